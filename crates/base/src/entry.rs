@@ -1,0 +1,161 @@
+//! The page entry: everything the ledger knows of one page, in one 64-bit word that survives the manager.
+//!
+//! ```text
+//! 63            48 47                                   11 10   8 7    3 2    0
+//! +---------------+---------------------------------------+------+------+------+
+//! | stamp 16      | slot 37                               |tier 3|flags5|state3|
+//! +---------------+---------------------------------------+------+------+------+
+//! ```
+//! All zero bits = `Untouched`, so fresh ledger memory needs no initialisation.
+
+use crate::ids::{Slot, Stamp, TierId};
+
+/// What is true of a page now. One writer: the client's engine.
+///
+/// `Untouched -> Resident -> Evicting -> Stored -> Loading -> Resident`; `Evicting -> Resident` when touched or
+/// refused; `Loading -> Lost` when no copy verifies; any `-> Untouched` when the program drops the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PageState {
+    /// Never touched, or dropped by the program: reads as zeros.
+    Untouched = 0,
+    /// Mapped in the client's memory.
+    Resident = 1,
+    /// Being moved out; its bytes are in the client or in the evictor's hands.
+    Evicting = 2,
+    /// Not in memory; the tier slot holds its bytes.
+    Stored = 3,
+    /// Being brought back; the slot still holds its bytes.
+    Loading = 4,
+    /// No copy could be verified. Touching it is an error the client sees; never wrong bytes.
+    Lost = 5,
+}
+
+/// Facts beside the state; five bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// Never evict: thread control blocks, pages a device or the user has pinned.
+    pub const LOCKED: Flags = Flags(1);
+    /// Resident, and the slot still holds what was loaded: if unchanged, eviction writes nothing.
+    pub const RETAINED: Flags = Flags(2);
+    /// Installed by prefetch and not yet known to be used.
+    pub const PREFETCHED: Flags = Flags(4);
+    /// The slot is shared with a forked relative: consult the engine's reference counts before freeing it.
+    pub const SHARED: Flags = Flags(8);
+    /// Present in a fork child but still the parent's frame: costs no memory of its own yet.
+    pub const INHERITED: Flags = Flags(16);
+
+    /// True when every bit of `other` is set.
+    pub fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These flags and those of `other`.
+    pub fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+
+    /// These flags less those of `other`.
+    pub fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
+    }
+}
+
+/// One page's entry, unpacked. Fields that a state does not use are zero, except LOCKED.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where the page is.
+    pub state: PageState,
+    /// Facts beside it.
+    pub flags: Flags,
+    /// Tier of the stored copy (Stored, Loading, or RETAINED).
+    pub tier: TierId,
+    /// Slot of the stored copy, or the fill word for `TierId::FILL`.
+    pub slot: Slot,
+    /// Generation of the stored copy.
+    pub stamp: Stamp,
+}
+
+impl Entry {
+    /// A page nothing is known of.
+    pub const UNTOUCHED: Entry = Entry {
+        state: PageState::Untouched,
+        flags: Flags(0),
+        tier: TierId(0),
+        slot: Slot(0),
+        stamp: Stamp(0),
+    };
+
+    /// Packs into the ledger word. Panics when the slot needs more than 37 bits (a tier's bug: the word
+    /// would point at another page's bytes).
+    pub fn pack(self) -> u64 {
+        assert!(
+            self.slot.0 < Slot::LIMIT,
+            "slot {:?} does not fit an entry",
+            self.slot
+        );
+        self.state as u64
+            | (u64::from(self.flags.0 & 31) << 3)
+            | (u64::from(self.tier.0 & 7) << 8)
+            | (self.slot.0 << 11)
+            | (u64::from(self.stamp.0) << 48)
+    }
+
+    /// Unpacks a ledger word; an unknown state (a corrupt ledger) reads as `Lost`, never as good data.
+    pub fn unpack(word: u64) -> Entry {
+        let state = match word & 7 {
+            0 => PageState::Untouched,
+            1 => PageState::Resident,
+            2 => PageState::Evicting,
+            3 => PageState::Stored,
+            4 => PageState::Loading,
+            _ => PageState::Lost,
+        };
+        Entry {
+            state,
+            flags: Flags((word >> 3) as u8 & 31),
+            tier: TierId((word >> 8) as u8 & 7),
+            slot: Slot((word >> 11) & (Slot::LIMIT - 1)),
+            stamp: Stamp((word >> 48) as u16),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_pack_unpack_keeps_every_field() {
+        for state in [
+            PageState::Untouched,
+            PageState::Resident,
+            PageState::Evicting,
+            PageState::Stored,
+            PageState::Loading,
+            PageState::Lost,
+        ] {
+            for flags in 0..32 {
+                for (tier, slot, stamp) in
+                    [(0, 0, 0), (6, Slot::LIMIT - 1, 0xffff), (3, 0x12345, 7)]
+                {
+                    let entry = Entry {
+                        state,
+                        flags: Flags(flags),
+                        tier: TierId(tier),
+                        slot: Slot(slot),
+                        stamp: Stamp(stamp),
+                    };
+                    assert_eq!(Entry::unpack(entry.pack()), entry);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn entry_zero_word_is_untouched() {
+        assert_eq!(Entry::unpack(0), Entry::UNTOUCHED);
+    }
+}

@@ -1,0 +1,139 @@
+//! Identities: which page, in which address space, in which tier slot. Each is its own type.
+
+use crate::units::{PAGE_BYTES, PageCount};
+
+/// Pages described by one ledger chunk: 2 MiB of address space, one 4 KiB ledger page of 8-byte entries.
+pub const CHUNK_PAGES: u32 = 512;
+
+/// A page as the engine and policies know it: its index in the ledger (`chunk * 512 + offset`).
+/// Stays the same while the page is mapped at its address; a moved mapping gets new numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageNo(pub u32);
+
+/// A chunk of the ledger: 512 consecutive, 2 MiB-aligned pages of one address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkNo(pub u32);
+
+/// One address space (one `mm` of the kernel) of a client. Never reused while a manager lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpaceId(pub u32);
+
+/// The kernel's id of a faulting thread; 0 when unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadId(pub u32);
+
+/// A virtual page number: address >> 12.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VirtPage(pub u64);
+
+/// A half-open range of virtual pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VirtRange {
+    /// First page.
+    pub start: VirtPage,
+    /// One past the last page; never below `start`.
+    pub end: VirtPage,
+}
+
+/// Which tier, in the order the user gave them, fastest first. `TierId::FILL` is no tier: the slot
+/// holds the 32-bit word that fills the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TierId(pub u8);
+
+/// A place inside a tier; only the tier knows what the number means. At most 37 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u64);
+
+/// The generation of a stored copy: a 16-bit count of evictions (in units the engine chooses). It seeds
+/// the checksum, so a stale or misdirected copy does not verify, and its age is the refault distance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(pub u16);
+
+impl PageNo {
+    /// The chunk this page is in.
+    pub fn chunk(self) -> ChunkNo {
+        ChunkNo(self.0 / CHUNK_PAGES)
+    }
+
+    /// The page's place inside its chunk, 0..512.
+    pub fn offset(self) -> u32 {
+        self.0 % CHUNK_PAGES
+    }
+}
+
+impl ChunkNo {
+    /// The page at `offset` (0..512) of this chunk.
+    pub fn page(self, offset: u32) -> PageNo {
+        debug_assert!(offset < CHUNK_PAGES);
+        PageNo(self.0 * CHUNK_PAGES + offset)
+    }
+}
+
+impl TierId {
+    /// Marks a page of equal 32-bit words: it takes no slot.
+    pub const FILL: TierId = TierId(7);
+    /// Tiers a client can have: 3 bits of the entry, less `FILL`.
+    pub const MAX: usize = 7;
+}
+
+impl Slot {
+    /// Slots are below this number (37 bits of the entry).
+    pub const LIMIT: u64 = 1 << 37;
+}
+
+impl VirtPage {
+    /// The page that holds `address`.
+    pub fn of(address: u64) -> VirtPage {
+        VirtPage(address / PAGE_BYTES as u64)
+    }
+
+    /// The address of the first byte.
+    pub fn address(self) -> u64 {
+        self.0 * PAGE_BYTES as u64
+    }
+
+    /// The page `count` further on.
+    pub fn plus(self, count: u64) -> VirtPage {
+        VirtPage(self.0 + count)
+    }
+}
+
+impl VirtRange {
+    /// The pages from `start` up to, not including, `end`; empty when `end <= start`.
+    pub fn new(start: VirtPage, end: VirtPage) -> VirtRange {
+        VirtRange {
+            start,
+            end: end.max(start),
+        }
+    }
+
+    /// The range of the addresses `[start, end)`, both page-aligned.
+    pub fn of_addresses(start: u64, end: u64) -> VirtRange {
+        VirtRange::new(VirtPage::of(start), VirtPage::of(end))
+    }
+
+    /// How many pages.
+    pub fn count(self) -> PageCount {
+        PageCount(self.end.0 - self.start.0)
+    }
+
+    /// True when it holds no page.
+    pub fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+
+    /// True when `page` is inside.
+    pub fn contains(self, page: VirtPage) -> bool {
+        self.start <= page && page < self.end
+    }
+
+    /// The part that both ranges have; maybe empty.
+    pub fn intersect(self, other: VirtRange) -> VirtRange {
+        VirtRange::new(self.start.max(other.start), self.end.min(other.end))
+    }
+
+    /// Every page, ascending.
+    pub fn pages(self) -> impl DoubleEndedIterator<Item = VirtPage> {
+        (self.start.0..self.end.0).map(VirtPage)
+    }
+}

@@ -1,0 +1,180 @@
+//! Sizes, counts and times as types, with the text forms a user writes (`512M`, `1.5GiB`, `200us`).
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Bytes in one base page. Undercroft manages 4 KiB pages on x86-64.
+pub const PAGE_BYTES: usize = 4096;
+
+/// A size in bytes. Text form: base 1024, suffix `K M G T` with optional `iB` or `B`, decimals allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(pub u64);
+
+/// A number of 4 KiB pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageCount(pub u64);
+
+/// A time or duration in nanoseconds; as a time, since an arbitrary origin chosen by the caller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nanos(pub u64);
+
+/// Why a size or duration could not be understood; the text is meant for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a {what}: {why} (examples: {examples})")]
+pub struct ParseUnitError {
+    text: String,
+    what: &'static str,
+    why: &'static str,
+    examples: &'static str,
+}
+
+impl PageCount {
+    /// The pages as bytes; saturates.
+    pub fn bytes(self) -> Bytes {
+        Bytes(self.0.saturating_mul(PAGE_BYTES as u64))
+    }
+}
+
+impl Bytes {
+    /// Whole pages that fit into this size.
+    pub fn pages_floor(self) -> PageCount {
+        PageCount(self.0 / PAGE_BYTES as u64)
+    }
+}
+
+impl Nanos {
+    /// Time from `earlier` to `self`; zero when the clock went back.
+    pub fn since(self, earlier: Nanos) -> Nanos {
+        Nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The duration in seconds, as reports give it.
+    pub fn seconds(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+}
+
+fn split_number(text: &str) -> Option<(f64, &str)> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let value: f64 = text[..end].parse().ok()?;
+    Some((value, text[end..].trim()))
+}
+
+impl FromStr for Bytes {
+    type Err = ParseUnitError;
+
+    fn from_str(text: &str) -> Result<Self, ParseUnitError> {
+        let error = |why| ParseUnitError {
+            text: text.to_owned(),
+            what: "size",
+            why,
+            examples: "512M, 1.5GiB, 4096",
+        };
+        let (value, suffix) =
+            split_number(text.trim()).ok_or_else(|| error("it does not start with a number"))?;
+        let shift = match suffix.to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kb" | "kib" => 10,
+            "m" | "mb" | "mib" => 20,
+            "g" | "gb" | "gib" => 30,
+            "t" | "tb" | "tib" => 40,
+            _ => return Err(error("the unit is unknown; use K, M, G or T")),
+        };
+        let bytes = value * (1u64 << shift) as f64;
+        if bytes > (1u64 << 53) as f64 {
+            return Err(error("it is too large"));
+        }
+        Ok(Bytes(bytes as u64))
+    }
+}
+
+impl FromStr for Nanos {
+    type Err = ParseUnitError;
+
+    fn from_str(text: &str) -> Result<Self, ParseUnitError> {
+        let error = |why| ParseUnitError {
+            text: text.to_owned(),
+            what: "duration",
+            why,
+            examples: "200us, 5ms, 1.5s",
+        };
+        let (value, suffix) =
+            split_number(text.trim()).ok_or_else(|| error("it does not start with a number"))?;
+        let unit = match suffix {
+            "ns" => 1.0,
+            "us" | "µs" => 1e3,
+            "ms" => 1e6,
+            "s" => 1e9,
+            "m" | "min" => 60e9,
+            _ => return Err(error("the unit is missing or unknown; use ns, us, ms or s")),
+        };
+        let nanos = value * unit;
+        if nanos > (1u64 << 53) as f64 {
+            return Err(error("it is too long"));
+        }
+        Ok(Nanos(nanos as u64))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0 as f64;
+        for unit in ["B", "KiB", "MiB", "GiB"] {
+            if value < 1024.0 {
+                return match unit {
+                    "B" => write!(f, "{} B", self.0),
+                    _ => write!(f, "{value:.1} {unit}"),
+                };
+            }
+            value /= 1024.0;
+        }
+        write!(f, "{value:.1} TiB")
+    }
+}
+
+impl fmt::Display for Nanos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0..1_000 => write!(f, "{} ns", self.0),
+            1_000..1_000_000 => write!(f, "{:.1} us", self.0 as f64 / 1e3),
+            1_000_000..1_000_000_000 => write!(f, "{:.1} ms", self.0 as f64 / 1e6),
+            _ => write!(f, "{:.2} s", self.0 as f64 / 1e9),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse_with_and_without_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("512M", 512 << 20),
+            ("1.5GiB", 3 << 29),
+            ("2 k", 2048),
+            ("1T", 1 << 40),
+        ] {
+            assert_eq!(text.parse::<Bytes>(), Ok(Bytes(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_sizes_are_refused_with_examples() {
+        for text in ["", "M", "-1", "12Q", "1e99", "999999999T", "1..2"] {
+            let error = text.parse::<Bytes>().expect_err(text).to_string();
+            assert!(error.contains("512M"), "{error}");
+        }
+    }
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!("200us".parse::<Nanos>(), Ok(Nanos(200_000)));
+        assert_eq!("1.5s".parse::<Nanos>(), Ok(Nanos(1_500_000_000)));
+        assert!("200".parse::<Nanos>().is_err());
+    }
+}

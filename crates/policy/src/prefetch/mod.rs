@@ -1,0 +1,39 @@
+//! Prefetch policies: which neighbours of a faulting page come along with it.
+
+use undercroft_base::{SpaceId, ThreadId, VirtPage};
+
+/// One fault, as a prefetcher sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultSeen {
+    /// The address space.
+    pub space: SpaceId,
+    /// The page.
+    pub page: VirtPage,
+    /// The faulting thread; 0 when unknown.
+    pub thread: ThreadId,
+    /// True when the page was never touched before (its neighbours would be fresh pages, not loads).
+    pub first_touch: bool,
+}
+
+/// Pages to bring along: `fault + stride`, `fault + 2*stride`, ... `count` of them. The engine takes those that are in
+/// the wanted state (stored, or untouched on a first touch), stops at the end of the mapping, and never exceeds its
+/// own bounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Distance between pages; negative for a descending scan. Meaningless when `count` is 0.
+    pub stride: i64,
+    /// How many pages besides the faulting one.
+    pub count: u32,
+}
+
+/// Largest window a policy may ask for, in pages besides the faulting one.
+pub const WINDOW_MAX: u32 = 63;
+
+/// Chooses the window for each fault.
+pub trait Prefetch: Send {
+    /// Called once for each fault, in order. O(1), no allocation: it is on the fault path.
+    fn on_fault(&mut self, fault: FaultSeen) -> Window;
+
+    /// The name the user knows it by.
+    fn name(&self) -> &'static str;
+}

@@ -1,0 +1,65 @@
+//! Reclaim policies: order the resident pages, and name the next to leave.
+
+use undercroft_base::{PageCount, PageNo};
+
+/// Why a page became resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// First touch, or found resident when its region was attached.
+    FirstTouch,
+    /// Faulted back in. `distance`: evictions since it left, when known (a small one means it left too early).
+    SwapIn {
+        /// Refault distance in pages.
+        distance: PageCount,
+    },
+    /// Brought along by prefetch; not yet known to be used.
+    Prefetch,
+    /// Was chosen but could not leave (touched, pinned, no room below): not cold after all.
+    Returned,
+}
+
+/// The engine's word on a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may leave now.
+    Take,
+    /// Not now (locked, in flight, inside its minimum residency): keep it, look further.
+    Skip,
+}
+
+/// An order over the resident pages of one client.
+///
+/// The engine calls `insert` once when a page becomes resident and `remove` once when it stops being so (also after
+/// `select` named it and it left). A page is never inserted twice without a `remove` between.
+pub trait Reclaim: Send {
+    /// The page is resident now. O(1).
+    fn insert(&mut self, page: PageNo, arrival: Arrival);
+
+    /// The page is no longer resident, or is leaving. O(1). Panics when it was not inserted.
+    fn remove(&mut self, page: PageNo);
+
+    /// The page is known to have been used (`write`: written) since it was last looked at. O(1).
+    fn touch(&mut self, page: PageNo, write: bool);
+
+    /// Appends up to `want` victims to `out`, coldest first; fewer is not an error. The victims stay inserted until
+    /// the engine removes them. Looks at no more than `scan_max` pages, and never at one page twice in one call
+    /// after it was skipped or taken.
+    fn select(
+        &mut self,
+        want: usize,
+        scan_max: usize,
+        verdict: &mut dyn FnMut(PageNo) -> Verdict,
+        out: &mut Vec<PageNo>,
+    );
+
+    /// Pages inserted and not removed.
+    fn len(&self) -> PageCount;
+
+    /// True when no page is inserted.
+    fn is_empty(&self) -> bool {
+        self.len() == PageCount(0)
+    }
+
+    /// The name the user knows it by.
+    fn name(&self) -> &'static str;
+}
