@@ -4,3 +4,29 @@
 
 pub mod prefetch;
 pub mod reclaim;
+#[cfg(test)]
+mod test_random;
+
+/// The user named a policy that does not exist; the text is meant for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no {kind} policy `{name}`; use one of: {}", .valid.join(", "))]
+pub struct UnknownPolicy {
+    kind: &'static str,
+    name: String,
+    valid: &'static [&'static str],
+}
+
+impl UnknownPolicy {
+    fn new(kind: &'static str, name: &str, valid: &'static [&'static str]) -> UnknownPolicy {
+        UnknownPolicy {
+            kind,
+            name: name.to_owned(),
+            valid,
+        }
+    }
+
+    /// The names that would have been right.
+    pub fn valid(&self) -> &'static [&'static str] {
+        self.valid
+    }
+}

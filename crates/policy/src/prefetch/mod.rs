@@ -1,5 +1,10 @@
 //! Prefetch policies: which neighbours of a faulting page come along with it.
 
+pub mod majority;
+pub mod none;
+pub mod readahead;
+
+use crate::UnknownPolicy;
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
 /// One fault, as a prefetcher sees it.
@@ -36,4 +41,17 @@ pub trait Prefetch: Send {
 
     /// The name the user knows it by.
     fn name(&self) -> &'static str;
+}
+
+/// The prefetch policies a user can name; the first is the default.
+pub const NAMES: [&str; 3] = ["majority", "readahead", "none"];
+
+/// Makes a policy that has seen nothing. Errors: an unknown name; the message lists the valid ones.
+pub fn by_name(name: &str) -> Result<Box<dyn Prefetch>, UnknownPolicy> {
+    match name {
+        "majority" => Ok(Box::new(majority::Majority::new())),
+        "readahead" => Ok(Box::new(readahead::Readahead::new())),
+        "none" => Ok(Box::new(none::NoPrefetch)),
+        _ => Err(UnknownPolicy::new("prefetch", name, &NAMES)),
+    }
 }

@@ -1,6 +1,14 @@
 //! Reclaim policies: order the resident pages, and name the next to leave.
 
+pub mod active_inactive;
+pub mod clock;
+pub mod clock_w;
+pub mod lists;
+pub mod lru;
+
 use undercroft_base::{PageCount, PageNo};
+
+use crate::UnknownPolicy;
 
 /// Why a page became resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,4 +70,18 @@ pub trait Reclaim: Send {
 
     /// The name the user knows it by.
     fn name(&self) -> &'static str;
+}
+
+/// The reclaim policies a user can name; the first is the default.
+pub const NAMES: [&str; 4] = ["active_inactive", "clock", "clock_w", "lru"];
+
+/// Makes an empty policy. Errors: an unknown name; the message lists the valid ones.
+pub fn by_name(name: &str) -> Result<Box<dyn Reclaim>, UnknownPolicy> {
+    match name {
+        "active_inactive" => Ok(Box::new(active_inactive::ActiveInactive::new())),
+        "clock" => Ok(Box::new(clock::Clock::new())),
+        "clock_w" => Ok(Box::new(clock_w::ClockW::new())),
+        "lru" => Ok(Box::new(lru::Lru::new())),
+        _ => Err(UnknownPolicy::new("reclaim", name, &NAMES)),
+    }
 }

@@ -1,0 +1,315 @@
+//! Trend prefetch: a majority vote over the last strides of each access stream. The default.
+//!
+//! Source: Leap (ATC '20) §4.1-4.2, Boyer-Moore majority over windows of the last strides that double in size until one
+//! has a majority; the prefetch window doubles while the trend holds. Differs:
+//! - A thread has up to [`STREAMS`] streams, told apart by address, so that `memcpy` or a matrix product (several
+//!   arrays read in turn) show one clean trend each instead of a mixture with none.
+//! - Strides that jump out of a stream's neighbourhood are found by four equally spaced pages among the last
+//!   [`LOOSE`] + 1 faults that no stream claimed, so two far-striding scans may be interleaved.
+//! - Prefetched pages are mapped and do not fault: a scan that goes on appears as a fault just behind the window. That
+//!   is the hit, and the window doubles. A fault inside the window (the engine brought less) keeps it.
+//! - Off the trend nothing is fetched; an eighth of the window is remembered, for scans that jump between rows.
+//!
+//! ```text
+//! fault at p, window 3, stride s:   p   p+s  p+2s  p+3s  p+4s  ...
+//!                                 fault [--- brought --]  next fault: trend holds, window 7
+//! ```
+//! First touches have their own streams. Threads are kept in a table of [`THREADS`]; the least recently faulting is
+//! replaced. Cost: O(1), no allocation after `new` (about 60 KiB).
+
+use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
+
+/// Threads remembered, loads and first touches each.
+pub const THREADS: usize = 32;
+/// Streams of one thread.
+pub const STREAMS: usize = 6;
+/// Faults remembered that belong to no stream.
+pub const LOOSE: usize = 8;
+
+/// Strides remembered by one stream.
+const HISTORY: usize = 8;
+/// A fault this near to a stream's last one is taken to belong to it, trend or not.
+const NEAR_PAGES: u64 = 32;
+/// A stream with a trend is kept this many faults longer than one without, so that random faults between do not push
+/// it out while its window is being consumed.
+const TREND_FAULTS: u64 = 1024;
+/// First window of a new trend; then 7, 15, 31, 63.
+const WINDOW_FIRST: u32 = 3;
+
+#[derive(Clone, Copy)]
+struct Stream {
+    last: u64,
+    /// 0: no trend.
+    stride: i64,
+    window: u32,
+    /// What is left of the window after the trend broke.
+    memory: u32,
+    used_at: u64,
+    history: [i64; HISTORY],
+    len: u8,
+    next: u8,
+}
+
+const NO_STREAM: Stream = Stream {
+    last: u64::MAX,
+    stride: 0,
+    window: 0,
+    memory: 0,
+    used_at: 0,
+    history: [0; HISTORY],
+    len: 0,
+    next: 0,
+};
+
+impl Stream {
+    fn push(&mut self, stride: i64) {
+        self.history[self.next as usize] = stride;
+        self.next = (self.next + 1) % HISTORY as u8;
+        self.len = (self.len + 1).min(HISTORY as u8);
+    }
+
+    /// The `back`-th last stride, 0 = the newest.
+    fn stride_at(&self, back: usize) -> i64 {
+        self.history[(self.next as usize + HISTORY - 1 - back) % HISTORY]
+    }
+
+    /// The majority stride of the last 2, else the last 4, else the last 8 strides.
+    fn majority(&self) -> Option<i64> {
+        [2, 4, 8].into_iter().find_map(|size| {
+            if size > self.len as usize {
+                return None;
+            }
+            let (mut candidate, mut votes) = (0, 0);
+            for back in 0..size {
+                let stride = self.stride_at(back);
+                if votes == 0 {
+                    candidate = stride;
+                }
+                votes += if stride == candidate { 1 } else { -1 };
+            }
+            let count = (0..size)
+                .filter(|&back| self.stride_at(back) == candidate)
+                .count();
+            (count * 2 > size && candidate != 0).then_some(candidate)
+        })
+    }
+
+    /// How many strides ahead `page` is, when the trend explains it.
+    fn steps_to(&self, page: u64) -> Option<u32> {
+        if self.stride == 0 {
+            return None;
+        }
+        let delta = page.wrapping_sub(self.last) as i64;
+        let limit = i64::from(2 * self.window + 4);
+        let steps = match self.stride {
+            1 => delta,
+            -1 => delta.wrapping_neg(),
+            stride => {
+                let reach = stride.unsigned_abs().saturating_mul(limit as u64);
+                if delta.unsigned_abs() > reach || delta % stride != 0 {
+                    return None;
+                }
+                delta / stride
+            }
+        };
+        (1..=limit).contains(&steps).then_some(steps as u32)
+    }
+
+    /// The trend holds: `steps` strides ahead of the last fault.
+    fn follow(&mut self, page: u64, steps: u32) -> Window {
+        self.last = page;
+        self.push(self.stride);
+        if steps > self.window {
+            self.window = (2 * self.window.max(self.memory) + 1).clamp(WINDOW_FIRST, WINDOW_MAX);
+        }
+        self.memory = 0;
+        self.bring()
+    }
+
+    /// A fault of this stream that the trend, if any, does not explain.
+    fn stray(&mut self, page: u64) -> Window {
+        let delta = page.wrapping_sub(self.last) as i64;
+        self.last = page;
+        self.push(delta);
+        self.memory = self.memory.max(self.window / 8);
+        self.window = 0;
+        match self.majority() {
+            Some(stride) if stride == delta => {
+                self.stride = stride;
+                self.window = WINDOW_FIRST.max(self.memory);
+                self.memory = 0;
+            }
+            Some(stride) => self.stride = stride,
+            None => (self.stride, self.memory) = (0, 0),
+        }
+        self.bring()
+    }
+
+    /// Order of replacement: the stream with the least goes first.
+    fn worth(&self) -> u64 {
+        self.used_at + if self.stride != 0 { TREND_FAULTS } else { 0 }
+    }
+
+    fn bring(&self) -> Window {
+        Window {
+            stride: self.stride,
+            count: self.window,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Thread {
+    key: u64,
+    used_at: u64,
+    streams: [Stream; STREAMS],
+    /// Faults that no stream claimed, newest overwriting oldest.
+    loose: [u64; LOOSE],
+    loose_next: u8,
+}
+
+const NO_PAGE: u64 = u64::MAX;
+
+impl Thread {
+    fn new(key: u64) -> Thread {
+        Thread {
+            key,
+            used_at: 0,
+            streams: [NO_STREAM; STREAMS],
+            loose: [NO_PAGE; LOOSE],
+            loose_next: 0,
+        }
+    }
+
+    fn on_fault(&mut self, page: u64, now: u64) -> Window {
+        let mut near: Option<(usize, u64)> = None;
+        let mut oldest = (0, u64::MAX);
+        for index in 0..STREAMS {
+            let stream = &mut self.streams[index];
+            if let Some(steps) = stream.steps_to(page) {
+                stream.used_at = now;
+                return stream.follow(page, steps);
+            }
+            let distance = stream.last.abs_diff(page);
+            if distance <= NEAR_PAGES
+                && stream.used_at != 0
+                && near.is_none_or(|(_, nearest)| distance < nearest)
+            {
+                near = Some((index, distance));
+            }
+            if stream.worth() < oldest.1 {
+                oldest = (index, stream.worth());
+            }
+        }
+        match near {
+            Some((index, 0)) => {
+                // The same page again (lost a race with eviction, or reported twice): nothing learned.
+                self.streams[index].used_at = now;
+                Window::default()
+            }
+            Some((index, _)) => {
+                self.streams[index].used_at = now;
+                self.streams[index].stray(page)
+            }
+            None => {
+                let stride = self.far_stride(page);
+                self.loose[self.loose_next as usize] = page;
+                self.loose_next = (self.loose_next + 1) % LOOSE as u8;
+                let mut stream = Stream {
+                    last: page,
+                    used_at: now,
+                    ..NO_STREAM
+                };
+                if let Some(stride) = stride {
+                    stream.push(stride);
+                    stream.push(stride);
+                    stream.stride = stride;
+                    stream.window = WINDOW_FIRST;
+                }
+                self.streams[oldest.0] = stream;
+                stream.bring()
+            }
+        }
+    }
+
+    /// The stride `s` for which `page - s`, `page - 2s` and `page - 3s` are among the loose faults.
+    fn far_stride(&self, page: u64) -> Option<i64> {
+        self.loose
+            .iter()
+            .filter(|&&other| other != NO_PAGE)
+            .map(|other| page.wrapping_sub(*other))
+            .find(|&stride| {
+                let second = page.wrapping_sub(stride.wrapping_mul(2));
+                let third = page.wrapping_sub(stride.wrapping_mul(3));
+                self.loose.contains(&second) && self.loose.contains(&third)
+            })
+            .map(|stride| stride as i64)
+    }
+}
+
+/// See the module.
+pub struct Majority {
+    /// Keys beside each other, for a quick search; loads, then first touches.
+    keys: [[u64; THREADS]; 2],
+    threads: [Vec<Thread>; 2],
+    /// Where the last fault was found.
+    recent: [usize; 2],
+    clock: u64,
+}
+
+impl Default for Majority {
+    fn default() -> Self {
+        Majority::new()
+    }
+}
+
+impl Majority {
+    /// Nothing seen. Allocates all it will ever hold.
+    pub fn new() -> Majority {
+        // No key is `u64::MAX`: space ids and thread ids are not all ones both.
+        let table = || vec![Thread::new(u64::MAX); THREADS];
+        Majority {
+            keys: [[u64::MAX; THREADS]; 2],
+            threads: [table(), table()],
+            recent: [0; 2],
+            clock: 0,
+        }
+    }
+
+    fn place(&mut self, kind: usize, key: u64) -> usize {
+        let recent = self.recent[kind];
+        if self.keys[kind][recent] == key {
+            return recent;
+        }
+        let found = self.keys[kind].iter().position(|&other| other == key);
+        let place = found.unwrap_or_else(|| {
+            let used_at = |place: &usize| self.threads[kind][*place].used_at;
+            let oldest = (0..THREADS).min_by_key(used_at).unwrap_or(0);
+            self.threads[kind][oldest] = Thread::new(key);
+            self.keys[kind][oldest] = key;
+            oldest
+        });
+        self.recent[kind] = place;
+        place
+    }
+}
+
+impl Prefetch for Majority {
+    fn on_fault(&mut self, fault: FaultSeen) -> Window {
+        self.clock += 1;
+        let kind = usize::from(fault.first_touch);
+        let key = u64::from(fault.space.0) << 32 | u64::from(fault.thread.0);
+        let place = self.place(kind, key);
+        let thread = &mut self.threads[kind][place];
+        debug_assert_eq!(thread.key, key);
+        thread.used_at = self.clock;
+        thread.on_fault(fault.page.0, self.clock)
+    }
+
+    fn name(&self) -> &'static str {
+        "majority"
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,17 @@
+//! No prefetch: each fault brings its own page only.
+
+use super::{FaultSeen, Prefetch, Window};
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoPrefetch;
+
+impl Prefetch for NoPrefetch {
+    fn on_fault(&mut self, _fault: FaultSeen) -> Window {
+        Window::default()
+    }
+
+    fn name(&self) -> &'static str {
+        "none"
+    }
+}

@@ -1,0 +1,78 @@
+//! CLOCK: a hand goes round; a page used since the hand last passed gets another lap, the others leave.
+//!
+//! The front of the list is the hand, new pages go behind it. Without touches it is FIFO by arrival.
+
+use undercroft_base::{PageCount, PageNo};
+
+use super::lists::{List, PageLists};
+use super::{Arrival, Reclaim, Verdict};
+
+const RING: List = List::A;
+/// Pages the engine has judged in this call wait here, so that the hand does not meet them again.
+const JUDGED: List = List::B;
+
+const USED: u8 = 1;
+
+/// See the module.
+#[derive(Default)]
+pub struct Clock {
+    lists: PageLists,
+}
+
+impl Clock {
+    /// Empty.
+    pub fn new() -> Clock {
+        Clock::default()
+    }
+}
+
+impl Reclaim for Clock {
+    fn insert(&mut self, page: PageNo, _arrival: Arrival) {
+        self.lists.push_back(RING, page);
+        self.lists.set_mark(page, 0);
+    }
+
+    fn remove(&mut self, page: PageNo) {
+        self.lists.remove(page);
+    }
+
+    fn touch(&mut self, page: PageNo, _write: bool) {
+        if self.lists.list(page).is_some() {
+            self.lists.set_mark(page, USED);
+        }
+    }
+
+    fn select(
+        &mut self,
+        want: usize,
+        scan_max: usize,
+        verdict: &mut dyn FnMut(PageNo) -> Verdict,
+        out: &mut Vec<PageNo>,
+    ) {
+        let mut wanted = want;
+        for _ in 0..scan_max {
+            let (Some(page), true) = (self.lists.front(RING), wanted > 0) else {
+                break;
+            };
+            if self.lists.mark(page) == USED {
+                self.lists.set_mark(page, 0);
+                self.lists.move_to_back(RING, page);
+                continue;
+            }
+            self.lists.move_to_back(JUDGED, page);
+            if verdict(page) == Verdict::Take {
+                out.push(page);
+                wanted -= 1;
+            }
+        }
+        self.lists.append(JUDGED, RING);
+    }
+
+    fn len(&self) -> PageCount {
+        self.lists.total()
+    }
+
+    fn name(&self) -> &'static str {
+        "clock"
+    }
+}

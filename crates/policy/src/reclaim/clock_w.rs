@@ -1,0 +1,111 @@
+//! CLOCK-W: a clock whose hand tests the *written* bit, so that pages being written stay and write-outs are saved.
+//!
+//! Source: PCM swap §III-4. The hand clears the bit of a written page, remembers it in a second bit (the page must
+//! still be written out when it leaves), and lets the page have another lap; the first page not written since the
+//! last lap leaves. Reads give no second chance. Differs: none known; without touches it is FIFO, as CLOCK is.
+
+use undercroft_base::{PageCount, PageNo};
+
+use super::lists::{List, PageLists};
+use super::{Arrival, Reclaim, Verdict};
+
+const RING: List = List::A;
+/// Pages the engine has judged in this call wait here, so that the hand does not meet them again.
+const JUDGED: List = List::B;
+
+/// Written since the hand last passed.
+const WRITTEN: u8 = 1;
+/// Written at some time since it became resident, though the hand has cleared `WRITTEN`.
+const REMEMBERED: u8 = 2;
+
+/// See the module.
+#[derive(Default)]
+pub struct ClockW {
+    lists: PageLists,
+}
+
+impl ClockW {
+    /// Empty.
+    pub fn new() -> ClockW {
+        ClockW::default()
+    }
+
+    /// True when a write of this page was reported since it became resident: it has to be written out.
+    pub fn is_dirty(&self, page: PageNo) -> bool {
+        self.lists.list(page).is_some() && self.lists.mark(page) != 0
+    }
+}
+
+impl Reclaim for ClockW {
+    fn insert(&mut self, page: PageNo, _arrival: Arrival) {
+        self.lists.push_back(RING, page);
+        self.lists.set_mark(page, 0);
+    }
+
+    fn remove(&mut self, page: PageNo) {
+        self.lists.remove(page);
+    }
+
+    fn touch(&mut self, page: PageNo, write: bool) {
+        if write && self.lists.list(page).is_some() {
+            self.lists.set_mark(page, self.lists.mark(page) | WRITTEN);
+        }
+    }
+
+    fn select(
+        &mut self,
+        want: usize,
+        scan_max: usize,
+        verdict: &mut dyn FnMut(PageNo) -> Verdict,
+        out: &mut Vec<PageNo>,
+    ) {
+        let mut wanted = want;
+        for _ in 0..scan_max {
+            let (Some(page), true) = (self.lists.front(RING), wanted > 0) else {
+                break;
+            };
+            if self.lists.mark(page) & WRITTEN != 0 {
+                self.lists.set_mark(page, REMEMBERED);
+                self.lists.move_to_back(RING, page);
+                continue;
+            }
+            self.lists.move_to_back(JUDGED, page);
+            if verdict(page) == Verdict::Take {
+                out.push(page);
+                wanted -= 1;
+            }
+        }
+        self.lists.append(JUDGED, RING);
+    }
+
+    fn len(&self) -> PageCount {
+        self.lists.total()
+    }
+
+    fn name(&self) -> &'static str {
+        "clock_w"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hand_passes_a_written_page_once_and_remembers_the_write() {
+        let mut clock = ClockW::new();
+        for page in 0..3 {
+            clock.insert(PageNo(page), Arrival::FirstTouch);
+        }
+        clock.touch(PageNo(0), true);
+        clock.touch(PageNo(1), false);
+        let mut out = Vec::new();
+        clock.select(1, 10, &mut |_| Verdict::Take, &mut out);
+        assert_eq!(out, [PageNo(1)], "a read gives no second chance");
+        assert!(clock.is_dirty(PageNo(0)) && !clock.is_dirty(PageNo(2)));
+        clock.remove(PageNo(1));
+        out.clear();
+        clock.select(2, 10, &mut |_| Verdict::Take, &mut out);
+        assert_eq!(out, [PageNo(2), PageNo(0)]);
+    }
+}

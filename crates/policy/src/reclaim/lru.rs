@@ -1,0 +1,69 @@
+//! LRU: the page used longest ago leaves first. Without touches it is FIFO by arrival.
+//!
+//! The limit reclaimer of FlexSwap §4.3. One list; pages the engine skipped or took go to the back, so that the next
+//! call looks at others.
+
+use undercroft_base::{PageCount, PageNo};
+
+use super::lists::{List, PageLists};
+use super::{Arrival, Reclaim, Verdict};
+
+const ALL: List = List::A;
+
+/// See the module.
+#[derive(Default)]
+pub struct Lru {
+    lists: PageLists,
+}
+
+impl Lru {
+    /// Empty.
+    pub fn new() -> Lru {
+        Lru::default()
+    }
+}
+
+impl Reclaim for Lru {
+    fn insert(&mut self, page: PageNo, _arrival: Arrival) {
+        self.lists.push_back(ALL, page);
+    }
+
+    fn remove(&mut self, page: PageNo) {
+        self.lists.remove(page);
+    }
+
+    fn touch(&mut self, page: PageNo, _write: bool) {
+        if self.lists.list(page).is_some() {
+            self.lists.move_to_back(ALL, page);
+        }
+    }
+
+    fn select(
+        &mut self,
+        want: usize,
+        scan_max: usize,
+        verdict: &mut dyn FnMut(PageNo) -> Verdict,
+        out: &mut Vec<PageNo>,
+    ) {
+        let mut wanted = want;
+        // Looked-at pages go to the back, so one lap is exactly the pages here now.
+        for _ in 0..scan_max.min(self.lists.len(ALL).0 as usize) {
+            let (Some(page), true) = (self.lists.front(ALL), wanted > 0) else {
+                return;
+            };
+            self.lists.move_to_back(ALL, page);
+            if verdict(page) == Verdict::Take {
+                out.push(page);
+                wanted -= 1;
+            }
+        }
+    }
+
+    fn len(&self) -> PageCount {
+        self.lists.total()
+    }
+
+    fn name(&self) -> &'static str {
+        "lru"
+    }
+}
