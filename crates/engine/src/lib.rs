@@ -1,1 +1,303 @@
-//! To come.
+//! The engine: decides, for one client, what is loaded, what is evicted, and what each page's state is.
+//!
+//! Sans-I/O: no clock, no threads, no system calls, no `unsafe`. The caller reports events (fault, layout change, what an
+//! installation or a store came to) and carries out what the answers say. The live manager and the simulator run this code.
+//!
+//! Walks: fault: [`Engine::fault`] -> the caller loads -> [`Engine::validate`] -> installs -> [`Engine::finish`].
+//! Eviction: [`Engine::select`] -> the caller takes the pages out -> [`Engine::settle`] -> stores -> [`Engine::publish`].
+//! Between tiers: [`Engine::select_demotions`] -> [`Engine::demoted`].
+
+mod evict;
+mod fault;
+mod layout;
+mod ledger;
+pub mod limits;
+mod migrate;
+mod page_table;
+mod stats;
+
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+use undercroft_base::{
+    Bytes, Entry, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId,
+    VirtPage, VirtRange,
+};
+use undercroft_policy::prefetch::Prefetch;
+use undercroft_policy::reclaim::Reclaim;
+
+pub use evict::{EvictItem, Outcome, Taken};
+pub use fault::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
+pub use layout::Effect;
+pub use ledger::{Ledger, VecLedger};
+pub use migrate::DemoteItem;
+pub use page_table::LedgerFull;
+pub use stats::Stats;
+
+/// What the engine is told when it starts.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// DRAM for the client: resident managed pages plus DRAM held by RAM tiers.
+    pub limit: Bytes,
+    /// For each tier, whether a loaded page keeps its copy there until the page changes (a clean page is then
+    /// evicted without a write).
+    pub retain: Vec<bool>,
+    /// Whether pages stored in a tier may later be demoted from it (its ages are then remembered).
+    pub demotes: Vec<bool>,
+}
+
+/// One client's engine. Every method is called by one thread at a time.
+pub struct Engine<L> {
+    table: page_table::PageTable<L>,
+    reclaim: Box<dyn Reclaim>,
+    prefetch: Box<dyn Prefetch>,
+    config: Config,
+    /// Pages that cost the client DRAM: resident (not inherited), evicting, loading.
+    resident: u64,
+    /// DRAM held by RAM tiers, as last reported.
+    pool_held: Bytes,
+    evictions: u64,
+    /// Slots that more than one page refers to (fork), with how many.
+    refs: FxHashMap<(TierId, Slot), u32>,
+    /// Slots nothing refers to any more, for the caller to free.
+    freed: Vec<(TierId, Slot)>,
+    batch: evict::Batch,
+    recent: Recent,
+    /// Pages of threads that wait for room.
+    waiters: VecDeque<(SpaceId, VirtPage)>,
+    ages: Vec<migrate::AgeQueue>,
+    expected: fault::Expected,
+    over_limit_ok: bool,
+    victims: Vec<PageNo>,
+    stats: Stats,
+}
+
+/// The last pages installed: they may not leave yet.
+struct Recent {
+    pages: [PageNo; limits::RECENT_PAGES],
+    next: usize,
+}
+
+impl Recent {
+    fn push(&mut self, page: PageNo) {
+        self.pages[self.next] = page;
+        self.next = (self.next + 1) % limits::RECENT_PAGES;
+    }
+
+    fn holds(&self, page: PageNo) -> bool {
+        self.pages.contains(&page)
+    }
+}
+
+impl<L: Ledger> Engine<L> {
+    /// An engine over an empty ledger.
+    pub fn new(
+        ledger: L,
+        reclaim: Box<dyn Reclaim>,
+        prefetch: Box<dyn Prefetch>,
+        config: Config,
+    ) -> Engine<L> {
+        Engine {
+            table: page_table::PageTable::new(ledger),
+            reclaim,
+            prefetch,
+            ages: config
+                .demotes
+                .iter()
+                .map(|_| migrate::AgeQueue::default())
+                .collect(),
+            config,
+            resident: 0,
+            pool_held: Bytes(0),
+            evictions: 0,
+            refs: FxHashMap::default(),
+            freed: Vec::with_capacity(4 * limits::LOAD_PAGES_MAX),
+            batch: evict::Batch::default(),
+            recent: Recent {
+                pages: [PageNo(u32::MAX); limits::RECENT_PAGES],
+                next: 0,
+            },
+            waiters: VecDeque::with_capacity(limits::WAITERS_MAX),
+            expected: fault::Expected::default(),
+            over_limit_ok: false,
+            victims: Vec::with_capacity(limits::EVICT_PAGES_MAX),
+            stats: Stats::default(),
+        }
+    }
+
+    /// A new address space of the client.
+    pub fn add_space(&mut self) -> SpaceId {
+        self.table.add_space()
+    }
+
+    /// Changes the limit; the caller then reclaims as [`Engine::reclaim_wanted`] says.
+    pub fn set_limit(&mut self, limit: Bytes) {
+        self.config.limit = limit;
+    }
+
+    /// Tells how much DRAM the RAM tiers hold now.
+    pub fn set_pool_held(&mut self, held: Bytes) {
+        self.pool_held = held;
+        let dram = self.dram_used();
+        self.stats.dram_peak = self.stats.dram_peak.max(dram);
+    }
+
+    /// Whether faults may exceed the limit: set when nothing below has room and the client is to stay alive.
+    pub fn set_over_limit_ok(&mut self, ok: bool) {
+        self.over_limit_ok = ok;
+    }
+
+    /// DRAM the client costs now: resident managed pages plus RAM tiers.
+    pub fn dram_used(&self) -> Bytes {
+        Bytes(self.resident * PAGE_BYTES as u64 + self.pool_held.0)
+    }
+
+    /// Resident managed pages, those in flight included.
+    pub fn resident(&self) -> PageCount {
+        PageCount(self.resident)
+    }
+
+    /// The limit in force.
+    pub fn limit(&self) -> Bytes {
+        self.config.limit
+    }
+
+    /// Counters since the start.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Bytes of page-table metadata in use.
+    pub fn metadata_bytes(&self) -> u64 {
+        self.table.metadata_bytes()
+    }
+
+    /// Moves the slots to free into `out` (appends). The caller gives them back to their tiers.
+    pub fn take_freed(&mut self, out: &mut Vec<(TierId, Slot)>) {
+        out.append(&mut self.freed);
+    }
+
+    /// Pages that fit below the limit; negative when it is exceeded.
+    pub fn room(&self) -> i64 {
+        let limit = self.config.limit.0 as i64;
+        (limit - self.dram_used().0 as i64).div_euclid(PAGE_BYTES as i64)
+    }
+
+    fn reserve(&self) -> i64 {
+        limits::reserve(self.config.limit.pages_floor()).0 as i64
+    }
+
+    /// True when the reserve is broken into: reclaim should start.
+    pub fn reclaim_wanted(&self) -> bool {
+        self.room() < self.reserve()
+    }
+
+    /// True while reclaim, once started, should go on (until a reserve and a half is free).
+    pub fn reclaim_unfinished(&self) -> bool {
+        self.room() < self.reserve() * 3 / 2
+    }
+
+    fn stamp(&self) -> Stamp {
+        Stamp((self.evictions / limits::STAMP_EVICTIONS) as u16)
+    }
+
+    /// One page refers to the slot no more.
+    fn release(&mut self, tier: TierId, slot: Slot) {
+        if tier == TierId::FILL {
+            return;
+        }
+        if let Some(count) = self.refs.get_mut(&(tier, slot)) {
+            *count -= 1;
+            if *count == 1 {
+                self.refs.remove(&(tier, slot));
+            }
+            return;
+        }
+        self.freed.push((tier, slot));
+    }
+
+    /// One more page refers to the slot.
+    fn share(&mut self, tier: TierId, slot: Slot) {
+        if tier != TierId::FILL {
+            *self.refs.entry((tier, slot)).or_insert(1) += 1;
+        }
+    }
+
+    /// The page cost DRAM and does no more.
+    fn uncount(&mut self) {
+        assert!(self.resident > 0, "more pages left memory than came");
+        self.resident -= 1;
+    }
+
+    fn count(&mut self) {
+        self.resident += 1;
+        self.stats.resident_peak = self.stats.resident_peak.max(PageCount(self.resident));
+        let dram = self.dram_used();
+        self.stats.dram_peak = self.stats.dram_peak.max(dram);
+    }
+
+    /// Marks pages as never to be evicted (or evictable again). Returns those that are not in memory now and must be
+    /// brought in by the caller (by touching them through the client).
+    pub fn lock(&mut self, space: SpaceId, range: VirtRange, on: bool) -> PageCount {
+        let mut absent = 0;
+        for page in range.pages() {
+            let Ok(no) = self.table.find_or_add(space, page) else {
+                continue;
+            };
+            let mut entry = self.table.entry(no);
+            absent += u64::from(matches!(entry.state, PageState::Stored));
+            entry.flags = match on {
+                true => entry.flags.with(Flags::LOCKED),
+                false => entry.flags.without(Flags::LOCKED),
+            };
+            self.table.set(no, entry);
+        }
+        PageCount(absent)
+    }
+
+    /// The entry of a page, for status, takeover and tests.
+    pub fn entry(&self, space: SpaceId, page: VirtPage) -> Entry {
+        self.table
+            .find(space, page)
+            .map_or(Entry::UNTOUCHED, |no| self.table.entry(no))
+    }
+
+    /// The managed ranges of a space, sorted.
+    pub fn regions(&self, space: SpaceId) -> &[VirtRange] {
+        self.table.regions(space)
+    }
+
+    /// Every space that was added and not removed.
+    pub fn spaces(&self) -> Vec<SpaceId> {
+        self.table.spaces().collect()
+    }
+
+    /// Threads that waited for room and may now fault again: appends to `out` as many as there is room for.
+    pub fn take_waiters(&mut self, out: &mut Vec<(SpaceId, VirtPage)>) {
+        let room = match self.over_limit_ok {
+            true => usize::MAX,
+            false => self.room().max(0) as usize,
+        };
+        let count = self.waiters.len().min(room);
+        out.extend(self.waiters.drain(..count));
+    }
+
+    /// Checks the books against the ledger; panics with the difference. For tests: O(all entries).
+    pub fn audit(&self) {
+        let census = self.table.census();
+        let of = |state: PageState| census.get(&(state as u8)).copied().unwrap_or(0);
+        let (inherited, inherited_leaving) = self.table.count_inherited();
+        let resident = of(PageState::Resident) - inherited;
+        let evicting = of(PageState::Evicting) - inherited_leaving;
+        let counted = resident + evicting + of(PageState::Loading);
+        assert_eq!(
+            self.resident, counted,
+            "resident count differs from the ledger: {census:?}"
+        );
+        assert_eq!(
+            self.reclaim.len().0,
+            resident,
+            "policy length differs from the ledger"
+        );
+    }
+}

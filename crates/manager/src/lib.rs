@@ -1,1 +1,3 @@
-//! To come.
+//! One client's runtime: the keeper that owns a run, the manager that serves its faults, and the report of both.
+
+pub mod options;

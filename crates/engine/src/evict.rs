@@ -1,0 +1,378 @@
+//! The eviction path: choose a batch, learn what could be taken, publish where each page went.
+//!
+//! One batch is in flight at a time. The pages of the batch are `Evicting`; layout changes find them here and mark
+//! them dead or re-key them, so that bytes in the evictor's hands never come back for the wrong page.
+
+use undercroft_base::{
+    Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage,
+};
+use undercroft_policy::reclaim::{Arrival, Verdict};
+
+use crate::Engine;
+use crate::ledger::Ledger;
+use crate::limits::{EVICT_PAGES_MAX, SELECT_SCAN_MAX};
+
+/// One page of the batch, as the caller sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvictItem {
+    /// The page's entry.
+    pub no: PageNo,
+    /// Its address space.
+    pub space: SpaceId,
+    /// Where it is mapped.
+    pub page: VirtPage,
+    /// Generation of the copy that will be made; seeds its checksum.
+    pub stamp: Stamp,
+    /// The copy still kept below, if any: the page is clean when its bytes have that copy's checksum.
+    pub retained: Option<(TierId, Slot, Stamp)>,
+}
+
+/// Whether a page could be taken out of the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Its bytes are with the caller, and only there.
+    Moved,
+    /// It stays: pinned or shared with another process.
+    Busy,
+    /// It stays: the batch was cancelled, or the layout changed.
+    NotTried,
+}
+
+/// Where a taken page went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Stored in a tier.
+    Stored(TierId, Slot),
+    /// Unchanged since it was loaded: the retained copy serves.
+    Clean,
+    /// Every 32-bit word is this one.
+    Fill(u32),
+    /// Put back into the client (wanted, or no tier took it).
+    PutBack,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    item: EvictItem,
+    /// The program dropped the page: its bytes are to be forgotten.
+    dead: bool,
+    wanted: bool,
+    settled: bool,
+}
+
+/// The batch in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pages: Vec<InFlight>,
+    /// Pages of fork children that share the fate of a page of the batch: (index, child's page).
+    followers: Vec<(usize, PageNo)>,
+}
+
+impl Batch {
+    fn position(&self, no: PageNo) -> Option<usize> {
+        self.pages
+            .iter()
+            .position(|p| p.item.no == no && !p.dead && !p.settled)
+    }
+
+    fn leader_of(&self, follower: PageNo) -> Option<usize> {
+        self.followers
+            .iter()
+            .find(|(_, page)| *page == follower)
+            .map(|(at, _)| *at)
+    }
+
+    /// A thread faulted on a page of the batch.
+    pub fn want(&mut self, no: PageNo) {
+        if let Some(at) = self.position(no).or_else(|| self.leader_of(no)) {
+            self.pages[at].wanted = true;
+        }
+    }
+
+    /// The program dropped the page.
+    pub fn kill(&mut self, no: PageNo) {
+        if let Some(at) = self.position(no) {
+            self.pages[at].dead = true;
+        }
+        self.followers.retain(|(_, page)| *page != no);
+    }
+
+    /// The page moved to another address.
+    pub fn rekey(&mut self, old: PageNo, new: PageNo, page: VirtPage) {
+        if let Some(at) = self.position(old) {
+            self.pages[at].item.no = new;
+            self.pages[at].item.page = page;
+        }
+        for follower in &mut self.followers {
+            if follower.1 == old {
+                follower.1 = new;
+            }
+        }
+    }
+
+    /// A fork child has a copy of the page, wherever that is.
+    pub fn follow(&mut self, parent: PageNo, child: PageNo) {
+        if let Some(at) = self.position(parent).or_else(|| self.leader_of(parent)) {
+            self.followers.push((at, child));
+        }
+    }
+}
+
+impl<L: Ledger> Engine<L> {
+    /// Starts a batch of up to `want` victims, sorted by space and address; false when there is none. The last batch
+    /// must be fully published. The pages are `Evicting` from now on.
+    pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
+        debug_assert!(
+            self.batch.pages.iter().all(|p| p.settled),
+            "one batch at a time"
+        );
+        out.clear();
+        self.batch.pages.clear();
+        self.batch.followers.clear();
+        self.victims.clear();
+        let Engine {
+            table,
+            recent,
+            reclaim,
+            victims,
+            ..
+        } = self;
+        let mut verdict = |no: PageNo| {
+            let entry = table.entry(no);
+            debug_assert_eq!(entry.state, PageState::Resident);
+            match entry.flags.has(Flags::LOCKED) || recent.holds(no) {
+                true => Verdict::Skip,
+                false => Verdict::Take,
+            }
+        };
+        reclaim.select(
+            want.min(EVICT_PAGES_MAX),
+            SELECT_SCAN_MAX,
+            &mut verdict,
+            victims,
+        );
+        let stamp = self.stamp();
+        for at in 0..self.victims.len() {
+            let no = self.victims[at];
+            let entry = self.table.entry(no);
+            let retained =
+                entry
+                    .flags
+                    .has(Flags::RETAINED)
+                    .then_some((entry.tier, entry.slot, entry.stamp));
+            self.reclaim.remove(no);
+            self.table.set(
+                no,
+                Entry {
+                    state: PageState::Evicting,
+                    ..entry
+                },
+            );
+            let (space, page) = self.table.address(no);
+            out.push(EvictItem {
+                no,
+                space,
+                page,
+                stamp,
+                retained,
+            });
+        }
+        out.sort_unstable_by_key(|item| (item.space, item.page));
+        self.batch.pages.extend(out.iter().map(|item| InFlight {
+            item: *item,
+            dead: false,
+            wanted: false,
+            settled: false,
+        }));
+        !out.is_empty()
+    }
+
+    /// Whether item `at` of the batch is still worth storing: not dropped meanwhile by all who had it.
+    pub fn alive(&self, at: usize) -> bool {
+        !self.batch.pages[at].dead || self.batch.followers.iter().any(|(leader, _)| *leader == at)
+    }
+
+    /// Whether a thread waits for item `at`: the caller then puts it back first. A page that a fork child shares is
+    /// stored instead, and loaded by each.
+    pub fn wanted(&self, at: usize) -> bool {
+        let page = &self.batch.pages[at];
+        let shared = self.batch.followers.iter().any(|(leader, _)| *leader == at);
+        page.wanted && !page.dead && !page.settled && !shared
+    }
+
+    /// Appends where item `at` has to be put back: its place now (it may have moved since it was selected), and those of
+    /// fork children. Empty when everyone dropped it.
+    pub fn places_of(&self, at: usize, out: &mut Vec<(SpaceId, VirtPage)>) {
+        let page = &self.batch.pages[at];
+        if !page.dead {
+            out.push((page.item.space, page.item.page));
+        }
+        for (leader, child) in &self.batch.followers {
+            if *leader == at {
+                out.push(self.table.address(*child));
+            }
+        }
+    }
+
+    /// Tells whether item `at` could be taken. An item that was not `Moved` is settled by this: it is resident again.
+    /// Appends to `wake` where threads wait.
+    pub fn settle(&mut self, at: usize, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
+        if taken == Taken::Moved {
+            return;
+        }
+        self.stats.refused_busy += u64::from(taken == Taken::Busy);
+        self.wake_waiting(at, wake);
+        while let Some(child) = self.take_follower(at) {
+            // The page was there at the fork, so the child has the frame too.
+            let entry = self.table.entry(child);
+            if entry.flags.has(Flags::RETAINED) {
+                self.release(entry.tier, entry.slot);
+            }
+            let flags = entry.flags.without(Flags::RETAINED);
+            self.table.set(
+                child,
+                Entry {
+                    state: PageState::Resident,
+                    flags,
+                    ..Entry::UNTOUCHED
+                },
+            );
+        }
+        if !self.batch.pages[at].dead {
+            self.back_to_resident(at, Arrival::Returned);
+        }
+        self.batch.pages[at].settled = true;
+    }
+
+    /// Publishes where item `at`, which was `Moved`, went; the old copy may be freed after this. `PutBack`: the caller has
+    /// installed the bytes at every place of [`Engine::places_of`]. Appends to `wake` where threads wait.
+    pub fn publish(&mut self, at: usize, outcome: Outcome, wake: &mut Vec<(SpaceId, VirtPage)>) {
+        let page = self.batch.pages[at];
+        assert!(!page.settled, "an evicted page is published once");
+        self.wake_waiting(at, wake);
+        let mut claims = 0;
+        if !page.dead {
+            claims += u32::from(self.publish_one(page.item.no, page.item.stamp, outcome));
+            match outcome {
+                Outcome::PutBack => {
+                    match page.wanted {
+                        true => self.stats.recalled += 1,
+                        false => self.stats.refused_store += 1,
+                    }
+                    let distance = PageCount(0);
+                    let arrival = match page.wanted {
+                        true => Arrival::SwapIn { distance },
+                        false => Arrival::Returned,
+                    };
+                    self.back_to_resident(at, arrival);
+                }
+                _ => {
+                    self.uncount();
+                    self.evictions += 1;
+                    self.stats.pages_swapped_out += 1;
+                }
+            }
+        }
+        while let Some(child) = self.take_follower(at) {
+            claims += u32::from(self.publish_one(child, page.item.stamp, outcome));
+            if outcome == Outcome::PutBack {
+                let flags = self.table.entry(child).flags.without(Flags::INHERITED);
+                self.table.set(
+                    child,
+                    Entry {
+                        state: PageState::Resident,
+                        flags,
+                        ..Entry::UNTOUCHED
+                    },
+                );
+                self.count();
+                self.reclaim.insert(child, Arrival::Returned);
+            }
+        }
+        if let Outcome::Stored(tier, slot) = outcome {
+            match claims {
+                0 => self.release(tier, slot),
+                1 => {}
+                more => _ = self.refs.insert((tier, slot), more),
+            }
+        }
+        self.batch.pages[at].settled = true;
+    }
+
+    /// Gives one page of the batch its stored entry; true when it took a claim on the new slot. Drops its claim on the
+    /// retained copy unless that is what serves now.
+    fn publish_one(&mut self, no: PageNo, stamp: Stamp, outcome: Outcome) -> bool {
+        let entry = self.table.entry(no);
+        assert_eq!(
+            entry.state,
+            PageState::Evicting,
+            "a page of the batch changed state outside it"
+        );
+        let retained = entry.flags.has(Flags::RETAINED);
+        let flags = Flags(entry.flags.0 & Flags::LOCKED.0);
+        let stored = |tier, slot| Entry {
+            state: PageState::Stored,
+            flags,
+            tier,
+            slot,
+            stamp,
+        };
+        let new = match outcome {
+            Outcome::PutBack => return false, // the copy below, if any, stays retained
+            Outcome::Clean => {
+                assert!(retained, "a clean page has a copy below");
+                self.stats.clean_dropped += 1;
+                Entry {
+                    state: PageState::Stored,
+                    flags,
+                    ..entry
+                }
+            }
+            Outcome::Fill(word) => {
+                self.stats.same_filled += 1;
+                stored(TierId::FILL, Slot(u64::from(word)))
+            }
+            Outcome::Stored(tier, slot) => stored(tier, slot),
+        };
+        if retained && outcome != Outcome::Clean {
+            self.release(entry.tier, entry.slot);
+        }
+        self.table.set(no, new);
+        self.remember_age(no, new);
+        matches!(outcome, Outcome::Stored(..))
+    }
+
+    fn take_follower(&mut self, at: usize) -> Option<PageNo> {
+        let found = self
+            .batch
+            .followers
+            .iter()
+            .position(|(leader, _)| *leader == at)?;
+        Some(self.batch.followers.swap_remove(found).1)
+    }
+
+    fn wake_waiting(&self, at: usize, wake: &mut Vec<(SpaceId, VirtPage)>) {
+        if self.batch.pages[at].wanted {
+            self.places_of(at, wake);
+        }
+    }
+
+    fn back_to_resident(&mut self, at: usize, arrival: Arrival) {
+        let no = self.batch.pages[at].item.no;
+        let entry = self.table.entry(no);
+        assert_eq!(
+            entry.state,
+            PageState::Evicting,
+            "a page of the batch changed state outside it"
+        );
+        self.table.set(
+            no,
+            Entry {
+                state: PageState::Resident,
+                ..entry
+            },
+        );
+        self.reclaim.insert(no, arrival);
+        self.recent.push(no);
+    }
+}

@@ -1,0 +1,392 @@
+//! The fault path: what a fault needs, which pages come along, and what became of them.
+//!
+//! A page that is being brought in is `Loading`, and the plan owns its slot: whoever drops the page meanwhile leaves the
+//! slot to [`Engine::finish`], so that no slot is freed under a load.
+
+use undercroft_base::{
+    Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
+    VirtRange,
+};
+use undercroft_policy::prefetch::{FaultSeen, Window};
+use undercroft_policy::reclaim::Arrival;
+
+use crate::Engine;
+use crate::ledger::Ledger;
+use crate::limits::{LOAD_PAGES_MAX, STAMP_EVICTIONS, WAITERS_MAX};
+
+/// One fault message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The address space.
+    pub space: SpaceId,
+    /// The page.
+    pub page: VirtPage,
+    /// True when the access was a write.
+    pub write: bool,
+    /// Who faults; 0 when unknown.
+    pub thread: ThreadId,
+}
+
+/// What to do about a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultAnswer {
+    /// Load and install what the plan lists.
+    Load,
+    /// The page is in memory: wake the thread.
+    Wake,
+    /// The page is on its way; the thread will be woken when it is settled.
+    Wait,
+    /// No room: the thread waits until reclaim has made some ([`Engine::take_waiters`]).
+    NoRoom,
+    /// No copy of the page could be verified: poison it, or end the client.
+    Lost,
+    /// The ledger is full: install zeros; the page stays unmanaged.
+    Unmanaged,
+}
+
+/// What became of one page of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Install {
+    /// Not tried, or refused for now: back to `Stored`.
+    NotYet,
+    /// Mapped in the client (or found there).
+    Done,
+    /// Its bytes could not be verified or read.
+    Lost,
+}
+
+/// One page to bring in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadItem {
+    /// The page's entry.
+    pub no: PageNo,
+    /// Where it is mapped.
+    pub page: VirtPage,
+    /// Tier of its copy; `FILL` with slot 0 for a fresh zero page.
+    pub tier: TierId,
+    /// Slot of its copy.
+    pub slot: Slot,
+    /// Generation of its copy.
+    pub stamp: Stamp,
+    /// True for the faulting page.
+    pub demanded: bool,
+    /// True for a page never touched before.
+    pub fresh: bool,
+    /// Whether it may still be installed; [`Engine::validate`] sets it.
+    pub valid: bool,
+    /// The caller's result, for [`Engine::finish`].
+    pub install: Install,
+}
+
+/// The pages of one fault, in ascending address order. Reused; never grows beyond its first allocation.
+#[derive(Debug)]
+pub struct LoadPlan {
+    /// The address space.
+    pub space: SpaceId,
+    /// At most [`LOAD_PAGES_MAX`].
+    pub items: Vec<LoadItem>,
+    /// True when the fault was a write: fresh pages are then worth a frame of their own.
+    pub write: bool,
+}
+
+impl Default for LoadPlan {
+    fn default() -> LoadPlan {
+        LoadPlan {
+            space: SpaceId(0),
+            items: Vec::with_capacity(LOAD_PAGES_MAX),
+            write: false,
+        }
+    }
+}
+
+/// Where the last window of a trend ends: a fault there says the window was used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Expected {
+    at: Option<(SpaceId, VirtPage)>,
+    pages: u64,
+}
+
+impl<L: Ledger> Engine<L> {
+    /// Decides a fault. `Load` leaves the pages in `plan`, all `Loading` and counted. Cost: O(window), no allocation
+    /// once the page's chunk exists.
+    pub fn fault(&mut self, fault: Fault, plan: &mut LoadPlan) -> FaultAnswer {
+        plan.items.clear();
+        plan.space = fault.space;
+        plan.write = fault.write;
+        self.stats.faults += 1;
+        if !self.table.has_space(fault.space) {
+            return FaultAnswer::Unmanaged;
+        }
+        let Ok(no) = self.table.find_or_add(fault.space, fault.page) else {
+            return FaultAnswer::Unmanaged;
+        };
+        let entry = self.table.entry(no);
+        let fresh = match entry.state {
+            PageState::Untouched => true,
+            PageState::Stored => false,
+            PageState::Resident => {
+                self.stats.repeated += 1;
+                return FaultAnswer::Wake;
+            }
+            PageState::Evicting => {
+                self.stats.repeated += 1;
+                self.batch.want(no);
+                return FaultAnswer::Wait;
+            }
+            PageState::Loading => {
+                self.stats.repeated += 1;
+                return FaultAnswer::Wait;
+            }
+            PageState::Lost => return FaultAnswer::Lost,
+        };
+        let room = self.room();
+        if room < 1 {
+            if !self.over_limit_ok {
+                self.stats.waited_for_room += 1;
+                return self.wait_for_room(fault);
+            }
+            self.stats.over_limit += 1;
+        }
+        match fresh {
+            true => self.stats.first_touch += 1,
+            false => self.stats.swap_in += 1,
+        }
+        self.plan_page(plan, no, fault.page, entry, true);
+        self.plan_window(plan, fault, fresh, room);
+        FaultAnswer::Load
+    }
+
+    fn wait_for_room(&mut self, fault: Fault) -> FaultAnswer {
+        if self.waiters.len() >= WAITERS_MAX {
+            return FaultAnswer::Wake; // it faults again: bounded memory, at the price of a spin
+        }
+        self.waiters.push_back((fault.space, fault.page));
+        FaultAnswer::NoRoom
+    }
+
+    fn plan_page(
+        &mut self,
+        plan: &mut LoadPlan,
+        no: PageNo,
+        page: VirtPage,
+        entry: Entry,
+        demanded: bool,
+    ) {
+        let fresh = entry.state == PageState::Untouched;
+        let (tier, slot) = match fresh {
+            true => (TierId::FILL, Slot(0)),
+            false => (entry.tier, entry.slot),
+        };
+        let flags = entry.flags.without(Flags::RETAINED);
+        let loading = Entry {
+            state: PageState::Loading,
+            flags,
+            tier,
+            slot,
+            stamp: entry.stamp,
+        };
+        self.table.set(no, loading);
+        self.count();
+        plan.items.push(LoadItem {
+            no,
+            page,
+            tier,
+            slot,
+            stamp: entry.stamp,
+            demanded,
+            fresh,
+            valid: false,
+            install: Install::NotYet,
+        });
+    }
+
+    /// Adds the pages that the prefetch policy wants along: those in the same state as the faulting one, inside its
+    /// region, while at least half the room stays free.
+    fn plan_window(&mut self, plan: &mut LoadPlan, fault: Fault, fresh: bool, room: i64) {
+        let seen = FaultSeen {
+            space: fault.space,
+            page: fault.page,
+            thread: fault.thread,
+            first_touch: fresh,
+        };
+        let Window { stride, count } = self.prefetch.on_fault(seen);
+        if !fresh && self.expected.at == Some((fault.space, fault.page)) {
+            self.stats.prefetch_hits += self.expected.pages;
+        }
+        self.expected.at = None;
+        let most = (room / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1);
+        let count = i64::from(count).min(most);
+        if count == 0 || stride == 0 {
+            return;
+        }
+        let wanted = match fresh {
+            true => PageState::Untouched,
+            false => PageState::Stored,
+        };
+        let region = self.table.region_around(fault.space, fault.page);
+        let mut added = 0;
+        for step in 1..=count {
+            let Some(at) = fault.page.0.checked_add_signed(stride * step).map(VirtPage) else {
+                break;
+            };
+            if !region.contains(at) {
+                break;
+            }
+            let no = match fresh {
+                true => self.table.find_or_add(fault.space, at).ok(),
+                false => self.table.find(fault.space, at),
+            };
+            let Some(no) = no else { continue };
+            let entry = self.table.entry(no);
+            if entry.state == wanted {
+                self.plan_page(plan, no, at, entry, false);
+                added += 1;
+            }
+        }
+        if !fresh {
+            let next = fault.page.0.checked_add_signed(stride * (count + 1));
+            self.expected.at = next.map(|page| (fault.space, VirtPage(page)));
+            self.expected.pages = added;
+        }
+        if stride < 0 {
+            plan.items.sort_unstable_by_key(|item| item.page);
+        }
+    }
+
+    /// Sets `valid` on those items that are still to be installed. The caller installs them while no layout event of
+    /// the space can be acknowledged, then calls [`Engine::finish`].
+    pub fn validate(&self, items: &mut [LoadItem]) {
+        for item in items {
+            let entry = self.table.entry(item.no);
+            item.valid = entry.state == PageState::Loading
+                && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp);
+        }
+    }
+
+    /// Settles pages of a plan by their `install` result. Each item is finished exactly once.
+    pub fn finish(&mut self, space: SpaceId, items: &mut [LoadItem]) {
+        self.validate(items);
+        for item in items {
+            if !item.valid {
+                // Dropped or moved while it was loading; the plan held the last claim on the slot.
+                self.release(item.tier, item.slot);
+                continue;
+            }
+            debug_assert_eq!(self.table.address(item.no), (space, item.page));
+            let entry = self.table.entry(item.no);
+            match item.install {
+                Install::Done => self.installed(item, entry),
+                Install::NotYet => {
+                    self.uncount();
+                    let state = match item.fresh {
+                        true => PageState::Untouched,
+                        false => PageState::Stored,
+                    };
+                    let back = match item.fresh {
+                        true => Entry {
+                            flags: entry.flags,
+                            ..Entry::UNTOUCHED
+                        },
+                        false => Entry { state, ..entry },
+                    };
+                    self.table.set(item.no, back);
+                }
+                Install::Lost => {
+                    self.uncount();
+                    self.stats.lost += 1;
+                    self.release(item.tier, item.slot);
+                    let lost = Entry {
+                        state: PageState::Lost,
+                        ..Entry::UNTOUCHED
+                    };
+                    self.table.set(item.no, lost);
+                }
+            }
+        }
+    }
+
+    fn installed(&mut self, item: &LoadItem, entry: Entry) {
+        let arrival = match (item.fresh, item.demanded) {
+            (true, _) => Arrival::FirstTouch,
+            (false, true) => Arrival::SwapIn {
+                distance: self.distance(item.stamp),
+            },
+            (false, false) => Arrival::Prefetch,
+        };
+        match (item.fresh, item.demanded) {
+            (true, false) => self.stats.zero_ahead += 1,
+            (true, true) => {}
+            (false, demanded) => {
+                self.stats.pages_swapped_in += 1;
+                self.stats.prefetched += u64::from(!demanded);
+            }
+        }
+        let retain = self
+            .config
+            .retain
+            .get(item.tier.0 as usize)
+            .copied()
+            .unwrap_or(false);
+        let mut flags = entry.flags.without(Flags::PREFETCHED);
+        if !item.demanded {
+            flags = flags.with(Flags::PREFETCHED);
+        }
+        let resident = match retain {
+            true => Entry {
+                state: PageState::Resident,
+                flags: flags.with(Flags::RETAINED),
+                ..entry
+            },
+            false => {
+                self.release(item.tier, item.slot);
+                Entry {
+                    flags,
+                    state: PageState::Resident,
+                    ..Entry::UNTOUCHED
+                }
+            }
+        };
+        self.table.set(item.no, resident);
+        self.reclaim.insert(item.no, arrival);
+        self.recent.push(item.no);
+    }
+
+    /// Evictions since a copy of generation `stamp` was made; wraps after 2^16 steps.
+    fn distance(&self, stamp: Stamp) -> PageCount {
+        let steps = self.stamp().0.wrapping_sub(stamp.0);
+        PageCount(u64::from(steps) * STAMP_EVICTIONS)
+    }
+
+    /// Pages of `range` found in the client's memory when its region is attached: they become resident and counted.
+    pub fn found_resident(&mut self, space: SpaceId, range: VirtRange) {
+        for page in range.pages() {
+            let Ok(no) = self.table.find_or_add(space, page) else {
+                return;
+            };
+            let entry = self.table.entry(no);
+            if entry.state == PageState::Untouched {
+                self.table.set(
+                    no,
+                    Entry {
+                        state: PageState::Resident,
+                        ..entry
+                    },
+                );
+                self.count();
+                self.reclaim.insert(no, Arrival::FirstTouch);
+            }
+        }
+    }
+
+    /// The kernel says this page, thought resident, is missing, though no event said so (guard pages do that): its
+    /// content is gone by the program's own doing, so it reads as zeros from now on.
+    pub fn vanished(&mut self, space: SpaceId, page: VirtPage) {
+        let Some(no) = self.table.find(space, page) else {
+            return;
+        };
+        if self.table.entry(no).state == PageState::Resident {
+            self.stats.vanished += 1;
+            self.drop_page(no);
+        }
+    }
+}

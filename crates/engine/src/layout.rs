@@ -1,0 +1,233 @@
+//! What the program does to its address space: drop, unmap, move, fork. Called for each event in the order the kernel
+//! gave them, while no page of the space can be installed.
+
+use undercroft_base::{Entry, Flags, PageNo, PageState, SpaceId, VirtPage, VirtRange};
+use undercroft_policy::reclaim::Arrival;
+
+use crate::ledger::Ledger;
+use crate::{Engine, LedgerFull};
+
+/// What the caller must still do after a layout event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Effect {
+    /// A page of the batch in flight is concerned: the agent must not move pages of this batch any more.
+    pub cancel_batch: bool,
+}
+
+impl<L: Ledger> Engine<L> {
+    /// The range is managed from now on.
+    pub fn attached(&mut self, space: SpaceId, range: VirtRange) {
+        self.table.add_region(space, range);
+    }
+
+    /// The program dropped the contents (`MADV_DONTNEED`, `FREE`, `REMOVE`): the pages read as zeros.
+    pub fn removed(&mut self, space: SpaceId, range: VirtRange) -> Effect {
+        let mut effect = Effect::default();
+        for (_, no) in self.table.known_pages(space, range) {
+            effect.cancel_batch |= self.drop_page(no);
+        }
+        self.table.trim(space, range);
+        effect
+    }
+
+    /// The mapping is gone.
+    pub fn unmapped(&mut self, space: SpaceId, range: VirtRange) -> Effect {
+        self.table.cut_region(space, range);
+        self.removed(space, range)
+    }
+
+    /// The mapping moved: its pages keep their contents at the new address. What the program had at the new address is
+    /// gone.
+    ///
+    /// Errors: the ledger has no room for the new place; pages from there on are lost, and the caller must end the client.
+    pub fn remapped(
+        &mut self,
+        space: SpaceId,
+        from: VirtRange,
+        to: VirtPage,
+    ) -> Result<Effect, LedgerFull> {
+        let new = VirtRange::new(to, to.plus(from.count().0));
+        let mut effect = self.unmapped(space, new);
+        self.table.cut_region(space, from);
+        self.table.add_region(space, new);
+        for (page, no) in self.table.known_pages(space, from) {
+            let entry = self.table.entry(no);
+            if entry == Entry::UNTOUCHED {
+                continue;
+            }
+            let target = to.plus(page.0 - from.start.0);
+            let new_no = self.table.find_or_add(space, target)?;
+            self.table.set(no, Entry::UNTOUCHED);
+            match entry.state {
+                PageState::Resident if !entry.flags.has(Flags::INHERITED) => {
+                    self.reclaim.remove(no);
+                    self.reclaim.insert(new_no, Arrival::Returned);
+                }
+                PageState::Evicting => {
+                    self.batch.rekey(no, new_no, target);
+                    effect.cancel_batch = true;
+                }
+                _ => {}
+            }
+            let moved = match entry.state {
+                // The plan owns this claim and will drop it; the page at the new address needs its own.
+                PageState::Loading => {
+                    self.uncount();
+                    self.share(entry.tier, entry.slot);
+                    Entry {
+                        state: PageState::Stored,
+                        ..entry
+                    }
+                }
+                _ => entry,
+            };
+            self.table.set(new_no, moved);
+            if moved.state == PageState::Stored {
+                self.remember_age(new_no, moved);
+            }
+        }
+        self.table.trim(space, from);
+        Ok(effect)
+    }
+
+    /// The client forked: the child has the parent's pages. Present pages are the parent's frames until one of the two
+    /// writes ([`Engine::own_frame`]); stored copies are shared.
+    ///
+    /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros; `dropped`: marked `DONTFORK`, absent.
+    ///
+    /// Errors: the ledger is full; the child must be ended.
+    pub fn forked(
+        &mut self,
+        parent: SpaceId,
+        wiped: &[VirtRange],
+    ) -> Result<(SpaceId, Effect), LedgerFull> {
+        let child = self.table.add_space();
+        let mut effect = Effect::default();
+        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
+        for region in self.table.regions(parent).to_vec() {
+            self.table.add_region(child, region);
+        }
+        for (page, no) in self.table.known_pages(parent, everything) {
+            let entry = self.table.entry(no);
+            let zeros = wiped.iter().any(|range| range.contains(page));
+            if entry == Entry::UNTOUCHED || zeros {
+                continue;
+            }
+            let copy = self.table.find_or_add(child, page)?;
+            let flags = Flags(entry.flags.0 & Flags::LOCKED.0);
+            let inherited = flags.with(Flags::INHERITED);
+            let theirs = match entry.state {
+                PageState::Untouched | PageState::Lost => Entry { flags, ..entry },
+                PageState::Resident => Entry {
+                    state: PageState::Resident,
+                    flags: inherited,
+                    ..Entry::UNTOUCHED
+                },
+                PageState::Evicting => {
+                    effect.cancel_batch = true;
+                    self.batch.follow(no, copy);
+                    match entry.flags.has(Flags::RETAINED) {
+                        true => {
+                            self.share(entry.tier, entry.slot);
+                            Entry {
+                                flags: inherited.with(Flags::RETAINED),
+                                ..entry
+                            }
+                        }
+                        false => Entry {
+                            flags: inherited,
+                            ..entry
+                        },
+                    }
+                }
+                PageState::Stored | PageState::Loading => {
+                    self.share(entry.tier, entry.slot);
+                    Entry {
+                        state: PageState::Stored,
+                        flags,
+                        ..entry
+                    }
+                }
+            };
+            self.table.set(copy, theirs);
+        }
+        Ok((child, effect))
+    }
+
+    /// A fork child's page has a frame of its own now (the sharing was broken): it counts, and may be evicted.
+    pub fn own_frame(&mut self, space: SpaceId, page: VirtPage) {
+        let Some(no) = self.table.find(space, page) else {
+            return;
+        };
+        let entry = self.table.entry(no);
+        if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
+            let flags = entry.flags.without(Flags::INHERITED);
+            self.table.set(no, Entry { flags, ..entry });
+            self.count();
+            self.reclaim.insert(no, Arrival::FirstTouch);
+        }
+    }
+
+    /// Ranges of pages that are still the parent's frames. O(pages of the space).
+    pub fn inherited(&self, space: SpaceId) -> Vec<VirtRange> {
+        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
+        let mut ranges: Vec<VirtRange> = Vec::new();
+        for (page, no) in self.table.known_pages(space, everything) {
+            let entry = self.table.entry(no);
+            if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
+                match ranges.last_mut() {
+                    Some(last) if last.end == page => last.end = page.plus(1),
+                    _ => ranges.push(VirtRange::new(page, page.plus(1))),
+                }
+            }
+        }
+        ranges
+    }
+
+    /// The address space is gone (exit, exec).
+    pub fn remove_space(&mut self, space: SpaceId) -> Effect {
+        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
+        let effect = self.unmapped(space, everything);
+        self.table.remove_space(space);
+        self.waiters.retain(|(of, _)| *of != space);
+        effect
+    }
+
+    /// Forgets what is known of one page; true when it was in the batch in flight.
+    pub(crate) fn drop_page(&mut self, no: PageNo) -> bool {
+        let entry = self.table.entry(no);
+        let retained = entry.flags.has(Flags::RETAINED);
+        let inherited = entry.flags.has(Flags::INHERITED);
+        let mut evicting = false;
+        match entry.state {
+            PageState::Untouched | PageState::Lost => {}
+            PageState::Resident => {
+                if !inherited {
+                    self.uncount();
+                    self.reclaim.remove(no);
+                }
+            }
+            PageState::Evicting => {
+                evicting = true;
+                self.batch.kill(no);
+                if !inherited {
+                    self.uncount();
+                }
+            }
+            PageState::Stored => self.release(entry.tier, entry.slot),
+            // The plan holds the claim on the slot and drops it when it finishes.
+            PageState::Loading => self.uncount(),
+        }
+        if retained {
+            self.release(entry.tier, entry.slot);
+        }
+        self.table.set(no, Entry::UNTOUCHED);
+        evicting
+    }
+
+    /// The page number of a page, if it has an entry: for tests.
+    #[doc(hidden)]
+    pub fn page_no(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
+        self.table.find(space, page)
+    }
+}

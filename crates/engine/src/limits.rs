@@ -1,0 +1,30 @@
+//! Every bound of the engine in one place: queues, batches, windows, reserves.
+
+use undercroft_base::PageCount;
+
+/// Most pages one fault brings in, the faulting one included.
+pub const LOAD_PAGES_MAX: usize = 64;
+
+/// Most pages in one eviction batch: the agent's staging area holds this many.
+pub const EVICT_PAGES_MAX: usize = 64;
+
+/// Most pages in one demotion batch: 1 MiB, one slab of a block tier.
+pub const DEMOTE_PAGES_MAX: usize = 256;
+
+/// Pages the policy may look at for one batch of victims.
+pub const SELECT_SCAN_MAX: usize = 8 * EVICT_PAGES_MAX;
+
+/// Newly installed pages that may not leave yet: minimum residency, without which a thread that needs a few pages at
+/// once makes no progress.
+pub const RECENT_PAGES: usize = 32;
+
+/// Faults that may wait for room at once, before the oldest is woken to fault again.
+pub const WAITERS_MAX: usize = 1024;
+
+/// Evictions counted by one step of the stamp: 16 bits of steps cover 2^20 evictions.
+pub const STAMP_EVICTIONS: u64 = 16;
+
+/// Pages of room kept below the limit, so that the fault path finds room without waiting for reclaim.
+pub fn reserve(limit: PageCount) -> PageCount {
+    PageCount((limit.0 / 64).clamp(32, 2048).min(limit.0 / 4))
+}

@@ -1,0 +1,103 @@
+//! Between tiers: the oldest pages of a fast tier move to the next, so that new pages are never pushed around old ones.
+
+use std::collections::VecDeque;
+
+use undercroft_base::{Entry, PageNo, PageState, Slot, Stamp, TierId};
+
+use crate::Engine;
+use crate::ledger::Ledger;
+use crate::limits::DEMOTE_PAGES_MAX;
+
+/// Stored pages in the order they were stored. Entries may be stale (the page came back or was dropped): a look at the
+/// page entry tells.
+#[derive(Debug, Default)]
+pub(crate) struct AgeQueue {
+    queue: VecDeque<(PageNo, Stamp)>,
+    /// Length at which stale entries are swept out next.
+    sweep_at: usize,
+}
+
+/// One page to move to the next tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DemoteItem {
+    /// The page's entry.
+    pub no: PageNo,
+    /// The tier it is in.
+    pub tier: TierId,
+    /// Its slot there; may be freed at any time, so its bytes count only if they verify.
+    pub slot: Slot,
+    /// Its generation; kept.
+    pub stamp: Stamp,
+}
+
+impl<L: Ledger> Engine<L> {
+    pub(crate) fn remember_age(&mut self, no: PageNo, stored: Entry) {
+        let tier = stored.tier.0 as usize;
+        if stored.tier == TierId::FILL || !self.config.demotes.get(tier).copied().unwrap_or(false) {
+            return;
+        }
+        let ages = &mut self.ages[tier];
+        ages.queue.push_back((no, stored.stamp));
+        if ages.queue.len() >= ages.sweep_at.max(4 * DEMOTE_PAGES_MAX) {
+            let table = &self.table;
+            ages.queue
+                .retain(|(no, stamp)| still_there(table.entry(*no), stored.tier, *stamp));
+            ages.sweep_at = 2 * ages.queue.len();
+        }
+    }
+
+    /// Appends up to `want` of the pages that have been longest in `tier`; empty when none is left. They stay stored
+    /// there, and loadable, until [`Engine::demoted`].
+    pub fn select_demotions(&mut self, tier: TierId, want: usize, out: &mut Vec<DemoteItem>) {
+        let Some(ages) = self.ages.get_mut(tier.0 as usize) else {
+            return;
+        };
+        let want = want.min(DEMOTE_PAGES_MAX);
+        while out.len() < want {
+            let Some((no, stamp)) = ages.queue.pop_front() else {
+                return;
+            };
+            let entry = self.table.entry(no);
+            if still_there(entry, tier, stamp) && !self.refs.contains_key(&(tier, entry.slot)) {
+                out.push(DemoteItem {
+                    no,
+                    tier,
+                    slot: entry.slot,
+                    stamp,
+                });
+            }
+        }
+    }
+
+    /// The copy of `item` was written to `slot` of `to`: publishes it and frees the old slot, or frees the new one when
+    /// the page is no longer where it was.
+    pub fn demoted(&mut self, item: DemoteItem, to: TierId, slot: Slot) {
+        let entry = self.table.entry(item.no);
+        let same = still_there(entry, item.tier, item.stamp) && entry.slot == item.slot;
+        if !same || self.refs.contains_key(&(item.tier, item.slot)) {
+            self.release(to, slot);
+            return;
+        }
+        let moved = Entry {
+            tier: to,
+            slot,
+            ..entry
+        };
+        self.table.set(item.no, moved);
+        self.release(item.tier, item.slot);
+        self.remember_age(item.no, moved);
+        self.stats.demoted += 1;
+    }
+
+    /// The page could not be demoted: it is remembered as the newest, so that others are tried first.
+    pub fn demotion_failed(&mut self, item: DemoteItem) {
+        let entry = self.table.entry(item.no);
+        if still_there(entry, item.tier, item.stamp) {
+            self.remember_age(item.no, entry);
+        }
+    }
+}
+
+fn still_there(entry: Entry, tier: TierId, stamp: Stamp) -> bool {
+    entry.state == PageState::Stored && entry.tier == tier && entry.stamp == stamp
+}

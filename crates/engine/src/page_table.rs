@@ -1,0 +1,269 @@
+//! Where each page's entry is: address spaces, their regions, and the chunks of the ledger they use.
+
+use rustc_hash::FxHashMap;
+use undercroft_base::{
+    CHUNK_PAGES, ChunkNo, Entry, Flags, PageNo, PageState, SpaceId, VirtPage, VirtRange,
+};
+
+use crate::ledger::{ChunkHead, Ledger, LedgerWords};
+
+/// One address space of the client.
+#[derive(Debug, Default)]
+struct Space {
+    /// Managed ranges, sorted, disjoint, adjacent ones merged: bounds for batches, never needed for correctness.
+    regions: Vec<VirtRange>,
+    /// 2 MiB position -> chunk.
+    chunks: FxHashMap<u64, ChunkNo>,
+}
+
+/// The page table of one client: every address space, over one ledger.
+pub(crate) struct PageTable<L> {
+    ledger: L,
+    spaces: FxHashMap<SpaceId, Space>,
+    free: Vec<ChunkNo>,
+    /// Chunks from here on were never used.
+    fresh: u32,
+    next_space: u32,
+}
+
+/// The ledger has no free chunk: the client manages more address space than it was laid out for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LedgerFull;
+
+fn position(page: VirtPage) -> (u64, u32) {
+    let chunk = u64::from(CHUNK_PAGES);
+    (page.0 / chunk, (page.0 % chunk) as u32)
+}
+
+impl<L: Ledger> PageTable<L> {
+    pub fn new(ledger: L) -> PageTable<L> {
+        PageTable {
+            ledger,
+            spaces: FxHashMap::default(),
+            free: Vec::new(),
+            fresh: 0,
+            next_space: 1,
+        }
+    }
+
+    pub fn add_space(&mut self) -> SpaceId {
+        let id = SpaceId(self.next_space);
+        self.next_space += 1;
+        self.spaces.insert(id, Space::default());
+        id
+    }
+
+    pub fn has_space(&self, space: SpaceId) -> bool {
+        self.spaces.contains_key(&space)
+    }
+
+    pub fn spaces(&self) -> impl Iterator<Item = SpaceId> {
+        self.spaces.keys().copied()
+    }
+
+    /// The entry's page number, if its chunk exists. O(1), no allocation.
+    pub fn find(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
+        let (chunk, offset) = position(page);
+        let chunk = self.spaces.get(&space)?.chunks.get(&chunk)?;
+        Some(chunk.page(offset))
+    }
+
+    /// The entry's page number; takes a fresh chunk when there is none yet.
+    pub fn find_or_add(&mut self, space: SpaceId, page: VirtPage) -> Result<PageNo, LedgerFull> {
+        if let Some(found) = self.find(space, page) {
+            return Ok(found);
+        }
+        let (at, offset) = position(page);
+        let chunk = match self.free.pop() {
+            Some(chunk) => chunk,
+            None if (self.fresh as usize) < self.ledger.chunks().len() => {
+                self.fresh += 1;
+                ChunkNo(self.fresh - 1)
+            }
+            None => return Err(LedgerFull),
+        };
+        let owner = self
+            .spaces
+            .get_mut(&space)
+            .expect("caller checked the space");
+        owner.chunks.insert(at, chunk);
+        let first = VirtPage(at * u64::from(CHUNK_PAGES));
+        self.ledger
+            .set_head(chunk, Some(ChunkHead { space, first }));
+        Ok(chunk.page(offset))
+    }
+
+    pub fn entry(&self, page: PageNo) -> Entry {
+        self.ledger.entry(page)
+    }
+
+    pub fn set(&mut self, page: PageNo, entry: Entry) {
+        self.ledger.set_entry(page, entry);
+    }
+
+    /// Where a page is mapped. Panics for a page of a free chunk: nothing may refer to one.
+    pub fn address(&self, page: PageNo) -> (SpaceId, VirtPage) {
+        let head = self
+            .ledger
+            .head(page.chunk())
+            .expect("page of a chunk in use");
+        (head.space, head.first.plus(u64::from(page.offset())))
+    }
+
+    /// Pages of `range` that have an entry, ascending; absent chunks are skipped whole.
+    pub fn known_pages(&self, space: SpaceId, range: VirtRange) -> Vec<(VirtPage, PageNo)> {
+        let mut found = Vec::new();
+        let Some(owner) = self.spaces.get(&space) else {
+            return found;
+        };
+        let mut visit = |at: u64, chunk: ChunkNo| {
+            let first = VirtPage(at * u64::from(CHUNK_PAGES));
+            let whole = VirtRange::new(first, first.plus(u64::from(CHUNK_PAGES)));
+            for page in range.intersect(whole).pages() {
+                found.push((page, chunk.page((page.0 - first.0) as u32)));
+            }
+        };
+        let (from, to) = (position(range.start).0, position(range.end).0);
+        if to - from > owner.chunks.len() as u64 {
+            let mut all: Vec<_> = owner
+                .chunks
+                .iter()
+                .map(|(at, chunk)| (*at, *chunk))
+                .collect();
+            all.sort_unstable();
+            for (at, chunk) in all {
+                visit(at, chunk);
+            }
+        } else {
+            for at in from..=to {
+                if let Some(chunk) = owner.chunks.get(&at) {
+                    visit(at, *chunk);
+                }
+            }
+        }
+        found
+    }
+
+    /// Gives chunks of `range` back whose entries are all untouched.
+    pub fn trim(&mut self, space: SpaceId, range: VirtRange) {
+        let Some(owner) = self.spaces.get_mut(&space) else {
+            return;
+        };
+        let (from, to) = (position(range.start).0, position(range.end).0);
+        let ledger = &self.ledger;
+        let free = &mut self.free;
+        owner.chunks.retain(|at, chunk| {
+            let empty = |chunk: ChunkNo| {
+                (0..CHUNK_PAGES).all(|i| ledger.entry(chunk.page(i)) == Entry::UNTOUCHED)
+            };
+            if (from..=to).contains(at) && empty(*chunk) {
+                ledger.set_head(*chunk, None);
+                free.push(*chunk);
+                return false;
+            }
+            true
+        });
+    }
+
+    /// Forgets a space whose pages the caller has released (every entry untouched).
+    pub fn remove_space(&mut self, space: SpaceId) {
+        self.trim(space, VirtRange::new(VirtPage(0), VirtPage(u64::MAX)));
+        let owner = self.spaces.remove(&space);
+        debug_assert!(owner.is_none_or(|owner| owner.chunks.is_empty()));
+    }
+
+    /// Adds a managed range.
+    pub fn add_region(&mut self, space: SpaceId, range: VirtRange) {
+        let Some(owner) = self.spaces.get_mut(&space) else {
+            return;
+        };
+        let mut merged = range;
+        owner.regions.retain(|old| {
+            let apart = old.end < merged.start || merged.end < old.start;
+            if !apart {
+                merged = VirtRange::new(old.start.min(merged.start), old.end.max(merged.end));
+            }
+            apart
+        });
+        let at = owner
+            .regions
+            .partition_point(|old| old.start < merged.start);
+        owner.regions.insert(at, merged);
+    }
+
+    /// Takes a range out of the managed ones.
+    pub fn cut_region(&mut self, space: SpaceId, range: VirtRange) {
+        let Some(owner) = self.spaces.get_mut(&space) else {
+            return;
+        };
+        let regions = std::mem::take(&mut owner.regions);
+        for old in regions {
+            for rest in [
+                VirtRange::new(old.start, old.end.min(range.start)),
+                VirtRange::new(old.start.max(range.end), old.end),
+            ] {
+                if !rest.is_empty() {
+                    owner.regions.push(rest);
+                }
+            }
+        }
+    }
+
+    /// The managed ranges of a space, sorted.
+    pub fn regions(&self, space: SpaceId) -> &[VirtRange] {
+        self.spaces.get(&space).map_or(&[], |owner| &owner.regions)
+    }
+
+    /// The managed range around `page`; just the page when none is known (a mapping that grew in place).
+    pub fn region_around(&self, space: SpaceId, page: VirtPage) -> VirtRange {
+        let regions = self.regions(space);
+        let at = regions.partition_point(|region| region.end <= page);
+        match regions.get(at) {
+            Some(region) if region.contains(page) => *region,
+            _ => VirtRange::new(page, page.plus(1)),
+        }
+    }
+
+    /// Counts pages by state, for tests and audits. O(all entries).
+    pub fn census(&self) -> FxHashMap<u8, u64> {
+        let mut counts = FxHashMap::default();
+        for owner in self.spaces.values() {
+            for chunk in owner.chunks.values() {
+                for offset in 0..CHUNK_PAGES {
+                    let state = self.entry(chunk.page(offset)).state;
+                    if state != PageState::Untouched {
+                        *counts.entry(state as u8).or_default() += 1;
+                    }
+                }
+            }
+        }
+        counts
+    }
+
+    /// Pages that are present in a fork child but cost nothing of their own, for audits. O(all entries).
+    pub fn count_inherited(&self) -> (u64, u64) {
+        let (mut resident, mut evicting) = (0, 0);
+        for owner in self.spaces.values() {
+            for chunk in owner.chunks.values() {
+                for offset in 0..CHUNK_PAGES {
+                    let entry = self.entry(chunk.page(offset));
+                    if entry.flags.has(Flags::INHERITED) {
+                        resident += u64::from(entry.state == PageState::Resident);
+                        evicting += u64::from(entry.state == PageState::Evicting);
+                    }
+                }
+            }
+        }
+        (resident, evicting)
+    }
+
+    /// Bytes of metadata: ledger words in use and the maps that find them.
+    pub fn metadata_bytes(&self) -> u64 {
+        let chunks: u64 = self
+            .spaces
+            .values()
+            .map(|s| s.chunks.capacity() as u64)
+            .sum();
+        u64::from(self.fresh) * (8 + 8 * u64::from(CHUNK_PAGES)) + chunks * 17
+    }
+}

@@ -1,0 +1,51 @@
+//! Counters of one client since its start. Plain numbers; the caller turns them into reports.
+
+use undercroft_base::{Bytes, PageCount};
+
+/// What happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Fault messages.
+    pub faults: u64,
+    /// ... of pages never touched before.
+    pub first_touch: u64,
+    /// ... of stored pages.
+    pub swap_in: u64,
+    /// ... of pages being loaded or evicted, or already there.
+    pub repeated: u64,
+    /// ... that found no room and waited for reclaim.
+    pub waited_for_room: u64,
+    /// Faults at the page a running prefetch trend expected, each standing for its window's pages: the prefetched
+    /// pages taken to have been used.
+    pub prefetch_hits: u64,
+    /// Pages installed from a tier.
+    pub pages_swapped_in: u64,
+    /// Pages evicted to a tier, clean and same-filled ones included.
+    pub pages_swapped_out: u64,
+    /// ... whose copy below was still right: nothing written.
+    pub clean_dropped: u64,
+    /// ... of equal words: no slot.
+    pub same_filled: u64,
+    /// Pages installed besides the faulting one, from a tier.
+    pub prefetched: u64,
+    /// Zero pages mapped besides the faulting one.
+    pub zero_ahead: u64,
+    /// Pages moved from one tier to the next.
+    pub demoted: u64,
+    /// Victims that could not leave: pinned or shared.
+    pub refused_busy: u64,
+    /// Victims no tier would take: they stayed.
+    pub refused_store: u64,
+    /// Victims touched while they were leaving.
+    pub recalled: u64,
+    /// Pages whose copies failed to verify.
+    pub lost: u64,
+    /// Pages the kernel had dropped without an event.
+    pub vanished: u64,
+    /// Faults served above the limit because nothing below had room.
+    pub over_limit: u64,
+    /// Most resident managed pages at once.
+    pub resident_peak: PageCount,
+    /// Most DRAM at once: resident managed pages plus RAM tiers.
+    pub dram_peak: Bytes,
+}

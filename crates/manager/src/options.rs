@@ -1,0 +1,59 @@
+//! What a run is asked for: parsed by the command line, carried to the manager unchanged.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// What to do when no tier has room and the limit is reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenFull {
+    /// Pages stay in memory; the limit is exceeded, with a warning and a counter.
+    #[default]
+    Stay,
+    /// The client is ended with status 125.
+    Kill,
+}
+
+/// How a page is taken out of the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EvictBy {
+    /// MOVE where the kernel has it, else write-protect and drop.
+    #[default]
+    Auto,
+    /// The agent moves pages into its staging area (Linux 6.8 and newer).
+    Move,
+    /// Write-protect, read, drop: older kernels.
+    Drop,
+}
+
+/// Options of one client, validated by whoever builds it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClientOptions {
+    /// DRAM for the client in bytes; `u64::MAX` = no limit.
+    pub memory_max: u64,
+    /// Tier specifications in the user's syntax, fastest first; never empty.
+    pub tiers: Vec<String>,
+    /// Reclaim policy name.
+    pub reclaim: String,
+    /// Prefetch policy name.
+    pub prefetch: String,
+    /// When every tier is full.
+    pub when_full: WhenFull,
+    /// Which eviction mechanism to use.
+    pub evict_by: EvictBy,
+    /// Suppress everything but errors on stderr.
+    pub quiet: bool,
+}
+
+/// One `undercroft run`.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// The client's options.
+    pub client: ClientOptions,
+    /// Program and arguments; never empty.
+    pub command: Vec<std::ffi::OsString>,
+    /// Where to write the report.
+    pub report: Option<PathBuf>,
+}
