@@ -1,0 +1,1 @@
+//! Runs unmodified programs plain and under Undercroft, and compares what they did, byte for byte.
