@@ -236,7 +236,7 @@ impl Thread {
     fn far_stride(&self, page: u64) -> Option<i64> {
         self.loose
             .iter()
-            .filter(|&&other| other != NO_PAGE)
+            .filter(|&&other| other != NO_PAGE && other != page)
             .map(|other| page.wrapping_sub(*other))
             .find(|&stride| {
                 let second = page.wrapping_sub(stride.wrapping_mul(2));

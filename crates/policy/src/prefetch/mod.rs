@@ -1,5 +1,7 @@
 //! Prefetch policies: which neighbours of a faulting page come along with it.
 
+#[cfg(test)]
+mod contract;
 pub mod majority;
 pub mod none;
 pub mod readahead;

@@ -83,17 +83,17 @@ impl Prefetch for Readahead {
             _ => 1,
         };
         let mask = u64::from(pages - 1);
-        let end = (fault.page.0 | mask).saturating_add(1);
+        let block_last = fault.page.0 | mask;
         self.seen[place] = Some(Seen {
             key,
-            next: VirtPage(end),
+            next: VirtPage(block_last.wrapping_add(1)),
             last: fault.page,
             pages,
             used_at: self.clock,
         });
         Window {
             stride: 1,
-            count: (end - fault.page.0 - 1) as u32,
+            count: (block_last - fault.page.0) as u32,
         }
     }
 

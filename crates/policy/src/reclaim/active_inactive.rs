@@ -1,4 +1,40 @@
 //! Active and inactive lists (RapidSwap §3.1) with activation by refault distance. The default.
+//!
+//! ```text
+//! first touch, prefetch, far refault          near refault, returned, used again
+//!            v                                              v
+//!      [ inactive, at least 10 % ] <---- overflow ---- [ active, at most 90 % ]
+//!            v                                    (a used page goes round again)
+//!         victims; active fronts when inactive is empty
+//! ```
+//! A live client gives no access bits, so arrivals must tell which pages are hot. A page that comes back after few
+//! evictions left too early. *Few* is relative: the threshold follows the lowest tenth of the distances seen (within a
+//! quarter and four times the resident pages), so active changes slowly and fills with the hottest pages whatever the
+//! load; in a loop larger than memory a part of it sticks and hits, where plain FIFO never does. A scan passes through
+//! the inactive tenth only.
+//!
+//! Misses relative to FIFO (`lru` without touches), memory 25 % of 16,384 pages, 1.5 million references after which
+//! the first third is not counted; `lru+touch` sees every reference, which no live client gives
+//! (`cargo test --release -p undercroft-policy -- --ignored --nocapture simulation_table`, seeded):
+//!
+//! ```text
+//!                 FIFO active_inactive lru+touch
+//! zipf0.7       51.56%           86.4%     92.0%
+//! zipf0.99      23.74%           77.8%     84.4%
+//! zipf1.2        8.81%           72.8%     79.0%
+//! uniform       75.10%          100.1%    100.0%
+//! loop38%      100.00%           45.5%    100.0%
+//! loop100%     100.00%           82.9%    100.0%
+//! zipf+scan     50.05%           77.9%     92.5%
+//! bursts        50.17%           90.0%     96.4%
+//! phases        24.01%           86.6%     85.7%
+//! drift          4.97%          100.6%     50.3%
+//! zipf+loop     71.39%           77.7%     95.7%
+//! ```
+//! Rejected, same runs: activation when the distance is below the resident or active pages (Linux `workingset.c`):
+//! zipf 0.99 83 %, loops 100 %; active at most 50 / 80 %: 3-6 % more misses; up to three further laps in active by
+//! distance: zipf -0.5 %, drift +60 %; first touches fill active: zipf 1.2 +7 %, drift +50 %; no upper bound on the
+//! distance: bursts of scanning +10 %; no lower bound: small loops -80 %, but drift +80 %.
 
 use undercroft_base::{PageCount, PageNo};
 
@@ -8,72 +44,94 @@ use super::{Arrival, Reclaim, Verdict};
 const INACTIVE: List = List::A;
 const ACTIVE: List = List::B;
 
+/// Used again since it was last looked at.
 const USED: u8 = 1;
+/// Came by prefetch and is not known to be used: its first touch is no second one.
+const UNPROVEN: u8 = 2;
+
+/// Active holds at most this share of the pages.
+const ACTIVE_PERCENT_MAX: u64 = 90;
+/// Share of the refaults that activate, as the threshold aims at.
+const NEAR_PERCENT: u64 = 10;
+/// The threshold moves by about 1/64 of itself with each refault.
+const THRESHOLD_STEPS: u64 = 64;
+/// Refaults beyond this multiple of the resident pages are cold.
+const FAR_TIMES: u64 = 4;
+/// Refaults within this fraction of the resident pages always activate.
+const NEAR_FRACTION: u64 = 4;
 
 /// See the module.
-#[derive(Default)]
 pub struct ActiveInactive {
     lists: PageLists,
+    /// Refault distance up to which a page is hot.
+    threshold: u64,
+}
+
+impl Default for ActiveInactive {
+    fn default() -> Self {
+        ActiveInactive::new()
+    }
 }
 
 impl ActiveInactive {
     /// Empty.
     pub fn new() -> ActiveInactive {
-        ActiveInactive::default()
-    }
-
-    /// Moves the active front into the inactive back while active is above its share.
-    fn shrink_active(&mut self, most: usize) {
-        for _ in 0..most {
-            let active = self.lists.len(ACTIVE).0;
-            let Some(page) = self.lists.front(ACTIVE) else {
-                return;
-            };
-            if active * 10 <= self.lists.total().0 * 8 {
-                return;
-            }
-            let used = self.lists.mark(page) == USED;
-            self.lists.set_mark(page, 0);
-            self.lists
-                .move_to_back(if used { ACTIVE } else { INACTIVE }, page);
+        ActiveInactive {
+            lists: PageLists::new(),
+            threshold: u64::MAX,
         }
     }
 
-    fn look(
-        &mut self,
-        list: List,
-        wanted: &mut usize,
-        looks: &mut usize,
-        verdict: &mut dyn FnMut(PageNo) -> Verdict,
-        out: &mut Vec<PageNo>,
-    ) {
-        for _ in 0..self.lists.len(list).0 {
-            let Some(page) = self.lists.front(list) else {
+    /// Pages on the active list.
+    pub fn active(&self) -> PageCount {
+        self.lists.len(ACTIVE)
+    }
+
+    /// True when a refault at `distance` is near; moves the threshold.
+    fn is_near(&mut self, distance: u64) -> bool {
+        let resident = self.lists.total().0;
+        let far = resident.saturating_mul(FAR_TIMES);
+        if distance > far {
+            return false;
+        }
+        let threshold = self.threshold.min(far);
+        let near = distance <= threshold.max(resident / NEAR_FRACTION);
+        self.threshold = if distance <= threshold {
+            threshold - (threshold * (100 - NEAR_PERCENT)).div_ceil(100 * THRESHOLD_STEPS)
+        } else {
+            threshold + (threshold * NEAR_PERCENT) / (100 * THRESHOLD_STEPS) + 1
+        };
+        near
+    }
+
+    /// Moves the active front to inactive while active is above its share; looks at up to `most` pages.
+    fn shrink_active(&mut self, most: usize) {
+        for _ in 0..most {
+            if self.lists.len(ACTIVE).0 * 100 <= self.lists.total().0 * ACTIVE_PERCENT_MAX {
+                return;
+            }
+            let Some(page) = self.lists.front(ACTIVE) else {
                 return;
             };
-            if *wanted == 0 || *looks == 0 {
-                return;
-            }
-            *looks -= 1;
+            let used = self.lists.mark(page) == USED;
+            self.lists.set_mark(page, 0);
+            let list = if used { ACTIVE } else { INACTIVE };
             self.lists.move_to_back(list, page);
-            if verdict(page) == Verdict::Take {
-                out.push(page);
-                *wanted -= 1;
-            }
         }
     }
 }
 
 impl Reclaim for ActiveInactive {
     fn insert(&mut self, page: PageNo, arrival: Arrival) {
-        let list = match arrival {
-            Arrival::FirstTouch | Arrival::Prefetch => INACTIVE,
-            Arrival::SwapIn { distance } if distance.0 <= self.lists.total().0 => ACTIVE,
-            Arrival::SwapIn { .. } => INACTIVE,
-            Arrival::Returned => ACTIVE,
+        let (list, mark) = match arrival {
+            Arrival::FirstTouch => (INACTIVE, 0),
+            Arrival::Prefetch => (INACTIVE, UNPROVEN),
+            Arrival::SwapIn { distance } if self.is_near(distance.0) => (ACTIVE, 0),
+            Arrival::SwapIn { .. } => (INACTIVE, 0),
+            Arrival::Returned => (ACTIVE, 0),
         };
         self.lists.push_back(list, page);
-        self.lists.set_mark(page, 0);
+        self.lists.set_mark(page, mark);
         self.shrink_active(2);
     }
 
@@ -82,14 +140,15 @@ impl Reclaim for ActiveInactive {
     }
 
     fn touch(&mut self, page: PageNo, _write: bool) {
-        match self.lists.list(page) {
-            Some(INACTIVE) if self.lists.mark(page) == USED => {
+        match (self.lists.list(page), self.lists.mark(page)) {
+            (None, _) => {}
+            (Some(_), UNPROVEN) => self.lists.set_mark(page, 0),
+            (Some(INACTIVE), USED) => {
                 self.lists.set_mark(page, 0);
                 self.lists.move_to_back(ACTIVE, page);
                 self.shrink_active(2);
             }
-            Some(_) => self.lists.set_mark(page, USED),
-            None => {}
+            (Some(_), _) => self.lists.set_mark(page, USED),
         }
     }
 
@@ -100,10 +159,30 @@ impl Reclaim for ActiveInactive {
         verdict: &mut dyn FnMut(PageNo) -> Verdict,
         out: &mut Vec<PageNo>,
     ) {
-        let (mut wanted, mut looks) = (want, scan_max);
         self.shrink_active(scan_max);
-        self.look(INACTIVE, &mut wanted, &mut looks, verdict, out);
-        self.look(ACTIVE, &mut wanted, &mut looks, verdict, out);
+        let (mut wanted, mut looks) = (want, scan_max);
+        for list in [INACTIVE, ACTIVE] {
+            // Looked-at pages go to the back, so one lap is exactly the pages here now.
+            for _ in 0..self.lists.len(list).0 {
+                let Some(page) = self.lists.front(list) else {
+                    break;
+                };
+                if wanted == 0 || looks == 0 {
+                    return;
+                }
+                looks -= 1;
+                if list == INACTIVE && self.lists.mark(page) == USED {
+                    self.lists.set_mark(page, 0);
+                    self.lists.move_to_back(ACTIVE, page);
+                    continue;
+                }
+                self.lists.move_to_back(list, page);
+                if verdict(page) == Verdict::Take {
+                    out.push(page);
+                    wanted -= 1;
+                }
+            }
+        }
     }
 
     fn len(&self) -> PageCount {
@@ -112,5 +191,70 @@ impl Reclaim for ActiveInactive {
 
     fn name(&self) -> &'static str {
         "active_inactive"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn select(policy: &mut ActiveInactive, want: usize) -> Vec<u32> {
+        let mut out = Vec::new();
+        policy.select(want, 1000, &mut |_| Verdict::Take, &mut out);
+        for &page in &out {
+            policy.remove(page);
+        }
+        out.into_iter().map(|page| page.0).collect()
+    }
+
+    fn filled(pages: u32) -> ActiveInactive {
+        let mut policy = ActiveInactive::new();
+        for page in 0..pages {
+            policy.insert(PageNo(page), Arrival::FirstTouch);
+        }
+        policy
+    }
+
+    #[test]
+    fn near_refault_outlives_a_scan() {
+        let mut policy = filled(100);
+        let distance = PageCount(3);
+        assert_eq!(select(&mut policy, 1), [0]);
+        policy.insert(PageNo(0), Arrival::SwapIn { distance });
+        for page in 100..1000 {
+            policy.insert(PageNo(page), Arrival::FirstTouch);
+            assert_ne!(select(&mut policy, 1), [0]);
+        }
+    }
+
+    #[test]
+    fn far_refault_and_prefetch_leave_in_order_of_arrival() {
+        let mut policy = filled(10);
+        let distance = PageCount(1000);
+        policy.insert(PageNo(20), Arrival::SwapIn { distance });
+        policy.insert(PageNo(21), Arrival::Prefetch);
+        assert_eq!(select(&mut policy, 12)[10..], [20, 21]);
+    }
+
+    #[test]
+    fn first_touch_of_a_prefetched_page_is_not_a_second_use() {
+        let mut policy = filled(4);
+        policy.insert(PageNo(20), Arrival::Prefetch);
+        policy.touch(PageNo(20), false);
+        policy.touch(PageNo(0), false);
+        assert_eq!(select(&mut policy, 4), [1, 2, 3, 20]);
+    }
+
+    #[test]
+    fn active_front_leaves_when_inactive_is_empty() {
+        let mut policy = ActiveInactive::new();
+        for page in 0..100 {
+            policy.insert(PageNo(page), Arrival::Returned);
+        }
+        assert!(policy.active().0 <= 91);
+        let mut order = select(&mut policy, 100);
+        assert_eq!(policy.len(), PageCount(0));
+        order.sort_unstable();
+        assert_eq!(order, (0..100).collect::<Vec<_>>());
     }
 }

@@ -3,8 +3,12 @@
 pub mod active_inactive;
 pub mod clock;
 pub mod clock_w;
+#[cfg(test)]
+mod contract;
 pub mod lists;
 pub mod lru;
+#[cfg(test)]
+mod simulation;
 
 use undercroft_base::{PageCount, PageNo};
 

@@ -1,0 +1,85 @@
+//! The contract of [`Prefetch`]: every implementation passes it.
+
+use proptest::prelude::*;
+use undercroft_base::{SpaceId, ThreadId, VirtPage};
+
+use super::{FaultSeen, NAMES, WINDOW_MAX, by_name};
+use crate::test_random::Random;
+
+/// Page numbers round the ends of the number space, of a heap, and of nothing in particular.
+fn page(random: &mut Random, last: u64) -> u64 {
+    match random.below(6) {
+        0 => random.next(),
+        1 => random.below(4),
+        2 => u64::MAX - random.below(4),
+        3 => 0x7_f000_0000 + random.below(1000),
+        _ => last.wrapping_add(random.below(9)).wrapping_sub(4),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn every_prefetcher_bounds_its_window_for_any_fault(seed: u64, faults in 0..3000usize, threads in 1..200u64) {
+        for name in NAMES {
+            let mut prefetch = by_name(name).expect("a known policy");
+            let mut random = Random::new(seed);
+            let mut last = 0;
+            for _ in 0..faults {
+                last = page(&mut random, last);
+                let fault = FaultSeen {
+                    space: SpaceId(random.below(1 + threads / 8) as u32),
+                    page: VirtPage(last),
+                    thread: ThreadId(random.below(threads) as u32),
+                    first_touch: random.below(2) == 0,
+                };
+                let window = prefetch.on_fault(fault);
+                prop_assert!(window.count <= WINDOW_MAX);
+                prop_assert!(window.count == 0 || window.stride != 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_prefetcher_but_none_follows_a_scan_and_ignores_random_faults() {
+    for name in NAMES {
+        let mut prefetch = by_name(name).expect("a known policy");
+        assert_eq!(prefetch.name(), name);
+        let mut fault = FaultSeen {
+            space: SpaceId(1),
+            page: VirtPage(1 << 20),
+            thread: ThreadId(1),
+            first_touch: false,
+        };
+        let mut faults = 0;
+        while fault.page.0 < (1 << 20) + 4096 {
+            let window = prefetch.on_fault(fault);
+            fault.page.0 += 1 + u64::from(window.count);
+            faults += 1;
+        }
+        assert!(
+            name == "none" || faults <= 4096 / 8 + 10,
+            "{name}: {faults}"
+        );
+        let mut random = Random::new(9);
+        let mut brought = 0;
+        for _ in 0..10_000 {
+            fault.page.0 = random.below(1 << 24);
+            brought += prefetch.on_fault(fault).count;
+        }
+        assert!(
+            brought < 100,
+            "{name}: {brought} pages brought at random faults"
+        );
+    }
+}
+
+#[test]
+fn unknown_prefetcher_error_lists_the_names() {
+    let error = by_name("x").err().expect("no such policy").to_string();
+    assert_eq!(
+        error,
+        "there is no prefetch policy `x`; use one of: majority, readahead, none"
+    );
+}
