@@ -8,7 +8,7 @@
 //!   [`LOOSE`] + 1 faults that no stream claimed, so two far-striding scans may be interleaved.
 //! - Prefetched pages are mapped and do not fault: a scan that goes on appears as a fault just behind the window. That
 //!   is the hit, and the window doubles. A fault inside the window (the engine brought less) keeps it.
-//! - Off the trend nothing is fetched; an eighth of the window is remembered, for scans that jump between rows.
+//! - Off the trend nothing is fetched; an eighth of the window is remembered, for scans that skip a little.
 //!
 //! ```text
 //! fault at p, window 3, stride s:   p   p+s  p+2s  p+3s  p+4s  ...
