@@ -1,0 +1,486 @@
+//! What a run tells afterwards (the report file, JSON version 1) and while it lasts (a snapshot), with plain inputs.
+//!
+//! Everything is in base units: seconds, bytes, counts. Field names are a promise to readers: a test compares them.
+//! Adding a field keeps `schema_version`; renaming or removing one raises it.
+
+mod summary;
+#[cfg(test)]
+mod tests;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use undercroft_base::{Bytes, Nanos, TierInfo, TierKind, TierUsage};
+use undercroft_engine::Stats;
+
+pub use summary::human_summary;
+
+/// The version of the report file and of snapshots.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// The whole report of one run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA_VERSION`] of the writer.
+    pub schema_version: u32,
+    /// Version of Undercroft.
+    pub version: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Program and arguments; bytes that are not UTF-8 are replaced.
+    pub command: Vec<String>,
+    /// What `undercroft run` exits with: the child's status, or 128 + signal.
+    pub exit_status: i32,
+    /// Start of the program to its end.
+    pub wall_seconds: f64,
+    /// The limit; null when there was none.
+    pub memory_max_bytes: Option<u64>,
+    /// Most resident managed pages at once.
+    pub resident_bytes_peak: u64,
+    /// Most DRAM at once: resident managed pages plus what RAM tiers held.
+    pub dram_bytes_peak: u64,
+    /// Faults served.
+    pub faults: Faults,
+    /// From reading the fault to waking the thread; null when there was no fault.
+    pub fault_latency_seconds: Option<Quantiles>,
+    /// Sum over threads of the time they waited for a page.
+    pub stall_seconds: f64,
+    /// Pages moved.
+    pub pages: Pages,
+    /// Each tier, fastest first.
+    pub tiers: Vec<TierReport>,
+    /// Time above the limit.
+    pub limit_exceeded: LimitExceeded,
+    /// What managing cost.
+    pub manager: ManagerCost,
+    /// Address spaces managed, forked children included.
+    pub spaces: u64,
+    /// How pages were taken out: `move` or `drop`.
+    pub evict_by: String,
+    /// The choices made.
+    pub policies: Policies,
+    /// The engine's counters.
+    pub counters: Counters,
+}
+
+/// Faults by what they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Faults {
+    /// All messages.
+    pub total: u64,
+    /// Pages never touched before.
+    pub first_touch: u64,
+    /// Pages brought back from a tier.
+    pub swap_in: u64,
+    /// Writes to protected pages.
+    pub write_protect: u64,
+    /// Prefetched pages taken to have been used, so faults that did not happen.
+    pub prefetch_hits: u64,
+}
+
+/// Pages moved, by how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// Installed from a tier.
+    pub swapped_in: u64,
+    /// Evicted, those of the next two lines included.
+    pub swapped_out: u64,
+    /// Evicted without a write: the copy below was still right.
+    pub clean_dropped: u64,
+    /// Evicted into the page entry itself: one word repeated.
+    pub same_filled: u64,
+    /// Installed besides a faulting page.
+    pub prefetched: u64,
+}
+
+/// A latency distribution, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Quantiles {
+    /// Median.
+    pub p50: f64,
+    /// 90 of 100 were faster.
+    pub p90: f64,
+    /// 99 of 100 were faster.
+    pub p99: f64,
+    /// 999 of 1000 were faster.
+    pub p999: f64,
+    /// The slowest.
+    pub max: f64,
+}
+
+/// One tier over the whole run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TierReport {
+    /// As the user gave it.
+    pub name: String,
+    /// `ram` or `file`.
+    pub kind: String,
+    /// True when its speed was emulated.
+    pub emulated: bool,
+    /// Most it could hold.
+    pub capacity_bytes: u64,
+    /// Most page bytes at once, before compression.
+    pub logical_bytes_peak: u64,
+    /// Most copy bytes at once, after compression.
+    pub stored_bytes_peak: u64,
+    /// Most bytes taken from the memory or device below, with fragmentation and metadata.
+    pub held_bytes_peak: u64,
+    /// Page bytes per stored byte at the logical peak; null when nothing was stored.
+    pub ratio: Option<f64>,
+    /// Pages read.
+    pub reads: u64,
+    /// Pages written.
+    pub writes: u64,
+    /// Reads that failed or did not verify, and writes the device refused.
+    pub errors: u64,
+    /// Time of one read; null when there was none.
+    pub read_latency_seconds: Option<Quantiles>,
+}
+
+/// How far and how long DRAM was above the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LimitExceeded {
+    /// Times the limit was crossed upwards.
+    pub events: u64,
+    /// Most bytes above it.
+    pub bytes_peak: u64,
+    /// Time above it.
+    pub seconds: f64,
+}
+
+/// What the manager itself used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ManagerCost {
+    /// CPU time of the manager, all threads.
+    pub cpu_seconds: f64,
+    /// Page table, policy and ledger bytes in use.
+    pub metadata_bytes: u64,
+    /// The same for each managed page; null when no page was managed.
+    pub metadata_bytes_per_page: Option<f64>,
+}
+
+/// Names of the policies in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policies {
+    /// Who chooses victims.
+    pub reclaim: String,
+    /// Who chooses neighbours.
+    pub prefetch: String,
+}
+
+/// The engine's counters that have no place above; see `undercroft_engine::Stats` for their meaning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Faults of pages already on their way or already there.
+    pub repeated: u64,
+    /// Faults that waited for reclaim.
+    pub waited_for_room: u64,
+    /// Zero pages mapped besides a first touch.
+    pub zero_ahead: u64,
+    /// Pages moved from one tier to the next.
+    pub demoted: u64,
+    /// Victims that were pinned or shared.
+    pub refused_busy: u64,
+    /// Victims no tier would take.
+    pub refused_store: u64,
+    /// Victims touched while leaving.
+    pub recalled: u64,
+    /// Pages whose copies failed to verify.
+    pub lost: u64,
+    /// Pages the kernel had dropped without an event.
+    pub vanished: u64,
+    /// Faults served above the limit.
+    pub over_limit: u64,
+}
+
+/// Plain inputs of one report.
+pub struct ReportInputs<'a> {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// What the run exits with.
+    pub exit_status: i32,
+    /// Start to end.
+    pub wall: Nanos,
+    /// The limit; `u64::MAX` = none.
+    pub memory_max: u64,
+    /// The engine's counters.
+    pub stats: &'a Stats,
+    /// Write-protect faults, which the engine does not see.
+    pub write_protect_faults: u64,
+    /// Fault latency in nanoseconds.
+    pub fault_latency: &'a Histogram<u64>,
+    /// Sum of waiting times.
+    pub stall: Nanos,
+    /// Each tier, fastest first.
+    pub tiers: Vec<TierInputs<'a>>,
+    /// Time above the limit.
+    pub limit_exceeded: LimitExceeded,
+    /// CPU time of the manager.
+    pub manager_cpu: Nanos,
+    /// Metadata in use at its peak.
+    pub metadata: Bytes,
+    /// Most pages managed at once.
+    pub managed_pages: u64,
+    /// Address spaces managed.
+    pub spaces: u64,
+    /// `move` or `drop`.
+    pub evict_by: &'a str,
+    /// Names in force.
+    pub policies: Policies,
+}
+
+/// Plain inputs of one tier.
+pub struct TierInputs<'a> {
+    /// What it is.
+    pub info: &'a TierInfo,
+    /// Peak of each field by itself.
+    pub peak: TierUsage,
+    /// What it held when the logical peak was reached: gives the ratio.
+    pub at_logical_peak: TierUsage,
+    /// Pages read.
+    pub reads: u64,
+    /// Pages written.
+    pub writes: u64,
+    /// Failed reads and writes.
+    pub errors: u64,
+    /// Read latency in nanoseconds.
+    pub read_latency: &'a Histogram<u64>,
+}
+
+/// One running client, as `status --json` gives it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// [`SCHEMA_VERSION`] of the writer.
+    pub schema_version: u32,
+    /// Version of Undercroft.
+    pub version: String,
+    /// Process id of the keeper (`undercroft run`).
+    pub pid: u32,
+    /// Process id of the program.
+    pub client_pid: u32,
+    /// Process id of the manager.
+    pub manager_pid: u32,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Since the program started.
+    pub uptime_seconds: f64,
+    /// The limit; null when there is none.
+    pub memory_max_bytes: Option<u64>,
+    /// Resident managed pages now.
+    pub resident_bytes: u64,
+    /// Resident managed pages plus what RAM tiers hold, now.
+    pub dram_bytes: u64,
+    /// Each tier now, fastest first.
+    pub tiers: Vec<TierSnapshot>,
+    /// Faults since the start.
+    pub faults: Faults,
+    /// Distribution since the start; null when there was no fault.
+    pub fault_latency_seconds: Option<Quantiles>,
+    /// Pages moved since the start.
+    pub pages: Pages,
+    /// Over the time since the previous snapshot was taken.
+    pub rates: Rates,
+    /// Time above the limit so far.
+    pub limit_exceeded: LimitExceeded,
+    /// Names in force.
+    pub policies: Policies,
+    /// The engine's counters.
+    pub counters: Counters,
+}
+
+/// One tier at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TierSnapshot {
+    /// As the user gave it.
+    pub name: String,
+    /// `ram` or `file`.
+    pub kind: String,
+    /// True when its speed is emulated.
+    pub emulated: bool,
+    /// Page bytes held, before compression.
+    pub logical_bytes: u64,
+    /// Copy bytes held, after compression.
+    pub stored_bytes: u64,
+    /// Bytes taken from the memory or device below.
+    pub held_bytes: u64,
+    /// Page bytes per stored byte; null when it is empty.
+    pub ratio: Option<f64>,
+    /// Pages read since the start.
+    pub reads: u64,
+    /// Pages written since the start.
+    pub writes: u64,
+}
+
+/// Events in one second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Faults.
+    pub faults_per_second: f64,
+    /// Pages installed from a tier.
+    pub swapped_in_per_second: f64,
+    /// Pages evicted.
+    pub swapped_out_per_second: f64,
+}
+
+impl Quantiles {
+    /// The distribution of a histogram of nanoseconds; `None` when it is empty.
+    pub fn of(nanos: &Histogram<u64>) -> Option<Quantiles> {
+        let at = |quantile| Nanos(nanos.value_at_quantile(quantile)).seconds();
+        (!nanos.is_empty()).then(|| Quantiles {
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: Nanos(nanos.max()).seconds(),
+        })
+    }
+}
+
+impl Rates {
+    /// From two readings `seconds` apart; zero when no time has passed.
+    pub fn between(before: &Stats, after: &Stats, seconds: f64) -> Rates {
+        let rate = |before: u64, after: u64| match seconds > 0.0 {
+            true => after.saturating_sub(before) as f64 / seconds,
+            false => 0.0,
+        };
+        Rates {
+            faults_per_second: rate(before.faults, after.faults),
+            swapped_in_per_second: rate(before.pages_swapped_in, after.pages_swapped_in),
+            swapped_out_per_second: rate(before.pages_swapped_out, after.pages_swapped_out),
+        }
+    }
+}
+
+impl Faults {
+    /// The engine's counts, with write-protect faults counted by the caller.
+    pub fn of(stats: &Stats, write_protect: u64) -> Faults {
+        Faults {
+            total: stats.faults,
+            first_touch: stats.first_touch,
+            swap_in: stats.swap_in,
+            write_protect,
+            prefetch_hits: stats.prefetch_hits,
+        }
+    }
+}
+
+impl From<&Stats> for Pages {
+    fn from(stats: &Stats) -> Pages {
+        Pages {
+            swapped_in: stats.pages_swapped_in,
+            swapped_out: stats.pages_swapped_out,
+            clean_dropped: stats.clean_dropped,
+            same_filled: stats.same_filled,
+            prefetched: stats.prefetched,
+        }
+    }
+}
+
+impl From<&Stats> for Counters {
+    fn from(stats: &Stats) -> Counters {
+        Counters {
+            repeated: stats.repeated,
+            waited_for_room: stats.waited_for_room,
+            zero_ahead: stats.zero_ahead,
+            demoted: stats.demoted,
+            refused_busy: stats.refused_busy,
+            refused_store: stats.refused_store,
+            recalled: stats.recalled,
+            lost: stats.lost,
+            vanished: stats.vanished,
+            over_limit: stats.over_limit,
+        }
+    }
+}
+
+impl TierReport {
+    fn of(inputs: &TierInputs<'_>) -> TierReport {
+        TierReport {
+            name: inputs.info.name.clone(),
+            kind: kind_name(inputs.info.kind).to_owned(),
+            emulated: inputs.info.emulated,
+            capacity_bytes: inputs.info.capacity.0,
+            logical_bytes_peak: inputs.peak.logical.0,
+            stored_bytes_peak: inputs.peak.stored.0,
+            held_bytes_peak: inputs.peak.held.0,
+            ratio: ratio(inputs.at_logical_peak),
+            reads: inputs.reads,
+            writes: inputs.writes,
+            errors: inputs.errors,
+            read_latency_seconds: Quantiles::of(inputs.read_latency),
+        }
+    }
+}
+
+impl TierSnapshot {
+    /// What the tier holds now.
+    pub fn of(info: &TierInfo, usage: TierUsage, reads: u64, writes: u64) -> TierSnapshot {
+        TierSnapshot {
+            name: info.name.clone(),
+            kind: kind_name(info.kind).to_owned(),
+            emulated: info.emulated,
+            logical_bytes: usage.logical.0,
+            stored_bytes: usage.stored.0,
+            held_bytes: usage.held.0,
+            ratio: ratio(usage),
+            reads,
+            writes,
+        }
+    }
+}
+
+impl Report {
+    /// Puts a report together; reads the kernel's release, nothing else.
+    pub fn new(inputs: &ReportInputs<'_>) -> Report {
+        let stats = inputs.stats;
+        let per_page = (inputs.managed_pages > 0)
+            .then(|| inputs.metadata.0 as f64 / inputs.managed_pages as f64);
+        Report {
+            schema_version: SCHEMA_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: kernel_release(),
+            command: inputs.command.clone(),
+            exit_status: inputs.exit_status,
+            wall_seconds: inputs.wall.seconds(),
+            memory_max_bytes: limit(inputs.memory_max),
+            resident_bytes_peak: stats.resident_peak.bytes().0,
+            dram_bytes_peak: stats.dram_peak.0,
+            faults: Faults::of(stats, inputs.write_protect_faults),
+            fault_latency_seconds: Quantiles::of(inputs.fault_latency),
+            stall_seconds: inputs.stall.seconds(),
+            pages: Pages::from(stats),
+            tiers: inputs.tiers.iter().map(TierReport::of).collect(),
+            limit_exceeded: inputs.limit_exceeded,
+            manager: ManagerCost {
+                cpu_seconds: inputs.manager_cpu.seconds(),
+                metadata_bytes: inputs.metadata.0,
+                metadata_bytes_per_page: per_page,
+            },
+            spaces: inputs.spaces,
+            evict_by: inputs.evict_by.to_owned(),
+            policies: inputs.policies.clone(),
+            counters: Counters::from(stats),
+        }
+    }
+}
+
+/// The limit as reports give it: `None` for "no limit".
+pub fn limit(memory_max: u64) -> Option<u64> {
+    (memory_max != u64::MAX).then_some(memory_max)
+}
+
+/// The running kernel's release, or `unknown`.
+pub fn kernel_release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
+}
+
+fn kind_name(kind: TierKind) -> &'static str {
+    match kind {
+        TierKind::Ram => "ram",
+        TierKind::File => "file",
+    }
+}
+
+fn ratio(usage: TierUsage) -> Option<f64> {
+    (usage.stored.0 > 0).then(|| usage.logical.0 as f64 / usage.stored.0 as f64)
+}

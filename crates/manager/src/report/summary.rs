@@ -1,0 +1,153 @@
+//! The few lines a person reads on stderr when a run has ended.
+
+use undercroft_base::{Bytes, Nanos};
+
+use super::{Quantiles, Report, TierReport};
+
+const DIM: &str = "\x1b[2m";
+const BOLD: &str = "\x1b[1m";
+const WARN: &str = "\x1b[33m";
+const OFF: &str = "\x1b[0m";
+
+/// About eight aligned lines. `color`: the caller's decision (a terminal, and `NO_COLOR` not set).
+pub fn human_summary(report: &Report, color: bool) -> String {
+    let paint = |code: &'static str| if color { code } else { "" };
+    let mut text = String::new();
+    let mut line = |label: &str, value: String| {
+        let (dim, off) = (paint(DIM), paint(OFF));
+        text.push_str(&format!("  {dim}{label:<10}{off} {value}\n"));
+    };
+    line(
+        "time",
+        format!(
+            "{}, exit status {}",
+            seconds(report.wall_seconds),
+            report.exit_status
+        ),
+    );
+    line("faults", faults(report));
+    line(
+        "latency",
+        match &report.fault_latency_seconds {
+            Some(q) => format!(
+                "{}, stalled {}",
+                quantiles(q),
+                seconds(report.stall_seconds)
+            ),
+            None => "no fault was needed".to_owned(),
+        },
+    );
+    line("pages", pages(report));
+    line("memory", memory(report));
+    for tier in &report.tiers {
+        line("tier", self::tier(tier));
+    }
+    line(
+        "manager",
+        format!(
+            "{} of CPU, {} of metadata, {} address space{}",
+            seconds(report.manager.cpu_seconds),
+            Bytes(report.manager.metadata_bytes),
+            report.spaces,
+            if report.spaces == 1 { "" } else { "s" },
+        ),
+    );
+    for warning in warnings(report) {
+        line("warning", format!("{}{warning}{}", paint(WARN), paint(OFF)));
+    }
+    format!(
+        "{}undercroft{} {}\n{text}",
+        paint(BOLD),
+        paint(OFF),
+        report.command.join(" ")
+    )
+}
+
+fn faults(report: &Report) -> String {
+    let faults = report.faults;
+    format!(
+        "{}: {} first touch, {} swap-in; {} avoided by prefetch",
+        faults.total, faults.first_touch, faults.swap_in, faults.prefetch_hits
+    )
+}
+
+fn pages(report: &Report) -> String {
+    let pages = report.pages;
+    format!(
+        "{} in ({} ahead of need), {} out ({} clean, {} same-filled)",
+        pages.swapped_in,
+        pages.prefetched,
+        pages.swapped_out,
+        pages.clean_dropped,
+        pages.same_filled
+    )
+}
+
+fn memory(report: &Report) -> String {
+    let limit = report
+        .memory_max_bytes
+        .map_or("no limit".to_owned(), |max| format!("limit {}", Bytes(max)));
+    format!(
+        "{} DRAM at most ({limit}), {} of it resident at most",
+        Bytes(report.dram_bytes_peak),
+        Bytes(report.resident_bytes_peak)
+    )
+}
+
+fn tier(tier: &TierReport) -> String {
+    let ratio = tier
+        .ratio
+        .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+    let read = match &tier.read_latency_seconds {
+        Some(q) => format!(", read {}", quantiles(q)),
+        None => String::new(),
+    };
+    format!(
+        "{}{}: logical {}, stored {}, ratio {ratio}, {} reads, {} writes{read}",
+        tier.name,
+        if tier.emulated { " (emulated)" } else { "" },
+        Bytes(tier.logical_bytes_peak),
+        Bytes(tier.stored_bytes_peak),
+        tier.reads,
+        tier.writes,
+    )
+}
+
+fn warnings(report: &Report) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let exceeded = report.limit_exceeded;
+    if exceeded.events > 0 {
+        warnings.push(format!(
+            "above the limit {} time{}, by {} at most, for {}",
+            exceeded.events,
+            if exceeded.events == 1 { "" } else { "s" },
+            Bytes(exceeded.bytes_peak),
+            seconds(exceeded.seconds)
+        ));
+    }
+    if report.counters.refused_store > 0 {
+        warnings.push(format!(
+            "{} times no tier would take a page: give a larger tier",
+            report.counters.refused_store
+        ));
+    }
+    if report.counters.lost > 0 {
+        warnings.push(format!(
+            "{} pages were lost: no copy of them verified; check the device below",
+            report.counters.lost
+        ));
+    }
+    let errors: u64 = report.tiers.iter().map(|tier| tier.errors).sum();
+    if errors > 0 {
+        warnings.push(format!("{errors} reads or writes of a tier failed"));
+    }
+    warnings
+}
+
+fn quantiles(q: &Quantiles) -> String {
+    format!("p50 {}, p99 {}", seconds(q.p50), seconds(q.p99))
+}
+
+fn seconds(seconds: f64) -> String {
+    Nanos((seconds * 1e9) as u64).to_string()
+}

@@ -1,0 +1,198 @@
+//! The report's field names, numbers and text.
+
+use hdrhistogram::Histogram;
+use serde_json::Value;
+use undercroft_base::{Bytes, Nanos, PageCount, TierInfo, TierKind, TierUsage};
+use undercroft_engine::Stats;
+
+use super::*;
+
+fn histogram(values: impl IntoIterator<Item = u64>) -> Histogram<u64> {
+    let mut histogram = Histogram::new(3).expect("3 digits are allowed");
+    for value in values {
+        histogram
+            .record(value)
+            .expect("an auto-resizing histogram takes any value");
+    }
+    histogram
+}
+
+fn sample() -> Report {
+    let stats = Stats {
+        faults: 10,
+        first_touch: 4,
+        swap_in: 6,
+        prefetch_hits: 31,
+        pages_swapped_in: 100,
+        pages_swapped_out: 200,
+        clean_dropped: 50,
+        same_filled: 25,
+        prefetched: 94,
+        resident_peak: PageCount(1024),
+        dram_peak: Bytes(6 << 20),
+        ..Stats::default()
+    };
+    let info = TierInfo {
+        name: "ram".into(),
+        kind: TierKind::Ram,
+        emulated: false,
+        capacity: Bytes(1 << 30),
+    };
+    let usage = |logical, stored, held| TierUsage {
+        logical: Bytes(logical),
+        stored: Bytes(stored),
+        held: Bytes(held),
+    };
+    Report::new(&ReportInputs {
+        command: vec!["redis-server".into(), "--port".into(), "7001".into()],
+        exit_status: 0,
+        wall: Nanos(2_500_000_000),
+        memory_max: 8 << 20,
+        stats: &stats,
+        write_protect_faults: 0,
+        fault_latency: &histogram([5_000; 98].into_iter().chain([20_000, 90_000])),
+        stall: Nanos(1_000_000),
+        tiers: vec![TierInputs {
+            info: &info,
+            peak: usage(8 << 20, 2 << 20, 3 << 20),
+            at_logical_peak: usage(8 << 20, 2 << 20, 3 << 20),
+            reads: 100,
+            writes: 125,
+            errors: 0,
+            read_latency: &histogram([]),
+        }],
+        limit_exceeded: LimitExceeded::default(),
+        manager_cpu: Nanos(300_000_000),
+        metadata: Bytes(32768),
+        managed_pages: 2048,
+        spaces: 1,
+        evict_by: "move",
+        policies: Policies {
+            reclaim: "active_inactive".into(),
+            prefetch: "majority".into(),
+        },
+    })
+}
+
+/// Every path of names in a JSON value, arrays as `[]`, sorted.
+fn paths(value: &Value, prefix: &str, out: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if prefix.is_empty() {
+                    name.clone()
+                } else {
+                    format!("{prefix}.{name}")
+                };
+                paths(value, &path, out);
+            }
+        }
+        Value::Array(values) if values.iter().any(Value::is_object) => {
+            for value in values {
+                paths(value, &format!("{prefix}[]"), out);
+            }
+        }
+        _ => out.push(prefix.to_owned()),
+    }
+}
+
+#[test]
+fn report_field_names_are_those_promised() {
+    let json = serde_json::to_value(sample()).expect("a report is plain data");
+    let mut found = Vec::new();
+    paths(&json, "", &mut found);
+    found.sort();
+    let golden = include_str!("golden_fields.txt");
+    assert_eq!(
+        found.join("\n"),
+        golden.trim(),
+        "a renamed field needs a new schema_version"
+    );
+}
+
+#[test]
+fn report_survives_json() {
+    let report = sample();
+    let text = serde_json::to_string(&report).expect("a report is plain data");
+    let back: Report = serde_json::from_str(&text).expect("it reads what it wrote");
+    assert_eq!(back, report);
+}
+
+#[test]
+fn quantiles_are_in_seconds_and_absent_when_empty() {
+    assert_eq!(Quantiles::of(&histogram([])), None);
+    let q = Quantiles::of(&histogram((1..=1000).map(|n| n * 1000))).expect("not empty");
+    for (got, want) in [
+        (q.p50, 500e-6),
+        (q.p90, 900e-6),
+        (q.p99, 990e-6),
+        (q.p999, 999e-6),
+        (q.max, 1e-3),
+    ] {
+        assert!((got - want).abs() / want < 0.002, "{got} is not {want}");
+    }
+}
+
+#[test]
+fn no_limit_is_null_not_a_large_number() {
+    assert_eq!(limit(u64::MAX), None);
+    assert_eq!(limit(1 << 30), Some(1 << 30));
+}
+
+#[test]
+fn rates_need_time_to_pass() {
+    let after = Stats {
+        faults: 10,
+        pages_swapped_in: 20,
+        pages_swapped_out: 30,
+        ..Stats::default()
+    };
+    let rates = Rates::between(&Stats::default(), &after, 2.0);
+    assert_eq!(
+        (
+            rates.faults_per_second,
+            rates.swapped_in_per_second,
+            rates.swapped_out_per_second
+        ),
+        (5.0, 10.0, 15.0)
+    );
+    assert_eq!(
+        Rates::between(&Stats::default(), &after, 0.0),
+        Rates::default()
+    );
+}
+
+#[test]
+fn summary_shows_logical_stored_and_ratio_side_by_side() {
+    let text = human_summary(&sample(), false);
+    assert!(!text.contains('\x1b'), "colour was not asked for: {text:?}");
+    assert!(
+        text.contains("logical 8.0 MiB, stored 2.0 MiB, ratio 4.00"),
+        "{text}"
+    );
+    assert!(
+        text.contains("6.0 MiB DRAM at most (limit 8.0 MiB)"),
+        "{text}"
+    );
+    assert!(text.contains("p50 5.0 us, p99 20.0 us"), "{text}");
+    assert!(!text.contains("warning"), "nothing went wrong: {text}");
+    assert!(text.lines().count() <= 9, "{text}");
+    assert!(human_summary(&sample(), true).contains('\x1b'));
+}
+
+#[test]
+fn summary_warns_of_what_went_wrong() {
+    let mut report = sample();
+    report.limit_exceeded = LimitExceeded {
+        events: 2,
+        bytes_peak: 4096,
+        seconds: 0.5,
+    };
+    report.counters.lost = 3;
+    let text = human_summary(&report, false);
+    assert!(
+        text.contains("above the limit 2 times, by 4.0 KiB at most, for 500.0 ms"),
+        "{text}"
+    );
+    assert!(text.contains("3 pages were lost"), "{text}");
+}
