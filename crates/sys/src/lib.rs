@@ -1,1 +1,15 @@
-//! To come.
+//! Every system call the rest needs and `std` does not give, behind safe functions. All `unsafe` of the manager is here.
+//!
+//! Level 1. errno is folded into meanings here; nobody above looks at a number.
+
+pub mod arena;
+pub mod fdpass;
+pub mod futex;
+pub mod mapping;
+pub mod pagemap;
+pub mod process;
+pub mod procfs;
+pub mod ring;
+pub mod uffd;
+
+mod ioctl;

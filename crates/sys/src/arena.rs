@@ -1,0 +1,81 @@
+//! Pages shared between a thread and the kernel's I/O: who has each page is checked at run time.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use undercroft_base::PAGE_BYTES;
+
+use crate::mapping::PageBuf;
+
+/// A buffer of pages. A page in flight belongs to the kernel: nobody gets a reference to it until its I/O is reaped.
+/// One thread owns the arena; only the in-flight marks are shared with a [`crate::ring::Ring`].
+#[derive(Debug)]
+pub struct PageArena {
+    buffer: PageBuf,
+    in_flight: Vec<AtomicBool>,
+}
+
+impl PageArena {
+    /// `pages` zeroed pages, in memory already.
+    pub fn new(pages: usize) -> io::Result<PageArena> {
+        let in_flight = (0..pages).map(|_| AtomicBool::new(false)).collect();
+        Ok(PageArena {
+            buffer: PageBuf::new(pages)?,
+            in_flight,
+        })
+    }
+
+    /// How many pages.
+    pub fn len(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// True when it has no page.
+    pub fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    fn is_idle(&self, start: usize, end: usize) -> bool {
+        self.in_flight[start..end]
+            .iter()
+            .all(|flag| !flag.load(Ordering::Acquire))
+    }
+
+    /// Pages `start..end`; `None` while one of them is in flight.
+    pub fn pages(&self, start: usize, end: usize) -> Option<&[u8]> {
+        let idle = self.is_idle(start, end);
+        idle.then(|| &self.buffer[start * PAGE_BYTES..end * PAGE_BYTES])
+    }
+
+    /// Pages `start..end`, to write; `None` while one of them is in flight.
+    pub fn pages_mut(&mut self, start: usize, end: usize) -> Option<&mut [u8]> {
+        let idle = self.is_idle(start, end);
+        idle.then(|| &mut self.buffer[start * PAGE_BYTES..end * PAGE_BYTES])
+    }
+
+    /// Page `index`, to write; `None` while it is in flight.
+    pub fn page_mut(&mut self, index: usize) -> Option<&mut [u8]> {
+        self.pages_mut(index, index + 1)
+    }
+
+    /// Marks pages as the kernel's; false (and nothing marked) when one already is.
+    pub(crate) fn start(&self, start: usize, end: usize) -> bool {
+        if !self.is_idle(start, end) {
+            return false;
+        }
+        for flag in &self.in_flight[start..end] {
+            flag.store(true, Ordering::Release);
+        }
+        true
+    }
+
+    pub(crate) fn finish(&self, start: usize, end: usize) {
+        for flag in &self.in_flight[start..end] {
+            flag.store(false, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn address(&self, page: usize) -> *mut u8 {
+        self.buffer.address(page * PAGE_BYTES)
+    }
+}

@@ -1,0 +1,224 @@
+//! Memory that outlives the manager (memfd, mapped shared) and page-aligned private buffers.
+
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use rustix::mm::{self, MapFlags, ProtFlags};
+use undercroft_base::PAGE_BYTES;
+
+/// A mapping that is unmapped on drop.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory owned by this value; what may be done with it from several threads is decided by the
+// types that wrap it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` alone gives no access.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours (made by mmap with this length) and nothing borrows from it any more.
+        let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A memfd mapped shared: ledger, RAM tier, slot tables, command pages. Sparse: only touched pages take memory.
+///
+/// Other processes may map and change it, so no `&[u8]` into it is ever given out: words are atomics, bytes are copied.
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    map: Mapping,
+}
+
+impl SharedMemory {
+    /// A new memfd of `len` bytes (rounded up to pages), all zero, closed on exec.
+    pub fn create(name: &str, len: usize) -> io::Result<SharedMemory> {
+        let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&fd, len.next_multiple_of(PAGE_BYTES) as u64)?;
+        SharedMemory::from_fd(fd)
+    }
+
+    /// Maps an existing memfd whole.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<SharedMemory> {
+        let file = File::from(fd);
+        let len = file.metadata()?.len() as usize;
+        if len == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the shared memory is empty",
+            ));
+        }
+        let fd = OwnedFd::from(file);
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at an address the kernel chooses; it overlaps nothing.
+        let start = unsafe { mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(SharedMemory {
+            fd,
+            map: Mapping { start, len },
+        })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.map.len
+    }
+
+    /// Never: an empty one cannot be made.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The memory as words, shared with whoever else maps it.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: page-aligned, zero-initialised or written through atomics and raw copies; atomics may be changed by others
+        // at any time. The slice lives no longer than the mapping.
+        unsafe { std::slice::from_raw_parts(self.map.start.as_ptr().cast(), self.map.len / 8) }
+    }
+
+    fn check(&self, offset: usize, len: usize) {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.map.len),
+            "access outside the shared memory"
+        );
+    }
+
+    /// Copies bytes out. A writer that races leaves torn bytes: the reader verifies a checksum.
+    pub fn bytes_out(&self, offset: usize, dst: &mut [u8]) {
+        self.check(offset, dst.len());
+        // SAFETY: the source range is inside the mapping (checked); `dst` is exclusive and cannot overlap it. A racing writer
+        // makes the bytes unpredictable, not the copy unsound in practice: `copy_nonoverlapping` is a plain memcpy, and the
+        // bytes are used only after their checksum verifies.
+        unsafe {
+            let src = self.map.start.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len());
+        }
+    }
+
+    /// Copies bytes in. The caller owns the range (nobody else writes it).
+    pub fn bytes_in(&self, offset: usize, src: &[u8]) {
+        self.check(offset, src.len());
+        // SAFETY: the target range is inside the mapping (checked) and `src` cannot overlap it: no reference into the mapping
+        // is ever given out.
+        unsafe {
+            let dst = self.map.start.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len());
+        }
+    }
+
+    /// Gives the pages of the range back to the system; they read as zeros. Partial pages at the ends are zeroed.
+    pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
+        self.check(offset, len);
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(
+            &self.fd,
+            flags,
+            offset as u64,
+            len as u64,
+        )?)
+    }
+
+    /// Memory the memfd really takes, in bytes.
+    pub fn allocated(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
+    }
+}
+
+impl AsFd for SharedMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Private, page-aligned, touched in advance: buffers of the fault path and of O_DIRECT.
+#[derive(Debug)]
+pub struct PageBuf(Mapping);
+
+impl PageBuf {
+    /// `pages` zeroed pages, in memory already.
+    pub fn new(pages: usize) -> io::Result<PageBuf> {
+        let len = pages.max(1) * PAGE_BYTES;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: a fresh anonymous mapping at an address the kernel chooses; it overlaps nothing.
+        let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(PageBuf(Mapping { start, len }))
+    }
+
+    /// The address of byte `offset`, for the kernel to read or write; not derived from a reference.
+    pub(crate) fn address(&self, offset: usize) -> *mut u8 {
+        assert!(offset < self.0.len);
+        // SAFETY: inside the mapping (asserted).
+        unsafe { self.0.start.as_ptr().add(offset) }
+    }
+
+    /// Page `index` of the buffer.
+    pub fn page(&self, index: usize) -> &[u8] {
+        &self[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+    }
+
+    /// Page `index` of the buffer, to write.
+    pub fn page_mut(&mut self, index: usize) -> &mut [u8] {
+        &mut self[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+    }
+}
+
+impl Deref for PageBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping is private to this value, initialised (zero) memory, and borrowed with `self`.
+        unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
+    }
+}
+
+impl DerefMut for PageBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes the borrow exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn shared_memory_is_seen_through_a_second_mapping_and_punches_to_zero() {
+        let memory = SharedMemory::create("test", 8 * PAGE_BYTES).unwrap();
+        let again = SharedMemory::from_fd(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        memory.bytes_in(PAGE_BYTES, &[7; 100]);
+        memory.words()[0].store(42, Ordering::Relaxed);
+        let mut out = [0; 100];
+        again.bytes_out(PAGE_BYTES, &mut out);
+        assert_eq!(
+            (out, again.words()[0].load(Ordering::Relaxed)),
+            ([7; 100], 42)
+        );
+        again.punch(PAGE_BYTES, PAGE_BYTES).unwrap();
+        memory.bytes_out(PAGE_BYTES, &mut out);
+        assert_eq!(out, [0; 100]);
+        assert!(memory.allocated().unwrap() <= 2 * PAGE_BYTES as u64);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn shared_memory_access_beyond_the_end_panics() {
+        SharedMemory::create("test", PAGE_BYTES)
+            .unwrap()
+            .bytes_in(PAGE_BYTES - 1, &[1, 2]);
+    }
+}

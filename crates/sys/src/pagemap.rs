@@ -1,0 +1,153 @@
+//! What the kernel knows of another process's pages: PAGEMAP_SCAN and `/proc/PID/pagemap` entries.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use undercroft_base::{VirtPage, VirtRange};
+
+use crate::ioctl;
+
+/// Categories of a page; a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Category(pub u64);
+
+impl Category {
+    /// Async write-protection is possible.
+    pub const WPALLOWED: Category = Category(1);
+    /// Written since it was protected.
+    pub const WRITTEN: Category = Category(1 << 1);
+    /// File-backed or shared.
+    pub const FILE: Category = Category(1 << 2);
+    /// In memory.
+    pub const PRESENT: Category = Category(1 << 3);
+    /// In the kernel's swap.
+    pub const SWAPPED: Category = Category(1 << 4);
+    /// The shared zero page.
+    pub const PFNZERO: Category = Category(1 << 5);
+    /// Part of a huge mapping.
+    pub const HUGE: Category = Category(1 << 6);
+
+    /// True when every bit of `other` is set.
+    pub fn has(self, other: Category) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+#[repr(C)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const PAGEMAP_SCAN: u64 = ioctl::read_write::<ScanArg>('f' as u32, 16);
+
+/// One word of `/proc/PID/pagemap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagemapEntry(u64);
+
+impl PagemapEntry {
+    /// In memory.
+    pub fn present(self) -> bool {
+        self.0 >> 63 & 1 == 1
+    }
+
+    /// In the kernel's swap.
+    pub fn swapped(self) -> bool {
+        self.0 >> 62 & 1 == 1
+    }
+
+    /// A file page or shared anonymous memory.
+    pub fn file_or_shared(self) -> bool {
+        self.0 >> 61 & 1 == 1
+    }
+
+    /// Mapped by this process only: not shared with a fork relative.
+    pub fn exclusive(self) -> bool {
+        self.0 >> 56 & 1 == 1
+    }
+}
+
+/// An open `/proc/PID/pagemap`. Stays with the address space it was opened on: reads as empty after exec or exit.
+#[derive(Debug)]
+pub struct Pagemap(File);
+
+impl Pagemap {
+    /// Opens the pagemap of a process.
+    pub fn open(pid: u32) -> io::Result<Pagemap> {
+        Ok(Pagemap(File::open(format!("/proc/{pid}/pagemap"))?))
+    }
+
+    /// Appends the sub-ranges of `range` whose pages have any category of `any`, with the categories of `any` they have.
+    /// Cost: about 7 ns a page. Linux 6.7 or newer.
+    pub fn scan(
+        &self,
+        range: VirtRange,
+        any: Category,
+        out: &mut Vec<(VirtRange, Category)>,
+    ) -> io::Result<()> {
+        let mut regions = [Region::default(); 256];
+        let mut start = range.start.address();
+        let end = range.end.address();
+        while start < end {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                flags: 0,
+                start,
+                end,
+                walk_end: 0,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: regions.len() as u64,
+                max_pages: 0,
+                category_inverted: 0,
+                category_mask: 0,
+                category_anyof_mask: any.0,
+                return_mask: any.0,
+            };
+            // SAFETY: PAGEMAP_SCAN takes `struct pm_scan_arg`; the kernel writes at most `vec_len` regions into `regions`,
+            // which lives on this frame and is not otherwise borrowed during the call.
+            let count = unsafe { ioctl::call(self.0.as_fd(), PAGEMAP_SCAN, &mut arg) }?;
+            for region in &regions[..count as usize] {
+                let found = VirtRange::of_addresses(region.start, region.end);
+                out.push((found, Category(region.categories)));
+            }
+            if arg.walk_end <= start {
+                break;
+            }
+            start = arg.walk_end;
+        }
+        Ok(())
+    }
+
+    /// Reads the entries of up to `buffer.len() / 8` pages from `start`; returns how many.
+    pub fn entries<'a>(
+        &self,
+        start: VirtPage,
+        buffer: &'a mut [u8],
+    ) -> io::Result<impl Iterator<Item = PagemapEntry> + 'a> {
+        let got = self.0.read_at(buffer, start.0 * 8)?;
+        let (words, _) = buffer[..got].as_chunks::<8>();
+        Ok(words
+            .iter()
+            .map(|word| PagemapEntry(u64::from_ne_bytes(*word))))
+    }
+}

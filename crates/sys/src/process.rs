@@ -1,0 +1,239 @@
+//! Other processes and threads: their memory, their CPUs, their lives.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+fn pid(id: u32) -> io::Result<Pid> {
+    Pid::from_raw(id as i32).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// A process, by descriptor: never another that took its number.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// The process `id` is now.
+    pub fn open(id: u32) -> io::Result<PidFd> {
+        Ok(PidFd(rustix::process::pidfd_open(
+            pid(id)?,
+            PidfdFlags::empty(),
+        )?))
+    }
+
+    /// Ends it.
+    pub fn kill(&self) -> io::Result<()> {
+        Ok(rustix::process::pidfd_send_signal(&self.0, Signal::KILL)?)
+    }
+
+    /// True when it has exited (it may still be a zombie).
+    pub fn has_exited(&self) -> bool {
+        self.wait_exit(Duration::ZERO)
+    }
+
+    /// Waits until it has exited, for at most `timeout`; true when it has.
+    pub fn wait_exit(&self, timeout: Duration) -> bool {
+        let mut fds = [rustix::event::PollFd::new(
+            &self.0,
+            rustix::event::PollFlags::IN,
+        )];
+        let timeout = rustix::fs::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(n) if n > 0)
+    }
+
+    /// Duplicates a descriptor of the process; needs ptrace permission.
+    pub fn get_fd(&self, remote: i32) -> io::Result<OwnedFd> {
+        // SAFETY: pidfd_getfd takes numbers only.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), remote, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Reads `dst.len()` bytes of the process's memory at `address`. A missing page there faults to whoever serves it: never
+/// call this from a thread that does.
+///
+/// Errors: fewer bytes than asked, or none of them readable.
+pub fn read_memory(id: u32, address: u64, dst: &mut [u8]) -> io::Result<()> {
+    let local = libc::iovec {
+        iov_base: dst.as_mut_ptr().cast(),
+        iov_len: dst.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: address as *mut _,
+        iov_len: dst.len(),
+    };
+    // SAFETY: the kernel writes at most `dst.len()` bytes into `dst`, exclusively borrowed; the remote address is only read,
+    // in the other process.
+    let got = unsafe { libc::process_vm_readv(id as i32, &local, 1, &remote, 1, 0) };
+    match got {
+        -1 => Err(io::Error::last_os_error()),
+        n if n as usize == dst.len() => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Reads several ranges (address, bytes) of the process's memory, one after the other, into `dst`; at most 64 ranges.
+pub fn read_memory_vectored(id: u32, ranges: &[(u64, usize)], dst: &mut [u8]) -> io::Result<()> {
+    assert!(ranges.len() <= 64 && ranges.iter().map(|r| r.1).sum::<usize>() == dst.len());
+    let local = libc::iovec {
+        iov_base: dst.as_mut_ptr().cast(),
+        iov_len: dst.len(),
+    };
+    let mut remote = [libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    }; 64];
+    for (to, (address, len)) in remote.iter_mut().zip(ranges) {
+        *to = libc::iovec {
+            iov_base: *address as *mut _,
+            iov_len: *len,
+        };
+    }
+    let count = ranges.len() as u64;
+    // SAFETY: as in `read_memory`; the lengths add up to `dst.len()` (asserted).
+    let got = unsafe { libc::process_vm_readv(id as i32, &local, 1, remote.as_ptr(), count, 0) };
+    match got {
+        -1 => Err(io::Error::last_os_error()),
+        n if n as usize == dst.len() => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// The address of a thread's robust-futex list head: glibc keeps it in the thread's control block, so it tells where that
+/// is. `None` when the thread has none or is gone.
+pub fn robust_list_head(tid: u32) -> Option<u64> {
+    let (mut head, mut len) = (0u64, 0usize);
+    // SAFETY: get_robust_list writes one pointer and one size through the two pointers, both live locals.
+    let result = unsafe {
+        let head = std::ptr::from_mut(&mut head);
+        let len = std::ptr::from_mut(&mut len);
+        libc::syscall(libc::SYS_get_robust_list, tid, head, len)
+    };
+    (result == 0 && head != 0).then_some(head)
+}
+
+/// The calling thread's id.
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// The CPU the calling thread runs on now.
+pub fn current_cpu() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
+/// CPUs a thread may run on (0: the caller), ascending, of the first 1024.
+pub fn allowed_cpus(tid: u32) -> io::Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(Pid::from_raw(tid as i32))?;
+    Ok((0..1024).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+/// Binds a thread (0: the caller) to CPUs.
+pub fn set_affinity(tid: u32, cpus: &[usize]) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu);
+    }
+    Ok(rustix::thread::sched_setaffinity(
+        Pid::from_raw(tid as i32),
+        &set,
+    )?)
+}
+
+/// Gives a thread (0: the caller) real-time FIFO priority; needs `CAP_SYS_NICE`.
+pub fn set_fifo(tid: u32, priority: i32) -> io::Result<()> {
+    // SAFETY: an all-zero sched_param is valid; only the priority is read.
+    let mut param: libc::sched_param = unsafe { std::mem::zeroed() };
+    param.sched_priority = priority;
+    // SAFETY: `param` is live and read only.
+    let result = unsafe { libc::sched_setscheduler(tid as i32, libc::SCHED_FIFO, &param) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Keeps all present and future memory of this process in RAM.
+pub fn lock_all_memory() -> io::Result<()> {
+    use rustix::mm::MlockAllFlags;
+    Ok(rustix::mm::mlockall(
+        MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT | MlockAllFlags::FUTURE,
+    )?)
+}
+
+/// Orphaned descendants become this process's children.
+pub fn become_subreaper() -> io::Result<()> {
+    Ok(rustix::process::set_child_subreaper(Some(
+        rustix::process::getpid(),
+    ))?)
+}
+
+/// The calling process is killed when its parent dies.
+pub fn die_with_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(
+        Signal::KILL,
+    ))?)
+}
+
+/// The calling process outlives its parent.
+pub fn outlive_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(None)?)
+}
+
+/// Raises the limit of open descriptors as far as allowed; returns it.
+pub fn raise_open_files_limit() -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: now.maximum,
+            maximum: now.maximum,
+        },
+    );
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Starts a process that shares this one's *descriptor table* and does nothing: descriptors stay open in it when this
+/// process is killed, also those it received a moment before. Must be called while the process has one thread. Returns its
+/// id; the caller kills it when it ends in good order.
+pub fn spawn_fd_holder() -> io::Result<u32> {
+    let flags = libc::CLONE_FILES | libc::SIGCHLD;
+    // SAFETY: clone without CLONE_VM is fork with a shared descriptor table; the child below uses raw system calls only,
+    // touches no lock or heap, and never returns.
+    let id = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+    match id {
+        -1 => Err(io::Error::last_os_error()),
+        0 => hold_for_ever(),
+        id => Ok(id as u32),
+    }
+}
+
+fn hold_for_ever() -> ! {
+    // SAFETY: raw calls with constant arguments and local memory; nothing of the parent's state is touched.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, c"uc-fds".as_ptr());
+        libc::prctl(libc::PR_SET_PDEATHSIG, 0);
+        let all = u64::MAX;
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &all, 0, 8);
+        libc::setsid();
+        loop {
+            libc::syscall(libc::SYS_pause);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What /proc tells about a process: mappings, sizes, threads, and the CPU a thread runs on.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+
+use undercroft_base::{PageCount, VirtRange};
+
+/// One line of `/proc/PID/maps`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vma<'a> {
+    /// Its pages.
+    pub range: VirtRange,
+    /// `r`.
+    pub read: bool,
+    /// `w`.
+    pub write: bool,
+    /// `x`.
+    pub exec: bool,
+    /// `s` rather than `p`.
+    pub shared: bool,
+    /// 0 for anonymous memory.
+    pub inode: u64,
+    /// Path or `[name]`; empty for plain anonymous memory.
+    pub name: &'a str,
+}
+
+impl<'a> Vma<'a> {
+    /// Parses one line; `None` when it is not one.
+    pub fn parse(line: &'a str) -> Option<Vma<'a>> {
+        let mut fields = line.splitn(6, ' ');
+        let (start, end) = fields.next()?.split_once('-')?;
+        let perms = fields.next()?.as_bytes();
+        let (_offset, _device) = (fields.next()?, fields.next()?);
+        let inode = fields.next()?.parse().ok()?;
+        let name = fields.next().unwrap_or("").trim();
+        let address = |text| u64::from_str_radix(text, 16).ok();
+        Some(Vma {
+            range: VirtRange::of_addresses(address(start)?, address(end)?),
+            read: perms.first() == Some(&b'r'),
+            write: perms.get(1) == Some(&b'w'),
+            exec: perms.get(2) == Some(&b'x'),
+            shared: perms.get(3) == Some(&b's'),
+            inode,
+            name,
+        })
+    }
+
+    /// Private anonymous memory, the heap included: what can be managed. Stacks and kernel mappings have names.
+    pub fn is_private_anonymous(&self) -> bool {
+        !self.shared
+            && self.inode == 0
+            && (self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon:"))
+    }
+}
+
+/// Reads `/proc/PID/maps` into `text` (reused).
+pub fn read_maps(pid: u32, text: &mut String) -> io::Result<()> {
+    text.clear();
+    File::open(format!("/proc/{pid}/maps"))?.read_to_string(text)?;
+    Ok(())
+}
+
+/// An open `/proc/PID/statm`: address space and resident size.
+#[derive(Debug)]
+pub struct Statm(File);
+
+/// What `statm` tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Address space.
+    pub virtual_size: PageCount,
+    /// In memory, file pages and shared memory included.
+    pub resident: PageCount,
+    /// ... of which file pages and shared memory.
+    pub shared: PageCount,
+}
+
+impl Statm {
+    /// Opens it.
+    pub fn open(pid: u32) -> io::Result<Statm> {
+        Ok(Statm(File::open(format!("/proc/{pid}/statm"))?))
+    }
+
+    /// Reads it; about 2 us. Zeros when the process has exited.
+    pub fn read(&self) -> io::Result<Sizes> {
+        let mut buffer = [0u8; 128];
+        let got = self.0.read_at(&mut buffer, 0)?;
+        let text = std::str::from_utf8(&buffer[..got]).unwrap_or("");
+        let mut numbers = text
+            .split_ascii_whitespace()
+            .map(|n| PageCount(n.parse().unwrap_or(0)));
+        Ok(Sizes {
+            virtual_size: numbers.next().unwrap_or_default(),
+            resident: numbers.next().unwrap_or_default(),
+            shared: numbers.next().unwrap_or_default(),
+        })
+    }
+}
+
+/// Ids of a process's threads, or of the children of all of them.
+pub fn thread_ids(pid: u32) -> io::Result<Vec<u32>> {
+    let mut ids = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        ids.extend(
+            entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<u32>().ok()),
+        );
+    }
+    Ok(ids)
+}
+
+/// Ids of a process's children.
+pub fn children(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for tid in thread_ids(pid).unwrap_or_default() {
+        let path = format!("/proc/{pid}/task/{tid}/children");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        found.extend(
+            text.split_ascii_whitespace()
+                .filter_map(|id| id.parse::<u32>().ok()),
+        );
+    }
+    found
+}
+
+/// The CPU a thread last ran on, from field 39 of its `stat`. About 10 us.
+pub fn thread_cpu(tid: u32) -> Option<usize> {
+    let mut buffer = [0u8; 1024];
+    let got = File::open(format!("/proc/{tid}/stat"))
+        .ok()?
+        .read(&mut buffer)
+        .ok()?;
+    stat_field(&buffer[..got], 39)?.parse().ok()
+}
+
+/// The state letter of a process (`Z` for a zombie).
+pub fn process_state(pid: u32) -> Option<char> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    stat_field(&text, 3)?.chars().next()
+}
+
+/// User and system time a process has used, in clock ticks.
+pub fn cpu_ticks(pid: u32) -> Option<u64> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let user: u64 = stat_field(&text, 14)?.parse().ok()?;
+    let system: u64 = stat_field(&text, 15)?.parse().ok()?;
+    Some(user + system)
+}
+
+/// Field `number` (as in proc(5), from 3 on) of a stat line, whatever the command name holds.
+fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
+    let close = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(stat.get(close + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(number - 3)
+}
+
+/// A number from `/proc/PID/status`: `VmLck`, `VmPin` (kB), `Threads`, `PPid`.
+pub fn status_number(pid: u32, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Appends the mappings of a process that have VmFlag `flag` (`wf` wiped on fork, `dc` not copied, `lo` locked).
+/// Reads smaps: the kernel walks every page, a few ms a GiB.
+pub fn mappings_with_flag(pid: u32, flag: &str, out: &mut Vec<VirtRange>) -> io::Result<()> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let mut current = None;
+    for line in text.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let has = flags.split_ascii_whitespace().any(|f| f == flag);
+            out.extend(current.filter(|_| has));
+        } else if line.as_bytes().first().is_some_and(u8::is_ascii_hexdigit) {
+            current = Vma::parse(line).map(|vma| vma.range);
+        }
+    }
+    Ok(())
+}
+
+/// Proportional resident size of a process in bytes: its own pages plus its share of shared ones.
+pub fn proportional_size(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss_Anon:"))?;
+    let kib: u64 = line.split_ascii_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_lines_parse_with_and_without_names() {
+        let line = "7f0000000000-7f0000002000 rw-p 00000000 00:00 0 ";
+        let vma = Vma::parse(line).unwrap();
+        assert_eq!((vma.range.count().0, vma.write, vma.name), (2, true, ""));
+        assert!(vma.is_private_anonymous());
+        let line = "5600-7000 r-xp 0001 fe:00 1234                     /usr/bin/a b";
+        let vma = Vma::parse(line).unwrap();
+        assert_eq!(
+            (vma.name, vma.inode, vma.exec),
+            ("/usr/bin/a b", 1234, true)
+        );
+        assert!(!vma.is_private_anonymous());
+        assert!(Vma::parse("nonsense").is_none());
+    }
+
+    #[test]
+    fn stat_fields_are_found_behind_odd_command_names() {
+        let stat = b"7 (a) b) c) S 1 7 7 0 -1 4194560 97 0 0 0 12 34 0 0";
+        assert_eq!(stat_field(stat, 3), Some("S"));
+        assert_eq!(
+            (stat_field(stat, 14), stat_field(stat, 15)),
+            (Some("12"), Some("34"))
+        );
+    }
+
+    #[test]
+    fn own_numbers_make_sense() {
+        let pid = std::process::id();
+        assert!(Statm::open(pid).unwrap().read().unwrap().resident.0 > 0);
+        assert!(thread_cpu(pid).is_some());
+        assert!(status_number(pid, "Threads").unwrap() >= 1);
+        assert!(thread_ids(pid).unwrap().contains(&pid));
+    }
+}

@@ -1,0 +1,214 @@
+//! Page reads and writes through an io_uring, over an arena the ring owns.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+
+use io_uring::{IoUring, opcode, types};
+use undercroft_base::PAGE_BYTES;
+
+use crate::arena::PageArena;
+
+/// What is in flight in one slot of the ring.
+#[derive(Clone, Copy, Debug)]
+struct Operation {
+    token: u64,
+    start: usize,
+    end: usize,
+}
+
+/// A ring and its arena. Pages handed to it are in flight until their completion is reaped; dropping the ring waits for all.
+pub struct Ring {
+    ring: IoUring,
+    arena: PageArena,
+    operations: Vec<Option<Operation>>,
+    free: Vec<usize>,
+}
+
+/// The operation was not started; nothing is in flight for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// As many operations as the ring holds are in flight: reap first.
+    #[error("the ring is full")]
+    Full,
+    /// One of the pages is in flight already.
+    #[error("a page is in flight already")]
+    PageBusy,
+}
+
+impl Ring {
+    /// A ring for `entries` operations at once over `pages` pages of its own.
+    pub fn new(entries: u32, pages: usize) -> io::Result<Ring> {
+        let operations = entries as usize;
+        Ok(Ring {
+            ring: IoUring::new(entries)?,
+            arena: PageArena::new(pages)?,
+            operations: vec![None; operations],
+            free: (0..operations).rev().collect(),
+        })
+    }
+
+    /// The pages.
+    pub fn arena(&self) -> &PageArena {
+        &self.arena
+    }
+
+    /// The pages, to fill.
+    pub fn arena_mut(&mut self) -> &mut PageArena {
+        &mut self.arena
+    }
+
+    /// Operations in flight.
+    pub fn in_flight(&self) -> usize {
+        self.operations.len() - self.free.len()
+    }
+
+    fn start(&mut self, token: u64, start: usize, end: usize) -> Result<(usize, *mut u8), Refused> {
+        let slot = *self.free.last().ok_or(Refused::Full)?;
+        if !self.arena.start(start, end) {
+            return Err(Refused::PageBusy);
+        }
+        self.free.pop();
+        self.operations[slot] = Some(Operation { token, start, end });
+        Ok((slot, self.arena.address(start)))
+    }
+
+    fn push(&mut self, entry: &io_uring::squeue::Entry) {
+        // SAFETY: the buffer of `entry` is pages of the arena that are marked in flight: nobody reads, writes or frees them
+        // until the completion is reaped, and `drop` waits for it.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        assert!(
+            pushed.is_ok(),
+            "the submission queue holds as many entries as there are operations"
+        );
+    }
+
+    /// Reads pages `start..end` of the arena from `offset` of `fd`.
+    pub fn read(
+        &mut self,
+        fd: RawFd,
+        offset: u64,
+        start: usize,
+        end: usize,
+        token: u64,
+    ) -> Result<(), Refused> {
+        let (slot, address) = self.start(token, start, end)?;
+        let len = ((end - start) * PAGE_BYTES) as u32;
+        let entry = opcode::Read::new(types::Fd(fd), address, len)
+            .offset(offset)
+            .build();
+        self.push(&entry.user_data(slot as u64));
+        Ok(())
+    }
+
+    /// Writes pages `start..end` of the arena to `offset` of `fd`.
+    pub fn write(
+        &mut self,
+        fd: RawFd,
+        offset: u64,
+        start: usize,
+        end: usize,
+        token: u64,
+    ) -> Result<(), Refused> {
+        let (slot, address) = self.start(token, start, end)?;
+        let len = ((end - start) * PAGE_BYTES) as u32;
+        let entry = opcode::Write::new(types::Fd(fd), address.cast_const(), len)
+            .offset(offset)
+            .build();
+        self.push(&entry.user_data(slot as u64));
+        Ok(())
+    }
+
+    /// Hands what was started to the kernel and waits until at least `wait` operations have completed.
+    pub fn submit(&mut self, wait: usize) -> io::Result<()> {
+        loop {
+            match self.ring.submit_and_wait(wait) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Calls `done(token, result)` for each completed operation: bytes transferred, or errno.
+    pub fn reap(&mut self, mut done: impl FnMut(u64, Result<usize, i32>)) {
+        let Ring {
+            ring,
+            arena,
+            operations,
+            free,
+        } = self;
+        for completion in ring.completion() {
+            let slot = completion.user_data() as usize;
+            let Some(operation) = operations[slot].take() else {
+                continue;
+            };
+            arena.finish(operation.start, operation.end);
+            free.push(slot);
+            let result = match completion.result() {
+                n if n < 0 => Err(-n),
+                n => Ok(n as usize),
+            };
+            done(operation.token, result);
+        }
+    }
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor belongs to `self.ring` and lives as long as the borrow of `self`.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        while self.in_flight() > 0 {
+            if self.submit(1).is_err() {
+                // The kernel may still write into the pages: leak them rather than free memory under it.
+                let empty = PageArena::new(0);
+                if let Ok(empty) = empty {
+                    std::mem::forget(std::mem::replace(&mut self.arena, empty));
+                }
+                return;
+            }
+            self.reap(|_, _| {});
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn ring_reads_back_what_it_wrote_and_refuses_pages_in_flight() {
+        let mut file = tempfile();
+        file.write_all(&[9; 3 * PAGE_BYTES]).unwrap();
+        let mut ring = Ring::new(2, 4).unwrap();
+        ring.arena_mut().page_mut(3).unwrap().fill(5);
+        let fd = file.as_raw_fd();
+        ring.write(fd, PAGE_BYTES as u64, 3, 4, 30).unwrap();
+        assert_eq!(ring.read(fd, 0, 3, 4, 31), Err(Refused::PageBusy));
+        ring.submit(1).unwrap();
+        let mut seen = Vec::new();
+        ring.reap(|token, result| seen.push((token, result)));
+        assert_eq!(seen, [(30, Ok(PAGE_BYTES))]);
+        ring.read(fd, 0, 0, 2, 1).unwrap();
+        ring.read(fd, 1 << 30, 2, 3, 2).unwrap();
+        assert_eq!(ring.read(fd, 0, 3, 4, 3), Err(Refused::Full));
+        assert!(ring.arena().pages(0, 1).is_none());
+        ring.submit(2).unwrap();
+        seen.clear();
+        ring.reap(|token, result| seen.push((token, result)));
+        seen.sort_unstable();
+        assert_eq!(seen, [(1, Ok(2 * PAGE_BYTES)), (2, Ok(0))]);
+        let pages = ring.arena().pages(0, 2).unwrap();
+        assert_eq!((pages[0], pages[PAGE_BYTES]), (9, 5));
+    }
+
+    fn tempfile() -> std::fs::File {
+        let memory = rustix::fs::memfd_create("ring", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        std::fs::File::from(memory)
+    }
+}

@@ -1,0 +1,566 @@
+//! userfaultfd: own bindings for every ioctl through MOVE, with each result folded into what the caller should do.
+//!
+//! The ranges and addresses are the client's, never this process's own managed memory. Source: `ioctl_userfaultfd(2)` and
+//! `include/uapi/linux/userfaultfd.h`.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use undercroft_base::{PAGE_BYTES, ThreadId, VirtPage, VirtRange};
+
+use crate::ioctl;
+
+const GROUP: u32 = 0xAA;
+
+/// Feature bits of `UFFDIO_API`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(pub u64);
+
+#[allow(missing_docs)] // the kernel's names, documented in ioctl_userfaultfd(2)
+impl Features {
+    pub const PAGEFAULT_FLAG_WP: Features = Features(1 << 0);
+    pub const EVENT_FORK: Features = Features(1 << 1);
+    pub const EVENT_REMAP: Features = Features(1 << 2);
+    pub const EVENT_REMOVE: Features = Features(1 << 3);
+    pub const MISSING_HUGETLBFS: Features = Features(1 << 4);
+    pub const MISSING_SHMEM: Features = Features(1 << 5);
+    pub const EVENT_UNMAP: Features = Features(1 << 6);
+    pub const SIGBUS: Features = Features(1 << 7);
+    pub const THREAD_ID: Features = Features(1 << 8);
+    pub const MINOR_HUGETLBFS: Features = Features(1 << 9);
+    pub const MINOR_SHMEM: Features = Features(1 << 10);
+    pub const EXACT_ADDRESS: Features = Features(1 << 11);
+    pub const WP_HUGETLBFS_SHMEM: Features = Features(1 << 12);
+    pub const WP_UNPOPULATED: Features = Features(1 << 13);
+    pub const POISON: Features = Features(1 << 14);
+    pub const WP_ASYNC: Features = Features(1 << 15);
+    pub const MOVE: Features = Features(1 << 16);
+    /// The four layout events.
+    pub const EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
+
+    /// Every feature by its name in the kernel's header, without the prefix.
+    pub const NAMES: [(&'static str, Features); 17] = [
+        ("PAGEFAULT_FLAG_WP", Features::PAGEFAULT_FLAG_WP),
+        ("EVENT_FORK", Features::EVENT_FORK),
+        ("EVENT_REMAP", Features::EVENT_REMAP),
+        ("EVENT_REMOVE", Features::EVENT_REMOVE),
+        ("MISSING_HUGETLBFS", Features::MISSING_HUGETLBFS),
+        ("MISSING_SHMEM", Features::MISSING_SHMEM),
+        ("EVENT_UNMAP", Features::EVENT_UNMAP),
+        ("SIGBUS", Features::SIGBUS),
+        ("THREAD_ID", Features::THREAD_ID),
+        ("MINOR_HUGETLBFS", Features::MINOR_HUGETLBFS),
+        ("MINOR_SHMEM", Features::MINOR_SHMEM),
+        ("EXACT_ADDRESS", Features::EXACT_ADDRESS),
+        ("WP_HUGETLBFS_SHMEM", Features::WP_HUGETLBFS_SHMEM),
+        ("WP_UNPOPULATED", Features::WP_UNPOPULATED),
+        ("POISON", Features::POISON),
+        ("WP_ASYNC", Features::WP_ASYNC),
+        ("MOVE", Features::MOVE),
+    ];
+
+    pub fn with(self, other: Features) -> Features {
+        Features(self.0 | other.0)
+    }
+
+    pub fn has(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// What a registration tracks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterMode {
+    /// Missing pages fault.
+    pub missing: bool,
+    /// Write-protected pages fault on write.
+    pub wp: bool,
+    /// Pages in the page cache but not mapped fault (shared memory).
+    pub minor: bool,
+}
+
+impl RegisterMode {
+    /// Missing faults only.
+    pub const MISSING: RegisterMode = RegisterMode {
+        missing: true,
+        wp: false,
+        minor: false,
+    };
+    /// Missing and write-protect faults.
+    pub const MISSING_WP: RegisterMode = RegisterMode {
+        missing: true,
+        wp: true,
+        minor: false,
+    };
+}
+
+/// What an ioctl came to, by what to do about it. `done`: whole pages that succeeded before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UffdError {
+    /// A layout event is pending: let it be read, then go on after `done`.
+    #[error("the client's layout is changing")]
+    LayoutChanging {
+        /// Pages done.
+        done: u64,
+    },
+    /// A page is there already; nobody was woken.
+    #[error("the page is already mapped")]
+    Exists {
+        /// Pages done.
+        done: u64,
+    },
+    /// No registered mapping there (any more), or the source page is missing.
+    #[error("no registered mapping at that address")]
+    NotMapped {
+        /// Pages done.
+        done: u64,
+    },
+    /// The host or the client's memory group is out of memory.
+    #[error("out of memory")]
+    NoMemory {
+        /// Pages done.
+        done: u64,
+    },
+    /// MOVE: pinned, or shared with another process.
+    #[error("the page is pinned or shared")]
+    Busy {
+        /// Pages done.
+        done: u64,
+    },
+    /// The address space is gone (exit or exec).
+    #[error("the client's address space is gone")]
+    ClientGone,
+    /// Missing permission.
+    #[error("not permitted")]
+    Denied,
+    /// The request is not one this kernel or mapping takes.
+    #[error("invalid request")]
+    Invalid,
+    /// Anything else: errno.
+    #[error("unexpected error {0}")]
+    Other(i32),
+}
+
+fn fold(error: &io::Error, done_bytes: i64) -> UffdError {
+    // A negative count is an error code, never progress.
+    let done = done_bytes.max(0) as u64 / PAGE_BYTES as u64;
+    match error.raw_os_error().unwrap_or(0) {
+        libc::EAGAIN => UffdError::LayoutChanging { done },
+        libc::EEXIST => UffdError::Exists { done },
+        libc::ENOENT => UffdError::NotMapped { done },
+        libc::ENOMEM => UffdError::NoMemory { done },
+        libc::EBUSY => UffdError::Busy { done },
+        libc::ESRCH => UffdError::ClientGone,
+        libc::EPERM => UffdError::Denied,
+        libc::EINVAL => UffdError::Invalid,
+        other => UffdError::Other(other),
+    }
+}
+
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Range {
+    start: u64,
+    len: u64,
+}
+
+impl From<VirtRange> for Range {
+    fn from(range: VirtRange) -> Range {
+        Range {
+            start: range.start.address(),
+            len: range.count().bytes().0,
+        }
+    }
+}
+
+#[repr(C)]
+struct Register {
+    range: Range,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Transfer {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    done: i64,
+}
+
+#[repr(C)]
+struct Ranged {
+    range: Range,
+    mode: u64,
+    done: i64,
+}
+
+#[repr(C)]
+struct WriteProtect {
+    range: Range,
+    mode: u64,
+}
+
+const API: u64 = ioctl::read_write::<Api>(GROUP, 0x3F);
+const REGISTER: u64 = ioctl::read_write::<Register>(GROUP, 0x00);
+const UNREGISTER: u64 = ioctl::read::<Range>(GROUP, 0x01);
+const WAKE: u64 = ioctl::read::<Range>(GROUP, 0x02);
+const COPY: u64 = ioctl::read_write::<Transfer>(GROUP, 0x03);
+const ZEROPAGE: u64 = ioctl::read_write::<Ranged>(GROUP, 0x04);
+const MOVE: u64 = ioctl::read_write::<Transfer>(GROUP, 0x05);
+const WRITEPROTECT: u64 = ioctl::read_write::<WriteProtect>(GROUP, 0x06);
+const CONTINUE: u64 = ioctl::read_write::<Ranged>(GROUP, 0x07);
+const POISON: u64 = ioctl::read_write::<Ranged>(GROUP, 0x08);
+const IOC_NEW: u64 = ioctl::io(GROUP, 0x00);
+
+const MODE_DONT_WAKE: u64 = 1;
+
+/// `/dev/userfaultfd`: whoever holds it may create userfaultfds that also see kernel-mode faults.
+#[derive(Debug)]
+pub struct UffdDevice(OwnedFd);
+
+impl UffdDevice {
+    /// Opens the device.
+    ///
+    /// Errors: `NotFound` (kernel before 6.1), `PermissionDenied` (mode of the node).
+    pub fn open() -> io::Result<UffdDevice> {
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/userfaultfd")?;
+        Ok(UffdDevice(file.into()))
+    }
+
+    /// A new userfaultfd of the calling process, non-blocking, closed on exec.
+    pub fn create(&self) -> io::Result<Uffd> {
+        // SAFETY: IOC_NEW takes its flags by value and touches no memory of ours.
+        let fd = unsafe {
+            libc::ioctl(
+                self.0.as_raw_fd(),
+                IOC_NEW as _,
+                libc::O_CLOEXEC | libc::O_NONBLOCK,
+            )
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+}
+
+impl From<OwnedFd> for UffdDevice {
+    fn from(fd: OwnedFd) -> UffdDevice {
+        UffdDevice(fd)
+    }
+}
+
+impl AsFd for UffdDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// One userfaultfd. When its last descriptor closes, faults in its ranges read as zeros: whoever evicts must keep it.
+#[derive(Debug)]
+pub struct Uffd(OwnedFd);
+
+impl From<OwnedFd> for Uffd {
+    fn from(fd: OwnedFd) -> Uffd {
+        Uffd(fd)
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Uffd {
+    /// A userfaultfd of the calling process by system call; needs `CAP_SYS_PTRACE` or the sysctl.
+    pub fn create_by_syscall() -> io::Result<Uffd> {
+        // SAFETY: takes flags by value only.
+        let fd =
+            unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+    }
+
+    /// The handshake: works once per descriptor. Returns the features the kernel has.
+    ///
+    /// Errors: `Denied` for EVENT_FORK without `CAP_SYS_PTRACE` in the caller; `Invalid` for an unknown feature or a
+    /// second call.
+    pub fn api(&self, features: Features) -> Result<Features, UffdError> {
+        let mut api = Api {
+            api: 0xAA,
+            features: features.0,
+            ioctls: 0,
+        };
+        // SAFETY: API takes `struct uffdio_api`, which holds no addresses.
+        unsafe { ioctl::call(self.as_fd(), API, &mut api) }.map_err(|e| fold(&e, 0))?;
+        Ok(Features(api.features))
+    }
+
+    /// Registers a range of the client's address space; works from any process.
+    pub fn register(&self, range: VirtRange, mode: RegisterMode) -> Result<(), UffdError> {
+        let bits = u64::from(mode.missing) | u64::from(mode.wp) << 1 | u64::from(mode.minor) << 2;
+        let mut register = Register {
+            range: range.into(),
+            mode: bits,
+            ioctls: 0,
+        };
+        // SAFETY: REGISTER takes `struct uffdio_register`; the range is the client's and no memory is written.
+        unsafe { ioctl::call(self.as_fd(), REGISTER, &mut register) }.map_err(|e| fold(&e, 0))?;
+        Ok(())
+    }
+
+    /// Takes a range out: its missing pages read as zeros from now on.
+    pub fn unregister(&self, range: VirtRange) -> Result<(), UffdError> {
+        self.ranged(UNREGISTER, range)
+    }
+
+    /// Wakes the threads that wait in the range; they fault again if the page is still missing.
+    pub fn wake(&self, range: VirtRange) -> Result<(), UffdError> {
+        self.ranged(WAKE, range)
+    }
+
+    fn ranged(&self, request: u64, range: VirtRange) -> Result<(), UffdError> {
+        let mut range = Range::from(range);
+        // SAFETY: WAKE and UNREGISTER take `struct uffdio_range` and write nothing to memory of this process.
+        unsafe { ioctl::call(self.as_fd(), request, &mut range) }.map_err(|e| fold(&e, 0))?;
+        Ok(())
+    }
+
+    /// Installs whole pages from `src` at `dst`, atomically for each page, and wakes who waits there (unless
+    /// `dont_wake`). Cost: 0.3-0.6 us a page.
+    pub fn copy(&self, dst: VirtPage, src: &[u8], dont_wake: bool) -> Result<(), UffdError> {
+        debug_assert!(src.len().is_multiple_of(PAGE_BYTES));
+        let mut copy = Transfer {
+            dst: dst.address(),
+            src: src.as_ptr() as u64,
+            len: src.len() as u64,
+            mode: if dont_wake { MODE_DONT_WAKE } else { 0 },
+            done: 0,
+        };
+        // SAFETY: COPY takes `struct uffdio_copy`. The kernel only reads `src`, which the borrow keeps alive; it writes to
+        // the client's address space, which is never a managed range of this process.
+        let result = unsafe { ioctl::call(self.as_fd(), COPY, &mut copy) };
+        result.map_err(|e| fold(&e, copy.done))?;
+        Ok(())
+    }
+
+    /// Maps the shared zero page over the range.
+    pub fn zeropage(&self, range: VirtRange, dont_wake: bool) -> Result<(), UffdError> {
+        let mode = if dont_wake { MODE_DONT_WAKE } else { 0 };
+        let mut zero = Ranged {
+            range: range.into(),
+            mode,
+            done: 0,
+        };
+        // SAFETY: ZEROPAGE takes `struct uffdio_zeropage`; it maps into the client's address space only.
+        let result = unsafe { ioctl::call(self.as_fd(), ZEROPAGE, &mut zero) };
+        result.map_err(|e| fold(&e, zero.done))?;
+        Ok(())
+    }
+
+    /// Maps pages that are in the page cache already (shared memory).
+    pub fn continue_mapping(&self, range: VirtRange) -> Result<(), UffdError> {
+        let mut argument = Ranged {
+            range: range.into(),
+            mode: 0,
+            done: 0,
+        };
+        // SAFETY: CONTINUE takes `struct uffdio_continue`; it maps into the client's address space only.
+        let result = unsafe { ioctl::call(self.as_fd(), CONTINUE, &mut argument) };
+        result.map_err(|e| fold(&e, argument.done))?;
+        Ok(())
+    }
+
+    /// Makes every access to the (missing) pages fail: SIGBUS, or EFAULT in system calls.
+    pub fn poison(&self, range: VirtRange) -> Result<(), UffdError> {
+        let mut argument = Ranged {
+            range: range.into(),
+            mode: 0,
+            done: 0,
+        };
+        // SAFETY: POISON takes `struct uffdio_poison`; it marks the client's address space only.
+        let result = unsafe { ioctl::call(self.as_fd(), POISON, &mut argument) };
+        result.map_err(|e| fold(&e, argument.done))?;
+        Ok(())
+    }
+
+    /// Write-protects the range, or takes the protection away and wakes who waits.
+    pub fn write_protect(&self, range: VirtRange, on: bool) -> Result<(), UffdError> {
+        let mut argument = WriteProtect {
+            range: range.into(),
+            mode: u64::from(on),
+        };
+        // SAFETY: WRITEPROTECT takes `struct uffdio_writeprotect`; it changes page protection of the client only.
+        unsafe { ioctl::call(self.as_fd(), WRITEPROTECT, &mut argument) }
+            .map_err(|e| fold(&e, 0))?;
+        Ok(())
+    }
+
+    /// Moves pages inside the *calling* process's address space. `dst` is registered with this descriptor and missing.
+    ///
+    /// # Safety
+    /// No Rust reference points into the source pages: they become missing there and fault or read as zeros.
+    pub unsafe fn move_pages(&self, dst: VirtPage, src: VirtRange) -> Result<(), UffdError> {
+        let mut argument = Transfer {
+            dst: dst.address(),
+            src: src.start.address(),
+            len: src.count().bytes().0,
+            mode: 0,
+            done: 0,
+        };
+        // SAFETY: MOVE takes `struct uffdio_move`; the caller promises that nothing refers to the source.
+        let result = unsafe { ioctl::call(self.as_fd(), MOVE, &mut argument) };
+        result.map_err(|e| fold(&e, argument.done))?;
+        Ok(())
+    }
+
+    /// Reads what is pending into `buffer`; none is not an error. Layout events among the messages are acknowledged by
+    /// this: the client goes on.
+    ///
+    /// Errors: `OutOfMemory`-like kinds when a FORK message finds no free descriptor (EMFILE): raise the limit, read again.
+    pub fn read_messages<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
+        let bytes = size_of_val(&buffer.raw);
+        // SAFETY: the kernel writes at most `bytes` bytes into `raw`, which is plain memory exclusively borrowed.
+        let got = unsafe { libc::read(self.0.as_raw_fd(), buffer.raw.as_mut_ptr().cast(), bytes) };
+        let count = match got {
+            -1 => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::WouldBlock => 0,
+                error if error.kind() == io::ErrorKind::Interrupted => 0,
+                error => return Err(error),
+            },
+            bytes => bytes as usize / size_of::<RawMessage>(),
+        };
+        Ok(Messages {
+            raw: buffer.raw[..count].iter(),
+        })
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawMessage {
+    event: u8,
+    _reserved: [u8; 7],
+    arg: [u64; 3],
+}
+
+/// Room for 32 messages; reused, so that reading allocates nothing.
+pub struct MessageBuf {
+    raw: [MaybeUninit<RawMessage>; 32],
+}
+
+impl Default for MessageBuf {
+    fn default() -> MessageBuf {
+        MessageBuf {
+            raw: [MaybeUninit::uninit(); 32],
+        }
+    }
+}
+
+/// One message from the kernel.
+#[derive(Debug)]
+pub enum Message {
+    /// A thread faulted and waits.
+    Fault {
+        /// The address, page-aligned.
+        page: VirtPage,
+        /// The access was a write.
+        write: bool,
+        /// The page is there but write-protected.
+        wp: bool,
+        /// The page is in the page cache but not mapped.
+        minor: bool,
+        /// Who faults, if THREAD_ID was asked for.
+        thread: ThreadId,
+    },
+    /// The client forked; the child's userfaultfd.
+    Fork {
+        /// Owns the descriptor.
+        child: Uffd,
+    },
+    /// A mapping moved.
+    Remap {
+        /// Where it was.
+        from: VirtRange,
+        /// Where it is.
+        to: VirtPage,
+    },
+    /// Contents dropped.
+    Remove(VirtRange),
+    /// Unmapped.
+    Unmap(VirtRange),
+}
+
+/// The messages of one read. Each is yielded once; a FORK's descriptor is owned by its message, and messages not asked
+/// for are drained on drop so that none leaks.
+pub struct Messages<'a> {
+    raw: std::slice::Iter<'a, MaybeUninit<RawMessage>>,
+}
+
+impl Messages<'_> {
+    /// How many are left.
+    pub fn len(&self) -> usize {
+        self.raw.len()
+    }
+
+    /// True when none is left.
+    pub fn is_empty(&self) -> bool {
+        self.raw.len() == 0
+    }
+}
+
+impl Iterator for Messages<'_> {
+    type Item = Message;
+
+    fn next(&mut self) -> Option<Message> {
+        loop {
+            // SAFETY: `read_messages` lets only slots through that the kernel has filled.
+            let raw = unsafe { self.raw.next()?.assume_init_read() };
+            let [a, b, c] = raw.arg;
+            return Some(match raw.event {
+                0x12 => Message::Fault {
+                    page: VirtPage::of(b),
+                    write: a & 1 != 0,
+                    wp: a & 2 != 0,
+                    minor: a & 4 != 0,
+                    thread: ThreadId(c as u32),
+                },
+                0x13 => Message::Fork {
+                    // SAFETY: a FORK message gives the reader a new descriptor, and each message is yielded once.
+                    child: Uffd(unsafe { OwnedFd::from_raw_fd(a as u32 as i32) }),
+                },
+                0x14 => Message::Remap {
+                    from: VirtRange::of_addresses(a, a + c),
+                    to: VirtPage::of(b),
+                },
+                0x15 => Message::Remove(VirtRange::of_addresses(a, b)),
+                0x16 => Message::Unmap(VirtRange::of_addresses(a, b)),
+                _ => continue,
+            });
+        }
+    }
+}
+
+impl Drop for Messages<'_> {
+    fn drop(&mut self) {
+        for _ in self.by_ref() {}
+    }
+}
