@@ -31,7 +31,8 @@
 //! drift          4.97%          100.6%     50.3%
 //! zipf+loop     71.39%           77.7%     95.7%
 //! ```
-//! With memory 10 % and 50 %, zipf 0.99 is at 79 % and 80 %. Rejected while choosing, in points of the same ratio:
+//! With memory 10 % and 50 %, zipf 0.99 is at 78 % and 80 %; the worst of all is drift at 10 %: 103 %.
+//! Rejected while choosing, in points of the same ratio (25 % memory):
 //! activation when the distance is below the resident or the active pages (Linux `workingset.c`): zipf 0.99 +5, loops
 //! 100 %; active at most 80 / 50 %: zipf 0.99 +1.5 / +6; up to three further laps in active by distance: zipf 0.99
 //! -0.5, drift +60; first touches fill active: zipf 1.2 +7, drift +50; no upper bound on the distance: bursts +10; no

@@ -178,15 +178,23 @@ fn simulation_table() {
         "{:<10} {:>9} {:>15} {:>9}",
         "", "FIFO", "active_inactive", "lru+touch"
     );
-    for load in loads(PAGES, 1_500_000) {
-        let room = PAGES as usize / 4;
-        let fifo = missed("lru", &load, room, false);
-        println!(
-            "{:<10} {:>8.2}% {:>14.1}% {:>8.1}%",
-            load.name,
-            fifo * 100.0,
-            missed("active_inactive", &load, room, false) / fifo * 100.0,
-            missed("lru", &load, room, true) / fifo * 100.0,
-        );
+    let loads = loads(PAGES, 1_500_000);
+    for percent in [10, 25, 50] {
+        println!("memory {percent} %");
+        for load in &loads {
+            let room = PAGES as usize * percent / 100;
+            let fifo = missed("lru", load, room, false);
+            if fifo == 0.0 {
+                println!("{:<10}     0.00%", load.name);
+                continue;
+            }
+            println!(
+                "{:<10} {:>8.2}% {:>14.1}% {:>8.1}%",
+                load.name,
+                fifo * 100.0,
+                missed("active_inactive", load, room, false) / fifo * 100.0,
+                missed("lru", load, room, true) / fifo * 100.0,
+            );
+        }
     }
 }
