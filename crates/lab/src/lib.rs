@@ -1,1 +1,77 @@
-//! To come.
+//! The benchmarks: workloads, rigs (plain, kernel swap, undercroft), experiments, results and plots.
+//!
+//! `undercroft lab list|run NAME --out DIR` and `undercroft plot` are thin wrappers around [`list`], [`run`], [`plot()`].
+//! Walk: experiment -> for each round, for each rig: `Rig::set_up` -> `Stage::spawn` -> workload -> `Running::finish`
+//! -> samples -> ratios of medians -> `results.json`, `results.md`, SVG and PNG.
+#![forbid(unsafe_code)]
+
+mod experiments;
+mod interrupt;
+mod plot;
+pub mod results;
+pub mod rig;
+pub mod touch;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// One experiment as a user sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExperimentInfo {
+    /// What to type.
+    pub name: &'static str,
+    /// What it measures, in one line.
+    pub about: &'static str,
+}
+
+/// How to run an experiment.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Directory for `results.json`, `results.md` and plots; created.
+    pub out: PathBuf,
+    /// Seconds instead of minutes: checks that everything works, the numbers mean little.
+    pub small: bool,
+    /// The program under test; None = only the kernel's rigs are measured.
+    pub undercroft_binary: Option<PathBuf>,
+    /// More arguments for `undercroft run`, e.g. a policy.
+    pub undercroft_arguments: Vec<String>,
+    /// The workload program; None = `undercroft-touch` beside this executable.
+    pub touch_command: Option<Vec<OsString>>,
+    /// Rounds; None = the experiment's own number.
+    pub rounds: Option<usize>,
+    /// Footprint of the workload; None = the experiment's own.
+    pub footprint_mib: Option<u64>,
+    /// Where swap files and file tiers go; None = `out`. Must be a disk file system, not tmpfs.
+    pub swap_directory: Option<PathBuf>,
+}
+
+/// Every experiment, in the order to run them.
+pub fn list() -> &'static [ExperimentInfo] {
+    experiments::infos()
+}
+
+/// Runs experiment `name` and writes its files into `options.out`.
+///
+/// Takes the machine's swap while it runs and puts it back (also on error and Ctrl-C). What cannot be measured here is
+/// skipped aloud (stderr and `notes`). Errors: unknown name; a run failed, read wrong bytes, or was interrupted.
+/// Cost: `small` seconds, real sizes minutes.
+pub fn run(name: &str, options: &RunOptions) -> anyhow::Result<results::Results> {
+    let experiment = experiments::EXPERIMENTS
+        .iter()
+        .find(|(info, _)| info.name == name);
+    let Some((_, experiment)) = experiment else {
+        let names: Vec<_> = list().iter().map(|info| info.name).collect();
+        anyhow::bail!(
+            "there is no experiment `{name}`; choose one of: {}",
+            names.join(", ")
+        );
+    };
+    let results = experiment(&experiments::Lab::new(options.clone())?)?;
+    results.write(&options.out)?;
+    Ok(results)
+}
+
+/// Draws the plots (and `results.md`) of an existing results file again, into `out`.
+pub fn plot(results: &Path, out: &Path) -> anyhow::Result<()> {
+    results::Results::read(results)?.write(out)
+}

@@ -1,0 +1,217 @@
+//! The experiments by name, and what they share: rigs of a run, progress, skips, the record of one touch run.
+
+mod first_touch;
+mod patterns;
+
+use crate::results::{Results, Sample};
+use crate::rig::{
+    CommandLine, Outcome, Rig, RigError, Stdout, SwapFile, TierChoice, Undercroft, Zram, Zswap,
+};
+use crate::touch::PhaseLine;
+use crate::{ExperimentInfo, RunOptions};
+use anyhow::{Context, bail};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use undercroft_base::Bytes;
+
+type Experiment = fn(&Lab) -> anyhow::Result<Results>;
+
+/// Every experiment: what the user reads, and what runs.
+pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
+    (
+        ExperimentInfo {
+            name: "patterns",
+            about: "memory patterns under equal total DRAM: RAM tier against zram and zswap, file tier against a swap file",
+        },
+        patterns::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "first-touch",
+            about: "first write to fresh memory, against no limit at all",
+        },
+        first_touch::run,
+    ),
+];
+
+/// The infos alone, for listing.
+pub(crate) fn infos() -> &'static [ExperimentInfo] {
+    static INFOS: std::sync::OnceLock<Vec<ExperimentInfo>> = std::sync::OnceLock::new();
+    INFOS.get_or_init(|| EXPERIMENTS.iter().map(|(info, _)| *info).collect())
+}
+
+/// One `lab run`: its options and where things are.
+pub(crate) struct Lab {
+    pub(crate) options: RunOptions,
+    touch: Vec<OsString>,
+}
+
+impl Lab {
+    /// Finds the workload program: the one given, one beside this executable, or this executable's own copy.
+    pub(crate) fn new(options: RunOptions) -> anyhow::Result<Lab> {
+        std::fs::create_dir_all(&options.out)
+            .with_context(|| format!("create {}", options.out.display()))?;
+        let touch = match &options.touch_command {
+            Some(words) => words.clone(),
+            None => {
+                let here = std::env::current_exe().context("find this executable")?;
+                let beside = here.with_file_name("undercroft-touch");
+                if !beside.exists() {
+                    bail!(
+                        "the workload program {} does not exist; build it with `cargo build --release -p undercroft-lab`",
+                        beside.display()
+                    );
+                }
+                vec![beside.into()]
+            }
+        };
+        Ok(Lab { options, touch })
+    }
+
+    pub(crate) fn results(&self, name: &str) -> Results {
+        Results::new(name, if self.options.small { "small" } else { "real" })
+    }
+
+    pub(crate) fn pick<T>(&self, small: T, real: T) -> T {
+        if self.options.small { small } else { real }
+    }
+
+    pub(crate) fn rounds(&self, small: usize, real: usize) -> usize {
+        self.options.rounds.unwrap_or(self.pick(small, real))
+    }
+
+    /// The workload program with `arguments`.
+    pub(crate) fn touch(
+        &self,
+        arguments: impl IntoIterator<Item = impl Into<OsString>>,
+    ) -> CommandLine {
+        let words = self
+            .touch
+            .iter()
+            .cloned()
+            .chain(arguments.into_iter().map(Into::into))
+            .collect();
+        CommandLine {
+            words,
+            stdout: Stdout::Lines,
+        }
+    }
+
+    /// Where swap files and file tiers go: the same directory, hence the same disk, for both.
+    pub(crate) fn swap_directory(&self) -> PathBuf {
+        self.options
+            .swap_directory
+            .clone()
+            .unwrap_or_else(|| self.options.out.clone())
+    }
+
+    /// The undercroft rig with this tier, when there is a binary to test.
+    pub(crate) fn undercroft(&self, tier: TierChoice, swap: Bytes) -> Option<Box<dyn Rig>> {
+        let binary = self.options.undercroft_binary.clone()?;
+        let extra = self.options.undercroft_arguments.clone();
+        Some(Box::new(Undercroft {
+            binary,
+            tier,
+            swap,
+            directory: self.options.out.clone(),
+            extra,
+        }))
+    }
+
+    /// Our RAM tier and what it is compared with.
+    pub(crate) fn memory_rigs(&self, swap: Bytes) -> Vec<Box<dyn Rig>> {
+        let directory = self.swap_directory();
+        let kernel: [Box<dyn Rig>; 2] =
+            [Box::new(Zram { swap }), Box::new(Zswap { swap, directory })];
+        self.undercroft(TierChoice::Ram, swap)
+            .into_iter()
+            .chain(kernel)
+            .collect()
+    }
+
+    /// Our file tier and what it is compared with.
+    pub(crate) fn file_rigs(&self, swap: Bytes) -> Vec<Box<dyn Rig>> {
+        let directory = self.swap_directory();
+        let ours = self.undercroft(TierChoice::File(directory.clone()), swap);
+        ours.into_iter()
+            .chain([Box::new(SwapFile { swap, directory }) as Box<dyn Rig>])
+            .collect()
+    }
+}
+
+/// A line on stderr when somebody watches.
+pub(crate) fn progress(line: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("lab: {line}");
+    }
+}
+
+/// Says aloud that something was left out, and records it.
+pub(crate) fn skip(results: &mut Results, why: &str) {
+    eprintln!("SKIPPED: {why}");
+    results.notes.push(format!("SKIPPED: {why}"));
+}
+
+/// A rig that this machine cannot have is skipped aloud; any other failure ends the experiment.
+pub(crate) fn or_skip<T>(
+    results: &mut Results,
+    result: Result<T, RigError>,
+) -> anyhow::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error @ (RigError::Unavailable { .. } | RigError::BudgetTooSmall { .. })) => {
+            skip(results, &error.to_string());
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Runs the workload on a rig; every line it printed, parsed.
+pub(crate) fn run_touch(
+    rig: &dyn Rig,
+    limit: Bytes,
+    command: &CommandLine,
+) -> Result<(Vec<PhaseLine>, Outcome), RigError> {
+    let outcome = rig.set_up(limit)?.spawn(command)?.finish()?;
+    let outcome = outcome.successful(&format!("undercroft-touch on rig {}", rig.name()))?;
+    let lines: Result<Vec<PhaseLine>, _> = outcome
+        .lines
+        .iter()
+        .map(|line| serde_json::from_str(line))
+        .collect();
+    let lines = lines.map_err(|error| RigError::Failed {
+        what: format!("read the output of undercroft-touch on rig {}", rig.name()),
+        source: std::io::Error::other(error),
+    })?;
+    Ok((lines, outcome))
+}
+
+/// A phase line as a sample.
+pub(crate) fn phase_sample(
+    round: usize,
+    rig: &str,
+    case: String,
+    line: &PhaseLine,
+    outcome: &Outcome,
+) -> Sample {
+    let values = [
+        ("mean_ns", line.mean_ns),
+        ("p50_ns", line.p50_ns as f64),
+        ("p90_ns", line.p90_ns as f64),
+        ("p99_ns", line.p99_ns as f64),
+        ("p999_ns", line.p999_ns as f64),
+        ("max_ns", line.max_ns as f64),
+        ("ops_per_second", line.ops_per_second),
+    ];
+    let values: BTreeMap<String, f64> = values.map(|(name, value)| (name.to_owned(), value)).into();
+    Sample {
+        round,
+        rig: rig.to_owned(),
+        case,
+        values,
+        memory: outcome.memory.clone(),
+    }
+}

@@ -1,0 +1,204 @@
+//! Memory patterns under equal total DRAM: RAM tier vs zram and zswap, file tier vs swap file, plain beside them.
+//!
+//! Each round runs every rig once, one after another, so that drift of the machine hits all alike. One run = fill, all
+//! phases, and a check of every byte at the end.
+
+use super::{Lab, or_skip, phase_sample, progress, run_touch};
+use crate::results::{Better, Results, Target};
+use crate::rig::{CommandLine, Plain, Rig, calibrate};
+use crate::touch::{Access, Pattern, Phase};
+use std::collections::BTreeMap;
+use undercroft_base::Bytes;
+
+const PATTERNS: [Pattern; 4] = [
+    Pattern::Seq,
+    Pattern::Stride,
+    Pattern::Random,
+    Pattern::Zipf,
+];
+
+struct Group {
+    rigs: Vec<Box<dyn Rig>>,
+    command: CommandLine,
+    /// A shorter run with the same memory use, to find the limits.
+    probe: CommandLine,
+}
+
+pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
+    let mut results = lab.results("patterns");
+    let footprint_mib = lab.options.footprint_mib.unwrap_or(lab.pick(24, 512));
+    let footprint = Bytes(footprint_mib << 20);
+    // Half of the footprint; the small size has the workload's own 4 MiB or so on top.
+    let budget = Bytes((footprint.0 / 2 + lab.pick(6 << 20, 0)) & !0xfff);
+    let swap = Bytes(footprint.0 * 2 + (64 << 20));
+    let pages = footprint.0 / 4096;
+    let rounds = lab.rounds(1, 5);
+    let threads = lab.pick(&[1, 2][..], &[1, 2, 4][..]);
+    let touch = |phases: Vec<Phase>| {
+        let mut arguments = vec![
+            "--footprint-mib".to_owned(),
+            footprint_mib.to_string(),
+            "--verify".to_owned(),
+        ];
+        phases
+            .iter()
+            .for_each(|phase| arguments.extend(["--phase".to_owned(), phase.to_string()]));
+        lab.touch(arguments)
+    };
+    let matrix = |random_ops: u64, threads: &[usize]| -> Vec<Phase> {
+        let mut phases = Vec::new();
+        for &threads in threads {
+            for pattern in PATTERNS {
+                for access in [Access::Read, Access::Write] {
+                    let whole_scan = matches!(pattern, Pattern::Seq | Pattern::Stride);
+                    let ops = if whole_scan { pages } else { random_ops };
+                    phases.push(Phase {
+                        pattern,
+                        access,
+                        threads,
+                        ops: ops.min(lab.pick(1500, u64::MAX)),
+                    });
+                }
+            }
+        }
+        phases
+    };
+    let probe = || {
+        let phase = |pattern, access| Phase {
+            pattern,
+            access,
+            threads: 1,
+            ops: pages / 4,
+        };
+        touch(vec![
+            phase(Pattern::Seq, Access::Read),
+            phase(Pattern::Random, Access::Write),
+        ])
+    };
+    let groups = [
+        Group {
+            rigs: lab.memory_rigs(swap),
+            command: touch(matrix(60_000, threads)),
+            probe: probe(),
+        },
+        Group {
+            rigs: lab.file_rigs(swap),
+            command: touch(matrix(20_000, threads)),
+            probe: probe(),
+        },
+        Group {
+            rigs: vec![Box::new(Plain)],
+            command: touch(matrix(60_000, threads)),
+            probe: probe(),
+        },
+    ];
+    results.parameters = BTreeMap::from([
+        ("footprint_mib".into(), footprint_mib.to_string()),
+        ("total_dram_budget_bytes".into(), budget.0.to_string()),
+        ("rounds".into(), rounds.to_string()),
+        ("random_ops".into(), "60000 (memory), 20000 (file)".into()),
+        ("stride_pages".into(), "16".into()),
+    ]);
+
+    let mut limits: BTreeMap<&'static str, Bytes> = BTreeMap::new();
+    for group in &groups {
+        for rig in &group.rigs {
+            progress(&format!(
+                "patterns: limit of {} for {budget} of DRAM",
+                rig.name()
+            ));
+            if let Some(found) =
+                or_skip(&mut results, calibrate(rig.as_ref(), budget, &group.probe))?
+            {
+                limits.insert(rig.name(), Bytes(found.limit_bytes));
+                if !found.trials.is_empty() {
+                    results.calibrations.insert(rig.name().to_owned(), found);
+                }
+            }
+        }
+    }
+    for round in 0..rounds {
+        for group in &groups {
+            for rig in &group.rigs {
+                let name = rig.name();
+                let Some(limit) = limits.get(name).copied() else {
+                    continue;
+                };
+                progress(&format!(
+                    "patterns: round {} of {rounds}, {name}",
+                    round + 1
+                ));
+                let run = or_skip(&mut results, run_touch(rig.as_ref(), limit, &group.command))?;
+                let Some((lines, outcome)) = run else {
+                    limits.remove(name);
+                    continue;
+                };
+                for line in lines {
+                    let case = match line.rw.as_str() {
+                        _ if line.pattern == "fill" || line.pattern == "verify" => {
+                            line.pattern.clone()
+                        }
+                        rw => format!("{} {rw} {}t", line.pattern, line.threads),
+                    };
+                    results
+                        .samples
+                        .push(phase_sample(round, name, case, &line, &outcome));
+                }
+                results.rigs.entry(name.to_owned()).or_insert(outcome.facts);
+            }
+        }
+    }
+    check_totals(&mut results, budget);
+    compare(&mut results);
+    Ok(results)
+}
+
+/// A rig that used more DRAM than the budget had an advantage; say so.
+fn check_totals(results: &mut Results, budget: Bytes) {
+    for rig in results.rig_names() {
+        let uses = results.samples.iter().filter(|sample| sample.rig == rig);
+        let Some(most) = uses.map(|sample| sample.memory.total_peak_bytes).max() else {
+            continue;
+        };
+        if rig != "plain" && most as f64 > budget.0 as f64 * 1.02 {
+            let percent = 100.0 * (most as f64 / budget.0 as f64 - 1.0);
+            results.notes.push(format!(
+                "{rig} used up to {percent:.1} % more DRAM than the budget"
+            ));
+        }
+    }
+}
+
+fn compare(results: &mut Results) {
+    let target = |must, aim| Some(Target { must, aim });
+    let pairs = [
+        ("undercroft-ram", "zram"),
+        ("undercroft-ram", "zswap"),
+        ("undercroft-file", "swapfile"),
+        ("zswap", "zram"),
+    ];
+    for (subject, baseline) in pairs {
+        for case in results.cases() {
+            let (speed, mean, p50, p99) = match (subject, baseline, case.as_str()) {
+                ("undercroft-ram", "zram", "seq read 1t") => {
+                    (target(3.0, Some(6.0)), None, None, None)
+                }
+                ("undercroft-ram", "zram", "random read 1t" | "random write 1t") => {
+                    (None, target(0.8, Some(0.6)), None, target(0.15, Some(0.05)))
+                }
+                ("undercroft-file", "swapfile", "seq read 1t") => {
+                    (target(2.0, None), None, None, None)
+                }
+                ("undercroft-file", "swapfile", "random read 1t") => {
+                    (None, None, target(1.15, Some(1.0)), target(0.7, Some(0.3)))
+                }
+                _ => (None, None, None, None),
+            };
+            let pair = (subject, baseline);
+            results.compare(&case, "ops_per_second", pair, Better::Higher, speed);
+            results.compare(&case, "mean_ns", pair, Better::Lower, mean);
+            results.compare(&case, "p50_ns", pair, Better::Lower, p50);
+            results.compare(&case, "p99_ns", pair, Better::Lower, p99);
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What an experiment found, as written to `results.json`: raw values per round, and the ratios drawn from them.
+
+mod machine;
+mod markdown;
+
+use crate::rig::{Calibration, Facts, MemoryUse};
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+pub use machine::Machine;
+
+/// Version of the layout of `results.json`.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Everything one `lab run` found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Name of the experiment.
+    pub experiment: String,
+    /// `small` or `real`.
+    pub size: String,
+    /// The command line that made this.
+    pub command: Vec<String>,
+    /// UTC, RFC 3339.
+    pub date: String,
+    /// `git rev-parse HEAD` of the source, or the crate's version when there is no repository.
+    pub commit: String,
+    /// Kernel, processors, memory.
+    pub machine: Machine,
+    /// Parameters of the experiment: footprint, budget, operations and so on.
+    pub parameters: BTreeMap<String, String>,
+    /// Facts of each rig.
+    pub rigs: BTreeMap<String, Facts>,
+    /// How limits were found for the rigs whose compressed memory lies outside them.
+    pub calibrations: BTreeMap<String, Calibration>,
+    /// One entry per round, rig and case.
+    pub samples: Vec<Sample>,
+    /// Comparisons: each ratio recomputes from its values.
+    pub rows: Vec<Row>,
+    /// What was skipped, exceeded or limits the meaning of the numbers.
+    pub notes: Vec<String>,
+}
+
+/// Raw values of one case in one run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// 0, 1, ...; within one round the rigs follow one another.
+    pub round: usize,
+    /// The rig's name.
+    pub rig: String,
+    /// E.g. `random read 1t`.
+    pub case: String,
+    /// Metric name with its unit, e.g. `p99_ns`.
+    pub values: BTreeMap<String, f64>,
+    /// DRAM of the run the case belongs to.
+    pub memory: MemoryUse,
+}
+
+/// Which direction is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// Latencies, times, sizes.
+    Lower,
+    /// Throughputs.
+    Higher,
+}
+
+/// What a ratio should be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// Must be reached.
+    pub must: f64,
+    /// Aimed at; None where the aim is not one number (e.g. the device's limit).
+    pub aim: Option<f64>,
+}
+
+/// One comparison: `ratio` = median of `subject_values` / median of `baseline_values`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Row {
+    pub case: String,
+    pub metric: String,
+    pub subject: String,
+    pub baseline: String,
+    pub better: Better,
+    pub subject_values: Vec<f64>,
+    pub baseline_values: Vec<f64>,
+    pub subject_median: f64,
+    pub baseline_median: f64,
+    pub ratio: f64,
+    /// Smallest and largest ratio of one round's values.
+    pub ratio_range: [f64; 2],
+    pub target: Option<Target>,
+    pub must_reached: Option<bool>,
+    pub aim_reached: Option<bool>,
+}
+
+/// The middle value; the mean of the two middle ones for an even count; NaN for none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+impl Row {
+    /// True when the stored medians, ratio and verdicts follow from the raw values.
+    pub fn recomputes(&self) -> bool {
+        let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-300);
+        let reached = |limit: f64| reaches(self.better, self.ratio, limit);
+        close(self.subject_median, median(&self.subject_values))
+            && close(self.baseline_median, median(&self.baseline_values))
+            && close(self.ratio, self.subject_median / self.baseline_median)
+            && self.must_reached == self.target.map(|target| reached(target.must))
+            && self.aim_reached == self.target.and_then(|target| target.aim).map(reached)
+    }
+}
+
+fn reaches(better: Better, ratio: f64, limit: f64) -> bool {
+    match better {
+        Better::Lower => ratio <= limit,
+        Better::Higher => ratio >= limit,
+    }
+}
+
+impl Results {
+    /// An empty record of `experiment` made now on this machine.
+    pub fn new(experiment: &str, size: &str) -> Results {
+        Results {
+            schema_version: SCHEMA_VERSION,
+            experiment: experiment.to_owned(),
+            size: size.to_owned(),
+            command: std::env::args().collect(),
+            date: machine::now_utc(),
+            commit: machine::commit(),
+            machine: Machine::here(),
+            parameters: BTreeMap::new(),
+            rigs: BTreeMap::new(),
+            calibrations: BTreeMap::new(),
+            samples: Vec::new(),
+            rows: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// All values of a metric, in round order.
+    pub fn values(&self, rig: &str, case: &str, metric: &str) -> Vec<f64> {
+        let matching = self
+            .samples
+            .iter()
+            .filter(|sample| sample.rig == rig && sample.case == case);
+        matching
+            .filter_map(|sample| sample.values.get(metric).copied())
+            .collect()
+    }
+
+    /// Adds the comparison of `subject` with `baseline`; nothing when one of them has no such values.
+    pub fn compare(
+        &mut self,
+        case: &str,
+        metric: &str,
+        (subject, baseline): (&str, &str),
+        better: Better,
+        target: Option<Target>,
+    ) {
+        let subject_values = self.values(subject, case, metric);
+        let baseline_values = self.values(baseline, case, metric);
+        if subject_values.is_empty() || baseline_values.is_empty() {
+            return;
+        }
+        let (subject_median, baseline_median) = (median(&subject_values), median(&baseline_values));
+        let ratio = subject_median / baseline_median;
+        let each = subject_values
+            .iter()
+            .zip(&baseline_values)
+            .map(|(subject, baseline)| subject / baseline);
+        let range = each.fold([f64::INFINITY, f64::NEG_INFINITY], |[low, high], ratio| {
+            [low.min(ratio), high.max(ratio)]
+        });
+        self.rows.push(Row {
+            case: case.to_owned(),
+            metric: metric.to_owned(),
+            subject: subject.to_owned(),
+            baseline: baseline.to_owned(),
+            better,
+            subject_values,
+            baseline_values,
+            subject_median,
+            baseline_median,
+            ratio,
+            ratio_range: range,
+            target,
+            must_reached: target.map(|target| reaches(better, ratio, target.must)),
+            aim_reached: target
+                .and_then(|target| target.aim)
+                .map(|aim| reaches(better, ratio, aim)),
+        });
+    }
+
+    /// Rig names in order of first appearance.
+    pub fn rig_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for sample in &self.samples {
+            if !names.contains(&sample.rig) {
+                names.push(sample.rig.clone());
+            }
+        }
+        names
+    }
+
+    /// Case names in order of first appearance.
+    pub fn cases(&self) -> Vec<String> {
+        let mut cases: Vec<String> = Vec::new();
+        for sample in &self.samples {
+            if !cases.contains(&sample.case) {
+                cases.push(sample.case.clone());
+            }
+        }
+        cases
+    }
+
+    /// Reads `results.json`. Errors: unreadable, not this schema.
+    pub fn read(path: &Path) -> anyhow::Result<Results> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        let results: Results = serde_json::from_str(&text).with_context(|| {
+            format!(
+                "{} is not a results file of schema version {SCHEMA_VERSION}",
+                path.display()
+            )
+        })?;
+        anyhow::ensure!(
+            results.schema_version == SCHEMA_VERSION,
+            "{} has schema version {}, this program reads {SCHEMA_VERSION}",
+            path.display(),
+            results.schema_version
+        );
+        Ok(results)
+    }
+
+    /// Writes `results.json`, `results.md` and the plots into `out`, which is created.
+    pub fn write(&self, out: &Path) -> anyhow::Result<()> {
+        std::fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
+        let json = serde_json::to_string_pretty(self).context("results as JSON")? + "\n";
+        std::fs::write(out.join("results.json"), json).context("write results.json")?;
+        std::fs::write(out.join("results.md"), markdown::table(self))
+            .context("write results.md")?;
+        crate::plot::draw(self, out).context("draw the plots")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(rig: &str, value: f64) -> Sample {
+        Sample {
+            round: 0,
+            rig: rig.into(),
+            case: "c".into(),
+            values: BTreeMap::from([("p99_ns".to_owned(), value)]),
+            memory: MemoryUse::default(),
+        }
+    }
+
+    #[test]
+    fn median_is_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn compare_judges_by_direction_and_recomputes() {
+        let mut results = Results::new("t", "small");
+        results.samples = vec![
+            sample("a", 10.0),
+            sample("b", 100.0),
+            sample("a", 20.0),
+            sample("b", 100.0),
+        ];
+        let target = Some(Target {
+            must: 0.15,
+            aim: Some(0.05),
+        });
+        results.compare("c", "p99_ns", ("a", "b"), Better::Lower, target);
+        results.compare("c", "p99_ns", ("a", "b"), Better::Higher, target);
+        results.compare("c", "p99_ns", ("a", "absent"), Better::Lower, target);
+        assert_eq!(results.rows.len(), 2);
+        assert_eq!(
+            (results.rows[0].must_reached, results.rows[0].aim_reached),
+            (Some(true), Some(false))
+        );
+        assert_eq!(results.rows[1].must_reached, Some(true));
+        assert!(results.rows.iter().all(Row::recomputes));
+        results.rows[0].ratio = 0.1;
+        assert!(!results.rows[0].recomputes());
+    }
+}

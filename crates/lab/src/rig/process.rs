@@ -1,0 +1,308 @@
+//! One command on a stage: started in its cgroup, metered every 10 ms, stopped and accounted for.
+
+use super::{Facts, MemoryUse, RigError, Stage, StoreMeter};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use undercroft_base::Bytes;
+
+const SAMPLE_EVERY: Duration = Duration::from_millis(10);
+/// After an interrupt or `stop`, how long a command may take before it is killed.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A program and its arguments.
+#[derive(Clone, Debug)]
+pub struct CommandLine {
+    /// Words, the program first.
+    pub words: Vec<OsString>,
+    /// Where its standard output goes.
+    pub stdout: Stdout,
+}
+
+/// What to do with a command's standard output.
+#[derive(Clone, Debug)]
+pub enum Stdout {
+    /// Kept in memory line by line, given back in the outcome.
+    Lines,
+    /// Both standard output and error go to this file.
+    File(PathBuf),
+}
+
+/// What one run gave.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Lines of standard output (with `Stdout::Lines`).
+    pub lines: Vec<String>,
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// Start to end.
+    pub wall: Duration,
+    /// DRAM used.
+    pub memory: MemoryUse,
+    /// The rig's facts.
+    pub facts: Facts,
+    /// Undercroft's own report, when the rig writes one.
+    pub report: Option<serde_json::Value>,
+}
+
+/// A started command; dropping it kills the command before the stage is taken down.
+pub struct Running {
+    child: Child,
+    began: Instant,
+    lines: Arc<Mutex<Vec<String>>>,
+    reader: Option<JoinHandle<()>>,
+    sampler: Option<JoinHandle<()>>,
+    done: Arc<AtomicBool>,
+    stored_peak: Arc<AtomicU64>,
+    stage: Stage,
+}
+
+impl Stage {
+    /// Starts `command` on this stage.
+    pub fn spawn(self, command: &CommandLine) -> Result<Running, RigError> {
+        let words: Vec<OsString> = self.prefix.iter().chain(&command.words).cloned().collect();
+        let mut process = match &self.cgroup {
+            Some(cgroup) => {
+                // The shell puts itself into the group and becomes the command: no page is charged elsewhere.
+                let mut shell = Command::new("sh");
+                shell
+                    .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
+                    .arg(cgroup.procs())
+                    .args(&words);
+                shell
+            }
+            None => {
+                let mut direct = Command::new(&words[0]);
+                direct.args(&words[1..]);
+                direct
+            }
+        };
+        process.stdin(Stdio::null());
+        match &command.stdout {
+            Stdout::Lines => process.stdout(Stdio::piped()),
+            Stdout::File(path) => {
+                let what = || RigError::failed(format!("write {}", path.display()));
+                let file = File::create(path).map_err(what())?;
+                process
+                    .stderr(file.try_clone().map_err(what())?)
+                    .stdout(file)
+            }
+        };
+        let program = words[0].to_string_lossy().into_owned();
+        let mut child = process
+            .spawn()
+            .map_err(RigError::failed(format!("start {program}")))?;
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let reader = child.stdout.take().map(|stdout| {
+            let lines = lines.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    lines
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(line);
+                }
+            })
+        });
+        let done = Arc::new(AtomicBool::new(false));
+        let stored_peak = Arc::new(AtomicU64::new(0));
+        let sampler = self.meter.path().map(|path| {
+            let (done, peak, zram) = (
+                done.clone(),
+                stored_peak.clone(),
+                matches!(self.meter, StoreMeter::Zram(_)),
+            );
+            std::thread::spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    let text = fs::read_to_string(&path).unwrap_or_default();
+                    peak.fetch_max(stored_bytes(&text, zram).unwrap_or(0), Ordering::Relaxed);
+                    std::thread::sleep(SAMPLE_EVERY);
+                }
+            })
+        });
+        Ok(Running {
+            child,
+            began: Instant::now(),
+            lines,
+            reader,
+            sampler,
+            done,
+            stored_peak,
+            stage: self,
+        })
+    }
+}
+
+impl StoreMeter {
+    fn path(&self) -> Option<PathBuf> {
+        match self {
+            StoreMeter::None => None,
+            StoreMeter::Zram(path) => Some(path.clone()),
+            StoreMeter::Zswap => Some(PathBuf::from("/proc/meminfo")),
+        }
+    }
+}
+
+/// zram's `mm_stat`: the fifth field is the most memory ever used. meminfo: the `Zswap:` line in kB.
+fn stored_bytes(text: &str, zram: bool) -> Option<u64> {
+    if zram {
+        let mut fields = text.split_whitespace();
+        return fields.nth(4)?.parse().ok();
+    }
+    let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+impl Running {
+    /// The process id of the started command (the keeper for undercroft).
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lines printed so far.
+    pub fn lines_so_far(&self) -> Vec<String> {
+        self.lines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// True while the command has not ended.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Asks the command to end (SIGTERM); `finish` then waits for it.
+    pub fn stop(&mut self) {
+        if self.is_running() {
+            let _ = Command::new("kill")
+                .arg("-TERM")
+                .arg(self.child.id().to_string())
+                .status();
+        }
+    }
+
+    /// Waits for the end, takes the stage down and gives what was measured.
+    /// Errors: `Interrupted` when the user asked to stop; the command has been killed then.
+    pub fn finish(mut self) -> Result<Outcome, RigError> {
+        let status = loop {
+            match self
+                .child
+                .try_wait()
+                .map_err(RigError::failed("wait for the command"))?
+            {
+                Some(status) => break status,
+                None if crate::interrupt::requested() => return Err(RigError::Interrupted),
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        };
+        let wall = self.began.elapsed();
+        let reader = self.reader.take();
+        if reader.is_some_and(|reader| reader.join().is_err()) {
+            return Err(RigError::Failed {
+                what: "read the command's output".into(),
+                source: io::Error::other("the reader thread panicked"),
+            });
+        }
+        self.stop_sampler();
+        let report = self.stage.report.as_ref().and_then(|path| {
+            let text = fs::read_to_string(path).ok()?;
+            let _ = fs::remove_file(path);
+            serde_json::from_str(&text).ok()
+        });
+        let memory = self.memory(report.as_ref());
+        let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
+        let facts = self.stage.facts.clone();
+        Ok(Outcome {
+            lines,
+            status,
+            wall,
+            memory,
+            facts,
+            report,
+        })
+    }
+
+    fn memory(&self, report: Option<&serde_json::Value>) -> MemoryUse {
+        let cgroup_peak = self
+            .stage
+            .cgroup
+            .as_ref()
+            .map_or(Bytes(0), |cgroup| cgroup.peak());
+        let stored = self.stored_peak.load(Ordering::Relaxed);
+        let of_report = |name: &str| {
+            report
+                .and_then(|report| report.get(name))
+                .and_then(|value| value.as_u64())
+        };
+        let pool = report.and_then(|report| {
+            let tiers = report.get("tiers")?.as_array()?;
+            let ram = tiers
+                .iter()
+                .find(|tier| tier.get("kind").and_then(|kind| kind.as_str()) == Some("ram"))?;
+            ram.get("stored_bytes_peak")?.as_u64()
+        });
+        MemoryUse {
+            limit_bytes: self.stage.limit.0,
+            cgroup_peak_bytes: cgroup_peak.0,
+            compressed_peak_bytes: pool.unwrap_or(stored),
+            total_peak_bytes: of_report("dram_bytes_peak").unwrap_or(cgroup_peak.0 + stored),
+        }
+    }
+
+    fn stop_sampler(&mut self) {
+        self.done.store(true, Ordering::Relaxed);
+        if let Some(sampler) = self.sampler.take() {
+            let _ = sampler.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+        let until = Instant::now() + STOP_PATIENCE;
+        while self.is_running() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if self.is_running() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        self.stop_sampler();
+        if let Some(cgroup) = &self.stage.cgroup
+            && !cgroup.empty()
+        {
+            eprintln!("lab: some processes of the run do not end");
+        }
+    }
+}
+
+impl Outcome {
+    /// The outcome, or an error naming the status when the command failed.
+    pub fn successful(self, what: &str) -> Result<Outcome, RigError> {
+        if self.status.success() {
+            return Ok(self);
+        }
+        let how = match (self.status.code(), self.status.signal()) {
+            (Some(3), _) => "exit status 3: it read wrong bytes".to_owned(),
+            (Some(code), _) => format!("exit status {code}"),
+            (None, Some(9)) => {
+                "killed by signal 9 (the kernel does so when the limit cannot be kept)".to_owned()
+            }
+            (None, signal) => format!("killed by signal {}", signal.unwrap_or(0)),
+        };
+        Err(RigError::Failed {
+            what: what.to_owned(),
+            source: io::Error::other(how),
+        })
+    }
+}
