@@ -1,0 +1,386 @@
+//! The contract every Tier implementation passes, against an oracle that keeps every byte. For tests.
+//!
+//! A suite panics with its seed at the first difference. Data are heap-like: see [`Pages`].
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use undercroft_base::{
+    Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
+    page_checksum,
+};
+
+/// One page of bytes.
+pub type Page = [u8; PAGE_BYTES];
+
+/// A tier under test, and what the suite cannot know of it.
+pub struct Subject<'a> {
+    /// The tier.
+    pub tier: &'a dyn Tier,
+    /// Gives back what the tier keeps for later (idle work); called before `held` is checked.
+    pub settle: &'a (dyn Fn() + Sync),
+    /// Most bytes it may hold when empty and settled.
+    pub held_empty: Bytes,
+}
+
+/// A deterministic source of random numbers and of heap-like pages (splitmix64).
+pub struct Pages(u64);
+
+impl Pages {
+    /// The sequence of `seed`.
+    pub fn new(seed: u64) -> Pages {
+        Pages(seed)
+    }
+
+    /// The next number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `limit`, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.number() % limit
+    }
+
+    /// A page as C and Python heaps have them: pointers into a few regions, small integers, short texts, zeros, floats.
+    /// LZ4 makes 30-45 % of it, like the heaps of redis and CPython.
+    pub fn heap_like(&mut self) -> Page {
+        let mut page = [0; PAGE_BYTES];
+        let region = 0x7f00_0000_0000 + (self.below(64) << 24);
+        let mut at = 0;
+        while at < PAGE_BYTES {
+            let fields = 4 + self.below(5) as usize;
+            for field in 0..fields {
+                let word = match (field + self.below(4) as usize) % 7 {
+                    0 | 1 => region + (self.below(1 << 20) << 4),
+                    2 => self.below(200),
+                    3 => u64::from_le_bytes(*b"user:000") + (self.below(1000) << 40),
+                    4 if self.below(3) == 0 => (self.number() as f64 / 1e19).to_bits(),
+                    _ => 0,
+                };
+                if at < PAGE_BYTES {
+                    page[at..at + 8].copy_from_slice(&word.to_le_bytes());
+                    at += 8;
+                }
+            }
+        }
+        page
+    }
+
+    /// A page of random bytes: does not compress.
+    pub fn noise(&mut self) -> Page {
+        let mut page = [0; PAGE_BYTES];
+        for word in page.as_chunks_mut::<8>().0 {
+            *word = self.number().to_le_bytes();
+        }
+        page
+    }
+
+    /// Mostly heap-like; some noise, some nearly empty, some half noise.
+    pub fn mixed(&mut self) -> Page {
+        match self.below(10) {
+            0 => self.noise(),
+            1 => {
+                let mut page = [0; PAGE_BYTES];
+                page[self.below(PAGE_BYTES as u64) as usize] = self.number() as u8 | 1;
+                page
+            }
+            2 => {
+                let mut page = self.heap_like();
+                let cut = self.below(PAGE_BYTES as u64) as usize;
+                page[..cut].copy_from_slice(&self.noise()[..cut]);
+                page
+            }
+            _ => self.heap_like(),
+        }
+    }
+}
+
+/// Stores `pages` as one batch; the outcome of each.
+pub fn store_all(tier: &dyn Tier, pages: &[(Page, Stamp)]) -> Vec<Result<Slot, StoreError>> {
+    let mut batch: Vec<_> = pages
+        .iter()
+        .map(|(page, stamp)| Store {
+            page,
+            stamp: *stamp,
+            checksum: page_checksum(page, *stamp),
+            result: Err(StoreError::Full),
+        })
+        .collect();
+    tier.store(&mut batch);
+    batch.iter().map(|item| item.result).collect()
+}
+
+impl Subject<'_> {
+    /// Loads one page as the engine does: at once, or by a read and a check of the kept checksum.
+    pub fn load(&self, slot: Slot, stamp: Stamp) -> Result<Box<Page>, LoadError> {
+        let mut page = Box::new([0xa5; PAGE_BYTES]);
+        match self.tier.load(slot, stamp, &mut page[..])? {
+            Loaded::Done => {}
+            Loaded::Read { fd, offset } => {
+                read_page(fd, offset, &mut page).map_err(|_| LoadError::Failed(FailKind::Io))?;
+                let kept = self.tier.checksum(slot, stamp).ok_or(LoadError::Corrupt)?;
+                if page_checksum(&page[..], stamp) != kept {
+                    return Err(LoadError::Corrupt);
+                }
+            }
+        }
+        Ok(page)
+    }
+}
+
+/// What a caller does with `Loaded::Read`, less the ring: opens the descriptor's file anew and reads one page.
+fn read_page(fd: RawFd, offset: u64, page: &mut Page) -> std::io::Result<()> {
+    File::open(format!("/proc/self/fd/{fd}"))?.read_exact_at(page, offset)
+}
+
+/// Runs the whole suite. The tier must be empty, and have room for at least 4096 pages.
+pub fn check(subject: &Subject<'_>, seed: u64) {
+    println!("contract of {}: seed {seed}", subject.tier.info().name);
+    random_operations(subject, seed, 2000);
+    concurrent_loads(subject, seed);
+    becomes_empty(subject);
+}
+
+type Oracle = BTreeMap<Slot, (Box<Page>, Stamp)>;
+
+/// Stores, loads and frees at random; every byte and every count is compared after each step.
+pub fn random_operations(subject: &Subject<'_>, seed: u64, steps: u32) {
+    let tier = subject.tier;
+    let mut random = Pages::new(seed);
+    let mut oracle = Oracle::new();
+    assert_eq!(tier.usage().logical, Bytes(0), "the tier is not empty");
+    for step in 0..steps {
+        let context = format!("seed {seed} step {step}");
+        match random.below(8) {
+            0..3 => {
+                let count = 1 + random.below(100).min(random.below(100));
+                let pages: Vec<_> = (0..count)
+                    .map(|_| (random.mixed(), Stamp(random.number() as u16)))
+                    .collect();
+                let results = store_all(tier, &pages);
+                for ((page, stamp), result) in pages.into_iter().zip(results) {
+                    match result {
+                        Ok(slot) => {
+                            assert!(slot.0 < Slot::LIMIT, "{context}");
+                            let old = oracle.insert(slot, (Box::new(page), stamp));
+                            assert!(old.is_none(), "{context}: {slot:?} given twice");
+                        }
+                        Err(StoreError::Incompressible | StoreError::Full) => {}
+                        Err(error) => panic!("{context}: {error}"),
+                    }
+                }
+            }
+            3..6 => {
+                for _ in 0..20 {
+                    load_any(subject, &oracle, &mut random, &context);
+                }
+            }
+            _ => {
+                let count = random.below(80) as usize;
+                let slots: Vec<_> = (0..count)
+                    .filter_map(|_| {
+                        let slot = any_slot(&oracle, &mut random)?;
+                        oracle
+                            .remove(&slot)
+                            .map(|(page, stamp)| (slot, page, stamp))
+                    })
+                    .collect();
+                tier.free(&slots.iter().map(|(slot, ..)| *slot).collect::<Vec<_>>());
+                for (slot, page, stamp) in slots {
+                    if let Ok(loaded) = subject.load(slot, stamp) {
+                        assert!(
+                            loaded == page,
+                            "{context}: freed {slot:?} gives other bytes"
+                        );
+                    }
+                }
+            }
+        }
+        let usage = tier.usage();
+        assert_eq!(
+            usage.logical.0,
+            (oracle.len() * PAGE_BYTES) as u64,
+            "{context}"
+        );
+        assert!(usage.stored <= usage.held, "{context}: {usage:?}");
+    }
+    for (&slot, (page, stamp)) in &oracle {
+        let loaded = subject.load(slot, *stamp).expect("a stored page loads");
+        assert!(loaded == *page, "seed {seed}: {slot:?} differs at the end");
+    }
+    tier.free(&oracle.keys().copied().collect::<Vec<_>>());
+    becomes_empty(subject);
+}
+
+fn any_slot(oracle: &Oracle, random: &mut Pages) -> Option<Slot> {
+    let (&first, _) = oracle.first_key_value()?;
+    let (&last, _) = oracle.last_key_value()?;
+    let from = Slot(first.0 + random.below(last.0 - first.0 + 1));
+    oracle.range(from..).next().map(|(&slot, _)| slot)
+}
+
+fn load_any(subject: &Subject<'_>, oracle: &Oracle, random: &mut Pages, context: &str) {
+    let Some(slot) = any_slot(oracle, random) else {
+        return;
+    };
+    let (page, stamp) = &oracle[&slot];
+    let loaded = subject
+        .load(slot, *stamp)
+        .unwrap_or_else(|error| panic!("{context}: {slot:?}: {error}"));
+    assert!(loaded == *page, "{context}: {slot:?} differs");
+    let kept = subject.tier.checksum(slot, *stamp);
+    assert_eq!(kept, Some(page_checksum(&page[..], *stamp)), "{context}");
+    let wrong = Stamp(stamp.0 ^ (1 << random.below(16)));
+    assert_eq!(subject.tier.checksum(slot, wrong), None, "{context}");
+    assert_eq!(
+        subject.load(slot, wrong).err(),
+        Some(LoadError::Corrupt),
+        "{context}"
+    );
+}
+
+/// Two threads load live slots, one loads slots that are being freed, while a worker stores and frees.
+pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
+    let live = RwLock::new(Oracle::new());
+    let doomed = RwLock::new(Oracle::new());
+    let done = AtomicBool::new(false);
+    let (loads, stale) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (live, done, loads) = (&live, &done, &loads);
+            scope.spawn(move || {
+                let mut random = Pages::new(seed ^ (thread + 1));
+                while !done.load(Relaxed) {
+                    let live = live.read().expect("the worker lives");
+                    load_any(subject, &live, &mut random, "concurrent load");
+                    loads.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                let doomed = doomed.read().expect("the worker lives").clone();
+                for (slot, (page, stamp)) in doomed {
+                    match subject.load(slot, stamp) {
+                        Ok(loaded) => assert!(loaded == page, "{slot:?}: wrong bytes unnoticed"),
+                        Err(LoadError::Corrupt) => _ = stale.fetch_add(1, Relaxed),
+                        Err(LoadError::Failed(kind)) => panic!("{slot:?}: {kind:?}"),
+                    }
+                }
+                std::thread::yield_now();
+            }
+        });
+        let mut random = Pages::new(seed);
+        let work = || {
+            for round in 0..300u32 {
+                let pages: Vec<_> = (0..32)
+                    .map(|_| (random.mixed(), Stamp(random.number() as u16)))
+                    .collect();
+                let results = store_all(subject.tier, &pages);
+                let mut victims = Oracle::new();
+                {
+                    let mut live = live.write().expect("readers live");
+                    for ((page, stamp), result) in pages.into_iter().zip(results) {
+                        if let Ok(slot) = result {
+                            let old = live.insert(slot, (Box::new(page), stamp));
+                            assert!(old.is_none(), "round {round}: {slot:?} given twice");
+                        }
+                    }
+                    while live.len() > 600 {
+                        let Some(slot) = any_slot(&live, &mut random) else {
+                            break;
+                        };
+                        victims.extend(live.remove_entry(&slot));
+                    }
+                }
+                *doomed.write().expect("readers live") = victims.clone();
+                subject
+                    .tier
+                    .free(&victims.keys().copied().collect::<Vec<_>>());
+            }
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        done.store(true, Relaxed);
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    println!(
+        "concurrent: {} loads, {} reads of freed slots noticed",
+        loads.load(Relaxed),
+        stale.load(Relaxed)
+    );
+    let left = live.into_inner().expect("threads ended well");
+    subject.tier.free(&left.keys().copied().collect::<Vec<_>>());
+    becomes_empty(subject);
+}
+
+/// Nothing stored, nothing (or nearly nothing) held.
+pub fn becomes_empty(subject: &Subject<'_>) {
+    (subject.settle)();
+    let usage = subject.tier.usage();
+    assert_eq!((usage.logical, usage.stored), (Bytes(0), Bytes(0)));
+    assert!(
+        usage.held <= subject.held_empty,
+        "held {} when empty, not at most {}",
+        usage.held,
+        subject.held_empty
+    );
+}
+
+/// Fills the tier (in at most `pages_max` pages), checks that nothing was lost, that room made is room found.
+pub fn fills_and_recovers(subject: &Subject<'_>, seed: u64, pages_max: usize) {
+    println!("filling {}: seed {seed}", subject.tier.info().name);
+    let mut random = Pages::new(seed);
+    let mut oracle = Oracle::new();
+    let mut store_until_full = |oracle: &mut Oracle| {
+        for _ in 0..pages_max.div_ceil(64) {
+            let pages: Vec<_> = (0..64).map(|n| (random.heap_like(), Stamp(n))).collect();
+            let results = store_all(subject.tier, &pages);
+            let full = results.contains(&Err(StoreError::Full));
+            for ((page, stamp), result) in pages.into_iter().zip(results) {
+                match result {
+                    Ok(slot) => assert!(oracle.insert(slot, (Box::new(page), stamp)).is_none()),
+                    Err(error) => assert_eq!(error, StoreError::Full),
+                }
+            }
+            assert!(subject.tier.usage().held <= subject.tier.info().capacity);
+            if full {
+                return;
+            }
+        }
+        panic!("seed {seed}: not full after {pages_max} pages");
+    };
+    store_until_full(&mut oracle);
+    let first = oracle.len();
+    let half: Vec<_> = oracle.keys().copied().step_by(2).collect();
+    for slot in &half {
+        oracle.remove(slot);
+    }
+    subject.tier.free(&half);
+    store_until_full(&mut oracle);
+    let again = oracle.len();
+    assert!(
+        again * 10 >= first * 8,
+        "{first} pages fitted first, {again} after freeing half"
+    );
+    for (&slot, (page, stamp)) in &oracle {
+        assert!(
+            subject.load(slot, *stamp).expect("stored") == *page,
+            "{slot:?} differs"
+        );
+    }
+    subject
+        .tier
+        .free(&oracle.keys().copied().collect::<Vec<_>>());
+    becomes_empty(subject);
+}

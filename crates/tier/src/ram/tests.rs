@@ -1,0 +1,211 @@
+//! Tests of the RAM pool beyond the shared contract.
+
+use std::os::fd::AsFd;
+
+use super::*;
+use crate::contract::{self, Page, Pages, Subject, store_all};
+
+fn again(memory: &SharedMemory) -> SharedMemory {
+    SharedMemory::from_fd(memory.as_fd().try_clone_to_owned().unwrap()).unwrap()
+}
+
+fn pool(compressor: Compressor, capacity: u64) -> RamPool {
+    let reserve = RamPool::reserve_for(Bytes(capacity)).0 as usize;
+    let memory = SharedMemory::create("test-pool", reserve).unwrap();
+    RamPool::new(memory, compressor, Bytes(capacity)).unwrap()
+}
+
+fn subject<'a>(pool: &'a RamPool, settle: &'a (dyn Fn() + Sync)) -> Subject<'a> {
+    Subject {
+        tier: pool,
+        settle,
+        held_empty: Bytes(pool.info().capacity.0 / 32), // superblock and used directory entries
+    }
+}
+
+fn store_one(pool: &RamPool, page: &Page, stamp: Stamp) -> Slot {
+    store_all(pool, &[(*page, stamp)])[0].unwrap()
+}
+
+#[test]
+fn pool_passes_the_tier_contract() {
+    for (seed, compressor) in [(1, Compressor::Lz4), (2, Compressor::Zstd)] {
+        let pool = pool(compressor, 32 << 20);
+        contract::check(&subject(&pool, &|| ()), seed);
+    }
+}
+
+#[test]
+fn pool_at_capacity_is_full_and_recovers() {
+    let pool = pool(Compressor::Lz4, 4 << 20);
+    contract::fills_and_recovers(&subject(&pool, &|| ()), 3, 20_000);
+}
+
+#[test]
+fn pool_any_flipped_bit_is_noticed() {
+    let mut random = Pages::new(4);
+    for compressor in [Compressor::Lz4, Compressor::Zstd] {
+        let pool = pool(compressor, 4 << 20);
+        let page = random.heap_like();
+        let slot = store_one(&pool, &page, Stamp(9));
+        let offset = slot.0 as usize * ALIGN_BYTES;
+        let bytes = HEADER_BYTES + pool.object_bytes(slot) as usize;
+        let (mut noticed, mut harmless) = (0, 0);
+        let mut dst = [0; PAGE_BYTES];
+        for bit in 0..bytes * 8 {
+            let flip = || {
+                let mut byte = [0];
+                pool.memory.bytes_out(offset + bit / 8, &mut byte);
+                pool.memory
+                    .bytes_in(offset + bit / 8, &[byte[0] ^ 1 << (bit % 8)]);
+            };
+            flip();
+            match pool.load(slot, Stamp(9), &mut dst) {
+                Ok(_) => {
+                    assert!(dst == page, "bit {bit}: wrong bytes unnoticed");
+                    harmless += 1; // an unused bit of the compressed format
+                }
+                Err(error) => {
+                    assert_eq!(error, LoadError::Corrupt);
+                    noticed += 1;
+                }
+            }
+            flip();
+        }
+        println!("{compressor}: {noticed} flips noticed, {harmless} harmless");
+        assert!(noticed > harmless * 20);
+        assert_eq!(pool.load(slot, Stamp(9), &mut dst), Ok(Loaded::Done));
+    }
+}
+
+#[test]
+fn pool_random_bytes_in_memory_never_panic_a_load() {
+    let mut random = Pages::new(5);
+    let pool = pool(Compressor::Lz4, 1 << 20);
+    let slot = store_one(&pool, &random.heap_like(), Stamp(1));
+    let offset = slot.0 as usize * ALIGN_BYTES;
+    let mut dst = [0; PAGE_BYTES];
+    for round in 0..20_000u32 {
+        let noise = random.noise();
+        let length = 1 + random.below(3000) as usize;
+        let header = Header {
+            checksum: random.number(),
+            stamp: Stamp(1),
+            length: length as u16,
+            code: 1 + (round % 2) as u8,
+        };
+        pool.memory.bytes_in(offset, &header.to_bytes());
+        pool.memory
+            .bytes_in(offset + HEADER_BYTES, &noise[..length]);
+        assert_eq!(pool.load(slot, Stamp(1), &mut dst), Err(LoadError::Corrupt));
+    }
+    for slot in [0, 1, 1 << 20, Slot::LIMIT - 1, Slot::LIMIT, u64::MAX] {
+        assert_eq!(
+            pool.load(Slot(slot), Stamp(1), &mut dst),
+            Err(LoadError::Corrupt)
+        );
+        assert_eq!(pool.checksum(Slot(slot), Stamp(1)), None);
+    }
+}
+
+#[test]
+fn pool_noise_is_incompressible_and_takes_nothing() {
+    let pool = pool(Compressor::Lz4, 1 << 20);
+    let before = pool.usage();
+    let noise = Pages::new(6).noise();
+    let results = store_all(&pool, &[(noise, Stamp(1)), (noise, Stamp(2))]);
+    assert_eq!(results, [Err(StoreError::Incompressible); 2]);
+    assert_eq!(pool.usage(), before);
+}
+
+#[test]
+fn pool_capacity_changes_while_in_use() {
+    let mut random = Pages::new(7);
+    let pool = pool(Compressor::Lz4, 16 << 20);
+    let mut pages =
+        |count| -> Vec<_> { (0..count).map(|_| (random.heap_like(), Stamp(1))).collect() };
+    let first = store_all(&pool, &pages(2000));
+    assert!(first.iter().all(Result::is_ok));
+    pool.set_capacity(Bytes(1 << 20));
+    assert!(store_all(&pool, &pages(1000)).contains(&Err(StoreError::Full)));
+    let slots: Vec<_> = first.into_iter().map(Result::unwrap).collect();
+    let mut dst = [0; PAGE_BYTES];
+    for &slot in &slots {
+        assert_eq!(pool.load(slot, Stamp(1), &mut dst), Ok(Loaded::Done));
+    }
+    pool.free(&slots[..1900]);
+    pool.set_capacity(Bytes(16 << 20));
+    assert!(store_all(&pool, &pages(1000)).iter().all(Result::is_ok));
+}
+
+#[test]
+#[should_panic(expected = "free already")]
+fn pool_double_free_panics() {
+    let pool = pool(Compressor::Lz4, 4 << 20);
+    let page = Pages::new(8).heap_like();
+    let slot = store_one(&pool, &page, Stamp(1));
+    let _neighbour = store_one(&pool, &page, Stamp(1));
+    pool.free(&[slot]);
+    pool.free(&[slot]);
+}
+
+#[test]
+fn pool_is_recovered_from_its_memory_alone() {
+    let mut random = Pages::new(9);
+    let old = pool(Compressor::Lz4, 16 << 20);
+    let pages: Vec<_> = (0..3000).map(|n| (random.heap_like(), Stamp(n))).collect();
+    let slots: Vec<_> = store_all(&old, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let (freed, kept): (Vec<_>, Vec<_>) = (0..slots.len()).partition(|n| n % 3 == 0 || *n > 2000);
+    old.free(&freed.iter().map(|&n| slots[n]).collect::<Vec<_>>());
+    old.trim();
+    let usage = old.usage();
+
+    let new = RamPool::recover(again(&old.memory), Compressor::Zstd, Bytes(16 << 20)).unwrap();
+    assert_eq!(new.usage(), usage);
+    let mut found = Vec::new();
+    new.for_each_slot(|slot| found.push(slot));
+    found.sort_unstable();
+    let mut expected: Vec<_> = kept.iter().map(|&n| slots[n]).collect();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+    let mut dst = [0; PAGE_BYTES];
+    for &n in &kept {
+        let (page, stamp) = &pages[n];
+        assert_eq!(new.load(slots[n], *stamp, &mut dst), Ok(Loaded::Done));
+        assert!(dst == *page);
+    }
+    // The heap goes on: new objects never land on old ones.
+    let more: Vec<_> = (0..1000).map(|n| (random.heap_like(), Stamp(n))).collect();
+    for slot in store_all(&new, &more) {
+        assert!(!expected.contains(&slot.unwrap()));
+        found.push(slot.unwrap());
+    }
+    let allocated = new.memory.allocated().unwrap();
+    assert!(
+        allocated <= new.usage().held.0 + PAGE_BYTES as u64,
+        "{allocated} {:?}",
+        new.usage()
+    );
+    new.free(&found);
+    new.trim();
+    assert!(new.memory.allocated().unwrap() < 128 << 10);
+    assert_eq!(new.usage().logical, Bytes(0));
+    assert!(new.usage().held < Bytes(128 << 10), "{:?}", new.usage());
+}
+
+#[test]
+fn pool_recover_refuses_other_memory() {
+    let memory = SharedMemory::create("test-empty", 1 << 20).unwrap();
+    assert!(matches!(
+        RamPool::recover(memory, Compressor::Lz4, Bytes(1 << 20)),
+        Err(RamPoolError::NotAPool)
+    ));
+    let memory = SharedMemory::create("test-small", 4096).unwrap();
+    let error = RamPool::new(memory, Compressor::Lz4, Bytes(1 << 20))
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("address space"), "{error}");
+}
