@@ -1,7 +1,7 @@
 // A random address-space program with a shadow oracle: no byte may ever differ from what a plain kernel would give.
 //
 //   asfuzz [--seed N] [--ops N] [--threads N] [--footprint-mib N] [--dir PATH] [--no-fork] [--no-side] [--no-uring]
-//          [--no-hints] [--no-lock] [--no-signals] [--verbose] [--sabotage zero|stale|foreign]
+//          [--no-hints] [--no-lock] [--no-signals] [--verbose] [--skip OPERATION]... [--sabotage zero|stale|foreign]
 //
 // Each of --threads workers owns an arena of --footprint-mib MiB at a fixed address and does --ops / --threads operations
 // on it. The operations of a worker depend on the seed and the worker only. Exit status: 0 all bytes right, 2 usage, 3 a
@@ -25,6 +25,7 @@ enum { THREADS_MAX = 16, CHILDREN_MAX = 3, DEPTH_MAX = 3, BRK_PAGES = 256 };
 static struct {
 	u64 seed, ops, threads, mib;
 	int no_fork, no_side, no_uring, no_hints, no_lock, no_signals, verbose;
+	u8 skip[64];
 	const char *sabotage;
 } options = { .seed = 1, .ops = 100000, .threads = 2, .mib = 64 };
 
@@ -251,7 +252,7 @@ enum op {
 
 static const struct {
 	const char *name;
-	u32 weight; // per mille
+	u32 weight; // of about 1000
 } table[OP_COUNT] = {
 	[OP_WRITE] = { "write", 140 },         [OP_WRITE_PART] = { "write_part", 70 }, [OP_PATCH] = { "patch", 60 },
 	[OP_VERIFY] = { "verify", 130 },       [OP_PEEK] = { "peek", 80 },             [OP_OUT] = { "syscall_out", 80 },
@@ -295,6 +296,8 @@ static void run(struct world *w)
 			spoil(w);
 		enum op op = choose(w);
 		w->steps++;
+		if (options.skip[op])
+			continue;
 		w->done[op]++;
 		if (op == OP_FORK) {
 			if (!options.no_fork && w->depth < DEPTH_MAX && (top || below(w, 2)))
@@ -401,7 +404,16 @@ static void parse(int argc, char **argv)
 			options.mib = number(argc, argv, &i);
 		else if (!strcmp(argv[i], "--dir") && i + 1 < argc)
 			direct_folder = argv[++i];
-		else if (!strcmp(argv[i], "--sabotage") && i + 1 < argc)
+		else if (!strcmp(argv[i], "--skip") && i + 1 < argc) {
+			u32 op = 0;
+			while (op < OP_COUNT && strcmp(argv[i + 1], table[op].name))
+				op++;
+			if (op == OP_COUNT) {
+				fprintf(stderr, "asfuzz: no operation `%s`\n", argv[i + 1]);
+				exit(2);
+			}
+			options.skip[op] = 1, i++;
+		} else if (!strcmp(argv[i], "--sabotage") && i + 1 < argc)
 			options.sabotage = argv[++i];
 		else {
 			fprintf(stderr, "asfuzz: unknown option `%s`\n", argv[i]);

@@ -1,1 +1,95 @@
-//! Runs unmodified programs plain and under Undercroft, and compares what they did, byte for byte.
+//! Runs unmodified programs plain and under Undercroft, and tells what they did, so that tests can compare every byte.
+//!
+//! The tests are in `tests/`, the C programs they compile in `programs/`. Environment of a run:
+//!
+//! * `UNDERCROFT_BIN`: the binary under test. Default: `cargo build --release` of this checkout, once a test process.
+//! * `UNDERCROFT_TEST_PLAIN=1`: runs every command without Undercroft. It validates the tests themselves: whatever fails
+//!   then is the fault of the test or of the machine. What needs Undercroft is skipped.
+//! * `UNDERCROFT_TEST_OPS`, `UNDERCROFT_TEST_SEEDS`, `UNDERCROFT_TEST_KILLS`: larger runs of the random tests.
+//!
+//! A test that cannot run says `SKIPPED: name: reason` on standard error, past the capture of the test harness.
+
+mod job;
+mod memcached;
+mod processes;
+mod programs;
+mod resp;
+mod sampler;
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use job::{Job, Outcome, Running, plain_only};
+pub use memcached::Memcached;
+pub use processes::{Process, anonymous_kib, descendants, processes};
+pub use programs::{build, build_static, find, target_folder, undercroft};
+pub use resp::{Reply, Resp};
+pub use sampler::{Sample, Sampler};
+
+/// One MiB in bytes.
+pub const MIB: u64 = 1 << 20;
+
+/// Says, past the harness's capture, that `name` did not run and why. CI counts these lines.
+pub fn skip(name: &str, reason: &str) {
+    say(&format!("SKIPPED: {name}: {reason}"));
+}
+
+/// Writes one line to standard error past the harness's capture: progress and results worth keeping in a CI log.
+pub fn say(line: &str) {
+    // A closed standard error is no reason to fail a test.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Lets the tests of one file run one after the other: they are heavy, and some measure.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A TCP port on loopback that nobody used a moment ago.
+///
+/// Panics: when loopback has no port left.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a free port on loopback")
+        .port()
+}
+
+/// A number from the environment, or `default`. Panics on nonsense, so that a typing error does not shrink a test.
+pub fn setting(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Err(_) => default,
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}=`{text}` is not a number")),
+    }
+}
+
+/// A bijective mix of 64 bits: test data are functions of their key.
+pub fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The value of `key` at `version`: `length` bytes, half of the keys hard to compress, half easy.
+pub fn value_of(key: u64, version: u64, length: usize) -> Vec<u8> {
+    let seed = mix(key ^ mix(version));
+    let mut value = Vec::with_capacity(length + 8);
+    for word in 0.. {
+        if value.len() >= length {
+            break;
+        }
+        let word = if key.is_multiple_of(2) {
+            mix(seed ^ word)
+        } else {
+            seed ^ (word / 8)
+        };
+        value.extend_from_slice(&word.to_le_bytes());
+    }
+    value.truncate(length);
+    value
+}

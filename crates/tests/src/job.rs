@@ -1,0 +1,422 @@
+//! One command, plain or under Undercroft, with a time limit that ends its whole tree.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::processes::{Process, anonymous_kib, descendants, processes, with_environment};
+use crate::programs::undercroft;
+
+/// True when every command runs without Undercroft (`UNDERCROFT_TEST_PLAIN=1`).
+pub fn plain_only() -> bool {
+    std::env::var("UNDERCROFT_TEST_PLAIN").is_ok_and(|value| value == "1")
+}
+
+/// A command to run. Plain unless a limit, a tier or an option of `undercroft run` is given.
+#[derive(Clone, Debug)]
+pub struct Job {
+    command: Vec<OsString>,
+    before: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    removed: Vec<OsString>,
+    folder: Option<PathBuf>,
+    input: Vec<u8>,
+    limit: Option<u64>,
+    options: Vec<OsString>,
+    under: bool,
+    timeout: Duration,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The command line, for messages.
+    pub line: String,
+    /// How it ended; `None` when its time was up and it was killed.
+    pub status: Option<ExitStatus>,
+    /// Standard output.
+    pub output: Vec<u8>,
+    /// Standard error.
+    pub errors: String,
+    /// The report file of `undercroft run`, when there is one.
+    pub report: Option<Value>,
+    /// Time from start to end.
+    pub wall: Duration,
+    /// Largest anonymous memory of its tree seen, in bytes; sampled, so a little low. Meaningful for plain runs.
+    pub anonymous_peak: u64,
+}
+
+/// A command that runs now. Dropping it ends its whole tree.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    line: String,
+    tag: String,
+    scratch: TempDir,
+    begin: Instant,
+    timeout: Duration,
+    anonymous_peak: u64,
+    ended: Option<ExitStatus>,
+}
+
+impl Job {
+    /// A command without arguments yet.
+    pub fn new(program: impl AsRef<OsStr>) -> Job {
+        Job {
+            command: vec![program.as_ref().to_owned()],
+            before: Vec::new(),
+            environment: Vec::new(),
+            removed: Vec::new(),
+            folder: None,
+            input: Vec::new(),
+            limit: None,
+            options: Vec::new(),
+            under: false,
+            timeout: Duration::from_secs(120),
+        }
+    }
+
+    /// Adds arguments.
+    pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Job {
+        self.command
+            .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Adds one argument.
+    pub fn arg(self, arg: impl AsRef<OsStr>) -> Job {
+        self.args([arg])
+    }
+
+    /// A command in front of everything, `undercroft` included (`unshare -m`, `setpriv ...`).
+    pub fn before<S: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = S>) -> Job {
+        self.before
+            .extend(words.into_iter().map(|word| word.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Job {
+        self.environment
+            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Removes an environment variable.
+    pub fn env_remove(mut self, name: impl AsRef<OsStr>) -> Job {
+        self.removed.push(name.as_ref().to_owned());
+        self
+    }
+
+    /// Runs in this folder.
+    pub fn folder(mut self, folder: impl AsRef<Path>) -> Job {
+        self.folder = Some(folder.as_ref().to_owned());
+        self
+    }
+
+    /// Bytes for standard input; without them it is empty.
+    pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Job {
+        self.input = bytes.into();
+        self
+    }
+
+    /// Runs under `undercroft run --memory-max`, in bytes.
+    pub fn limit(mut self, bytes: u64) -> Job {
+        self.limit = Some(bytes);
+        self.under = true;
+        self
+    }
+
+    /// Adds a `--tier`.
+    pub fn tier(self, spec: &str) -> Job {
+        self.options(["--tier", spec])
+    }
+
+    /// Adds options of `undercroft run`.
+    pub fn options<S: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = S>) -> Job {
+        self.options
+            .extend(words.into_iter().map(|word| word.as_ref().to_owned()));
+        self.under = true;
+        self
+    }
+
+    /// Time after which the tree is ended; default two minutes.
+    pub fn timeout(mut self, seconds: u64) -> Job {
+        self.timeout = Duration::from_secs(seconds);
+        self
+    }
+
+    /// Starts it. Panics: when it cannot be started at all.
+    pub fn start(&self) -> Running {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let tag = format!(
+            "UNDERCROFT_TESTS_TAG={}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
+        let scratch = tempfile::Builder::new()
+            .prefix("undercroft-tests-")
+            .tempdir()
+            .expect("a scratch folder");
+        let mut words = self.before.clone();
+        if self.under && !plain_only() {
+            words.extend([undercroft().into(), "run".into(), "--quiet".into()]);
+            if let Some(limit) = self.limit {
+                words.extend(["--memory-max".into(), limit.to_string().into()]);
+            }
+            words.extend(self.options.iter().cloned());
+            words.extend(["--report".into(), scratch.path().join("report.json").into()]);
+            words.push("--".into());
+        }
+        words.extend(self.command.iter().cloned());
+
+        let file = |name: &str| File::create(scratch.path().join(name)).expect("a scratch file");
+        fs::write(scratch.path().join("input"), &self.input).expect("a scratch file");
+        let mut command = Command::new(&words[0]);
+        command
+            .args(&words[1..])
+            .stdin(File::open(scratch.path().join("input")).expect("a scratch file"))
+            .stdout(Stdio::from(file("output")))
+            .stderr(Stdio::from(file("errors")))
+            .process_group(0);
+        for (name, value) in &self.environment {
+            command.env(name, value);
+        }
+        for name in &self.removed {
+            command.env_remove(name);
+        }
+        let (name, value) = tag.split_once('=').expect("the tag has two parts");
+        command.env(name, value);
+        if let Some(folder) = &self.folder {
+            command.current_dir(folder);
+        }
+        let line = words
+            .iter()
+            .map(|word| word.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(" ");
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("`{line}` does not start: {error}"));
+        Running {
+            child,
+            line,
+            tag,
+            scratch,
+            begin: Instant::now(),
+            timeout: self.timeout,
+            anonymous_peak: 0,
+            ended: None,
+        }
+    }
+
+    /// Starts it and waits for its end.
+    pub fn run(&self) -> Outcome {
+        self.start().wait()
+    }
+}
+
+impl Running {
+    /// The process id of the command (of `undercroft run`, when under it).
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// True while it has not ended.
+    pub fn is_alive(&mut self) -> bool {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().expect("waiting for our child");
+        }
+        self.ended.is_none()
+    }
+
+    /// The processes of its tree now, itself included.
+    pub fn tree(&self) -> Vec<Process> {
+        descendants(&processes(), self.pid())
+    }
+
+    /// The scratch folder, which lives as long as this.
+    pub fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// What it has written to standard error so far.
+    pub fn errors(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.scratch.path().join("errors")).unwrap_or_default())
+            .into_owned()
+    }
+
+    /// Sends a signal to the command itself.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.pid()) {
+            // It may have ended meanwhile; `wait` tells.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Waits for the end, at most the job's time limit; then everything it started is ended.
+    pub fn wait(mut self) -> Outcome {
+        let mut next_sample = Instant::now();
+        while self.is_alive() && self.begin.elapsed() < self.timeout {
+            if Instant::now() >= next_sample {
+                let kib: u64 = self
+                    .tree()
+                    .iter()
+                    .map(|process| anonymous_kib(process.pid))
+                    .sum();
+                self.anonymous_peak = self.anonymous_peak.max(kib * 1024);
+                next_sample = Instant::now() + Duration::from_millis(25);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let wall = self.begin.elapsed();
+        let mut errors = String::new();
+        if self.is_alive() {
+            errors = format!("TIMED OUT after {:?}; its tree was:\n", self.timeout);
+            for process in self.tree() {
+                errors.push_str(&describe(&process));
+            }
+            crate::say(&format!("TIMED OUT: {}\n{errors}", self.line));
+        }
+        let status = self.ended;
+        self.end_tree();
+        let read = |name: &str| fs::read(self.scratch.path().join(name)).unwrap_or_default();
+        errors.push_str(&String::from_utf8_lossy(&read("errors")));
+        Outcome {
+            line: self.line.clone(),
+            status,
+            output: read("output"),
+            errors,
+            report: serde_json::from_slice(&read("report.json")).ok(),
+            wall,
+            anonymous_peak: self.anonymous_peak,
+        }
+    }
+
+    // By process id: those that descend from our child, and those that carry our tag in their environment.
+    fn end_tree(&mut self) {
+        for _ in 0..20 {
+            let mut pids: Vec<i32> = with_environment(&self.tag);
+            if self.ended.is_none() {
+                pids.extend(self.tree().iter().map(|process| process.pid));
+            }
+            if pids.is_empty() {
+                break;
+            }
+            for pid in pids.into_iter().filter_map(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL); // gone already is as good
+            }
+            let _ = self.is_alive(); // reaps our child
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end_tree();
+        if self.ended.is_none() {
+            let _ = self.child.wait();
+        }
+    }
+}
+
+// One process and what its threads wait for: a hang is only understood while it lasts.
+fn describe(process: &Process) -> String {
+    let mut text = format!(
+        "  {} (parent {}) {} {}\n",
+        process.pid, process.parent, process.state, process.command
+    );
+    let threads = fs::read_dir(format!("/proc/{}/task", process.pid))
+        .into_iter()
+        .flatten();
+    for thread in threads.filter_map(|entry| entry.ok()).take(40) {
+        let field = |name: &str| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        text.push_str(&format!(
+            "    thread {} {} wchan {} syscall {}\n",
+            thread.file_name().to_string_lossy(),
+            field("comm").trim(),
+            field("wchan").trim(),
+            field("syscall").trim()
+        ));
+        for line in field("stack").lines().take(6) {
+            text.push_str(&format!("      {line}\n"));
+        }
+    }
+    text
+}
+
+impl Outcome {
+    /// The exit status as a shell gives it: 128 + n for a signal; `None` when its time was up.
+    pub fn code(&self) -> Option<i32> {
+        let status = self.status?;
+        status.code().or(status.signal().map(|signal| 128 + signal))
+    }
+
+    /// Panics with everything known unless it ended with `code`.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Outcome {
+        assert!(self.code() == Some(code), "expected status {code}: {self}");
+        self
+    }
+
+    /// Standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.output).into_owned()
+    }
+
+    /// A number in the report by its path (`"pages.swapped_out"`).
+    pub fn number(&self, path: &str) -> Option<f64> {
+        path.split('.')
+            .try_fold(self.report.as_ref()?, |value, key| value.get(key))?
+            .as_f64()
+    }
+
+    /// Panics unless Undercroft really worked: at least `pages` went out, and some came in again. Without that a test
+    /// of correctness proves nothing. No check in plain-only mode.
+    #[track_caller]
+    pub fn expect_swapping(self, pages: f64) -> Outcome {
+        if plain_only() {
+            return self;
+        }
+        let count = |path: &str| {
+            self.number(path)
+                .unwrap_or_else(|| panic!("no number `{path}` in the report: {self}"))
+        };
+        let out =
+            count("pages.swapped_out") + count("pages.clean_dropped") + count("pages.same_filled");
+        assert!(
+            out >= pages && count("faults.swap_in") > 0.0,
+            "too little was swapped to prove anything ({out} pages out): {self}"
+        );
+        self
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let tail = |text: &str| {
+            let from = text.len().saturating_sub(6000);
+            let from = (from..text.len())
+                .find(|&at| text.is_char_boundary(at))
+                .unwrap_or(0);
+            text[from..].to_owned()
+        };
+        writeln!(f, "`{}`", self.line)?;
+        writeln!(f, "  status {:?} after {:.2?}", self.code(), self.wall)?;
+        writeln!(f, "  output: {}", tail(&self.text()))?;
+        writeln!(f, "  errors: {}", tail(&self.errors))?;
+        match &self.report {
+            Some(report) => writeln!(f, "  report: {report}"),
+            None => writeln!(f, "  report: none"),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Reads `/proc`: which processes exist, who descends from whom, and how much anonymous memory they hold.
+
+use std::collections::HashSet;
+use std::fs;
+
+/// One process, as `/proc` shows it now.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Process id.
+    pub pid: i32,
+    /// Parent's process id.
+    pub parent: i32,
+    /// State letter; `Z` is a zombie.
+    pub state: char,
+    /// Arguments joined by spaces.
+    pub command: String,
+}
+
+fn read(pid: i32) -> Option<Process> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command)
+        .replace('\0', " ")
+        .trim()
+        .to_owned();
+    Some(Process {
+        pid,
+        parent,
+        state,
+        command,
+    })
+}
+
+/// Every process of the machine. Cost: three file reads a process.
+pub fn processes() -> Vec<Process> {
+    let Ok(folder) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    folder
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter_map(read)
+        .collect()
+}
+
+/// `root` and all that descend from it, among `all`.
+pub fn descendants(all: &[Process], root: i32) -> Vec<Process> {
+    let mut family = HashSet::from([root]);
+    loop {
+        let before = family.len();
+        for process in all {
+            if family.contains(&process.parent) {
+                family.insert(process.pid);
+            }
+        }
+        if family.len() == before {
+            break;
+        }
+    }
+    all.iter()
+        .filter(|process| family.contains(&process.pid))
+        .cloned()
+        .collect()
+}
+
+/// Processes whose environment holds `text`; finds those that left their parent's tree.
+pub fn with_environment(text: &str) -> Vec<i32> {
+    processes()
+        .into_iter()
+        .map(|process| process.pid)
+        .filter(|pid| {
+            fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|bytes| bytes.split(|&b| b == 0).any(|line| line == text.as_bytes()))
+        })
+        .collect()
+}
+
+/// Anonymous memory in KiB of one process: `RssAnon`, or 0 when it is gone.
+pub fn anonymous_kib(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}

@@ -1,0 +1,103 @@
+//! Finds the binary under test and system programs, and compiles the C programs of `programs/`.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
+
+/// `target/`, found from the test executable (`target/PROFILE/deps/NAME`).
+///
+/// Panics: when the test does not run from a Cargo target folder.
+pub fn target_folder() -> PathBuf {
+    let me = std::env::current_exe().expect("the path of the test executable");
+    me.ancestors()
+        .nth(3)
+        .expect("the test executable is in target/PROFILE/deps")
+        .to_owned()
+}
+
+/// The undercroft binary: `UNDERCROFT_BIN`, or this checkout's release build (made now unless fresh).
+///
+/// A release build, because the debug one is several times slower and real time matters here.
+/// Panics: when there is none and it cannot be built; a missing binary must not look like success.
+pub fn undercroft() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        if let Some(path) = std::env::var_os("UNDERCROFT_BIN") {
+            let path = PathBuf::from(path);
+            assert!(
+                path.is_file(),
+                "UNDERCROFT_BIN={} is no file",
+                path.display()
+            );
+            return path;
+        }
+        let target = target_folder();
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--release", "-p", "undercroft-cli"])
+            .arg("--manifest-path")
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"))
+            .arg("--target-dir")
+            .arg(&target)
+            .output()
+            .expect("cargo runs");
+        assert!(
+            built.status.success(),
+            "the binary under test does not build; set UNDERCROFT_BIN to test another one:\n{}",
+            String::from_utf8_lossy(&built.stderr)
+        );
+        target.join("release/undercroft")
+    })
+}
+
+/// The full path of a program in `PATH` (or `/usr/sbin`, `/sbin`), `None` when it is not installed.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+}
+
+fn compile(name: &str, flags: &[&str], output: &str) -> PathBuf {
+    static DONE: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
+    let mut done = DONE.lock().expect("no compilation has panicked");
+    let done = done.get_or_insert_default();
+    if let Some(path) = done.get(output) {
+        return path.clone();
+    }
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+    let folder = target_folder().join("test-programs");
+    std::fs::create_dir_all(&folder).expect("a folder for test programs");
+    let path = folder.join(output);
+    // Another test process may run the old file: write beside it, then rename.
+    let fresh = folder.join(format!("{output}.{}", std::process::id()));
+    let made = Command::new("cc")
+        .args(["-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
+        .args(flags)
+        .arg(sources.join(format!("{name}.c")))
+        .arg("-o")
+        .arg(&fresh)
+        .output()
+        .expect("a C compiler named `cc`; on Debian: apt-get install gcc libc6-dev");
+    assert!(
+        made.status.success(),
+        "{name}.c does not compile:\n{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    std::fs::rename(&fresh, &path).expect("the program is put in place");
+    done.insert(output.to_owned(), path.clone());
+    path
+}
+
+/// Compiles `programs/NAME.c` (once a test process); the path of the executable.
+///
+/// Panics: when it does not compile.
+pub fn build(name: &str) -> PathBuf {
+    compile(name, &[], name)
+}
+
+/// As [`build`], linked statically.
+pub fn build_static(name: &str) -> PathBuf {
+    compile(name, &["-static"], &format!("{name}-static"))
+}

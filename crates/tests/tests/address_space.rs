@@ -1,0 +1,171 @@
+//! `asfuzz` at a quarter of its memory: random address-space operations against an oracle of every byte.
+
+use undercroft_tests::{
+    Job, MIB, build, one_at_a_time, plain_only, say, setting, skip, target_folder,
+};
+
+const FOOTPRINT_MIB: u64 = 64;
+
+struct Case {
+    seed: u64,
+    ops: u64,
+    threads: u64,
+    tiers: &'static [&'static str],
+    more: &'static [&'static str],
+}
+
+fn fuzz(case: Case) {
+    let _turn = one_at_a_time();
+    let folder = target_folder().join("test-programs");
+    // 70 to 90 % of the arenas is mapped and mostly touched; side threads have some more.
+    let limit = case.threads * FOOTPRINT_MIB * MIB / 4;
+    let mut job = Job::new(build("asfuzz"))
+        .args(["--seed", &case.seed.to_string()])
+        .args(["--ops", &case.ops.to_string()])
+        .args(["--threads", &case.threads.to_string()])
+        .args(["--footprint-mib", &FOOTPRINT_MIB.to_string()])
+        .arg("--dir")
+        .arg(&folder)
+        .args(case.more)
+        .limit(limit)
+        .timeout(150 + case.ops / 500);
+    let spill = tempfile::tempdir_in(&folder).expect("a folder for the file tier");
+    for tier in case.tiers {
+        job = job.tier(&tier.replace("SPILL", &spill.path().join("spill").to_string_lossy()));
+    }
+    let outcome = job.run();
+    let text = outcome.text();
+    let wall = outcome.wall;
+    assert_eq!(outcome.code(), Some(0), "seed {}: {outcome}", case.seed);
+    assert!(text.contains("\nmismatches 0\n"), "{outcome}");
+    let line = |name: &str| -> String {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or("?").to_owned()
+    };
+    assert_eq!(
+        line("ops"),
+        (case.ops / case.threads * case.threads).to_string(),
+        "all operations were done"
+    );
+    say(&format!(
+        "asfuzz seed {} tiers {:?}: {} operations (+ {} in fork children), {} pages checked, {wall:.1?}",
+        case.seed,
+        case.tiers,
+        line("ops"),
+        line("child_ops"),
+        line("pages_checked"),
+    ));
+    outcome.expect_swapping(10_000.0);
+}
+
+const RAM: &[&str] = &["ram"];
+const FILE: &[&str] = &["file:SPILL,size=1G"];
+const BOTH: &[&str] = &["ram,max=8M", "file:SPILL,size=1G"];
+
+fn ops(default: u64) -> u64 {
+    setting("UNDERCROFT_TEST_OPS", default)
+}
+
+#[test]
+fn address_space_survives_on_the_ram_tier() {
+    fuzz(Case {
+        seed: 1,
+        ops: ops(40_000),
+        threads: 2,
+        tiers: RAM,
+        more: &[],
+    });
+}
+
+#[test]
+fn address_space_survives_on_the_ram_tier_with_four_workers() {
+    fuzz(Case {
+        seed: 2,
+        ops: ops(20_000),
+        threads: 4,
+        tiers: RAM,
+        more: &[],
+    });
+}
+
+#[test]
+fn address_space_survives_on_the_file_tier() {
+    fuzz(Case {
+        seed: 3,
+        ops: ops(30_000),
+        threads: 2,
+        tiers: FILE,
+        more: &[],
+    });
+}
+
+#[test]
+fn address_space_survives_on_ram_over_file() {
+    fuzz(Case {
+        seed: 4,
+        ops: ops(20_000),
+        threads: 2,
+        tiers: BOTH,
+        more: &[],
+    });
+}
+
+/// One worker and nothing beside it: the case to look at first when another one fails.
+#[test]
+fn address_space_survives_with_one_thread_and_no_fork() {
+    let more = &["--no-side", "--no-fork", "--no-signals"];
+    fuzz(Case {
+        seed: 5,
+        ops: ops(20_000),
+        threads: 1,
+        tiers: RAM,
+        more,
+    });
+}
+
+/// More seeds, for a long run: `UNDERCROFT_TEST_SEEDS=100`.
+#[test]
+fn address_space_survives_more_seeds() {
+    let seeds = setting("UNDERCROFT_TEST_SEEDS", 0);
+    if seeds == 0 {
+        skip(
+            "address_space_survives_more_seeds",
+            "UNDERCROFT_TEST_SEEDS is not set",
+        );
+    }
+    for seed in 100..100 + seeds {
+        let tiers = [RAM, FILE, BOTH][seed as usize % 3];
+        fuzz(Case {
+            seed,
+            ops: ops(20_000),
+            threads: 1 + seed % 4,
+            tiers,
+            more: &[],
+        });
+    }
+}
+
+/// The oracle itself: one page spoiled behind its back must be noticed, whatever it was replaced by.
+#[test]
+fn oracle_notices_a_spoiled_page() {
+    let _turn = one_at_a_time();
+    for kind in ["zero", "stale", "foreign"] {
+        let outcome = Job::new(build("asfuzz"))
+            .args(["--ops", "2000", "--footprint-mib", "16", "--sabotage", kind])
+            .run()
+            .expect(3);
+        assert!(outcome.errors.contains("MISMATCH"), "{outcome}");
+        assert!(
+            outcome.errors.to_lowercase().contains(kind),
+            "the report names a {kind} page: {outcome}"
+        );
+    }
+    if plain_only() {
+        skip(
+            "address_space",
+            "everything ran plain: UNDERCROFT_TEST_PLAIN is set",
+        );
+    }
+}
