@@ -1,0 +1,101 @@
+//! What the shim in the client and the manager say to each other: handshake messages and the shared command page.
+//!
+//! Compiled into both sides, `no_std`: only `core`, only plain data. One handshake at program start or in a fork child:
+//! ```text
+//! shim -> manager   Hello { kind, nonce }
+//! manager -> shim   Welcome + [uffd device, command page]
+//! shim -> manager   Ready { addresses, agent } + [uffd of the process (unless it has one), uffd of the staging area]
+//! manager -> shim   Go
+//! ```
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// First word of every message.
+pub const MAGIC: u32 = 0x5543_0001;
+
+/// Pages of the staging area: most pages of one command.
+pub const STAGING_PAGES: usize = 64;
+
+/// Environment variable with the path of the manager's socket.
+pub const SOCKET_VARIABLE: &str = "UNDERCROFT_SOCKET";
+
+/// A program that has just started.
+pub const KIND_START: u32 = 0;
+/// A fork child.
+pub const KIND_FORK: u32 = 1;
+
+/// First message of the shim.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// `KIND_*`.
+    pub kind: u32,
+    /// Fork child: what the beacon page held. 0: the parent was not managed, so the child has no userfaultfd yet.
+    pub nonce: u64,
+}
+
+/// The manager's answers: Welcome and Go.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Answer {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// 0, or the program stays unmanaged.
+    pub refused: u32,
+}
+
+/// What the shim has set up. Addresses are the client's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// Always 0.
+    pub reserved: u32,
+    /// Staging area, [`STAGING_PAGES`] pages, then the agent's stack up to `private_end`.
+    pub staging: u64,
+    /// End of the shim's own mapping that starts at `staging`.
+    pub private_end: u64,
+    /// One page that is never touched but by fork children.
+    pub beacon: u64,
+}
+
+/// Move the listed pages into the staging area.
+pub const OP_MOVE: u32 = 1;
+/// Drop the listed pages (they are write-protected and copied).
+pub const OP_DROP: u32 = 2;
+/// Read one byte of each listed page.
+pub const OP_TOUCH: u32 = 3;
+
+/// The page shared by one agent and the manager. All zero at first.
+///
+/// `seq`/`done`: a command is posted by writing `op`, `count`, `pages`, then increasing `seq` and waking it; it is done when
+/// `done == seq`. `busy`/`reader_wants` keep the agent from moving pages while a layout event is being acknowledged:
+/// each side sets its word, then looks at the other's.
+#[repr(C)]
+pub struct CommandPage {
+    /// Number of the last command posted; futex.
+    pub seq: AtomicU32,
+    /// Number of the last command done; futex.
+    pub done: AtomicU32,
+    /// Thread id of the agent; the kernel clears it and wakes it (futex) when the agent dies.
+    pub agent: AtomicU32,
+    /// The agent is inside a MOVE.
+    pub busy: AtomicU32,
+    /// The manager is about to read, or is reading, messages.
+    pub reader_wants: AtomicU32,
+    /// Number of a command that must not go on.
+    pub cancelled: AtomicU32,
+    /// `OP_*`.
+    pub op: AtomicU32,
+    /// Pages listed.
+    pub count: AtomicU32,
+    /// Result: bit i = page i was moved (dropped, touched).
+    pub moved: AtomicU64,
+    /// Result: bit i = page i is pinned or shared.
+    pub refused: AtomicU64,
+    /// Addresses, ascending.
+    pub pages: [AtomicU64; STAGING_PAGES],
+}
