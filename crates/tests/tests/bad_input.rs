@@ -1,0 +1,330 @@
+//! Bad input, missing permissions and full disks: clear errors and right exit statuses, never a wrong byte.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use undercroft_tests::{
+    Job, MIB, Outcome, build, build_static, find, one_at_a_time, plain_only, skip, undercroft,
+};
+
+/// Runs `undercroft WORDS` as they are.
+fn undercroft_with(words: &[&str]) -> Outcome {
+    Job::new(undercroft()).args(words).timeout(30).run()
+}
+
+/// The status is one of `codes` and standard error names `words`: what was wrong.
+#[track_caller]
+fn refused(outcome: Outcome, codes: &[i32], words: &[&str]) {
+    assert!(
+        outcome.code().is_some_and(|code| codes.contains(&code)),
+        "expected a status of {codes:?}: {outcome}"
+    );
+    let errors = outcome.errors.to_lowercase();
+    for word in words {
+        assert!(
+            errors.contains(&word.to_lowercase()),
+            "the message should name `{word}`: {outcome}"
+        );
+    }
+    assert!(
+        !errors.contains("panicked"),
+        "an error message, not a panic: {outcome}"
+    );
+}
+
+// Usage errors are 2 for the command itself; `run` may call everything of ours 125.
+const USAGE: &[i32] = &[2, 125];
+
+macro_rules! needs_undercroft {
+    ($name:expr) => {
+        let _turn = one_at_a_time();
+        if plain_only() {
+            return skip($name, "it tests the binary itself");
+        }
+    };
+}
+
+#[test]
+fn unknown_tier_is_refused_by_name() {
+    needs_undercroft!("unknown_tier_is_refused_by_name");
+    let run = undercroft_with(&[
+        "run",
+        "--memory-max",
+        "64M",
+        "--tier",
+        "tape:/dev/st0",
+        "--",
+        "true",
+    ]);
+    refused(run, USAGE, &["tape"]);
+    let run = undercroft_with(&["run", "--tier", "ram,colour=blue", "--", "true"]);
+    refused(run, USAGE, &["colour"]);
+    let run = undercroft_with(&["run", "--tier", "ram,max=nonsense", "--", "true"]);
+    refused(run, USAGE, &["nonsense"]);
+}
+
+#[test]
+fn unknown_policy_is_refused_by_name() {
+    needs_undercroft!("unknown_policy_is_refused_by_name");
+    let run = undercroft_with(&["run", "--policy", "crystal-ball", "--", "true"]);
+    refused(run, USAGE, &["crystal-ball"]);
+}
+
+#[test]
+fn nonsense_sizes_are_refused_with_the_text() {
+    needs_undercroft!("nonsense_sizes_are_refused_with_the_text");
+    for size in [
+        "0",
+        "nonsense",
+        "12Q",
+        "-5M",
+        "",
+        "1e99",
+        "999999999T",
+        "500%",
+    ] {
+        let run = undercroft_with(&["run", &format!("--memory-max={size}"), "--", "true"]);
+        refused(
+            run,
+            USAGE,
+            &[if size.is_empty() { "memory-max" } else { size }],
+        );
+    }
+}
+
+#[test]
+fn unknown_option_is_a_usage_error() {
+    needs_undercroft!("unknown_option_is_a_usage_error");
+    refused(
+        undercroft_with(&["run", "--frobnicate", "--", "true"]),
+        USAGE,
+        &["frobnicate"],
+    );
+    refused(undercroft_with(&["run"]), USAGE, &[]);
+    refused(undercroft_with(&["levitate"]), &[2], &["levitate"]);
+}
+
+#[test]
+fn tier_path_that_cannot_be_written_is_refused() {
+    needs_undercroft!("tier_path_that_cannot_be_written_is_refused");
+    for path in ["/nowhere/at/all/swap", "/proc/undercroft-swap"] {
+        let tier = format!("file:{path},size=64M");
+        let run = undercroft_with(&["run", "--memory-max", "64M", "--tier", &tier, "--", "true"]);
+        refused(run, USAGE, &[path]);
+    }
+}
+
+#[test]
+fn program_not_found_gives_127() {
+    needs_undercroft!("program_not_found_gives_127");
+    let run = Job::new("no-such-program-anywhere").limit(64 * MIB).run();
+    refused(run, &[127], &["no-such-program-anywhere"]);
+    let run = Job::new("/no/such/path").limit(64 * MIB).run();
+    refused(run, &[127], &["/no/such/path"]);
+}
+
+#[test]
+fn program_not_executable_gives_126() {
+    needs_undercroft!("program_not_executable_gives_126");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("plain.txt");
+    std::fs::write(&file, "no program").expect("a file");
+    refused(
+        Job::new(&file).limit(64 * MIB).run(),
+        &[126],
+        &["plain.txt"],
+    );
+    let run = Job::new(folder.path()).limit(64 * MIB).run();
+    refused(run, &[126], &[]);
+}
+
+#[test]
+fn static_binary_is_refused_with_the_reason() {
+    needs_undercroft!("static_binary_is_refused_with_the_reason");
+    let run = Job::new(build_static("touch"))
+        .arg("8")
+        .limit(64 * MIB)
+        .run();
+    refused(run, &[125, 126], &["static"]);
+}
+
+#[test]
+fn exit_status_is_the_programs_own() {
+    let _turn = one_at_a_time();
+    for code in [0, 1, 3, 42, 125, 255] {
+        let job = Job::new(build("touch")).args(["8", "--exit", &code.to_string()]);
+        job.limit(64 * MIB).run().expect(code);
+    }
+}
+
+#[test]
+fn signal_n_gives_128_plus_n() {
+    let _turn = one_at_a_time();
+    for number in [1, 6, 9, 10, 11, 15] {
+        let job = Job::new(build("touch")).args(["8", "--signal", &number.to_string()]);
+        job.limit(64 * MIB).run().expect(128 + number);
+    }
+}
+
+#[test]
+fn exit_status_and_output_pass_while_swapping() {
+    let _turn = one_at_a_time();
+    let outcome = Job::new(build("touch"))
+        .args(["48", "--rounds", "2", "--fork", "2", "--exit", "7"])
+        .limit(16 * MIB)
+        .run()
+        .expect(7);
+    assert_eq!(outcome.text(), "ready\n", "{outcome}");
+    outcome.expect_swapping(4000.0);
+}
+
+#[test]
+fn standard_input_and_arguments_reach_the_program() {
+    let _turn = one_at_a_time();
+    let script = "printf '%s|' \"$@\"; cat";
+    let outcome = Job::new("sh")
+        .args(["-c", script, "name", "two words", "", "--memory-max", "*"])
+        .input("from standard input\n")
+        .limit(64 * MIB)
+        .run()
+        .expect(0);
+    assert_eq!(
+        outcome.text(),
+        "two words||--memory-max|*|from standard input\n",
+        "{outcome}"
+    );
+}
+
+#[test]
+fn report_path_that_cannot_be_written_is_refused_or_warned() {
+    needs_undercroft!("report_path_that_cannot_be_written_is_refused_or_warned");
+    let run = undercroft_with(&[
+        "run",
+        "--memory-max",
+        "64M",
+        "--report",
+        "/nowhere/report.json",
+        "--",
+        "true",
+    ]);
+    refused(run, &[0, 2, 125], &["/nowhere/report.json"]);
+}
+
+/// The binary and the program, where a user other than root can run them.
+fn for_everyone() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let folder = tempfile::Builder::new()
+        .prefix("undercroft-tests-")
+        .tempdir_in("/tmp")
+        .expect("a scratch folder");
+    let open = |path: &Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("a mode");
+    };
+    open(folder.path());
+    let binary = folder.path().join("undercroft");
+    let program = folder.path().join("touch");
+    std::fs::copy(undercroft(), &binary).expect("a copy of the binary");
+    std::fs::copy(build("touch"), &program).expect("a copy of the program");
+    open(&binary);
+    open(&program);
+    (folder, binary, program)
+}
+
+/// Without CAP_SYS_PTRACE the kernel refuses fork events: either a clear refusal, or a run in which no byte is lost in
+/// any fork child. Nothing between.
+#[test]
+fn without_capabilities_it_refuses_clearly_or_works_exactly() {
+    needs_undercroft!("without_capabilities_it_refuses_clearly_or_works_exactly");
+    let name = "without_capabilities_it_refuses_clearly_or_works_exactly";
+    if !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
+        return skip(name, "needs root and setpriv");
+    }
+    let (folder, binary, program) = for_everyone();
+    let drop_ptrace = [
+        "setpriv",
+        "--bounding-set=-sys_ptrace",
+        "--inh-caps=-sys_ptrace",
+    ];
+    let nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+    ];
+    for wrapper in [&drop_ptrace[..], &nobody[..]] {
+        let outcome = Job::new(wrapper[0])
+            .args(&wrapper[1..])
+            .arg(&binary)
+            .args(["run", "--quiet", "--memory-max", "16M", "--"])
+            .arg(&program)
+            .args(["48", "--rounds", "1", "--fork", "2", "--exit", "7"])
+            .folder(folder.path())
+            .env("TMPDIR", "/tmp")
+            .timeout(60)
+            .run();
+        match outcome.code() {
+            Some(7) => {}
+            Some(77 | 125) => assert!(
+                ["permission", "cap_sys_ptrace", "capability", "userfaultfd"]
+                    .iter()
+                    .any(|word| outcome.errors.to_lowercase().contains(word)),
+                "a refusal names what is missing: {outcome}"
+            ),
+            _ => panic!("neither refused nor exact ({wrapper:?}): {outcome}"),
+        }
+    }
+}
+
+/// ENOSPC: the file tier is on a file system far smaller than its size says. The program must run on exactly, or be
+/// stopped with a clear error.
+#[test]
+fn full_disk_never_costs_a_byte() {
+    needs_undercroft!("full_disk_never_costs_a_byte");
+    let name = "full_disk_never_costs_a_byte";
+    if !rustix::process::geteuid().is_root() || find("unshare").is_none() {
+        return skip(
+            name,
+            "needs root and unshare for a small file system of its own",
+        );
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let small = folder.path().display().to_string();
+    // tmpfs takes no O_DIRECT on old kernels; a refusal then says so.
+    let outcome = Job::new(undercroft())
+        .before(["unshare", "-m", "sh", "-c"])
+        .before([format!(
+            "mount -t tmpfs -o size=8M none {small} && exec \"$@\""
+        )])
+        .before(["sh"])
+        .args(["run", "--quiet", "--memory-max", "16M", "--tier"])
+        .arg(format!("file:{small}/spill,size=1G"))
+        .arg("--")
+        .arg(build("touch"))
+        .args(["64", "--random-data", "--rounds", "2", "--exit", "7"])
+        .timeout(90)
+        .run();
+    match outcome.code() {
+        Some(7) => {}
+        Some(2 | 125) => assert!(
+            ["space", "full", "enospc", "o_direct", "direct"]
+                .iter()
+                .any(|word| outcome.errors.to_lowercase().contains(word)),
+            "a refusal says why: {outcome}"
+        ),
+        _ => panic!("neither exact nor stopped with an error: {outcome}"),
+    }
+}
+
+/// A tier of a quarter of what does not fit: with `--when-full stay` the pages stay and the program runs on.
+#[test]
+fn full_tier_lets_the_program_run_on() {
+    let _turn = one_at_a_time();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let spill = folder.path().join("spill");
+    Job::new(build("touch"))
+        .args(["64", "--random-data", "--rounds", "2", "--exit", "7"])
+        .limit(16 * MIB)
+        .tier(&format!("file:{},size=12M", spill.display()))
+        .timeout(90)
+        .run()
+        .expect(7);
+}

@@ -1,0 +1,141 @@
+//! The limit, measured from outside every 10 ms: anonymous memory of the client plus the RAM pool stays below it.
+
+use std::time::Duration;
+
+use undercroft_tests::{Job, MIB, Sample, Sampler, build, one_at_a_time, plain_only, say, skip};
+
+/// What counts as anonymous in the client but is not managed (stacks, libraries' data, the shim), and the ledger, which
+/// is a memfd but no page of the client.
+const UNMANAGED: u64 = 3 * MIB;
+
+/// The longest time in a row during which `over` holds.
+fn longest(samples: &[Sample], over: impl Fn(&Sample) -> bool) -> Duration {
+    let (mut since, mut longest) = (None, Duration::ZERO);
+    for sample in samples {
+        since = over(sample).then(|| since.unwrap_or(sample.at));
+        longest = longest.max(since.map_or(Duration::ZERO, |since| sample.at - since));
+    }
+    longest
+}
+
+fn stays_below(name: &str, limit: u64, tier: &str, args: &[&str]) {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no limit");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let spill = folder.path().join("spill").display().to_string();
+    let run = Job::new(build("touch"))
+        .args(args)
+        .limit(limit)
+        .tier(&tier.replace("SPILL", &spill))
+        .timeout(100)
+        .start();
+    let sampler = Sampler::start(run.pid());
+    let outcome = run.wait();
+    let samples = sampler.finish();
+    let outcome = outcome.expect(0).expect_swapping(2000.0);
+
+    assert!(
+        samples.len() > 20,
+        "{} samples prove nothing",
+        samples.len()
+    );
+    let used = |sample: &Sample| sample.anonymous + sample.memfds;
+    let peak = samples.iter().map(used).max().unwrap_or(0);
+    let bound = limit + limit / 50 + UNMANAGED;
+    let over = longest(&samples, |sample| used(sample) > limit + UNMANAGED);
+    say(&format!(
+        "{name}: limit {} MiB, peak {:.1} MiB from outside in {} samples, longest time over {over:.0?}; {:?} reported",
+        limit / MIB,
+        peak as f64 / MIB as f64,
+        samples.len(),
+        outcome.number("dram_bytes_peak"),
+    ));
+    assert!(
+        peak > limit / 2,
+        "the run was never near its limit: peak {peak} of {limit}"
+    );
+    assert!(
+        peak <= bound,
+        "peak {peak} is more than 2 % over the limit {limit}: {:?}",
+        samples.iter().max_by_key(|sample| used(sample))
+    );
+    assert!(
+        over <= Duration::from_millis(100),
+        "over the limit for {over:?}"
+    );
+    let reported = outcome
+        .number("dram_bytes_peak")
+        .expect("dram_bytes_peak in the report");
+    assert!(
+        reported <= limit as f64 * 1.02,
+        "the report itself says {reported} of {limit}"
+    );
+}
+
+#[test]
+fn limit_holds_with_compressible_data_on_the_ram_tier() {
+    let name = "limit_holds_with_compressible_data_on_the_ram_tier";
+    stays_below(name, 48 * MIB, "ram", &["160", "--rounds", "6"]);
+}
+
+#[test]
+fn limit_holds_on_the_file_tier() {
+    let name = "limit_holds_on_the_file_tier";
+    stays_below(
+        name,
+        32 * MIB,
+        "file:SPILL,size=1G",
+        &["128", "--rounds", "4"],
+    );
+}
+
+/// Data that do not compress cannot stay in the RAM pool: they must go on to the file.
+#[test]
+fn limit_holds_with_incompressible_data_over_two_tiers() {
+    let name = "limit_holds_with_incompressible_data_over_two_tiers";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no limit");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let spill = folder.path().join("spill").display().to_string();
+    let run = Job::new(build("touch"))
+        .args(["96", "--random-data", "--rounds", "4"])
+        .limit(32 * MIB)
+        .tier("ram")
+        .tier(&format!("file:{spill},size=1G"))
+        .timeout(100)
+        .start();
+    let sampler = Sampler::start(run.pid());
+    let outcome = run.wait().expect(0).expect_swapping(2000.0);
+    let peak = sampler
+        .finish()
+        .iter()
+        .map(|sample| sample.anonymous + sample.memfds)
+        .max()
+        .unwrap_or(0);
+    assert!(
+        peak <= 32 * MIB + 32 * MIB / 50 + UNMANAGED,
+        "peak {peak}: {outcome}"
+    );
+}
+
+/// Without pressure nothing happens: no page leaves, and the program ends as it would alone.
+#[test]
+fn below_its_limit_a_program_is_left_alone() {
+    let _turn = one_at_a_time();
+    let outcome = Job::new(build("touch"))
+        .args(["32", "--rounds", "3"])
+        .limit(256 * MIB)
+        .run()
+        .expect(0);
+    if plain_only() {
+        return skip(
+            "below_its_limit_a_program_is_left_alone",
+            "a plain run has no report",
+        );
+    }
+    assert_eq!(outcome.number("pages.swapped_out"), Some(0.0), "{outcome}");
+}
