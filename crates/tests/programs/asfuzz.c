@@ -357,8 +357,11 @@ static void *worker(void *argument)
 {
 	struct world *w = argument;
 	ready_for_signals(w->thread % 2 == 0);
-	while (w->live < w->pages * 7 / 10)
+	while (w->live < w->pages * 7 / 10) {
+		pthread_rwlock_rdlock(&quiet);
 		op_mmap(w);
+		pthread_rwlock_unlock(&quiet);
+	}
 	run(w);
 	verify_span(w, "the end", (struct span){ 0, w->pages });
 	return NULL;
