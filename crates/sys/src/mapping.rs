@@ -5,7 +5,7 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 use undercroft_base::PAGE_BYTES;
@@ -86,6 +86,12 @@ impl SharedMemory {
         unsafe { std::slice::from_raw_parts(self.map.start.as_ptr().cast(), self.map.len / 8) }
     }
 
+    /// The memory as half words: futexes are 32 bits.
+    pub fn halves(&self) -> &[AtomicU32] {
+        // SAFETY: as in `words`.
+        unsafe { std::slice::from_raw_parts(self.map.start.as_ptr().cast(), self.map.len / 4) }
+    }
+
     fn check(&self, offset: usize, len: usize) {
         let end = offset.checked_add(len);
         assert!(
@@ -157,6 +163,17 @@ impl PageBuf {
         Ok(PageBuf(Mapping { start, len }))
     }
 
+    /// `pages` zero pages that are all the kernel's one zero page: reading them stays in the first-level cache. Writing
+    /// to the buffer is not possible by type: it is given out as a shared slice only.
+    pub fn zeros(pages: usize) -> io::Result<ZeroPages> {
+        let len = pages.max(1) * PAGE_BYTES;
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: a fresh anonymous read-only mapping at an address the kernel chooses; it overlaps nothing.
+        let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(ZeroPages(Mapping { start, len }))
+    }
+
     /// The address of byte `offset`, for the kernel to read or write; not derived from a reference.
     pub(crate) fn address(&self, offset: usize) -> *mut u8 {
         assert!(offset < self.0.len);
@@ -172,6 +189,19 @@ impl PageBuf {
     /// Page `index` of the buffer, to write.
     pub fn page_mut(&mut self, index: usize) -> &mut [u8] {
         &mut self[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+    }
+}
+
+/// Zero pages to read; see [`PageBuf::zeros`].
+#[derive(Debug)]
+pub struct ZeroPages(Mapping);
+
+impl Deref for ZeroPages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: a private read-only mapping: zeros for as long as it lives.
+        unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
     }
 }
 
