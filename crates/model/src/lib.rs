@@ -1,1 +1,16 @@
-//! To come.
+//! A fake world for tests and simulations: client memory with the kernel's rules, tiers that fail by seed, and an
+//! oracle that knows what every page must read as.
+//!
+//! Level 1: depends on the base words only. Deterministic: everything random comes from a seed.
+
+pub mod content;
+pub mod memory;
+pub mod oracle;
+pub mod random;
+pub mod tier;
+
+pub use content::Content;
+pub use memory::{Memory, Mm, MoveRefusal, Refusal, Touch};
+pub use oracle::Oracle;
+pub use random::Random;
+pub use tier::{FailRates, FakeTier};

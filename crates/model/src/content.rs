@@ -1,0 +1,85 @@
+//! What a page holds, as one number, and the 4096 bytes it stands for.
+//!
+//! `0` = zeros; top bit set = the low 32 bits repeated; anything else = 512 words of which the first is the number and
+//! the others follow from it. So every byte can be checked, and a page mixed from two contents is none.
+
+use undercroft_base::{PAGE_BYTES, fill_word};
+
+use crate::random::mix;
+
+/// One page's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Content(pub u64);
+
+const FILL: u64 = 1 << 63;
+
+impl Content {
+    /// A page of zeros.
+    pub const ZERO: Content = Content(0);
+
+    /// A page of equal words.
+    pub fn fill(word: u32) -> Content {
+        match word {
+            0 => Content::ZERO,
+            word => Content(FILL | u64::from(word)),
+        }
+    }
+
+    /// A page whose bytes follow from `number` (1 to 2^63 - 1), unlike those of any other.
+    pub fn numbered(number: u64) -> Content {
+        assert!(
+            number != 0 && number < FILL,
+            "contents are numbered from 1 to 2^63 - 1"
+        );
+        Content(number)
+    }
+
+    /// Writes the page's bytes.
+    pub fn write_to(self, page: &mut [u8]) {
+        let (words, _) = page.as_chunks_mut::<8>();
+        let same = (self.0 & 0xffff_ffff) * 0x1_0000_0001;
+        for (at, word) in words.iter_mut().enumerate() {
+            let value = match (self.0 == 0 || self.0 & FILL != 0, at) {
+                (true, _) => same,
+                (false, 0) => self.0,
+                (false, at) => mix(self.0 ^ (at as u64) << 48),
+            };
+            *word = value.to_ne_bytes();
+        }
+    }
+
+    /// The page's bytes.
+    pub fn bytes(self) -> Box<[u8]> {
+        let mut page = vec![0; PAGE_BYTES].into_boxed_slice();
+        self.write_to(&mut page);
+        page
+    }
+
+    /// Which content these bytes are; `None` when they are no content at all (torn, mixed, flipped).
+    pub fn of(page: &[u8]) -> Option<Content> {
+        if let Some(word) = fill_word(page) {
+            return Some(Content::fill(word));
+        }
+        let number = u64::from_ne_bytes(*page.first_chunk()?);
+        let content = Content(number);
+        (number & FILL == 0 && number != 0 && *content.bytes() == *page).then_some(content)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_bytes_read_back_and_mixtures_are_none() {
+        for content in [Content::ZERO, Content::fill(7), Content::numbered(99)] {
+            assert_eq!(Content::of(&content.bytes()), Some(content));
+        }
+        let mut torn = Content::numbered(1).bytes();
+        torn[2048..].copy_from_slice(&Content::numbered(2).bytes()[2048..]);
+        assert_eq!(Content::of(&torn), None);
+        let mut flipped = Content::numbered(3).bytes();
+        flipped[4095] ^= 1;
+        assert_eq!(Content::of(&flipped), None);
+    }
+}
