@@ -1,0 +1,527 @@
+//! The file tier: page copies in a file or block device, written in large sequential O_DIRECT writes.
+//!
+//! ```text
+//! file:        | slab 0: 256 slots of 4 KiB | slab 1 | ...                      slot n = the page at n * 4096
+//! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot | stamps, 2 bytes a slot |
+//! ```
+//! The slot table is a memfd that outlives the manager: 10.1 bytes a slot, sparse like the file. A batch gets
+//! consecutive slots, so it is written by one operation. Slabs that become empty are reused first and
+//! discarded when more than a few wait. `load` says where to read and touches nothing but the slot table.
+//!
+//! Locks: `writer` is held over I/O and taken by `store` and discards only; `slabs` is held for
+//! bookkeeping only; `free` takes just that, does no I/O, and may be called from anywhere.
+
+mod backing;
+mod slabs;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use undercroft_base::{
+    Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
+    TierKind, TierUsage,
+};
+use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::ring::Ring;
+
+pub use backing::{Backing, BackingError};
+use slabs::{Bitmap, SLAB_WORDS, Slabs};
+
+/// Unit of allocation and discard.
+pub(crate) const SLAB_BYTES: u64 = 1 << 20;
+/// Slots of one slab.
+pub(crate) const SLAB_SLOTS: u32 = (SLAB_BYTES / PAGE_BYTES as u64) as u32;
+/// Pages written at a time: the ring's arena.
+const BATCH_PAGES: usize = 256;
+/// Writes in flight at once.
+const RING_ENTRIES: u32 = 32;
+/// Times one write is continued after a short or interrupted one.
+const WRITE_TRIES: u32 = 4;
+/// Empty slabs that keep their space, so that a busy tier does not discard what it writes next.
+const DIRTY_SLABS_KEPT: usize = 16;
+/// Discards that one `store` does at most.
+const DISCARDS_PER_STORE: usize = 2;
+/// After failed writes, `store` answers `Full` at once for this long, doubled each time in a row.
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+/// At most this long.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// First word of the slot table: "UCSLOT" and the version of the layout above.
+const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x01\x00");
+const MAGIC_WORD: usize = 0;
+const SLABS_WORD: usize = 1;
+const PAGE_WORDS: usize = PAGE_BYTES / 8;
+
+/// Why a file tier could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum FileTierError {
+    /// The slot table is smaller than [`FileTier::table_bytes`] says.
+    #[error("the slot table has {0}, the file needs {1}")]
+    Table(Bytes, Bytes),
+    /// `recover` found no slot table of this version and size.
+    #[error("the shared memory holds no slot table for this file")]
+    NotASlotTable,
+    /// More slots than a page entry can name.
+    #[error("{0} is too large for a file tier; give size= up to {max}", max = Bytes(SIZE_MAX))]
+    TooLarge(Bytes),
+    /// No io_uring.
+    #[error("cannot set up io_uring: {0} (is kernel.io_uring_disabled set?)")]
+    Ring(std::io::Error),
+}
+
+const SIZE_MAX: u64 = 1 << 44; // 16 TiB: slab numbers and counts stay far inside u32
+
+/// How often things went wrong, or were given back; all since the tier was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileCounters {
+    /// Pages not stored because the device was full.
+    pub pages_no_space: u64,
+    /// Pages not stored because of another I/O error.
+    pub pages_failed: u64,
+    /// Pages answered `Full` at once, shortly after failed writes.
+    pub pages_paused: u64,
+    /// Slabs whose space was given back.
+    pub slabs_discarded: u64,
+    /// Slabs whose space could not be given back.
+    pub discards_failed: u64,
+    /// Write operations.
+    pub writes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    pages_no_space: AtomicU64,
+    pages_failed: AtomicU64,
+    pages_paused: AtomicU64,
+    slabs_discarded: AtomicU64,
+    discards_failed: AtomicU64,
+    writes: AtomicU64,
+}
+
+/// A tier in a file or on a block device.
+pub struct FileTier {
+    backing: Backing,
+    table: SharedMemory,
+    info: TierInfo,
+    slot_count: u64,
+    checksums_word: usize,
+    stamps_word: usize,
+    slabs: Mutex<Slabs>,
+    writer: Mutex<Writer>,
+    taken: AtomicU64,
+    held: AtomicU64,
+    counters: Counters,
+}
+
+/// What only one storing thread uses at a time.
+struct Writer {
+    ring: Ring,
+    /// Slots of the part in hand.
+    slots: Vec<u64>,
+    /// Writes of the part in hand.
+    runs: Vec<Run>,
+    /// Set while `store` refuses at once, with how many times in a row writes failed.
+    paused: Option<(Instant, u32)>,
+}
+
+/// One write: arena pages `start..end` to consecutive slots.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    start: usize,
+    end: usize,
+    slot: u64,
+    /// Pages from `start` that are on the device.
+    done: usize,
+    tries: u32,
+    failed: Option<FailKind>,
+}
+
+impl FileTier {
+    /// Length of the slot table for a file of `size`.
+    pub fn table_bytes(size: Bytes) -> usize {
+        let slabs = (size.0 / SLAB_BYTES) as usize;
+        stamps_word(slabs) * 8 + (slabs * SLAB_SLOTS as usize * 2).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// A new, empty tier. `table`: all zeros, [`FileTier::table_bytes`] long.
+    pub fn new(backing: Backing, table: SharedMemory) -> Result<FileTier, FileTierError> {
+        let slabs = checked_slabs(&backing, &table)?;
+        table.words()[SLABS_WORD].store(u64::from(slabs), Relaxed);
+        table.words()[MAGIC_WORD].store(MAGIC, Relaxed);
+        FileTier::with_table(backing, table, slabs)
+    }
+
+    /// The tier that an earlier manager left: the same file ([`Backing::inherit`]) and its slot table. Slots that
+    /// no page entry names are the caller's to free: see [`FileTier::for_each_slot`].
+    pub fn recover(backing: Backing, table: SharedMemory) -> Result<FileTier, FileTierError> {
+        let slabs = checked_slabs(&backing, &table)?;
+        let words = table.words();
+        if words[MAGIC_WORD].load(Relaxed) != MAGIC
+            || words[SLABS_WORD].load(Relaxed) != u64::from(slabs)
+        {
+            return Err(FileTierError::NotASlotTable);
+        }
+        FileTier::with_table(backing, table, slabs)
+    }
+
+    fn with_table(
+        backing: Backing,
+        table: SharedMemory,
+        slab_count: u32,
+    ) -> Result<FileTier, FileTierError> {
+        let slot_count = u64::from(slab_count) * u64::from(SLAB_SLOTS);
+        let slabs = Slabs::from_bitmap(bitmap_of(&table, slab_count), slab_count);
+        let tier = FileTier {
+            info: TierInfo {
+                name: backing.name().to_owned(),
+                kind: TierKind::File,
+                emulated: false,
+                capacity: backing.bytes(),
+            },
+            backing,
+            table,
+            slot_count,
+            checksums_word: checksums_word(slab_count as usize),
+            stamps_word: stamps_word(slab_count as usize),
+            taken: AtomicU64::new(slot_count - slabs.free_slots()),
+            held: AtomicU64::new(slabs.occupied() * SLAB_BYTES),
+            slabs: Mutex::new(slabs),
+            writer: Mutex::new(Writer {
+                ring: Ring::new(RING_ENTRIES, BATCH_PAGES).map_err(FileTierError::Ring)?,
+                slots: Vec::with_capacity(BATCH_PAGES),
+                runs: Vec::with_capacity(BATCH_PAGES),
+                paused: None,
+            }),
+            counters: Counters::default(),
+        };
+        Ok(tier)
+    }
+
+    /// What lies under the tier: whether it is O_DIRECT, in memory, a block device.
+    pub fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
+    /// The counters.
+    pub fn counters(&self) -> FileCounters {
+        let counters = &self.counters;
+        FileCounters {
+            pages_no_space: counters.pages_no_space.load(Relaxed),
+            pages_failed: counters.pages_failed.load(Relaxed),
+            pages_paused: counters.pages_paused.load(Relaxed),
+            slabs_discarded: counters.slabs_discarded.load(Relaxed),
+            discards_failed: counters.discards_failed.load(Relaxed),
+            writes: counters.writes.load(Relaxed),
+        }
+    }
+
+    /// Discards every empty slab. Blocks for I/O: for idle moments of a worker.
+    pub fn trim(&self) {
+        self.discard_surplus(0, usize::MAX);
+    }
+
+    /// Calls `visit` with every slot that is taken; for takeover, while nobody stores or frees.
+    pub fn for_each_slot(&self, mut visit: impl FnMut(Slot)) {
+        let bitmap = self.bitmap();
+        for (word, bits) in bitmap.0.iter().enumerate() {
+            let mut bits = bits.load(Relaxed);
+            while bits != 0 {
+                visit(Slot(word as u64 * 64 + u64::from(bits.trailing_zeros())));
+                bits &= bits - 1;
+            }
+        }
+    }
+
+    fn bitmap(&self) -> Bitmap<'_> {
+        bitmap_of(
+            &self.table,
+            (self.slot_count / u64::from(SLAB_SLOTS)) as u32,
+        )
+    }
+
+    fn lock_slabs(&self) -> MutexGuard<'_, Slabs> {
+        // A panic under the lock comes from `free`'s check, before anything was changed.
+        self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_writer(&self) -> MutexGuard<'_, Writer> {
+        // The writer keeps nothing between stores but the pause.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn publish(&self, slabs: &Slabs) {
+        self.taken
+            .store(self.slot_count - slabs.free_slots(), Relaxed);
+        self.held.store(slabs.occupied() * SLAB_BYTES, Relaxed);
+    }
+
+    /// Only under the writer's lock: the words of neighbouring stamps are shared.
+    fn set_entry(&self, slot: u64, stamp: Stamp, checksum: u64) {
+        let words = self.table.words();
+        words[self.checksums_word + slot as usize].store(checksum, Relaxed);
+        let word = &words[self.stamps_word + slot as usize / 4];
+        let shift = slot % 4 * 16;
+        let others = word.load(Relaxed) & !(0xffff << shift);
+        word.store(others | u64::from(stamp.0) << shift, Relaxed);
+    }
+
+    fn store_part(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
+        if let Some((until, _)) = writer.paused
+            && Instant::now() < until
+        {
+            self.counters
+                .pages_paused
+                .fetch_add(batch.len() as u64, Relaxed);
+            return;
+        }
+        writer.slots.clear();
+        {
+            let mut slabs = self.lock_slabs();
+            slabs.alloc(self.bitmap(), batch.len(), &mut writer.slots);
+            self.publish(&slabs);
+        }
+        // Results default to Full: those beyond the slots stay so.
+        for (at, (item, &slot)) in batch.iter().zip(&writer.slots).enumerate() {
+            self.set_entry(slot, item.stamp, item.checksum);
+            let page = writer.ring.arena_mut().page_mut(at);
+            page.expect("nothing is in flight between parts")
+                .copy_from_slice(item.page);
+        }
+        writer.runs.clear();
+        for (at, &slot) in writer.slots.iter().enumerate() {
+            match writer.runs.last_mut() {
+                Some(run) if run.slot + (at - run.start) as u64 == slot => run.end = at + 1,
+                _ => writer.runs.push(Run {
+                    start: at,
+                    end: at + 1,
+                    slot,
+                    done: 0,
+                    tries: 0,
+                    failed: None,
+                }),
+            }
+        }
+        self.write_runs(writer);
+        self.settle(batch, writer);
+    }
+
+    /// Writes all runs; each ends complete or with `failed` set.
+    fn write_runs(&self, writer: &mut Writer) {
+        let fd = self.backing.file().as_raw_fd();
+        let Writer { ring, runs, .. } = writer;
+        let mut waiting: usize = 0; // runs before this one have been started
+        let mut again: [Option<usize>; RING_ENTRIES as usize] = [None; RING_ENTRIES as usize];
+        loop {
+            while ring.in_flight() < RING_ENTRIES as usize {
+                let retry = again.iter_mut().find_map(Option::take);
+                let Some(at) = retry.or((waiting < runs.len()).then_some(waiting)) else {
+                    break;
+                };
+                waiting = waiting.max(at + 1);
+                let run = &mut runs[at];
+                run.tries += 1;
+                let offset = (run.slot + run.done as u64) * PAGE_BYTES as u64;
+                if ring
+                    .write(fd, offset, run.start + run.done, run.end, at as u64)
+                    .is_err()
+                {
+                    run.failed = Some(FailKind::Io);
+                    continue;
+                }
+                self.counters.writes.fetch_add(1, Relaxed);
+            }
+            if ring.in_flight() == 0 {
+                return;
+            }
+            if ring.submit(1).is_err() {
+                // The kernel lacks memory for a moment. What is in flight cannot be given up: it owns the pages.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ring.reap(|token, result| {
+                let at = token as usize;
+                let run = &mut runs[at];
+                let progress = match result {
+                    Ok(bytes) => bytes / PAGE_BYTES,
+                    Err(errno) => {
+                        let errno = Errno::from_raw_os_error(errno);
+                        if !matches!(errno, Errno::INTR | Errno::AGAIN) {
+                            run.failed = Some(fail_kind(errno));
+                            return;
+                        }
+                        0
+                    }
+                };
+                run.done += progress;
+                if run.start + run.done >= run.end {
+                    return;
+                }
+                // A short write: what stopped it shows when the rest is tried.
+                if run.tries >= WRITE_TRIES {
+                    run.failed = Some(FailKind::Io);
+                } else if let Some(place) = again.iter_mut().find(|place| place.is_none()) {
+                    *place = Some(at);
+                } else {
+                    run.failed = Some(FailKind::Io);
+                }
+            });
+        }
+    }
+
+    /// Fills in the results, gives back the slots of what was not written, and decides on a pause.
+    fn settle(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
+        let mut failure = None;
+        for run in &writer.runs {
+            let items = batch.iter_mut().zip(&writer.slots);
+            for (at, (item, &slot)) in items.enumerate().take(run.end).skip(run.start) {
+                item.result = match run.failed {
+                    Some(kind) if at >= run.start + run.done => {
+                        failure = Some(kind);
+                        let counter = match kind {
+                            FailKind::NoSpace => &self.counters.pages_no_space,
+                            FailKind::Io => &self.counters.pages_failed,
+                        };
+                        counter.fetch_add(1, Relaxed);
+                        Err(StoreError::Failed(kind))
+                    }
+                    _ => Ok(Slot(slot)),
+                };
+            }
+        }
+        let Some(_) = failure else {
+            writer.paused = None;
+            return;
+        };
+        let mut slabs = self.lock_slabs();
+        for (item, &slot) in batch.iter().zip(&writer.slots) {
+            if item.result.is_err() {
+                slabs.free(self.bitmap(), slot);
+            }
+        }
+        self.publish(&slabs);
+        let times = writer.paused.map_or(0, |(_, times)| times);
+        let pause = PAUSE_FIRST
+            .saturating_mul(1 << times.min(10))
+            .min(PAUSE_MAX);
+        writer.paused = Some((Instant::now() + pause, times + 1));
+    }
+
+    fn discard_surplus(&self, keep: usize, most: usize) {
+        for _ in 0..most {
+            let Some(slab) = self.lock_slabs().take_surplus(keep) else {
+                return;
+            };
+            let discarded = self
+                .backing
+                .discard(u64::from(slab) * SLAB_BYTES, SLAB_BYTES)
+                .is_ok();
+            let counter = match discarded {
+                true => &self.counters.slabs_discarded,
+                false => &self.counters.discards_failed,
+            };
+            counter.fetch_add(1, Relaxed);
+            let mut slabs = self.lock_slabs();
+            slabs.discarded(slab);
+            self.publish(&slabs);
+        }
+    }
+}
+
+impl Tier for FileTier {
+    fn info(&self) -> &TierInfo {
+        &self.info
+    }
+
+    fn usage(&self) -> TierUsage {
+        let logical = Bytes(self.taken.load(Relaxed) * PAGE_BYTES as u64);
+        TierUsage {
+            logical,
+            stored: logical,
+            held: Bytes(self.held.load(Relaxed)),
+        }
+    }
+
+    fn store(&self, batch: &mut [Store<'_>]) {
+        let mut writer = self.lock_writer();
+        for part in batch.chunks_mut(BATCH_PAGES) {
+            for item in part.iter_mut() {
+                assert_eq!(
+                    item.page.len(),
+                    PAGE_BYTES,
+                    "a page to store is not one page"
+                );
+                item.result = Err(StoreError::Full);
+            }
+            self.store_part(part, &mut writer);
+        }
+        drop(writer);
+        self.discard_surplus(DIRTY_SLABS_KEPT, DISCARDS_PER_STORE);
+    }
+
+    fn load(&self, slot: Slot, stamp: Stamp, _dst: &mut [u8]) -> Result<Loaded, LoadError> {
+        match self.checksum(slot, stamp) {
+            Some(_) => Ok(Loaded::Read {
+                fd: self.backing.file().as_raw_fd(),
+                offset: slot.0 * PAGE_BYTES as u64,
+            }),
+            None => Err(LoadError::Corrupt),
+        }
+    }
+
+    fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64> {
+        if slot.0 >= self.slot_count || !self.bitmap().is_taken(slot.0) {
+            return None;
+        }
+        let words = self.table.words();
+        let word = words[self.stamps_word + slot.0 as usize / 4].load(Relaxed);
+        let kept = (word >> (slot.0 % 4 * 16)) as u16;
+        (kept == stamp.0).then(|| words[self.checksums_word + slot.0 as usize].load(Relaxed))
+    }
+
+    fn free(&self, slots: &[Slot]) {
+        let mut slabs = self.lock_slabs();
+        for slot in slots {
+            slabs.free(self.bitmap(), slot.0);
+        }
+        self.publish(&slabs);
+    }
+}
+
+fn fail_kind(errno: Errno) -> FailKind {
+    match errno {
+        // EFBIG: a limit on file sizes, for us the same as a full file system.
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FailKind::NoSpace,
+        _ => FailKind::Io,
+    }
+}
+
+fn checked_slabs(backing: &Backing, table: &SharedMemory) -> Result<u32, FileTierError> {
+    let size = backing.bytes();
+    if size.0 > SIZE_MAX {
+        return Err(FileTierError::TooLarge(size));
+    }
+    let needed = FileTier::table_bytes(size);
+    if table.len() < needed {
+        return Err(FileTierError::Table(
+            Bytes(table.len() as u64),
+            Bytes(needed as u64),
+        ));
+    }
+    Ok((size.0 / SLAB_BYTES) as u32)
+}
+
+fn bitmap_of(table: &SharedMemory, slabs: u32) -> Bitmap<'_> {
+    Bitmap(&table.words()[PAGE_WORDS..PAGE_WORDS + slabs as usize * SLAB_WORDS])
+}
+
+fn checksums_word(slabs: usize) -> usize {
+    PAGE_WORDS + (slabs * SLAB_WORDS).next_multiple_of(PAGE_WORDS)
+}
+
+fn stamps_word(slabs: usize) -> usize {
+    checksums_word(slabs) + (slabs * SLAB_SLOTS as usize).next_multiple_of(PAGE_WORDS)
+}

@@ -1,0 +1,286 @@
+//! Tests of the file tier beyond the shared contract.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::*;
+use crate::contract::{self, Page, Pages, Subject, store_all};
+
+/// A temporary directory on a disk where there is one: tmpfs is not what this tier is for.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/var/tmp").unwrap_or_else(|_| tempfile::tempdir().unwrap())
+}
+
+fn tier_over(backing: Backing) -> FileTier {
+    let table = FileTier::table_bytes(backing.bytes());
+    let table = SharedMemory::create("test-slots", table).unwrap();
+    FileTier::new(backing, table).unwrap()
+}
+
+fn tier(path: &Path, bytes: u64) -> FileTier {
+    tier_over(Backing::open(path, Some(Bytes(bytes))).unwrap())
+}
+
+fn subject<'a>(tier: &'a FileTier, settle: &'a (dyn Fn() + Sync)) -> Subject<'a> {
+    Subject {
+        tier,
+        settle,
+        held_empty: Bytes(0),
+    }
+}
+
+fn pages(random: &mut Pages, count: usize) -> Vec<(Page, Stamp)> {
+    (0..count)
+        .map(|n| (random.mixed(), Stamp(n as u16)))
+        .collect()
+}
+
+#[test]
+fn file_passes_the_tier_contract_and_leaves_nothing_behind() {
+    let directory = directory();
+    let tier = tier(&directory.path().join("swap"), 64 << 20);
+    println!(
+        "direct: {}, in memory: {}",
+        tier.backing().is_direct(),
+        tier.backing().is_in_memory()
+    );
+    contract::check(&subject(&tier, &|| tier.trim()), 31);
+    println!("{:?}", tier.counters());
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    use std::os::unix::fs::MetadataExt;
+    let metadata = tier.backing().file().metadata().unwrap();
+    if tier.counters().discards_failed == 0 {
+        assert_eq!(metadata.blocks(), 0, "discarded slabs still take space");
+    } else {
+        println!("SKIPPED: this file system does not punch holes");
+    }
+}
+
+#[test]
+fn file_at_its_size_is_full_and_recovers() {
+    let directory = directory();
+    let tier = tier(directory.path(), 3 << 20);
+    contract::fills_and_recovers(&subject(&tier, &|| tier.trim()), 32, 2000);
+}
+
+#[test]
+fn file_batch_is_one_write() {
+    let directory = directory();
+    let tier = tier(directory.path(), 8 << 20);
+    let mut random = Pages::new(33);
+    for _ in 0..4 {
+        let results = store_all(&tier, &pages(&mut random, 64));
+        assert!(results.iter().all(Result::is_ok));
+    }
+    assert_eq!(tier.counters().writes, 4);
+}
+
+#[test]
+fn file_damaged_or_cut_off_is_noticed() {
+    let directory = directory();
+    let tier = tier(directory.path(), 2 << 20);
+    let settle = || ();
+    let subject = subject(&tier, &settle);
+    let pages = pages(&mut Pages::new(34), 8);
+    let slots: Vec<_> = store_all(&tier, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    // A buffered descriptor of the same file, as any other program would damage it.
+    let path = format!("/proc/self/fd/{}", tier.backing().file().as_raw_fd());
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let offset = slots[3].0 * PAGE_BYTES as u64 + 77;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
+    for (at, (page, stamp)) in pages.iter().enumerate() {
+        match subject.load(slots[at], *stamp) {
+            Ok(loaded) => assert!(at != 3 && *loaded == *page),
+            Err(error) => assert_eq!((at, error), (3, LoadError::Corrupt)),
+        }
+    }
+    file.set_len(PAGE_BYTES as u64).unwrap();
+    assert!(subject.load(slots[0], pages[0].1).is_ok());
+    let error = subject.load(slots[1], pages[1].1).err();
+    assert_eq!(error, Some(LoadError::Failed(FailKind::Io)));
+}
+
+#[test]
+fn file_that_refuses_writes_fails_pages_and_takes_no_slots() {
+    let directory = directory();
+    let path = directory.path().join("read-only");
+    std::fs::write(&path, vec![0; 2 << 20]).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    let backing = Backing::inherit(file.into(), "file:test".to_owned(), Bytes(2 << 20)).unwrap();
+    let tier = tier_over(backing);
+    let pages = pages(&mut Pages::new(35), 100);
+    let failed = Err(StoreError::Failed(FailKind::Io));
+    assert!(
+        store_all(&tier, &pages)
+            .iter()
+            .all(|result| *result == failed)
+    );
+    assert_eq!(tier.usage().logical, Bytes(0));
+    // At once again: answered without touching the device.
+    let results = store_all(&tier, &pages);
+    assert!(
+        results
+            .iter()
+            .all(|result| *result == Err(StoreError::Full))
+    );
+    let counters = tier.counters();
+    assert_eq!((counters.pages_failed, counters.pages_paused), (100, 100));
+    std::thread::sleep(PAUSE_FIRST);
+    assert!(
+        store_all(&tier, &pages)
+            .iter()
+            .all(|result| *result == failed)
+    );
+}
+
+#[test]
+fn file_is_recovered_from_its_table_and_descriptor() {
+    let directory = directory();
+    let old = tier(directory.path(), 4 << 20);
+    let mut random = Pages::new(36);
+    let pages = pages(&mut random, 600);
+    let slots: Vec<_> = store_all(&old, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    old.free(&slots[..300]);
+    let FileTier { backing, table, .. } = old;
+    let fd = backing.file().try_clone().unwrap().into();
+    let backing = Backing::inherit(fd, backing.name().to_owned(), backing.bytes()).unwrap();
+    let new = FileTier::recover(backing, table).unwrap();
+    assert_eq!(new.usage().logical, Bytes(300 * PAGE_BYTES as u64));
+    let settle = || new.trim();
+    let subject = subject(&new, &settle);
+    for (slot, (page, stamp)) in slots.iter().zip(&pages).skip(300) {
+        assert!(*subject.load(*slot, *stamp).unwrap() == *page);
+    }
+    let mut found = Vec::new();
+    new.for_each_slot(|slot| found.push(slot));
+    assert_eq!(found, &slots[300..]);
+    for result in store_all(&new, &self::pages(&mut random, 724)) {
+        let slot = result.unwrap();
+        assert!(!slots[300..].contains(&slot));
+        found.push(slot);
+    }
+    assert_eq!(store_all(&new, &pages[..1]), [Err(StoreError::Full)]);
+    new.free(&found);
+    contract::becomes_empty(&subject);
+}
+
+#[test]
+fn file_backing_refuses_what_it_would_overwrite_or_cannot_use() {
+    let directory = directory();
+    let existing = directory.path().join("precious");
+    std::fs::write(&existing, b"data").unwrap();
+    let open = |path: &Path, bytes| Backing::open(path, Some(Bytes(bytes))).unwrap_err();
+    assert!(matches!(open(&existing, 1 << 20), BackingError::Exists(_)));
+    assert_eq!(std::fs::read(&existing).unwrap(), b"data");
+    assert!(matches!(
+        open(Path::new("/dev/null"), 1 << 20),
+        BackingError::Kind(_)
+    ));
+    let missing = directory.path().join("no/such/directory");
+    assert!(matches!(
+        open(&missing, 1 << 20),
+        BackingError::System { .. }
+    ));
+    assert!(matches!(
+        open(directory.path(), 4096),
+        BackingError::TooSmall { .. }
+    ));
+    let backing = Backing::open(directory.path(), Some(Bytes(1 << 20))).unwrap();
+    let table = SharedMemory::create("small", 4096).unwrap();
+    assert!(matches!(
+        FileTier::new(backing, table),
+        Err(FileTierError::Table(..))
+    ));
+    assert!(Backing::open(directory.path(), None).unwrap().bytes().0 >= SLAB_BYTES);
+}
+
+/// A file system of 2 MiB in a mount namespace of its own, and a tier of 16 MiB in it.
+#[test]
+fn file_on_a_full_file_system_keeps_what_it_has() {
+    let directory = directory();
+    let script = "mount -t tmpfs -o size=2m none \"$1\" && exec \"$2\" --ignored --nocapture \
+                  --exact file::tests::full_file_system_inner";
+    let mut outcome = None;
+    for flags in ["-m", "-rm"] {
+        let output = Command::new("unshare")
+            .args([flags, "sh", "-c", script, "sh"])
+            .arg(directory.path())
+            .arg(std::env::current_exe().unwrap())
+            .env("UNDERCROFT_TEST_FULL", directory.path())
+            .output();
+        let Ok(output) = output else { continue };
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if text.contains("running 1 test") {
+            outcome = Some((output.status.success(), text, output.stderr));
+            break;
+        }
+    }
+    let Some((passed, text, errors)) = outcome else {
+        println!("SKIPPED: no permission to mount a small tmpfs");
+        return;
+    };
+    println!("{text}");
+    assert!(passed, "{}", String::from_utf8_lossy(&errors));
+}
+
+#[test]
+#[ignore = "run by file_on_a_full_file_system_keeps_what_it_has in a small mount"]
+fn full_file_system_inner() {
+    let Some(path) = std::env::var_os("UNDERCROFT_TEST_FULL").map(PathBuf::from) else {
+        println!("SKIPPED: not in the small mount");
+        return;
+    };
+    let tier = tier(&path, 16 << 20);
+    let settle = || tier.trim();
+    let subject = subject(&tier, &settle);
+    println!(
+        "direct: {}, in memory: {}",
+        tier.backing().is_direct(),
+        tier.backing().is_in_memory()
+    );
+    assert!(tier.backing().is_in_memory());
+    let pages = pages(&mut Pages::new(37), 900);
+    let (mut kept, mut no_space) = (Vec::new(), 0);
+    for part in pages.chunks(100) {
+        for ((page, stamp), result) in part.iter().zip(store_all(&tier, part)) {
+            match result {
+                Ok(slot) => kept.push((slot, page, *stamp)),
+                Err(StoreError::Failed(FailKind::NoSpace)) => no_space += 1,
+                Err(error) => assert_eq!(error, StoreError::Full),
+            }
+        }
+    }
+    let counters = tier.counters();
+    println!(
+        "{} kept, {no_space} without space, {counters:?}",
+        kept.len()
+    );
+    assert!((400..=512).contains(&kept.len()));
+    assert!(no_space > 0 && counters.pages_paused > 0);
+    assert_eq!(
+        tier.usage().logical,
+        Bytes((kept.len() * PAGE_BYTES) as u64)
+    );
+    for (slot, page, stamp) in &kept {
+        assert!(*subject.load(*slot, *stamp).unwrap() == **page);
+    }
+    // Room made on the file system is found again after the pause.
+    tier.free(&kept.iter().map(|(slot, ..)| *slot).collect::<Vec<_>>());
+    tier.trim();
+    std::thread::sleep(PAUSE_MAX.min(PAUSE_FIRST * 32));
+    assert!(store_all(&tier, &pages[..200]).iter().all(Result::is_ok));
+}

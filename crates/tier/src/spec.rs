@@ -1,0 +1,346 @@
+//! What a user writes for `--tier`: `KIND[:PATH][,key=value]...`, parsed once into a type that cannot be wrong.
+//!
+//! ```text
+//! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%
+//! file:/var/swap,size=20G    file:/dev/nvme0n1
+//! ```
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use undercroft_base::{Bytes, PAGE_BYTES, ParseUnitError};
+
+use crate::ram::Compressor;
+
+/// One tier as the user described it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TierSpec {
+    /// Compressed memory.
+    Ram(RamSpec),
+    /// A file or block device.
+    File(FileSpec),
+}
+
+/// `ram[,lz4|zstd][,max=SIZE|PERCENT]`
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RamSpec {
+    /// How pages are compressed.
+    pub compressor: Compressor,
+    /// Most memory it may hold; `None`: the manager decides.
+    pub max: Option<Limit>,
+}
+
+/// `file:PATH[,size=SIZE]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileSpec {
+    /// A directory entry to be created, an existing directory to create a nameless file in, or a block device.
+    pub path: PathBuf,
+    /// Most bytes it may take; `None`: all of a block device, the manager's choice for a file.
+    pub size: Option<Bytes>,
+}
+
+/// An amount of memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limit {
+    /// So many bytes.
+    Bytes(Bytes),
+    /// A part of the client's `--memory-max`, above 0 and at most 100.
+    PercentOfMemoryMax(f64),
+}
+
+/// Why a tier description was refused; the text names the fix.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SpecError {
+    /// No such kind.
+    #[error(
+        "unknown tier kind `{0}`; use ram or file:PATH (example: ram, file:/var/swap,size=20G)"
+    )]
+    UnknownKind(String),
+    /// A kind that is planned.
+    #[error("tier kind `{0}` is not available yet; use ram or file:PATH")]
+    KindNotYet(String),
+    /// No such key for this kind.
+    #[error("tier `{kind}` has no setting `{key}`; it has: {valid}")]
+    UnknownKey {
+        /// The kind.
+        kind: &'static str,
+        /// What was written.
+        key: String,
+        /// What could be.
+        valid: &'static str,
+    },
+    /// A key that is planned.
+    #[error("tier setting `{0}` is not available yet; leave it out")]
+    KeyNotYet(String),
+    /// A setting was given twice, or two compressors.
+    #[error("tier `{kind}`: `{key}` is given twice; keep one")]
+    Twice {
+        /// The kind.
+        kind: &'static str,
+        /// The setting.
+        key: String,
+    },
+    /// `file` without a path.
+    #[error("tier `file` needs a path: file:/var/swap,size=20G")]
+    PathMissing,
+    /// `ram` with a path.
+    #[error("tier `ram` takes no path (`{0}`); for a file write file:{0}")]
+    PathUnwanted(String),
+    /// A size or percentage that is none.
+    #[error("tier setting `{key}`: {why}")]
+    Value {
+        /// The setting.
+        key: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+const RAM_KEYS: &str = "lz4, zstd, max=SIZE, max=PERCENT (of --memory-max)";
+const FILE_KEYS: &str = "size=SIZE";
+/// The smallest sizes that hold anything: a file of one slab, a pool of a few blocks.
+const FILE_BYTES_MIN: u64 = 1 << 20;
+const RAM_BYTES_MIN: u64 = 64 * PAGE_BYTES as u64;
+
+impl FromStr for TierSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let mut parts = text.split(',');
+        let head = parts.next().unwrap_or_default();
+        let (kind, path) = match head.split_once(':') {
+            Some((kind, path)) => (kind.trim(), Some(path)),
+            None => (head.trim(), None),
+        };
+        let settings: Vec<(&str, Option<&str>)> = parts
+            .map(|part| match part.split_once('=') {
+                Some((key, value)) => (key.trim(), Some(value.trim())),
+                None => (part.trim(), None),
+            })
+            .collect();
+        match kind {
+            "ram" => match path {
+                Some(path) => Err(SpecError::PathUnwanted(path.to_owned())),
+                None => parse_ram(&settings).map(TierSpec::Ram),
+            },
+            "file" => parse_file(path.unwrap_or_default(), &settings).map(TierSpec::File),
+            "nvm" | "disk" | "redis" => Err(SpecError::KindNotYet(kind.to_owned())),
+            _ => Err(SpecError::UnknownKind(kind.to_owned())),
+        }
+    }
+}
+
+fn parse_ram(settings: &[(&str, Option<&str>)]) -> Result<RamSpec, SpecError> {
+    let (mut compressor, mut max) = (None, None);
+    for &(key, value) in settings {
+        let twice = || SpecError::Twice {
+            kind: "ram",
+            key: key.to_owned(),
+        };
+        match (key, value) {
+            ("max", value) => {
+                let limit = parse_limit(value.unwrap_or_default())?;
+                if max.replace(limit).is_some() {
+                    return Err(twice());
+                }
+            }
+            (name, None) if name.parse::<Compressor>().is_ok() => {
+                if compressor
+                    .replace(name.parse::<Compressor>().unwrap_or_default())
+                    .is_some()
+                {
+                    return Err(twice());
+                }
+            }
+            _ => return Err(unknown_key("ram", key, RAM_KEYS)),
+        }
+    }
+    Ok(RamSpec {
+        compressor: compressor.unwrap_or_default(),
+        max,
+    })
+}
+
+fn parse_file(path: &str, settings: &[(&str, Option<&str>)]) -> Result<FileSpec, SpecError> {
+    if path.is_empty() {
+        return Err(SpecError::PathMissing);
+    }
+    let mut size = None;
+    for &(key, value) in settings {
+        if key != "size" {
+            return Err(unknown_key("file", key, FILE_KEYS));
+        }
+        let bytes = parse_size("size", value.unwrap_or_default(), FILE_BYTES_MIN)?;
+        if size.replace(bytes).is_some() {
+            return Err(SpecError::Twice {
+                kind: "file",
+                key: key.to_owned(),
+            });
+        }
+    }
+    Ok(FileSpec {
+        path: PathBuf::from(path),
+        size,
+    })
+}
+
+fn unknown_key(kind: &'static str, key: &str, valid: &'static str) -> SpecError {
+    match key {
+        "shape" => SpecError::KeyNotYet(key.to_owned()),
+        _ => SpecError::UnknownKey {
+            kind,
+            key: key.to_owned(),
+            valid,
+        },
+    }
+}
+
+fn parse_size(key: &'static str, text: &str, min: u64) -> Result<Bytes, SpecError> {
+    let bytes: Bytes = text
+        .parse()
+        .map_err(|error: ParseUnitError| SpecError::Value {
+            key,
+            why: error.to_string(),
+        })?;
+    if bytes.0 < min {
+        return Err(SpecError::Value {
+            key,
+            why: format!("`{text}` is too small; the least is {}", Bytes(min)),
+        });
+    }
+    Ok(bytes)
+}
+
+fn parse_limit(text: &str) -> Result<Limit, SpecError> {
+    let Some(percent) = text.strip_suffix('%') else {
+        return parse_size("max", text, RAM_BYTES_MIN).map(Limit::Bytes);
+    };
+    match percent.trim().parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Limit::PercentOfMemoryMax(percent)),
+        _ => Err(SpecError::Value {
+            key: "max",
+            why: format!("`{text}` is not a percentage above 0 and up to 100 (example: 30%)"),
+        }),
+    }
+}
+
+impl Limit {
+    /// The bytes it stands for when the client's memory limit is `memory_max`; never more than that.
+    pub fn resolve(self, memory_max: Bytes) -> Bytes {
+        match self {
+            Limit::Bytes(bytes) => bytes.min(memory_max),
+            Limit::PercentOfMemoryMax(percent) => {
+                Bytes((memory_max.0 as f64 * percent / 100.0) as u64)
+            }
+        }
+    }
+}
+
+/// A size that parses to the same number of bytes.
+struct Exact(Bytes);
+
+impl fmt::Display for Exact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0.0;
+        for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
+            if bytes > 0 && bytes.is_multiple_of(1 << shift) {
+                return write!(f, "{}{unit}", bytes >> shift);
+            }
+        }
+        write!(f, "{bytes}")
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Bytes(bytes) => Exact(*bytes).fmt(f),
+            Limit::PercentOfMemoryMax(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// The canonical text; parses to an equal value.
+impl fmt::Display for TierSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TierSpec::Ram(ram) => {
+                write!(f, "ram,{}", ram.compressor)?;
+                ram.max.map_or(Ok(()), |max| write!(f, ",max={max}"))
+            }
+            TierSpec::File(file) => {
+                write!(f, "file:{}", file.path.display())?;
+                file.size
+                    .map_or(Ok(()), |size| write!(f, ",size={}", Exact(size)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs_parse_and_print_the_same_again() {
+        for (text, canonical) in [
+            ("ram", "ram,lz4"),
+            ("ram,zstd", "ram,zstd"),
+            ("ram, lz4 , max = 64M", "ram,lz4,max=64M"),
+            ("ram,max=1.5GiB,zstd", "ram,zstd,max=1536M"),
+            ("ram,max=12.5%", "ram,lz4,max=12.5%"),
+            ("file:/var/swap,size=20G", "file:/var/swap,size=20G"),
+            ("file:/a:b", "file:/a:b"),
+        ] {
+            let spec: TierSpec = text
+                .parse()
+                .unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(spec.to_string(), canonical);
+            assert_eq!(canonical.parse::<TierSpec>().unwrap(), spec);
+        }
+    }
+
+    #[test]
+    fn refused_specs_say_what_and_how_to_do_better() {
+        for (text, named, fix) in [
+            ("", "``", "file:PATH"),
+            ("rma", "`rma`", "use ram"),
+            ("nvm:/dev/dax0.0", "nvm", "not available yet"),
+            ("disk:/x", "disk", "not available yet"),
+            ("redis:localhost", "redis", "not available yet"),
+            ("ram,shape=pcm", "shape", "not available yet"),
+            ("file:/x,shape=hdd-7200", "shape", "not available yet"),
+            ("ram,lzo", "`lzo`", "lz4, zstd"),
+            ("ram,lz4=1", "`lz4`", "max=SIZE"),
+            ("ram,lz4,zstd", "`zstd`", "twice"),
+            ("ram,max=1M,max=2M", "`max`", "twice"),
+            ("ram,max=lots", "`lots`", "512M"),
+            ("ram,max", "`max`", "512M"),
+            ("ram,max=0", "`0`", "the least is"),
+            ("ram,max=0%", "`0%`", "30%"),
+            ("ram,max=101%", "`101%`", "30%"),
+            ("ram,max=nan%", "`nan%`", "30%"),
+            ("ram:/tmp/x", "`/tmp/x`", "file:/tmp/x"),
+            ("file", "file", "needs a path"),
+            ("file:,size=1G", "file", "needs a path"),
+            ("file:/x,size=", "`size`", "512M"),
+            ("file:/x,size=0", "`0`", "the least is"),
+            ("file:/x,size=1G,size=1G", "`size`", "twice"),
+            ("file:/x,max=1G", "`max`", "size=SIZE"),
+            ("file:/x,", "``", "size=SIZE"),
+        ] {
+            let error = text.parse::<TierSpec>().expect_err(text).to_string();
+            assert!(error.contains(named), "{text}: {error}");
+            assert!(error.contains(fix), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn limits_resolve_within_the_memory_limit() {
+        let limit = |text: &str| parse_limit(text).unwrap().resolve(Bytes(1 << 30));
+        assert_eq!(limit("25%"), Bytes(1 << 28));
+        assert_eq!(limit("64M"), Bytes(64 << 20));
+        assert_eq!(limit("4G"), Bytes(1 << 30));
+    }
+}
