@@ -95,13 +95,28 @@ impl<L: Ledger> Engine<L> {
     ///
     /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros; `dropped`: marked `DONTFORK`, absent.
     ///
-    /// Errors: the ledger is full; the child must be ended.
+    /// Errors: the ledger is full; the child must be ended. Nothing of it is kept.
     pub fn forked(
         &mut self,
         parent: SpaceId,
         wiped: &[VirtRange],
     ) -> Result<(SpaceId, Effect), LedgerFull> {
         let child = self.table.add_space();
+        match self.copy_pages(parent, child, wiped) {
+            Ok(effect) => Ok((child, effect)),
+            Err(full) => {
+                self.remove_space(child);
+                Err(full)
+            }
+        }
+    }
+
+    fn copy_pages(
+        &mut self,
+        parent: SpaceId,
+        child: SpaceId,
+        wiped: &[VirtRange],
+    ) -> Result<Effect, LedgerFull> {
         let mut effect = Effect::default();
         let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
         for region in self.table.regions(parent).to_vec() {
@@ -151,7 +166,7 @@ impl<L: Ledger> Engine<L> {
             };
             self.table.set(copy, theirs);
         }
-        Ok((child, effect))
+        Ok(effect)
     }
 
     /// A fork child's page has a frame of its own now (the sharing was broken): it counts, and may be evicted.

@@ -1,0 +1,204 @@
+//! The fault threads: read a message, decide, load, then validate, install and finish under the layout lock.
+
+use undercroft_base::{PAGE_BYTES, PageState, Slot, Stamp, ThreadId, Tier, TierId, VirtPage};
+use undercroft_engine::{Fault, FaultAnswer, Install, LoadPlan};
+use undercroft_model::{Content, Refusal};
+
+use super::{Message, World};
+
+/// What the load of one page came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    Not,
+    Content(Content),
+    Again,
+    Lost,
+}
+
+/// One fault thread's work in progress.
+pub struct Flight {
+    pub proc: usize,
+    pub plan: LoadPlan,
+    pub got: Vec<Got>,
+}
+
+impl World {
+    pub fn is_loading(&self, tier: TierId, slot: Slot) -> bool {
+        self.flights.iter().flatten().any(|flight| {
+            let mut items = flight.plan.items.iter();
+            items.any(|item| (item.tier, item.slot) == (tier, slot))
+        })
+    }
+
+    /// Lets one fault thread do one thing; false when there was nothing to do.
+    pub fn fault_step(&mut self) -> bool {
+        let at = self.random.index(self.flights.len());
+        match self.flights[at].is_some() {
+            true => self.advance_flight(at),
+            false => return self.read_message(at),
+        }
+        true
+    }
+
+    fn read_message(&mut self, at: usize) -> bool {
+        let Some(proc) = self.a_proc() else {
+            return false;
+        };
+        let Some(message) = self.procs[proc].messages.pop_front() else {
+            return false;
+        };
+        if self.calm || self.random.chance(15, 16) {
+            self.decide(at, proc, message);
+        } else {
+            self.procs[proc].messages.push_back(message);
+        }
+        true
+    }
+
+    pub fn decide(&mut self, at: usize, proc: usize, message: Message) {
+        let space = self.procs[proc].space;
+        let mut plan = LoadPlan::default();
+        let fault = Fault {
+            space,
+            page: message.page,
+            write: message.write,
+            thread: ThreadId(message.thread as u32),
+        };
+        let answer = self.engine.fault(fault, &mut plan);
+        self.log(|| {
+            let pages: Vec<_> = plan.items.iter().map(|item| item.page.0).collect();
+            format!("fault p{proc} {} -> {answer:?} {pages:?}", message.page.0)
+        });
+        match answer {
+            FaultAnswer::Load => {
+                if !self.over_limit {
+                    let (used, limit) = (self.engine.dram_used(), self.engine.limit());
+                    assert!(used <= limit, "a fault broke the limit: {used} of {limit}");
+                }
+                let got = plan.items.iter().map(|_| Got::Not).collect();
+                self.flights[at] = Some(Flight { proc, plan, got });
+            }
+            FaultAnswer::Wake => self.heal(proc, message.page),
+            FaultAnswer::Wait | FaultAnswer::NoRoom => {}
+            FaultAnswer::Lost => {
+                let mm = self.procs[proc].mm;
+                _ = self.memory.poison(mm, message.page);
+                self.wake(proc, message.page);
+            }
+            FaultAnswer::Unmanaged => {
+                let mm = self.procs[proc].mm;
+                _ = self.memory.install(mm, message.page, Content::ZERO);
+                self.procs[proc].unmanaged_ok = true;
+                self.wake(proc, message.page);
+            }
+        }
+    }
+
+    /// The engine takes the page to be in memory. When it is not (a late zap after an acknowledged REMOVE, a guard
+    /// page), zeros are right, and only they let the thread go on.
+    fn heal(&mut self, proc: usize, page: VirtPage) {
+        let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
+        if self.engine.entry(space, page).state == PageState::Resident {
+            _ = self.memory.install(mm, page, Content::ZERO);
+        }
+        self.wake(proc, page);
+    }
+
+    fn advance_flight(&mut self, at: usize) {
+        let flight = self.flights[at].as_ref().expect("in flight");
+        let missing: Vec<usize> = (0..flight.got.len())
+            .filter(|item| flight.got[*item] == Got::Not)
+            .collect();
+        if missing.is_empty() {
+            return self.commit(at);
+        }
+        // Most loads come in runs; sometimes one at a time.
+        let count = match self.random.chance(1, 2) {
+            true => missing.len(),
+            false => 1,
+        };
+        for _ in 0..count {
+            let flight = self.flights[at].as_ref().expect("in flight");
+            let Some(item) = flight.got.iter().position(|got| *got == Got::Not) else {
+                break;
+            };
+            let load = flight.plan.items[item];
+            let got = match load.tier {
+                TierId::FILL => Got::Content(Content::fill(load.slot.0 as u32)),
+                tier => self.load(tier, load.slot, load.stamp),
+            };
+            self.flights[at].as_mut().expect("in flight").got[item] = got;
+        }
+    }
+
+    fn load(&mut self, tier: TierId, slot: Slot, stamp: Stamp) -> Got {
+        let from = &self.tiers[tier.0 as usize];
+        assert!(from.is_live(slot), "{tier:?} {slot:?} freed under a load");
+        let mut page = vec![0; PAGE_BYTES];
+        for _ in 0..2 {
+            if from.load(slot, stamp, &mut page).is_ok() {
+                let content = Content::of(&page);
+                return Got::Content(content.expect("a verified copy is some page's content"));
+            }
+        }
+        match from.is_damaged(slot) {
+            true => Got::Lost,
+            false => Got::Again,
+        }
+    }
+
+    /// Validate, install, finish: no layout event is read meanwhile. Sometimes only some of the plan.
+    fn commit(&mut self, at: usize) {
+        let mut flight = self.flights[at].take().expect("in flight");
+        let (proc, space) = (flight.proc, flight.plan.space);
+        let mm = self.procs[proc].mm;
+        let count = match self.random.chance(1, 4) {
+            true => 1 + self.random.index(flight.plan.items.len()),
+            false => flight.plan.items.len(),
+        };
+        let items = &mut flight.plan.items[..count];
+        self.engine.validate(items);
+        for (item, got) in items.iter_mut().zip(&flight.got) {
+            if !item.valid {
+                continue;
+            }
+            item.install = match got {
+                Got::Content(content) => match self.memory.install(mm, item.page, *content) {
+                    Ok(()) => Install::Done,
+                    // Not ours: an acknowledged REMOVE may be about to drop it.
+                    Err(Refusal::Exists) if item.fresh => Install::NotYet,
+                    Err(Refusal::Exists) => panic!("stored page {item:?} is present"),
+                    Err(Refusal::NotMapped | Refusal::LayoutChanging) => Install::NotYet,
+                },
+                Got::Lost if item.demanded => match self.memory.poison(mm, item.page) {
+                    Ok(()) => {
+                        self.oracle.damage(mm, item.page);
+                        Install::Lost
+                    }
+                    Err(_) => Install::NotYet,
+                },
+                Got::Not | Got::Again | Got::Lost => Install::NotYet,
+            };
+        }
+        self.engine.finish(space, items);
+        let done: Vec<_> = items
+            .iter()
+            .map(|item| (item.page, item.valid, item.install))
+            .collect();
+        self.log(|| {
+            let told: Vec<_> = done
+                .iter()
+                .map(|(page, valid, install)| (page.0, *valid, *install))
+                .collect();
+            format!("finish p{proc} {told:?}")
+        });
+        flight.plan.items.drain(..count);
+        flight.got.drain(..count);
+        if !flight.plan.items.is_empty() {
+            self.flights[at] = Some(flight);
+        }
+        for (page, ..) in done {
+            self.wake(proc, page);
+        }
+    }
+}

@@ -1,0 +1,564 @@
+//! The program: its threads touch pages, it changes its address space, and the kernel tells of it.
+
+use undercroft_base::{Bytes, PageState, VirtPage, VirtRange};
+use undercroft_model::{Content, Touch, oracle::Expect};
+
+use super::{Doing, Event, Message, PAGE, Thread, World, Zap};
+
+const ARENAS: [u64; 4] = [100, 1500, 2900, 1 << 24];
+const ARENA_PAGES: u64 = 700;
+const MAPPED_MAX: usize = 500;
+const PROCS_MAX: usize = 4;
+
+impl World {
+    pub fn add_thread(&mut self, proc: usize) -> usize {
+        self.threads.push(Thread {
+            proc,
+            doing: Doing::Running,
+            cursor: VirtPage(ARENAS[0]),
+            stride: 1,
+        });
+        self.threads.len() - 1
+    }
+
+    /// A thread touches the page now; it may stop in a fault.
+    pub fn access(&mut self, thread: usize, page: VirtPage, write: bool) {
+        let proc = self.threads[thread].proc;
+        let mm = self.procs[proc].mm;
+        let expected = self.oracle.expect(mm, page);
+        let content = match (write, expected) {
+            (false, _) => None,
+            // Sometimes the same bytes again: clean, though written.
+            (true, Expect::Reads(same)) if self.random.chance(1, 8) => Some(same),
+            (true, _) => Some(self.new_content()),
+        };
+        self.accesses += 1;
+        match self.memory.touch(mm, page, content) {
+            Touch::Done(found) => {
+                assert_eq!(
+                    Expect::Reads(found),
+                    expected,
+                    "WRONG BYTES: p{proc} page {}",
+                    page.0
+                );
+                if let Some(content) = content {
+                    self.oracle.write(mm, page, content);
+                }
+            }
+            Touch::Fault => {
+                self.threads[thread].doing = Doing::Stopped { page, write };
+                let message = Message {
+                    page,
+                    write,
+                    thread,
+                };
+                self.procs[proc].messages.push_back(message);
+            }
+            Touch::Segv => {}
+            Touch::Poisoned => assert_eq!(
+                expected,
+                Expect::Error,
+                "an error without damage: p{proc} page {}",
+                page.0
+            ),
+        }
+    }
+
+    pub fn program_step(&mut self) {
+        if self.threads.is_empty() {
+            return;
+        }
+        let thread = self.random.index(self.threads.len());
+        if self.threads[thread].doing != Doing::Running
+            || !self.procs[self.threads[thread].proc].alive
+        {
+            return;
+        }
+        let mm = self.procs[self.threads[thread].proc].mm;
+        let next = &self.threads[thread];
+        let mut page = VirtPage(next.cursor.0.saturating_add_signed(next.stride));
+        if self.random.chance(1, 12) || self.memory.advice(mm, page).is_none() {
+            match self.a_page(mm) {
+                Some(random) => page = random,
+                None => return,
+            }
+            let strides = [0, 1, 1, 1, -1, 2, 5];
+            self.threads[thread].stride = strides[self.random.index(strides.len())];
+        }
+        self.threads[thread].cursor = page;
+        let write = self.random.chance(1, 3);
+        self.access(thread, page, write);
+    }
+
+    fn a_page(&mut self, mm: undercroft_model::Mm) -> Option<VirtPage> {
+        let mapped = self.memory.mapped(mm);
+        let at = self.random.index(mapped);
+        self.memory.pages(mm).nth(at).map(|(page, _)| page)
+    }
+
+    /// A random run of mapped pages that are all registered, or all not.
+    fn a_range(&mut self, mm: undercroft_model::Mm, most: u64) -> Option<(VirtRange, bool)> {
+        let start = self.a_page(mm)?;
+        let registered = self.memory.advice(mm, start)?.registered;
+        let mut end = start.plus(1);
+        let most = 1 + self.random.below(most);
+        while end.0 - start.0 < most
+            && self.memory.advice(mm, end).map(|a| a.registered) == Some(registered)
+        {
+            end = end.plus(1);
+        }
+        Some((VirtRange::new(start, end), registered))
+    }
+
+    /// Maps `range` and has the manager find and register it: what a program has at attach.
+    pub fn map_attached(&mut self, proc: usize, range: VirtRange) {
+        let mm = self.procs[proc].mm;
+        self.memory.map(mm, range);
+        self.oracle.zero_range(mm, range);
+        self.attach(proc, range);
+    }
+
+    pub fn attach(&mut self, proc: usize, range: VirtRange) {
+        let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
+        self.memory.advise(mm, range, |a| a.registered = true);
+        self.engine.attached(space, range);
+        for page in range.pages() {
+            if self.memory.is_present(mm, page) {
+                self.engine
+                    .found_resident(space, VirtRange::new(page, page.plus(1)));
+                if self.engine.entry(space, page).state != PageState::Resident {
+                    self.procs[proc].unmanaged_ok = true; // the ledger is full
+                }
+            }
+        }
+        self.log(|| format!("attach p{proc} {}..{}", range.start.0, range.end.0));
+    }
+
+    pub fn attach_some(&mut self) {
+        let Some(proc) = self.a_proc() else { return };
+        let mm = self.procs[proc].mm;
+        if self.busy_with_layout(proc) {
+            return;
+        }
+        if let Some((range, false)) = self.a_range(mm, 200) {
+            self.attach(proc, range);
+        }
+    }
+
+    fn busy_with_layout(&self, proc: usize) -> bool {
+        !self.procs[proc].events.is_empty() || self.procs[proc].zap.is_some()
+    }
+
+    fn free_place(&mut self, count: u64) -> VirtPage {
+        let arena = ARENAS[self.random.index(ARENAS.len())];
+        VirtPage(arena + self.random.below(ARENA_PAGES - count))
+    }
+
+    /// The program starts one layout change.
+    pub fn layout_step(&mut self) {
+        let Some(proc) = self.a_proc() else {
+            let proc = self.spawn();
+            for _ in 0..self.setup.program_threads {
+                self.add_thread(proc);
+            }
+            return;
+        };
+        if !self.procs[proc].events.is_empty() {
+            return;
+        }
+        let mm = self.procs[proc].mm;
+        let alive = self.procs.iter().filter(|proc| proc.alive).count();
+        if self.procs[proc].zap.is_some() {
+            // While a zap is on its way only a fork is modelled: others would race with it in the program.
+            if alive < PROCS_MAX && self.random.chance(1, 10) {
+                self.procs[proc].unmanaged_ok = true;
+                self.begin_fork(proc);
+            }
+            return;
+        }
+        match self.random.below(20) {
+            0..6 => self.map_some(proc),
+            6..11 => {
+                if let Some((range, registered)) = self.a_range(mm, 150) {
+                    self.begin_remove(proc, range, registered);
+                }
+            }
+            11..13 => {
+                if let Some((range, registered)) = self.a_range(mm, 100) {
+                    let over = self.random.chance(1, 3);
+                    self.begin_unmap(proc, range, registered, over);
+                }
+            }
+            13..16 => {
+                if let Some((range, registered)) = self.a_range(mm, 120) {
+                    let to = self.free_place(range.count().0);
+                    let keep_old = self.random.chance(1, 3);
+                    self.begin_remap(proc, range, registered, to, keep_old);
+                }
+            }
+            16 => {
+                if let Some((range, _)) = self.a_range(mm, 40) {
+                    let (wipe, dont) = (self.random.chance(1, 3), self.random.chance(1, 4));
+                    self.memory.advise(mm, range, |advice| {
+                        advice.wipe_on_fork = wipe;
+                        advice.dont_fork = dont && !wipe;
+                    });
+                }
+            }
+            17..19 => {
+                if alive < PROCS_MAX {
+                    self.begin_fork(proc);
+                }
+            }
+            _ => {
+                if alive > 1 || self.random.chance(1, 4) {
+                    self.exit(proc);
+                }
+            }
+        }
+    }
+
+    fn map_some(&mut self, proc: usize) {
+        let mm = self.procs[proc].mm;
+        if self.memory.mapped(mm) > MAPPED_MAX {
+            return;
+        }
+        let count = 1 + self.random.below(150);
+        let start = self.free_place(count);
+        let range = VirtRange::new(start, start.plus(count));
+        if range
+            .pages()
+            .any(|page| self.memory.advice(mm, page).is_some())
+        {
+            return;
+        }
+        self.log(|| format!("map p{proc} {}..{}", range.start.0, range.end.0));
+        self.memory.map(mm, range);
+        self.oracle.zero_range(mm, range);
+        match self.random.below(3) {
+            0 => self.attach(proc, range),
+            // A registered mapping that grew in place: the engine is not told.
+            1 => self.memory.advise(mm, range, |a| a.registered = true),
+            _ => {}
+        }
+    }
+
+    fn send(&mut self, proc: usize, event: Event) {
+        self.log(|| format!("kernel p{proc} {event:?}"));
+        self.memory.begin_change(self.procs[proc].mm);
+        self.procs[proc].events.push_back(event);
+    }
+
+    pub fn begin_remove(&mut self, proc: usize, range: VirtRange, registered: bool) {
+        let mm = self.procs[proc].mm;
+        match registered {
+            true => self.send(proc, Event::Remove(range)),
+            false => {
+                self.memory.zap(mm, range);
+                self.oracle.zero_range(mm, range);
+            }
+        }
+    }
+
+    /// `over`: something else is mapped there at once, unregistered.
+    pub fn begin_unmap(&mut self, proc: usize, range: VirtRange, registered: bool, over: bool) {
+        let mm = self.procs[proc].mm;
+        self.memory.unmap(mm, range);
+        self.oracle.zero_range(mm, range);
+        if registered {
+            self.send(proc, Event::Unmap(range));
+        }
+        if over {
+            self.memory.map(mm, range);
+        }
+    }
+
+    pub fn begin_remap(
+        &mut self,
+        proc: usize,
+        from: VirtRange,
+        registered: bool,
+        to: VirtPage,
+        keep_old: bool,
+    ) {
+        let mm = self.procs[proc].mm;
+        let new = VirtRange::new(to, to.plus(from.count().0));
+        if !new.intersect(from).is_empty() {
+            return;
+        }
+        let mut mapped = new.pages().filter_map(|page| self.memory.advice(mm, page));
+        if mapped.any(|advice| advice.registered) && (!registered || self.random.chance(1, 2)) {
+            // The kernel tells of the place taken first (and for a move of unregistered memory tells only that).
+            self.send(proc, Event::Unmap(new));
+        }
+        self.memory.remap(mm, from, to, keep_old);
+        self.oracle.remap(mm, from, to);
+        if registered {
+            self.send(proc, Event::Remap { from, to, keep_old });
+        }
+    }
+
+    pub fn begin_fork(&mut self, proc: usize) {
+        let mm = self.procs[proc].mm;
+        let child = self.memory.fork(mm);
+        self.oracle.fork(mm, child);
+        let (mut wiped, mut dropped) = (Vec::new(), Vec::new());
+        for (page, advice) in self.memory.pages(mm) {
+            let one = VirtRange::new(page, page.plus(1));
+            if advice.dont_fork {
+                dropped.push(one);
+            } else if advice.wipe_on_fork {
+                wiped.push(one);
+            }
+        }
+        for range in wiped.iter().chain(&dropped) {
+            self.oracle.zero_range(child, *range);
+        }
+        let event = Event::Fork {
+            child,
+            wiped,
+            dropped,
+        };
+        self.send(proc, event);
+    }
+
+    /// The fault threads read one event of one process.
+    pub fn event_step(&mut self) -> bool {
+        let waiting: Vec<usize> = (0..self.procs.len())
+            .filter(|at| !self.procs[*at].events.is_empty())
+            .collect();
+        if waiting.is_empty() {
+            return false;
+        }
+        let proc = waiting[self.random.index(waiting.len())];
+        self.read_event(proc);
+        true
+    }
+
+    pub fn read_event(&mut self, proc: usize) {
+        let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
+        let event = self.procs[proc].events.pop_front().expect("an event");
+        self.memory.end_change(mm);
+        self.log(|| format!("event p{proc} {event:?}"));
+        match event {
+            Event::Remove(range) => {
+                let effect = self.engine.removed(space, range);
+                self.effect(effect);
+                let mut saved = Vec::new();
+                for page in range.pages() {
+                    match self.memory.is_absent(mm, page) {
+                        true => self.oracle.zero(mm, page),
+                        false => saved.push((page, self.oracle.expect(mm, page))),
+                    }
+                }
+                self.procs[proc].zap = Some(Zap { range, saved });
+                self.wake_range(proc, range);
+            }
+            Event::Unmap(range) => {
+                let effect = self.engine.unmapped(space, range);
+                self.effect(effect);
+                self.wake_range(proc, range);
+            }
+            Event::Remap { from, to, keep_old } => {
+                let done = self.engine.remapped(space, from, to);
+                match done {
+                    Ok(effect) => self.effect(effect),
+                    Err(_) => {
+                        self.log(|| format!("ledger full: p{proc} ends"));
+                        if let Some(batch) = &mut self.batch {
+                            batch.cancelled = true;
+                        }
+                        return self.exit(proc);
+                    }
+                }
+                if keep_old {
+                    self.engine.attached(space, from);
+                }
+                self.wake_range(proc, from);
+                self.wake_range(proc, VirtRange::new(to, to.plus(from.count().0)));
+            }
+            Event::Fork {
+                child,
+                wiped,
+                dropped,
+            } => match self.engine.forked(space, &wiped) {
+                Ok((child_space, effect)) => {
+                    self.effect(effect);
+                    let unmanaged_ok = self.procs[proc].unmanaged_ok;
+                    let child = self.adopt(child, child_space);
+                    self.procs[child].unmanaged_ok = unmanaged_ok;
+                    for range in dropped {
+                        let effect = self.engine.unmapped(child_space, range);
+                        self.effect(effect);
+                    }
+                    for _ in 0..self.setup.program_threads / 2 {
+                        self.add_thread(child);
+                    }
+                }
+                Err(_) => {
+                    self.log(|| "ledger full: the child ends".to_owned());
+                    if let Some(batch) = &mut self.batch {
+                        batch.cancelled = true;
+                    }
+                    self.memory.exit(child);
+                    self.oracle.exit(child);
+                }
+            },
+        }
+    }
+
+    /// The kernel does what it said with a REMOVE event.
+    pub fn zap_step(&mut self) -> bool {
+        let Some(proc) = (0..self.procs.len()).find(|at| self.procs[*at].zap.is_some()) else {
+            return false;
+        };
+        let mm = self.procs[proc].mm;
+        if !self.procs[proc].events.is_empty() {
+            return false; // a fork on its way: keep the order simple
+        }
+        let Zap { range, saved } = self.procs[proc].zap.take().expect("a zap");
+        self.log(|| format!("zap p{proc} {}..{}", range.start.0, range.end.0));
+        for page in range.pages() {
+            if !self.memory.is_absent(mm, page) {
+                self.oracle.zero(mm, page);
+            }
+        }
+        for (page, had) in saved {
+            // It was dropped between: what it had at the acknowledgement must not come back.
+            if self.memory.is_absent(mm, page) && self.oracle.expect(mm, page) == had {
+                self.oracle.zero(mm, page);
+            }
+        }
+        self.memory.zap(mm, range);
+        true
+    }
+
+    pub fn exit(&mut self, proc: usize) {
+        self.log(|| format!("exit p{proc}"));
+        let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
+        for event in std::mem::take(&mut self.procs[proc].events) {
+            if let Event::Fork { child, .. } = event {
+                self.memory.exit(child);
+                self.oracle.exit(child);
+            }
+        }
+        self.procs[proc].zap = None;
+        self.procs[proc].alive = false;
+        self.procs[proc].messages.clear();
+        self.memory.exit(mm);
+        self.oracle.exit(mm);
+        let effect = self.engine.remove_space(space);
+        self.effect(effect);
+        // Its threads are gone; their numbers go on in other processes.
+        let other = (0..self.procs.len()).find(|at| self.procs[*at].alive);
+        match other {
+            Some(other) => {
+                for thread in &mut self.threads {
+                    if thread.proc == proc {
+                        thread.proc = other;
+                        thread.doing = Doing::Running;
+                    }
+                }
+                let keep = 3 * self.setup.program_threads;
+                if self.threads.len() > keep {
+                    let stay = |thread: &Thread| thread.doing != Doing::Running;
+                    let mut spare = self.threads.len() - keep;
+                    // Messages name threads only for the prefetcher: renumbering is harmless.
+                    self.threads.retain(|thread| {
+                        let go = spare > 0 && !stay(thread);
+                        spare -= usize::from(go);
+                        !go
+                    });
+                }
+            }
+            None => self.threads.clear(),
+        }
+    }
+
+    /// Fork children's pages whose sharing was broken count from now on.
+    pub fn own_frames(&mut self) {
+        let Some(proc) = self.a_proc() else { return };
+        self.own_frames_of(proc);
+    }
+
+    pub fn own_frames_of(&mut self, proc: usize) {
+        let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
+        for range in self.engine.inherited(space) {
+            for page in range.pages() {
+                if self.memory.is_present(mm, page) && !self.memory.is_shared(mm, page) {
+                    self.engine.own_frame(space, page);
+                }
+            }
+        }
+    }
+
+    pub fn lock_some(&mut self) {
+        let Some(proc) = self.a_proc() else { return };
+        let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
+        let on = self.random.chance(1, 3);
+        let most = if on { 6 } else { 300 };
+        if let Some((range, true)) = self.a_range(mm, most) {
+            self.log(|| format!("lock p{proc} {}..{} {on}", range.start.0, range.end.0));
+            self.engine.lock(space, range, on);
+        }
+    }
+
+    pub fn pin_some(&mut self) {
+        let Some(proc) = self.a_proc() else { return };
+        let mm = self.procs[proc].mm;
+        let on = self.random.chance(1, 3);
+        let most = if on { 6 } else { 300 };
+        if let Some((range, _)) = self.a_range(mm, most) {
+            for page in range.pages() {
+                self.memory.pin(mm, page, on);
+            }
+        }
+    }
+
+    /// A guard page comes and goes: the kernel drops a present page and tells no one.
+    pub fn guard_some(&mut self) {
+        let Some(proc) = self.a_proc() else { return };
+        if self.busy_with_layout(proc) {
+            return;
+        }
+        let mm = self.procs[proc].mm;
+        if let Some(page) = self.a_page(mm)
+            && self.memory.is_present(mm, page)
+        {
+            self.log(|| format!("guard p{proc} {}", page.0));
+            self.memory.zap(mm, VirtRange::new(page, page.plus(1)));
+            self.oracle.zero(mm, page);
+        }
+    }
+
+    /// A kernel-mode fault with a signal pending sends its message again.
+    pub fn repeat_message(&mut self) {
+        let Some(proc) = self.a_proc() else { return };
+        let mm = self.procs[proc].mm;
+        if let Some(page) = self.a_page(mm) {
+            let message = Message {
+                page,
+                write: false,
+                thread: 0,
+            };
+            self.procs[proc].messages.push_back(message);
+        }
+    }
+
+    pub fn change_limit(&mut self) {
+        let usual = self.setup.limit_pages;
+        let pages = match self.random.below(4) {
+            0 => usual / 2 + self.random.below(usual),
+            1 => usual / 4 + 1,
+            _ => usual,
+        };
+        self.log(|| format!("limit {pages}"));
+        self.engine.set_limit(Bytes(pages * PAGE));
+    }
+
+    /// Reads every mapped page of the process without touching it through the engine's back: for failure reports.
+    #[allow(dead_code)]
+    pub fn peek(&self, proc: usize, page: VirtPage) -> Option<Content> {
+        self.memory.peek(self.procs[proc].mm, page)
+    }
+}
