@@ -276,13 +276,15 @@ impl<L: Ledger> Engine<L> {
         while let Some(child) = self.take_follower(at) {
             claims += u32::from(self.publish_one(child, page.item.stamp, outcome));
             if outcome == Outcome::PutBack {
-                let flags = self.table.entry(child).flags.without(Flags::INHERITED);
+                // The child's claim on the copy below, if any, stays retained too.
+                let entry = self.table.entry(child);
+                let flags = entry.flags.without(Flags::INHERITED);
                 self.table.set(
                     child,
                     Entry {
                         state: PageState::Resident,
                         flags,
-                        ..Entry::UNTOUCHED
+                        ..entry
                     },
                 );
                 self.count();
