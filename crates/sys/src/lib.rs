@@ -7,9 +7,11 @@ pub mod fdpass;
 pub mod futex;
 pub mod mapping;
 pub mod pagemap;
+pub mod probe;
 pub mod process;
 pub mod procfs;
 pub mod ring;
+pub mod sideband;
 pub mod uffd;
 
 mod ioctl;

@@ -169,7 +169,8 @@ impl PageBuf {
         let len = pages.max(1) * PAGE_BYTES;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a fresh anonymous read-only mapping at an address the kernel chooses; it overlaps nothing.
-        let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, flags) }?;
+        let start =
+            unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, flags) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(ZeroPages(Mapping { start, len }))
     }

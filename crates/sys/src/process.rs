@@ -237,3 +237,34 @@ fn hold_for_ever() -> ! {
         }
     }
 }
+
+/// Starts a process that does nothing (a fork of this one) until it is killed; it dies with the caller's thread. Its
+/// memory is a copy of this process's. The caller kills and reaps it.
+pub(crate) fn spawn_waiting_child() -> io::Result<u32> {
+    // SAFETY: clone without flags is fork; the child uses raw system calls only, touches no lock or heap, never returns.
+    let id = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+    match id {
+        -1 => Err(io::Error::last_os_error()),
+        0 => wait_for_death(),
+        id => Ok(id as u32),
+    }
+}
+
+fn wait_for_death() -> ! {
+    // SAFETY: raw calls with constant arguments; nothing of the parent's state is touched.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        loop {
+            libc::syscall(libc::SYS_pause);
+        }
+    }
+}
+
+/// A hexadecimal number from `/proc/PID/status`: `CapEff`, `SigBlk`.
+pub(crate) fn status_hex(id: u32, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}

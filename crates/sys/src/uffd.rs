@@ -142,6 +142,19 @@ pub enum UffdError {
     Other(i32),
 }
 
+impl From<UffdError> for io::Error {
+    fn from(error: UffdError) -> io::Error {
+        let kind = match error {
+            UffdError::Other(errno) => return io::Error::from_raw_os_error(errno),
+            UffdError::Denied => io::ErrorKind::PermissionDenied,
+            UffdError::Invalid => io::ErrorKind::InvalidInput,
+            UffdError::NoMemory { .. } => io::ErrorKind::OutOfMemory,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
 fn fold(error: &io::Error, done_bytes: i64) -> UffdError {
     // A negative count is an error code, never progress.
     let done = done_bytes.max(0) as u64 / PAGE_BYTES as u64;

@@ -1,0 +1,512 @@
+//! What this kernel lets us do: each ability Undercroft rests on is tried, not guessed from a version number.
+//!
+//! Nothing is left behind: every trial uses a throw-away descriptor, mapping, thread or child. Errors are answers here.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+use undercroft_base::{VirtPage, VirtRange};
+
+use crate::pagemap::{Category, Pagemap};
+use crate::process;
+use crate::sideband::Sideband;
+use crate::uffd::{Features, Uffd, UffdDevice};
+
+mod trial;
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// As it should be.
+    Ok,
+    /// Works, with less speed or safety; `detail` says what is lost.
+    Degraded,
+    /// `undercroft run` cannot work without it.
+    Missing,
+}
+
+/// One ability and its trial.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// What was tried; the same in every release.
+    pub name: &'static str,
+    /// How it came out.
+    pub state: State,
+    /// What was seen, for a person.
+    pub detail: String,
+    /// What to do about it; empty when `state` is Ok.
+    pub fix: String,
+}
+
+/// The checks of one look at the kernel, in a fixed order.
+#[derive(Clone, Debug)]
+pub struct KernelReport {
+    /// One entry an ability.
+    pub checks: Vec<Check>,
+}
+
+impl KernelReport {
+    /// Everything: what `undercroft doctor` prints. Cost: 5-20 ms, at most 300 ms.
+    ///
+    /// Files are tried in `$UNDERCROFT_DIR`, else in the temporary directory.
+    pub fn take() -> KernelReport {
+        let dir = std::env::var_os("UNDERCROFT_DIR");
+        let dir = dir.map_or_else(std::env::temp_dir, PathBuf::from);
+        let mut report = KernelReport::fast();
+        report.checks.extend([
+            direct_io(&dir),
+            memlock(),
+            fifo(),
+            layout_watch(),
+            swap(&fs::read_to_string("/proc/swaps").unwrap_or_default()),
+            huge_pages(&sysfs("/sys/kernel/mm/transparent_hugepage/enabled")),
+            cpus(process::allowed_cpus(0)),
+            overcommit(&sysfs("/proc/sys/vm/overcommit_memory")),
+        ]);
+        report
+    }
+
+    /// Only what decides whether `undercroft run` can work at all, and how it evicts. Cost: 2-5 ms, at most 50 ms.
+    pub fn fast() -> KernelReport {
+        let mut checks = vec![kernel(&sysfs("/proc/sys/kernel/osrelease"))];
+        let device = UffdDevice::open();
+        checks.push(device_check(&device));
+        let make = || match &device {
+            Ok(device) => device.create(),
+            // Root without the device node (a container) can still work by system call.
+            Err(_) => Uffd::create_by_syscall(),
+        };
+        checks.extend(features(make().and_then(|uffd| Ok(uffd.api(Features(0))?))));
+        checks.push(fork_event(&make));
+        checks.push(moves(&make));
+        checks.push(pagemap_scan());
+        checks.push(remote_read());
+        checks.push(ring(&sysfs("/proc/sys/kernel/io_uring_disabled")));
+        checks.push(open_files());
+        KernelReport { checks }
+    }
+
+    /// The worst state of all checks.
+    pub fn worst(&self) -> State {
+        let states = self.checks.iter().map(|check| check.state);
+        states.max().unwrap_or(State::Ok)
+    }
+
+    /// The checks that came out as `state`.
+    pub fn with_state(&self, state: State) -> impl Iterator<Item = &Check> {
+        self.checks.iter().filter(move |check| check.state == state)
+    }
+
+    /// The check of that name, if it was made.
+    pub fn check(&self, name: &str) -> Option<&Check> {
+        self.checks.iter().find(|check| check.name == name)
+    }
+}
+
+fn ok(name: &'static str, detail: impl Into<String>) -> Check {
+    Check {
+        name,
+        state: State::Ok,
+        detail: detail.into(),
+        fix: String::new(),
+    }
+}
+
+fn bad(name: &'static str, state: State, detail: impl Into<String>, fix: &str) -> Check {
+    Check {
+        name,
+        state,
+        detail: detail.into(),
+        fix: fix.into(),
+    }
+}
+
+fn sysfs(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().into()
+}
+
+/// Major and minor of a release text such as `6.18.44-generic`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn kernel(release: &str) -> Check {
+    let name = "kernel";
+    let detail = format!("Linux {release}");
+    match version(release) {
+        Some(version) if version >= (6, 8) => ok(name, detail),
+        Some(version) if version >= (6, 7) => bad(
+            name,
+            State::Degraded,
+            format!("{detail}: pages cannot be moved out, which is the fast and pin-safe way"),
+            "use Linux 6.8 or newer",
+        ),
+        Some(_) => bad(
+            name,
+            State::Missing,
+            format!("{detail} is older than 6.7: no PAGEMAP_SCAN"),
+            "use Linux 6.8 or newer",
+        ),
+        None => bad(
+            name,
+            State::Degraded,
+            format!("{detail}: cannot read the version"),
+            "none needed if the other checks pass",
+        ),
+    }
+}
+
+fn device_check(device: &io::Result<UffdDevice>) -> Check {
+    let name = "userfaultfd device";
+    let Err(error) = device else {
+        return ok(name, "/dev/userfaultfd opens");
+    };
+    let (detail, fix) = match error.kind() {
+        io::ErrorKind::NotFound => (
+            "/dev/userfaultfd does not exist".into(),
+            "use a kernel of 6.1 or newer with CONFIG_USERFAULTFD=y; in a container add `--device /dev/userfaultfd`",
+        ),
+        io::ErrorKind::PermissionDenied => (
+            "/dev/userfaultfd may not be opened by this user".into(),
+            "run as root, or: groupadd -f uffd && usermod -aG uffd $USER && \
+             echo 'KERNEL==\"userfaultfd\", GROUP=\"uffd\", MODE=\"0660\"' > /etc/udev/rules.d/60-userfaultfd.rules \
+             && udevadm trigger /dev/userfaultfd",
+        ),
+        _ => (
+            format!("/dev/userfaultfd does not open: {error}"),
+            "run as root; in a container allow the device",
+        ),
+    };
+    bad(name, State::Missing, detail, fix)
+}
+
+/// Feature, name of its check, what its absence means, what to do.
+const NEEDED: [(Features, &str, State, &str); 8] = [
+    (
+        Features::EVENT_FORK,
+        "uffd EVENT_FORK",
+        State::Missing,
+        "a forked child would read zeros",
+    ),
+    (
+        Features::EVENT_REMAP,
+        "uffd EVENT_REMAP",
+        State::Missing,
+        "a moved mapping would read zeros",
+    ),
+    (
+        Features::EVENT_REMOVE,
+        "uffd EVENT_REMOVE",
+        State::Missing,
+        "dropped memory would come back",
+    ),
+    (
+        Features::EVENT_UNMAP,
+        "uffd EVENT_UNMAP",
+        State::Missing,
+        "unmapped memory would come back",
+    ),
+    (
+        Features::PAGEFAULT_FLAG_WP,
+        "uffd PAGEFAULT_FLAG_WP",
+        State::Missing,
+        "a write during eviction would be lost",
+    ),
+    (
+        Features::THREAD_ID,
+        "uffd THREAD_ID",
+        State::Missing,
+        "the fault thread could not follow the program's CPUs",
+    ),
+    (
+        Features::MOVE,
+        "uffd MOVE",
+        State::Degraded,
+        "pages are evicted the slower way, and pages pinned by devices are not recognised",
+    ),
+    (
+        Features::POISON,
+        "uffd POISON",
+        State::Degraded,
+        "a page whose copy is damaged ends the program instead of the access",
+    ),
+];
+
+fn features(have: io::Result<Features>) -> Vec<Check> {
+    let have = match have {
+        Ok(have) => have,
+        Err(error) => {
+            let detail = format!("no userfaultfd can be made: {error}");
+            let fix = "run as root, or see the check of the device";
+            return vec![bad("uffd features", State::Missing, detail, fix)];
+        }
+    };
+    let check = |(feature, name, state, lost): (Features, &'static str, State, &str)| {
+        if have.has(feature) {
+            return ok(name, "supported");
+        }
+        let fix = "use Linux 6.8 or newer (x86-64, CONFIG_HAVE_ARCH_USERFAULTFD_WP)";
+        bad(name, state, format!("not supported: {lost}"), fix)
+    };
+    NEEDED.into_iter().map(check).collect()
+}
+
+fn fork_event(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
+    let name = "fork events";
+    match make().and_then(|uffd| Ok(uffd.api(Features::EVENT_FORK)?)) {
+        Ok(_) => ok(name, "may follow forks"),
+        Err(error) => bad(
+            name,
+            State::Missing,
+            format!("may not follow forks (CAP_SYS_PTRACE): {error}"),
+            "run as root, or: setcap cap_sys_ptrace+ep on the undercroft binary",
+        ),
+    }
+}
+
+fn moves(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
+    let name = "page moves";
+    let lost = "eviction falls back to write-protecting and dropping";
+    let fix = "use Linux 6.8 or newer";
+    match make().and_then(|uffd| trial::move_one_page(&uffd)) {
+        Ok(()) => ok(name, "a page moved, bytes intact"),
+        Err(error) => bad(
+            name,
+            State::Degraded,
+            format!("a page did not move ({error}): {lost}"),
+            fix,
+        ),
+    }
+}
+
+fn pagemap_scan() -> Check {
+    let name = "pagemap scan";
+    let trial = || -> io::Result<bool> {
+        let page = crate::mapping::PageBuf::new(1)?;
+        let start = VirtPage::of(page.as_ptr() as u64);
+        let mut found = Vec::new();
+        let range = VirtRange::new(start, start.plus(1));
+        let pagemap = Pagemap::open(std::process::id())?;
+        pagemap.scan(range, Category::PRESENT, &mut found)?;
+        Ok(found.len() == 1 && found[0].1.has(Category::PRESENT))
+    };
+    match trial() {
+        Ok(true) => ok(name, "finds present pages"),
+        Ok(false) => bad(
+            name,
+            State::Missing,
+            "a present page was not found",
+            "report this kernel",
+        ),
+        Err(error) => bad(
+            name,
+            State::Missing,
+            format!("PAGEMAP_SCAN: {error}"),
+            "use Linux 6.7 or newer with CONFIG_PROC_PAGE_MONITOR=y, and /proc mounted",
+        ),
+    }
+}
+
+fn remote_read() -> Check {
+    let name = "reading the program's memory";
+    let yama = sysfs("/proc/sys/kernel/yama/ptrace_scope");
+    match trial::read_child() {
+        Ok(()) => ok(name, "process_vm_readv works on a child"),
+        Err(error) => bad(
+            name,
+            State::Missing,
+            format!("process_vm_readv on a child: {error} (yama ptrace_scope: {yama:?})"),
+            "run as root; allow process_vm_readv in the seccomp profile; sysctl kernel.yama.ptrace_scope=1",
+        ),
+    }
+}
+
+fn ring(sysctl: &str) -> Check {
+    let name = "io_uring";
+    match io_uring::IoUring::new(4) {
+        Ok(_) => ok(name, "usable"),
+        Err(error) => bad(
+            name,
+            State::Degraded,
+            format!(
+                "not usable ({error}; kernel.io_uring_disabled={sysctl:?}): only the ram tier works"
+            ),
+            "sysctl kernel.io_uring_disabled=0; allow io_uring in the container's seccomp profile",
+        ),
+    }
+}
+
+/// Below this many descriptors a tree of some hundred processes runs out.
+const OPEN_FILES_MIN: u64 = 4096;
+
+fn open_files() -> Check {
+    let name = "open files";
+    let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    if limit >= OPEN_FILES_MIN {
+        return ok(name, format!("hard limit {limit}"));
+    }
+    let detail = format!("hard limit {limit}: each process of the program takes several");
+    bad(name, State::Degraded, detail, "ulimit -Hn 65536")
+}
+
+fn direct_io(dir: &Path) -> Check {
+    let name = "direct I/O";
+    let open = |flags| -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        options.custom_flags(libc::O_TMPFILE | flags).open(dir)
+    };
+    let fix = "set UNDERCROFT_DIR to a directory on ext4, xfs or btrfs";
+    match (open(libc::O_DIRECT), open(0)) {
+        (Ok(_), _) => ok(name, format!("works in {}", dir.display())),
+        (Err(error), Ok(_)) => bad(
+            name,
+            State::Degraded,
+            format!(
+                "{} takes no O_DIRECT ({error}): the page cache would hold what was evicted",
+                dir.display()
+            ),
+            fix,
+        ),
+        (_, Err(error)) => bad(
+            name,
+            State::Degraded,
+            format!("no temporary file in {}: {error}", dir.display()),
+            fix,
+        ),
+    }
+}
+
+/// What a manager locks: code, buffers, rings.
+const MEMLOCK_MIN: u64 = 64 << 20;
+
+fn memlock() -> Check {
+    let name = "locked memory";
+    let limit = getrlimit(Resource::Memlock).maximum.unwrap_or(u64::MAX);
+    let may_exceed = process::status_hex(std::process::id(), "CapEff")
+        .is_some_and(|caps| caps >> CAP_IPC_LOCK & 1 == 1);
+    match limit {
+        _ if may_exceed => ok(name, "not limited (CAP_IPC_LOCK)"),
+        u64::MAX => ok(name, "not limited"),
+        limit if limit >= MEMLOCK_MIN => ok(name, format!("hard limit {} MiB", limit >> 20)),
+        limit => bad(
+            name,
+            State::Degraded,
+            format!(
+                "hard limit {} KiB: the manager itself may be swapped out",
+                limit >> 10
+            ),
+            "ulimit -Hl unlimited, or LimitMEMLOCK=infinity in the unit",
+        ),
+    }
+}
+
+const CAP_IPC_LOCK: u32 = 14;
+
+fn fifo() -> Check {
+    let name = "real-time priority";
+    // In a thread of its own: a thread that may raise its priority may not be let back.
+    let tried = std::thread::spawn(|| process::set_fifo(0, 1)).join();
+    match tried {
+        Ok(Ok(())) => ok(name, "permitted"),
+        Ok(Err(error)) => bad(
+            name,
+            State::Degraded,
+            format!("SCHED_FIFO refused ({error}): a busy machine delays faults"),
+            "run as root, or: setcap cap_sys_nice+ep on the undercroft binary",
+        ),
+        Err(_) => bad(name, State::Degraded, "the trial thread failed", "none"),
+    }
+}
+
+fn layout_watch() -> Check {
+    let name = "layout watch";
+    match Sideband::open(std::process::id()) {
+        Ok(_) => ok(name, "perf side-band events usable"),
+        Err(error) => bad(
+            name,
+            State::Degraded,
+            format!("perf side-band refused ({error}): new mappings are found by re-scanning"),
+            "sysctl kernel.perf_event_paranoid=2 or lower, or give CAP_PERFMON",
+        ),
+    }
+}
+
+fn swap(swaps: &str) -> Check {
+    let name = "kernel swap";
+    let active: Vec<&str> = swaps
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_ascii_whitespace().next())
+        .collect();
+    if active.is_empty() {
+        return ok(name, "none active");
+    }
+    bad(
+        name,
+        State::Degraded,
+        format!(
+            "{} active underneath: pages may be swapped twice, and reclaim enters the fault path",
+            active.join(", ")
+        ),
+        &format!("swapoff {}", active.join(" ")),
+    )
+}
+
+fn huge_pages(mode: &str) -> Check {
+    let name = "transparent huge pages";
+    let chosen = mode.split(['[', ']']).nth(1).unwrap_or("");
+    match chosen {
+        "always" => bad(
+            name,
+            State::Degraded,
+            "always: each huge page costs about 0.3 ms to split when its first page is evicted",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+        "" => ok(name, "not in this kernel"),
+        mode => ok(name, mode),
+    }
+}
+
+fn cpus(allowed: io::Result<Vec<usize>>) -> Check {
+    let name = "CPUs";
+    match allowed {
+        Ok(cpus) if cpus.len() >= 2 => ok(name, format!("{} usable", cpus.len())),
+        Ok(_) => bad(
+            name,
+            State::Degraded,
+            "one usable: eviction and the program share it",
+            "give it a second CPU (taskset, cpuset, --cpus)",
+        ),
+        Err(error) => bad(
+            name,
+            State::Degraded,
+            format!("cannot be told: {error}"),
+            "mount /proc",
+        ),
+    }
+}
+
+fn overcommit(mode: &str) -> Check {
+    let name = "overcommit";
+    match mode {
+        "2" => bad(
+            name,
+            State::Degraded,
+            "strict: the sparse mappings of the ledger and the RAM tier may be refused",
+            "sysctl vm.overcommit_memory=0",
+        ),
+        mode => ok(name, format!("vm.overcommit_memory={mode}")),
+    }
+}
+
+/// How long a trial child may take to answer before it counts as failed.
+const CHILD_WAIT_MAX: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! The probe against this kernel, and its judgements against made-up ones.
+
+use super::*;
+use std::time::Instant;
+
+#[test]
+fn fast_is_fast_and_every_bad_check_has_a_fix() {
+    let start = Instant::now();
+    let report = KernelReport::fast();
+    let fast = start.elapsed();
+    let report_all = KernelReport::take();
+    let all = start.elapsed() - fast;
+    eprintln!("fast {fast:?}, all {all:?}");
+    for check in &report_all.checks {
+        eprintln!("{:?} {}: {}", check.state, check.name, check.detail);
+        assert_eq!(check.state == State::Ok, check.fix.is_empty(), "{check:?}");
+        assert!(!check.detail.is_empty());
+    }
+    assert!(report.checks.len() < report_all.checks.len());
+    // Ten times what it should take: the machine may be busy.
+    assert!(fast < Duration::from_millis(500) && all < Duration::from_secs(3));
+    let mut names: Vec<_> = report_all.checks.iter().map(|check| check.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), report_all.checks.len(), "names are unique");
+}
+
+#[test]
+fn trials_leave_no_descriptor_and_no_child() {
+    let count = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let _ = KernelReport::take();
+    let before = count();
+    for _ in 0..5 {
+        let _ = KernelReport::take();
+    }
+    // Other tests of this process open and close descriptors meanwhile; a leak of even one a run would be five.
+    assert!(count() < before + 5);
+    let zombies = || {
+        let children = crate::procfs::children(std::process::id()).into_iter();
+        let states = children.map(crate::procfs::process_state);
+        states.filter(|state| *state == Some('Z')).count()
+    };
+    // A probe in another test may be about to reap its own.
+    for _ in 0..100 {
+        if zombies() == 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("a trial child was not reaped");
+}
+
+#[test]
+fn versions_are_judged_by_number_not_by_text() {
+    assert_eq!(version("6.18.44-fc"), Some((6, 18)));
+    assert_eq!(kernel("6.18.44-generic").state, State::Ok);
+    assert_eq!(kernel("6.7.0").state, State::Degraded);
+    assert_eq!(kernel("5.15.0-91-generic").state, State::Missing);
+    assert_eq!(kernel("10.0").state, State::Ok);
+    assert_eq!(kernel("odd").state, State::Degraded);
+}
+
+#[test]
+fn a_missing_essential_feature_is_missing_and_a_missing_nicety_degrades() {
+    let all = Features(u64::MAX);
+    let checks = features(Ok(all));
+    assert!(checks.iter().all(|check| check.state == State::Ok));
+    for (feature, name, state, _) in NEEDED {
+        let checks = features(Ok(Features(all.0 & !feature.0)));
+        let check = checks.iter().find(|check| check.name == name).unwrap();
+        assert_eq!(check.state, state, "{name}");
+        let others = checks.iter().filter(|check| check.state != State::Ok);
+        assert_eq!(others.count(), 1);
+    }
+    let refused = features(Err(io::ErrorKind::PermissionDenied.into()));
+    assert_eq!(refused[0].state, State::Missing);
+}
+
+#[test]
+fn the_device_check_tells_absence_from_permission() {
+    let gone = device_check(&Err(io::ErrorKind::NotFound.into()));
+    assert!(gone.state == State::Missing && gone.fix.contains("CONFIG_USERFAULTFD"));
+    let denied = device_check(&Err(io::ErrorKind::PermissionDenied.into()));
+    assert!(denied.state == State::Missing && denied.fix.contains("udev"));
+}
+
+#[test]
+fn environment_checks_judge_what_they_read() {
+    let header = "Filename\tType\tSize\tUsed\tPriority\n";
+    assert_eq!(swap(header).state, State::Ok);
+    let zram = swap(&format!(
+        "{header}/dev/zram0 partition 1 0 100\n/swap file 1 0 -2\n"
+    ));
+    assert_eq!(
+        (zram.state, zram.fix.as_str()),
+        (State::Degraded, "swapoff /dev/zram0 /swap")
+    );
+    assert_eq!(huge_pages("[always] madvise never").state, State::Degraded);
+    assert_eq!(huge_pages("always [madvise] never").detail, "madvise");
+    assert_eq!(cpus(Ok(vec![3])).state, State::Degraded);
+    assert_eq!(cpus(Ok(vec![3, 4])).state, State::Ok);
+    assert_eq!(overcommit("2").state, State::Degraded);
+    assert_eq!(overcommit("1").state, State::Ok);
+    let nowhere = direct_io(Path::new("/proc/nowhere"));
+    assert_eq!(nowhere.state, State::Degraded);
+}

@@ -1,0 +1,325 @@
+//! Hears of a process tree's layout changes from the kernel's perf side band: new mappings, forks, execs, exits.
+//!
+//! A *hint*, never the truth: records of different CPUs come unordered, can be lost (reported), and tell of the whole
+//! mapping after merging with its neighbours. Whoever hears one looks into `/proc/PID/maps`.
+//!
+//! Reported: mmap of any kind, `brk` growth, mprotect, growth of a stack, fork, thread start, exec, exit.
+//! **Not reported** (kept as tests): mremap, munmap, madvise, brk shrinking. Moves and removals in registered memory come
+//! as userfaultfd events; a mapping *grown* by mremap stays in its registered VMA and simply faults. A set-user-id exec
+//! ends the watch of that process.
+//!
+//! ```text
+//!  per CPU:  owner event (this process, reports nothing) ── ring, mapped ── poll
+//!               ^ output of
+//!            one event for each thread watched, inherited by every thread and process it starts
+//! ```
+//! The ring belongs to an event of our own, because polling the event of an exited thread reports a hang-up for ever.
+//! Cost for the program watched: see `overhead` in the contract suite; a fork or thread start copies one event a CPU.
+//! Source: `perf_event_open(2)`, `include/uapi/linux/perf_event.h`.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::event::epoll;
+use rustix::mm::{self, MapFlags, ProtFlags};
+use undercroft_base::PAGE_BYTES;
+
+use crate::ioctl;
+use crate::procfs;
+
+mod record;
+
+pub use record::{Record, parse};
+
+/// Pages of each CPU's ring: about 1400 records of a mapping. Below the 516 KiB a CPU that every user may lock.
+const RING_PAGES: usize = 32;
+/// Rounds of looking for threads that started while we attached.
+const ATTACH_ROUNDS_MAX: usize = 4;
+
+/// `struct perf_event_attr`, the 112 bytes of version 5.
+#[repr(C)]
+#[derive(Default)]
+struct Attr {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_watermark: u32,
+    bp_type: u32,
+    config1: u64,
+    config2: u64,
+    branch_sample_type: u64,
+    sample_regs_user: u64,
+    sample_stack_user: u32,
+    clock_id: i32,
+    sample_regs_intr: u64,
+    aux_watermark: u32,
+    sample_max_stack: u16,
+    reserved: u16,
+}
+
+const _: () = assert!(size_of::<Attr>() == 112);
+
+const TYPE_SOFTWARE: u32 = 1;
+const COUNT_SW_DUMMY: u64 = 9;
+const INHERIT: u64 = 1 << 1;
+const EXCLUDE_KERNEL: u64 = 1 << 5;
+const EXCLUDE_HV: u64 = 1 << 6;
+const MMAP: u64 = 1 << 8;
+const COMM: u64 = 1 << 9;
+const TASK: u64 = 1 << 13;
+const WATERMARK: u64 = 1 << 14;
+const MMAP_DATA: u64 = 1 << 17;
+const MMAP2: u64 = 1 << 23;
+const COMM_EXEC: u64 = 1 << 24;
+/// What a watched thread's event reports.
+const REPORTS: u64 = INHERIT | MMAP | MMAP_DATA | MMAP2 | COMM | COMM_EXEC | TASK;
+
+const FLAG_FD_CLOEXEC: u64 = 8;
+const SET_OUTPUT: u64 = ioctl::io('$' as u32, 5);
+
+fn open_event(thread: u32, cpu: usize, reports: u64) -> io::Result<OwnedFd> {
+    let attr = Attr {
+        kind: TYPE_SOFTWARE,
+        size: size_of::<Attr>() as u32,
+        config: COUNT_SW_DUMMY,
+        // Nothing of the kernel is counted, so no privilege beyond ptrace is needed.
+        flags: reports | WATERMARK | EXCLUDE_KERNEL | EXCLUDE_HV,
+        wakeup_watermark: 1,
+        ..Attr::default()
+    };
+    // SAFETY: perf_event_open reads `attr.size` bytes of `attr`, a live local of that size; the rest are numbers.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attr,
+            thread as i32,
+            cpu as i32,
+            -1,
+            FLAG_FD_CLOEXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// One CPU's ring: a control page, then `RING_PAGES` of records that the kernel writes and we release.
+#[derive(Debug)]
+struct CpuRing {
+    cpu: usize,
+    owner: OwnedFd,
+    start: NonNull<u8>,
+}
+
+const RING_BYTES: usize = RING_PAGES * PAGE_BYTES;
+const MAP_BYTES: usize = RING_BYTES + PAGE_BYTES;
+/// Places in `struct perf_event_mmap_page`.
+const DATA_HEAD: usize = 1024;
+const DATA_TAIL: usize = 1032;
+
+// SAFETY: the mapping is shared with the kernel only and owned by this value; it is read through raw copies by whoever
+// holds `&mut Sideband`.
+unsafe impl Send for CpuRing {}
+
+impl CpuRing {
+    fn open(cpu: usize) -> io::Result<CpuRing> {
+        let owner = open_event(std::process::id(), cpu, 0)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address the kernel chooses; it overlaps nothing.
+        let start = unsafe {
+            mm::mmap(
+                std::ptr::null_mut(),
+                MAP_BYTES,
+                prot,
+                MapFlags::SHARED,
+                &owner,
+                0,
+            )
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(CpuRing { cpu, owner, start })
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset.is_multiple_of(8) && offset < PAGE_BYTES);
+        // SAFETY: inside the mapped control page, aligned, and only ever accessed as whole words by the kernel and us.
+        unsafe { &*self.start.as_ptr().add(offset).cast::<AtomicU64>() }
+    }
+
+    /// Copies `out.len()` bytes from position `at` of the endless stream.
+    fn copy(&self, at: u64, out: &mut [u8]) {
+        let from = at as usize % RING_BYTES;
+        let first = out.len().min(RING_BYTES - from);
+        let (head, rest) = out.split_at_mut(first);
+        assert!(rest.len() <= from, "a record is shorter than the ring");
+        // SAFETY: both pieces lie inside the data pages (bounded above); the kernel does not write between tail and head,
+        // which is where the caller reads; `out` cannot overlap the mapping.
+        unsafe {
+            let data = self.start.as_ptr().add(PAGE_BYTES);
+            std::ptr::copy_nonoverlapping(data.add(from), head.as_mut_ptr(), head.len());
+            std::ptr::copy_nonoverlapping(data, rest.as_mut_ptr(), rest.len());
+        }
+    }
+
+    /// Calls `each` for what is in the ring now; returns how many records there were, known or not.
+    fn drain(&self, scratch: &mut Vec<u8>, each: &mut impl FnMut(Record<'_>)) -> usize {
+        let head = self.word(DATA_HEAD).load(Ordering::Acquire);
+        let mut tail = self.word(DATA_TAIL).load(Ordering::Relaxed);
+        let mut count = 0;
+        while let Some(left) = head.checked_sub(tail).filter(|left| *left >= 8) {
+            let mut header = [0; 8];
+            self.copy(tail, &mut header);
+            let size = u16::from_ne_bytes([header[6], header[7]]);
+            // A size that cannot be: the ring is not what we think. What is left of it counts as lost.
+            if size < 8 || u64::from(size) > left || usize::from(size) > RING_BYTES {
+                each(Record::Lost(1));
+                tail = head;
+                break;
+            }
+            scratch.resize(size.into(), 0);
+            self.copy(tail, scratch);
+            tail += u64::from(size);
+            count += 1;
+            if let Some(record) = parse(scratch) {
+                each(record);
+            }
+        }
+        self.word(DATA_TAIL).store(tail, Ordering::Release);
+        count
+    }
+}
+
+impl Drop for CpuRing {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours with this length and nothing borrows from it.
+        let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), MAP_BYTES) };
+    }
+}
+
+/// The watch of one or more process trees. Ends when dropped.
+#[derive(Debug)]
+pub struct Sideband {
+    rings: Vec<CpuRing>,
+    watched: Vec<OwnedFd>,
+    epoll: OwnedFd,
+    scratch: Vec<u8>,
+}
+
+impl Sideband {
+    /// Watches a process, its threads, and everything they start from now on.
+    ///
+    /// Descriptors: one a CPU, and one a CPU for each thread it has now: attach while it has few. A thread that starts
+    /// during the call may be heard twice. Errors: `PermissionDenied` (another user's process, `perf_event_paranoid` above
+    /// 2, seccomp), `NotFound`-like (gone).
+    pub fn open(pid: u32) -> io::Result<Sideband> {
+        let mut sideband = Sideband::idle()?;
+        sideband.watch(pid)?;
+        Ok(sideband)
+    }
+
+    /// A watch of nothing yet: see [`Sideband::watch`].
+    pub fn idle() -> io::Result<Sideband> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let mut rings = Vec::new();
+        for cpu in online_cpus()? {
+            let ring = CpuRing::open(cpu)?;
+            let data = epoll::EventData::new_u64(cpu as u64);
+            epoll::add(&epoll, &ring.owner, data, epoll::EventFlags::IN)?;
+            rings.push(ring);
+        }
+        Ok(Sideband {
+            rings,
+            watched: Vec::new(),
+            epoll,
+            scratch: Vec::new(),
+        })
+    }
+
+    /// Watches one more process with its threads and what they start. Not needed for children of a watched one.
+    pub fn watch(&mut self, pid: u32) -> io::Result<()> {
+        let mut done = BTreeSet::new();
+        for _ in 0..ATTACH_ROUNDS_MAX {
+            let new: Vec<u32> = procfs::thread_ids(pid)?
+                .into_iter()
+                .filter(|thread| done.insert(*thread))
+                .collect();
+            if new.is_empty() {
+                break;
+            }
+            for thread in new {
+                match self.watch_thread(thread) {
+                    Ok(()) => {}
+                    // It ended meanwhile; only the process itself must be there.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) && thread != pid => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn watch_thread(&mut self, thread: u32) -> io::Result<()> {
+        for ring in &self.rings {
+            let event = open_event(thread, ring.cpu, REPORTS)?;
+            // SAFETY: SET_OUTPUT takes a descriptor by value; both are live perf events of the same CPU.
+            let result =
+                unsafe { libc::ioctl(event.as_raw_fd(), SET_OUTPUT as _, ring.owner.as_raw_fd()) };
+            if result < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            self.watched.push(event);
+        }
+        Ok(())
+    }
+
+    /// Calls `each` for every record that is there now; returns how many (those of no interest included). Drain after
+    /// each wake-up: readiness is reported once for what came before it.
+    pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) -> usize {
+        let Sideband { rings, scratch, .. } = self;
+        let rings = rings.iter();
+        rings.map(|ring| ring.drain(scratch, &mut each)).sum()
+    }
+}
+
+/// Readable when a record has come on any CPU.
+impl AsFd for Sideband {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+fn online_cpus() -> io::Result<Vec<usize>> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
+    parse_cpu_list(text.trim()).ok_or_else(|| io::Error::other("the list of CPUs is unreadable"))
+}
+
+/// Parses `0-3,6`.
+fn parse_cpu_list(text: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        cpus.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+    }
+    Some(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_parse() {
+        assert_eq!(parse_cpu_list("0-2,5"), Some(vec![0, 1, 2, 5]));
+        assert_eq!(parse_cpu_list("0"), Some(vec![0]));
+        assert_eq!(parse_cpu_list("a"), None);
+    }
+}
