@@ -1,7 +1,14 @@
 //! The experiments by name, and what they share: rigs of a run, progress, skips, the record of one touch run.
 
+mod below_limit;
+mod fio;
 mod first_touch;
+mod idle;
+mod metadata;
 mod patterns;
+mod redis_benchmark;
+mod redis_server;
+mod redis_ycsb;
 
 use crate::results::{Results, Sample};
 use crate::rig::{
@@ -33,6 +40,48 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "first write to fresh memory, against no limit at all",
         },
         first_touch::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "below-limit",
+            about: "programs that fit below their limit, against running them plainly",
+        },
+        below_limit::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "redis-ycsb",
+            about: "YCSB workloads A, B, C, F on redis at 50 % of its memory, every value verified",
+        },
+        redis_ycsb::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "redis-benchmark",
+            about: "redis-benchmark SET and GET at 50 % of the memory: file tier against a swap file",
+        },
+        redis_benchmark::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "idle",
+            about: "processor time of undercroft while its client sleeps",
+        },
+        idle::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "metadata",
+            about: "bytes of undercroft's own memory for each managed page",
+        },
+        metadata::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "fio",
+            about: "what the disk itself can do: 4 KiB random reads and sequential transfers",
+        },
+        fio::run,
     ),
 ];
 
@@ -154,14 +203,18 @@ pub(crate) fn skip(results: &mut Results, why: &str) {
     results.notes.push(format!("SKIPPED: {why}"));
 }
 
-/// A rig that this machine cannot have is skipped aloud; any other failure ends the experiment.
+/// A rig that this machine cannot have, or that the kernel kills under this limit, is skipped aloud; any other failure ends the experiment.
 pub(crate) fn or_skip<T>(
     results: &mut Results,
     result: Result<T, RigError>,
 ) -> anyhow::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error @ (RigError::Unavailable { .. } | RigError::BudgetTooSmall { .. })) => {
+        Err(
+            error @ (RigError::Unavailable { .. }
+            | RigError::BudgetTooSmall { .. }
+            | RigError::Killed { .. }),
+        ) => {
             skip(results, &error.to_string());
             Ok(None)
         }
@@ -176,7 +229,7 @@ pub(crate) fn run_touch(
     command: &CommandLine,
 ) -> Result<(Vec<PhaseLine>, Outcome), RigError> {
     let outcome = rig.set_up(limit)?.spawn(command)?.finish()?;
-    let outcome = outcome.successful(&format!("undercroft-touch on rig {}", rig.name()))?;
+    let outcome = outcome.successful(rig.name(), "undercroft-touch")?;
     let lines: Result<Vec<PhaseLine>, _> = outcome
         .lines
         .iter()
@@ -187,6 +240,26 @@ pub(crate) fn run_touch(
         source: std::io::Error::other(error),
     })?;
     Ok((lines, outcome))
+}
+
+/// `run_touch`, again up to twice when the kernel killed the run: with memcg v1 it sometimes does, although there is
+/// free swap, when every page of a small group is on the active list. Kills and skips are noted.
+pub(crate) fn run_retrying(
+    results: &mut Results,
+    rig: &dyn Rig,
+    limit: Bytes,
+    command: &CommandLine,
+) -> anyhow::Result<Option<(Vec<PhaseLine>, Outcome)>> {
+    for _ in 0..2 {
+        match run_touch(rig, limit, command) {
+            Err(error @ RigError::Killed { .. }) => {
+                eprintln!("lab: {error}; trying again");
+                results.notes.push(format!("repeated: {error}"));
+            }
+            other => return or_skip(results, other),
+        }
+    }
+    or_skip(results, run_touch(rig, limit, command))
 }
 
 /// A phase line as a sample.

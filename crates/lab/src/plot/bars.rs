@@ -23,7 +23,7 @@ struct Kind {
 const KINDS: &[Kind] = &[
     Kind {
         name: "latency",
-        title: "latency of one operation: mean (bar), p50 to p99 (whisker)",
+        title: "latency of one operation: mean (bar and number), p50 to p99 (whisker)",
         axis: "microseconds (log)",
         metric: "mean_ns",
         whisker: Some(("p50_ns", "p99_ns")),
@@ -238,7 +238,7 @@ where
         left: 104,
         right: width as i32 - 24,
         top: 40,
-        bottom: height as i32 - 44,
+        bottom: height as i32 - 52,
         axis: Axis::over(low, top, chart.log),
     };
     frame.draw(area, chart.axis)?;
@@ -258,7 +258,7 @@ where
             .pos(Pos::new(HPos::Center, VPos::Top));
         area.draw(&Text::new(
             label.clone(),
-            ((start + group_width / 2.0) as i32, frame.bottom + 10),
+            ((start + group_width / 2.0) as i32, frame.bottom + 22),
             centred,
         ))?;
         let bar_width = (group_width * 0.86 / bars.len() as f64).min(70.0);
@@ -272,9 +272,7 @@ where
             ];
             area.draw(&Rectangle::new(corners, colour(rig).filled()))?;
             let middle = (x + bar_width / 2.0) as i32;
-            let mut label_y = frame.y(bar.value);
             if let Some((low, high)) = bar.whisker {
-                label_y = label_y.min(frame.y(high));
                 for (a, b) in [
                     ((middle, frame.y(low)), (middle, frame.y(high))),
                     ((middle - 5, frame.y(low)), (middle + 5, frame.y(low))),
@@ -284,14 +282,14 @@ where
                 }
             }
             if bar_width >= 26.0 {
-                let above = ("sans-serif", 13)
+                let below = ("sans-serif", 13)
                     .into_font()
                     .into_text_style(area)
-                    .pos(Pos::new(HPos::Center, VPos::Bottom));
+                    .pos(Pos::new(HPos::Center, VPos::Top));
                 area.draw(&Text::new(
                     axis_number(bar.value),
-                    (middle, label_y - 3),
-                    above,
+                    (middle, frame.bottom + 4),
+                    below,
                 ))?;
             }
         }

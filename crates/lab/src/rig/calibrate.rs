@@ -3,7 +3,7 @@
 //! zram and zswap keep compressed pages outside the memcg limit, so equal limits are not equal memory. With budget L
 //! the limit is moved until limit + compressed peak is within 2 % of L: first by L - compressed, then by the secant.
 
-use super::{CommandLine, Rig, RigError};
+use super::{CommandLine, MemoryUse, Rig, RigError};
 use serde::{Deserialize, Serialize};
 use undercroft_base::Bytes;
 
@@ -27,6 +27,18 @@ pub fn calibrate(
     budget: Bytes,
     probe: &CommandLine,
 ) -> Result<Calibration, RigError> {
+    calibrate_with(rig, budget, |limit| {
+        let outcome = rig.set_up(limit)?.spawn(probe)?.finish()?;
+        Ok(outcome.successful(rig.name(), "trial run")?.memory)
+    })
+}
+
+/// The same with any trial run: `probe` runs at a limit and says what memory it took.
+pub(crate) fn calibrate_with(
+    rig: &dyn Rig,
+    budget: Bytes,
+    mut probe: impl FnMut(Bytes) -> Result<MemoryUse, RigError>,
+) -> Result<Calibration, RigError> {
     if !rig.stores_outside_limit() {
         return Ok(Calibration {
             limit_bytes: budget.0,
@@ -38,13 +50,8 @@ pub fn calibrate(
     let mut limit = total * 0.5;
     let mut trials: Vec<(u64, u64)> = Vec::new();
     for _ in 0..TRIALS {
-        let outcome = rig
-            .set_up(Bytes(limit as u64 & !0xfff))?
-            .spawn(probe)?
-            .finish()?;
-        let used = outcome.memory.limit_bytes;
-        let compressed = outcome.memory.compressed_peak_bytes;
-        outcome.successful(&format!("trial run under {}", rig.name()))?;
+        let memory = probe(Bytes(limit as u64 & !0xfff))?;
+        let (used, compressed) = (memory.limit_bytes, memory.compressed_peak_bytes);
         trials.push((used, compressed));
         let error = (used + compressed) as f64 - total;
         if error.abs() <= total * CLOSE {

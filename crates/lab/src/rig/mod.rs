@@ -19,6 +19,7 @@ use std::io;
 use std::path::PathBuf;
 use undercroft_base::Bytes;
 
+pub(crate) use calibrate::calibrate_with;
 pub use calibrate::{Calibration, calibrate};
 pub use kernel::{Plain, SwapFile, Zram, Zswap};
 pub use process::{CommandLine, Outcome, Running, Stdout};
@@ -59,6 +60,18 @@ pub enum RigError {
         what: String,
         /// The system's reason.
         source: io::Error,
+    },
+    /// The kernel killed the command: under a kernel rig it does so when it cannot keep the limit.
+    #[error(
+        "rig `{rig}`: {what} was killed by signal 9; the kernel does so when the limit of {limit} cannot be kept"
+    )]
+    Killed {
+        /// Name of the rig.
+        rig: &'static str,
+        /// What ran.
+        what: String,
+        /// The rig's limit.
+        limit: Bytes,
     },
     /// The user asked to stop.
     #[error("interrupted; swap, device and cgroup were put back")]

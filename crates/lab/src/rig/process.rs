@@ -288,20 +288,22 @@ impl Drop for Running {
 
 impl Outcome {
     /// The outcome, or an error naming the status when the command failed.
-    pub fn successful(self, what: &str) -> Result<Outcome, RigError> {
-        if self.status.success() {
-            return Ok(self);
-        }
+    pub fn successful(self, rig: &'static str, what: &str) -> Result<Outcome, RigError> {
         let how = match (self.status.code(), self.status.signal()) {
+            (Some(0), _) => return Ok(self),
+            (None, Some(9)) | (Some(137), _) => {
+                return Err(RigError::Killed {
+                    rig,
+                    what: what.to_owned(),
+                    limit: Bytes(self.memory.limit_bytes),
+                });
+            }
             (Some(3), _) => "exit status 3: it read wrong bytes".to_owned(),
             (Some(code), _) => format!("exit status {code}"),
-            (None, Some(9)) => {
-                "killed by signal 9 (the kernel does so when the limit cannot be kept)".to_owned()
-            }
             (None, signal) => format!("killed by signal {}", signal.unwrap_or(0)),
         };
         Err(RigError::Failed {
-            what: what.to_owned(),
+            what: format!("{what} under {rig}"),
             source: io::Error::other(how),
         })
     }

@@ -3,11 +3,11 @@
 //! ```text
 //! page = 512 words = 8 blocks of 64 words
 //! word 0  tag(seed, page)      word 1  version      words 2..512  heap-like objects of 8 words (64 bytes):
-//!   +0 random   +1 pointer (20 random bits)   +2 small int 0..=255   +3 type word   +4 0   +5 random 8 bits   +6 1   +7 0
+//!   +0 random   +1 pointer (20 random bits)   +2 small int 0..=255   +3 type word   +4 0   +5 24   +6 1   +7 0
 //! ```
 //! A write of version `v` (1, 2, ...) rewrites block `v % 8` and the header, so the whole page is a function of
-//! (page, v) and needs no log. LZ4 compresses such a page about 2.6:1 and zram's lz4 with zsmalloc about the same,
-//! like real heaps (a test holds the ratio between 2 and 3).
+//! (page, v) and needs no log. LZ4 compresses such a page about 2.9:1, like real heaps (a test holds
+//! the ratio between 2.4 and 3.2).
 
 /// Words of 8 bytes in one page.
 pub(crate) const PAGE_WORDS: usize = 512;
@@ -47,7 +47,7 @@ impl Content {
             1 => 0x7f3a_0000_0000 | ((random() & 0xf_ffff) << 4),
             2 => random() & 0xff,
             3 => 0x0000_0101_0000_0007,
-            5 => random() >> 56,
+            5 => 24,
             6 => 1,
             _ => 0,
         }
@@ -154,6 +154,6 @@ mod tests {
         }
         let ratio = 256.0 * 4096.0 / stored as f64;
         println!("lz4 ratio {ratio:.2}");
-        assert!((2.0..=3.0).contains(&ratio), "ratio {ratio:.2}");
+        assert!((2.4..=3.2).contains(&ratio), "ratio {ratio:.2}");
     }
 }

@@ -1,0 +1,120 @@
+//! Undercroft's own memory for each managed page: private memory and ledger of its processes, above that of a tiny client.
+
+use super::{Lab, idle, progress, skip};
+use crate::results::{Better, Results, Sample, Target};
+use crate::rig::{Rig, TierChoice};
+use anyhow::{Context, ensure};
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+use undercroft_base::Bytes;
+
+const MUST_BYTES: f64 = 16.0;
+const AIM_BYTES: f64 = 8.0;
+
+pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
+    let mut results = lab.results("metadata");
+    let large_mib = lab.options.footprint_mib.unwrap_or(lab.pick(64, 1024));
+    let small_mib = large_mib / 4;
+    results.parameters = BTreeMap::from([
+        (
+            "footprints_mib".into(),
+            format!("{small_mib} and {large_mib}"),
+        ),
+        (
+            "method".into(),
+            "slope of own memory over pages between two footprints, both at half memory, file tier"
+                .into(),
+        ),
+    ]);
+    let directory = lab.swap_directory();
+    // The file tier: evicted bytes are then on disk, and what grows with the pages is metadata alone.
+    let Some(rig) = lab.undercroft(TierChoice::File(directory), Bytes(large_mib << 21)) else {
+        skip(&mut results, "metadata: needs an undercroft binary");
+        return Ok(results);
+    };
+    for round in 0..lab.rounds(1, 3) {
+        progress(&format!("metadata: round {}", round + 1));
+        let (small, _) = own_bytes(lab, rig.as_ref(), small_mib)?;
+        let (large, memory) = own_bytes(lab, rig.as_ref(), large_mib)?;
+        let pages = ((large_mib - small_mib) << 8) as f64;
+        let values = BTreeMap::from([
+            (
+                "bytes_per_page".to_owned(),
+                (large as f64 - small as f64) / pages,
+            ),
+            ("own_bytes_at_large".to_owned(), large as f64),
+            ("own_bytes_at_small".to_owned(), small as f64),
+        ]);
+        results.samples.push(Sample {
+            round,
+            rig: rig.name().into(),
+            case: "own memory".into(),
+            values,
+            memory,
+        });
+        let values = BTreeMap::from([("bytes_per_page".to_owned(), MUST_BYTES)]);
+        results.samples.push(Sample {
+            round,
+            rig: "bound".into(),
+            case: "own memory".into(),
+            values,
+            memory: Default::default(),
+        });
+    }
+    let target = Target {
+        must: 1.0,
+        aim: Some(AIM_BYTES / MUST_BYTES),
+    };
+    results.compare(
+        "own memory",
+        "bytes_per_page",
+        (rig.name(), "bound"),
+        Better::Lower,
+        Some(target),
+    );
+    Ok(results)
+}
+
+/// PSS of undercroft's processes while a client of `footprint_mib` sleeps at half of it. Shared pages (ledger) count once.
+fn own_bytes(
+    lab: &Lab,
+    rig: &dyn Rig,
+    footprint_mib: u64,
+) -> anyhow::Result<(u64, crate::rig::MemoryUse)> {
+    let command = lab.touch([
+        "--footprint-mib",
+        &footprint_mib.to_string(),
+        "--sleep-seconds",
+        "2",
+    ]);
+    let mut running = rig.set_up(Bytes(footprint_mib << 19))?.spawn(&command)?;
+    while running.lines_so_far().is_empty() {
+        ensure!(
+            running.is_running() && !crate::interrupt::requested(),
+            "the client ended before it had filled its memory"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    let mut total = 0;
+    for pid in idle::family(running.id()) {
+        let text =
+            fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).context("read smaps_rollup")?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Pss:"))
+            .context("no Pss line")?;
+        let kib: u64 = line
+            .trim()
+            .trim_end_matches("kB")
+            .trim()
+            .parse()
+            .context("Pss is not a number")?;
+        total += kib * 1024;
+    }
+    let outcome = running
+        .finish()?
+        .successful(rig.name(), "sleeping client")?;
+    Ok((total, outcome.memory))
+}

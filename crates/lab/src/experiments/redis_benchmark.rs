@@ -1,0 +1,188 @@
+//! redis-benchmark (SET, then GET, of 1 KiB values on random keys) at half of the memory the server takes without a limit.
+
+use super::redis_server::{Server, installed};
+use super::{Lab, or_skip, progress, skip};
+use crate::results::{Better, Results, Sample};
+use crate::rig::{Outcome, Plain, Rig, RigError, SwapFile, TierChoice};
+use std::collections::BTreeMap;
+use std::io;
+use std::process::{Command, Stdio};
+use undercroft_base::Bytes;
+
+type Cases = Vec<(String, BTreeMap<String, f64>)>;
+
+pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
+    let mut results = lab.results("redis-benchmark");
+    if !installed("redis-server") || !installed("redis-benchmark") {
+        skip(
+            &mut results,
+            "redis-benchmark: install redis-server (it brings redis-benchmark in redis-tools)",
+        );
+        return Ok(results);
+    }
+    let keys = lab.pick(5_000, 200_000);
+    let requests = lab.pick(10_000, 300_000);
+    let rounds = lab.rounds(1, 3);
+    let (_, outcome) = one_run(lab, &Plain, Bytes(0), keys, requests)?;
+    let footprint = outcome.memory.cgroup_peak_bytes;
+    if footprint == 0 {
+        skip(
+            &mut results,
+            "redis-benchmark: no memory cgroup to measure the footprint with; run as root",
+        );
+        return Ok(results);
+    }
+    let budget = Bytes((footprint / 2) & !0xfff);
+    results.parameters = BTreeMap::from([
+        ("keys".into(), keys.to_string()),
+        ("requests".into(), requests.to_string()),
+        ("footprint_bytes".into(), footprint.to_string()),
+        ("total_dram_budget_bytes".into(), budget.0.to_string()),
+        ("rounds".into(), rounds.to_string()),
+        ("value".into(), "1024 bytes of redis-benchmark's own".into()),
+    ]);
+    let swap = Bytes(footprint * 2 + (64 << 20));
+    let directory = lab.swap_directory();
+    // redis-benchmark's values are one repeated letter: compressed memory would look too good. So the disk is compared,
+    // where content does not matter; YCSB judges compressed memory.
+    let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
+    rigs.extend(lab.undercroft(TierChoice::File(directory.clone()), swap));
+    rigs.push(Box::new(SwapFile { swap, directory }));
+    for round in 0..rounds {
+        for rig in &rigs {
+            progress(&format!(
+                "redis-benchmark: round {} of {rounds}, {}",
+                round + 1,
+                rig.name()
+            ));
+            let run = or_skip(
+                &mut results,
+                one_run(lab, rig.as_ref(), budget, keys, requests),
+            )?;
+            let Some((cases, outcome)) = run else {
+                continue;
+            };
+            for (case, values) in cases {
+                let rig = rig.name().to_owned();
+                results.samples.push(Sample {
+                    round,
+                    rig,
+                    case,
+                    values,
+                    memory: outcome.memory.clone(),
+                });
+            }
+            results
+                .rigs
+                .entry(rig.name().to_owned())
+                .or_insert(outcome.facts);
+        }
+    }
+    for (subject, baseline) in [
+        ("undercroft-file", "swapfile"),
+        ("undercroft-file", "plain"),
+        ("swapfile", "plain"),
+    ] {
+        for case in ["SET", "GET"] {
+            results.compare(
+                case,
+                "ops_per_second",
+                (subject, baseline),
+                Better::Higher,
+                None,
+            );
+            results.compare(case, "p99_ns", (subject, baseline), Better::Lower, None);
+        }
+    }
+    Ok(results)
+}
+
+/// Server, SET over all keys, GET; then every key is asked for its length as the check.
+fn one_run(
+    lab: &Lab,
+    rig: &dyn Rig,
+    limit: Bytes,
+    keys: u64,
+    requests: u64,
+) -> Result<(Cases, Outcome), RigError> {
+    let server = Server::start(
+        rig,
+        limit,
+        &lab.options.out.join(format!("redis-{}.log", rig.name())),
+    )?;
+    let done = benchmark(&server, keys, requests);
+    let outcome = server.shut_down(rig.name())?;
+    Ok((done?, outcome))
+}
+
+pub(crate) fn benchmark(server: &Server, keys: u64, requests: u64) -> Result<Cases, RigError> {
+    let mut cases = Cases::new();
+    for test in ["set", "get"] {
+        let what = format!("redis-benchmark -t {test}");
+        let failed = |why: String| RigError::Failed {
+            what: what.clone(),
+            source: io::Error::other(why),
+        };
+        let arguments = format!(
+            "-p {} -t {test} -d 1024 -r {keys} -n {requests} -c 4 --csv",
+            server.port
+        );
+        let output = Command::new("redis-benchmark")
+            .args(arguments.split(' '))
+            .stdin(Stdio::null())
+            .output();
+        let output = output.map_err(RigError::failed(what.clone()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() || text.contains("Error") {
+            return Err(failed(format!("{} {}", output.status, text.trim())));
+        }
+        cases.push(
+            parse_csv(&text)
+                .ok_or_else(|| failed(format!("unexpected output: {}", text.trim())))?,
+        );
+    }
+    Ok(cases)
+}
+
+/// `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"`
+fn parse_csv(text: &str) -> Option<(String, BTreeMap<String, f64>)> {
+    let mut lines = text
+        .lines()
+        .skip_while(|line| !line.starts_with("\"test\""));
+    let split = |line: &str| {
+        line.split(',')
+            .map(|cell| cell.trim_matches('"').to_owned())
+            .collect::<Vec<_>>()
+    };
+    let (head, row) = (split(lines.next()?), split(lines.next()?));
+    let cell = |name: &str| {
+        let at = head.iter().position(|cell| cell == name)?;
+        row.get(at)?.parse::<f64>().ok()
+    };
+    let values = [
+        ("ops_per_second", cell("rps")?),
+        ("mean_ns", cell("avg_latency_ms")? * 1e6),
+        ("p50_ns", cell("p50_latency_ms")? * 1e6),
+        ("p99_ns", cell("p99_latency_ms")? * 1e6),
+    ];
+    Some((
+        row.first()?.clone(),
+        values.map(|(name, value)| (name.to_owned(), value)).into(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parse_csv_reads_redis_benchmark() {
+        let text = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\"SET\",\"1000.50\",\"0.5\",\"0.1\",\"0.4\",\"0.6\",\"0.7\",\"1.0\"\n";
+        let (case, values) = parse_csv(text).expect("well-formed");
+        assert_eq!(
+            (case.as_str(), values["ops_per_second"], values["p99_ns"]),
+            ("SET", 1000.5, 0.7e6)
+        );
+        assert!(parse_csv("nonsense").is_none());
+    }
+}

@@ -1,0 +1,485 @@
+//! YCSB workloads A, B, C and F on redis at half of its memory: throughput, tails, and a check of every value.
+//!
+//! For each round and rig: start the server, load, run A, B, C, F (reads verified by YCSB's data integrity mode and by
+//! the binding's envelope), read all values back and compare, shut down. The client runs outside the limit.
+
+use super::redis_server::{Server, installed};
+use super::{Lab, or_skip, progress, skip};
+use crate::results::{Better, Results, Sample, Target, median};
+use crate::rig::{Outcome, Plain, Rig, RigError, SwapFile, TierChoice, Zram};
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use undercroft_base::Bytes;
+
+const FIELDS: u32 = 10;
+const FIELD_BYTES: u32 = 100;
+/// (name, read, update, read-modify-write) proportions of YCSB's own files; all zipfian.
+const WORKLOADS: [(&str, &str, &str, &str); 4] = [
+    ("A", "0.5", "0.5", "0"),
+    ("B", "0.95", "0.05", "0"),
+    ("C", "1", "0", "0"),
+    ("F", "0.5", "0", "0.5"),
+];
+
+struct Client {
+    jar: PathBuf,
+    records: u64,
+    operations: u64,
+    threads: u64,
+    out: PathBuf,
+}
+
+/// One line of YCSB's JSON array export.
+#[derive(Deserialize)]
+struct Measurement {
+    metric: String,
+    measurement: String,
+    value: f64,
+}
+
+pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
+    let mut results = lab.results("redis-ycsb");
+    for (program, package) in [
+        ("redis-server", "redis-server"),
+        ("java", "default-jre-headless"),
+    ] {
+        if !(installed(program) || program == "java" && java_installed()) {
+            skip(
+                &mut results,
+                &format!("redis-ycsb: {program} is missing; install {package}"),
+            );
+            return Ok(results);
+        }
+    }
+    let jar = match find_or_build_jar(Path::new("bench/ycsb")) {
+        Ok(jar) => jar,
+        Err(error) => {
+            skip(&mut results, &format!("redis-ycsb: {error:#}"));
+            return Ok(results);
+        }
+    };
+    let out = lab
+        .options
+        .out
+        .canonicalize()
+        .context("find the output directory")?;
+    let client = Client {
+        jar,
+        records: lab
+            .options
+            .footprint_mib
+            .map_or(lab.pick(3_000, 100_000), |mib| mib * 1024 / 5),
+        operations: lab.pick(2_000, 200_000),
+        threads: 2,
+        out,
+    };
+    let rounds = lab.rounds(1, 3);
+
+    progress("redis-ycsb: footprint without a limit");
+    let (_, outcome) = one_run(&client, &Plain, Bytes(0), false)?;
+    let footprint = outcome.memory.cgroup_peak_bytes;
+    if footprint == 0 {
+        skip(
+            &mut results,
+            "redis-ycsb: no memory cgroup to measure the footprint with; run as root",
+        );
+        return Ok(results);
+    }
+    let budget = Bytes((footprint / 2) & !0xfff);
+    results.parameters = BTreeMap::from([
+        ("records".into(), client.records.to_string()),
+        (
+            "operations_per_workload".into(),
+            client.operations.to_string(),
+        ),
+        ("client_threads".into(), client.threads.to_string()),
+        ("footprint_bytes".into(), footprint.to_string()),
+        ("total_dram_budget_bytes".into(), budget.0.to_string()),
+        ("rounds".into(), rounds.to_string()),
+        (
+            "value".into(),
+            format!("{FIELDS} fields of {FIELD_BYTES} bytes (dataintegrity) in JSON envelopes"),
+        ),
+    ]);
+
+    let swap = Bytes(footprint * 2 + (64 << 20));
+    let directory = lab.swap_directory();
+    let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
+    rigs.extend(lab.undercroft(TierChoice::RamThenFile(directory.clone()), swap));
+    rigs.push(Box::new(Zram { swap }));
+    rigs.push(Box::new(SwapFile { swap, directory }));
+    let mut limits: BTreeMap<&'static str, Bytes> = BTreeMap::new();
+    for rig in &rigs {
+        progress(&format!(
+            "redis-ycsb: limit of {} for {budget} of DRAM",
+            rig.name()
+        ));
+        let limit = fit(&client, rig.as_ref(), budget, &mut results);
+        if let Some(limit) = or_skip(&mut results, limit)? {
+            limits.insert(rig.name(), limit);
+        }
+    }
+    for round in 0..rounds {
+        for rig in &rigs {
+            let Some(limit) = limits.get(rig.name()).copied() else {
+                continue;
+            };
+            progress(&format!(
+                "redis-ycsb: round {} of {rounds}, {}",
+                round + 1,
+                rig.name()
+            ));
+            let Some((cases, outcome)) =
+                or_skip(&mut results, one_run(&client, rig.as_ref(), limit, true))?
+            else {
+                continue;
+            };
+            for (case, values) in cases {
+                let rig = rig.name().to_owned();
+                results.samples.push(Sample {
+                    round,
+                    rig,
+                    case,
+                    values,
+                    memory: outcome.memory.clone(),
+                });
+            }
+            results
+                .rigs
+                .entry(rig.name().to_owned())
+                .or_insert(outcome.facts);
+        }
+    }
+    compare(&mut results);
+    Ok(results)
+}
+
+fn compare(results: &mut Results) {
+    for baseline in ["zram", "swapfile", "plain"] {
+        for (workload, ..) in WORKLOADS {
+            let judged = matches!(workload, "A" | "C");
+            let speed = match baseline {
+                "zram" => Some(Target {
+                    must: 1.0,
+                    aim: Some(1.25),
+                }),
+                "swapfile" => Some(Target {
+                    must: 1.5,
+                    aim: Some(3.0),
+                }),
+                _ => None,
+            };
+            let tail = (baseline != "plain").then_some(Target {
+                must: 0.7,
+                aim: Some(0.3),
+            });
+            let pair = ("undercroft", baseline);
+            results.compare(
+                workload,
+                "ops_per_second",
+                pair,
+                Better::Higher,
+                speed.filter(|_| judged),
+            );
+            results.compare(
+                workload,
+                "read_p99_ns",
+                pair,
+                Better::Lower,
+                tail.filter(|_| judged),
+            );
+            results.compare(workload, "update_p99_ns", pair, Better::Lower, None);
+        }
+    }
+    for (workload, ..) in WORKLOADS {
+        results.compare(
+            workload,
+            "ops_per_second",
+            ("swapfile", "zram"),
+            Better::Higher,
+            None,
+        );
+        results.compare(
+            workload,
+            "read_p99_ns",
+            ("swapfile", "zram"),
+            Better::Lower,
+            None,
+        );
+    }
+    let missing: Vec<_> = results
+        .rig_names()
+        .into_iter()
+        .filter(|rig| median(&results.values(rig, "A", "ops_per_second")).is_nan())
+        .collect();
+    missing.iter().for_each(|rig| {
+        results
+            .notes
+            .push(format!("{rig}: no value for workload A"))
+    });
+}
+
+/// The limit at which resident plus compressed memory is the budget, by loading only.
+fn fit(
+    client: &Client,
+    rig: &dyn Rig,
+    budget: Bytes,
+    results: &mut Results,
+) -> Result<Bytes, RigError> {
+    if !rig.stores_outside_limit() {
+        return Ok(budget);
+    }
+    let found = crate::rig::calibrate_with(rig, budget, |limit| {
+        Ok(one_run(client, rig, limit, false)?.1.memory)
+    })?;
+    let limit = Bytes(found.limit_bytes);
+    results.calibrations.insert(rig.name().to_owned(), found);
+    Ok(limit)
+}
+
+type Cases = Vec<(String, BTreeMap<String, f64>)>;
+
+/// One server's life: load, the workloads, the check of every value. `whole` = false: the load alone.
+fn one_run(
+    client: &Client,
+    rig: &dyn Rig,
+    limit: Bytes,
+    whole: bool,
+) -> Result<(Cases, Outcome), RigError> {
+    let server = Server::start(
+        rig,
+        limit,
+        &client.out.join(format!("redis-{}.log", rig.name())),
+    )?;
+    let mut cases = Cases::new();
+    let steps = || -> Result<Cases, RigError> {
+        cases.push((
+            "load".to_owned(),
+            client.ycsb(server.port, &["-load"], &[])?,
+        ));
+        for (name, read, update, modify) in WORKLOADS.iter().filter(|_| whole) {
+            let proportions = [
+                ("readproportion", *read),
+                ("updateproportion", *update),
+                ("readmodifywriteproportion", *modify),
+            ];
+            cases.push((
+                (*name).to_owned(),
+                client.ycsb(server.port, &["-t"], &proportions)?,
+            ));
+        }
+        if whole {
+            client.verify(server.port)?;
+        }
+        Ok(cases)
+    };
+    let done = steps();
+    let outcome = server.shut_down(rig.name())?; // first: a server that was killed is why the client failed
+    Ok((done?, outcome))
+}
+
+impl Client {
+    /// One YCSB run; its throughput and percentiles. Errors: a failed run, or any failed or wrong operation.
+    fn ycsb(
+        &self,
+        port: u16,
+        mode: &[&str],
+        more: &[(&str, &str)],
+    ) -> Result<BTreeMap<String, f64>, RigError> {
+        let export = self.out.join("ycsb.json");
+        let what = format!("ycsb {} {more:?}", mode.join(" "));
+        let failed = |why: String| RigError::Failed {
+            what: what.clone(),
+            source: io::Error::other(why),
+        };
+        let mut command = Command::new("java");
+        command
+            .args(["-Xmx512m", "-XX:+UseSerialGC", "-jar"])
+            .arg(&self.jar)
+            .args(mode);
+        command.args([
+            "-db",
+            "undercroft.ycsb.RedisClient",
+            "-threads",
+            &self.threads.to_string(),
+        ]);
+        let own = [
+            ("workload", "site.ycsb.workloads.CoreWorkload".to_owned()),
+            ("recordcount", self.records.to_string()),
+            ("operationcount", self.operations.to_string()),
+            ("requestdistribution", "zipfian".to_owned()),
+            ("scanproportion", "0".to_owned()),
+            ("insertproportion", "0".to_owned()),
+            ("dataintegrity", "true".to_owned()),
+            ("fieldcount", FIELDS.to_string()),
+            ("fieldlength", FIELD_BYTES.to_string()),
+            ("measurementtype", "hdrhistogram".to_owned()),
+            ("hdrhistogram.percentiles", "50,95,99,99.9".to_owned()),
+            (
+                "exporter",
+                "site.ycsb.measurements.exporter.JSONArrayMeasurementsExporter".to_owned(),
+            ),
+            ("exportfile", export.display().to_string()),
+            ("redis.port", port.to_string()),
+        ];
+        let more = more
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned()));
+        for (name, value) in own.into_iter().chain(more) {
+            command.args(["-p", &format!("{name}={value}")]);
+        }
+        let output = command.stdin(Stdio::null()).stdout(Stdio::null()).output();
+        let output = output.map_err(RigError::failed("start java"))?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() || errors.contains("WRONG BYTES") {
+            let last = errors.lines().rev().take(3).collect::<Vec<_>>().join(" | ");
+            return Err(failed(format!("{}: {last}", output.status)));
+        }
+        let text =
+            std::fs::read_to_string(&export).map_err(RigError::failed("read YCSB's export"))?;
+        let measured: Vec<Measurement> =
+            serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
+        digest(&measured).map_err(failed)
+    }
+
+    /// Reads every value back. Errors: a missing or wrong one.
+    fn verify(&self, port: u16) -> Result<(), RigError> {
+        let numbers = [
+            u64::from(port),
+            self.records,
+            u64::from(FIELDS),
+            u64::from(FIELD_BYTES),
+        ];
+        let mut command = Command::new("java");
+        command
+            .arg("-jar")
+            .arg(&self.jar)
+            .arg("verify")
+            .args(numbers.map(|number| number.to_string()));
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .map_err(RigError::failed("start java"))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let what = "check every value".to_owned();
+        Err(RigError::Failed {
+            what,
+            source: io::Error::other(format!("{} {}", output.status, text.trim())),
+        })
+    }
+}
+
+/// Our metric names from YCSB's; refuses when an operation failed or a verification did not say OK.
+fn digest(measured: &[Measurement]) -> Result<BTreeMap<String, f64>, String> {
+    let mut values = BTreeMap::new();
+    for Measurement {
+        metric,
+        measurement,
+        value,
+    } in measured
+    {
+        if let Some(status) = measurement.strip_prefix("Return=")
+            && status != "OK"
+            && *value > 0.0
+        {
+            return Err(format!("{value} operations of {metric} returned {status}"));
+        }
+        if metric.ends_with("FAILED") {
+            return Err(format!("operations failed: {metric}"));
+        }
+        let name = metric.to_lowercase().replace('-', "_");
+        let (name, value) = match (name.as_str(), measurement.as_str()) {
+            ("overall", "Throughput(ops/sec)") => ("ops_per_second".to_owned(), *value),
+            ("read" | "update" | "insert" | "read_modify_write", "50thPercentileLatency(us)") => {
+                (format!("{name}_p50_ns"), value * 1e3)
+            }
+            ("read" | "update" | "insert" | "read_modify_write", "99thPercentileLatency(us)") => {
+                (format!("{name}_p99_ns"), value * 1e3)
+            }
+            ("read" | "update" | "insert" | "read_modify_write", "AverageLatency(us)") => {
+                (format!("{name}_mean_ns"), value * 1e3)
+            }
+            _ => continue,
+        };
+        values.insert(name, value);
+    }
+    if values.contains_key("ops_per_second") {
+        Ok(values)
+    } else {
+        Err("YCSB exported no throughput".to_owned())
+    }
+}
+
+fn java_installed() -> bool {
+    let mut command = Command::new("java");
+    command
+        .arg("-version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// The client's jar, built by Maven when it is not there yet. Errors say what to install.
+fn find_or_build_jar(project: &Path) -> anyhow::Result<PathBuf> {
+    ensure!(
+        project.join("pom.xml").exists(),
+        "bench/ycsb is not here; run from the root of the source tree"
+    );
+    let jar = project.join("target/undercroft-ycsb.jar");
+    if !jar.exists() {
+        progress("redis-ycsb: building the client with Maven");
+        let status = Command::new("mvn")
+            .args(["-q", "-B", "package"])
+            .current_dir(project)
+            .status();
+        let status = status.context("mvn cannot be started; install maven")?;
+        ensure!(
+            status.success(),
+            "`mvn -q package` in bench/ycsb failed: {status}"
+        );
+    }
+    jar.canonicalize().context("find the built jar")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(metric: &str, measurement: &str, value: f64) -> Measurement {
+        Measurement {
+            metric: metric.into(),
+            measurement: measurement.into(),
+            value,
+        }
+    }
+
+    #[test]
+    fn digest_refuses_failed_and_wrong_operations() {
+        let good = || {
+            vec![
+                line("OVERALL", "Throughput(ops/sec)", 10.0),
+                line("READ", "99thPercentileLatency(us)", 3.0),
+            ]
+        };
+        assert_eq!(
+            digest(&good()).expect("good").get("read_p99_ns"),
+            Some(&3000.0)
+        );
+        for bad in [
+            line("VERIFY", "Return=UNEXPECTED_STATE", 1.0),
+            line("READ-FAILED", "Operations", 1.0),
+        ] {
+            let mut lines = good();
+            lines.push(bad);
+            assert!(digest(&lines).is_err());
+        }
+        assert!(digest(&[]).is_err());
+    }
+}
