@@ -1,2 +1,69 @@
-//! Placeholder.
-fn main() {}
+//! The `undercroft` binary: reads the command line, hands over to the module of each subcommand, ends with its status.
+
+mod args;
+mod demo;
+mod doctor;
+mod failure;
+mod lab;
+mod live;
+mod manual;
+mod preflight;
+mod run;
+mod show;
+mod values;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(cli.command) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// Runs one subcommand; the status it ends with, or why it could not run.
+fn dispatch(command: Command) -> Result<ExitCode, Failure> {
+    let status = match command {
+        Command::Run(args) => live::run(run::options(args)?),
+        Command::Manager { arguments } => live::serve(arguments),
+        Command::Status(args) => show::status(&live::snapshots()?, args.json),
+        Command::Demo(args) => demo::demo(&args),
+        Command::DemoKv { socket } => demo::serve_bundled(&socket),
+        Command::Lab(args) => lab::lab(args.command),
+        Command::LabTouch { arguments } => {
+            return Ok(undercroft_lab::touch::main(arguments.into_iter()));
+        }
+        Command::Doctor(args) => doctor::doctor(args.json),
+        Command::Tiers(args) => show::tiers(args.json),
+        Command::Completions { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "undercroft",
+                &mut std::io::stdout(),
+            );
+            Ok(0)
+        }
+        Command::Man { dir } => manual::manual(Cli::command(), dir.as_deref()),
+    };
+    status.map(ExitCode::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

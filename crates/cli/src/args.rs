@@ -1,0 +1,289 @@
+//! The command line: every subcommand, option and its help. Values are parsed here once, into types that cannot be wrong.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use undercroft_base::Bytes;
+use undercroft_manager::options::{EvictBy, WhenFull};
+
+use crate::values::{self, MemoryMax};
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Runs unmodified programs in less memory than they want: cold pages wait in compressed memory or in a file.
+#[derive(Debug, Parser)]
+#[command(
+    name = "undercroft",
+    version,
+    styles = STYLES,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    after_help = "Start with `undercroft doctor`, then `undercroft demo`.\n\
+                  Environment: UNDERCROFT_DIR = where tier files go by default; NO_COLOR = no colours."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Everything `undercroft` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program within a memory limit
+    Run(RunArgs),
+    /// Run a real store at a quarter of its memory, verify every value, and compare
+    Demo(DemoArgs),
+    /// Check what this machine allows, and name the fix for what is missing
+    Doctor(JsonArgs),
+    /// Show the programs running under undercroft
+    Status(JsonArgs),
+    /// List the kinds of tiers and their options
+    Tiers(JsonArgs),
+    /// Run the benchmarks and draw their plots
+    Lab(LabArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write all of them into a directory
+    Man {
+        /// Directory for one page a subcommand; made when missing.
+        dir: Option<PathBuf>,
+    },
+    /// The manager of one run; started by `run`, never by hand.
+    #[command(hide = true)]
+    Manager {
+        /// Arguments from the keeper.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// The workload of `lab`.
+    #[command(hide = true)]
+    LabTouch {
+        /// Its own arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// The bundled key-value store of `demo`.
+    #[command(hide = true)]
+    DemoKv {
+        /// Unix socket to listen on.
+        #[arg(long)]
+        socket: PathBuf,
+    },
+}
+
+/// `undercroft run`.
+#[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES)]
+pub struct RunArgs {
+    /// DRAM for the program and its compressed pages: 512M, 1.5GiB, 50% (of this machine's memory), or max
+    #[arg(long, short = 'm', value_name = "SIZE", default_value = "max", value_parser = values::memory_max)]
+    pub memory_max: MemoryMax,
+
+    /// Where cold pages go, fastest first; repeat for more. `undercroft tiers` lists the kinds.
+    /// Default: ram, then a file in $UNDERCROFT_DIR or the temporary directory
+    #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = values::tier)]
+    pub tiers: Vec<String>,
+
+    /// Size of the pages managed; only 4K is available
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::page_size)]
+    pub page_size: Bytes,
+
+    /// Who chooses the pages that leave: active_inactive, clock, clock_w or lru
+    #[arg(long = "policy", value_name = "NAME", default_value = values::RECLAIM_DEFAULT, value_parser = values::reclaim)]
+    pub reclaim: String,
+
+    /// Who chooses the pages that come along with a fault: majority, readahead or none
+    #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT, value_parser = values::prefetch)]
+    pub prefetch: String,
+
+    /// What to do when every tier is full: keep the pages in memory, or end the program with status 125
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = WhenFullArg::Stay)]
+    pub when_full: WhenFullArg,
+
+    /// Advanced: how pages are taken out of the program
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = EvictArg::Auto, hide_short_help = true)]
+    pub evict: EvictArg,
+
+    /// Write a report (JSON) when the program has ended
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+
+    /// Print nothing but errors: no summary at the end
+    #[arg(long, short)]
+    pub quiet: bool,
+
+    /// Refused until latency bounds exist.
+    #[arg(long, hide = true, value_parser = values::latency)]
+    pub latency: Option<String>,
+
+    /// Refused until stall bounds exist.
+    #[arg(long, hide = true, value_parser = values::stall_max)]
+    pub stall_max: Option<String>,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+const RUN_EXAMPLES: &str = "Examples:
+  undercroft run --memory-max 256M -- redis-server --port 7001
+  undercroft run -m 25% --tier ram --tier file:/var/swap,size=20G -- python3 job.py
+  undercroft run -m 1G --policy clock_w --report run.json -- gcc -O2 -c big.c
+
+Exit status: the program's own; 128+n when signal n ended it; 127 not found; 126 not executable;
+125 undercroft failed; 2 wrong usage.";
+
+/// `--when-full` as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WhenFullArg {
+    /// Pages stay in memory; the limit is exceeded, and the report says by how much
+    Stay,
+    /// The program is ended with status 125
+    Kill,
+}
+
+/// `--evict` as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EvictArg {
+    /// Move where the kernel can, else drop
+    Auto,
+    /// Move pages to a staging area inside the program (Linux 6.8)
+    Move,
+    /// Write-protect, read, drop (older kernels)
+    Drop,
+}
+
+impl From<WhenFullArg> for WhenFull {
+    fn from(arg: WhenFullArg) -> WhenFull {
+        match arg {
+            WhenFullArg::Stay => WhenFull::Stay,
+            WhenFullArg::Kill => WhenFull::Kill,
+        }
+    }
+}
+
+impl From<EvictArg> for EvictBy {
+    fn from(arg: EvictArg) -> EvictBy {
+        match arg {
+            EvictArg::Auto => EvictBy::Auto,
+            EvictArg::Move => EvictBy::Move,
+            EvictArg::Drop => EvictBy::Drop,
+        }
+    }
+}
+
+/// Commands that print a table or JSON.
+#[derive(Debug, Args)]
+pub struct JsonArgs {
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `undercroft demo`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The store is redis-server when it is installed, else a small one that is built in."
+)]
+pub struct DemoArgs {
+    /// Bytes of values to store
+    #[arg(long, value_name = "SIZE", default_value = "384M", value_parser = values::demo_size)]
+    pub size: Bytes,
+
+    /// Requests of the measured part, of which every tenth writes
+    #[arg(long, value_name = "COUNT", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub ops: u64,
+
+    /// Which store to use
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = StoreArg::Auto)]
+    pub store: StoreArg,
+
+    /// Leave out the comparison with kernel swap
+    #[arg(long)]
+    pub no_kernel_swap: bool,
+
+    /// Print the results as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--store` as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoreArg {
+    /// redis-server when installed, else the bundled store
+    Auto,
+    /// redis-server
+    Redis,
+    /// The bundled key-value store
+    Bundled,
+}
+
+/// `undercroft lab`.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: LabCommand,
+}
+
+/// What the lab can do.
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// List the experiments
+    List(JsonArgs),
+    /// Run one experiment, or all, beside kernel swap (needs root)
+    Run(LabRunArgs),
+    /// Draw the plots of existing results again
+    Plot {
+        /// results.json of a run.
+        results: PathBuf,
+        /// Directory for the plots.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
+}
+
+/// `undercroft lab run`.
+#[derive(Debug, Args)]
+pub struct LabRunArgs {
+    /// Name from `undercroft lab list`
+    pub name: String,
+
+    /// Directory for results.json, results.md and plots
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+
+    /// Seconds instead of minutes: checks that everything works, the numbers mean little
+    #[arg(long)]
+    pub small: bool,
+
+    /// How often each setting is measured; default: the experiment's own number
+    #[arg(long, value_name = "COUNT")]
+    pub rounds: Option<usize>,
+
+    /// Memory of the workload; default: the experiment's own
+    #[arg(long, value_name = "SIZE", value_parser = values::footprint)]
+    pub footprint: Option<Bytes>,
+
+    /// Where swap files and file tiers go, on a disk; default: the --out directory
+    #[arg(long, value_name = "DIR")]
+    pub swap_dir: Option<PathBuf>,
+
+    /// Measure the kernel's settings only
+    #[arg(long)]
+    pub kernel_only: bool,
+
+    /// More options for `undercroft run`, after --
+    #[arg(last = true, value_name = "OPTION")]
+    pub undercroft_options: Vec<String>,
+}

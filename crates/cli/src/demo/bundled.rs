@@ -1,0 +1,67 @@
+//! The bundled key-value store: what the demo drives where redis-server is not installed. One thread, values on the heap.
+
+use std::collections::HashMap;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use super::resp::{self, Reply};
+
+type Store = HashMap<Vec<u8>, Box<[u8]>>;
+
+/// Serves connections, one after the other, until a client says SHUTDOWN.
+pub fn serve(socket: &Path) -> io::Result<()> {
+    let listener = UnixListener::bind(socket)?;
+    let mut store = Store::new();
+    for stream in listener.incoming() {
+        match converse(&mut store, stream?) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // A client that breaks off harms nobody else.
+            Err(error) => eprintln!("demo store: {error}"),
+        }
+    }
+    Ok(())
+}
+
+/// Serves one connection; true when the client asked to shut down.
+fn converse(store: &mut Store, stream: UnixStream) -> io::Result<bool> {
+    let mut out = BufWriter::with_capacity(256 << 10, stream.try_clone()?);
+    let mut input = BufReader::with_capacity(256 << 10, stream);
+    loop {
+        // Replies of a pipeline leave together.
+        if input.buffer().is_empty() {
+            out.flush()?;
+        }
+        let Some(words) = resp::read_request(&mut input)? else {
+            return Ok(false);
+        };
+        match answer(store, words) {
+            Some(reply) => resp::write_reply(&mut out, &reply)?,
+            None => return Ok(true),
+        }
+    }
+}
+
+/// The reply to one request; `None` = shut down.
+fn answer(store: &mut Store, words: Vec<Vec<u8>>) -> Option<Reply> {
+    let mut words = words.into_iter();
+    let name = words.next().unwrap_or_default().to_ascii_uppercase();
+    let reply = match (name.as_slice(), words.next(), words.next()) {
+        (b"PING", ..) => Reply::Text("PONG".to_owned()),
+        (b"DBSIZE", ..) => Reply::Text(store.len().to_string()),
+        (b"SHUTDOWN", ..) => return None,
+        (b"GET", Some(key), None) => store
+            .get(&key)
+            .map_or(Reply::Absent, |value| Reply::Value(value.to_vec())),
+        (b"SET", Some(key), Some(value)) => {
+            store.insert(key, value.into_boxed_slice());
+            Reply::Text("OK".to_owned())
+        }
+        _ => Reply::Refused(format!(
+            "unknown or malformed command `{}`",
+            String::from_utf8_lossy(&name)
+        )),
+    };
+    Some(reply)
+}

@@ -1,0 +1,234 @@
+//! `undercroft demo`: one store, one workload, several ways to give it memory; every value is verified in each of them.
+
+mod bundled;
+mod resp;
+mod server;
+mod table;
+mod workload;
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use undercroft_base::Bytes;
+
+use crate::args::{DemoArgs, StoreArg};
+use crate::failure::{Failure, status};
+use server::{NoServer, Place, Server, Setting};
+use table::{Outcome, Row};
+use workload::{Phase, Plan, VALUE_BYTES};
+
+/// The share of the measured footprint that undercroft and kernel swap get.
+const SHARE: u64 = 4;
+
+/// Runs the demo; status 0 only when every value of every setting was right.
+pub fn demo(args: &DemoArgs) -> Result<u8, Failure> {
+    let stop = interrupt_flag()?;
+    let redis = choose_store(args.store)?;
+    let directory = tempfile::Builder::new()
+        .prefix("undercroft-demo-")
+        .tempdir()
+        .map_err(|error| {
+            Failure::new(
+                status::FAILED,
+                "cannot make a temporary directory",
+                error.to_string(),
+                "set TMPDIR to a directory that can be written",
+            )
+        })?;
+    let place = Place {
+        directory: directory.path(),
+        redis: redis.as_deref(),
+        size: args.size,
+    };
+    let plan = Plan {
+        keys: args.size.0.div_ceil(VALUE_BYTES as u64),
+        ops: args.ops,
+    };
+    let store = if redis.is_some() {
+        "redis-server"
+    } else {
+        "the bundled key-value store"
+    };
+    let narrator = Narrator { loud: !args.json };
+    narrator.say(&format!(
+        "{store}: {} values of {VALUE_BYTES} bytes, then {} requests (zipfian, 10 % writes), then all values again",
+        plan.keys, plan.ops
+    ));
+
+    let first = measure("no limit", Setting::NoLimit, &place, plan, &stop)?;
+    let footprint = first.dram();
+    let limit = Bytes((footprint.0 / SHARE).max(crate::values::MEMORY_MAX_MIN.0));
+    narrator.say(&format!(
+        "footprint {footprint}; a quarter of it is {limit}"
+    ));
+    let mut rows = vec![first];
+    rows.push(measure(
+        "undercroft, 25 %",
+        Setting::Undercroft(limit),
+        &place,
+        plan,
+        &stop,
+    )?);
+    for (name, setting) in [
+        ("kernel zram, 25 % + compressed", Setting::Zram(limit)),
+        ("kernel swap file, 25 %", Setting::SwapFile(limit)),
+    ] {
+        rows.push(match args.no_kernel_swap {
+            true => Row {
+                name,
+                outcome: Outcome::Absent("left out by --no-kernel-swap".to_owned()),
+            },
+            false => measure(name, setting, &place, plan, &stop)?,
+        });
+    }
+    table::print(&rows, store, plan, limit, args.json)?;
+    match rows.iter().all(Row::is_right) {
+        true => Ok(0),
+        false => Ok(status::FAILED),
+    }
+}
+
+/// The hidden `demo-kv`.
+pub fn serve_bundled(socket: &Path) -> Result<u8, Failure> {
+    server::serve_bundled(socket).map(|()| 0).map_err(|error| {
+        Failure::new(
+            status::FAILED,
+            format!("the demo's store cannot listen on {}", socket.display()),
+            error.to_string(),
+            "choose a path that does not exist yet",
+        )
+    })
+}
+
+fn choose_store(wanted: StoreArg) -> Result<Option<PathBuf>, Failure> {
+    match (wanted, server::find_redis()) {
+        (StoreArg::Bundled, _) => Ok(None),
+        (StoreArg::Auto, found) => Ok(found),
+        (StoreArg::Redis, Some(found)) => Ok(Some(found)),
+        (StoreArg::Redis, None) => Err(Failure::new(
+            status::FAILED,
+            "redis-server cannot be used",
+            "no directory of PATH has one that can be managed",
+            "install it (apt install redis-server), or use --store bundled",
+        )),
+    }
+}
+
+fn interrupt_flag() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(|error| {
+            Failure::new(
+                status::FAILED,
+                "cannot take Ctrl-C over",
+                error.to_string(),
+                "please report this; it is a bug",
+            )
+        })?;
+    }
+    Ok(stop)
+}
+
+/// One setting from start to end.
+fn measure(
+    name: &'static str,
+    setting: Setting,
+    place: &Place<'_>,
+    plan: Plan,
+    stop: &AtomicBool,
+) -> Result<Row, Failure> {
+    let (server, mut client) = match Server::start(setting, place, stop) {
+        Ok(started) => started,
+        Err(NoServer::Unavailable(why)) => {
+            return Ok(Row {
+                name,
+                outcome: Outcome::Absent(why),
+            });
+        }
+        Err(NoServer::Failed(failure)) => return Err(interrupted_or(failure, stop)),
+    };
+    let bar = Bar::new(name);
+    let measured = workload::run(&mut client, plan, stop, &mut |phase, done| {
+        bar.show(phase, done, plan)
+    });
+    bar.end();
+    let measured = measured.map_err(|error| {
+        let what = format!("{name}: the store broke off ({error})");
+        interrupted_or(server.failure(&what), stop)
+    })?;
+    let used = server
+        .finish(client)
+        .map_err(|failure| interrupted_or(failure, stop))?;
+    Ok(Row {
+        name,
+        outcome: Outcome::Measured {
+            measured: Box::new(measured),
+            dram: used.dram,
+            report: used.report.map(Box::new),
+        },
+    })
+}
+
+fn interrupted_or(failure: Failure, stop: &AtomicBool) -> Failure {
+    match stop.load(Ordering::Relaxed) {
+        true => Failure::new(
+            130,
+            "interrupted",
+            "a signal asked the demo to stop",
+            "nothing: the store was stopped and the machine put back",
+        ),
+        false => failure,
+    }
+}
+
+struct Narrator {
+    loud: bool,
+}
+
+impl Narrator {
+    fn say(&self, text: &str) {
+        if self.loud && std::io::stderr().is_terminal() {
+            eprintln!("{text}");
+        }
+    }
+}
+
+/// A progress bar on stderr, and only on a terminal.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new(name: &'static str) -> Bar {
+        if !std::io::stderr().is_terminal() {
+            return Bar(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new(1);
+        if let Ok(style) =
+            ProgressStyle::with_template("{prefix:<32} {msg:<8} [{bar:30}] {pos}/{len}")
+        {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(name);
+        Bar(bar)
+    }
+
+    fn show(&self, phase: Phase, done: u64, plan: Plan) {
+        let (text, total) = match phase {
+            Phase::Load => ("load", plan.keys),
+            Phase::Measure => ("measure", plan.ops),
+            Phase::Verify => ("verify", plan.keys),
+        };
+        if self.0.is_hidden() {
+            return;
+        }
+        self.0.set_length(total);
+        self.0.set_message(text);
+        self.0.set_position(done);
+    }
+
+    fn end(&self) {
+        self.0.finish_and_clear();
+    }
+}

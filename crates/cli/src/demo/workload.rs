@@ -1,0 +1,324 @@
+//! The demo's workload: fill the store, ask for values by a zipfian law, then read every value back. All bytes are checked.
+//!
+//! A value is a function of its key and version, so the demo needs no copy of the data to verify it.
+
+use std::fmt::Write as _;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+
+use super::resp::{Client, Reply};
+
+/// Bytes of one value: with its header it fills one 4 KiB allocation of redis.
+pub const VALUE_BYTES: usize = 4000;
+/// Requests in flight while loading and verifying.
+const PIPELINE: u64 = 32;
+/// One request in so many writes.
+const WRITE_EVERY: u64 = 10;
+/// Skew of YCSB's zipfian law.
+const THETA: f64 = 0.99;
+
+const WORDS: [&str; 32] = [
+    "amber", "basalt", "cedar", "delta", "ember", "fjord", "granite", "harbor", "indigo",
+    "juniper", "kestrel", "lagoon", "meadow", "nimbus", "opal", "pebble", "quartz", "raven",
+    "saffron", "thistle", "umber", "valley", "willow", "xenon", "yarrow", "zephyr", "cobalt",
+    "drift", "falcon", "hazel", "marble", "onyx",
+];
+
+/// What one setting gave.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Requests of the measured part in one second.
+    pub ops_per_second: f64,
+    /// Time of one request, in nanoseconds.
+    pub latency: Histogram<u64>,
+    /// Seconds to fill the store.
+    pub load_seconds: f64,
+    /// Seconds to read everything back.
+    pub verify_seconds: f64,
+    /// Values read and equal to the last byte, in the final pass.
+    pub verified: u64,
+    /// Values read that were not (both passes), and values that were gone.
+    pub wrong: u64,
+}
+
+/// Which part is running, for the progress bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Filling the store.
+    Load,
+    /// The measured requests.
+    Measure,
+    /// Reading everything back.
+    Verify,
+}
+
+/// How much to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Values in the store.
+    pub keys: u64,
+    /// Requests of the measured part.
+    pub ops: u64,
+}
+
+/// Runs the three phases against one store.
+///
+/// * `progress`: called with the phase and how much of it is done, at most once a pipeline.
+/// * `stop`: when set, ends with `Interrupted` after the current request.
+///
+/// Errors: the connection broke, or the store refused a request. Wrong bytes are counted, not errors.
+pub fn run(
+    client: &mut Client,
+    plan: Plan,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Phase, u64),
+) -> io::Result<Measured> {
+    let mut versions = vec![0u32; plan.keys as usize];
+    let began = Instant::now();
+    load(client, plan, stop, progress)?;
+    let load_seconds = began.elapsed().as_secs_f64();
+    let (latency, seconds, wrong_seen) = measure(client, plan, &mut versions, stop, progress)?;
+    let began = Instant::now();
+    let verified = verify(client, &versions, stop, progress)?;
+    Ok(Measured {
+        ops_per_second: plan.ops as f64 / seconds,
+        latency,
+        load_seconds,
+        verify_seconds: began.elapsed().as_secs_f64(),
+        verified,
+        wrong: wrong_seen + (plan.keys - verified),
+    })
+}
+
+fn load(
+    client: &mut Client,
+    plan: Plan,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Phase, u64),
+) -> io::Result<()> {
+    let mut value = String::with_capacity(2 * VALUE_BYTES);
+    for start in (0..plan.keys).step_by(PIPELINE as usize) {
+        check(stop)?;
+        let end = (start + PIPELINE).min(plan.keys);
+        for key in start..end {
+            write_value(key, 0, &mut value);
+            client.send(&[b"SET", &key_bytes(key), value.as_bytes()])?;
+        }
+        client.flush()?;
+        for _ in start..end {
+            expect_ok(client.receive()?)?;
+        }
+        progress(Phase::Load, end);
+    }
+    Ok(())
+}
+
+/// The measured part: latencies, seconds spent in requests, values that were wrong.
+fn measure(
+    client: &mut Client,
+    plan: Plan,
+    versions: &mut [u32],
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Phase, u64),
+) -> io::Result<(Histogram<u64>, f64, u64)> {
+    let mut latency = Histogram::new(3).map_err(|error| io::Error::other(error.to_string()))?;
+    let mut zipf = Zipf::new(plan.keys, 42);
+    let mut value = String::with_capacity(2 * VALUE_BYTES);
+    let (mut nanos, mut wrong) = (0u64, 0);
+    for op in 0..plan.ops {
+        let key = zipf.next();
+        let version = &mut versions[key as usize];
+        let write = op % WRITE_EVERY == WRITE_EVERY - 1;
+        *version += u32::from(write);
+        write_value(key, *version, &mut value);
+        let name = key_bytes(key);
+        let began = Instant::now();
+        let reply = match write {
+            true => client.call(&[b"SET", &name, value.as_bytes()])?,
+            false => client.call(&[b"GET", &name])?,
+        };
+        let took = began.elapsed().as_nanos() as u64;
+        nanos += took;
+        latency.saturating_record(took);
+        match write {
+            true => expect_ok(reply)?,
+            false => wrong += u64::from(!is_value(&reply, &value)),
+        }
+        if op % 256 == 0 {
+            check(stop)?;
+            progress(Phase::Measure, op);
+        }
+    }
+    progress(Phase::Measure, plan.ops);
+    Ok((latency, nanos as f64 / 1e9, wrong))
+}
+
+/// Reads every value back; how many were equal to the last byte.
+fn verify(
+    client: &mut Client,
+    versions: &[u32],
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(Phase, u64),
+) -> io::Result<u64> {
+    let keys = versions.len() as u64;
+    let mut value = String::with_capacity(2 * VALUE_BYTES);
+    let mut equal = 0;
+    for start in (0..keys).step_by(PIPELINE as usize) {
+        check(stop)?;
+        let end = (start + PIPELINE).min(keys);
+        for key in start..end {
+            client.send(&[b"GET", &key_bytes(key)])?;
+        }
+        client.flush()?;
+        for key in start..end {
+            write_value(key, versions[key as usize], &mut value);
+            equal += u64::from(is_value(&client.receive()?, &value));
+        }
+        progress(Phase::Verify, end);
+    }
+    Ok(equal)
+}
+
+fn check(stop: &AtomicBool) -> io::Result<()> {
+    match stop.load(Ordering::Relaxed) {
+        true => Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted")),
+        false => Ok(()),
+    }
+}
+
+fn expect_ok(reply: Reply) -> io::Result<()> {
+    match reply {
+        Reply::Text(_) => Ok(()),
+        Reply::Refused(why) => Err(io::Error::other(format!(
+            "the store refused a value: {why}"
+        ))),
+        other => Err(io::Error::other(format!(
+            "the store answered a write with {other:?}"
+        ))),
+    }
+}
+
+fn is_value(reply: &Reply, value: &str) -> bool {
+    matches!(reply, Reply::Value(bytes) if bytes == value.as_bytes())
+}
+
+fn key_bytes(key: u64) -> Vec<u8> {
+    format!("item:{key:010}").into_bytes()
+}
+
+/// The value of a key at a version: records of a made-up log, which compress as such text does.
+fn write_value(key: u64, version: u32, out: &mut String) {
+    let mut random = Random(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(version) << 40);
+    out.clear();
+    while out.len() < VALUE_BYTES {
+        let bits = random.next();
+        let word = |shift: u32| WORDS[(bits >> shift) as usize % WORDS.len()];
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            out,
+            "{{\"id\":{},\"name\":\"{}-{:04x}\",\"place\":\"{}\",\"count\":{},\"state\":\"{}\"}}",
+            random.next() % 10_000_000,
+            word(0),
+            bits >> 48,
+            word(5),
+            (bits >> 20) & 1023,
+            word(10),
+        );
+    }
+    out.truncate(VALUE_BYTES);
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In [0, 1).
+    fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Keys by a zipfian law (Gray et al., as YCSB has it), with the hot ones spread over the key space.
+struct Zipf {
+    random: Random,
+    keys: u64,
+    alpha: f64,
+    zeta: f64,
+    eta: f64,
+}
+
+impl Zipf {
+    /// Cost: O(keys), once.
+    fn new(keys: u64, seed: u64) -> Zipf {
+        let zeta: f64 = (1..=keys).map(|rank| 1.0 / (rank as f64).powf(THETA)).sum();
+        let zeta2 = 1.0 + 0.5f64.powf(THETA);
+        Zipf {
+            random: Random(seed),
+            keys,
+            alpha: 1.0 / (1.0 - THETA),
+            zeta,
+            eta: (1.0 - (2.0 / keys as f64).powf(1.0 - THETA)) / (1.0 - zeta2 / zeta),
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        let u = self.random.fraction();
+        let uz = u * self.zeta;
+        let rank = match uz {
+            uz if uz < 1.0 => 0,
+            uz if uz < 1.0 + 0.5f64.powf(THETA) => 1,
+            _ => (self.keys as f64 * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64,
+        };
+        Random(rank.min(self.keys - 1)).next() % self.keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_depend_on_key_and_version_and_have_one_size() {
+        let of = |key, version| {
+            let mut value = String::new();
+            write_value(key, version, &mut value);
+            value
+        };
+        assert_eq!(of(7, 1), of(7, 1));
+        assert_eq!(of(7, 1).len(), VALUE_BYTES);
+        assert_ne!(of(7, 1), of(7, 2));
+        assert_ne!(of(7, 1), of(8, 1));
+    }
+
+    #[test]
+    fn zipf_is_skewed_and_in_range() {
+        let mut zipf = Zipf::new(1000, 1);
+        let mut counts = vec![0u32; 1000];
+        for _ in 0..100_000 {
+            counts[zipf.next() as usize] += 1;
+        }
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        let top: u32 = counts[..100].iter().sum();
+        assert!(
+            (55_000..85_000).contains(&top),
+            "the hottest tenth got {top} of 100000"
+        );
+        assert!(
+            counts[0] > 10 * counts[100],
+            "{} {}",
+            counts[0],
+            counts[100]
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! An error as the user sees it: what happened, why, and the fix; with the exit status it ends in.
+
+use std::fmt;
+
+/// Exit statuses that are ours; everything else is the program's own.
+pub mod status {
+    /// A command other than `run` failed.
+    pub const FAILED: u8 = 1;
+    /// The command line is wrong.
+    pub const USAGE: u8 = 2;
+    /// `run` itself failed, not the program.
+    pub const RUN_FAILED: u8 = 125;
+    /// The program was found but cannot be executed.
+    pub const NOT_EXECUTABLE: u8 = 126;
+    /// The program was not found.
+    pub const NOT_FOUND: u8 = 127;
+}
+
+/// A refusal or failure, ready to be printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What did not work, naming the thing.
+    pub what: String,
+    /// The reason.
+    pub why: String,
+    /// What to do about it.
+    pub fix: String,
+    /// One of [`status`].
+    pub status: u8,
+}
+
+impl Failure {
+    /// A failure in these words.
+    pub fn new(
+        status: u8,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Failure {
+        Failure {
+            what: what.into(),
+            why: why.into(),
+            fix: fix.into(),
+            status,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "undercroft: {}\n  why: {}\n  fix: {}",
+            self.what, self.why, self.fix
+        )
+    }
+}
+
+impl std::error::Error for Failure {}

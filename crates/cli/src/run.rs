@@ -1,0 +1,190 @@
+//! `undercroft run`: turns the parsed options into what the keeper takes, after every check that can be made beforehand.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use undercroft_base::{Bytes, TierId};
+use undercroft_manager::options::{ClientOptions, RunOptions};
+
+use crate::args::RunArgs;
+use crate::failure::{Failure, status};
+use crate::preflight;
+
+/// Kind of file system whose files are memory: a tier there would save nothing.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// The whole of a run but the run: checks, defaults, nothing started and nothing left behind.
+///
+/// Errors: as they are printed, with the exit status.
+pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
+    let memory_max = args.memory_max.bytes(physical_memory()?).map_err(|why| {
+        Failure::new(
+            status::USAGE,
+            "--memory-max is too small",
+            why,
+            "give a larger share, or a size such as 512M",
+        )
+    })?;
+    preflight::check(&args.command[0])?;
+    if let Some(path) = &args.report {
+        check_writable(path)?;
+    }
+    let tiers = match args.tiers.is_empty() {
+        true => default_tiers()?,
+        false => args.tiers,
+    };
+    if tiers.len() > TierId::MAX {
+        return Err(Failure::new(
+            status::USAGE,
+            format!("{} tiers are too many", tiers.len()),
+            format!("a page entry has room for {}", TierId::MAX),
+            "leave some --tier options out",
+        ));
+    }
+    Ok(RunOptions {
+        client: ClientOptions {
+            memory_max,
+            tiers,
+            reclaim: args.reclaim,
+            prefetch: args.prefetch,
+            when_full: args.when_full.into(),
+            evict_by: args.evict.into(),
+            quiet: args.quiet,
+        },
+        command: args.command,
+        report: args.report,
+    })
+}
+
+/// Physical memory of this machine.
+pub fn physical_memory() -> Result<Bytes, Failure> {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|number| number.trim().parse::<u64>().ok());
+    kib.map(|kib| Bytes(kib * 1024)).ok_or_else(|| {
+        Failure::new(
+            status::RUN_FAILED,
+            "cannot tell how much memory this machine has",
+            "/proc/meminfo has no MemTotal line",
+            "mount /proc, or give --memory-max as a size",
+        )
+    })
+}
+
+/// `ram`, then a nameless file in the tier directory.
+fn default_tiers() -> Result<Vec<String>, Failure> {
+    let directory = tier_directory(
+        std::env::var_os("UNDERCROFT_DIR").map(PathBuf::from),
+        std::env::temp_dir(),
+    )?;
+    match directory.to_str() {
+        Some(text) if !text.contains(',') => Ok(vec!["ram".to_owned(), format!("file:{text}")]),
+        _ => Err(Failure::new(
+            status::RUN_FAILED,
+            format!("cannot use {} for the file tier", directory.display()),
+            "its name has a comma or is not UTF-8, which a tier specification cannot express",
+            "set UNDERCROFT_DIR to another directory",
+        )),
+    }
+}
+
+/// `UNDERCROFT_DIR` when set, else the temporary directory, else (when that is memory) /var/tmp.
+pub fn tier_directory(chosen: Option<PathBuf>, temporary: PathBuf) -> Result<PathBuf, Failure> {
+    if let Some(directory) = chosen.filter(|path| !path.as_os_str().is_empty()) {
+        return match fs::metadata(&directory) {
+            Ok(metadata) if metadata.is_dir() => Ok(directory),
+            Ok(_) => Err(bad_directory(
+                &directory,
+                "it is not a directory".to_owned(),
+            )),
+            Err(error) => Err(bad_directory(&directory, error.to_string())),
+        };
+    }
+    if is_memory(&temporary) && !is_memory(Path::new("/var/tmp")) {
+        return Ok(PathBuf::from("/var/tmp"));
+    }
+    Ok(temporary)
+}
+
+fn bad_directory(directory: &Path, why: String) -> Failure {
+    Failure::new(
+        status::RUN_FAILED,
+        format!("cannot use UNDERCROFT_DIR={}", directory.display()),
+        why,
+        "make the directory, or set UNDERCROFT_DIR to one that exists",
+    )
+}
+
+/// True when files there live in memory; also when it cannot be told, since then it cannot be used either.
+fn is_memory(directory: &Path) -> bool {
+    rustix::fs::statfs(directory).map_or(true, |found| found.f_type == TMPFS_MAGIC)
+}
+
+/// The report must not fail after hours of running: try its directory now, without touching an older report.
+fn check_writable(path: &Path) -> Result<(), Failure> {
+    let refuse = |why: String| {
+        Failure::new(
+            status::RUN_FAILED,
+            format!("cannot write the report {}", path.display()),
+            why,
+            "choose another --report FILE, or make its directory writable",
+        )
+    };
+    let existed = path.symlink_metadata().is_ok();
+    fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .map_err(|error| refuse(error.to_string()))?;
+    if !existed {
+        fs::remove_file(path).map_err(|error| refuse(error.to_string()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tier_directory_prefers_the_users_choice_and_refuses_a_missing_one() {
+        let here = tempfile::tempdir().expect("a temporary directory");
+        let chosen = tier_directory(Some(here.path().to_owned()), "/".into());
+        assert_eq!(chosen, Ok(here.path().to_owned()));
+        let error =
+            tier_directory(Some(here.path().join("none")), "/".into()).expect_err("missing");
+        assert_eq!(error.status, status::RUN_FAILED);
+        assert!(error.what.contains("UNDERCROFT_DIR"), "{error}");
+    }
+
+    #[test]
+    fn tier_directory_avoids_a_temporary_directory_that_is_memory() {
+        if !is_memory(Path::new("/dev/shm")) || is_memory(Path::new("/var/tmp")) {
+            println!("SKIPPED: needs /dev/shm on tmpfs and /var/tmp on a disk");
+            return;
+        }
+        assert_eq!(
+            tier_directory(None, "/dev/shm".into()),
+            Ok("/var/tmp".into())
+        );
+        assert_eq!(
+            tier_directory(Some("/dev/shm".into()), "/".into()),
+            Ok("/dev/shm".into())
+        );
+    }
+
+    #[test]
+    fn report_check_leaves_nothing_and_keeps_what_is_there() {
+        let here = tempfile::tempdir().expect("a temporary directory");
+        let path = here.path().join("run.json");
+        assert_eq!(check_writable(&path), Ok(()));
+        assert!(!path.exists());
+        fs::write(&path, "old").expect("write");
+        assert_eq!(check_writable(&path), Ok(()));
+        assert_eq!(fs::read_to_string(&path).expect("read"), "old");
+        assert!(check_writable(&here.path().join("none/run.json")).is_err());
+    }
+}

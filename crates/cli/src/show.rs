@@ -1,0 +1,193 @@
+//! What `status` and `tiers` print, as text and as JSON.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use undercroft_base::{Bytes, Nanos};
+use undercroft_manager::report::{SCHEMA_VERSION, Snapshot};
+
+use crate::failure::{Failure, status};
+
+/// One option of a tier specification.
+#[derive(Debug, Serialize)]
+pub struct TierOption {
+    name: &'static str,
+    default: &'static str,
+    meaning: &'static str,
+}
+
+/// One kind of tier.
+#[derive(Debug, Serialize)]
+pub struct TierKindHelp {
+    kind: &'static str,
+    syntax: &'static str,
+    example: &'static str,
+    meaning: &'static str,
+    options: &'static [TierOption],
+}
+
+const TIER_KINDS: &[TierKindHelp] = &[
+    TierKindHelp {
+        kind: "ram",
+        syntax: "ram[,lz4|zstd][,max=SIZE|PERCENT]",
+        example: "ram,zstd,max=64M",
+        meaning: "Compressed memory. It counts towards --memory-max. Pages of one repeated word cost nothing.",
+        options: &[
+            TierOption {
+                name: "lz4|zstd",
+                default: "lz4",
+                meaning: "compressor: lz4 is faster, zstd smaller",
+            },
+            TierOption {
+                name: "max=SIZE|PERCENT",
+                default: "as much as --memory-max leaves",
+                meaning: "most memory it may hold; a percentage is of --memory-max",
+            },
+        ],
+    },
+    TierKindHelp {
+        kind: "file",
+        syntax: "file:PATH[,size=SIZE]",
+        example: "file:/var/swap,size=20G",
+        meaning: "A file, a block device, or a directory to make a nameless file in. Nothing of it outlives the run.",
+        options: &[TierOption {
+            name: "size=SIZE",
+            default: "all of a block device; for a file, what the disk leaves",
+            meaning: "most bytes it may take",
+        }],
+    },
+];
+
+/// Prints `value` as indented JSON on standard output.
+pub fn json<T: Serialize>(value: &T) -> Result<(), Failure> {
+    let text =
+        serde_json::to_string_pretty(value).map_err(|error| cannot_print(&error.to_string()))?;
+    line(&text)
+}
+
+/// Prints one line on standard output; a closed pipe is not an error worth a message.
+pub fn line(text: &str) -> Result<(), Failure> {
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(cannot_print(&error.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether colours are welcome at all (`NO_COLOR`); the caller also checks for a terminal.
+pub fn colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+fn cannot_print(why: &str) -> Failure {
+    Failure::new(
+        status::FAILED,
+        "cannot print the result",
+        why,
+        "check where standard output goes",
+    )
+}
+
+/// `undercroft status`.
+pub fn status(snapshots: &[Snapshot], as_json: bool) -> Result<u8, Failure> {
+    #[derive(Serialize)]
+    struct Status<'a> {
+        schema_version: u32,
+        clients: &'a [Snapshot],
+    }
+    if as_json {
+        json(&Status {
+            schema_version: SCHEMA_VERSION,
+            clients: snapshots,
+        })?;
+        return Ok(0);
+    }
+    if snapshots.is_empty() {
+        line("Nothing runs under undercroft now.")?;
+    }
+    for snapshot in snapshots {
+        line(client(snapshot).trim_end())?;
+    }
+    Ok(0)
+}
+
+fn client(snapshot: &Snapshot) -> String {
+    let limit = snapshot
+        .memory_max_bytes
+        .map_or("no limit".to_owned(), |max| format!("limit {}", Bytes(max)));
+    let mut text = format!("{}  {}\n", snapshot.pid, snapshot.command.join(" "));
+    text.push_str(&format!(
+        "  up {}\n",
+        Nanos((snapshot.uptime_seconds * 1e9) as u64)
+    ));
+    text.push_str(&format!(
+        "  DRAM {} ({limit}), resident {}\n",
+        Bytes(snapshot.dram_bytes),
+        Bytes(snapshot.resident_bytes)
+    ));
+    for tier in &snapshot.tiers {
+        let ratio = tier
+            .ratio
+            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        text.push_str(&format!(
+            "  {}{}: logical {}, stored {}, ratio {ratio}\n",
+            tier.name,
+            if tier.emulated { " (emulated)" } else { "" },
+            Bytes(tier.logical_bytes),
+            Bytes(tier.stored_bytes)
+        ));
+    }
+    text.push_str(&format!(
+        "  now {:.0} faults/s, {:.0} pages in/s, {:.0} pages out/s; {} faults so far\n",
+        snapshot.rates.faults_per_second,
+        snapshot.rates.swapped_in_per_second,
+        snapshot.rates.swapped_out_per_second,
+        snapshot.faults.total
+    ));
+    text
+}
+
+/// `undercroft tiers`.
+pub fn tiers(as_json: bool) -> Result<u8, Failure> {
+    #[derive(Serialize)]
+    struct Tiers {
+        schema_version: u32,
+        tiers: &'static [TierKindHelp],
+    }
+    if as_json {
+        json(&Tiers {
+            schema_version: SCHEMA_VERSION,
+            tiers: TIER_KINDS,
+        })?;
+        return Ok(0);
+    }
+    for tier in TIER_KINDS {
+        line(&format!(
+            "{}\n  {}\n  example: --tier {}",
+            tier.syntax, tier.meaning, tier.example
+        ))?;
+        for option in tier.options {
+            line(&format!(
+                "  {:<18} {} (default: {})",
+                option.name, option.meaning, option.default
+            ))?;
+        }
+    }
+    line("\nGive --tier once for each tier, fastest first. Full tiers overflow into the next.")?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tier_examples_are_specifications_the_parser_takes() {
+        for tier in TIER_KINDS {
+            let parsed = tier.example.parse::<undercroft_tier::spec::TierSpec>();
+            assert!(parsed.is_ok(), "{}: {parsed:?}", tier.example);
+            assert!(tier.example.starts_with(tier.kind));
+        }
+    }
+}

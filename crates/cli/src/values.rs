@@ -1,0 +1,219 @@
+//! Parses each option's value, and refuses with what, why and the fix. Used by the argument parser.
+
+use undercroft_base::{Bytes, PAGE_BYTES};
+use undercroft_policy::{prefetch, reclaim};
+use undercroft_tier::spec::TierSpec;
+
+/// Reclaim policy when none is named.
+pub const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
+/// Prefetch policy when none is named.
+pub const PREFETCH_DEFAULT: &str = prefetch::NAMES[0];
+/// Smallest limit: below it the reserve and the pages one instruction may need leave no room to make progress.
+pub const MEMORY_MAX_MIN: Bytes = Bytes(1 << 20);
+/// Smallest `demo --size`: below it the store itself outweighs its values.
+const DEMO_SIZE_MIN: Bytes = Bytes(16 << 20);
+
+/// `--memory-max` as typed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MemoryMax {
+    /// No limit.
+    Max,
+    /// So many bytes.
+    Size(Bytes),
+    /// A share of physical memory, above 0 up to 100.
+    Percent(f64),
+}
+
+impl MemoryMax {
+    /// In bytes, `u64::MAX` = no limit, given this much physical memory.
+    /// Errors: the share of it is below the least limit; the text is for the user.
+    pub fn bytes(self, physical: Bytes) -> Result<u64, String> {
+        match self {
+            MemoryMax::Max => Ok(u64::MAX),
+            MemoryMax::Size(size) => Ok(size.0),
+            MemoryMax::Percent(percent) => {
+                let size = Bytes((physical.0 as f64 * percent / 100.0) as u64);
+                enough(size).map_err(|why| format!("{percent}% of {physical} is {size}: {why}"))?;
+                Ok(size.0)
+            }
+        }
+    }
+}
+
+fn enough(size: Bytes) -> Result<(), String> {
+    if size >= MEMORY_MAX_MIN {
+        return Ok(());
+    }
+    Err(format!(
+        "below {MEMORY_MAX_MIN} a program cannot make progress, because the pages that one instruction needs must be \
+         in memory together; give more, or `max` for no limit"
+    ))
+}
+
+/// `--memory-max`: a size, a percentage, or `max`.
+pub fn memory_max(text: &str) -> Result<MemoryMax, String> {
+    let text = text.trim();
+    if text == "max" {
+        return Ok(MemoryMax::Max);
+    }
+    if let Some(number) = text.strip_suffix('%') {
+        return match number.trim().parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(MemoryMax::Percent(percent)),
+            Ok(_) => Err(
+                "a percentage is of this machine's memory, above 0 and up to 100; use e.g. 25%"
+                    .to_owned(),
+            ),
+            Err(_) => Err(format!(
+                "`{number}` before the % is not a number; use e.g. 25%"
+            )),
+        };
+    }
+    let size = text
+        .parse::<Bytes>()
+        .map_err(|error| format!("{error}, or a share such as 50%, or max"))?;
+    enough(size)?;
+    Ok(MemoryMax::Size(size))
+}
+
+/// `--page-size`: 4 KiB only, so far.
+pub fn page_size(text: &str) -> Result<Bytes, String> {
+    let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
+    match size.0 {
+        bytes if bytes == PAGE_BYTES as u64 => Ok(size),
+        bytes if bytes == 2 << 20 => {
+            Err("2 MiB pages are not available yet, because only memory of 4 KiB pages is managed; leave the option out".to_owned())
+        }
+        _ => Err(format!("{size} is no page size of this machine; leave the option out or use 4K")),
+    }
+}
+
+/// `--latency`: not available yet.
+pub fn latency(_text: &str) -> Result<String, String> {
+    Err("latency bounds are not available yet, because nothing enforces them; leave the option out, and read the \
+         latencies in the report (--report FILE)"
+        .to_owned())
+}
+
+/// `--stall-max`: not available yet.
+pub fn stall_max(_text: &str) -> Result<String, String> {
+    Err("stall bounds are not available yet, because nothing enforces them; leave the option out, and read \
+         stall_seconds in the report (--report FILE)"
+        .to_owned())
+}
+
+/// `--policy`: a reclaim policy's name.
+pub fn reclaim(text: &str) -> Result<String, String> {
+    reclaim::by_name(text)
+        .map(|policy| policy.name().to_owned())
+        .map_err(|error| error.to_string())
+}
+
+/// `--prefetch`: a prefetch policy's name.
+pub fn prefetch(text: &str) -> Result<String, String> {
+    prefetch::by_name(text)
+        .map(|policy| policy.name().to_owned())
+        .map_err(|error| error.to_string())
+}
+
+/// `--tier`: a tier specification, in its canonical form; kept as text, since the manager opens it.
+pub fn tier(text: &str) -> Result<String, String> {
+    text.parse::<TierSpec>()
+        .map(|spec| spec.to_string())
+        .map_err(|error| error.to_string())
+}
+
+/// `lab run --footprint`: whole MiB.
+pub fn footprint(text: &str) -> Result<Bytes, String> {
+    let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
+    match size.0 >> 20 {
+        0 => Err("it is measured in whole MiB; give at least 1M".to_owned()),
+        mib => Ok(Bytes(mib << 20)),
+    }
+}
+
+/// `demo --size`.
+pub fn demo_size(text: &str) -> Result<Bytes, String> {
+    let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
+    if size < DEMO_SIZE_MIN {
+        return Err(format!(
+            "below {DEMO_SIZE_MIN} the store itself outweighs its values and nothing is shown; give more, e.g. 384M"
+        ));
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_max_takes_sizes_shares_and_max() {
+        assert_eq!(memory_max("512M"), Ok(MemoryMax::Size(Bytes(512 << 20))));
+        assert_eq!(memory_max("1.5GiB"), Ok(MemoryMax::Size(Bytes(3 << 29))));
+        assert_eq!(memory_max("50%"), Ok(MemoryMax::Percent(50.0)));
+        assert_eq!(memory_max("max"), Ok(MemoryMax::Max));
+    }
+
+    #[test]
+    fn memory_max_refuses_nonsense_with_a_way_out() {
+        for (text, word) in [
+            ("0", "max"),
+            ("1023K", "progress"),
+            ("lots", "512M"),
+            ("0%", "25%"),
+            ("101%", "25%"),
+            ("-5%", "25%"),
+            ("NaN%", "25%"),
+            ("x%", "25%"),
+            ("", "512M"),
+        ] {
+            let error = memory_max(text).expect_err(text);
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn memory_max_percent_is_of_physical_memory_and_has_the_same_floor() {
+        assert_eq!(MemoryMax::Percent(25.0).bytes(Bytes(4 << 30)), Ok(1 << 30));
+        assert_eq!(MemoryMax::Max.bytes(Bytes(4 << 30)), Ok(u64::MAX));
+        assert!(MemoryMax::Percent(0.001).bytes(Bytes(1 << 30)).is_err());
+    }
+
+    #[test]
+    fn page_size_is_4k_only() {
+        assert_eq!(page_size("4K"), Ok(Bytes(4096)));
+        assert_eq!(page_size("4096"), Ok(Bytes(4096)));
+        assert!(
+            page_size("2M")
+                .expect_err("2M")
+                .contains("not available yet")
+        );
+        assert!(page_size("8K").is_err());
+    }
+
+    #[test]
+    fn tiers_are_parsed_here_not_in_the_manager() {
+        assert_eq!(tier("ram, zstd").as_deref(), Ok("ram,zstd"));
+        assert!(
+            tier("tape:/dev/st0")
+                .expect_err("tape")
+                .contains("use ram or file:PATH")
+        );
+    }
+
+    #[test]
+    fn policies_are_those_of_the_library() {
+        for name in undercroft_policy::reclaim::NAMES {
+            assert_eq!(reclaim(name).as_deref(), Ok(name));
+        }
+        for name in undercroft_policy::prefetch::NAMES {
+            assert_eq!(prefetch(name).as_deref(), Ok(name));
+        }
+        assert!(reclaim("fifo").expect_err("fifo").contains("clock_w"));
+        assert!(
+            prefetch("psychic")
+                .expect_err("psychic")
+                .contains("majority")
+        );
+    }
+}
