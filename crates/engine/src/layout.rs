@@ -1,7 +1,9 @@
 //! What the program does to its address space: drop, unmap, move, fork. Called for each event in the order the kernel
 //! gave them, while no page of the space can be installed.
 
-use undercroft_base::{Entry, Flags, PageNo, PageState, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{
+    Entry, Flags, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
+};
 use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
@@ -70,6 +72,13 @@ impl<L: Ledger> Engine<L> {
                 _ => {}
             }
             let moved = match entry.state {
+                PageState::Loading if is_zero(entry) => {
+                    self.uncount();
+                    Entry {
+                        flags: entry.flags,
+                        ..Entry::UNTOUCHED
+                    }
+                }
                 // The plan owns this claim and will drop it; the page at the new address needs its own.
                 PageState::Loading => {
                     self.uncount();
@@ -93,7 +102,8 @@ impl<L: Ledger> Engine<L> {
     /// The client forked: the child has the parent's pages. Present pages are the parent's frames until one of the two
     /// writes ([`Engine::own_frame`]); stored copies are shared.
     ///
-    /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros; `dropped`: marked `DONTFORK`, absent.
+    /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros. What is marked `MADV_DONTFORK` the caller
+    ///   unmaps in the child.
     ///
     /// Errors: the ledger is full; the child must be ended. Nothing of it is kept.
     pub fn forked(
@@ -155,6 +165,10 @@ impl<L: Ledger> Engine<L> {
                         },
                     }
                 }
+                PageState::Loading if is_zero(entry) => Entry {
+                    flags,
+                    ..Entry::UNTOUCHED
+                },
                 PageState::Stored | PageState::Loading => {
                     self.share(entry.tier, entry.slot);
                     Entry {
@@ -245,4 +259,10 @@ impl<L: Ledger> Engine<L> {
     pub fn page_no(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
         self.table.find(space, page)
     }
+}
+
+/// A first touch in progress, or as good as one. Its page may turn out to be there already, so a copy of its entry must
+/// not say that it is stored.
+fn is_zero(entry: Entry) -> bool {
+    entry.tier == TierId::FILL && entry.slot == Slot(0)
 }
