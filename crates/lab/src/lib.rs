@@ -43,6 +43,8 @@ pub struct RunOptions {
     pub footprint_mib: Option<u64>,
     /// Where swap files and file tiers go; None = `out`. Must be a disk file system, not tmpfs.
     pub swap_directory: Option<PathBuf>,
+    /// The YCSB client's source directory; None = `bench/ycsb` below the current directory.
+    pub ycsb_directory: Option<PathBuf>,
 }
 
 /// Every experiment, in the order to run them.

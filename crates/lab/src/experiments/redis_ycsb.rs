@@ -55,7 +55,12 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
             return Ok(results);
         }
     }
-    let jar = match find_or_build_jar(Path::new("bench/ycsb")) {
+    let jar = match find_or_build_jar(
+        lab.options
+            .ycsb_directory
+            .as_deref()
+            .unwrap_or(Path::new("bench/ycsb")),
+    ) {
         Ok(jar) => jar,
         Err(error) => {
             skip(&mut results, &format!("redis-ycsb: {error:#}"));
@@ -72,7 +77,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
         records: lab
             .options
             .footprint_mib
-            .map_or(lab.pick(3_000, 100_000), |mib| mib * 1024 / 5),
+            .map_or(lab.pick(2_000, 100_000), |mib| mib * 1024 / 5),
         operations: lab.pick(2_000, 200_000),
         threads: 2,
         out,
@@ -430,7 +435,8 @@ fn java_installed() -> bool {
 fn find_or_build_jar(project: &Path) -> anyhow::Result<PathBuf> {
     ensure!(
         project.join("pom.xml").exists(),
-        "bench/ycsb is not here; run from the root of the source tree"
+        "the YCSB client's source is not at {}; run from the root of the source tree",
+        project.display()
     );
     let jar = project.join("target/undercroft-ycsb.jar");
     if !jar.exists() {

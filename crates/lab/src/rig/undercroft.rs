@@ -62,6 +62,8 @@ impl Rig for Undercroft {
     fn set_up(&self, limit: Bytes) -> Result<Stage, RigError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         crate::interrupt::install();
+        // Other labs on the machine wait; one that may not open the lock (another user's) goes on without.
+        let lock = swap::lock().ok();
         if let Some(other) = swap::active().first() {
             return Err(RigError::OtherSwap(other.clone()));
         }
@@ -93,7 +95,7 @@ impl Rig for Undercroft {
             report: Some(report),
             _swap: None,
             cgroup,
-            _lock: None,
+            _lock: lock,
         })
     }
 }
