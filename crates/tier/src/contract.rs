@@ -228,9 +228,10 @@ fn any_slot(oracle: &Oracle, random: &mut Pages) -> Option<Slot> {
     oracle.range(from..).next().map(|(&slot, _)| slot)
 }
 
-fn load_any(subject: &Subject<'_>, oracle: &Oracle, random: &mut Pages, context: &str) {
+/// False: there is nothing to load.
+fn load_any(subject: &Subject<'_>, oracle: &Oracle, random: &mut Pages, context: &str) -> bool {
     let Some(slot) = any_slot(oracle, random) else {
-        return;
+        return false;
     };
     let (page, stamp) = &oracle[&slot];
     let loaded = subject
@@ -246,6 +247,7 @@ fn load_any(subject: &Subject<'_>, oracle: &Oracle, random: &mut Pages, context:
         Some(LoadError::Corrupt),
         "{context}"
     );
+    true
 }
 
 /// Two threads load live slots, one loads slots that are being freed, while a worker stores and frees.
@@ -261,8 +263,8 @@ pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
                 let mut random = Pages::new(seed ^ (thread + 1));
                 while !done.load(Relaxed) {
                     let live = live.read().expect("the worker lives");
-                    load_any(subject, &live, &mut random, "concurrent load");
-                    loads.fetch_add(1, Relaxed);
+                    let loaded = load_any(subject, &live, &mut random, "concurrent load");
+                    loads.fetch_add(u64::from(loaded), Relaxed);
                 }
             });
         }
@@ -318,6 +320,10 @@ pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
         "concurrent: {} loads, {} reads of freed slots noticed",
         loads.load(Relaxed),
         stale.load(Relaxed)
+    );
+    assert!(
+        loads.load(Relaxed) > 0,
+        "nothing was loaded while pages were stored"
     );
     let left = live.into_inner().expect("threads ended well");
     subject.tier.free(&left.keys().copied().collect::<Vec<_>>());

@@ -27,8 +27,11 @@ const BITMAP_WORDS: usize = BLOCK_OBJECTS_MAX / 64;
 const LINKS: usize = 5;
 /// Lists of a class: 0 = empty, 1..=3 by thirds.
 const BANDS: usize = 4;
-/// Larger classes tried when no new block may be taken.
-const CLASSES_ABOVE: usize = 3;
+/// Larger classes whose half-filled blocks are used before a new block is taken. Bytes held per byte of objects after
+/// churn with 0 / 1 / 2 / 3, 5,000 objects: 1.300 / 1.221 / 1.204 / 1.179; 200,000: 1.059 / 1.056 / 1.060 / 1.061.
+const CLASSES_ABOVE: usize = 2;
+/// The same when no new block may be taken.
+const CLASSES_ABOVE_FULL: usize = 8;
 /// Empty blocks are kept only while they are less than this part of what is held.
 const EMPTY_SHARE: u64 = 16;
 
@@ -212,14 +215,10 @@ impl Heap {
 
     /// A place for one object of `class`; `None` when that needs memory beyond the capacity. Cost: O(1).
     pub(super) fn alloc(&mut self, directory: Directory<'_>, class: usize) -> Option<Place> {
-        let (block, class) = match self.partial(class) {
-            Some(block) => (block, class),
-            None => match self.new_block(directory, class) {
-                Some(block) => (block, class),
-                None => (class + 1..CLASS_COUNT.min(class + 1 + CLASSES_ABOVE))
-                    .find_map(|class| Some((self.partial(class)?, class)))?,
-            },
-        };
+        let (block, class) = self
+            .partial_from(class, CLASSES_ABOVE)
+            .or_else(|| Some((self.new_block(directory, class)?, class)))
+            .or_else(|| self.partial_from(class, CLASSES_ABOVE_FULL))?;
         let objects = CLASSES[class].objects;
         let (_, live) = directory.state(block)?;
         let index = directory.take_first(block, objects)?;
@@ -290,6 +289,14 @@ impl Heap {
         let held_bytes = CLASSES[class].held_bytes();
         self.empty_bytes -= held_bytes;
         Emptied { block, held_bytes }
+    }
+
+    /// A block with room, of `class` or one of the next `above`, and its class.
+    fn partial_from(&self, class: usize, above: usize) -> Option<(u32, usize)> {
+        let classes = class..CLASS_COUNT.min(class + 1 + above);
+        classes
+            .into_iter()
+            .find_map(|class| Some((self.partial(class)?, class)))
     }
 
     fn partial(&self, class: usize) -> Option<u32> {
