@@ -10,7 +10,7 @@ use undercroft_policy::reclaim::{Arrival, Verdict};
 
 use crate::Engine;
 use crate::ledger::Ledger;
-use crate::limits::{EVICT_PAGES_MAX, SELECT_SCAN_MAX};
+use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
 
 /// One page of the batch, as the caller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,27 +130,15 @@ impl<L: Ledger> Engine<L> {
         self.batch.pages.clear();
         self.batch.followers.clear();
         self.victims.clear();
-        let Engine {
-            table,
-            recent,
-            reclaim,
-            victims,
-            ..
-        } = self;
-        let mut verdict = |no: PageNo| {
-            let entry = table.entry(no);
-            debug_assert_eq!(entry.state, PageState::Resident);
-            match entry.flags.has(Flags::LOCKED) || recent.holds(no) {
-                true => Verdict::Skip,
-                false => Verdict::Take,
-            }
-        };
-        reclaim.select(
-            want.min(EVICT_PAGES_MAX),
-            SELECT_SCAN_MAX,
-            &mut verdict,
-            victims,
-        );
+        // At most half of what is resident, and less when nothing else can leave and there is no room: under a small
+        // limit, beside a large pool or many locked pages all others may be recent, and waiting threads would wait for
+        // ever.
+        let mut protected = (self.resident / 2).min(RECENT_PAGES as u64) as usize;
+        self.name_victims(want, protected);
+        while self.victims.is_empty() && protected > 0 && self.room() < 1 {
+            protected /= 2;
+            self.name_victims(want, protected);
+        }
         let stamp = self.stamp();
         for at in 0..self.victims.len() {
             let no = self.victims[at];
@@ -185,6 +173,31 @@ impl<L: Ledger> Engine<L> {
             settled: false,
         }));
         !out.is_empty()
+    }
+
+    /// Has the policy name victims, none of them locked or among the `protected` pages installed last.
+    fn name_victims(&mut self, want: usize, protected: usize) {
+        let Engine {
+            table,
+            recent,
+            reclaim,
+            victims,
+            ..
+        } = self;
+        let mut verdict = |no: PageNo| {
+            let entry = table.entry(no);
+            debug_assert_eq!(entry.state, PageState::Resident);
+            match entry.flags.has(Flags::LOCKED) || recent.holds(no, protected) {
+                true => Verdict::Skip,
+                false => Verdict::Take,
+            }
+        };
+        reclaim.select(
+            want.min(EVICT_PAGES_MAX),
+            SELECT_SCAN_MAX,
+            &mut verdict,
+            victims,
+        );
     }
 
     /// Whether item `at` of the batch is still worth storing: not dropped meanwhile by all who had it.

@@ -72,7 +72,7 @@ pub struct Engine<L> {
     stats: Stats,
 }
 
-/// The last pages installed: they may not leave yet.
+/// The last pages installed: they may not leave yet, up to half of what is resident.
 struct Recent {
     pages: [PageNo; limits::RECENT_PAGES],
     next: usize,
@@ -84,8 +84,10 @@ impl Recent {
         self.next = (self.next + 1) % limits::RECENT_PAGES;
     }
 
-    fn holds(&self, page: PageNo) -> bool {
-        self.pages.contains(&page)
+    /// Whether `page` is one of the `count` last.
+    fn holds(&self, page: PageNo, count: usize) -> bool {
+        let size = limits::RECENT_PAGES;
+        (1..=count.min(size)).any(|back| self.pages[(self.next + size - back) % size] == page)
     }
 }
 

@@ -15,7 +15,7 @@ pub const DEMOTE_PAGES_MAX: usize = 256;
 pub const SELECT_SCAN_MAX: usize = 8 * EVICT_PAGES_MAX;
 
 /// Newly installed pages that may not leave yet: minimum residency, without which a thread that needs a few pages at
-/// once makes no progress.
+/// once makes no progress. Never more than half of the resident pages.
 pub const RECENT_PAGES: usize = 32;
 
 /// Faults that may wait for room at once, before the oldest is woken to fault again.

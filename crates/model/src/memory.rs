@@ -376,6 +376,12 @@ impl Memory {
             .is_some_and(|at| self.frames[at].maps > 1)
     }
 
+    /// True when a device holds the page's frame.
+    pub fn is_pinned(&self, mm: Mm, page: VirtPage) -> bool {
+        self.frame_of(mm, page)
+            .is_some_and(|at| self.frames[at].pinned)
+    }
+
     /// The content of a present page, looked at without touching it.
     pub fn peek(&self, mm: Mm, page: VirtPage) -> Option<Content> {
         Some(self.frames[self.frame_of(mm, page)?].content)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use undercroft_base::{Entry, Flags, PageState, Slot, TierId, VirtPage};
+use undercroft_base::{Entry, Flags, PageState, Slot, Tier, TierId, VirtPage};
 use undercroft_engine::Outcome;
 
 use super::{Doing, World};
@@ -110,6 +110,15 @@ impl World {
             if !stopped {
                 break;
             }
+            if let Some(page) = self.could_leave() {
+                panic!(
+                    "threads wait for room, but nobody evicts {page:?}: room {}, resident {:?}, used {}, limit {}, full {full}",
+                    self.engine.room(),
+                    self.engine.resident(),
+                    self.engine.dram_used(),
+                    self.engine.limit(),
+                );
+            }
             // Nothing can leave: all is pinned, locked, or below is full.
             self.engine.set_over_limit_ok(true);
             self.over_limit = true;
@@ -128,6 +137,22 @@ impl World {
         self.check_slots();
         self.calm = false;
         self.set_failures(true);
+    }
+
+    /// A page that could be evicted, when the last tier has room.
+    fn could_leave(&self) -> Option<(usize, VirtPage, Entry)> {
+        let last = self.tiers.last().expect("a tier");
+        if last.usage().logical.0 + super::PAGE > last.info().capacity.0 {
+            return None;
+        }
+        self.entries().into_iter().find(|(proc, page, entry)| {
+            let mm = self.procs[*proc].mm;
+            let bound = Flags::LOCKED.with(Flags::INHERITED);
+            entry.state == PageState::Resident
+                && entry.flags.0 & bound.0 == 0
+                && self.memory.is_present(mm, *page)
+                && !self.memory.is_pinned(mm, *page)
+        })
     }
 
     fn stopped(&self) -> Vec<(usize, Doing, Entry)> {

@@ -23,6 +23,7 @@ pub struct Batch {
     pub next: usize,
     pub cancelled: bool,
     pub held: Vec<Held>,
+    pub stalled: u64,
 }
 
 #[derive(Debug)]
@@ -30,16 +31,24 @@ pub struct Demotion {
     pub items: Vec<DemoteItem>,
     pub loaded: Option<(DemoteItem, Box<[u8]>)>,
     pub stored: Option<(DemoteItem, TierId, Slot)>,
+    pub stalled: u64,
 }
 
 impl World {
     /// Lets the evictor do one thing; false when there was nothing to do.
     pub fn evict_step(&mut self) -> bool {
-        let Some(batch) = &self.batch else {
+        let calm = self.calm;
+        let Some(batch) = &mut self.batch else {
             let wanted = self.engine.reclaim_unfinished() || self.random.chance(1, 100);
             return wanted && self.start_batch();
         };
+        if batch.stalled > 0 && !calm {
+            batch.stalled -= 1;
+            return true;
+        }
         if batch.next < batch.items.len() {
+            let stalled = self.stall();
+            self.batch.as_mut().expect("a batch").stalled = stalled;
             // The agent takes several pages at a time.
             for _ in 0..1 + self.random.index(8) {
                 self.take_next();
@@ -79,7 +88,9 @@ impl World {
             let pages: Vec<_> = items.iter().map(|i| (i.space.0, i.page.0)).collect();
             format!("select {pages:?}")
         });
+        let stalled = self.stall();
         self.batch = any.then_some(Batch {
+            stalled,
             items,
             next: 0,
             cancelled: false,
@@ -231,6 +242,7 @@ impl World {
 
     /// Lets the demoter do one thing; false when there was nothing to do.
     pub fn demotion_step(&mut self) -> bool {
+        let calm = self.calm;
         let Some(demotion) = &mut self.demotion else {
             let from = self.random.index(self.tiers.len());
             let mut items = Vec::new();
@@ -246,13 +258,19 @@ impl World {
                 return false;
             }
             self.log(|| format!("demote {items:?}"));
+            let stalled = self.stall();
             self.demotion = Some(Demotion {
+                stalled,
                 items,
                 loaded: None,
                 stored: None,
             });
             return true;
         };
+        if demotion.stalled > 0 && !calm {
+            demotion.stalled -= 1;
+            return true;
+        }
         if let Some((item, to, slot)) = demotion.stored.take() {
             self.engine.demoted(item, to, slot);
             self.log(|| format!("demoted {item:?} to {to:?} {slot:?}"));
@@ -267,7 +285,11 @@ impl World {
         } else if let Some(item) = demotion.items.pop() {
             let mut page = vec![0; PAGE_BYTES];
             match self.tiers[item.tier.0 as usize].load(item.slot, item.stamp, &mut page) {
-                Ok(_) => demotion.loaded = Some((item, page.into())),
+                Ok(_) => {
+                    demotion.loaded = Some((item, page.into()));
+                    let stalled = self.stall() / 10;
+                    self.demotion.as_mut().expect("going on").stalled = stalled;
+                }
                 Err(_) => self.engine.demotion_failed(item),
             }
         } else {

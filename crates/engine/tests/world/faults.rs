@@ -20,6 +20,8 @@ pub struct Flight {
     pub proc: usize,
     pub plan: LoadPlan,
     pub got: Vec<Got>,
+    /// Turns it misses: some loads are slow.
+    pub stalled: u64,
 }
 
 impl World {
@@ -76,7 +78,13 @@ impl World {
                     assert!(used <= limit, "a fault broke the limit: {used} of {limit}");
                 }
                 let got = plan.items.iter().map(|_| Got::Not).collect();
-                self.flights[at] = Some(Flight { proc, plan, got });
+                let stalled = self.stall();
+                self.flights[at] = Some(Flight {
+                    proc,
+                    plan,
+                    got,
+                    stalled,
+                });
             }
             FaultAnswer::Wake => self.heal(proc, message.page),
             FaultAnswer::Wait | FaultAnswer::NoRoom => {}
@@ -104,8 +112,20 @@ impl World {
         self.wake(proc, page);
     }
 
+    /// How many turns the next piece of work misses: seldom any, then many.
+    pub fn stall(&mut self) -> u64 {
+        match !self.calm && self.random.chance(1, 40) {
+            true => 100 + self.random.below(300),
+            false => 0,
+        }
+    }
+
     fn advance_flight(&mut self, at: usize) {
-        let flight = self.flights[at].as_ref().expect("in flight");
+        let flight = self.flights[at].as_mut().expect("in flight");
+        if flight.stalled > 0 && !self.calm {
+            flight.stalled -= 1;
+            return;
+        }
         let missing: Vec<usize> = (0..flight.got.len())
             .filter(|item| flight.got[*item] == Got::Not)
             .collect();

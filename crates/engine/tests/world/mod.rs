@@ -16,7 +16,7 @@ pub use evict::{Batch, Demotion};
 pub use faults::Flight;
 
 pub const PAGE: u64 = 4096;
-const HISTORY: usize = 60;
+const HISTORY: usize = 4000;
 
 /// What a world is made of.
 #[derive(Clone, Debug)]

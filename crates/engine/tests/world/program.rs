@@ -150,6 +150,10 @@ impl World {
     }
 
     fn free_place(&mut self, count: u64) -> VirtPage {
+        if count <= 16 && self.random.chance(1, 2) {
+            // Alone in its chunk of the ledger, which is given back and used anew often.
+            return VirtPage((1 << 20) + 512 * self.random.below(24) + self.random.below(4));
+        }
         let arena = ARENAS[self.random.index(ARENAS.len())];
         VirtPage(arena + self.random.below(ARENA_PAGES - count))
     }
@@ -223,7 +227,8 @@ impl World {
         if self.memory.mapped(mm) > MAPPED_MAX {
             return;
         }
-        let count = 1 + self.random.below(150);
+        let most = if self.random.chance(1, 2) { 150 } else { 12 };
+        let count = 1 + self.random.below(most);
         let start = self.free_place(count);
         let range = VirtRange::new(start, start.plus(count));
         if range
