@@ -269,6 +269,17 @@ impl<L: Ledger> Engine<L> {
         self.table.regions(space)
     }
 
+    /// Pages of all managed ranges, touched or not.
+    pub fn managed_pages(&self) -> PageCount {
+        let spaces = self.table.spaces();
+        PageCount(
+            spaces
+                .flat_map(|s| self.table.regions(s))
+                .map(|r| r.count().0)
+                .sum(),
+        )
+    }
+
     /// Every space that was added and not removed.
     pub fn spaces(&self) -> Vec<SpaceId> {
         self.table.spaces().collect()

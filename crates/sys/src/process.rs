@@ -58,6 +58,12 @@ impl PidFd {
     }
 }
 
+impl From<OwnedFd> for PidFd {
+    fn from(fd: OwnedFd) -> PidFd {
+        PidFd(fd)
+    }
+}
+
 impl AsFd for PidFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -125,6 +131,22 @@ pub fn robust_list_head(tid: u32) -> Option<u64> {
         libc::syscall(libc::SYS_get_robust_list, tid, head, len)
     };
     (result == 0 && head != 0).then_some(head)
+}
+
+/// Takes over a descriptor that this process was started with, by its number; closed on exec from now on. Each number is
+/// taken once.
+///
+/// Errors: no such descriptor.
+pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
+    if number <= 2 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: F_SETFD takes numbers only, and fails when the descriptor is not open.
+    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: open (checked), and handed to us alone by whoever started this process; nothing else here owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// The calling thread's id.

@@ -166,15 +166,20 @@ pub fn status_number(pid: u32, key: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Appends the mappings of a process that have VmFlag `flag` (`wf` wiped on fork, `dc` not copied, `lo` locked).
-/// Reads smaps: the kernel walks every page, a few ms a GiB.
-pub fn mappings_with_flag(pid: u32, flag: &str, out: &mut Vec<VirtRange>) -> io::Result<()> {
+/// For each (VmFlag, list): appends the process's mappings that have the flag (`wf` wiped on fork, `dc` not copied, `lo`
+/// locked). Reads smaps: the kernel walks every page, a few ms a GiB.
+pub fn mappings_with_flags(
+    pid: u32,
+    wanted: &mut [(&str, &mut Vec<VirtRange>)],
+) -> io::Result<()> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let mut current = None;
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let has = flags.split_ascii_whitespace().any(|f| f == flag);
-            out.extend(current.filter(|_| has));
+            for (flag, found) in wanted.iter_mut() {
+                let has = flags.split_ascii_whitespace().any(|f| f == *flag);
+                found.extend(current.filter(|_| has));
+            }
         } else if line.as_bytes().first().is_some_and(u8::is_ascii_hexdigit) {
             current = Vma::parse(line).map(|vma| vma.range);
         }
