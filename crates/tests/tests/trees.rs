@@ -1,0 +1,116 @@
+//! Process trees under one limit: shells with background jobs, exec chains, forking workers, threads, dropped users.
+
+use undercroft_tests::{Job, MIB, build, find, one_at_a_time, plain_only, skip};
+
+const LIMIT: u64 = 24 * MIB;
+
+/// Runs `job` plain and limited; status 0 and the same output, and something was swapped.
+fn same(job: Job, limit: u64, pages: f64) {
+    let _turn = one_at_a_time();
+    let plain = job.run().expect(0);
+    let limited = job.limit(limit).run().expect(0);
+    assert_eq!(limited.text(), plain.text(), "{limited}");
+    limited.expect_swapping(pages);
+}
+
+fn touch() -> String {
+    build("touch").display().to_string()
+}
+
+#[test]
+fn background_jobs_of_a_shell_share_the_limit() {
+    let touch = touch();
+    let script = format!("{touch} 24 --rounds 2 & {touch} 24 --rounds 2 & wait; echo done");
+    same(Job::new("sh").args(["-c", &script]), LIMIT, 1000.0);
+}
+
+#[test]
+fn status_of_a_background_job_is_right() {
+    let _turn = one_at_a_time();
+    let touch = touch();
+    let script =
+        format!("{touch} 40 --rounds 1 --exit 9 & first=$!; {touch} 8 & wait $first; exit $?");
+    Job::new("sh")
+        .args(["-c", &script])
+        .limit(LIMIT)
+        .run()
+        .expect(9);
+}
+
+#[test]
+fn exec_chain_forgets_the_old_memory() {
+    let touch = touch();
+    // Each step holds memory and is then replaced: by a shell, by the program, again.
+    let last = format!("exec {touch} 48 --rounds 2");
+    let script =
+        format!("{touch} 32; x=$(head -c 3000000 /dev/zero | tr '\\0' y); exec sh -c '{last}'");
+    same(Job::new("sh").args(["-c", &script]), LIMIT, 1000.0);
+}
+
+#[test]
+fn pipelines_pass_evicted_bytes() {
+    let script = "seq 1 400000 | sort -r -S 64M | sort -n -S 64M | md5sum";
+    same(Job::new("sh").args(["-c", script]), 16 * MIB, 500.0);
+}
+
+#[test]
+fn fork_children_and_their_parent_see_their_own_bytes() {
+    same(
+        Job::new(touch()).args(["64", "--rounds", "1", "--fork", "4"]),
+        LIMIT,
+        4000.0,
+    );
+}
+
+#[test]
+fn python_workers_made_by_fork_agree_with_a_plain_run() {
+    let name = "python_workers_made_by_fork_agree_with_a_plain_run";
+    let Some(python) = find("python3") else {
+        return skip(name, "no python3; on Debian: apt-get install python3");
+    };
+    let script = r#"
+import hashlib, multiprocessing
+data = [hashlib.sha256(str(i).encode()).hexdigest() * 8 for i in range(60000)]
+def work(part):
+    mine = [text[::-1] for text in data[part::6]]
+    return hashlib.sha256("".join(mine).encode()).hexdigest()
+if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")
+    with multiprocessing.Pool(3) as pool:
+        print(*pool.map(work, range(6)), sep="\n")
+    print(hashlib.sha256("".join(data).encode()).hexdigest())
+"#;
+    let job = Job::new(python).args(["-c", script]);
+    same(job, 20 * MIB, 1000.0);
+}
+
+#[test]
+fn program_with_many_threads_is_identical() {
+    let job = Job::new(build("threads")).args(["32", "3"]);
+    same(job, 16 * MIB, 2000.0);
+}
+
+#[test]
+fn program_that_becomes_another_user_keeps_its_memory() {
+    let name = "program_that_becomes_another_user_keeps_its_memory";
+    if !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
+        return skip(name, "needs root and setpriv");
+    }
+    if plain_only() {
+        skip(name, "only plain: UNDERCROFT_TEST_PLAIN is set");
+    }
+    let folder = tempfile::Builder::new()
+        .prefix("undercroft-tests-")
+        .tempdir_in("/tmp")
+        .expect("a scratch folder");
+    let program = folder.path().join("touch");
+    std::fs::copy(build("touch"), &program).expect("a copy of the program");
+    let everyone = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), everyone).expect("a mode");
+    let job = Job::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(&program)
+        .args(["48", "--rounds", "2", "--fork", "1"])
+        .folder("/");
+    same(job, LIMIT, 1000.0);
+}
