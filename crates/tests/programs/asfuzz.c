@@ -1,7 +1,7 @@
 // A random address-space program with a shadow oracle: no byte may ever differ from what a plain kernel would give.
 //
 //   asfuzz [--seed N] [--ops N] [--threads N] [--footprint-mib N] [--dir PATH] [--no-fork] [--no-side] [--no-uring]
-//          [--no-hints] [--no-lock] [--no-signals] [--verbose] [--skip OPERATION]... [--sabotage zero|stale|foreign]
+//          [--no-hints] [--no-lock] [--no-signals] [--guards] [--verbose] [--skip OPERATION]... [--sabotage zero|stale|foreign]
 //
 // Each of --threads workers owns an arena of --footprint-mib MiB at a fixed address and does --ops / --threads operations
 // on it. The operations of a worker depend on the seed and the worker only. Exit status: 0 all bytes right, 2 usage, 3 a
@@ -24,7 +24,7 @@ enum { THREADS_MAX = 16, CHILDREN_MAX = 3, DEPTH_MAX = 3, BRK_PAGES = 256 };
 
 static struct {
 	u64 seed, ops, threads, mib;
-	int no_fork, no_side, no_uring, no_hints, no_lock, no_signals, verbose;
+	int no_fork, no_side, no_uring, no_hints, no_lock, no_signals, guards, verbose;
 	u8 skip[64];
 	const char *sabotage;
 } options = { .seed = 1, .ops = 100000, .threads = 2, .mib = 64 };
@@ -247,7 +247,7 @@ static void spoil(struct world *w)
 enum op {
 	OP_WRITE, OP_WRITE_PART, OP_PATCH, OP_VERIFY, OP_PEEK, OP_OUT, OP_IN, OP_MMAP, OP_MUNMAP, OP_MAP_FIXED, OP_MOVE,
 	OP_RESIZE, OP_DONTNEED, OP_FREE, OP_FORK_ADVICE, OP_PROTECT, OP_PROBE, OP_POPULATE, OP_HINT, OP_LOCK, OP_URING,
-	OP_FORK, OP_BRK, OP_REST, OP_COUNT
+	OP_FORK, OP_BRK, OP_REST, OP_GUARD, OP_COUNT
 };
 
 static const struct {
@@ -262,6 +262,7 @@ static const struct {
 	[OP_PROTECT] = { "mprotect", 35 },     [OP_PROBE] = { "segv_probe", 25 },      [OP_POPULATE] = { "populate", 10 },
 	[OP_HINT] = { "hint", 10 },            [OP_LOCK] = { "mlock", 6 },             [OP_URING] = { "uring_fixed", 4 },
 	[OP_FORK] = { "fork", 5 },             [OP_BRK] = { "brk", 5 },                [OP_REST] = { "rest", 5 },
+	[OP_GUARD] = { "guard", 8 },
 };
 
 static enum op choose(struct world *w)
@@ -339,6 +340,7 @@ static void run(struct world *w)
 		case OP_POPULATE: op_populate(w); break;
 		case OP_HINT: options.no_hints ? (void)0 : op_hint(w); break;
 		case OP_LOCK: options.no_lock ? (void)0 : op_lock(w); break;
+		case OP_GUARD: options.guards ? op_guard(w) : (void)0; break;
 		case OP_URING: op_uring(w, &gear, &ring); break;
 		default: break;
 		}
@@ -388,7 +390,7 @@ static void parse(int argc, char **argv)
 	} flags[] = {
 		{ "--no-fork", &options.no_fork },     { "--no-side", &options.no_side }, { "--no-uring", &options.no_uring },
 		{ "--no-hints", &options.no_hints },   { "--no-lock", &options.no_lock }, { "--verbose", &options.verbose },
-		{ "--no-signals", &options.no_signals },
+		{ "--no-signals", &options.no_signals }, { "--guards", &options.guards },
 	};
 	for (int i = 1; i < argc; i++) {
 		u32 known = 0;

@@ -402,6 +402,25 @@ static void op_hint(struct world *w)
 	verify_span(w, "hinted", (struct span){ s.start, s.count < 8 ? s.count : 8 });
 }
 
+// Guard markers (Linux 6.13) discard the pages with no userfaultfd event: old bytes must not come back after them.
+static void op_guard(struct world *w)
+{
+	struct span s = pick(w, 32, WANT_UNLOCKED);
+	if (!s.count)
+		return;
+	remember(w, "MADV_GUARD_INSTALL and REMOVE", s.start, s.count, 0);
+	if (advise(w, s, 102))
+		return; // an older kernel
+	for (u32 i = 0; i < s.count; i++)
+		set_zero(&w->page[s.start + i]);
+	usleep(below(w, 2000));
+	if (!faults(address_of(w, s.start + below(w, s.count)), 0))
+		broken(w, "read of a guard page near %p did not raise SIGSEGV", (void *)address_of(w, s.start));
+	if (advise(w, s, 103))
+		broken(w, "MADV_GUARD_REMOVE of %u pages at %p", s.count, (void *)address_of(w, s.start));
+	verify_span(w, "after guards", s);
+}
+
 static void op_lock(struct world *w)
 {
 	struct span s = pick(w, 16, WANT_READ);

@@ -1,7 +1,7 @@
 //! `asfuzz` at a quarter of its memory: random address-space operations against an oracle of every byte.
 
 use undercroft_tests::{
-    Job, MIB, build, one_at_a_time, plain_only, say, setting, skip, target_folder,
+    Job, MIB, build, find, one_at_a_time, plain_only, say, setting, skip, target_folder,
 };
 
 const FOOTPRINT_MIB: u64 = 64;
@@ -15,6 +15,10 @@ struct Case {
 }
 
 fn fuzz(case: Case) {
+    fuzz_after(&[], case);
+}
+
+fn fuzz_after(before: &[&str], case: Case) {
     let _turn = one_at_a_time();
     let folder = target_folder().join("test-programs");
     // 70 to 90 % of the arenas is mapped and mostly touched; side threads have some more.
@@ -27,6 +31,7 @@ fn fuzz(case: Case) {
         .arg("--dir")
         .arg(&folder)
         .args(case.more)
+        .before(before)
         .limit(limit)
         .timeout(150 + case.ops / 500);
     let spill = tempfile::tempdir_in(&folder).expect("a folder for the file tier");
@@ -123,6 +128,36 @@ fn address_space_survives_with_one_thread_and_no_fork() {
         tiers: RAM,
         more,
     });
+}
+
+/// Guard markers raise no event: a pager that trusts events alone brings discarded bytes back.
+#[test]
+fn address_space_survives_guard_pages() {
+    fuzz(Case {
+        seed: 6,
+        ops: ops(10_000),
+        threads: 2,
+        tiers: RAM,
+        more: &["--guards"],
+    });
+}
+
+/// With one CPU the fault threads, the evictor and the program share it: slower, never stuck.
+#[test]
+fn address_space_survives_on_one_cpu() {
+    if find("taskset").is_none() {
+        return skip("address_space_survives_on_one_cpu", "no taskset");
+    }
+    fuzz_after(
+        &["taskset", "-c", "0"],
+        Case {
+            seed: 7,
+            ops: ops(10_000),
+            threads: 2,
+            tiers: RAM,
+            more: &[],
+        },
+    );
 }
 
 /// More seeds, for a long run: `UNDERCROFT_TEST_SEEDS=100`.
