@@ -284,3 +284,33 @@ fn full_file_system_inner() {
     std::thread::sleep(PAUSE_MAX.min(PAUSE_FIRST * 32));
     assert!(store_all(&tier, &pages[..200]).iter().all(Result::is_ok));
 }
+
+/// As the manager reads: O_DIRECT through a ring, into its arena, then the checksum.
+#[test]
+fn file_pages_are_read_directly_through_a_ring() {
+    let directory = directory();
+    let tier = tier(directory.path(), 2 << 20);
+    let pages = pages(&mut Pages::new(38), 16);
+    let slots: Vec<_> = store_all(&tier, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let mut ring = Ring::new(16, 16).unwrap();
+    for (at, (slot, (_, stamp))) in slots.iter().zip(&pages).enumerate() {
+        let loaded = tier.load(*slot, *stamp, &mut [0; PAGE_BYTES]).unwrap();
+        let Loaded::Read { fd, offset } = loaded else {
+            panic!("a file tier answers where to read");
+        };
+        ring.read(fd, offset, at, at + 1, at as u64).unwrap();
+    }
+    ring.submit(16).unwrap();
+    let mut read = 0;
+    ring.reap(|_, result| read += u32::from(result == Ok(PAGE_BYTES)));
+    assert_eq!(read, 16);
+    for (at, (slot, (page, stamp))) in slots.iter().zip(&pages).enumerate() {
+        let bytes = ring.arena().pages(at, at + 1).unwrap();
+        assert!(bytes == page);
+        let kept = tier.checksum(*slot, *stamp);
+        assert_eq!(kept, Some(undercroft_base::page_checksum(bytes, *stamp)));
+    }
+}

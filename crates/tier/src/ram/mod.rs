@@ -1,25 +1,27 @@
 //! The compressed RAM tier ("pool"): page copies in a memfd that outlives the manager.
 //!
 //! ```text
-//! memfd:   | superblock 4 KiB | directory, 64 bytes a block | block 0 | block 1 | ...      (sparse)
+//! memfd:   | superblock 4 KiB | directory, 64 bytes a block | slots, 4 bytes each | block 0 | block 1 | ...   (sparse)
 //! block:   | object | object | ...            all of one class; 32 KiB of address space, 1 to 8 pages used
-//! object:  | checksum 8 | stamp 2 | length 2 (12 bits) and compressor (4 bits) | compressed bytes ... |
-//! slot  =  offset of the object in the memfd / 16
+//! object:  | checksum 8 | stamp 2 | length 2 (12 bits) and compressor (4 bits) | slot 4 | compressed bytes ... |
 //! ```
-//! `load` finds the object from the slot alone: no lock, no directory. `store` compresses without the lock, takes
+//! `load` looks up where the object is now and takes no lock. `store` compresses without the lock, takes
 //! places for the batch under one short lock, and copies in without it. Empty blocks go back to the
-//! operating system, but for a few.
+//! operating system, but for a few; when too much of the pool is free places, `store` moves the objects of a sparse block together
+//! with others ([`RamPool::compact`]). A load that races with a move fails to verify, sees that the
+//! object has moved, and looks again.
 //!
 //! A slot that is read while it is freed and used anew gives a copy that does not verify; bytes are copied out of the
 //! shared memory before anything interprets them.
 
 mod classes;
 mod compressor;
+mod handles;
 mod heap;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use undercroft_base::{
@@ -31,10 +33,11 @@ use undercroft_sys::mapping::SharedMemory;
 use classes::{ALIGN_BYTES, BLOCK_BYTES, CLASSES, OBJECT_BYTES_MAX, class_of};
 pub use compressor::{Compressor, UnknownCompressor};
 use compressor::{Scratch, with_scratch};
-use heap::{DIRECTORY_BYTES, Directory, Emptied, Heap};
+use handles::{Handles, LOCATION_LIMIT, Table};
+use heap::{DIRECTORY_BYTES, Directory, Emptied, Heap, Place};
 
 /// Bytes before the compressed ones.
-const HEADER_BYTES: usize = 12;
+const HEADER_BYTES: usize = 16;
 /// Pages compressed before the lock is taken; bounds each thread's scratch memory to 264 KiB.
 const BATCH_PAGES: usize = 64;
 /// Blocks given back to the operating system at a time.
@@ -44,6 +47,13 @@ const MAGIC: u64 = u64::from_le_bytes(*b"UCPOOL\x01\x00");
 /// Superblock words.
 const MAGIC_WORD: usize = 0;
 const USED_WORD: usize = 1;
+const HANDLES_WORD: usize = 2;
+/// Slots there are address space for, per block: the most objects any block has.
+const HANDLE_BYTES: u64 = 4;
+const HANDLES_PER_BLOCK: usize = handles_per_block();
+/// Blocks emptied by one `store` at most, when free places are more than a `1 / IDLE_SHARE` of what is held.
+const EVACUATIONS_PER_STORE: usize = 4;
+const IDLE_SHARE: u64 = 8;
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -56,21 +66,36 @@ pub enum RamPoolError {
     NotAPool,
 }
 
-/// Slots are offsets in units of 16 bytes.
-const RESERVE_MAX: u64 = Slot::LIMIT * ALIGN_BYTES as u64;
+/// Slot table entries are offsets in units of 16 bytes: 32 GiB of address space, about 25 GiB of objects.
+const RESERVE_MAX: u64 = LOCATION_LIMIT * ALIGN_BYTES as u64;
 
 /// The compressed RAM tier.
 pub struct RamPool {
     memory: SharedMemory,
     info: TierInfo,
     compressor: Compressor,
-    heap: Mutex<Heap>,
-    data_offset: usize,
-    blocks: u32,
+    books: Mutex<Books>,
+    layout: Layout,
     logical: AtomicU64,
     stored: AtomicU64,
     held: AtomicU64,
     capacity: AtomicU64,
+}
+
+/// What the lock guards.
+struct Books {
+    heap: Heap,
+    handles: Handles,
+    /// Batches that have places but whose bytes are still being copied in: nothing may be moved.
+    storing: u32,
+}
+
+/// Where things are in the memfd.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    blocks: u32,
+    handles_offset: usize,
+    data_offset: usize,
 }
 
 /// What stands before an object's bytes.
@@ -80,6 +105,7 @@ struct Header {
     stamp: Stamp,
     length: u16,
     code: u8,
+    handle: u32,
 }
 
 impl Header {
@@ -87,11 +113,12 @@ impl Header {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(&self.checksum.to_le_bytes());
         bytes[8..10].copy_from_slice(&self.stamp.0.to_le_bytes());
-        bytes[10..].copy_from_slice(&(self.length << 4 | u16::from(self.code)).to_le_bytes());
+        bytes[12..].copy_from_slice(&self.handle.to_le_bytes());
+        bytes[10..12].copy_from_slice(&(self.length << 4 | u16::from(self.code)).to_le_bytes());
         bytes
     }
 
-    /// From the object's first two words; the upper half of the second is compressed bytes.
+    /// From the object's first two words.
     fn from_words(first: u64, second: u64) -> Header {
         let tail = (second >> 16) as u16;
         Header {
@@ -99,18 +126,24 @@ impl Header {
             stamp: Stamp(second as u16),
             length: tail >> 4,
             code: tail as u8 & 15,
+            handle: (second >> 32) as u32,
         }
     }
 }
 
 impl RamPool {
-    /// Address space a pool should be given so that `capacity` bytes of memory surely fit: blocks use
-    /// 1 to 8 of their 8 pages.
-    /// Address space costs nothing until it is used.
+    /// Address space a pool should be given so that `capacity` bytes of memory surely fit (blocks use 1 to 8 of their 8
+    /// pages), or the most a pool can use. It costs nothing until it is used.
     pub const fn reserve_for(capacity: Bytes) -> Bytes {
-        let blocks = capacity.0.div_ceil(PAGE_BYTES as u64) + 1;
-        let directory = (blocks * DIRECTORY_BYTES).next_multiple_of(BLOCK_BYTES as u64);
-        Bytes(PAGE_BYTES as u64 + directory + BLOCK_BYTES as u64 * (blocks + 1))
+        let blocks = capacity.0.div_ceil(PAGE_BYTES as u64) + 2;
+        let per_block = BLOCK_BYTES as u64 + DIRECTORY_BYTES + 4 * HANDLES_PER_BLOCK as u64;
+        let bytes = (blocks.saturating_mul(per_block) + 4 * BLOCK_BYTES as u64)
+            .next_multiple_of(PAGE_BYTES as u64);
+        Bytes(if bytes < RESERVE_MAX {
+            bytes
+        } else {
+            RESERVE_MAX
+        })
     }
 
     /// A new, empty pool in `memory`, which must be all zeros; its length is the address space the pool may ever use
@@ -120,53 +153,59 @@ impl RamPool {
         compressor: Compressor,
         capacity: Bytes,
     ) -> Result<RamPool, RamPoolError> {
-        let (blocks, data_offset) = layout(memory.len())?;
+        let layout = Layout::of(memory.len())?;
         memory.words()[MAGIC_WORD].store(MAGIC, Relaxed);
-        let heap = Heap::new(blocks, heap_capacity(capacity));
-        let pool = RamPool::with_heap(memory, compressor, capacity, heap, blocks, data_offset);
-        pool.publish_held(&pool.lock());
-        Ok(pool)
+        let books = Books {
+            heap: Heap::new(layout.blocks, heap_capacity(capacity)),
+            handles: Handles::new(layout.handles()),
+            storing: 0,
+        };
+        Ok(RamPool::with_books(
+            memory, compressor, capacity, books, layout,
+        ))
     }
 
-    /// The pool that an earlier manager left in `memory`, with every object it held. Objects that no page entry names (the manager
-    /// died between storing and publishing) are the caller's to free: see [`RamPool::for_each_slot`].
+    /// The pool that an earlier manager left in `memory`, with every object it held; places it had taken but not yet
+    /// given to a slot are free again. Slots that no page entry names (it died between storing and
+    /// publishing) are the caller's to free: see [`RamPool::for_each_slot`].
     /// Cost: one cache line a block, one an object.
     pub fn recover(
         memory: SharedMemory,
         compressor: Compressor,
         capacity: Bytes,
     ) -> Result<RamPool, RamPoolError> {
-        let (blocks, data_offset) = layout(memory.len())?;
-        if memory.words()[MAGIC_WORD].load(Relaxed) != MAGIC {
+        let layout = Layout::of(memory.len())?;
+        let word = |at: usize| memory.words()[at].load(Relaxed);
+        if word(MAGIC_WORD) != MAGIC {
             return Err(RamPoolError::NotAPool);
         }
-        let used = memory.words()[USED_WORD].load(Relaxed);
-        let used = u32::try_from(used).unwrap_or(u32::MAX);
-        let directory = directory_of(&memory);
-        let heap = Heap::recover(directory, blocks, used, heap_capacity(capacity));
-        let pool = RamPool::with_heap(memory, compressor, capacity, heap, blocks, data_offset);
-        let (mut logical, mut stored) = (0, 0);
-        pool.for_each_slot(|slot| {
-            logical += PAGE_BYTES as u64;
-            stored += pool.object_bytes(slot);
-        });
-        pool.logical.store(logical, Relaxed);
-        pool.stored.store(stored, Relaxed);
-        let used = pool.lock().used();
-        pool.punch_free_blocks(used);
-        pool.publish_held(&pool.lock());
+        let used = |at| u32::try_from(word(at)).unwrap_or(u32::MAX);
+        let handles_used = used(HANDLES_WORD).min(layout.handles());
+        let directory = layout.directory(&memory);
+        let books = Books {
+            heap: Heap::recover(
+                directory,
+                layout.blocks,
+                used(USED_WORD),
+                heap_capacity(capacity),
+                HANDLE_BYTES * u64::from(handles_used),
+            ),
+            handles: Handles::new(layout.handles()),
+            storing: 0,
+        };
+        let pool = RamPool::with_books(memory, compressor, capacity, books, layout);
+        pool.match_slots(handles_used);
         Ok(pool)
     }
 
-    fn with_heap(
+    fn with_books(
         memory: SharedMemory,
         compressor: Compressor,
         capacity: Bytes,
-        heap: Heap,
-        blocks: u32,
-        data_offset: usize,
+        books: Books,
+        layout: Layout,
     ) -> RamPool {
-        RamPool {
+        let pool = RamPool {
             info: TierInfo {
                 name: "ram".to_owned(),
                 kind: TierKind::Ram,
@@ -175,21 +214,62 @@ impl RamPool {
             },
             memory,
             compressor,
-            heap: Mutex::new(heap),
-            data_offset,
-            blocks,
+            books: Mutex::new(books),
+            layout,
             logical: AtomicU64::new(0),
             stored: AtomicU64::new(0),
-            held: AtomicU64::new(0),
+            held: AtomicU64::new(PAGE_BYTES as u64),
             capacity: AtomicU64::new(capacity.0),
+        };
+        pool.held.store(pool.lock().held(), Relaxed);
+        pool
+    }
+
+    /// Second half of recovery: a taken place whose object names a slot that points back at it is an object; any other
+    /// is freed. So is every slot without an object.
+    fn match_slots(&self, handles_used: u32) {
+        let (directory, table) = (self.directory(), self.table());
+        let mut books = self.lock();
+        let blocks = books.heap.used();
+        let mut taken = vec![false; handles_used as usize];
+        let (mut logical, mut stored) = (0, 0);
+        for block in 0..blocks {
+            let Some((class, _)) = directory.state(block) else {
+                continue;
+            };
+            for index in (0..CLASSES[class].objects).filter(|&at| directory.is_live(block, at)) {
+                let location = self.layout.location(block, class, index);
+                let header = self.header_at(location).filter(|header| {
+                    let known = taken.get(header.handle as usize) == Some(&false);
+                    known && table.location(header.handle.into()) == Some(location)
+                });
+                if let Some(header) = header {
+                    taken[header.handle as usize] = true;
+                    logical += PAGE_BYTES as u64;
+                    stored += u64::from(header.length);
+                } else if let Some(emptied) = books.heap.free(directory, block, index) {
+                    books.heap.reclaim(directory, emptied);
+                }
+            }
         }
+        books.handles = Handles::recover(table, self.layout.handles(), handles_used, |handle| {
+            taken[handle as usize]
+        });
+        while let Some(emptied) = books.heap.take_empty(directory) {
+            books.heap.reclaim(directory, emptied);
+        }
+        self.logical.store(logical, Relaxed);
+        self.stored.store(stored, Relaxed);
+        self.publish(&books);
+        drop(books);
+        self.punch_free_blocks(blocks);
     }
 
     /// Changes how many bytes the pool may hold. Below what it holds now, nothing is lost: stores that need memory are
     /// refused with `Full` until enough has been freed.
     pub fn set_capacity(&self, capacity: Bytes) {
         self.capacity.store(capacity.0, Relaxed);
-        self.lock().set_capacity(heap_capacity(capacity));
+        self.lock().heap.set_capacity(heap_capacity(capacity));
         self.trim();
     }
 
@@ -209,9 +289,9 @@ impl RamPool {
             let mut emptied = [Emptied::default(); EMPTIED_BATCH];
             let mut count = 0;
             {
-                let mut heap = self.lock();
+                let mut books = self.lock();
                 while count < EMPTIED_BATCH {
-                    let Some(block) = heap.take_empty(self.directory()) else {
+                    let Some(block) = books.heap.take_empty(self.directory()) else {
                         break;
                     };
                     emptied[count] = block;
@@ -230,73 +310,118 @@ impl RamPool {
         with_scratch(|scratch| scratch.reserve(self.compressor, BATCH_PAGES));
     }
 
+    /// Moves the objects of up to `blocks` sparse blocks together with others and gives the emptied memory back; how many
+    /// blocks that was. Less than asked: nothing is left to gain, or a store is under way. `store` does it
+    /// by itself when an eighth of the memory is free places; call this when only frees happen, or memory is short.
+    /// Cost: about 0.3 us an object moved, under the lock for one block at a time. Loads go on.
+    pub fn compact(&self, blocks: usize) -> usize {
+        for done in 0..blocks {
+            let emptied = {
+                let mut books = self.lock();
+                if books.storing > 0 {
+                    return done;
+                }
+                let empty = books.heap.take_empty(self.directory());
+                empty.or_else(|| {
+                    books
+                        .heap
+                        .evacuate(self.directory(), |from, to| self.move_object(from, to))
+                })
+            };
+            match emptied {
+                Some(emptied) => self.give_back(&mut [emptied]),
+                None => return done,
+            }
+        }
+        blocks
+    }
+
+    /// Under the lock: copies an object and points its slot at the copy. False: its header does not name its slot (flipped
+    /// bits), so it stays; a load will find it corrupt.
+    fn move_object(&self, from: Place, to: Place) -> bool {
+        let bytes = CLASSES[usize::from(from.class)].object_bytes as usize;
+        let location = |place: Place| {
+            self.layout
+                .location(place.block, place.class.into(), place.index)
+        };
+        let mut object = [0; OBJECT_BYTES_MAX];
+        self.memory
+            .bytes_out(offset_of(location(from)), &mut object[..bytes]);
+        self.memory
+            .bytes_in(offset_of(location(to)), &object[..bytes]);
+        let handle = u32::from_le_bytes([object[12], object[13], object[14], object[15]]);
+        let named = self.table().location(handle.into()) == Some(location(from));
+        if named {
+            self.table().moved(handle, location(to));
+        }
+        named
+    }
+
     /// Calls `visit` with every slot that is taken; for takeover, while nobody stores or frees.
     pub fn for_each_slot(&self, mut visit: impl FnMut(Slot)) {
-        let used = self.lock().used();
-        let directory = self.directory();
-        for block in 0..used {
-            let Some((class, _)) = directory.state(block) else {
-                continue;
-            };
-            for index in 0..CLASSES[class].objects {
-                if directory.is_live(block, index) {
-                    visit(self.slot(block, class, index));
-                }
-            }
+        let used = self.lock().handles.used();
+        for slot in (0..u64::from(used)).filter(|&slot| self.table().location(slot).is_some()) {
+            visit(Slot(slot));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Heap> {
+    fn lock(&self) -> MutexGuard<'_, Books> {
         // A panic under the lock comes from `free`'s check, before anything was changed.
-        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn directory(&self) -> Directory<'_> {
-        directory_of(&self.memory)
+        self.layout.directory(&self.memory)
     }
 
-    fn publish_held(&self, heap: &Heap) {
-        self.memory.words()[USED_WORD].store(u64::from(heap.used()), Relaxed);
-        self.held.store(heap.held() + PAGE_BYTES as u64, Relaxed);
+    fn table(&self) -> Table<'_> {
+        let start = self.layout.handles_offset / 8;
+        Table(&self.memory.words()[start..start + self.layout.handles() as usize / 2])
     }
 
-    fn slot(&self, block: u32, class: usize, index: u16) -> Slot {
-        let inside = CLASSES[class].object_bytes as usize * index as usize;
-        let offset = self.data_offset + block as usize * BLOCK_BYTES + inside;
-        Slot((offset / ALIGN_BYTES) as u64)
+    fn publish(&self, books: &Books) {
+        let words = self.memory.words();
+        words[USED_WORD].store(u64::from(books.heap.used()), Relaxed);
+        words[HANDLES_WORD].store(u64::from(books.handles.used()), Relaxed);
+        self.held.store(books.held(), Relaxed);
     }
 
-    /// The block and index of a slot; panics when it is no slot of this pool: the caller's books are wrong.
-    fn place(&self, slot: Slot) -> (u32, u16) {
-        let place = || {
-            let offset = (slot.0 as usize * ALIGN_BYTES).checked_sub(self.data_offset)?;
-            let block = u32::try_from(offset / BLOCK_BYTES).ok()?;
-            let (class, _) = (block < self.blocks).then(|| self.directory().state(block))??;
-            let inside = offset % BLOCK_BYTES;
-            let bytes = CLASSES[class].object_bytes as usize;
-            let index = (inside / bytes) as u16;
-            (inside.is_multiple_of(bytes) && index < CLASSES[class].objects)
-                .then_some((block, index))
-        };
-        place().unwrap_or_else(|| panic!("{slot:?} is not a taken slot of the RAM pool"))
-    }
-
-    /// The offset and header of an object; `None` when no object can be there.
-    fn header(&self, slot: Slot) -> Option<(usize, Header)> {
-        let offset = usize::try_from(slot.0).ok()?.checked_mul(ALIGN_BYTES)?;
-        if offset < self.data_offset || offset + ALIGN_BYTES > self.memory.len() {
-            return None;
-        }
+    /// The header at a location; `None` when no object can be there.
+    fn header_at(&self, location: u32) -> Option<Header> {
+        let offset = offset_of(location);
         let words = self.memory.words().get(offset / 8..offset / 8 + 2)?;
         let header = Header::from_words(words[0].load(Relaxed), words[1].load(Relaxed));
         let bytes = HEADER_BYTES + usize::from(header.length);
-        (bytes <= OBJECT_BYTES_MAX && offset + bytes <= self.memory.len())
-            .then_some((offset, header))
+        let fits = bytes <= OBJECT_BYTES_MAX && offset + bytes <= self.memory.len();
+        (fits && header.length != 0).then_some(header)
+    }
+
+    /// The header of a slot's object if it is of this generation, and where it is.
+    fn find(&self, slot: Slot, stamp: Stamp) -> Option<(u32, Header)> {
+        let location = self.table().location(slot.0)?;
+        let header = self.header_at(location)?;
+        (u64::from(header.handle) == slot.0 && header.stamp == stamp).then_some((location, header))
     }
 
     fn object_bytes(&self, slot: Slot) -> u64 {
-        self.header(slot)
-            .map_or(0, |(_, header)| u64::from(header.length))
+        let location = self.table().location(slot.0);
+        location
+            .and_then(|location| self.header_at(location))
+            .map_or(0, |header| u64::from(header.length))
+    }
+
+    /// Loads from where the object is now; `None` when what is there is not it.
+    fn load_once(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Option<()> {
+        let (location, header) = self.find(slot, stamp)?;
+        let compressor = Compressor::from_code(header.code)?;
+        let bytes = usize::from(header.length);
+        let whole = with_scratch(|scratch| {
+            let object = &mut scratch.object[..bytes];
+            self.memory
+                .bytes_out(offset_of(location) + HEADER_BYTES, object);
+            scratch.decompress(compressor, bytes, dst)
+        });
+        (whole && page_checksum(dst, stamp) == header.checksum).then_some(())
     }
 
     fn store_batch(&self, batch: &mut [Store<'_>], scratch: &mut Scratch) {
@@ -321,11 +446,13 @@ impl RamPool {
                 stamp: item.stamp,
                 length: length as u16,
                 code: self.compressor.code(),
+                handle: 0, // known when the object has a slot
             };
             scratch.objects[at..at + HEADER_BYTES].copy_from_slice(&header.to_bytes());
             *object = (at, HEADER_BYTES + length);
             at += HEADER_BYTES + length;
         }
+        self.lock().storing += 1;
         if self.place_objects(batch, &objects) {
             // Other classes' empty blocks are memory too: give them back and try once more.
             self.trim();
@@ -337,37 +464,60 @@ impl RamPool {
                 continue;
             }
             if let Ok(slot) = item.result {
-                let offset = slot.0 as usize * ALIGN_BYTES;
-                self.memory
-                    .bytes_in(offset, &scratch.objects[start..start + bytes]);
+                let object = &mut scratch.objects[start..start + bytes];
+                object[12..16].copy_from_slice(&(slot.0 as u32).to_le_bytes());
+                if let Some(location) = self.table().location(slot.0) {
+                    self.memory.bytes_in(offset_of(location), object);
+                }
                 logical += PAGE_BYTES as u64;
                 stored += (bytes - HEADER_BYTES) as u64;
             }
         }
         self.logical.fetch_add(logical, Relaxed);
         self.stored.fetch_add(stored, Relaxed);
+        let sparse = {
+            let mut books = self.lock();
+            books.storing -= 1;
+            books.heap.is_sparse(IDLE_SHARE)
+        };
+        if sparse {
+            self.compact(EVACUATIONS_PER_STORE);
+        }
     }
 
     /// Gives every object without a slot one, under one lock. True when some were refused although
     /// memory might be found.
     fn place_objects(&self, batch: &mut [Store<'_>], objects: &[(usize, usize)]) -> bool {
         let mut refused = false;
-        let mut heap = self.lock();
+        let (directory, table) = (self.directory(), self.table());
+        let mut books = self.lock();
         for (item, &(_, bytes)) in batch.iter_mut().zip(objects) {
             if bytes == 0 || item.result.is_ok() {
                 continue;
             }
-            let place = class_of(bytes).and_then(|class| heap.alloc(self.directory(), class));
-            item.result = match place {
-                Some(place) => Ok(self.slot(place.block, place.class.into(), place.index)),
+            let slot = class_of(bytes).and_then(|class| {
+                let place = books.heap.alloc(directory, class)?;
+                let location = self
+                    .layout
+                    .location(place.block, place.class.into(), place.index);
+                let Books { heap, handles, .. } = &mut *books;
+                let slot = handles.alloc(table, location, || heap.charge(HANDLE_BYTES));
+                if slot.is_none() {
+                    // The place is empty memory, counted already; `take_empty` finds the block if it is empty.
+                    heap.cancel(directory, place);
+                }
+                slot
+            });
+            item.result = match slot {
+                Some(slot) => Ok(Slot(slot.into())),
                 None => {
                     refused = true;
                     Err(StoreError::Full)
                 }
             };
         }
-        self.publish_held(&heap);
-        refused && heap.has_empty()
+        self.publish(&books);
+        refused && books.heap.has_empty()
     }
 
     /// Returns the memory of emptied blocks to the operating system, then the blocks to the heap.
@@ -379,15 +529,15 @@ impl RamPool {
         for run in emptied.chunk_by(|a, b| a.block + 1 == b.block) {
             self.punch(run[0].block, run.len() as u32);
         }
-        let mut heap = self.lock();
+        let mut books = self.lock();
         for &block in emptied.iter() {
-            heap.reclaim(self.directory(), block);
+            books.heap.reclaim(self.directory(), block);
         }
-        self.publish_held(&heap);
+        self.publish(&books);
     }
 
     fn punch(&self, block: u32, count: u32) {
-        let offset = self.data_offset + block as usize * BLOCK_BYTES;
+        let offset = self.layout.data_offset + block as usize * BLOCK_BYTES;
         // A memfd refuses this only when it is sealed or the kernel is out of memory; the block is used anew either
         // way, and its memory is counted again then.
         let _ = self.memory.punch(offset, count as usize * BLOCK_BYTES);
@@ -433,27 +583,28 @@ impl Tier for RamPool {
     }
 
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
-        let (offset, header) = self.header(slot).ok_or(LoadError::Corrupt)?;
-        let compressor = Compressor::from_code(header.code).ok_or(LoadError::Corrupt)?;
-        if header.stamp != stamp || header.length == 0 {
-            return Err(LoadError::Corrupt);
-        }
-        let bytes = usize::from(header.length);
-        let whole = with_scratch(|scratch| {
-            self.memory
-                .bytes_out(offset + HEADER_BYTES, &mut scratch.object[..bytes]);
-            scratch.decompress(compressor, bytes, dst)
-        });
-        if whole && page_checksum(dst, stamp) == header.checksum {
-            Ok(Loaded::Done)
-        } else {
-            Err(LoadError::Corrupt)
+        let mut tried = None;
+        loop {
+            let location = self.table().location(slot.0);
+            if location.is_none() || location == tried {
+                return Err(LoadError::Corrupt);
+            }
+            if self.load_once(slot, stamp, dst).is_some() {
+                return Ok(Loaded::Done);
+            }
+            tried = location; // moved while it was read? Then it is elsewhere now.
         }
     }
 
     fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64> {
-        let (_, header) = self.header(slot)?;
-        (header.stamp == stamp && header.length != 0).then_some(header.checksum)
+        loop {
+            let location = self.table().location(slot.0)?;
+            let found = self.find(slot, stamp);
+            fence(Acquire);
+            if self.table().location(slot.0) == Some(location) {
+                return found.map(|(_, header)| header.checksum);
+            }
+        }
     }
 
     fn free(&self, slots: &[Slot]) {
@@ -463,16 +614,21 @@ impl Tier for RamPool {
             let mut emptied = [Emptied::default(); EMPTIED_BATCH];
             let mut count = 0;
             {
-                let mut heap = self.lock();
+                let (directory, table) = (self.directory(), self.table());
+                let mut books = self.lock();
                 for &slot in slots {
-                    let (block, index) = self.place(slot);
-                    if let Some(block) = heap.free(self.directory(), block, index) {
+                    let location = table
+                        .location(slot.0)
+                        .unwrap_or_else(|| panic!("{slot:?} of the RAM pool is free already"));
+                    let (block, index) = self.layout.place(directory, location);
+                    books.handles.free(table, slot.0 as u32);
+                    if let Some(block) = books.heap.free(directory, block, index) {
                         emptied[count] = block;
                         count += 1;
                     }
                 }
                 while count < EMPTIED_BATCH
-                    && let Some(block) = heap.take_surplus(self.directory())
+                    && let Some(block) = books.heap.take_surplus(directory)
                 {
                     emptied[count] = block;
                     count += 1;
@@ -490,20 +646,77 @@ fn subtract(count: &AtomicU64, by: u64) {
     let _ = count.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(by)));
 }
 
-/// Blocks, and where the first begins, in `bytes` of address space.
-fn layout(bytes: usize) -> Result<(u32, usize), RamPoolError> {
-    let error = || RamPoolError::Reserve(Bytes(bytes as u64));
-    let room = bytes.saturating_sub(PAGE_BYTES + BLOCK_BYTES);
-    let blocks = room / (BLOCK_BYTES + DIRECTORY_BYTES as usize);
-    let data = (PAGE_BYTES + blocks * DIRECTORY_BYTES as usize).next_multiple_of(BLOCK_BYTES);
-    if blocks == 0 || bytes as u64 > RESERVE_MAX {
-        return Err(error());
+impl Books {
+    /// All memory taken.
+    fn held(&self) -> u64 {
+        self.heap.held() + PAGE_BYTES as u64
     }
-    Ok((u32::try_from(blocks).map_err(|_| error())?, data))
 }
 
-fn directory_of(memory: &SharedMemory) -> Directory<'_> {
-    Directory(&memory.words()[PAGE_BYTES / 8..])
+impl Layout {
+    /// How `bytes` of address space are divided.
+    fn of(bytes: usize) -> Result<Layout, RamPoolError> {
+        let error = || RamPoolError::Reserve(Bytes(bytes as u64));
+        let room = bytes.saturating_sub(2 * PAGE_BYTES + 2 * BLOCK_BYTES);
+        let per_block = BLOCK_BYTES + DIRECTORY_BYTES as usize + 4 * HANDLES_PER_BLOCK;
+        let blocks = room / per_block;
+        if blocks == 0 || bytes as u64 > RESERVE_MAX {
+            return Err(error());
+        }
+        let directory_end = PAGE_BYTES + blocks * DIRECTORY_BYTES as usize;
+        let handles_offset = directory_end.next_multiple_of(PAGE_BYTES);
+        let handles_end = handles_offset + blocks * HANDLES_PER_BLOCK * 4;
+        Ok(Layout {
+            blocks: u32::try_from(blocks).map_err(|_| error())?,
+            handles_offset,
+            data_offset: handles_end.next_multiple_of(BLOCK_BYTES),
+        })
+    }
+
+    fn handles(&self) -> u32 {
+        self.blocks * HANDLES_PER_BLOCK as u32
+    }
+
+    fn directory<'a>(&self, memory: &'a SharedMemory) -> Directory<'a> {
+        Directory(&memory.words()[PAGE_BYTES / 8..self.handles_offset / 8])
+    }
+
+    fn location(&self, block: u32, class: usize, index: u16) -> u32 {
+        let inside = CLASSES[class].object_bytes as usize * index as usize;
+        let offset = self.data_offset + block as usize * BLOCK_BYTES + inside;
+        (offset / ALIGN_BYTES) as u32
+    }
+
+    /// The block and index of a location that the slot table gave. Panics when no object can be there: the memory
+    /// under the books has been changed by someone else, and going on would give one place to two pages.
+    fn place(&self, directory: Directory<'_>, location: u32) -> (u32, u16) {
+        let place = || {
+            let offset = offset_of(location).checked_sub(self.data_offset)?;
+            let block = u32::try_from(offset / BLOCK_BYTES).ok()?;
+            let (class, _) = (block < self.blocks).then(|| directory.state(block))??;
+            let inside = offset % BLOCK_BYTES;
+            let bytes = CLASSES[class].object_bytes as usize;
+            let index = (inside / bytes) as u16;
+            (inside.is_multiple_of(bytes) && index < CLASSES[class].objects)
+                .then_some((block, index))
+        };
+        place().unwrap_or_else(|| panic!("the RAM pool's slot table is damaged"))
+    }
+}
+
+fn offset_of(location: u32) -> usize {
+    location as usize * ALIGN_BYTES
+}
+
+const fn handles_per_block() -> usize {
+    let (mut most, mut class) = (0, 0);
+    while class < CLASSES.len() {
+        if CLASSES[class].objects as usize > most {
+            most = CLASSES[class].objects as usize;
+        }
+        class += 1;
+    }
+    most.next_multiple_of(2)
 }
 
 /// The heap does not know of the superblock.

@@ -48,7 +48,7 @@ fn pool_any_flipped_bit_is_noticed() {
         let pool = pool(compressor, 4 << 20);
         let page = random.heap_like();
         let slot = store_one(&pool, &page, Stamp(9));
-        let offset = slot.0 as usize * ALIGN_BYTES;
+        let offset = offset_of(pool.table().location(slot.0).unwrap());
         let bytes = HEADER_BYTES + pool.object_bytes(slot) as usize;
         let (mut noticed, mut harmless) = (0, 0);
         let mut dst = [0; PAGE_BYTES];
@@ -83,7 +83,7 @@ fn pool_random_bytes_in_memory_never_panic_a_load() {
     let mut random = Pages::new(5);
     let pool = pool(Compressor::Lz4, 1 << 20);
     let slot = store_one(&pool, &random.heap_like(), Stamp(1));
-    let offset = slot.0 as usize * ALIGN_BYTES;
+    let offset = offset_of(pool.table().location(slot.0).unwrap());
     let mut dst = [0; PAGE_BYTES];
     for round in 0..20_000u32 {
         let noise = random.noise();
@@ -93,13 +93,14 @@ fn pool_random_bytes_in_memory_never_panic_a_load() {
             stamp: Stamp(1),
             length: length as u16,
             code: 1 + (round % 2) as u8,
+            handle: slot.0 as u32,
         };
         pool.memory.bytes_in(offset, &header.to_bytes());
         pool.memory
             .bytes_in(offset + HEADER_BYTES, &noise[..length]);
         assert_eq!(pool.load(slot, Stamp(1), &mut dst), Err(LoadError::Corrupt));
     }
-    for slot in [0, 1, 1 << 20, Slot::LIMIT - 1, Slot::LIMIT, u64::MAX] {
+    for slot in [1, 2, 1 << 20, Slot::LIMIT - 1, Slot::LIMIT, u64::MAX] {
         assert_eq!(
             pool.load(Slot(slot), Stamp(1), &mut dst),
             Err(LoadError::Corrupt)
@@ -208,4 +209,155 @@ fn pool_recover_refuses_other_memory() {
         .err()
         .unwrap();
     assert!(error.to_string().contains("address space"), "{error}");
+}
+
+#[test]
+fn pool_compacts_while_it_is_read_and_gives_memory_back() {
+    let seed = 10;
+    println!("seed {seed}");
+    let mut random = Pages::new(seed);
+    let pool = pool(Compressor::Lz4, 64 << 20);
+    let pages: Vec<_> = (0..6000).map(|_| (random.heap_like(), Stamp(3))).collect();
+    let slots: Vec<_> = store_all(&pool, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let (kept, freed): (Vec<_>, Vec<_>) = (0..slots.len()).partition(|_| random.below(5) == 0);
+    pool.free(&freed.iter().map(|&n| slots[n]).collect::<Vec<_>>());
+    let sparse = pool.usage();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut dst = [0; PAGE_BYTES];
+            let mut rounds = 0;
+            while !done.load(Relaxed) || rounds == 0 {
+                for &n in &kept {
+                    assert_eq!(pool.load(slots[n], Stamp(3), &mut dst), Ok(Loaded::Done));
+                    assert!(dst == pages[n].0, "slot {n} differs while objects move");
+                    let kept = pool.checksum(slots[n], Stamp(3));
+                    assert_eq!(kept, Some(page_checksum(&dst, Stamp(3))));
+                }
+                rounds += 1;
+            }
+            println!("{rounds} rounds of loads");
+        });
+        let mut moved = 0;
+        while pool.compact(1) == 1 {
+            moved += 1;
+            std::thread::yield_now();
+        }
+        println!("{moved} blocks emptied");
+        done.store(true, Relaxed);
+    });
+    let dense = pool.usage();
+    let overhead = |usage: TierUsage| usage.held.0 as f64 / usage.stored.0 as f64;
+    println!(
+        "held / stored: {:.2}, then {:.2}",
+        overhead(sparse),
+        overhead(dense)
+    );
+    assert_eq!(
+        (dense.logical, dense.stored),
+        (sparse.logical, sparse.stored)
+    );
+    assert!(overhead(sparse) > 2.0 && overhead(dense) < 1.5);
+    assert!(pool.memory.allocated().unwrap() <= dense.held.0 + PAGE_BYTES as u64);
+    pool.free(&kept.iter().map(|&n| slots[n]).collect::<Vec<_>>());
+    assert_eq!(pool.usage().logical, Bytes(0));
+}
+
+#[test]
+fn pool_object_that_does_not_know_its_slot_stays() {
+    let mut random = Pages::new(13);
+    let pool = pool(Compressor::Lz4, 64 << 20);
+    let pages: Vec<_> = (0..2000).map(|_| (random.heap_like(), Stamp(3))).collect();
+    let slots: Vec<_> = store_all(&pool, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let (kept, freed): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|_| random.below(5) == 0);
+    for slot in &kept {
+        let location = pool.table().location(slot.0).unwrap();
+        pool.memory.bytes_in(offset_of(location) + 12, &[0xff; 4]);
+    }
+    pool.free(&freed);
+    while pool.compact(1) == 1 {}
+    let mut dst = [0; PAGE_BYTES];
+    for &slot in &kept {
+        assert_eq!(pool.load(slot, Stamp(3), &mut dst), Err(LoadError::Corrupt));
+    }
+    pool.free(&kept);
+    pool.trim();
+    assert_eq!(pool.usage().logical, Bytes(0));
+}
+
+/// The writer dies after copying an object and before pointing its slot at the copy, after it, and after taking places.
+#[test]
+fn pool_is_recovered_from_the_middle_of_a_move_and_of_a_store() {
+    let mut random = Pages::new(14);
+    let old = pool(Compressor::Lz4, 16 << 20);
+    let pages: Vec<_> = (0..200).map(|_| (random.heap_like(), Stamp(3))).collect();
+    let slots: Vec<_> = store_all(&old, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let directory = old.directory();
+    let mut taken = Vec::new();
+    for (n, &slot) in slots.iter().enumerate().take(20) {
+        let from = old.table().location(slot.0).unwrap();
+        let (block, _) = old.layout.place(directory, from);
+        let (class, _) = directory.state(block).unwrap();
+        let place = old.lock().heap.alloc(directory, class).unwrap();
+        let to = old
+            .layout
+            .location(place.block, place.class.into(), place.index);
+        taken.push(to);
+        if n < 10 {
+            let mut object = vec![0; CLASSES[class].object_bytes as usize];
+            old.memory.bytes_out(offset_of(from), &mut object);
+            old.memory.bytes_in(offset_of(to), &object);
+            if n < 5 {
+                old.table().moved(slot.0 as u32, to);
+            }
+        }
+    }
+    old.publish(&old.lock());
+    let new = RamPool::recover(again(&old.memory), Compressor::Lz4, Bytes(16 << 20)).unwrap();
+    assert_eq!(new.usage().logical, Bytes(200 * PAGE_BYTES as u64));
+    let mut dst = [0; PAGE_BYTES];
+    for (slot, (page, stamp)) in slots.iter().zip(&pages) {
+        assert_eq!(new.load(*slot, *stamp, &mut dst), Ok(Loaded::Done));
+        assert!(dst == *page);
+    }
+    new.free(&slots);
+    new.trim();
+    assert_eq!(new.usage().logical, Bytes(0));
+    assert!(new.usage().held < Bytes(64 << 10), "{:?}", new.usage());
+}
+
+#[test]
+fn pool_stores_compact_what_random_frees_left() {
+    let mut random = Pages::new(15);
+    let pool = pool(Compressor::Lz4, 64 << 20);
+    let pages: Vec<_> = (0..6000).map(|_| (random.heap_like(), Stamp(3))).collect();
+    let mut slots: Vec<_> = store_all(&pool, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    while slots.len() > 1500 {
+        let at = random.below(slots.len() as u64) as usize;
+        pool.free(&[slots.swap_remove(at)]);
+    }
+    let overhead = || pool.usage().held.0 as f64 / pool.usage().stored.0 as f64;
+    let sparse = overhead();
+    for pages in pages.chunks(8).take(150) {
+        let stored = store_all(&pool, pages);
+        slots.extend(stored.into_iter().map(Result::unwrap));
+        for _ in 0..8 {
+            let at = random.below(slots.len() as u64) as usize;
+            pool.free(&[slots.swap_remove(at)]);
+        }
+    }
+    println!("held / stored: {sparse:.2}, then {:.2}", overhead());
+    assert!(sparse > 2.0 && overhead() < 1.5);
 }
