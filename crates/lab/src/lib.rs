@@ -43,8 +43,6 @@ pub struct RunOptions {
     pub footprint_mib: Option<u64>,
     /// Where swap files and file tiers go; None = `out`. Must be a disk file system, not tmpfs.
     pub swap_directory: Option<PathBuf>,
-    /// The YCSB client's source directory; None = `bench/ycsb` below the current directory.
-    pub ycsb_directory: Option<PathBuf>,
 }
 
 /// Every experiment, in the order to run them.
@@ -68,8 +66,21 @@ pub fn run(name: &str, options: &RunOptions) -> anyhow::Result<results::Results>
             names.join(", ")
         );
     };
-    let results = experiment(&experiments::Lab::new(options.clone())?)?;
+    let lab = experiments::Lab::new(options.clone())?;
+    let mut results = lab.results(name);
+    let ended = experiment(&lab, &mut results);
+    if let Err(error) = &ended {
+        results.failures.push(format!("ended early: {error:#}"));
+    }
     results.write(&options.out)?;
+    ended?;
+    if let Some(first) = results.failures.first() {
+        anyhow::bail!(
+            "{} of the runs failed, the first: {first}; the others are in {}",
+            results.failures.len(),
+            options.out.join("results.md").display()
+        );
+    }
     Ok(results)
 }
 

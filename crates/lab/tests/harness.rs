@@ -16,7 +16,6 @@ fn options(out: &Path) -> RunOptions {
         out: out.to_owned(),
         small: true,
         touch_command: Some(vec![env!("CARGO_BIN_EXE_undercroft-touch").into()]),
-        ycsb_directory: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/ycsb")),
         ..RunOptions::default()
     }
 }

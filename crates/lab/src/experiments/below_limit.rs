@@ -11,8 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 use undercroft_base::Bytes;
 
-pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
-    let mut results = lab.results("below-limit");
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let rounds = lab.rounds(1, 9);
     let limit = Bytes(2 << 30);
     let compute_mib = lab.pick(4, 128);
@@ -39,7 +38,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
     )];
     let source = lab.options.out.join("below-limit.c");
     if installed("gcc") {
-        write_source(&source, lab.pick(200, 6_000))?;
+        write_source(&source, lab.pick(50, 1_500))?;
         let words = [
             "gcc".into(),
             "-O2".into(),
@@ -56,11 +55,11 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
             },
         ));
     } else {
-        skip(&mut results, "below-limit: gcc is missing");
+        skip(results, "below-limit: gcc is missing");
     }
     let redis = installed("redis-server") && installed("redis-benchmark");
     if !redis {
-        skip(&mut results, "below-limit: redis-server is missing");
+        skip(results, "below-limit: redis-server is missing");
     }
     for round in 0..rounds {
         for (case, command) in &programs {
@@ -70,11 +69,10 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                     round + 1,
                     rig.name()
                 ));
-                if let Some(outcome) =
-                    or_skip(&mut results, one_program(rig.as_ref(), limit, command))?
+                if let Some(outcome) = or_skip(results, one_program(rig.as_ref(), limit, command))?
                 {
                     let seconds = outcome.wall.as_secs_f64();
-                    record(&mut results, round, rig.as_ref(), case, seconds, outcome);
+                    record(results, round, rig.as_ref(), case, seconds, outcome);
                 }
             }
         }
@@ -86,10 +84,10 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
             ));
             let log = lab.options.out.join("redis-below-limit.log");
             if let Some((seconds, outcome)) =
-                or_skip(&mut results, one_redis(rig.as_ref(), limit, &log, requests))?
+                or_skip(results, one_redis(rig.as_ref(), limit, &log, requests))?
             {
                 record(
-                    &mut results,
+                    results,
                     round,
                     rig.as_ref(),
                     "redis-benchmark",
@@ -114,7 +112,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
     }
     // The compiler's input is large and can be made again.
     let _ = std::fs::remove_file(source);
-    Ok(results)
+    Ok(())
 }
 
 fn record(
@@ -132,10 +130,12 @@ fn record(
         values: BTreeMap::from([("wall_seconds".to_owned(), seconds)]),
         memory: outcome.memory,
     });
-    results
-        .rigs
-        .entry(rig.name().to_owned())
-        .or_insert(outcome.facts);
+    results.keep(
+        rig.name(),
+        format!("{} {case}", rig.name()),
+        outcome.facts,
+        outcome.report,
+    );
 }
 
 fn one_program(rig: &dyn Rig, limit: Bytes, command: &CommandLine) -> Result<Outcome, RigError> {
@@ -172,7 +172,7 @@ fn write_source(path: &Path, functions: usize) -> anyhow::Result<()> {
         };
         writeln!(
             text,
-            "unsigned f{number}(unsigned x) {{ unsigned s = {number}; for (unsigned i = 0; i < (x & 15); i++) {{ s += (x * {}u) >> (i & 7); if (s & 1) s ^= {call}; }} return s; }}",
+            "__attribute__((noinline)) unsigned f{number}(unsigned x) {{ unsigned s = {number}; for (unsigned i = 0; i < (x & 15); i++) {{ s += (x * {}u) >> (i & 7); if (s & 1) s ^= {call}; }} return s; }}",
             number * 2 + 3
         )
         .context("format C source")?;

@@ -15,11 +15,10 @@ const JOBS: [(&str, &str); 4] = [
     ("seq write 256K QD4", "--rw=write --bs=256k --iodepth=4"),
 ];
 
-pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
-    let mut results = lab.results("fio");
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     if !installed("fio") {
-        skip(&mut results, "fio is not installed");
-        return Ok(results);
+        skip(results, "fio is not installed");
+        return Ok(());
     }
     let size_mib = lab.pick(16, 1024);
     let seconds = lab.pick(1, 8);
@@ -51,7 +50,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
     })();
     // Remove the file whatever happened; the failure of the job is the one to report.
     let _ = std::fs::remove_file(&file);
-    measured.map(|()| results)
+    measured
 }
 
 fn one_job(

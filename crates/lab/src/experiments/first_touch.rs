@@ -6,8 +6,7 @@ use crate::rig::{Plain, Rig, TierChoice};
 use std::collections::BTreeMap;
 use undercroft_base::Bytes;
 
-pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
-    let mut results = lab.results("first-touch");
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let footprint_mib = lab.options.footprint_mib.unwrap_or(lab.pick(8, 256));
     let rounds = lab.rounds(2, 9);
     // Two limits: far above the footprint (nothing need be managed), and below it (pages are managed while touched).
@@ -42,7 +41,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                     rig.name()
                 ));
                 let Some((lines, outcome)) =
-                    or_skip(&mut results, run_touch(rig.as_ref(), limit, &command))?
+                    or_skip(results, run_touch(rig.as_ref(), limit, &command))?
                 else {
                     continue;
                 };
@@ -56,10 +55,12 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                         &outcome,
                     ));
                 }
-                results
-                    .rigs
-                    .entry(rig.name().to_owned())
-                    .or_insert(outcome.facts);
+                results.keep(
+                    rig.name(),
+                    format!("{} {case}", rig.name()),
+                    outcome.facts,
+                    outcome.report,
+                );
             }
         }
     }
@@ -88,5 +89,5 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
         Better::Lower,
         None,
     );
-    Ok(results)
+    Ok(())
 }

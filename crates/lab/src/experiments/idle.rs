@@ -14,8 +14,7 @@ const CPU_PERCENT_MUST: f64 = 0.5;
 /// Kernel's unit of `/proc/PID/stat` times (USER_HZ), fixed at 100 on x86-64.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
-    let mut results = lab.results("idle");
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let footprint_mib = lab.options.footprint_mib.unwrap_or(lab.pick(16, 512));
     let seconds = lab.pick(2, 30);
     let limit = Bytes(footprint_mib << 19);
@@ -27,8 +26,8 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
         ("must_cpu_percent".into(), CPU_PERCENT_MUST.to_string()),
     ]);
     let Some(rig) = lab.undercroft(TierChoice::Ram, limit) else {
-        skip(&mut results, "idle: needs an undercroft binary");
-        return Ok(results);
+        skip(results, "idle: needs an undercroft binary");
+        return Ok(());
     };
     for round in 0..rounds {
         progress(&format!("idle: round {} of {rounds}", round + 1));
@@ -93,7 +92,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
         Better::Lower,
         Some(target),
     );
-    Ok(results)
+    Ok(())
 }
 
 /// Processes of undercroft itself: `root` and its descendants whose executable is the same file.
@@ -123,8 +122,14 @@ pub(crate) fn family(root: u32) -> Vec<u32> {
         );
         index += 1;
     }
-    members.retain(|pid| executable(*pid).as_ref() == Some(&program));
+    members.retain(|pid| executable(*pid).as_ref() == Some(&program) && !is_workload(*pid));
     members
+}
+
+/// True for the workload when undercroft's own file plays it (`undercroft lab-touch`).
+fn is_workload(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).nth(1) == Some(b"lab-touch")
 }
 
 /// utime + stime of all threads of these processes, in ticks.

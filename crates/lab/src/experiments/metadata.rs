@@ -2,7 +2,7 @@
 
 use super::{Lab, idle, progress, skip};
 use crate::results::{Better, Results, Sample, Target};
-use crate::rig::{Rig, TierChoice};
+use crate::rig::{MemoryUse, Rig, TierChoice};
 use anyhow::{Context, ensure};
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,8 +12,7 @@ use undercroft_base::Bytes;
 const MUST_BYTES: f64 = 16.0;
 const AIM_BYTES: f64 = 8.0;
 
-pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
-    let mut results = lab.results("metadata");
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let large_mib = lab.options.footprint_mib.unwrap_or(lab.pick(64, 1024));
     let small_mib = large_mib / 4;
     results.parameters = BTreeMap::from([
@@ -30,15 +29,15 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
     let directory = lab.swap_directory();
     // The file tier: evicted bytes are then on disk, and what grows with the pages is metadata alone.
     let Some(rig) = lab.undercroft(TierChoice::File(directory), Bytes(large_mib << 21)) else {
-        skip(&mut results, "metadata: needs an undercroft binary");
-        return Ok(results);
+        skip(results, "metadata: needs an undercroft binary");
+        return Ok(());
     };
     for round in 0..lab.rounds(1, 3) {
         progress(&format!("metadata: round {}", round + 1));
-        let (small, _) = own_bytes(lab, rig.as_ref(), small_mib)?;
-        let (large, memory) = own_bytes(lab, rig.as_ref(), large_mib)?;
+        let (small, _, _) = own_bytes(lab, rig.as_ref(), small_mib)?;
+        let (large, memory, report) = own_bytes(lab, rig.as_ref(), large_mib)?;
         let pages = ((large_mib - small_mib) << 8) as f64;
-        let values = BTreeMap::from([
+        let mut values = BTreeMap::from([
             (
                 "bytes_per_page".to_owned(),
                 (large as f64 - small as f64) / pages,
@@ -46,6 +45,16 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
             ("own_bytes_at_large".to_owned(), large as f64),
             ("own_bytes_at_small".to_owned(), small as f64),
         ]);
+        let reported = report.as_ref().and_then(|report| {
+            report
+                .get("manager")?
+                .get("metadata_bytes_per_page")?
+                .as_f64()
+        });
+        values.extend(reported.map(|bytes| ("reported_bytes_per_page".to_owned(), bytes)));
+        results
+            .reports
+            .extend(report.map(|report| (rig.name().to_owned(), report)));
         results.samples.push(Sample {
             round,
             rig: rig.name().into(),
@@ -73,7 +82,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
         Better::Lower,
         Some(target),
     );
-    Ok(results)
+    Ok(())
 }
 
 /// PSS of undercroft's processes while a client of `footprint_mib` sleeps at half of it. Shared pages (ledger) count once.
@@ -81,7 +90,7 @@ fn own_bytes(
     lab: &Lab,
     rig: &dyn Rig,
     footprint_mib: u64,
-) -> anyhow::Result<(u64, crate::rig::MemoryUse)> {
+) -> anyhow::Result<(u64, MemoryUse, Option<serde_json::Value>)> {
     let command = lab.touch([
         "--footprint-mib",
         &footprint_mib.to_string(),
@@ -116,5 +125,5 @@ fn own_bytes(
     let outcome = running
         .finish()?
         .successful(rig.name(), "sleeping client")?;
-    Ok((total, outcome.memory))
+    Ok((total, outcome.memory, outcome.report))
 }

@@ -23,7 +23,8 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use undercroft_base::Bytes;
 
-type Experiment = fn(&Lab) -> anyhow::Result<Results>;
+/// Adds what it finds to the results as it goes, so that an error later does not lose it.
+type Experiment = fn(&Lab, &mut Results) -> anyhow::Result<()>;
 
 /// Every experiment: what the user reads, and what runs.
 pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
@@ -203,23 +204,23 @@ pub(crate) fn skip(results: &mut Results, why: &str) {
     results.notes.push(format!("SKIPPED: {why}"));
 }
 
-/// A rig that this machine cannot have, or that the kernel kills under this limit, is skipped aloud; any other failure ends the experiment.
+/// A rig that this machine cannot have, or that the kernel kills under this limit, is skipped aloud. A failed run (wrong
+/// bytes above all) is kept as a failure, which `lab::run` returns once the rest is measured and written. Only an
+/// interrupt and somebody else's swap end the experiment at once.
 pub(crate) fn or_skip<T>(
     results: &mut Results,
     result: Result<T, RigError>,
 ) -> anyhow::Result<Option<T>> {
     match result {
-        Ok(value) => Ok(Some(value)),
-        Err(
-            error @ (RigError::Unavailable { .. }
-            | RigError::BudgetTooSmall { .. }
-            | RigError::Killed { .. }),
-        ) => {
-            skip(results, &error.to_string());
-            Ok(None)
+        Ok(value) => return Ok(Some(value)),
+        Err(error @ (RigError::Interrupted | RigError::OtherSwap(_))) => return Err(error.into()),
+        Err(error @ RigError::Failed { .. }) => {
+            eprintln!("FAILED: {error}");
+            results.failures.push(error.to_string());
         }
-        Err(error) => Err(error.into()),
+        Err(error) => skip(results, &error.to_string()),
     }
+    Ok(None)
 }
 
 /// Runs the workload on a rig; every line it printed, parsed.

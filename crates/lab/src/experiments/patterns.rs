@@ -27,8 +27,7 @@ struct Group {
     budget: Bytes,
 }
 
-pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
-    let mut results = lab.results("patterns");
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let footprint_mib = lab.options.footprint_mib.unwrap_or(lab.pick(24, 512));
     let footprint = Bytes(footprint_mib << 20);
     // 55 % of the footprint: with data at 2.9:1 a quarter of the pages is resident (less makes the kernel kill under
@@ -122,10 +121,9 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                 rig.name(),
                 group.budget
             ));
-            if let Some(found) = or_skip(
-                &mut results,
-                calibrate(rig.as_ref(), group.budget, &group.probe),
-            )? {
+            if let Some(found) =
+                or_skip(results, calibrate(rig.as_ref(), group.budget, &group.probe))?
+            {
                 limits.insert(rig.name(), Bytes(found.limit_bytes));
                 if !found.trials.is_empty() {
                     results.calibrations.insert(rig.name().to_owned(), found);
@@ -147,7 +145,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                         threads
                     ));
                     let Some((lines, outcome)) =
-                        run_retrying(&mut results, rig.as_ref(), limit, command)?
+                        run_retrying(results, rig.as_ref(), limit, command)?
                     else {
                         continue;
                     };
@@ -162,16 +160,21 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                             .samples
                             .push(phase_sample(round, name, case, &line, &outcome));
                     }
-                    results.rigs.entry(name.to_owned()).or_insert(outcome.facts);
+                    results.keep(
+                        name,
+                        format!("{name} {threads}t"),
+                        outcome.facts,
+                        outcome.report,
+                    );
                 }
             }
         }
     }
     for group in &groups {
-        check_totals(&mut results, group);
+        check_totals(results, group);
     }
-    compare(&mut results);
-    Ok(results)
+    compare(results);
+    Ok(())
 }
 
 /// A rig that used more DRAM than the budget had an advantage; say so.

@@ -11,14 +11,13 @@ use undercroft_base::Bytes;
 
 type Cases = Vec<(String, BTreeMap<String, f64>)>;
 
-pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
-    let mut results = lab.results("redis-benchmark");
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     if !installed("redis-server") || !installed("redis-benchmark") {
         skip(
-            &mut results,
+            results,
             "redis-benchmark: install redis-server (it brings redis-benchmark in redis-tools)",
         );
-        return Ok(results);
+        return Ok(());
     }
     let keys = lab.pick(5_000, 200_000);
     let requests = lab.pick(10_000, 300_000);
@@ -27,10 +26,10 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
     let footprint = outcome.memory.cgroup_peak_bytes;
     if footprint == 0 {
         skip(
-            &mut results,
+            results,
             "redis-benchmark: no memory cgroup to measure the footprint with; run as root",
         );
-        return Ok(results);
+        return Ok(());
     }
     let budget = Bytes((footprint / 2) & !0xfff);
     results.parameters = BTreeMap::from([
@@ -55,10 +54,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                 round + 1,
                 rig.name()
             ));
-            let run = or_skip(
-                &mut results,
-                one_run(lab, rig.as_ref(), budget, keys, requests),
-            )?;
+            let run = or_skip(results, one_run(lab, rig.as_ref(), budget, keys, requests))?;
             let Some((cases, outcome)) = run else {
                 continue;
             };
@@ -72,10 +68,12 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                     memory: outcome.memory.clone(),
                 });
             }
-            results
-                .rigs
-                .entry(rig.name().to_owned())
-                .or_insert(outcome.facts);
+            results.keep(
+                rig.name(),
+                rig.name().to_owned(),
+                outcome.facts,
+                outcome.report,
+            );
         }
     }
     for (subject, baseline) in [
@@ -94,7 +92,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
             results.compare(case, "p99_ns", (subject, baseline), Better::Lower, None);
         }
     }
-    Ok(results)
+    Ok(())
 }
 
 /// Server, SET over all keys, GET; then every key is asked for its length as the check.

@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use undercroft_base::Bytes;
 
@@ -41,30 +41,24 @@ struct Measurement {
     value: f64,
 }
 
-pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
-    let mut results = lab.results("redis-ycsb");
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     for (program, package) in [
         ("redis-server", "redis-server"),
         ("java", "default-jre-headless"),
     ] {
         if !(installed(program) || program == "java" && java_installed()) {
             skip(
-                &mut results,
+                results,
                 &format!("redis-ycsb: {program} is missing; install {package}"),
             );
-            return Ok(results);
+            return Ok(());
         }
     }
-    let jar = match find_or_build_jar(
-        lab.options
-            .ycsb_directory
-            .as_deref()
-            .unwrap_or(Path::new("bench/ycsb")),
-    ) {
+    let jar = match find_or_build_jar() {
         Ok(jar) => jar,
         Err(error) => {
-            skip(&mut results, &format!("redis-ycsb: {error:#}"));
-            return Ok(results);
+            skip(results, &format!("redis-ycsb: {error:#}"));
+            return Ok(());
         }
     };
     let out = lab
@@ -89,10 +83,10 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
     let footprint = outcome.memory.cgroup_peak_bytes;
     if footprint == 0 {
         skip(
-            &mut results,
+            results,
             "redis-ycsb: no memory cgroup to measure the footprint with; run as root",
         );
-        return Ok(results);
+        return Ok(());
     }
     let budget = Bytes((footprint / 2) & !0xfff);
     results.parameters = BTreeMap::from([
@@ -123,8 +117,8 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
             "redis-ycsb: limit of {} for {budget} of DRAM",
             rig.name()
         ));
-        let limit = fit(&client, rig.as_ref(), budget, &mut results);
-        if let Some(limit) = or_skip(&mut results, limit)? {
+        let limit = fit(&client, rig.as_ref(), budget, results);
+        if let Some(limit) = or_skip(results, limit)? {
             limits.insert(rig.name(), limit);
         }
     }
@@ -139,7 +133,7 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                 rig.name()
             ));
             let Some((cases, outcome)) =
-                or_skip(&mut results, one_run(&client, rig.as_ref(), limit, true))?
+                or_skip(results, one_run(&client, rig.as_ref(), limit, true))?
             else {
                 continue;
             };
@@ -153,14 +147,16 @@ pub(crate) fn run(lab: &Lab) -> anyhow::Result<Results> {
                     memory: outcome.memory.clone(),
                 });
             }
-            results
-                .rigs
-                .entry(rig.name().to_owned())
-                .or_insert(outcome.facts);
+            results.keep(
+                rig.name(),
+                rig.name().to_owned(),
+                outcome.facts,
+                outcome.report,
+            );
         }
     }
-    compare(&mut results);
-    Ok(results)
+    compare(results);
+    Ok(())
 }
 
 fn compare(results: &mut Results) {
@@ -431,27 +427,27 @@ fn java_installed() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The client's jar, built by Maven when it is not there yet. Errors say what to install.
-fn find_or_build_jar(project: &Path) -> anyhow::Result<PathBuf> {
-    ensure!(
-        project.join("pom.xml").exists(),
-        "the YCSB client's source is not at {}; run from the root of the source tree",
-        project.display()
-    );
+/// The client's jar, built by Maven when it is not there yet. Its source is looked for in `bench/ycsb` of the current
+/// directory and those above. Errors say what to install.
+fn find_or_build_jar() -> anyhow::Result<PathBuf> {
+    let here = std::env::current_dir().context("find the current directory")?;
+    let mut places = here.ancestors().map(|above| above.join("bench/ycsb"));
+    let project = places.find(|project| project.join("pom.xml").exists());
+    let project = project.context("bench/ycsb is not here; run inside the source tree")?;
     let jar = project.join("target/undercroft-ycsb.jar");
     if !jar.exists() {
         progress("redis-ycsb: building the client with Maven");
-        let status = Command::new("mvn")
-            .args(["-q", "-B", "package"])
-            .current_dir(project)
-            .status();
-        let status = status.context("mvn cannot be started; install maven")?;
+        let mut maven = Command::new("mvn");
+        maven.args(["-q", "-B", "package"]).current_dir(&project);
+        let status = maven
+            .status()
+            .context("mvn cannot be started; install maven")?;
         ensure!(
             status.success(),
             "`mvn -q package` in bench/ycsb failed: {status}"
         );
     }
-    jar.canonicalize().context("find the built jar")
+    Ok(jar)
 }
 
 #[cfg(test)]

@@ -83,6 +83,13 @@ fn write_all(text: &mut String, results: &Results) -> std::fmt::Result {
         }
         writeln!(text)?;
     }
+    if !results.failures.is_empty() {
+        writeln!(text, "## FAILED\n")?;
+        for failure in &results.failures {
+            writeln!(text, "- {failure}")?;
+        }
+        writeln!(text)?;
+    }
     if !results.notes.is_empty() {
         writeln!(text, "## Notes\n")?;
         results

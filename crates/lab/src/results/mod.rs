@@ -35,6 +35,9 @@ pub struct Results {
     pub parameters: BTreeMap<String, String>,
     /// Facts of each rig.
     pub rigs: BTreeMap<String, Facts>,
+    /// Undercroft's own report of the last run of each kind (`RIG CASE`): counters, tiers, breakdown of a fault.
+    #[serde(default)]
+    pub reports: BTreeMap<String, serde_json::Value>,
     /// How limits were found for the rigs whose compressed memory lies outside them.
     pub calibrations: BTreeMap<String, Calibration>,
     /// One entry per round, rig and case.
@@ -43,6 +46,9 @@ pub struct Results {
     pub rows: Vec<Row>,
     /// What was skipped, exceeded or limits the meaning of the numbers.
     pub notes: Vec<String>,
+    /// Runs that failed or read wrong bytes; `lab run` fails when there is one.
+    #[serde(default)]
+    pub failures: Vec<String>,
 }
 
 /// Raw values of one case in one run.
@@ -144,11 +150,25 @@ impl Results {
             machine: Machine::here(),
             parameters: BTreeMap::new(),
             rigs: BTreeMap::new(),
+            reports: BTreeMap::new(),
             calibrations: BTreeMap::new(),
             samples: Vec::new(),
             rows: Vec::new(),
             notes: Vec::new(),
+            failures: Vec::new(),
         }
+    }
+
+    /// Remembers what a run said about its rig, and undercroft's report under `label`.
+    pub(crate) fn keep(
+        &mut self,
+        rig: &str,
+        label: String,
+        facts: Facts,
+        report: Option<serde_json::Value>,
+    ) {
+        self.rigs.entry(rig.to_owned()).or_insert(facts);
+        self.reports.extend(report.map(|report| (label, report)));
     }
 
     /// All values of a metric, in round order.

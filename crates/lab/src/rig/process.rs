@@ -213,11 +213,10 @@ impl Running {
             });
         }
         self.stop_sampler();
-        let report = self.stage.report.as_ref().and_then(|path| {
-            let text = fs::read_to_string(path).ok()?;
-            let _ = fs::remove_file(path);
-            serde_json::from_str(&text).ok()
-        });
+        let report = match &self.stage.report {
+            Some(path) if status.success() => Some(read_report(path)?),
+            _ => None,
+        };
         let memory = self.memory(report.as_ref());
         let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
         let facts = self.stage.facts.clone();
@@ -248,7 +247,9 @@ impl Running {
             let ram = tiers
                 .iter()
                 .find(|tier| tier.get("kind").and_then(|kind| kind.as_str()) == Some("ram"))?;
-            ram.get("stored_bytes_peak")?.as_u64()
+            ram.get("held_bytes_peak")
+                .or(ram.get("stored_bytes_peak"))?
+                .as_u64()
         });
         MemoryUse {
             limit_bytes: self.stage.limit.0,
@@ -264,6 +265,15 @@ impl Running {
             let _ = sampler.join();
         }
     }
+}
+
+/// Reads and removes the report of a run. Errors: absent or not JSON, which a successful run must not leave.
+fn read_report(path: &std::path::Path) -> Result<serde_json::Value, RigError> {
+    let what = || RigError::failed(format!("read undercroft's report {}", path.display()));
+    let text = fs::read_to_string(path).map_err(what())?;
+    let report = serde_json::from_str(&text).map_err(|error| what()(io::Error::other(error)))?;
+    fs::remove_file(path).map_err(what())?;
+    Ok(report)
 }
 
 impl Drop for Running {

@@ -6,8 +6,11 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use undercroft_base::Bytes;
 
+/// How long another swap may stay on before the rig refuses.
+const OTHER_SWAP_PATIENCE: Duration = Duration::from_secs(30);
 const ZRAM: &str = "/sys/block/zram0";
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 
@@ -34,7 +37,13 @@ pub(crate) fn lock() -> Result<File, RigError> {
         .write(true)
         .open(&path)
         .map_err(what())?;
-    file.lock().map_err(what())?;
+    if file.try_lock().is_err() {
+        eprintln!(
+            "lab: waiting for another lab on this machine ({})",
+            path.display()
+        );
+        file.lock().map_err(what())?;
+    }
     Ok(file)
 }
 
@@ -44,11 +53,29 @@ pub(crate) fn active() -> Vec<String> {
     text.lines().skip(1).map(str::to_owned).collect()
 }
 
+/// Waits a while for somebody else's swap to go, as tests on the same machine make; then refuses.
+pub(crate) fn wait_until_alone() -> Result<(), RigError> {
+    let until = Instant::now() + OTHER_SWAP_PATIENCE;
+    let mut said = false;
+    while let Some(other) = active().first() {
+        if crate::interrupt::requested() {
+            return Err(RigError::Interrupted);
+        }
+        if Instant::now() > until {
+            return Err(RigError::OtherSwap(other.clone()));
+        }
+        if !said {
+            eprintln!("lab: waiting for another swap to go: {other}");
+            said = true;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
 /// Checks what every swap rig needs: nobody else's swap, and the tools.
 pub(crate) fn check(rig: &'static str) -> Result<(), RigError> {
-    if let Some(other) = active().first() {
-        return Err(RigError::OtherSwap(other.clone()));
-    }
+    wait_until_alone()?;
     let unavailable = |why: &str, fix| RigError::Unavailable {
         rig,
         why: why.to_owned(),

@@ -64,9 +64,7 @@ impl Rig for Undercroft {
         crate::interrupt::install();
         // Other labs on the machine wait; one that may not open the lock (another user's) goes on without.
         let lock = swap::lock().ok();
-        if let Some(other) = swap::active().first() {
-            return Err(RigError::OtherSwap(other.clone()));
-        }
+        swap::wait_until_alone()?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let report = self
             .directory
