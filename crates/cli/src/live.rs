@@ -4,29 +4,35 @@ use std::ffi::OsString;
 
 use undercroft_manager::options::RunOptions;
 use undercroft_manager::report::Snapshot;
+use undercroft_manager::{keeper, serve, status};
 
-use crate::failure::{Failure, status};
-
-fn not_built_in() -> Failure {
-    Failure::new(
-        status::RUN_FAILED,
-        "this build cannot manage programs",
-        "it was made before the live manager was connected to the command line",
-        "build a newer commit",
-    )
-}
+use crate::failure::{Failure, status as code};
 
 /// Runs a program to its end; its exit status.
-pub fn run(_options: RunOptions) -> Result<u8, Failure> {
-    Err(not_built_in())
+pub fn run(options: RunOptions) -> Result<u8, Failure> {
+    Ok(keeper::run(&options) as u8)
 }
 
-/// The hidden `manager` subcommand.
-pub fn serve(_arguments: Vec<OsString>) -> Result<u8, Failure> {
-    Err(not_built_in())
+/// The hidden `manager` subcommand: its one argument is the launch description, as JSON.
+pub fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
+    let failed = |why: String| {
+        Failure::new(
+            code::RUN_FAILED,
+            "the manager cannot serve",
+            &why,
+            "`undercroft manager` is started by `undercroft run`, not by hand; `undercroft doctor` tells what is missing",
+        )
+    };
+    let text = arguments
+        .first()
+        .and_then(|argument| argument.to_str())
+        .unwrap_or("");
+    let launch = serde_json::from_str(text).map_err(|error| failed(error.to_string()))?;
+    serve::serve(launch).map_err(|error| failed(error.to_string()))?;
+    Ok(0)
 }
 
 /// Every client running now that this user may see.
 pub fn snapshots() -> Result<Vec<Snapshot>, Failure> {
-    Err(not_built_in())
+    Ok(status::snapshots())
 }

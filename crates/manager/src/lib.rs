@@ -1,4 +1,18 @@
 //! One client's runtime: the keeper that owns a run, the manager that serves its faults, and the report of both.
 
+mod command;
+mod discover;
+mod evictor;
+mod fault_thread;
+pub mod keeper;
+mod layout;
+mod ledger;
 pub mod options;
+mod placement;
+mod process;
+mod protocol;
 pub mod report;
+pub mod serve;
+mod shared;
+pub mod status;
+mod tiers;

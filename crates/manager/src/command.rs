@@ -1,0 +1,117 @@
+//! The manager's side of a client's command page: orders to the agent, and keeping it from moving pages while layout events are
+//! acknowledged.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use undercroft_sys::futex;
+use undercroft_sys::mapping::SharedMemory;
+
+use crate::protocol::STAGING_PAGES;
+
+/// Longest wait for an agent before the caller looks whether its process still lives.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// One agent's command page.
+pub(crate) struct Commands(SharedMemory);
+
+/// What the agent did with the pages of a command; bit i = page i.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Done {
+    pub moved: u64,
+    pub refused: u64,
+}
+
+impl Commands {
+    pub fn new(page: SharedMemory) -> Commands {
+        Commands(page)
+    }
+
+    fn half(&self, index: usize) -> &AtomicU32 {
+        &self.0.halves()[index]
+    }
+
+    fn seq(&self) -> &AtomicU32 {
+        self.half(0)
+    }
+
+    fn done(&self) -> &AtomicU32 {
+        self.half(1)
+    }
+
+    fn busy(&self) -> &AtomicU32 {
+        self.half(3)
+    }
+
+    fn reader_wants(&self) -> &AtomicU32 {
+        self.half(4)
+    }
+
+    fn pages(&self) -> &[AtomicU64] {
+        &self.0.words()[6..6 + STAGING_PAGES]
+    }
+
+    /// The agent's thread id; 0 when it is gone (or its process called exec).
+    pub fn agent(&self) -> u32 {
+        self.half(2).load(Ordering::Acquire)
+    }
+
+    /// Orders `op` on `pages` and waits for the result; `None` when the agent died. `alive` is asked now and then.
+    /// Called by one thread at a time.
+    pub fn run(&self, op: u32, pages: impl Iterator<Item = u64>, alive: impl Fn() -> bool) -> Option<Done> {
+        let mut count = 0;
+        for (slot, page) in self.pages().iter().zip(pages) {
+            slot.store(page, Ordering::Relaxed);
+            count += 1;
+        }
+        self.half(6).store(op, Ordering::Relaxed);
+        self.half(7).store(count, Ordering::Relaxed);
+        let seq = self.seq().load(Ordering::Relaxed).wrapping_add(1);
+        self.seq().store(seq, Ordering::Release);
+        futex::wake(self.seq(), 1);
+        loop {
+            let done = self.done().load(Ordering::Acquire);
+            if done == seq {
+                let words = self.0.words();
+                return Some(Done {
+                    moved: words[4].load(Ordering::Relaxed),
+                    refused: words[5].load(Ordering::Relaxed),
+                });
+            }
+            if self.agent() == 0 || !alive() {
+                return None;
+            }
+            futex::wait(self.done(), done, Some(PATIENCE));
+        }
+    }
+
+    /// The command in progress must not move pages any more. Called between [`Commands::exclude_agent`] and
+    /// [`Commands::admit_agent`], so it takes effect before the next page.
+    pub fn cancel(&self) {
+        let seq = self.seq().load(Ordering::Acquire);
+        self.half(5).store(seq, Ordering::Release);
+    }
+
+    /// Returns when the agent is not moving pages; it will not start before [`Commands::admit_agent`]. Cost: one
+    /// locked store when it is idle; at most one MOVE of 16 pages otherwise.
+    pub fn exclude_agent(&self, alive: impl Fn() -> bool) {
+        self.reader_wants().store(1, Ordering::SeqCst);
+        let mut spins = 0u32;
+        while self.busy().load(Ordering::SeqCst) != 0 {
+            std::hint::spin_loop();
+            spins += 1;
+            if spins > 20_000 {
+                // It lost its CPU inside a MOVE, or died there.
+                if self.agent() == 0 || !alive() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
+    /// Lets the agent go on.
+    pub fn admit_agent(&self) {
+        self.reader_wants().store(0, Ordering::Release);
+    }
+}

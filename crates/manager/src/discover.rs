@@ -1,0 +1,146 @@
+//! Finds what can be managed in a client and registers it: nothing before pressure comes, then every private anonymous mapping but
+//! stacks, thread control blocks, locked memory and the shim's own.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use undercroft_base::{VirtPage, VirtRange};
+use undercroft_sys::pagemap::Category;
+use undercroft_sys::process::robust_list_head;
+use undercroft_sys::procfs::{self, Vma};
+use undercroft_sys::uffd::{RegisterMode, UffdError};
+
+use crate::keeper::SHIM_NAME;
+use crate::layout::subtract;
+use crate::process::Process;
+use crate::shared::{Shared, lock};
+
+/// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault waits for it.
+const SCAN_PAGES: u64 = 4096;
+
+/// Bytes around a thread's robust-list head that belong to its control block (glibc: the head is 0x2e0 into `struct
+/// pthread`, of about 0x900 bytes). The kernel writes there when the thread ends, past userfaultfd.
+const CONTROL_BLOCK: (u64, u64) = (0x300, 0x700);
+
+/// Registers what is new in a process; reads `/proc/PID/maps` once.
+pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String) {
+    let (Some(pid), Some(agent)) = (process.pid(), process.agent.get()) else {
+        return; // a fork child that has not announced itself
+    };
+    if procfs::read_maps(pid, text).is_err() {
+        return;
+    }
+    let beacon = VirtRange::new(process.beacon, process.beacon.plus(1));
+    if !process.managed.swap(true, Ordering::AcqRel) {
+        let _ = process.uffd.register(beacon, RegisterMode::MISSING);
+    }
+    let mut holes = shared.engine().regions(process.space).to_vec();
+    holes.extend([agent.private, beacon]);
+    if procfs::status_number(pid, "VmLck").unwrap_or(0) > 0 {
+        let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut holes)]);
+    }
+    let mut before: Option<Vma<'_>> = None;
+    for vma in text.lines().filter_map(Vma::parse) {
+        // The part of the shim's data that no file backs follows its file mapping.
+        let ours = before.is_some_and(|b| b.name.ends_with(SHIM_NAME) && b.range.end == vma.range.start);
+        before = Some(vma);
+        if !vma.is_private_anonymous() || !vma.read || !vma.write || vma.exec || ours {
+            continue;
+        }
+        for range in subtract(vma.range, &holes) {
+            if !attach(shared, process, range) {
+                return;
+            }
+        }
+    }
+    lock_threads(shared, process, pid);
+}
+
+/// Registers one range and counts what is present in it; false when the address space is gone.
+fn attach(shared: &Shared, process: &Process, range: VirtRange) -> bool {
+    {
+        let _layout = process.layout.write();
+        match process.uffd.register(range, RegisterMode::MISSING) {
+            Ok(()) => shared.engine().attached(process.space, range),
+            Err(UffdError::ClientGone) => return false,
+            // It changed under us, or cannot be registered: it stays the kernel's.
+            Err(_) => return true,
+        }
+    }
+    let Ok(pagemap) = process.pagemap() else {
+        return true;
+    };
+    let mut present = Vec::new();
+    let mut start = range.start;
+    while start < range.end {
+        let part = VirtRange::new(start, start.plus(SCAN_PAGES).min(range.end));
+        present.clear();
+        // With the lock held no page of the part can be dropped or installed: what is found is true.
+        let _layout = process.layout.write();
+        let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
+        if pagemap.scan(part, any, &mut present).is_ok() {
+            let mut engine = shared.engine();
+            for (found, _) in &present {
+                engine.found_resident(process.space, *found);
+            }
+        }
+        start = part.end;
+    }
+    shared.kick_evictor();
+    true
+}
+
+/// Locks the control blocks of threads not seen before.
+pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
+    let Ok(threads) = procfs::thread_ids(pid) else {
+        return;
+    };
+    let mut seen = lock(&process.threads_seen);
+    for tid in &threads {
+        if seen.contains(tid) {
+            continue;
+        }
+        let Some(head) = robust_list_head(*tid) else {
+            continue; // not set up yet (or not glibc): looked at again next time
+        };
+        let first = VirtPage::of(head.saturating_sub(CONTROL_BLOCK.0));
+        let last = VirtPage::of(head + CONTROL_BLOCK.1);
+        let block = VirtRange::new(first, last.plus(1));
+        let absent = shared.engine().lock(process.space, block, true);
+        if absent.0 > 0 {
+            // Bring it in: this thread is not one that serves faults, so it may cause them.
+            let mut byte = [0u8; 1];
+            for page in block.pages() {
+                let _ = undercroft_sys::process::read_memory(*tid, page.address(), &mut byte);
+            }
+        }
+        seen.push(*tid);
+    }
+    seen.retain(|tid| threads.contains(tid));
+}
+
+/// Counts pages of a fork child that are no longer the parent's frames.
+pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [u8]) {
+    let Ok(pagemap) = process.pagemap() else {
+        return;
+    };
+    let ranges = shared.engine().inherited(process.space);
+    for range in ranges {
+        let mut start = range.start;
+        while start < range.end {
+            let count = (range.end.0 - start.0).min(buffer.len() as u64 / 8).min(SCAN_PAGES);
+            let _layout = process.layout.read();
+            let Ok(entries) = pagemap.entries(start, &mut buffer[..count as usize * 8]) else {
+                return;
+            };
+            let mut engine = shared.engine();
+            for (at, entry) in entries.enumerate() {
+                if entry.present() && entry.exclusive() {
+                    engine.own_frame(process.space, start.plus(at as u64));
+                }
+            }
+            start = start.plus(count);
+        }
+    }
+    shared.kick_evictor();
+}

@@ -1,0 +1,444 @@
+//! The evictor: keeps the reserve free. Takes pages out of the client in batches, stores them, and moves the oldest pages of a full
+//! RAM tier down.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use undercroft_base::{
+    PAGE_BYTES, SpaceId, Store, StoreError, TierId, VirtPage, fill_word, page_checksum,
+};
+use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
+use undercroft_engine::{DemoteItem, EvictItem, Outcome, Taken};
+use undercroft_sys::mapping::PageBuf;
+use undercroft_sys::uffd::UffdError;
+use undercroft_sys::{futex, process};
+
+use crate::process::Process;
+use crate::protocol::OP_MOVE;
+use crate::shared::{Shared, page_of};
+
+/// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
+const STORE_PAGES: usize = 8;
+
+/// Batches in a row that freed nothing before every tier is called full.
+const FRUITLESS_MAX: u32 = 8;
+
+/// Pause when nothing could be evicted.
+const PAUSE: Duration = Duration::from_millis(1);
+
+pub(crate) struct Evictor {
+    shared: Arc<Shared>,
+    items: Vec<EvictItem>,
+    buffer: PageBuf,
+    wakes: Vec<(SpaceId, VirtPage)>,
+    places: Vec<(SpaceId, VirtPage)>,
+    demotions: Vec<DemoteItem>,
+    demote_buffer: PageBuf,
+    fruitless: u32,
+}
+
+impl Evictor {
+    pub fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
+        Ok(Evictor {
+            shared,
+            items: Vec::with_capacity(EVICT_PAGES_MAX),
+            buffer: PageBuf::new(EVICT_PAGES_MAX)?,
+            wakes: Vec::with_capacity(EVICT_PAGES_MAX),
+            places: Vec::new(),
+            demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
+            demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
+            fruitless: 0,
+        })
+    }
+
+    /// Works until told to stop.
+    pub fn run(mut self) {
+        self.shared.placement.set_evictor(process::thread_id());
+        while !self.shared.stop.load(Ordering::Acquire) {
+            self.sleep_until_wanted();
+            self.reclaim();
+        }
+    }
+
+    fn sleep_until_wanted(&self) {
+        let shared = &self.shared;
+        loop {
+            let kick = shared.evict_kick.load(Ordering::SeqCst);
+            shared.evictor_sleeps.store(true, Ordering::SeqCst);
+            let wanted = shared.engine().reclaim_wanted() || self.pool_is_full();
+            if wanted || shared.stop.load(Ordering::Acquire) {
+                break;
+            }
+            futex::wait(&shared.evict_kick, kick, None);
+        }
+        shared.evictor_sleeps.store(false, Ordering::SeqCst);
+    }
+
+    /// Evicts until the reserve is free again.
+    fn reclaim(&mut self) {
+        loop {
+            if self.shared.stop.load(Ordering::Acquire) {
+                return;
+            }
+            while self.pool_is_full() && self.demote() {}
+            let before = {
+                let held = self.shared.pool_held();
+                let mut engine = self.shared.engine();
+                engine.set_pool_held(held);
+                if !engine.reclaim_unfinished() {
+                    break;
+                }
+                engine.room()
+            };
+            let any = self.evict_batch();
+            let after = {
+                let held = self.shared.pool_held();
+                let mut engine = self.shared.engine();
+                engine.set_pool_held(held);
+                let (dram, limit) = (engine.dram_used(), engine.limit());
+                let room = engine.room();
+                drop(engine);
+                self.shared.note_limit(dram, limit);
+                room
+            };
+            self.admit_waiters();
+            if any && after > before {
+                self.fruitless = 0;
+                continue;
+            }
+            self.fruitless += 1;
+            if self.fruitless >= FRUITLESS_MAX {
+                self.fruitless = FRUITLESS_MAX;
+                let stuck = self.shared.engine().room() < 1;
+                if stuck {
+                    self.shared.everything_full();
+                    self.admit_waiters();
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+        self.fruitless = 0;
+        self.shared.engine().set_over_limit_ok(false);
+        self.admit_waiters();
+        for tier in &self.shared.tiers {
+            tier.note_usage();
+        }
+    }
+
+    /// Threads that waited for room may fault again.
+    fn admit_waiters(&mut self) {
+        self.shared.engine().take_waiters(&mut self.wakes);
+        self.shared.wake_pages(&mut self.wakes);
+    }
+
+    fn evict_batch(&mut self) -> bool {
+        let mut items = std::mem::take(&mut self.items);
+        let any = self.shared.engine().select(EVICT_PAGES_MAX, &mut items);
+        let mut start = 0;
+        while start < items.len() {
+            let space = items[start].space;
+            let count = items[start..].iter().take_while(|item| item.space == space).count();
+            self.evict_group(&items, start, start + count);
+            start += count;
+        }
+        self.items = items;
+        self.shared.free_released();
+        any
+    }
+
+    /// Evicts items `start..end` of the batch, all of one address space.
+    fn evict_group(&mut self, items: &[EvictItem], start: usize, end: usize) {
+        let group = &items[start..end];
+        let process = self.shared.process(group[0].space);
+        let moved = match &process {
+            Some(process) => self.take_out(process, group, start),
+            None => self.leave(group, start),
+        };
+        let mut next = 0;
+        while next < group.len() {
+            let mut batch = [0usize; STORE_PAGES];
+            let mut count = 0;
+            while next < group.len() && count < STORE_PAGES {
+                if moved >> next & 1 == 1 {
+                    batch[count] = next;
+                    count += 1;
+                }
+                next += 1;
+            }
+            self.store(group, start, &batch[..count]);
+            self.recall(start, group.len(), moved, next);
+        }
+        self.shared.wake_pages(&mut self.wakes);
+    }
+
+    /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`, and only there.
+    /// The others are settled.
+    fn take_out(&mut self, process: &Arc<Process>, group: &[EvictItem], start: usize) -> u64 {
+        let done = process.agent.get().and_then(|agent| {
+            let pages = group.iter().map(|item| item.page.address());
+            let done = agent.commands.run(OP_MOVE, pages, || process.is_alive())?;
+            let readable = read_staging(agent, done.moved, group.len(), &mut self.buffer);
+            // Unreadable staging means that the process is gone: its pages are nobody's any more.
+            Some((done, readable))
+        });
+        let (moved, refused, readable) = match done {
+            Some((done, readable)) => (done.moved, done.refused, readable),
+            None => (0, 0, true),
+        };
+        let mut engine = self.shared.engine();
+        for at in 0..group.len() {
+            let taken = match (moved >> at & 1, refused >> at & 1) {
+                (1, _) => Taken::Moved,
+                (_, 1) => Taken::Busy,
+                _ => Taken::NotTried,
+            };
+            engine.settle(start + at, taken, &mut self.wakes);
+        }
+        drop(engine);
+        if !readable {
+            self.abandon(process, group, start, moved);
+            return 0;
+        }
+        moved
+    }
+
+    /// The address space went away between selecting and taking out: nothing of it is left to take.
+    fn leave(&mut self, group: &[EvictItem], start: usize) -> u64 {
+        let mut engine = self.shared.engine();
+        for at in 0..group.len() {
+            engine.settle(start + at, Taken::NotTried, &mut self.wakes);
+        }
+        0
+    }
+
+    /// Pages were moved out and cannot be read. Either the process died meanwhile, and they are nobody's; or it made itself
+    /// unreadable, and is ended before it can see them missing.
+    fn abandon(&mut self, process: &Process, group: &[EvictItem], start: usize, moved: u64) {
+        let exec = process.agent.get().is_none_or(|agent| agent.commands.agent() == 0);
+        if !exec && process.is_alive() {
+            self.shared.doom("the program's memory cannot be read any more (did it drop privileges?)");
+            process.kill();
+            process.wait_exit(Duration::from_secs(5));
+        }
+        process.gone.store(true, Ordering::Relaxed);
+        let mut engine = self.shared.engine();
+        for at in (0..group.len()).filter(|at| moved >> at & 1 == 1) {
+            engine.publish(start + at, Outcome::Fill(0), &mut self.wakes);
+        }
+    }
+
+    /// Stores up to [`STORE_PAGES`] pages (indices into the group) and publishes each.
+    fn store(&mut self, group: &[EvictItem], start: usize, pages: &[usize]) {
+        let mut outcomes = [None; STORE_PAGES];
+        let mut sums = [0u64; STORE_PAGES];
+        for (slot, at) in pages.iter().enumerate() {
+            let engine = self.shared.engine();
+            let (alive, wanted) = (engine.alive(start + at), engine.wanted(start + at));
+            drop(engine);
+            if wanted {
+                self.put_back(start + at, *at);
+                outcomes[slot] = Some(None);
+                continue;
+            }
+            if !alive {
+                outcomes[slot] = Some(Some(Outcome::Fill(0))); // nobody will read it
+                continue;
+            }
+            let bytes = page_of(&self.buffer, *at);
+            if let Some(word) = fill_word(bytes) {
+                outcomes[slot] = Some(Some(Outcome::Fill(word)));
+                continue;
+            }
+            if let Some((tier, copy, stamp)) = group[*at].retained {
+                let kept = self.shared.tiers[tier.0 as usize].tier.checksum(copy, stamp);
+                if kept == Some(page_checksum(bytes, stamp)) {
+                    outcomes[slot] = Some(Some(Outcome::Clean));
+                    continue;
+                }
+            }
+            sums[slot] = page_checksum(bytes, group[*at].stamp);
+        }
+        for tier in 0..self.shared.tiers.len() {
+            let mut waiting = [0usize; STORE_PAGES];
+            let mut count = 0;
+            for (slot, outcome) in outcomes.iter().enumerate().take(pages.len()) {
+                if outcome.is_none() {
+                    waiting[count] = slot;
+                    count += 1;
+                }
+            }
+            if count == 0 {
+                break;
+            }
+            let mut batch: Vec<Store<'_>> = waiting[..count]
+                .iter()
+                .map(|slot| Store {
+                    page: page_of(&self.buffer, pages[*slot]),
+                    stamp: group[pages[*slot]].stamp,
+                    checksum: sums[*slot],
+                    result: Err(StoreError::Full),
+                })
+                .collect();
+            let metered = &self.shared.tiers[tier];
+            metered.tier.store(&mut batch);
+            for (slot, store) in waiting[..count].iter().zip(&batch) {
+                match store.result {
+                    Ok(place) => {
+                        metered.writes.fetch_add(1, Ordering::Relaxed);
+                        outcomes[*slot] = Some(Some(Outcome::Stored(TierId(tier as u8), place)));
+                    }
+                    Err(StoreError::Failed(_)) => {
+                        metered.errors.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        for (slot, at) in pages.iter().enumerate() {
+            match outcomes[slot] {
+                Some(None) => {} // put back already
+                Some(Some(outcome)) => {
+                    let mut engine = self.shared.engine();
+                    engine.publish(start + at, outcome, &mut self.wakes);
+                }
+                None => self.put_back(start + at, *at),
+            }
+        }
+        self.shared.wake_pages(&mut self.wakes);
+    }
+
+    /// Puts pages back that threads wait for, ahead of those that are still to be stored.
+    fn recall(&mut self, start: usize, count: usize, moved: u64, from: usize) {
+        for at in from..count {
+            if moved >> at & 1 == 1 && self.shared.engine().wanted(start + at) {
+                self.put_back(start + at, at);
+            }
+        }
+    }
+
+    /// Installs page `at` of the buffer where it came from, and publishes that.
+    fn put_back(&mut self, index: usize, at: usize) {
+        let bytes = page_of(&self.buffer, at);
+        loop {
+            self.places.clear();
+            self.shared.engine().places_of(index, &mut self.places);
+            let mut spaces: Vec<SpaceId> = self.places.iter().map(|(space, _)| *space).collect();
+            spaces.sort_unstable();
+            spaces.dedup();
+            let processes: Vec<Arc<Process>> =
+                spaces.iter().filter_map(|space| self.shared.process(*space)).collect();
+            let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
+            let mut now = Vec::new();
+            self.shared.engine().places_of(index, &mut now);
+            if now != self.places {
+                continue; // it moved before the locks were held
+            }
+            let mut again = false;
+            for (space, page) in &self.places {
+                let Some(process) = processes.iter().find(|p| p.space == *space) else {
+                    continue; // gone
+                };
+                match process.uffd.copy(*page, bytes, false) {
+                    Ok(()) | Err(UffdError::Exists { .. } | UffdError::ClientGone) => {}
+                    Err(UffdError::LayoutChanging { .. } | UffdError::NoMemory { .. }) => again = true,
+                    // The mapping went away; its event is on the way and makes this page nobody's.
+                    Err(_) => {}
+                }
+            }
+            if again {
+                drop(_layouts);
+                drop(processes);
+                std::thread::sleep(Duration::from_micros(20));
+                continue;
+            }
+            self.shared.engine().publish(index, Outcome::PutBack, &mut self.wakes);
+            return;
+        }
+    }
+
+    /// True when a RAM tier with a tier below it has no room for the next batch.
+    fn pool_is_full(&self) -> bool {
+        let tiers = &self.shared.tiers;
+        let last = tiers.len() - 1;
+        tiers[..last].iter().any(|t| t.is_ram() && headroom(t) < (2 * EVICT_PAGES_MAX * PAGE_BYTES) as u64)
+    }
+
+    /// Moves up to 1 MiB of the oldest pages of the first full RAM tier to the next tier; false when nothing moved.
+    fn demote(&mut self) -> bool {
+        let tiers = &self.shared.tiers;
+        let Some(from) = (0..tiers.len() - 1).find(|at| {
+            tiers[*at].is_ram() && headroom(&tiers[*at]) < (4 * EVICT_PAGES_MAX * PAGE_BYTES) as u64
+        }) else {
+            return false;
+        };
+        self.demotions.clear();
+        let tier = TierId(from as u8);
+        self.shared.engine().select_demotions(tier, DEMOTE_PAGES_MAX, &mut self.demotions);
+        if self.demotions.is_empty() {
+            return false;
+        }
+        let mut loaded = Vec::with_capacity(self.demotions.len());
+        for (at, item) in self.demotions.iter().enumerate() {
+            let page = self.demote_buffer.page_mut(at);
+            loaded.push(tiers[from].tier.load(item.slot, item.stamp, page).is_ok());
+        }
+        let mut batch = Vec::with_capacity(self.demotions.len());
+        let mut indices = Vec::with_capacity(self.demotions.len());
+        for (at, item) in self.demotions.iter().enumerate().filter(|(at, _)| loaded[*at]) {
+            let page = self.demote_buffer.page(at);
+            indices.push(at);
+            batch.push(Store {
+                page,
+                stamp: item.stamp,
+                checksum: page_checksum(page, item.stamp),
+                result: Err(StoreError::Full),
+            });
+        }
+        let next = &tiers[from + 1];
+        next.tier.store(&mut batch);
+        let mut moved = 0;
+        let mut engine = self.shared.engine();
+        for (at, store) in indices.iter().zip(&batch) {
+            match store.result {
+                Ok(slot) => {
+                    moved += 1;
+                    engine.demoted(self.demotions[*at], TierId(from as u8 + 1), slot);
+                }
+                Err(_) => engine.demotion_failed(self.demotions[*at]),
+            }
+        }
+        drop(engine);
+        next.writes.fetch_add(moved, Ordering::Relaxed);
+        self.shared.free_released();
+        moved > 0
+    }
+}
+
+fn headroom(metered: &crate::shared::MeteredTier) -> u64 {
+    metered.tier.info().capacity.0.saturating_sub(metered.tier.usage().held.0)
+}
+
+/// Reads the moved pages out of the staging area, each to its own place; runs in one call each. False when the process
+/// is gone.
+fn read_staging(agent: &crate::process::Agent, moved: u64, count: usize, buffer: &mut PageBuf) -> bool {
+    let tid = agent.commands.agent();
+    let mut at = 0;
+    while at < count {
+        if moved >> at & 1 == 0 {
+            at += 1;
+            continue;
+        }
+        let mut end = at + 1;
+        while end < count && moved >> end & 1 == 1 {
+            end += 1;
+        }
+        let from = agent.staging + (at * PAGE_BYTES) as u64;
+        let bytes = &mut buffer[at * PAGE_BYTES..end * PAGE_BYTES];
+        if tid == 0 || process::read_memory(tid, from, bytes).is_err() {
+            return false;
+        }
+        at = end;
+    }
+    true
+}

@@ -1,0 +1,597 @@
+//! One fault thread: reads messages, applies layout events, serves faults. The fault path: allocates nothing once warm, never
+//! waits for eviction, never logs.
+
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use rustix::event::epoll;
+use undercroft_base::{
+    FailKind, LoadError, Loaded, PAGE_BYTES, TierId, VirtPage, VirtRange, page_checksum,
+};
+use undercroft_engine::limits::LOAD_PAGES_MAX;
+use undercroft_engine::{Fault, FaultAnswer, Install, LoadPlan};
+use undercroft_sys::mapping::ZeroPages;
+use undercroft_sys::ring::Ring;
+use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
+
+use crate::process::Process;
+use crate::shared::{Shared, lock};
+
+/// Plans a thread can have waiting for storage at once.
+const LANES: usize = 16;
+
+/// Wakes on a page thought resident, in a row, after which the kernel is asked whether it is.
+const PUZZLED_AFTER: u32 = 3;
+
+/// Epoll data of the thread's own descriptors; spaces have smaller numbers.
+const WAKEUP: u64 = u64::MAX;
+const RING: u64 = u64::MAX - 1;
+
+/// One plan being served; its pages are `LOAD_PAGES_MAX` pages of the ring's arena.
+struct Lane {
+    plan: LoadPlan,
+    /// Per item: reads still in flight (1), or ready to be installed (0).
+    pending: [bool; LOAD_PAGES_MAX],
+    /// Per item: installed or given up.
+    finished: [bool; LOAD_PAGES_MAX],
+    process: Option<Arc<Process>>,
+    started: Instant,
+    read_at: Instant,
+    in_flight: usize,
+    retried: bool,
+}
+
+impl Lane {
+    fn new() -> Lane {
+        let now = Instant::now();
+        Lane {
+            plan: LoadPlan::default(),
+            pending: [false; LOAD_PAGES_MAX],
+            finished: [false; LOAD_PAGES_MAX],
+            process: None,
+            started: now,
+            read_at: now,
+            in_flight: 0,
+            retried: false,
+        }
+    }
+}
+
+pub(crate) struct FaultThread {
+    shared: Arc<Shared>,
+    index: usize,
+    epoll: OwnedFd,
+    /// The processes whose userfaultfds are polled, as of `generation`.
+    known: HashMap<u64, Arc<Process>>,
+    generation: u64,
+    active: bool,
+    messages: MessageBuf,
+    faults: Vec<Fault>,
+    ring: Ring,
+    lanes: Vec<Lane>,
+    idle: Vec<usize>,
+    zeros: ZeroPages,
+    freed: Vec<(TierId, undercroft_base::Slot)>,
+    /// Waits for completion of the whole batch of tokens reaped at once.
+    reaped: Vec<(u64, Result<usize, i32>)>,
+}
+
+impl FaultThread {
+    pub fn new(shared: Arc<Shared>, index: usize) -> std::io::Result<FaultThread> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // As many operations as pages: it is never full.
+        let entries = LANES * LOAD_PAGES_MAX;
+        let ring = Ring::new(entries as u32, entries)?;
+        let wakeup = &shared.wakeups[index];
+        epoll::add(&epoll, wakeup, epoll::EventData::new_u64(WAKEUP), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, ring.as_fd(), epoll::EventData::new_u64(RING), epoll::EventFlags::IN)?;
+        Ok(FaultThread {
+            index,
+            epoll,
+            known: HashMap::new(),
+            generation: u64::MAX,
+            active: false,
+            messages: MessageBuf::default(),
+            faults: Vec::with_capacity(64),
+            ring,
+            lanes: (0..LANES).map(|_| Lane::new()).collect(),
+            idle: (0..LANES).rev().collect(),
+            zeros: undercroft_sys::mapping::PageBuf::zeros(LOAD_PAGES_MAX)?,
+            freed: Vec::with_capacity(1024),
+            reaped: Vec::with_capacity(512),
+            shared,
+        })
+    }
+
+    /// Serves until told to stop.
+    pub fn run(mut self) {
+        use undercroft_sys::process;
+        let cpu = self.shared.placement.cpus[self.index];
+        let _ = process::set_affinity(0, &[cpu]);
+        let _ = process::set_fifo(0, 1);
+        let mut events = [const { MaybeUninit::uninit() }; 16];
+        while !self.shared.stop.load(Ordering::Acquire) {
+            self.look_around();
+            let (ready, _) = match epoll::wait(&self.epoll, &mut events, None) {
+                Ok(split) => split,
+                Err(_) => continue,
+            };
+            let mut ring_ready = false;
+            let mut keys = [0u64; 16];
+            let mut count = 0;
+            for event in ready.iter() {
+                match event.data.u64() {
+                    WAKEUP => self.drain_wakeup(),
+                    RING => ring_ready = true,
+                    key => {
+                        keys[count] = key;
+                        count += 1;
+                    }
+                }
+            }
+            for key in &keys[..count] {
+                if let Some(process) = self.known.get(key).cloned() {
+                    self.serve(&process);
+                }
+            }
+            if ring_ready {
+                self.complete_reads();
+            }
+        }
+    }
+
+    fn drain_wakeup(&self) {
+        let mut word = [0u8; 8];
+        let _ = rustix::io::read(&self.shared.wakeups[self.index], &mut word);
+    }
+
+    /// Follows changes of the set of processes and of this thread's turn.
+    fn look_around(&mut self) {
+        let generation = self.shared.generation.load(Ordering::Acquire);
+        let active = self.shared.placement.is_active(self.index);
+        if generation == self.generation && active == self.active {
+            return;
+        }
+        for process in self.known.values() {
+            let _ = epoll::delete(&self.epoll, &process.uffd);
+        }
+        self.known.clear();
+        self.generation = generation;
+        self.active = active;
+        if !active {
+            return;
+        }
+        for process in self.shared.all_processes() {
+            let key = u64::from(process.space.0);
+            let data = epoll::EventData::new_u64(key);
+            if epoll::add(&self.epoll, &process.uffd, data, epoll::EventFlags::IN).is_ok() {
+                self.known.insert(key, process);
+            }
+        }
+    }
+
+    /// Reads what is pending of one process and serves it.
+    fn serve(&mut self, process: &Arc<Process>) {
+        let arrived = Instant::now();
+        self.faults.clear();
+        self.intake(process);
+        for at in 0..self.faults.len() {
+            let fault = self.faults[at];
+            if self.faults[..at].iter().any(|f| f.page == fault.page) {
+                continue; // the same page twice: a kernel-mode fault repeats its message; one answer wakes all
+            }
+            self.fault(process, fault, arrived);
+        }
+    }
+
+    /// Step 1: read, and apply layout events before anything can be installed.
+    fn intake(&mut self, process: &Arc<Process>) {
+        let _layout = process.layout.write();
+        let agent = process.agent.get();
+        if let Some(agent) = agent {
+            agent.commands.exclude_agent(|| process.is_alive());
+        }
+        match process.uffd.read_messages(&mut self.messages) {
+            Ok(messages) => {
+                for message in messages {
+                    match message {
+                        Message::Fault { page, write, thread, .. } => {
+                            let space = process.space;
+                            self.faults.push(Fault { space, page, write, thread });
+                        }
+                        event => crate::layout::apply(&self.shared, process, event),
+                    }
+                }
+            }
+            // Out of descriptors for a fork child: it stays blocked in fork() and is tried again.
+            Err(error) => self.shared.doom(&format!("reading the program's faults failed: {error}")),
+        }
+        if let Some(agent) = agent {
+            agent.commands.admit_agent();
+        }
+    }
+
+    /// Steps 2 to 4 of one fault: decide, load, install.
+    fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant) {
+        if fault.page == process.beacon {
+            return self.answer_beacon(process);
+        }
+        let now = self.shared.elapsed().as_nanos() as u64;
+        if self.shared.placement.fault_seen(fault.thread.0, now) {
+            self.shared.wake_fault_threads();
+            crate::layout::place_agents(&self.shared);
+        }
+        let lane = self.take_lane();
+        let answer = {
+            let held = self.shared.pool_held();
+            let mut engine = self.shared.engine();
+            engine.set_pool_held(held);
+            let answer = engine.fault(fault, &mut self.lanes[lane].plan);
+            let kick = engine.reclaim_wanted();
+            drop(engine);
+            if kick {
+                self.shared.kick_evictor();
+            }
+            answer
+        };
+        let decided = Instant::now();
+        if answer == FaultAnswer::Load {
+            process.puzzled.store(0, Ordering::Relaxed);
+            self.lanes[lane].process = Some(process.clone());
+            self.lanes[lane].started = arrived;
+            self.load(lane);
+            let loaded = Instant::now();
+            self.install_ready(lane);
+            if self.lanes[lane].in_flight == 0 {
+                let breakdown = &self.shared.breakdown;
+                let add = |sum: &AtomicU64, d: std::time::Duration| {
+                    sum.fetch_add(d.as_nanos() as u64, Ordering::Relaxed);
+                };
+                breakdown.count.fetch_add(1, Ordering::Relaxed);
+                add(&breakdown.decide, decided - arrived);
+                add(&breakdown.load, loaded - decided);
+                add(&breakdown.install, loaded.elapsed());
+                self.release_lane(lane);
+            }
+            return;
+        }
+        self.idle.push(lane);
+        let page = VirtRange::new(fault.page, fault.page.plus(1));
+        match answer {
+            FaultAnswer::Wake => self.wake_or_wonder(process, fault.page),
+            FaultAnswer::Wait | FaultAnswer::NoRoom | FaultAnswer::Load => {}
+            FaultAnswer::Lost => self.poison(process, fault.page),
+            FaultAnswer::Unmanaged => {
+                let _layout = process.layout.read();
+                if process.uffd.zeropage(page, false).is_err() {
+                    let _ = process.uffd.wake(page);
+                }
+            }
+        }
+    }
+
+    /// A fork child asks which userfaultfd is its own.
+    fn answer_beacon(&mut self, process: &Arc<Process>) {
+        let lane = self.take_lane();
+        if let Some(page) = self.ring.arena_mut().page_mut(lane * LOAD_PAGES_MAX) {
+            page.fill(0);
+            page[..8].copy_from_slice(&u64::from(process.space.0).to_ne_bytes());
+        }
+        let at = lane * LOAD_PAGES_MAX;
+        if let Some(page) = self.ring.arena().pages(at, at + 1) {
+            let _layout = process.layout.read();
+            if process.uffd.copy(process.beacon, page, false).is_err() {
+                let range = VirtRange::new(process.beacon, process.beacon.plus(1));
+                let _ = process.uffd.wake(range);
+            }
+        }
+        self.idle.push(lane);
+    }
+
+    /// The page is there: wake the thread. If it keeps faulting, ask the kernel, which may know better.
+    fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
+        let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;
+        if times >= PUZZLED_AFTER {
+            process.puzzled.store(0, Ordering::Relaxed);
+            let _layout = process.layout.read();
+            if process.is_missing(page) {
+                self.shared.engine().vanished(process.space, page);
+                self.shared.free_released();
+            }
+        }
+        let _ = process.uffd.wake(VirtRange::new(page, page.plus(1)));
+    }
+
+    /// No copy verifies: every access fails from now on, rather than read wrong bytes.
+    fn poison(&mut self, process: &Arc<Process>, page: VirtPage) {
+        let range = VirtRange::new(page, page.plus(1));
+        if process.uffd.poison(range).is_err() {
+            self.shared.doom("a page's stored copy failed to verify, and the kernel cannot poison it");
+        }
+        let _ = process.uffd.wake(range);
+    }
+
+    fn take_lane(&mut self) -> usize {
+        loop {
+            if let Some(lane) = self.idle.pop() {
+                return lane;
+            }
+            let _ = self.ring.submit(1);
+            self.complete_reads();
+        }
+    }
+
+    fn release_lane(&mut self, lane: usize) {
+        self.lanes[lane].process = None;
+        self.idle.push(lane);
+    }
+
+    /// Step 3: bytes of every item into the lane's pages, or reads started for them.
+    fn load(&mut self, lane: usize) {
+        let base = lane * LOAD_PAGES_MAX;
+        let this = &mut self.lanes[lane];
+        this.in_flight = 0;
+        this.retried = false;
+        // A run of items whose copies follow each other on the device: (fd, offset of its end, first, count).
+        let mut run: Option<(i32, u64, usize, usize)> = None;
+        let fresh = this.plan.items[0].fresh;
+        for at in 0..this.plan.items.len() {
+            this.pending[at] = false;
+            this.finished[at] = false;
+            if fresh {
+                continue;
+            }
+            let item = this.plan.items[at];
+            let Some(page) = self.ring.arena_mut().page_mut(base + at) else {
+                continue;
+            };
+            if item.tier == TierId::FILL {
+                fill(page, item.slot.0 as u32);
+                continue;
+            }
+            let metered = &self.shared.tiers[item.tier.0 as usize];
+            match metered.load(item.slot, item.stamp, page) {
+                Ok(Loaded::Done) => {}
+                Ok(Loaded::Read { fd, offset }) => {
+                    this.pending[at] = true;
+                    match &mut run {
+                        Some((f, end, first, count))
+                            if *f == fd && *end == offset && *first + *count == at =>
+                        {
+                            *end += PAGE_BYTES as u64;
+                            *count += 1;
+                        }
+                        _ => {
+                            if let Some(run) = run.take() {
+                                start_read(&mut self.ring, this, lane, base, run);
+                            }
+                            run = Some((fd, offset + PAGE_BYTES as u64, at, 1));
+                        }
+                    }
+                }
+                Err(_) => this.plan.items[at].install = Install::Lost,
+            }
+        }
+        if let Some(run) = run {
+            start_read(&mut self.ring, this, lane, base, run);
+        }
+        if this.in_flight > 0 {
+            this.read_at = Instant::now();
+            let _ = self.ring.submit(0);
+        }
+    }
+
+    /// Completions of reads: verify, install what is ready.
+    fn complete_reads(&mut self) {
+        let mut reaped = std::mem::take(&mut self.reaped);
+        reaped.clear();
+        self.ring.reap(|token, result| reaped.push((token, result)));
+        for (token, result) in &reaped {
+            let (lane, first, count) = untoken(*token);
+            self.read_done(lane, first, count, *result);
+        }
+        for (token, _) in &reaped {
+            let (lane, _, _) = untoken(*token);
+            if self.lanes[lane].process.is_some() {
+                self.install_ready(lane);
+                if self.lanes[lane].in_flight == 0 {
+                    self.release_lane(lane);
+                }
+            }
+        }
+        self.reaped = reaped;
+    }
+
+    fn read_done(&mut self, lane: usize, first: usize, count: usize, result: Result<usize, i32>) {
+        let base = lane * LOAD_PAGES_MAX;
+        let got = result.unwrap_or(0) / PAGE_BYTES;
+        let this = &mut self.lanes[lane];
+        this.in_flight -= 1;
+        let took = this.read_at.elapsed().as_nanos() as u64;
+        for at in first..first + count {
+            this.pending[at] = false;
+            let item = this.plan.items[at];
+            let metered = &self.shared.tiers[item.tier.0 as usize];
+            let verified = at - first < got
+                && self.ring.arena().pages(base + at, base + at + 1).is_some_and(|page| {
+                    metered.tier.checksum(item.slot, item.stamp)
+                        == Some(page_checksum(page, item.stamp))
+                });
+            lock(&metered.read_latency).saturating_record(took);
+            if verified {
+                continue;
+            }
+            metered.errors.fetch_add(1, Ordering::Relaxed);
+            // One more try, one page at a time: a transient error or a short read must not cost the page.
+            if !this.retried {
+                if let Ok(Loaded::Read { fd, offset }) = reload(metered, &item) {
+                    this.pending[at] = true;
+                    let run = (fd, offset + PAGE_BYTES as u64, at, 1);
+                    start_read(&mut self.ring, this, lane, base, run);
+                    continue;
+                }
+            }
+            this.plan.items[at].install = Install::Lost;
+        }
+        if this.in_flight > 0 && this.pending[first..first + count].contains(&true) {
+            this.retried = true;
+            let _ = self.ring.submit(0);
+        }
+    }
+
+    /// Step 4: installs what is ready and not yet finished, the whole of each contiguous run in one call.
+    fn install_ready(&mut self, lane: usize) {
+        let base = lane * LOAD_PAGES_MAX;
+        let this = &mut self.lanes[lane];
+        let Some(process) = this.process.clone() else {
+            return;
+        };
+        let count = this.plan.items.len();
+        let space = this.plan.space;
+        let mut wake = [VirtPage(0); LOAD_PAGES_MAX];
+        let mut wakes = 0;
+        let layout = process.layout.read();
+        let mut start = 0;
+        let mut demanded_done = false;
+        while start < count {
+            // The next stretch of items that are ready.
+            if this.pending[start] || this.finished[start] {
+                start += 1;
+                continue;
+            }
+            let mut end = start + 1;
+            while end < count && !this.pending[end] && !this.finished[end] {
+                end += 1;
+            }
+            let items = &mut this.plan.items[start..end];
+            self.shared.engine().validate(items);
+            let mut at = 0;
+            while at < items.len() {
+                if !items[at].valid || items[at].install == Install::Lost {
+                    at += 1;
+                    continue;
+                }
+                let mut stop = at + 1;
+                while stop < items.len()
+                    && items[stop].valid
+                    && items[stop].install != Install::Lost
+                    && items[stop].page == items[stop - 1].page.plus(1)
+                {
+                    stop += 1;
+                }
+                let page = items[at].page;
+                let result = match (items[at].fresh, this.plan.write) {
+                    (true, false) => {
+                        let range = VirtRange::new(page, page.plus((stop - at) as u64));
+                        process.uffd.zeropage(range, false)
+                    }
+                    (true, true) => {
+                        process.uffd.copy(page, &self.zeros[..(stop - at) * PAGE_BYTES], false)
+                    }
+                    (false, _) => {
+                        let from = base + start + at;
+                        match self.ring.arena().pages(from, from + stop - at) {
+                            Some(bytes) => process.uffd.copy(page, bytes, false),
+                            None => Err(UffdError::LayoutChanging { done: 0 }),
+                        }
+                    }
+                };
+                let (done, exists) = match result {
+                    Ok(()) => (stop - at, false),
+                    Err(UffdError::Exists { done }) => (done as usize, true),
+                    Err(
+                        UffdError::LayoutChanging { done }
+                        | UffdError::NotMapped { done }
+                        | UffdError::NoMemory { done }
+                        | UffdError::Busy { done },
+                    ) => (done as usize, false),
+                    Err(_) => (0, false),
+                };
+                for item in &mut items[at..at + done] {
+                    item.install = Install::Done;
+                }
+                at += done;
+                if exists && at < stop {
+                    // Someone else put a page there; what is there is newer than our copy. Nobody was woken.
+                    items[at].install = Install::Done;
+                    wake[wakes] = items[at].page;
+                    wakes += 1;
+                    at += 1;
+                } else if at < stop {
+                    at = stop; // refused for now: back to where it was
+                }
+            }
+            for item in items.iter() {
+                demanded_done |= item.demanded;
+                if item.install != Install::Done || !item.valid {
+                    wake[wakes] = item.page;
+                    wakes += 1;
+                }
+            }
+            let held = self.shared.pool_held();
+            let mut engine = self.shared.engine();
+            engine.finish(space, items);
+            engine.take_freed(&mut self.freed);
+            engine.set_pool_held(held);
+            drop(engine);
+            this.finished[start..end].fill(true);
+            start = end;
+        }
+        drop(layout);
+        if demanded_done {
+            let took = this.started.elapsed().as_nanos() as u64;
+            lock(&self.shared.fault_latency).saturating_record(took);
+        }
+        for page in &wake[..wakes] {
+            let _ = process.uffd.wake(VirtRange::new(*page, page.plus(1)));
+        }
+        if !self.freed.is_empty() {
+            self.shared.free_slots(&mut self.freed);
+        }
+    }
+}
+
+/// Reads a run of pages that follow each other on the device.
+fn start_read(
+    ring: &mut Ring,
+    lane: &mut Lane,
+    index: usize,
+    base: usize,
+    (fd, end, first, count): (i32, u64, usize, usize),
+) {
+    let offset = end - (count * PAGE_BYTES) as u64;
+    let (from, to) = (base + first, base + first + count);
+    let started = ring.read(fd, offset, from, to, token(index, first, count));
+    assert!(started.is_ok(), "the ring has an operation for each of its pages, and these were idle");
+    lane.in_flight += 1;
+}
+
+fn reload(
+    metered: &crate::shared::MeteredTier,
+    item: &undercroft_engine::LoadItem,
+) -> Result<Loaded, LoadError> {
+    // Where the copy is does not depend on the destination; a block tier writes nothing there.
+    let mut none = [0u8; 0];
+    match metered.tier.checksum(item.slot, item.stamp) {
+        Some(_) => metered.tier.load(item.slot, item.stamp, &mut none),
+        None => Err(LoadError::Failed(FailKind::Io)),
+    }
+}
+
+fn token(lane: usize, first: usize, count: usize) -> u64 {
+    (lane as u64) << 32 | (first as u64) << 16 | count as u64
+}
+
+fn untoken(token: u64) -> (usize, usize, usize) {
+    ((token >> 32) as usize, (token >> 16 & 0xffff) as usize, (token & 0xffff) as usize)
+}
+
+/// Fills a page with one word.
+fn fill(page: &mut [u8], word: u32) {
+    let (words, _) = page.as_chunks_mut::<4>();
+    words.fill(word.to_ne_bytes());
+}

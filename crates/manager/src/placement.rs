@@ -1,0 +1,106 @@
+//! Where threads run: fault threads on the CPUs of the threads that fault, reclaim on the others.
+//!
+//! A hand-over between CPUs costs a wake-up of an idle one (50 us where the CPU is virtual, 7 us when both ends share one).
+//! So there is one fault thread bound to each CPU; those on CPUs where client threads fault are active, the others sleep;
+//! the evictor and the agents go where nobody faults, while there is such a CPU.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use undercroft_sys::{process, procfs};
+
+/// Most fault threads.
+pub(crate) const FAULT_THREADS_MAX: usize = 8;
+
+/// How often the CPU of a faulting thread is looked up.
+const SAMPLE_NS: u64 = 1_000_000;
+
+/// How long a CPU counts as one where client threads fault.
+const STICKY_NS: u64 = 20_000_000;
+
+/// The placement of one manager's threads.
+pub(crate) struct Placement {
+    /// CPU of each fault thread.
+    pub cpus: Vec<usize>,
+    allowed: Vec<usize>,
+    /// When a faulting thread was last seen on the CPU of each fault thread; 0 = never.
+    seen: Vec<AtomicU64>,
+    /// Bit i: fault thread i is active. Never 0.
+    active: AtomicU64,
+    sampled: AtomicU64,
+    evictor: AtomicU32,
+}
+
+impl Placement {
+    pub fn new() -> Placement {
+        let allowed = process::allowed_cpus(0).unwrap_or_else(|_| vec![0]);
+        let cpus: Vec<usize> = allowed.iter().copied().take(FAULT_THREADS_MAX).collect();
+        Placement {
+            seen: cpus.iter().map(|_| AtomicU64::new(0)).collect(),
+            cpus,
+            allowed,
+            active: AtomicU64::new(1),
+            sampled: AtomicU64::new(0),
+            evictor: AtomicU32::new(0),
+        }
+    }
+
+    pub fn is_active(&self, thread: usize) -> bool {
+        self.active.load(Ordering::Acquire) >> thread & 1 == 1
+    }
+
+    pub fn set_evictor(&self, tid: u32) {
+        self.evictor.store(tid, Ordering::Relaxed);
+        self.place_workers(&[]);
+    }
+
+    /// A thread faulted at `now` (ns). Looks up its CPU at most every millisecond; true when the set of active fault
+    /// threads changed (the caller then wakes them all).
+    pub fn fault_seen(&self, tid: u32, now: u64) -> bool {
+        let last = self.sampled.load(Ordering::Relaxed);
+        if tid == 0 || self.cpus.len() < 2 || now.saturating_sub(last) < SAMPLE_NS {
+            return false;
+        }
+        if self.sampled.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        let Some(cpu) = procfs::thread_cpu(tid) else {
+            return false;
+        };
+        let Some(home) = self.cpus.iter().position(|c| *c == cpu) else {
+            return false; // a CPU without a fault thread: whoever is active serves it
+        };
+        self.seen[home].store(now.max(1), Ordering::Relaxed);
+        let recent = |at: &AtomicU64| {
+            let at = at.load(Ordering::Relaxed);
+            at != 0 && now.saturating_sub(at) < STICKY_NS
+        };
+        let mut active = 0u64;
+        for (thread, at) in self.seen.iter().enumerate() {
+            active |= u64::from(recent(at)) << thread;
+        }
+        let before = self.active.swap(active, Ordering::AcqRel);
+        before != active
+    }
+
+    /// CPUs for reclaim: those where nobody faults, or all when there is none.
+    pub fn worker_cpus(&self) -> Vec<usize> {
+        let busy = |cpu: &usize| {
+            let home = self.cpus.iter().position(|c| c == cpu);
+            home.is_some_and(|thread| self.is_active(thread))
+        };
+        let free: Vec<usize> = self.allowed.iter().copied().filter(|cpu| !busy(cpu)).collect();
+        match free.is_empty() {
+            true => self.allowed.clone(),
+            false => free,
+        }
+    }
+
+    /// Moves the evictor and the given agent threads to the CPUs for reclaim.
+    pub fn place_workers(&self, agents: &[u32]) {
+        let cpus = self.worker_cpus();
+        let evictor = self.evictor.load(Ordering::Relaxed);
+        for tid in agents.iter().copied().chain([evictor]).filter(|tid| *tid != 0) {
+            let _ = process::set_affinity(tid, &cpus);
+        }
+    }
+}

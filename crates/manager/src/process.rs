@@ -1,0 +1,132 @@
+//! One address space of the client, with everything needed to serve it and to take pages out of it.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, RwLock};
+use std::time::Duration;
+
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_sys::pagemap::{Category, Pagemap};
+use undercroft_sys::process::PidFd;
+use undercroft_sys::procfs;
+use undercroft_sys::uffd::Uffd;
+
+use crate::command::Commands;
+
+/// What a process has that announced itself.
+pub(crate) struct Agent {
+    pub commands: Commands,
+    /// Keeps the staging area's registration alive.
+    pub _staging_uffd: Uffd,
+    pub staging: u64,
+    /// The shim's own memory: staging area and agent stack; never managed.
+    pub private: VirtRange,
+}
+
+/// Identity of the process, once known.
+pub(crate) struct Identity {
+    pub pid: u32,
+    pub pidfd: PidFd,
+}
+
+/// One address space. A fork child starts with its userfaultfd only; identity and agent come when it announces itself.
+pub(crate) struct Process {
+    pub space: SpaceId,
+    pub uffd: Uffd,
+    /// Written while messages are read and layout events applied; read while pages are installed. So no page is installed
+    /// between an event's acknowledgement and its bookkeeping.
+    pub layout: RwLock<()>,
+    pub identity: OnceLock<Identity>,
+    pub agent: OnceLock<Agent>,
+    /// The page whose fault tells which userfaultfd a fork child has.
+    pub beacon: VirtPage,
+    /// Came into being by fork: some of its pages may still be the parent's frames.
+    pub is_fork_child: bool,
+    /// Registered with the kernel: pressure has come.
+    pub managed: AtomicBool,
+    /// Set when the address space is known to be gone.
+    pub gone: AtomicBool,
+    /// Threads whose control blocks are locked already.
+    pub threads_seen: Mutex<Vec<u32>>,
+    pagemap: OnceLock<Pagemap>,
+    /// How often in a row a fault named a page that should be there, for [`Process::is_missing`].
+    pub puzzled: AtomicU32,
+}
+
+impl Process {
+    pub fn new(space: SpaceId, uffd: Uffd, beacon: VirtPage, is_fork_child: bool) -> Process {
+        Process {
+            space,
+            uffd,
+            layout: RwLock::new(()),
+            identity: OnceLock::new(),
+            agent: OnceLock::new(),
+            beacon,
+            is_fork_child,
+            managed: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            threads_seen: Mutex::new(Vec::new()),
+            pagemap: OnceLock::new(),
+            puzzled: AtomicU32::new(0),
+        }
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.identity.get().map(|identity| identity.pid)
+    }
+
+    /// False once the process has exited, or its address space was found gone.
+    pub fn is_alive(&self) -> bool {
+        !self.gone.load(Ordering::Relaxed)
+            && self.identity.get().is_none_or(|identity| !identity.pidfd.has_exited())
+    }
+
+    /// The pagemap of this address space (not of what the process may exec later).
+    pub fn pagemap(&self) -> io::Result<&Pagemap> {
+        if let Some(open) = self.pagemap.get() {
+            return Ok(open);
+        }
+        let pid = self.pid().ok_or(io::ErrorKind::NotFound)?;
+        let open = Pagemap::open(pid)?;
+        Ok(self.pagemap.get_or_init(|| open))
+    }
+
+    /// True when the kernel says the page is neither in memory nor in its swap.
+    pub fn is_missing(&self, page: VirtPage) -> bool {
+        let range = VirtRange::new(page, page.plus(1));
+        let mut found = Vec::new();
+        let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
+        let scanned = self.pagemap().and_then(|pagemap| pagemap.scan(range, any, &mut found));
+        scanned.is_ok() && found.is_empty()
+    }
+
+    /// True when the address space no longer exists (exec or exit): installs nothing, asks with a page that cannot be
+    /// installed.
+    pub fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
+        use undercroft_sys::uffd::UffdError;
+        let Some(agent) = self.agent.get() else {
+            // Without an agent the beacon is the one page known to be registered.
+            let asked = self.uffd.copy(VirtPage(self.beacon.0), zeros, true);
+            return asked == Err(UffdError::ClientGone);
+        };
+        let asked = self.uffd.copy(agent.private.start, zeros, true);
+        asked == Err(UffdError::ClientGone)
+    }
+
+    pub fn kill(&self) {
+        if let Some(identity) = self.identity.get() {
+            let _ = identity.pidfd.kill();
+        }
+    }
+
+    /// Anonymous memory in use, in pages: what counts before the process is managed.
+    pub fn anonymous_pages(&self, statm: &procfs::Statm) -> u64 {
+        let sizes = statm.read().unwrap_or_default();
+        sizes.resident.0.saturating_sub(sizes.shared.0)
+    }
+
+    /// Waits until the process has exited, for at most `timeout`.
+    pub fn wait_exit(&self, timeout: Duration) -> bool {
+        self.identity.get().is_none_or(|identity| identity.pidfd.wait_exit(timeout))
+    }
+}

@@ -1,0 +1,101 @@
+//! The client's side of the protocol, as the manager sees it: the same source file, and the messages as bytes.
+
+#[path = "../../client/src/protocol.rs"]
+mod wire;
+
+#[cfg(test)]
+use wire::CommandPage;
+pub(crate) use wire::{
+    KIND_FORK, KIND_START, MAGIC, OP_MOVE, SOCKET_VARIABLE, STAGING_PAGES,
+};
+
+/// What a shim says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub kind: u32,
+    pub nonce: u64,
+}
+
+/// What a shim has set up; addresses are page-aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ready {
+    pub staging: u64,
+    pub private_end: u64,
+    pub beacon: u64,
+}
+
+fn word(bytes: &[u8], index: usize) -> Option<u64> {
+    let bytes = bytes.get(index * 8..index * 8 + 8)?;
+    Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+impl Hello {
+    pub const BYTES: usize = size_of::<wire::Hello>();
+
+    /// `None` for anything but a well-formed message: what comes from a client is hostile until it has a type.
+    pub fn parse(bytes: &[u8]) -> Option<Hello> {
+        let (head, nonce) = (word(bytes, 0)?, word(bytes, 1)?);
+        let (magic, kind) = (head as u32, (head >> 32) as u32);
+        let known = magic == MAGIC && (kind == KIND_START || kind == KIND_FORK);
+        (bytes.len() == Hello::BYTES && known).then_some(Hello { kind, nonce })
+    }
+}
+
+impl Ready {
+    pub const BYTES: usize = size_of::<wire::Ready>();
+
+    /// `None` for anything but a well-formed message with sane addresses.
+    pub fn parse(bytes: &[u8]) -> Option<Ready> {
+        let ready = Ready {
+            staging: word(bytes, 1)?,
+            private_end: word(bytes, 2)?,
+            beacon: word(bytes, 3)?,
+        };
+        let page = undercroft_base::PAGE_BYTES as u64;
+        let aligned = [ready.staging, ready.private_end, ready.beacon]
+            .iter()
+            .all(|address| *address % page == 0 && *address > 0 && *address < 1 << 56);
+        let room = ready.staging.checked_add(STAGING_PAGES as u64 * page)?;
+        let magic = word(bytes, 0)? as u32 == MAGIC;
+        let shaped = bytes.len() == Ready::BYTES && aligned && room <= ready.private_end;
+        (magic && shaped).then_some(ready)
+    }
+}
+
+/// The bytes of an answer: Welcome and Go.
+pub(crate) fn answer(refused: bool) -> [u8; 8] {
+    (u64::from(MAGIC) | u64::from(refused) << 32).to_ne_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn command_page_fields_are_where_the_manager_looks() {
+        assert_eq!(offset_of!(CommandPage, seq), 0);
+        assert_eq!(offset_of!(CommandPage, done), 4);
+        assert_eq!(offset_of!(CommandPage, agent), 8);
+        assert_eq!(offset_of!(CommandPage, busy), 12);
+        assert_eq!(offset_of!(CommandPage, reader_wants), 16);
+        assert_eq!(offset_of!(CommandPage, cancelled), 20);
+        assert_eq!(offset_of!(CommandPage, op), 24);
+        assert_eq!(offset_of!(CommandPage, count), 28);
+        assert_eq!(offset_of!(CommandPage, moved), 32);
+        assert_eq!(offset_of!(CommandPage, refused), 40);
+        assert_eq!(offset_of!(CommandPage, pages), 48);
+    }
+
+    #[test]
+    fn hostile_messages_are_refused() {
+        assert_eq!(Hello::parse(&[]), None);
+        assert_eq!(Hello::parse(&[0xff; 16]), None);
+        assert_eq!(Hello::parse(&[0xff; 17]), None);
+        let mut ready = [0u8; 32];
+        ready[..4].copy_from_slice(&MAGIC.to_ne_bytes());
+        assert_eq!(Ready::parse(&ready), None, "null addresses");
+        ready[8..32].fill(0x10);
+        assert_eq!(Ready::parse(&ready), None, "unaligned addresses");
+    }
+}

@@ -1,0 +1,623 @@
+//! The manager process: sets everything up, then is its control thread: handshakes, exits, pressure, discovery, status.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use serde::{Deserialize, Serialize};
+use undercroft_base::{Bytes, PAGE_BYTES, SpaceId, VirtPage, VirtRange};
+use undercroft_engine::{Config, Engine, Stats};
+use undercroft_sys::mapping::{PageBuf, SharedMemory};
+use undercroft_sys::process::{self, PidFd};
+use undercroft_sys::procfs::{self, Statm};
+use undercroft_sys::sideband::{Record, Sideband};
+use undercroft_sys::uffd::{Features, Uffd, UffdDevice};
+use undercroft_sys::{fdpass, procfs as proc};
+
+use crate::command::Commands;
+use crate::evictor::Evictor;
+use crate::fault_thread::FaultThread;
+use crate::ledger::MemfdLedger;
+use crate::options::ClientOptions;
+use crate::placement::Placement;
+use crate::process::{Agent, Identity, Process};
+use crate::protocol::{Hello, KIND_FORK, Ready, answer};
+use crate::report::{Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot};
+use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};
+use crate::tiers::TierLaunch;
+use crate::{discover, tiers};
+
+/// Longest a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(2);
+
+/// How often the control thread looks around at least, and at most.
+const TICK_MAX: Duration = Duration::from_millis(100);
+const TICK_MIN: Duration = Duration::from_micros(500);
+
+/// Fastest growth of a program that is to be noticed in time, bytes a second (first touch of fresh memory).
+const GROWTH: f64 = 4e9;
+
+/// Everything the keeper gives its manager: options, and numbers of inherited descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Launch {
+    /// The client's options.
+    pub options: ClientOptions,
+    /// Program and arguments, for status.
+    pub command: Vec<String>,
+    /// Process id of the keeper.
+    pub keeper: u32,
+    /// Listening socket of the shims.
+    pub listener: i32,
+    /// Stream to the keeper.
+    pub link: i32,
+    /// Listening socket for status.
+    pub status: i32,
+    /// Ledger memfd, and the chunks it is laid out for.
+    pub ledger: i32,
+    /// Chunks of the ledger.
+    pub ledger_chunks: usize,
+    /// What each tier keeps its pages in, in order.
+    pub tiers: Vec<TierLaunch>,
+}
+
+/// What the keeper asks.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// The client has ended: report and exit.
+    Finish {
+        /// What the run exits with.
+        exit_status: i32,
+        /// Start to end.
+        wall_ns: u64,
+    },
+}
+
+/// What the manager says to its keeper, one JSON value a line.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Notice {
+    /// Ready for clients.
+    Ready,
+    /// The client was ended, and why.
+    Doomed(String),
+    /// The answer to `Finish`.
+    Report(Box<Report>),
+}
+
+/// Serves one client until the keeper says that it has ended; the body of `undercroft manager`.
+///
+/// Errors: set-up failed; nothing was registered yet.
+pub fn serve(launch: Launch) -> io::Result<()> {
+    process::raise_open_files_limit();
+    let holder = process::spawn_fd_holder()?;
+    let listener = process::take_inherited(launch.listener)?;
+    let link = process::take_inherited(launch.link)?;
+    let status = process::take_inherited(launch.status)?;
+    let ledger = SharedMemory::from_fd(process::take_inherited(launch.ledger)?)?;
+    let keeper = PidFd::open(launch.keeper)?;
+    let mut memories = Vec::new();
+    for tier in &launch.tiers {
+        let memory = SharedMemory::from_fd(process::take_inherited(tier.memory)?)?;
+        let backing = match &tier.backing {
+            Some((fd, name, bytes)) => Some((process::take_inherited(*fd)?, name.clone(), *bytes)),
+            None => None,
+        };
+        memories.push((memory, backing));
+    }
+    let shared = share(&launch, ledger, memories)?;
+    let _ = process::lock_all_memory();
+    let device = UffdDevice::open()?;
+
+    let mut threads = Vec::new();
+    for index in 0..shared.wakeups.len() {
+        let worker = FaultThread::new(shared.clone(), index)?;
+        let name = format!("uc-fault-{index}");
+        threads.push(std::thread::Builder::new().name(name).spawn(move || worker.run())?);
+    }
+    let evictor = Evictor::new(shared.clone())?;
+    threads.push(std::thread::Builder::new().name("uc-evict".into()).spawn(move || evictor.run())?);
+
+    let mut control = Control {
+        statm: HashMap::new(),
+        virtual_sizes: HashMap::new(),
+        sideband: Sideband::idle().ok(),
+        managing: false,
+        maps: String::new(),
+        pagemap: vec![0; 4096 * 8],
+        last_faults: 0,
+        tick: TICK_MAX,
+        last_snapshot: (Instant::now(), Stats::default()),
+        zeros: PageBuf::new(1)?,
+        shared,
+        launch,
+        listener,
+        link,
+        status,
+        keeper,
+        device,
+        holder,
+    };
+    control.notify(&Notice::Ready)?;
+    control.run();
+    let shared = control.shared.clone();
+    shared.stop.store(true, Ordering::Release);
+    shared.wake_fault_threads();
+    shared.evict_kick.fetch_add(1, Ordering::SeqCst);
+    undercroft_sys::futex::wake(&shared.evict_kick, 1);
+    for thread in threads {
+        let _ = thread.join();
+    }
+    if let Ok(holder) = PidFd::open(holder) {
+        let _ = holder.kill();
+    }
+    Ok(())
+}
+
+fn share(
+    launch: &Launch,
+    ledger: SharedMemory,
+    memories: Vec<(SharedMemory, Option<(OwnedFd, String, u64)>)>,
+) -> io::Result<Arc<Shared>> {
+    let invalid = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
+    let options = &launch.options;
+    let reclaim =
+        undercroft_policy::reclaim::by_name(&options.reclaim).map_err(|e| invalid(&e))?;
+    let prefetch =
+        undercroft_policy::prefetch::by_name(&options.prefetch).map_err(|e| invalid(&e))?;
+    let tiers: Vec<MeteredTier> = tiers::build(options, memories)?;
+    let count = tiers.len();
+    let config = Config {
+        limit: Bytes(options.memory_max),
+        retain: tiers.iter().map(|t| !t.is_ram()).collect(),
+        demotes: (0..count).map(|at| at + 1 < count).collect(),
+    };
+    let ledger = MemfdLedger::create(ledger, launch.ledger_chunks)?;
+    let placement = Placement::new();
+    let mut wakeups = Vec::new();
+    for _ in &placement.cpus {
+        wakeups.push(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    }
+    Ok(Arc::new(Shared {
+        engine: Mutex::new(Engine::new(ledger, reclaim, prefetch, config)),
+        tiers,
+        processes: RwLock::default(),
+        generation: AtomicU64::new(0),
+        options: options.clone(),
+        placement,
+        evict_kick: AtomicU32::new(0),
+        evictor_sleeps: AtomicBool::new(false),
+        wakeups,
+        stop: AtomicBool::new(false),
+        fault_latency: Mutex::new(new_histogram()),
+        breakdown: Breakdown::default(),
+        exceeded: Mutex::new(Exceeded::default()),
+        spaces_seen: AtomicU64::new(0),
+        managed_pages_peak: AtomicU64::new(0),
+        started: Instant::now(),
+        doom: Mutex::new(None),
+    }))
+}
+
+struct Control {
+    shared: Arc<Shared>,
+    launch: Launch,
+    listener: OwnedFd,
+    link: OwnedFd,
+    status: OwnedFd,
+    keeper: PidFd,
+    device: UffdDevice,
+    holder: u32,
+    statm: HashMap<SpaceId, Statm>,
+    virtual_sizes: HashMap<SpaceId, u64>,
+    sideband: Option<Sideband>,
+    managing: bool,
+    maps: String,
+    pagemap: Vec<u8>,
+    last_faults: u64,
+    tick: Duration,
+    last_snapshot: (Instant, Stats),
+    zeros: PageBuf,
+}
+
+impl Control {
+    fn notify(&self, notice: &Notice) -> io::Result<()> {
+        let mut line = serde_json::to_vec(notice)?;
+        line.push(b'\n');
+        let mut rest = &line[..];
+        while !rest.is_empty() {
+            let sent = rustix::io::write(&self.link, rest)?;
+            rest = &rest[sent..];
+        }
+        Ok(())
+    }
+
+    /// Until the keeper says that the client has ended, or is gone itself.
+    fn run(&mut self) {
+        loop {
+            let processes = self.shared.all_processes();
+            let known: Vec<&Arc<Process>> =
+                processes.iter().filter(|p| p.identity.get().is_some()).collect();
+            let mut fds: Vec<PollFd<'_>> = vec![
+                PollFd::new(&self.link, PollFlags::IN),
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&self.status, PollFlags::IN),
+                PollFd::new(&self.keeper, PollFlags::IN),
+            ];
+            let own = fds.len();
+            for process in &known {
+                if let Some(identity) = process.identity.get() {
+                    fds.push(PollFd::from_borrowed_fd(identity.pidfd.as_fd(), PollFlags::IN));
+                }
+            }
+            let sideband = self.sideband.as_ref().filter(|_| self.managing);
+            let layout_fd: Option<BorrowedFd<'_>> = sideband.map(AsFd::as_fd);
+            if let Some(fd) = layout_fd {
+                fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            }
+            let timeout = rustix::fs::Timespec {
+                tv_sec: 0,
+                tv_nsec: i64::from(self.tick.subsec_nanos()),
+            };
+            let _ = poll(&mut fds, Some(&timeout));
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(fds);
+            let exited: Vec<Arc<Process>> = known
+                .iter()
+                .zip(&ready[own..])
+                .filter(|(_, ready)| **ready)
+                .map(|(process, _)| Arc::clone(process))
+                .collect();
+            for process in exited {
+                self.forget(&process);
+            }
+            if ready[3] {
+                self.end_client("the keeper is gone");
+                return;
+            }
+            if ready[1] {
+                self.welcome();
+            }
+            if ready[2] {
+                self.tell_status();
+            }
+            if ready[0] && self.answer_keeper() {
+                return;
+            }
+            let why = lock(&self.shared.doom).clone();
+            if let Some(why) = why {
+                self.end_client(&why);
+                let _ = self.notify(&Notice::Doomed(why));
+                self.wait_for_keeper();
+                return;
+            }
+            self.look_around(ready.len() > own + known.len() && ready[own + known.len()]);
+        }
+    }
+
+    fn forget(&mut self, process: &Process) {
+        self.statm.remove(&process.space);
+        self.virtual_sizes.remove(&process.space);
+        self.shared.remove_process(process);
+    }
+
+    /// Ends every process of the client that is known by identity; the keeper ends the rest.
+    fn end_client(&self, _why: &str) {
+        for process in self.shared.all_processes() {
+            process.kill();
+        }
+    }
+
+    fn wait_for_keeper(&self) {
+        let mut byte = [0u8; 1];
+        while matches!(rustix::io::read(&self.link, &mut byte), Ok(1..)) {}
+    }
+
+    /// The keeper's request; true when the manager is to end.
+    fn answer_keeper(&mut self) -> bool {
+        let mut bytes = vec![0u8; 4096];
+        let got = match rustix::io::read(&self.link, &mut bytes) {
+            Ok(got) if got > 0 => got,
+            _ => {
+                self.end_client("the keeper is gone");
+                return true;
+            }
+        };
+        match serde_json::from_slice::<Request>(&bytes[..got]) {
+            Ok(Request::Finish { exit_status, wall_ns }) => {
+                let report = self.report(exit_status, wall_ns);
+                let _ = self.notify(&Notice::Report(Box::new(report)));
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// One shim announces itself.
+    fn welcome(&mut self) {
+        let Ok(socket) = rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC)
+        else {
+            return;
+        };
+        let timeout = Some(HANDSHAKE);
+        let receive = rustix::net::sockopt::Timeout::Recv;
+        let _ = rustix::net::sockopt::set_socket_timeout(&socket, receive, timeout);
+        if let Err(error) = self.handshake(socket.as_fd()) {
+            let _ = fdpass::send(socket.as_fd(), &answer(true), &[]);
+            eprintln!("undercroft: a process of the program could not be managed: {error}");
+        }
+    }
+
+    fn handshake(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let peer = fdpass::peer(socket)?;
+        if !self.is_descendant(peer.pid) {
+            return Err(io::Error::other(format!("process {} is not the program's", peer.pid)));
+        }
+        let mut bytes = [0u8; 64];
+        let (got, _) = fdpass::receive(socket, &mut bytes)?;
+        let hello = Hello::parse(&bytes[..got]).ok_or_else(|| io::Error::other("unknown shim"))?;
+        let page = SharedMemory::create("uc-command", PAGE_BYTES)?;
+        fdpass::send(socket, &answer(false), &[self.device.as_fd(), page.as_fd()])?;
+        let (got, fds) = fdpass::receive(socket, &mut bytes)?;
+        let ready = Ready::parse(&bytes[..got]).ok_or_else(|| io::Error::other("the shim gave up"))?;
+        let mut fds = fds.into_iter();
+        let beacon = VirtPage::of(ready.beacon);
+        let process = match (hello.kind, hello.nonce) {
+            (KIND_FORK, nonce) if nonce != 0 => {
+                let space = SpaceId(nonce as u32);
+                let process = self.shared.process(space);
+                process
+                    .filter(|p| p.identity.get().is_none() && p.beacon == beacon)
+                    .ok_or_else(|| io::Error::other("a fork child named no space of its own"))?
+            }
+            _ => {
+                let uffd: Uffd = fds.next().ok_or(io::ErrorKind::InvalidData)?.into();
+                let features = Features::EVENTS.with(Features::THREAD_ID);
+                uffd.api(features).map_err(|error| {
+                    io::Error::other(format!(
+                        "userfaultfd fork events were refused ({error}); run as root or with CAP_SYS_PTRACE"
+                    ))
+                })?;
+                // The same process with a new address space: it called exec, and the old one is gone.
+                for old in self.shared.all_processes() {
+                    if old.pid() == Some(peer.pid) {
+                        self.forget(&old);
+                    }
+                }
+                let space = self.shared.engine().add_space();
+                Arc::new(Process::new(space, uffd, beacon, false))
+            }
+        };
+        let staging: Uffd = fds.next().ok_or(io::ErrorKind::InvalidData)?.into();
+        let _ = process.identity.set(Identity { pid: peer.pid, pidfd: PidFd::open(peer.pid)? });
+        let agent = Agent {
+            commands: Commands::new(page),
+            _staging_uffd: staging,
+            staging: ready.staging,
+            private: VirtRange::of_addresses(ready.staging, ready.private_end),
+        };
+        let _ = process.agent.set(agent);
+        if self.shared.process(process.space).is_none() {
+            self.shared.add_process(process.clone());
+        }
+        self.statm.insert(process.space, Statm::open(peer.pid)?);
+        crate::layout::place_agents(&self.shared);
+        if self.managing {
+            self.watch(&process);
+            discover::manage(&self.shared, &process, &mut self.maps);
+        }
+        self.tick = TICK_MIN;
+        fdpass::send(socket, &answer(false), &[])
+    }
+
+    fn is_descendant(&self, pid: u32) -> bool {
+        let mut at = pid;
+        for _ in 0..256 {
+            if at == self.launch.keeper {
+                return true;
+            }
+            match proc::status_number(at, "PPid") {
+                Some(parent) if parent > 1 => at = parent as u32,
+                _ => return false,
+            }
+        }
+        false
+    }
+
+    fn watch(&mut self, process: &Process) {
+        if let (Some(sideband), Some(pid)) = (&mut self.sideband, process.pid()) {
+            let _ = sideband.watch(pid);
+        }
+    }
+
+    /// Pressure, discovery, and what no event tells.
+    fn look_around(&mut self, layout_hint: bool) {
+        let processes = self.shared.all_processes();
+        let limit = self.shared.engine().limit().0;
+        let mut unmanaged = 0u64;
+        for process in processes.iter().filter(|p| !p.managed.load(Ordering::Relaxed)) {
+            if let Some(statm) = self.statm.get(&process.space) {
+                unmanaged += process.anonymous_pages(statm) * PAGE_BYTES as u64;
+            }
+        }
+        let held = self.shared.pool_held();
+        let (dram, faults) = {
+            let mut engine = self.shared.engine();
+            engine.set_pool_held(held);
+            (engine.dram_used(), engine.stats().faults)
+        };
+        self.shared.note_limit(dram, Bytes(limit));
+        let used = unmanaged + dram.0;
+        let threshold = limit - limit / 16;
+        if !self.managing && used >= threshold {
+            self.managing = true;
+            for process in &processes {
+                self.watch(process);
+            }
+        }
+        if !self.managing {
+            let headroom = threshold.saturating_sub(used) as f64;
+            self.tick = Duration::from_secs_f64((headroom / GROWTH).min(1.0)).clamp(TICK_MIN, TICK_MAX);
+            return;
+        }
+        let mut changed: Vec<u32> = Vec::new();
+        let mut everything = false;
+        if let (true, Some(sideband)) = (layout_hint, &mut self.sideband) {
+            sideband.drain(|record| match record {
+                Record::Mmap { pid, anonymous: true, writable: true, .. } => changed.push(pid),
+                Record::Fork { pid, .. } => changed.push(pid),
+                Record::Lost(_) => everything = true,
+                _ => {}
+            });
+        }
+        let mut growing = false;
+        for process in &processes {
+            let Some(pid) = process.pid() else {
+                if process.has_lost_its_memory(&self.zeros) {
+                    self.forget(process);
+                }
+                continue;
+            };
+            let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
+            let size = size.unwrap_or_default().virtual_size.0;
+            let before = self.virtual_sizes.insert(process.space, size);
+            let told = everything || changed.contains(&pid);
+            if told || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
+                growing = true;
+                discover::manage(&self.shared, process, &mut self.maps);
+            }
+            let agent_gone = process.agent.get().is_some_and(|a| a.commands.agent() == 0);
+            if agent_gone && process.has_lost_its_memory(&self.zeros) {
+                self.forget(process); // it called exec, and what it runs now has no shim
+                continue;
+            }
+            if process.is_fork_child {
+                discover::note_own_frames(&self.shared, process, &mut self.pagemap);
+            }
+        }
+        let busy = growing || faults != self.last_faults;
+        self.last_faults = faults;
+        self.tick = match busy {
+            true => Duration::from_millis(5),
+            false => (self.tick * 2).clamp(Duration::from_millis(5), TICK_MAX),
+        };
+        let managed = self.shared.engine().managed_pages().0;
+        self.shared.managed_pages_peak.fetch_max(managed, Ordering::Relaxed);
+        for tier in &self.shared.tiers {
+            tier.note_usage();
+        }
+    }
+
+    fn tell_status(&mut self) {
+        let Ok(socket) = rustix::net::accept_with(&self.status, rustix::net::SocketFlags::CLOEXEC)
+        else {
+            return;
+        };
+        let timeout = Some(HANDSHAKE);
+        let send = rustix::net::sockopt::Timeout::Send;
+        let _ = rustix::net::sockopt::set_socket_timeout(&socket, send, timeout);
+        let snapshot = self.snapshot();
+        if let Ok(bytes) = serde_json::to_vec(&snapshot) {
+            let _ = std::fs::File::from(socket).write_all(&bytes);
+        }
+    }
+
+    fn policies(&self) -> Policies {
+        Policies {
+            reclaim: self.launch.options.reclaim.clone(),
+            prefetch: self.launch.options.prefetch.clone(),
+        }
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let shared = &self.shared;
+        let held = shared.pool_held();
+        let (stats, resident, dram) = {
+            let mut engine = shared.engine();
+            engine.set_pool_held(held);
+            (*engine.stats(), engine.resident().bytes(), engine.dram_used())
+        };
+        let rates =
+            Rates::between(&self.last_snapshot.1, &stats, self.last_snapshot.0.elapsed().as_secs_f64());
+        let tier = |metered: &MeteredTier| {
+            let reads = metered.reads.load(Ordering::Relaxed);
+            let writes = metered.writes.load(Ordering::Relaxed);
+            TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
+        };
+        let first = procfs::children(self.launch.keeper);
+        let own = std::process::id();
+        let client = first.into_iter().find(|pid| *pid != own && *pid != self.holder);
+        let snapshot = Snapshot {
+            schema_version: crate::report::SCHEMA_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: self.launch.keeper,
+            client_pid: client.unwrap_or(0),
+            manager_pid: own,
+            command: self.launch.command.clone(),
+            uptime_seconds: shared.elapsed().as_secs_f64(),
+            memory_max_bytes: crate::report::limit(shared.options.memory_max),
+            resident_bytes: resident.0,
+            dram_bytes: dram.0,
+            tiers: shared.tiers.iter().map(tier).collect(),
+            faults: crate::report::Faults::of(&stats, 0),
+            fault_latency_seconds: crate::report::Quantiles::of(&lock(&shared.fault_latency)),
+            pages: (&stats).into(),
+            rates,
+            limit_exceeded: lock(&shared.exceeded).total,
+            policies: self.policies(),
+            counters: (&stats).into(),
+        };
+        self.last_snapshot = (Instant::now(), stats);
+        snapshot
+    }
+
+    fn report(&self, exit_status: i32, wall_ns: u64) -> Report {
+        let shared = &self.shared;
+        let (stats, metadata) = {
+            let engine = shared.engine();
+            (*engine.stats(), engine.metadata_bytes())
+        };
+        let latencies: Vec<_> =
+            shared.tiers.iter().map(|tier| lock(&tier.read_latency).clone()).collect();
+        let tiers = shared
+            .tiers
+            .iter()
+            .zip(&latencies)
+            .map(|(metered, latency)| {
+                let (peak, at_logical_peak) = metered.note_usage();
+                TierInputs {
+                    info: metered.tier.info(),
+                    peak,
+                    at_logical_peak,
+                    reads: metered.reads.load(Ordering::Relaxed),
+                    writes: metered.writes.load(Ordering::Relaxed),
+                    errors: metered.errors.load(Ordering::Relaxed),
+                    read_latency: latency,
+                }
+            })
+            .collect();
+        let latency = lock(&shared.fault_latency).clone();
+        let stall = (latency.mean() * latency.len() as f64) as u64;
+        let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);
+        Report::new(&ReportInputs {
+            command: self.launch.command.clone(),
+            exit_status,
+            wall: undercroft_base::Nanos(wall_ns),
+            memory_max: shared.options.memory_max,
+            stats: &stats,
+            write_protect_faults: 0,
+            fault_latency: &latency,
+            stall: undercroft_base::Nanos(stall),
+            tiers,
+            limit_exceeded: lock(&shared.exceeded).total,
+            manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
+            metadata: Bytes(metadata),
+            managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
+            spaces: shared.spaces_seen.load(Ordering::Relaxed),
+            evict_by: "move",
+            policies: self.policies(),
+        })
+    }
+}

@@ -1,0 +1,286 @@
+//! What the manager's threads share: the engine, the tiers, the processes, and the counters.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use undercroft_base::{
+    Bytes, LoadError, Loaded, PAGE_BYTES, Slot, SpaceId, Stamp, Tier, TierId, TierKind, TierUsage,
+    VirtPage, VirtRange,
+};
+use undercroft_engine::Engine;
+use undercroft_sys::futex;
+
+use crate::ledger::MemfdLedger;
+use crate::options::{ClientOptions, WhenFull};
+use crate::placement::Placement;
+use crate::process::Process;
+use crate::report::LimitExceeded;
+
+/// One tier with what is measured around it.
+pub(crate) struct MeteredTier {
+    pub tier: Box<dyn Tier>,
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub errors: AtomicU64,
+    pub read_latency: Mutex<Histogram<u64>>,
+    peaks: Mutex<(TierUsage, TierUsage)>,
+}
+
+impl MeteredTier {
+    pub fn new(tier: Box<dyn Tier>) -> MeteredTier {
+        MeteredTier {
+            tier,
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            read_latency: Mutex::new(new_histogram()),
+            peaks: Mutex::default(),
+        }
+    }
+
+    pub fn is_ram(&self) -> bool {
+        self.tier.info().kind == TierKind::Ram
+    }
+
+    /// Loads, counting; the latency of a `Read` answer is recorded by whoever reads.
+    pub fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let result = self.tier.load(slot, stamp, dst);
+        if result.is_err() {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Notes the usage now; returns (peak of each field, usage at the logical peak).
+    pub fn note_usage(&self) -> (TierUsage, TierUsage) {
+        let now = self.tier.usage();
+        let mut peaks = lock(&self.peaks);
+        if now.logical >= peaks.0.logical {
+            peaks.1 = now;
+        }
+        peaks.0 = TierUsage {
+            logical: peaks.0.logical.max(now.logical),
+            stored: peaks.0.stored.max(now.stored),
+            held: peaks.0.held.max(now.held),
+        };
+        *peaks
+    }
+}
+
+/// Nanoseconds, 1 ns to 60 s, two digits; never grows.
+pub(crate) fn new_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("constant bounds are valid")
+}
+
+/// Locks, also after a panic elsewhere: the manager then ends the client anyway.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Times of the parts of a fault, in nanoseconds, summed over `count` faults served from memory tiers.
+#[derive(Debug, Default)]
+pub(crate) struct Breakdown {
+    pub count: AtomicU64,
+    pub decide: AtomicU64,
+    pub load: AtomicU64,
+    pub install: AtomicU64,
+}
+
+/// Everything shared.
+pub(crate) struct Shared {
+    pub engine: Mutex<Engine<MemfdLedger>>,
+    pub tiers: Vec<MeteredTier>,
+    pub processes: RwLock<HashMap<SpaceId, Arc<Process>>>,
+    /// Changes with `processes`: fault threads then look again.
+    pub generation: AtomicU64,
+    pub options: ClientOptions,
+    pub placement: Placement,
+    /// Futex: the evictor sleeps on it.
+    pub evict_kick: AtomicU32,
+    pub evictor_sleeps: AtomicBool,
+    /// Eventfds of the fault threads.
+    pub wakeups: Vec<OwnedFd>,
+    pub stop: AtomicBool,
+    pub fault_latency: Mutex<Histogram<u64>>,
+    pub breakdown: Breakdown,
+    pub exceeded: Mutex<Exceeded>,
+    pub spaces_seen: AtomicU64,
+    pub managed_pages_peak: AtomicU64,
+    pub started: Instant,
+    /// Why the client must be ended, once something decided so.
+    pub doom: Mutex<Option<String>>,
+}
+
+/// Time spent above the limit.
+#[derive(Debug, Default)]
+pub(crate) struct Exceeded {
+    pub total: LimitExceeded,
+    pub since: Option<Instant>,
+    pub warned: bool,
+}
+
+impl Shared {
+    pub fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
+        lock(&self.engine)
+    }
+
+    /// DRAM that RAM tiers hold now.
+    pub fn pool_held(&self) -> Bytes {
+        let held = |t: &MeteredTier| t.tier.usage().held.0;
+        Bytes(self.tiers.iter().filter(|t| t.is_ram()).map(held).sum())
+    }
+
+    pub fn process(&self, space: SpaceId) -> Option<Arc<Process>> {
+        let processes = self.processes.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        processes.get(&space).cloned()
+    }
+
+    pub fn all_processes(&self) -> Vec<Arc<Process>> {
+        let processes = self.processes.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        processes.values().cloned().collect()
+    }
+
+    pub fn add_process(&self, process: Arc<Process>) {
+        self.spaces_seen.fetch_add(1, Ordering::Relaxed);
+        let mut processes =
+            self.processes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        processes.insert(process.space, process);
+        drop(processes);
+        self.processes_changed();
+    }
+
+    /// The address space is gone: forgets its pages and frees its slots.
+    pub fn remove_process(&self, process: &Process) {
+        process.gone.store(true, Ordering::Relaxed);
+        let mut processes =
+            self.processes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let known = processes.remove(&process.space).is_some();
+        drop(processes);
+        if known {
+            let _layout = process.layout.write();
+            let effect = self.engine().remove_space(process.space);
+            if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {
+                agent.commands.cancel();
+            }
+            self.free_released();
+            self.processes_changed();
+        }
+    }
+
+    fn processes_changed(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+        self.wake_fault_threads();
+    }
+
+    pub fn wake_fault_threads(&self) {
+        for wakeup in &self.wakeups {
+            let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes the evictor if it sleeps. Cost when it does not: one load.
+    pub fn kick_evictor(&self) {
+        if self.evictor_sleeps.load(Ordering::SeqCst) {
+            self.evict_kick.fetch_add(1, Ordering::SeqCst);
+            futex::wake(&self.evict_kick, 1);
+        }
+    }
+
+    /// Gives slots that nothing refers to back to their tiers. Not called with the engine locked.
+    pub fn free_released(&self) {
+        let mut freed = Vec::new();
+        self.engine().take_freed(&mut freed);
+        self.free_slots(&mut freed);
+    }
+
+    /// Frees `slots` (any order), leaving the vector empty.
+    pub fn free_slots(&self, slots: &mut Vec<(TierId, Slot)>) {
+        for (index, metered) in self.tiers.iter().enumerate() {
+            let id = TierId(index as u8);
+            let mut batch = [Slot(0); 64];
+            let mut count = 0;
+            for (tier, slot) in slots.iter() {
+                if *tier == id {
+                    batch[count] = *slot;
+                    count += 1;
+                    if count == batch.len() {
+                        metered.tier.free(&batch);
+                        count = 0;
+                    }
+                }
+            }
+            if count > 0 {
+                metered.tier.free(&batch[..count]);
+            }
+        }
+        slots.clear();
+    }
+
+    /// Wakes the threads that wait on these pages.
+    pub fn wake_pages(&self, pages: &mut Vec<(SpaceId, VirtPage)>) {
+        for (space, page) in pages.drain(..) {
+            if let Some(process) = self.process(space) {
+                let _ = process.uffd.wake(VirtRange::new(page, page.plus(1)));
+            }
+        }
+    }
+
+    /// Keeps the books of time above the limit; called by the control thread on each tick and by the evictor.
+    pub fn note_limit(&self, dram: Bytes, limit: Bytes) {
+        let mut exceeded = lock(&self.exceeded);
+        let over = dram.0.saturating_sub(limit.0);
+        match (over > 0, exceeded.since) {
+            (true, None) => {
+                exceeded.since = Some(Instant::now());
+                exceeded.total.events += 1;
+            }
+            (false, Some(since)) => {
+                exceeded.total.seconds += since.elapsed().as_secs_f64();
+                exceeded.since = None;
+            }
+            _ => {}
+        }
+        exceeded.total.bytes_peak = exceeded.total.bytes_peak.max(over);
+    }
+
+    /// No tier has room and the limit is reached: says so once, and decides as the user chose.
+    pub fn everything_full(&self) {
+        let mut exceeded = lock(&self.exceeded);
+        if !exceeded.warned {
+            exceeded.warned = true;
+            eprintln!(
+                "undercroft: every tier is full and the memory limit of {} is reached; {}",
+                Bytes(self.options.memory_max),
+                match self.options.when_full {
+                    WhenFull::Stay => "pages stay in memory above the limit. \
+                        Add room with `--tier file:PATH,size=SIZE` or raise --memory-max",
+                    WhenFull::Kill => "ending the program (--when-full kill)",
+                }
+            );
+        }
+        drop(exceeded);
+        match self.options.when_full {
+            WhenFull::Stay => self.engine().set_over_limit_ok(true),
+            WhenFull::Kill => self.doom("every tier is full (--when-full kill)"),
+        }
+    }
+
+    /// The client cannot go on: the control thread ends it and says why.
+    pub fn doom(&self, why: &str) {
+        lock(&self.doom).get_or_insert_with(|| why.to_owned());
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// One whole page of a buffer.
+pub(crate) fn page_of(buffer: &[u8], index: usize) -> &[u8] {
+    &buffer[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+}

@@ -1,0 +1,32 @@
+//! Asks every running client of this user how it is doing.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use crate::keeper::base_dir;
+use crate::report::Snapshot;
+
+/// Longest one manager may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The snapshots of all runs that answer, by process id of the keeper. A run that ends meanwhile is left out.
+pub fn snapshots() -> Vec<Snapshot> {
+    let Ok(entries) = std::fs::read_dir(base_dir()) else {
+        return Vec::new();
+    };
+    let mut found: Vec<Snapshot> = entries
+        .flatten()
+        .filter_map(|entry| ask(&entry.path().join("status.sock")))
+        .collect();
+    found.sort_by_key(|snapshot| snapshot.pid);
+    found
+}
+
+fn ask(socket: &std::path::Path) -> Option<Snapshot> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}

@@ -1,0 +1,132 @@
+//! Builds the tiers of a run: the keeper opens what must survive the manager, the manager puts tiers over it.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+use undercroft_base::Bytes;
+use undercroft_sys::mapping::SharedMemory;
+use undercroft_tier::file::{Backing, FileTier};
+use undercroft_tier::ram::RamPool;
+use undercroft_tier::spec::TierSpec;
+
+use crate::options::ClientOptions;
+use crate::shared::MeteredTier;
+
+/// Part of the memory limit that a RAM tier may take when a tier below it takes the overflow.
+const RAM_SHARE_ABOVE_OTHERS: f64 = 0.5;
+
+/// ... when it is the last one.
+const RAM_SHARE_ALONE: f64 = 0.95;
+
+/// Descriptors of one tier, as the keeper hands them over.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TierLaunch {
+    /// Pool memory, or slot table.
+    pub memory: i32,
+    /// File or device: descriptor, name, usable bytes.
+    pub backing: Option<(i32, String, u64)>,
+}
+
+/// What the keeper holds of one tier.
+#[derive(Debug)]
+pub struct OpenTier {
+    memory: SharedMemory,
+    backing: Option<Backing>,
+}
+
+fn parse(spec: &str) -> io::Result<TierSpec> {
+    spec.parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{error}")))
+}
+
+fn ram_capacity(options: &ClientOptions, index: usize) -> io::Result<Bytes> {
+    let TierSpec::Ram(ram) = parse(&options.tiers[index])? else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let limit = Bytes(options.memory_max.min(physical_memory()));
+    let share = match index + 1 < options.tiers.len() {
+        true => RAM_SHARE_ABOVE_OTHERS,
+        false => RAM_SHARE_ALONE,
+    };
+    let default = Bytes((limit.0 as f64 * share) as u64);
+    Ok(ram.max.map_or(default, |max| max.resolve(limit)))
+}
+
+fn physical_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    kib.map_or(u64::MAX / 2, |kib| kib * 1024)
+}
+
+/// Opens what each tier keeps its pages in.
+///
+/// Errors: the specification, or the file or device, with the fix in the text.
+pub fn open(options: &ClientOptions) -> io::Result<Vec<OpenTier>> {
+    let mut tiers = Vec::new();
+    for (index, spec) in options.tiers.iter().enumerate() {
+        tiers.push(match parse(spec)? {
+            TierSpec::Ram(_) => {
+                let reserve = RamPool::reserve_for(ram_capacity(options, index)?);
+                let memory = SharedMemory::create("uc-ram-tier", reserve.0 as usize)?;
+                OpenTier { memory, backing: None }
+            }
+            TierSpec::File(file) => {
+                let opened = Backing::open(&file.path, file.size);
+                let backing = opened.map_err(|error| io::Error::other(error.to_string()))?;
+                let table = FileTier::table_bytes(backing.bytes());
+                let memory = SharedMemory::create("uc-slot-table", table)?;
+                OpenTier { memory, backing: Some(backing) }
+            }
+        });
+    }
+    Ok(tiers)
+}
+
+impl OpenTier {
+    /// Every descriptor the manager inherits.
+    pub(crate) fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        let mut fds = vec![self.memory.as_fd()];
+        fds.extend(self.backing.as_ref().map(AsFd::as_fd));
+        fds
+    }
+
+    pub(crate) fn launch(&self) -> TierLaunch {
+        TierLaunch {
+            memory: self.memory.as_fd().as_raw_fd(),
+            backing: self
+                .backing
+                .as_ref()
+                .map(|b| (b.as_fd().as_raw_fd(), b.name().to_owned(), b.bytes().0)),
+        }
+    }
+
+    /// True when the tier's file lies in memory, so that it saves none.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.backing.as_ref().is_some_and(Backing::is_in_memory)
+    }
+}
+
+/// Puts the tiers over inherited descriptors.
+pub(crate) fn build(
+    options: &ClientOptions,
+    inherited: Vec<(SharedMemory, Option<(OwnedFd, String, u64)>)>,
+) -> io::Result<Vec<MeteredTier>> {
+    let mut tiers = Vec::new();
+    for (index, (memory, backing)) in inherited.into_iter().enumerate() {
+        let other = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
+        let tier: Box<dyn undercroft_base::Tier> = match (parse(&options.tiers[index])?, backing) {
+            (TierSpec::Ram(ram), _) => {
+                let capacity = ram_capacity(options, index)?;
+                Box::new(RamPool::new(memory, ram.compressor, capacity).map_err(|e| other(&e))?)
+            }
+            (TierSpec::File(_), Some((fd, name, bytes))) => {
+                let backing = Backing::inherit(fd, name, Bytes(bytes))?;
+                Box::new(FileTier::new(backing, memory).map_err(|e| other(&e))?)
+            }
+            (TierSpec::File(_), None) => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        tiers.push(MeteredTier::new(tier));
+    }
+    Ok(tiers)
+}
