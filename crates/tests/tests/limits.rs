@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use undercroft_tests::{Job, MIB, Sample, Sampler, build, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{
+    Job, MIB, Sample, Sampler, build, one_at_a_time, plain_only, say, skip, undercroft,
+};
 
 /// What counts as anonymous in the client but is not managed (stacks, libraries' data, the shim), and the ledger, which
 /// is a memfd but no page of the client.
@@ -138,4 +140,66 @@ fn below_its_limit_a_program_is_left_alone() {
         );
     }
     assert_eq!(outcome.number("pages.swapped_out"), Some(0.0), "{outcome}");
+}
+
+/// `undercroft status --json` while the program runs: it lists the run, and what it says agrees with the limit.
+#[test]
+fn status_shows_a_running_program_within_its_limit() {
+    let name = "status_shows_a_running_program_within_its_limit";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager to ask");
+    }
+    let mut run = Job::new(build("touch"))
+        .args(["96", "--rounds", "40"])
+        .limit(32 * MIB)
+        .tier("ram")
+        .timeout(100)
+        .start();
+    let (mut looks, mut swapped) = (0, 0.0_f64);
+    for _ in 0..40 {
+        std::thread::sleep(Duration::from_millis(50));
+        let status = Job::new(undercroft()).args(["status", "--json"]).run();
+        if !run.is_alive() {
+            break;
+        }
+        let status = status.expect(0);
+        let json: serde_json::Value =
+            serde_json::from_str(&status.text()).unwrap_or_else(|_| panic!("no JSON: {status}"));
+        let Some(ours) = find_run(&json, run.pid()) else {
+            continue; // not yet registered
+        };
+        looks += 1;
+        let number = |key: &str| {
+            ours[key]
+                .as_f64()
+                .unwrap_or_else(|| panic!("no {key} in {ours}"))
+        };
+        assert_eq!(number("memory_max_bytes"), 32.0 * MIB as f64);
+        assert!(
+            number("dram_bytes") <= 32.0 * MIB as f64 * 1.02,
+            "over the limit: {ours}"
+        );
+        swapped = swapped.max(ours["pages"]["swapped_out"].as_f64().unwrap_or(0.0));
+    }
+    assert!(
+        looks > 3,
+        "status showed the run {looks} times: {}",
+        run.errors()
+    );
+    assert!(swapped > 1000.0, "status counts pages: {swapped}");
+}
+
+/// The snapshot of the run with this keeper, wherever the document keeps its list.
+fn find_run(json: &serde_json::Value, pid: i32) -> Option<serde_json::Value> {
+    match json {
+        serde_json::Value::Object(map)
+            if map.get("pid").and_then(|value| value.as_i64()) == Some(pid.into()) =>
+        {
+            Some(json.clone())
+        }
+        serde_json::Value::Object(map) => map.values().find_map(|value| find_run(value, pid)),
+        serde_json::Value::Array(list) => list.iter().find_map(|value| find_run(value, pid)),
+        _ => None,
+    }
 }
