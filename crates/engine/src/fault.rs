@@ -60,6 +60,8 @@ pub enum Install {
 pub struct LoadItem {
     /// The page's entry.
     pub no: PageNo,
+    /// Its address space.
+    pub space: SpaceId,
     /// Where it is mapped.
     pub page: VirtPage,
     /// Tier of its copy; `FILL` with slot 0 for a fresh zero page.
@@ -189,6 +191,7 @@ impl<L: Ledger> Engine<L> {
         self.count();
         plan.items.push(LoadItem {
             no,
+            space: plan.space,
             page,
             tier,
             slot,
@@ -258,8 +261,11 @@ impl<L: Ledger> Engine<L> {
     pub fn validate(&self, items: &mut [LoadItem]) {
         for item in items {
             let entry = self.table.entry(item.no);
+            // The address too: a chunk whose pages were all dropped is given back, and its numbers may name pages of
+            // another place by now.
             item.valid = entry.state == PageState::Loading
-                && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp);
+                && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp)
+                && self.table.address(item.no) == (item.space, item.page);
         }
     }
 

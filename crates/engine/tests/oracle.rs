@@ -4,6 +4,8 @@
 
 mod world;
 
+use std::collections::BTreeMap;
+
 use undercroft_base::{TierKind, VirtPage, VirtRange};
 use undercroft_model::Random;
 use world::{Setup, TierSetup, World};
@@ -91,19 +93,19 @@ fn every_access_reads_what_the_oracle_expects() {
     println!("seeds {seeds:?}, {steps} steps each");
     let (mut accesses, mut total) = (0, 0);
     let mut failed = Vec::new();
+    let mut seen = BTreeMap::<&str, u64>::new();
     for seed in seeds {
         let Ok(world) = std::panic::catch_unwind(|| run(seed, steps)) else {
             failed.push(seed);
             continue;
         };
         accesses += world.accesses;
-        total += world.steps;
-        println!(
-            "seed {seed}: {} accesses, {:?}",
-            world.accesses,
-            world.engine.stats()
-        );
+        total += world.operations;
+        for (what, times) in &world.seen {
+            *seen.entry(*what).or_default() += times;
+        }
     }
+    println!("{seen:#?}");
     assert!(failed.is_empty(), "failing seeds: {failed:?}");
-    println!("{total} steps, {accesses} accesses, all bytes as expected");
+    println!("{total} operations, {accesses} accesses, all bytes as expected");
 }

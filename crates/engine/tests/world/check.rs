@@ -102,7 +102,7 @@ impl World {
             let now = stats.pages_swapped_out + stats.swap_in + stats.first_touch + stats.demoted;
             fruitless = if now == done { fruitless + 1 } else { 0 };
             done = now;
-            let full = fruitless > 2000 && self.batch.is_none() && self.demotion.is_none();
+            let full = fruitless > 400 && self.batch.is_none() && self.demotion.is_none();
             if idle < 50 && !full {
                 continue;
             }

@@ -67,14 +67,19 @@ impl World {
         true
     }
 
-    pub fn start_batch(&mut self) -> bool {
+    fn start_batch(&mut self) -> bool {
         let want = 1 + self.random.index(64);
+        self.select(want)
+    }
+
+    pub fn select(&mut self, want: usize) -> bool {
         let mut items = Vec::new();
         let any = self.engine.select(want, &mut items);
         for item in &items {
-            let proc = self
-                .proc_of(item.space)
-                .expect("victims are of live spaces");
+            assert!(
+                self.proc_of(item.space).is_some(),
+                "{item:?} is of no live space"
+            );
             assert!(
                 !self
                     .engine
@@ -113,7 +118,7 @@ impl World {
             (false, Some(proc)) => {
                 let mm = self.procs[proc].mm;
                 let mut moved = self.memory.move_out(mm, item.page);
-                if moved == Err(MoveRefusal::Busy) && self.random.chance(3, 4) {
+                if moved == Err(MoveRefusal::Busy) && (self.calm || self.random.chance(3, 4)) {
                     self.memory.break_sharing(mm, item.page);
                     moved = self.memory.move_out(mm, item.page);
                 }
@@ -141,7 +146,18 @@ impl World {
                 });
                 self.engine.settle(at, Taken::Moved, &mut wake);
             }
-            Err(taken) => self.engine.settle(at, taken, &mut wake),
+            Err(taken) => {
+                let mut places = Vec::new();
+                self.engine.places_of(at, &mut places);
+                if places.len() > 1 {
+                    self.saw("not taken, shared by a fork");
+                }
+                self.engine.settle(at, taken, &mut wake);
+                self.saw(match taken {
+                    Taken::Busy => "not taken: busy",
+                    _ => "not taken: cancelled",
+                });
+            }
         }
         if vanished {
             self.engine.vanished(item.space, item.page);
@@ -149,7 +165,7 @@ impl World {
         self.wake_all(wake);
     }
 
-    fn store_held(&mut self, held_at: usize) {
+    pub fn store_held(&mut self, held_at: usize) {
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
         let item = batch.items[held.at];
@@ -200,12 +216,13 @@ impl World {
         Some((TierId(at as u8), slot))
     }
 
-    fn publish_held(&mut self, held_at: usize, outcome: Outcome) -> bool {
+    pub fn publish_held(&mut self, held_at: usize, outcome: Outcome) -> bool {
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
         let mut outcome = outcome;
         if let Outcome::Stored(tier, slot) = outcome
             && self.engine.wanted(held.at)
+            && !self.calm
             && self.random.chance(1, 3)
         {
             // Stored, but a thread came to want it: putting it back is allowed too.
@@ -233,10 +250,52 @@ impl World {
             }
             woken = places;
         }
+        if !self.engine.alive(held.at) {
+            self.saw("published: dropped");
+        }
+        let mut places = Vec::new();
+        self.engine.places_of(held.at, &mut places);
+        let item = self.batch.as_ref().expect("a batch").items[held.at];
+        if places.len() > 1 {
+            self.saw("published: shared by a fork");
+        }
+        if places.len() == 1 && places[0].0 != item.space {
+            self.saw("published: only a fork child has it");
+        }
+        if places.len() == 1 && places[0] != (item.space, item.page) {
+            self.saw("published: moved since selected");
+        }
+        self.saw(match (outcome, places.len()) {
+            (Outcome::Stored(..), _) => "published: stored",
+            (Outcome::Clean, 0..2) => "published: clean",
+            (Outcome::Clean, _) => "published: clean, shared",
+            (Outcome::Fill(_), _) => "published: fill",
+            (Outcome::PutBack, 0..2) => "published: put back",
+            (Outcome::PutBack, _) => "published: put back, shared",
+        });
         self.engine.publish(held.at, outcome, &mut woken);
         self.log(|| format!("publish {} {outcome:?}", held.at));
         self.batch.as_mut().expect("a batch").held.remove(held_at);
         self.wake_all(woken);
+        true
+    }
+
+    /// Starts a demotion of up to `want` pages; false when there is none.
+    pub fn select_demotions(&mut self, from: usize, want: usize) -> bool {
+        let mut items = Vec::new();
+        self.engine
+            .select_demotions(TierId(from as u8), want, &mut items);
+        if items.is_empty() {
+            return false;
+        }
+        self.log(|| format!("demote {items:?}"));
+        let stalled = self.stall();
+        self.demotion = Some(Demotion {
+            stalled,
+            items,
+            loaded: None,
+            stored: None,
+        });
         true
     }
 
@@ -245,34 +304,25 @@ impl World {
         let calm = self.calm;
         let Some(demotion) = &mut self.demotion else {
             let from = self.random.index(self.tiers.len());
-            let mut items = Vec::new();
             let want = 1 + self.random.index(12);
             let usage = self.tiers[from].usage().logical;
             let full = usage.0 * 2 > self.tiers[from].info().capacity.0;
             let squeezed = self.engine.room() < 2 && self.tiers[from].info().kind == TierKind::Ram;
-            if from + 1 < self.tiers.len() && (full || squeezed || self.random.chance(1, 20)) {
-                self.engine
-                    .select_demotions(TierId(from as u8), want, &mut items);
-            }
-            if items.is_empty() {
-                return false;
-            }
-            self.log(|| format!("demote {items:?}"));
-            let stalled = self.stall();
-            self.demotion = Some(Demotion {
-                stalled,
-                items,
-                loaded: None,
-                stored: None,
-            });
-            return true;
+            return from + 1 < self.tiers.len()
+                && (full || squeezed || self.random.chance(1, 20))
+                && self.select_demotions(from, want);
         };
         if demotion.stalled > 0 && !calm {
             demotion.stalled -= 1;
             return true;
         }
         if let Some((item, to, slot)) = demotion.stored.take() {
+            let before = self.engine.stats().demoted;
             self.engine.demoted(item, to, slot);
+            self.saw(match self.engine.stats().demoted == before {
+                true => "demotion: too late",
+                false => "demotion: done",
+            });
             self.log(|| format!("demoted {item:?} to {to:?} {slot:?}"));
         } else if let Some((item, bytes)) = demotion.loaded.take() {
             let to = item.tier.0 as usize + 1;
@@ -290,7 +340,10 @@ impl World {
                     let stalled = self.stall() / 10;
                     self.demotion.as_mut().expect("going on").stalled = stalled;
                 }
-                Err(_) => self.engine.demotion_failed(item),
+                Err(_) => {
+                    self.engine.demotion_failed(item);
+                    self.saw("demotion: copy gone or damaged");
+                }
             }
         } else {
             self.demotion = None;

@@ -71,6 +71,14 @@ impl World {
             let pages: Vec<_> = plan.items.iter().map(|item| item.page.0).collect();
             format!("fault p{proc} {} -> {answer:?} {pages:?}", message.page.0)
         });
+        self.saw(match answer {
+            FaultAnswer::Load => "fault loads",
+            FaultAnswer::Wake => "fault of a resident page",
+            FaultAnswer::Wait => "fault waits",
+            FaultAnswer::NoRoom => "fault finds no room",
+            FaultAnswer::Lost => "fault of a lost page",
+            FaultAnswer::Unmanaged => "fault with a full ledger",
+        });
         match answer {
             FaultAnswer::Load => {
                 if !self.over_limit {
@@ -107,20 +115,22 @@ impl World {
     fn heal(&mut self, proc: usize, page: VirtPage) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
         if self.engine.entry(space, page).state == PageState::Resident {
-            _ = self.memory.install(mm, page, Content::ZERO);
+            if self.memory.install(mm, page, Content::ZERO).is_ok() {
+                self.saw("resident page healed");
+            }
         }
         self.wake(proc, page);
     }
 
     /// How many turns the next piece of work misses: seldom any, then many.
     pub fn stall(&mut self) -> u64 {
-        match !self.calm && self.random.chance(1, 40) {
-            true => 100 + self.random.below(300),
+        match !self.calm && self.random.chance(1, 200) {
+            true => 50 + self.random.below(300),
             false => 0,
         }
     }
 
-    fn advance_flight(&mut self, at: usize) {
+    pub fn advance_flight(&mut self, at: usize) {
         let flight = self.flights[at].as_mut().expect("in flight");
         if flight.stalled > 0 && !self.calm {
             flight.stalled -= 1;
@@ -133,7 +143,7 @@ impl World {
             return self.commit(at);
         }
         // Most loads come in runs; sometimes one at a time.
-        let count = match self.random.chance(1, 2) {
+        let count = match self.calm || self.random.chance(1, 2) {
             true => missing.len(),
             false => 1,
         };
@@ -172,7 +182,7 @@ impl World {
         let mut flight = self.flights[at].take().expect("in flight");
         let (proc, space) = (flight.proc, flight.plan.space);
         let mm = self.procs[proc].mm;
-        let count = match self.random.chance(1, 4) {
+        let count = match !self.calm && self.random.chance(1, 4) {
             true => 1 + self.random.index(flight.plan.items.len()),
             false => flight.plan.items.len(),
         };
@@ -180,6 +190,7 @@ impl World {
         self.engine.validate(items);
         for (item, got) in items.iter_mut().zip(&flight.got) {
             if !item.valid {
+                *self.seen.entry("dropped while loading").or_default() += 1;
                 continue;
             }
             item.install = match got {
@@ -201,10 +212,12 @@ impl World {
             };
         }
         self.engine.finish(space, items);
+        let installs: Vec<Install> = items.iter().map(|item| item.install).collect();
         let done: Vec<_> = items
             .iter()
             .map(|item| (item.page, item.valid, item.install))
             .collect();
+        self.operations += if self.calm { 0 } else { done.len() as u64 };
         self.log(|| {
             let told: Vec<_> = done
                 .iter()
@@ -212,6 +225,13 @@ impl World {
                 .collect();
             format!("finish p{proc} {told:?}")
         });
+        for install in installs {
+            self.saw(match install {
+                Install::NotYet => "install: not yet",
+                Install::Done => "install: done",
+                Install::Lost => "install: lost",
+            });
+        }
         flight.plan.items.drain(..count);
         flight.got.drain(..count);
         if !flight.plan.items.is_empty() {

@@ -6,7 +6,7 @@ mod evict;
 mod faults;
 mod program;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use undercroft_base::{Bytes, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_engine::{Config, Effect, Engine, VecLedger};
@@ -16,7 +16,7 @@ pub use evict::{Batch, Demotion};
 pub use faults::Flight;
 
 pub const PAGE: u64 = 4096;
-const HISTORY: usize = 4000;
+const HISTORY: usize = 60;
 
 /// What a world is made of.
 #[derive(Clone, Debug)]
@@ -120,8 +120,14 @@ pub struct World {
     pub history: VecDeque<String>,
     pub steps: u64,
     pub accesses: u64,
+    /// Things that happened, but in calm phases: accesses, decisions, pages installed, taken, stored, published; events.
+    pub operations: u64,
     pub calm: bool,
     pub over_limit: bool,
+    /// Only numbered contents are written: no page is clean or filled by chance.
+    pub plain: bool,
+    /// How often what was seen: a run that never meets a case proves nothing about it.
+    pub seen: BTreeMap<&'static str, u64>,
     next_content: u64,
 }
 
@@ -167,14 +173,22 @@ impl World {
             history: VecDeque::new(),
             steps: 0,
             accesses: 0,
+            operations: 0,
             calm: false,
             over_limit: false,
+            plain: false,
+            seen: BTreeMap::new(),
             next_content: 0,
             setup,
         }
     }
 
+    pub fn saw(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
     pub fn log(&mut self, text: impl FnOnce() -> String) {
+        self.operations += u64::from(!self.calm);
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
@@ -218,6 +232,7 @@ impl World {
     pub fn new_content(&mut self) -> Content {
         self.next_content += 1;
         match self.random.below(16) {
+            _ if self.plain => Content::numbered(self.next_content),
             0 => Content::ZERO,
             1 => Content::fill(self.next_content as u32),
             _ => Content::numbered(self.next_content),
@@ -227,6 +242,7 @@ impl World {
     pub fn effect(&mut self, effect: Effect) {
         if let (true, Some(batch)) = (effect.cancel_batch, &mut self.batch) {
             batch.cancelled = true;
+            self.saw("batch cancelled");
         }
     }
 
@@ -323,8 +339,12 @@ impl World {
         self.steps += 1;
         let layout = self.setup.layout;
         match self.random.below(1000) {
-            0..420 => self.program_step(),
-            420..650 => _ = self.fault_step(),
+            0..400 => {
+                if !self.program_step() && !self.fault_step() {
+                    self.evict_step();
+                }
+            }
+            400..650 => _ = self.fault_step(),
             650..860 => _ = self.evict_step(),
             860..890 => _ = self.demotion_step(),
             890..920 => _ = self.event_step(),

@@ -29,10 +29,11 @@ impl World {
         let content = match (write, expected) {
             (false, _) => None,
             // Sometimes the same bytes again: clean, though written.
-            (true, Expect::Reads(same)) if self.random.chance(1, 8) => Some(same),
+            (true, Expect::Reads(same)) if !self.plain && self.random.chance(1, 8) => Some(same),
             (true, _) => Some(self.new_content()),
         };
         self.accesses += 1;
+        self.operations += u64::from(!self.calm);
         match self.memory.touch(mm, page, content) {
             Touch::Done(found) => {
                 assert_eq!(
@@ -64,30 +65,32 @@ impl World {
         }
     }
 
-    pub fn program_step(&mut self) {
-        if self.threads.is_empty() {
-            return;
+    /// Lets one thread that can run touch one page; false when none can.
+    pub fn program_step(&mut self) -> bool {
+        let can_run = |thread: &usize| {
+            let thread = &self.threads[*thread];
+            thread.doing == Doing::Running && self.procs[thread.proc].alive
+        };
+        let able: Vec<usize> = (0..self.threads.len()).filter(can_run).collect();
+        if able.is_empty() {
+            return false;
         }
-        let thread = self.random.index(self.threads.len());
-        if self.threads[thread].doing != Doing::Running
-            || !self.procs[self.threads[thread].proc].alive
-        {
-            return;
-        }
+        let thread = able[self.random.index(able.len())];
         let mm = self.procs[self.threads[thread].proc].mm;
         let next = &self.threads[thread];
         let mut page = VirtPage(next.cursor.0.saturating_add_signed(next.stride));
         if self.random.chance(1, 12) || self.memory.advice(mm, page).is_none() {
             match self.a_page(mm) {
                 Some(random) => page = random,
-                None => return,
+                None => return false,
             }
             let strides = [0, 1, 1, 1, -1, 2, 5];
             self.threads[thread].stride = strides[self.random.index(strides.len())];
         }
         self.threads[thread].cursor = page;
-        let write = self.random.chance(1, 3);
+        let write = self.random.chance(3, 5);
         self.access(thread, page, write);
+        true
     }
 
     fn a_page(&mut self, mm: undercroft_model::Mm) -> Option<VirtPage> {
@@ -345,6 +348,12 @@ impl World {
         let event = self.procs[proc].events.pop_front().expect("an event");
         self.memory.end_change(mm);
         self.log(|| format!("event p{proc} {event:?}"));
+        self.saw(match event {
+            Event::Remove(_) => "event: remove",
+            Event::Unmap(_) => "event: unmap",
+            Event::Remap { .. } => "event: remap",
+            Event::Fork { .. } => "event: fork",
+        });
         match event {
             Event::Remove(range) => {
                 let effect = self.engine.removed(space, range);
@@ -369,6 +378,7 @@ impl World {
                 match done {
                     Ok(effect) => self.effect(effect),
                     Err(_) => {
+                        self.saw("ledger full at remap");
                         self.log(|| format!("ledger full: p{proc} ends"));
                         if let Some(batch) = &mut self.batch {
                             batch.cancelled = true;
@@ -401,6 +411,7 @@ impl World {
                     }
                 }
                 Err(_) => {
+                    self.saw("ledger full at fork");
                     self.log(|| "ledger full: the child ends".to_owned());
                     if let Some(batch) = &mut self.batch {
                         batch.cancelled = true;
@@ -492,6 +503,7 @@ impl World {
             for page in range.pages() {
                 if self.memory.is_present(mm, page) && !self.memory.is_shared(mm, page) {
                     self.engine.own_frame(space, page);
+                    self.saw("frame of its own");
                 }
             }
         }

@@ -1,0 +1,470 @@
+//! The engine's documented behaviour, case by case: a script, and what it tells.
+//!
+//! Words of a script, separated by `;`. Pages are numbered from the start of the region; `p1` before a word names another
+//! process than `p0`. Every access is checked against the byte oracle.
+//! ```text
+//! read A..B, write A..B    a thread touches each page; faults are served at once
+//! stop A, stop-write A     a thread touches the page; its fault is not read yet
+//! fault, load, finish      a fault thread reads a message and decides / loads / validates, installs and finishes (oldest)
+//! select N, take, store, publish    the eviction path, whole batch;  reclaim N = all four;  leave A = until A has left
+//! demote, demote-load, demote-end   moves the oldest page from tier 0 to tier 1
+//! remove, unmap A..B, remap A..B to C, keep A..B to C (DONTUNMAP), fork, exit, spawn    with their events (and zap)
+//! lock A..B, unlock A..B, limit N, wake (take_waiters), bad N (tier N fails every store)
+//! tell A | slots N | stopped | count | clean | lost      what is told: a page's state, slots in a tier, ...
+//! ```
+
+mod world;
+
+use undercroft_base::{Bytes, PageState, Tier, TierId, TierKind, VirtPage, VirtRange};
+use undercroft_model::FailRates;
+use world::{Doing, PAGE, Setup, TierSetup, World};
+
+const BASE: u64 = 512;
+const REGION: u64 = 400;
+
+fn world(options: &str) -> World {
+    let mut setup = Setup {
+        seed: 1,
+        reclaim: "lru",
+        prefetch: "none",
+        limit_pages: 1000,
+        tiers: Vec::new(),
+        ledger_chunks: 8,
+        layout: 0,
+        failures: false,
+        fault_threads: 4,
+        program_threads: 1,
+    };
+    let tier = |kind| TierSetup {
+        kind,
+        pages: 1000,
+        retain: options.contains("retain"),
+        demotes: true,
+    };
+    setup.tiers = vec![tier(TierKind::File), tier(TierKind::File)];
+    for option in options.split_whitespace() {
+        match option.split_once('=') {
+            Some(("limit", pages)) => setup.limit_pages = pages.parse().unwrap(),
+            Some(("prefetch", _)) => setup.prefetch = "readahead",
+            Some(("ledger", chunks)) => setup.ledger_chunks = chunks.parse().unwrap(),
+            _ => assert_eq!(option, "retain"),
+        }
+    }
+    let mut world = World::new(setup);
+    world.plain = true;
+    world.calm = true;
+    spawn(&mut world);
+    world
+}
+
+fn spawn(world: &mut World) {
+    let proc = world.spawn();
+    let all = VirtRange::new(VirtPage(BASE), VirtPage(BASE + REGION));
+    world.map_attached(proc, all);
+}
+
+fn range(text: &str) -> VirtRange {
+    let (from, to) = match text.split_once("..") {
+        Some((from, to)) => (from.parse().unwrap(), to.parse().unwrap()),
+        None => {
+            let page: u64 = text.parse().unwrap();
+            (page, page + 1)
+        }
+    };
+    VirtRange::new(VirtPage(BASE + from), VirtPage(BASE + to))
+}
+
+fn touch(world: &mut World, proc: usize, page: VirtPage, write: bool) {
+    let able = |t: &world::Thread| t.proc == proc && t.doing == Doing::Running;
+    let thread = match world.threads.iter().position(able) {
+        Some(thread) => thread,
+        None => world.add_thread(proc),
+    };
+    world.access(thread, page, write);
+}
+
+fn serve(world: &mut World) {
+    for _ in 0..200 {
+        world.fault_step();
+    }
+}
+
+fn events(world: &mut World) {
+    while world.event_step() | world.zap_step() {}
+}
+
+fn oldest(world: &World) -> usize {
+    world
+        .flights
+        .iter()
+        .position(Option::is_some)
+        .expect("a fault in progress")
+}
+
+fn take(world: &mut World) {
+    while world.batch.as_ref().is_some_and(|b| b.next < b.items.len()) {
+        world.take_next();
+    }
+}
+
+fn store(world: &mut World) {
+    for held in 0..world.batch.as_ref().map_or(0, |b| b.held.len()) {
+        world.store_held(held);
+    }
+}
+
+fn publish(world: &mut World) {
+    while let Some(held) = world.batch.as_ref().and_then(|b| b.held.first().copied()) {
+        assert!(world.publish_held(0, held.outcome.expect("stored")));
+    }
+    world.batch = None;
+}
+
+fn reclaim(world: &mut World, count: usize) {
+    world.select(count);
+    take(world);
+    store(world);
+    publish(world);
+}
+
+fn step(world: &mut World, words: &[&str]) -> Option<String> {
+    let (proc, words) = match words[0].strip_prefix('p').and_then(|n| n.parse().ok()) {
+        Some(proc) => (proc, &words[1..]),
+        None => (0, words),
+    };
+    let number = || words[1].parse::<u64>().unwrap();
+    match words[0] {
+        "read" | "write" => {
+            for page in range(words[1]).pages() {
+                touch(world, proc, page, words[0] == "write");
+                serve(world);
+            }
+        }
+        "stop" | "stop-write" => {
+            touch(world, proc, range(words[1]).start, words[0] == "stop-write");
+        }
+        "fault" => {
+            let at = world.flights.iter().position(Option::is_none).unwrap();
+            let message = world.procs[proc].messages.pop_front().expect("a message");
+            world.decide(at, proc, message);
+        }
+        "load" | "finish" => world.advance_flight(oldest(world)),
+        "select" => assert!(world.select(number() as usize)),
+        "take" => take(world),
+        "store" => store(world),
+        "publish" => publish(world),
+        "reclaim" => reclaim(world, number() as usize),
+        "leave" => {
+            let (space, page) = (world.procs[proc].space, range(words[1]).start);
+            for _ in 0..100 {
+                if world.engine.entry(space, page).state == PageState::Resident {
+                    reclaim(world, 8);
+                }
+            }
+        }
+        "demote" => assert!(world.select_demotions(0, 1)),
+        "demote-load" => _ = world.demotion_step(),
+        "demote-end" => while world.demotion.is_some() && world.demotion_step() {},
+        "remove" => {
+            world.begin_remove(proc, range(words[1]), true);
+            events(world);
+        }
+        "unmap" => {
+            world.begin_unmap(proc, range(words[1]), true, false);
+            events(world);
+        }
+        "remap" | "keep" => {
+            let to = range(words[3]).start;
+            world.begin_remap(proc, range(words[1]), true, to, words[0] == "keep");
+            events(world);
+        }
+        "fork" => {
+            world.begin_fork(proc);
+            events(world);
+        }
+        "exit" => world.exit(proc),
+        "spawn" => spawn(world),
+        "lock" | "unlock" => {
+            let space = world.procs[proc].space;
+            world
+                .engine
+                .lock(space, range(words[1]), words[0] == "lock");
+        }
+        "limit" => world.engine.set_limit(Bytes(number() * PAGE)),
+        "wake" => {
+            world.take_waiters();
+            serve(world);
+        }
+        "bad" => world.tiers[number() as usize].set_rates(FailRates {
+            store_io: 1000,
+            ..FailRates::NONE
+        }),
+        "flip" => world.tiers[number() as usize].set_rates(FailRates {
+            flip: 1000,
+            ..FailRates::NONE
+        }),
+        "tell" => {
+            let entry = world
+                .engine
+                .entry(world.procs[proc].space, range(words[1]).start);
+            return Some(match (entry.state, entry.tier) {
+                (PageState::Stored, TierId::FILL) => "stored fill".to_owned(),
+                (PageState::Stored, tier) => format!("stored {}", tier.0),
+                (state, _) => format!("{state:?}").to_lowercase(),
+            });
+        }
+        "slots" => {
+            world.give_back_freed();
+            let live = world.tiers[number() as usize].live().len();
+            return Some(format!("slots {live}"));
+        }
+        "stopped" => {
+            let stopped = world.threads.iter().filter(|t| t.doing != Doing::Running);
+            return Some(format!("stopped {}", stopped.count()));
+        }
+        "count" => return Some(format!("count {}", world.engine.resident().0)),
+        "clean" => return Some(format!("clean {}", world.engine.stats().clean_dropped)),
+        "lost" => return Some(format!("lost {}", world.engine.stats().lost)),
+        other => panic!("unknown word {other}"),
+    }
+    None
+}
+
+/// Runs the script, compares what it tells, then ends the world: nothing may be left.
+fn check(options: &str, script: &str, tells: &str) {
+    let mut world = world(options);
+    let mut told = Vec::new();
+    for line in script.split(';') {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        told.extend(step(&mut world, &words));
+        world.engine.audit();
+    }
+    assert_eq!(told.join("; "), tells, "{script}");
+    while world.flights.iter().any(Option::is_some) {
+        world.advance_flight(oldest(&world));
+    }
+    world.check_slots();
+    world.end();
+}
+
+#[test]
+fn evicted_page_comes_back_and_its_slot_is_freed() {
+    check(
+        "",
+        "write 0..64; reclaim 16; tell 3; slots 0; read 3; tell 3; slots 0; count",
+        "stored 0; slots 16; resident; slots 15; count 49",
+    );
+}
+
+#[test]
+fn page_of_zeros_or_of_equal_words_takes_no_slot() {
+    check(
+        "",
+        "read 0..64; reclaim 16; tell 3; slots 0; read 3; tell 3",
+        "stored fill; slots 0; resident",
+    );
+}
+
+#[test]
+fn refault_during_eviction_recalls_the_page() {
+    check(
+        "",
+        "write 0..64; select 1; take; stop 0; fault; stopped; store; publish; tell 0; stopped; slots 0",
+        "stopped 1; resident; stopped 0; slots 0",
+    );
+}
+
+#[test]
+fn remove_during_load_never_brings_old_bytes() {
+    check(
+        "",
+        "write 0..64; reclaim 1; stop 0; fault; load; remove 0; slots 0; finish; slots 0; tell 0; read 0; tell 0",
+        "slots 1; slots 0; untouched; resident",
+    );
+}
+
+#[test]
+fn slot_is_freed_only_after_its_page_is_installed() {
+    check(
+        "",
+        "write 0..64; reclaim 1; stop 0; fault; slots 0; load; slots 0; finish; slots 0; stopped",
+        "slots 1; slots 1; slots 0; stopped 0",
+    );
+}
+
+#[test]
+fn remap_during_load_keeps_the_slot_for_the_new_address() {
+    check(
+        "",
+        "write 0..64; reclaim 1; stop 0; fault; load; keep 0..8 to 100; finish; tell 0; tell 100; slots 0; read 100; read 0; \
+         slots 0",
+        "untouched; stored 0; slots 1; slots 0",
+    );
+}
+
+#[test]
+fn remap_of_an_evicting_page_publishes_at_the_new_address() {
+    check(
+        "",
+        "write 0..64; select 2; take; store; remap 0..8 to 100; publish; tell 0; tell 100; read 100..102",
+        "untouched; stored 0",
+    );
+}
+
+#[test]
+fn remove_during_eviction_discards_the_bytes() {
+    check(
+        "",
+        "write 0..64; select 1; take; store; remove 0; publish; slots 0; tell 0; read 0",
+        "slots 0; untouched",
+    );
+}
+
+#[test]
+fn fork_of_an_evicting_page_shares_its_slot() {
+    check(
+        "",
+        "write 0..64; select 1; take; fork; store; publish; tell 0; p1 tell 0; slots 0; read 0; slots 0; p1 read 0; slots 0",
+        "stored 0; stored 0; slots 1; slots 1; slots 0",
+    );
+}
+
+#[test]
+fn fork_child_keeps_an_evicting_page_its_parent_drops() {
+    check(
+        "",
+        "write 0..64; select 1; take; fork; remove 0; store; publish; tell 0; p1 tell 0; p1 read 0; slots 0",
+        "untouched; stored 0; slots 0",
+    );
+}
+
+#[test]
+fn fork_child_put_back_keeps_its_claim_on_the_retained_copy() {
+    // Cleared to slot 0 before: page 1's slot was freed in its place.
+    check(
+        "retain",
+        "write 0..64; reclaim 3; read 0..3; read 64..100; lock 3..100; select 2; take; fork; stop 0; fault; write 0; bad 0; bad 1; \
+         store; publish; tell 0; p1 tell 0; slots 0",
+        "stored 0; stored 0; slots 3",
+    );
+}
+
+#[test]
+fn unchanged_page_is_dropped_without_a_write() {
+    check(
+        "retain",
+        "write 0..64; reclaim 1; slots 0; read 0; slots 0; read 64..128; leave 0; clean; tell 0; read 0",
+        "slots 1; slots 1; clean 1; stored 0",
+    );
+}
+
+#[test]
+fn changed_page_gives_its_retained_copy_up() {
+    check(
+        "retain",
+        "write 0..64; reclaim 1; write 0; lock 1..64; read 64..100; lock 64..100; reclaim 1; clean; slots 0; read 0",
+        "clean 0; slots 1",
+    );
+}
+
+#[test]
+fn fault_without_room_waits_until_reclaim_has_made_some() {
+    check(
+        "limit=40",
+        "write 0..40; write 50; stopped; tell 50; reclaim 4; wake; stopped; tell 50; count",
+        "stopped 1; untouched; stopped 0; resident; count 37",
+    );
+}
+
+#[test]
+fn pages_installed_last_stay_for_a_minimum_time() {
+    check(
+        "",
+        "write 0..64; reclaim 64; count; tell 31; tell 32",
+        "count 32; stored 0; resident",
+    );
+}
+
+#[test]
+fn minimum_residency_gives_way_when_there_is_no_other_victim() {
+    check(
+        "limit=8",
+        "write 0..8; lock 0..6; write 8; stopped; reclaim 1; wake; stopped; tell 6; tell 8",
+        "stopped 1; stopped 0; stored 0; resident",
+    );
+}
+
+#[test]
+fn locked_page_is_never_a_victim() {
+    check(
+        "",
+        "write 0..64; lock 0..4; reclaim 8; tell 3; tell 4; unlock 0..4; reclaim 28; tell 3",
+        "resident; stored 0; stored 0",
+    );
+}
+
+#[test]
+fn page_no_tier_takes_stays() {
+    check(
+        "",
+        "write 0..64; bad 0; bad 1; reclaim 8; tell 0; count; read 0",
+        "resident; count 64",
+    );
+}
+
+#[test]
+fn damaged_copy_is_an_error_never_bytes() {
+    check(
+        "",
+        "flip 0; write 0..64; reclaim 1; read 0; tell 0; lost; remove 0; read 0; tell 0",
+        "lost; lost 1; resident",
+    );
+}
+
+#[test]
+fn demotion_moves_the_page_and_frees_the_old_slot() {
+    check(
+        "",
+        "write 0..64; reclaim 2; demote; demote-end; tell 0; slots 0; slots 1; read 0",
+        "stored 1; slots 1; slots 1",
+    );
+}
+
+#[test]
+fn demotion_of_a_page_that_came_back_is_undone() {
+    check(
+        "",
+        "write 0..64; reclaim 1; demote; demote-load; write 0; demote-end; tell 0; slots 0; slots 1",
+        "resident; slots 0; slots 0",
+    );
+}
+
+#[test]
+fn demotion_never_publishes_bytes_of_an_earlier_stay() {
+    // Page 0 comes back, changes, and leaves to the same slot before the demotion of its old bytes ends.
+    check(
+        "",
+        "write 0..64; reclaim 1; demote; demote-load; write 0; slots 0; write 64..100; lock 1..100; reclaim 1; tell 0; \
+         demote-end; read 0; slots 1",
+        "slots 0; stored 0; slots 0",
+    );
+}
+
+#[test]
+fn stale_plan_does_not_touch_a_page_that_has_its_number_now() {
+    // The exit gives the chunk back; the next process gets it, and faults at the same offset.
+    check(
+        "",
+        "stop 0; fault; exit; spawn; p1 stop 0; p1 fault; load; finish; p1 tell 0; count; load; finish; p1 tell 0; count",
+        "loading; count 1; resident; count 1",
+    );
+}
+
+#[test]
+fn prefetched_pages_come_along() {
+    check(
+        "prefetch=readahead",
+        "write 0..64; reclaim 32; read 0..3; tell 3; tell 4; tell 20",
+        "resident; stored 0; stored 0",
+    );
+}
