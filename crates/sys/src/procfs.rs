@@ -168,10 +168,7 @@ pub fn status_number(pid: u32, key: &str) -> Option<u64> {
 
 /// For each (VmFlag, list): appends the process's mappings that have the flag (`wf` wiped on fork, `dc` not copied, `lo`
 /// locked). Reads smaps: the kernel walks every page, a few ms a GiB.
-pub fn mappings_with_flags(
-    pid: u32,
-    wanted: &mut [(&str, &mut Vec<VirtRange>)],
-) -> io::Result<()> {
+pub fn mappings_with_flags(pid: u32, wanted: &mut [(&str, &mut Vec<VirtRange>)]) -> io::Result<()> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let mut current = None;
     for line in text.lines() {
@@ -180,8 +177,9 @@ pub fn mappings_with_flags(
                 let has = flags.split_ascii_whitespace().any(|f| f == *flag);
                 found.extend(current.filter(|_| has));
             }
-        } else if line.as_bytes().first().is_some_and(u8::is_ascii_hexdigit) {
-            current = Vma::parse(line).map(|vma| vma.range);
+        } else if let Some(vma) = Vma::parse(line) {
+            // Tried on every line: keys such as `Anonymous:` begin with a hexadecimal digit too.
+            current = Some(vma.range);
         }
     }
     Ok(())
