@@ -179,6 +179,10 @@ impl<L: Ledger> Engine<L> {
                 }
             };
             self.table.set(copy, theirs);
+            if theirs.state == PageState::Stored {
+                // It may outlive the parent's: it is then the one to demote.
+                self.remember_age(copy, theirs);
+            }
         }
         Ok(effect)
     }

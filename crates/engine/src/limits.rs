@@ -11,6 +11,9 @@ pub const EVICT_PAGES_MAX: usize = 64;
 /// Most pages in one demotion batch: 1 MiB, one slab of a block tier.
 pub const DEMOTE_PAGES_MAX: usize = 256;
 
+/// Pages looked at for one demotion batch: most may be gone, or shared after a fork.
+pub const DEMOTE_SCAN_MAX: usize = 16 * DEMOTE_PAGES_MAX;
+
 /// Pages the policy may look at for one batch of victims.
 pub const SELECT_SCAN_MAX: usize = 8 * EVICT_PAGES_MAX;
 

@@ -6,7 +6,7 @@ use undercroft_base::{Entry, PageNo, PageState, Slot, Stamp, TierId};
 
 use crate::Engine;
 use crate::ledger::Ledger;
-use crate::limits::DEMOTE_PAGES_MAX;
+use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, STAMP_EVICTIONS};
 
 /// Stored pages in the order they were stored. Entries may be stale (the page came back or was dropped): a look at the
 /// page entry tells.
@@ -46,26 +46,39 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Appends up to `want` of the pages that have been longest in `tier`; empty when none is left. They stay stored
+    /// Appends up to `want` of the pages that have been longest in `tier`; empty when none is left (or all that were
+    /// looked at are shared with a fork relative). They stay stored
     /// there, and loadable, until [`Engine::demoted`].
     pub fn select_demotions(&mut self, tier: TierId, want: usize, out: &mut Vec<DemoteItem>) {
         let Some(ages) = self.ages.get_mut(tier.0 as usize) else {
             return;
         };
         let want = want.min(DEMOTE_PAGES_MAX);
-        while out.len() < want {
+        let mut looks = ages.queue.len().min(DEMOTE_SCAN_MAX);
+        while out.len() < want && looks > 0 {
             let Some((no, stamp)) = ages.queue.pop_front() else {
-                return;
+                break;
             };
+            looks -= 1;
             let entry = self.table.entry(no);
-            if still_there(entry, tier, stamp) && !self.refs.contains_key(&(tier, entry.slot)) {
-                out.push(DemoteItem {
-                    no,
-                    tier,
-                    slot: entry.slot,
-                    stamp,
-                });
+            if !still_there(entry, tier, stamp) {
+                continue;
             }
+            if self.refs.contains_key(&(tier, entry.slot)) {
+                ages.queue.push_back((no, stamp)); // shared with a fork relative, who may end
+                continue;
+            }
+            out.push(DemoteItem {
+                no,
+                tier,
+                slot: entry.slot,
+                stamp,
+            });
+        }
+        if !out.is_empty() {
+            // What is evicted from now on has another stamp: a page that comes back, changes, and leaves to the same
+            // slot before the demotion of its old bytes ends is then told from what it was.
+            self.evictions = (self.evictions + 1).next_multiple_of(STAMP_EVICTIONS);
         }
     }
 

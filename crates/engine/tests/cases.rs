@@ -7,7 +7,7 @@
 //! stop A, stop-write A     a thread touches the page; its fault is not read yet
 //! fault, load, finish      a fault thread reads a message and decides / loads / validates, installs and finishes (oldest)
 //! select N, take, store, publish    the eviction path, whole batch;  reclaim N = all four;  leave A = until A has left
-//! demote, demote-load, demote-end   moves the oldest page from tier 0 to tier 1
+//! demote, demote-load, demote-end, no-demote   moves the oldest page from tier 0 to tier 1
 //! remove, unmap A..B, remap A..B to C, keep A..B to C (DONTUNMAP), fork, exit, spawn    with their events (and zap)
 //! lock A..B, unlock A..B, limit N, wake (take_waiters), bad N (tier N fails every store)
 //! tell A | slots N | stopped | count | clean | lost      what is told: a page's state, slots in a tier, ...
@@ -163,6 +163,7 @@ fn step(world: &mut World, words: &[&str]) -> Option<String> {
             }
         }
         "demote" => assert!(world.select_demotions(0, 1)),
+        "no-demote" => assert!(!world.select_demotions(0, 1)),
         "demote-load" => _ = world.demotion_step(),
         "demote-end" => while world.demotion.is_some() && world.demotion_step() {},
         "remove" => {
@@ -436,6 +437,20 @@ fn demotion_of_a_page_that_came_back_is_undone() {
         "",
         "write 0..64; reclaim 1; demote; demote-load; write 0; demote-end; tell 0; slots 0; slots 1",
         "resident; slots 0; slots 0",
+    );
+}
+
+#[test]
+fn demotion_leaves_shared_slots_until_one_side_is_gone() {
+    check(
+        "",
+        "write 0..64; reclaim 1; fork; no-demote; p1 exit; demote; demote-end; tell 0; read 0; slots 0; slots 1",
+        "stored 1; slots 0; slots 0",
+    );
+    check(
+        "",
+        "write 0..64; reclaim 1; fork; no-demote; write 0; demote; demote-end; p1 tell 0; p1 read 0; slots 0; slots 1",
+        "stored 1; slots 0; slots 0",
     );
 }
 
