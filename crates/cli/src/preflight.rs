@@ -341,7 +341,9 @@ mod tests {
         let other = std::os::unix::fs::chown(&path, Some(65534), None)
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)));
         if let Err(error) = other {
-            println!("SKIPPED: only root can give a file away ({error})");
+            crate::failure::skip(&format!(
+                "setuid_to_another_user_is_refused: only root can give a file away ({error})"
+            ));
             return;
         }
         let failure = check(path.as_os_str()).expect_err("setuid");

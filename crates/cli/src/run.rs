@@ -163,7 +163,9 @@ mod tests {
     #[test]
     fn tier_directory_avoids_a_temporary_directory_that_is_memory() {
         if !is_memory(Path::new("/dev/shm")) || is_memory(Path::new("/var/tmp")) {
-            println!("SKIPPED: needs /dev/shm on tmpfs and /var/tmp on a disk");
+            crate::failure::skip(
+                "tier_directory_avoids_a_temporary_directory_that_is_memory: needs /dev/shm on tmpfs and /var/tmp on a disk",
+            );
             return;
         }
         assert_eq!(

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use super::resp::{self, Reply};
 
-type Store = HashMap<Vec<u8>, Box<[u8]>>;
+/// Keys and values.
+pub type Store = HashMap<Vec<u8>, Box<[u8]>>;
 
 /// Serves connections, one after the other, until a client says SHUTDOWN.
 pub fn serve(socket: &Path) -> io::Result<()> {
@@ -25,7 +26,7 @@ pub fn serve(socket: &Path) -> io::Result<()> {
 }
 
 /// Serves one connection; true when the client asked to shut down.
-fn converse(store: &mut Store, stream: UnixStream) -> io::Result<bool> {
+pub fn converse(store: &mut Store, stream: UnixStream) -> io::Result<bool> {
     let mut out = BufWriter::with_capacity(256 << 10, stream.try_clone()?);
     let mut input = BufReader::with_capacity(256 << 10, stream);
     loop {

@@ -34,7 +34,11 @@ pub struct Client {
 impl Client {
     /// Connects to the store that listens on `socket`.
     pub fn connect(socket: &Path) -> io::Result<Client> {
-        let stream = UnixStream::connect(socket)?;
+        Client::over(UnixStream::connect(socket)?)
+    }
+
+    /// Talks over a connection that exists.
+    pub fn over(stream: UnixStream) -> io::Result<Client> {
         stream.set_read_timeout(Some(REPLY_PATIENCE))?;
         let writer = BufWriter::with_capacity(256 << 10, stream.try_clone()?);
         Ok(Client {

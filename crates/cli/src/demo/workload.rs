@@ -124,6 +124,7 @@ fn measure(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Phase, u64),
 ) -> io::Result<(Histogram<u64>, f64, u64)> {
+    // Grows as needed; `saturating_record` would not.
     let mut latency = Histogram::new(3).map_err(|error| io::Error::other(error.to_string()))?;
     let mut zipf = Zipf::new(plan.keys, 42);
     let mut value = String::with_capacity(2 * VALUE_BYTES);
@@ -142,7 +143,9 @@ fn measure(
         };
         let took = began.elapsed().as_nanos() as u64;
         nanos += took;
-        latency.saturating_record(took);
+        latency
+            .record(took)
+            .map_err(|error| io::Error::other(error.to_string()))?;
         match write {
             true => expect_ok(reply)?,
             false => wrong += u64::from(!is_value(&reply, &value)),
@@ -286,6 +289,9 @@ impl Zipf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::super::{bundled, resp};
     use super::*;
 
     #[test]
@@ -299,6 +305,68 @@ mod tests {
         assert_eq!(of(7, 1).len(), VALUE_BYTES);
         assert_ne!(of(7, 1), of(7, 2));
         assert_ne!(of(7, 1), of(8, 1));
+    }
+
+    /// Runs the workload against the bundled store behind `between`, which may spoil replies.
+    fn run_against(between: impl Fn(u64, &mut Vec<u8>) + Send + 'static) -> Measured {
+        let (near, far) = UnixStream::pair().expect("a pair of sockets");
+        let (inner_near, inner_far) = UnixStream::pair().expect("a pair of sockets");
+        let store =
+            std::thread::spawn(move || bundled::converse(&mut bundled::Store::new(), inner_far));
+        let proxy = std::thread::spawn(move || {
+            let mut store = Client::over(inner_near)?;
+            let mut input = io::BufReader::new(far.try_clone()?);
+            let mut out = far;
+            let mut replies = 0;
+            while let Some(words) = resp::read_request(&mut input)? {
+                let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+                let mut reply = store.call(&words)?;
+                if let Reply::Value(value) = &mut reply {
+                    between(replies, value);
+                    replies += 1;
+                }
+                resp::write_reply(&mut out, &reply)?;
+            }
+            io::Result::Ok(())
+        });
+        let mut client = Client::over(near).expect("a client");
+        let plan = Plan {
+            keys: 300,
+            ops: 1000,
+        };
+        let measured =
+            run(&mut client, plan, &AtomicBool::new(false), &mut |_, _| {}).expect("it runs");
+        drop(client);
+        proxy.join().expect("no panic").expect("no error");
+        assert!(
+            matches!(store.join(), Ok(Ok(false))),
+            "the store ended otherwise than by its client leaving"
+        );
+        measured
+    }
+
+    #[test]
+    fn workload_verifies_every_value_of_an_honest_store() {
+        let measured = run_against(|_, _| {});
+        assert_eq!((measured.verified, measured.wrong), (300, 0));
+        assert_eq!(measured.latency.len(), 1000);
+        assert!(
+            measured.latency.value_at_quantile(0.5) > 100,
+            "a request takes longer than 100 ns"
+        );
+    }
+
+    #[test]
+    fn workload_notices_one_wrong_byte_in_either_pass() {
+        // 900 of the 1000 requests read; the final pass follows.
+        for spoiled in [450, 900 + 123] {
+            let measured = run_against(move |reply, value| {
+                if reply == spoiled {
+                    value[VALUE_BYTES - 1] ^= 1;
+                }
+            });
+            assert_eq!(measured.wrong, 1, "reply {spoiled}");
+        }
     }
 
     #[test]

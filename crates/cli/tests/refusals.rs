@@ -1,0 +1,299 @@
+//! What the command line refuses: exit status and words of the message, without any privilege; and what it prints.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+fn undercroft(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_undercroft"))
+        .args(words)
+        .env_remove("UNDERCROFT_DIR")
+        .output()
+        .expect("the binary runs")
+}
+
+/// Says, past the harness's capture, that a test did not run.
+fn skip(name: &str, why: &str) {
+    let _ = std::io::stderr().write_all(format!("SKIPPED: {name}: {why}\n").as_bytes());
+}
+
+/// The status is `code`, and standard error has every one of `words`, and no panic.
+#[track_caller]
+fn refused(words: &[&str], code: i32, expected: &[&str]) {
+    check(&undercroft(words), &words.join(" "), code, expected);
+}
+
+#[track_caller]
+fn check(output: &Output, what: &str, code: i32, expected: &[&str]) {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{what}: {errors}");
+    for word in expected {
+        assert!(
+            errors.contains(word),
+            "{what}: `{word}` is not in: {errors}"
+        );
+    }
+    assert!(!errors.contains("panicked"), "{what}: {errors}");
+}
+
+#[track_caller]
+fn printed(words: &[&str]) -> String {
+    let output = undercroft(words);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{words:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn nonsense_limits_are_usage_errors() {
+    for (size, word) in [
+        ("0", "cannot make progress"),
+        ("512K", "cannot make progress"),
+        ("lots", "examples"),
+        ("12Q", "the unit is unknown"),
+        ("1e99", "examples"),
+        ("0%", "above 0"),
+        ("101%", "up to 100"),
+        ("0.000001%", "too small"),
+    ] {
+        refused(&["run", "--memory-max", size, "--", "true"], 2, &[word]);
+    }
+}
+
+#[test]
+fn what_is_not_available_yet_says_so() {
+    let later = "not available yet";
+    refused(
+        &["run", "--page-size", "2M", "--", "true"],
+        2,
+        &[later, "4 KiB"],
+    );
+    refused(
+        &["run", "--latency", "p99=200us", "--", "true"],
+        2,
+        &[later, "--report"],
+    );
+    refused(
+        &["run", "--stall-max", "30%", "--", "true"],
+        2,
+        &[later, "--report"],
+    );
+    refused(
+        &["run", "--tier", "nvm:/dev/dax0.0", "--", "true"],
+        2,
+        &[later, "file:PATH"],
+    );
+}
+
+#[test]
+fn unknown_names_are_answered_with_the_known_ones() {
+    refused(
+        &["run", "--policy", "fifo", "--", "true"],
+        2,
+        &["fifo", "active_inactive", "clock_w"],
+    );
+    refused(
+        &["run", "--prefetch", "psychic", "--", "true"],
+        2,
+        &["psychic", "majority", "readahead"],
+    );
+    refused(
+        &["run", "--tier", "tape:/dev/st0", "--", "true"],
+        2,
+        &["tape", "ram"],
+    );
+    refused(
+        &["run", "--tier", "ram,colour=blue", "--", "true"],
+        2,
+        &["colour", "max=SIZE"],
+    );
+    refused(
+        &["run", "--when-full", "panic", "--", "true"],
+        2,
+        &["stay", "kill"],
+    );
+    refused(&["levitate"], 2, &["levitate"]);
+    refused(&["run", "--frobnicate", "--", "true"], 2, &["frobnicate"]);
+    refused(&["run"], 2, &["CMD"]);
+}
+
+#[test]
+fn too_many_tiers_are_refused() {
+    let mut words = vec!["run"];
+    words.extend(["--tier", "ram"].repeat(8));
+    words.extend(["--", "true"]);
+    refused(&words, 2, &["8 tiers are too many", "7"]);
+}
+
+#[test]
+fn programs_that_cannot_run_have_their_own_statuses() {
+    refused(
+        &["run", "--", "no-such-program-anywhere"],
+        127,
+        &["no-such-program-anywhere", "not found", "fix:"],
+    );
+    refused(&["run", "--", "/no/such/path"], 127, &["/no/such/path"]);
+    refused(&["run", "--", "/"], 126, &["directory"]);
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let path = here.path().join("notes.txt");
+    fs::write(&path, "no program").expect("write");
+    let name = path.to_str().expect("a plain name");
+    refused(&["run", "--", name], 126, &["notes.txt", "chmod +x"]);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("chmod");
+    refused(&["run", "--", name], 126, &["notes.txt", "#!"]);
+}
+
+#[test]
+fn static_programs_are_refused_with_the_reason() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let (source, program) = (here.path().join("main.c"), here.path().join("main"));
+    fs::write(&source, "int main(void) { return 0; }\n").expect("write");
+    let built = Command::new("cc")
+        .arg("-static")
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .output();
+    if !built.is_ok_and(|output| output.status.success()) {
+        skip(
+            "static_programs_are_refused_with_the_reason",
+            "no C compiler with a static C library",
+        );
+        return;
+    }
+    let name = program.to_str().expect("a plain name");
+    refused(
+        &["run", "--", name],
+        125,
+        &["statically linked", "why:", "fix:"],
+    );
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_before_the_program_starts() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let mark = here.path().join("started");
+    let mark = mark.to_str().expect("a plain name");
+    refused(
+        &[
+            "run",
+            "--report",
+            "/nowhere/report.json",
+            "--",
+            "touch",
+            mark,
+        ],
+        125,
+        &["/nowhere/report.json", "--report"],
+    );
+    assert!(
+        !std::path::Path::new(mark).exists(),
+        "the program was started"
+    );
+}
+
+#[test]
+fn a_tier_directory_that_is_none_is_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_undercroft"))
+        .args(["run", "--", "true"])
+        .env("UNDERCROFT_DIR", "/no/such/directory")
+        .output()
+        .expect("the binary runs");
+    check(
+        &output,
+        "UNDERCROFT_DIR",
+        125,
+        &["UNDERCROFT_DIR=/no/such/directory", "fix:"],
+    );
+}
+
+#[test]
+fn lab_refuses_unknown_experiments_with_the_list() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let out = here.path().to_str().expect("a plain name");
+    refused(
+        &["lab", "run", "astrology", "--out", out],
+        1,
+        &["astrology", "undercroft lab list"],
+    );
+    refused(
+        &["lab", "plot", "/nowhere/results.json", "--out", out],
+        1,
+        &["/nowhere/results.json"],
+    );
+}
+
+#[test]
+fn json_outputs_carry_their_version() {
+    for words in [&["tiers", "--json"][..], &["lab", "list", "--json"]] {
+        let json: serde_json::Value = serde_json::from_str(&printed(words)).expect("JSON");
+        assert_eq!(json["schema_version"], 1, "{words:?}");
+    }
+    // doctor's status depends on the machine; its JSON does not.
+    let output = undercroft(&["doctor", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let missing = json["verdict"] == "missing";
+    assert_eq!(output.status.code(), Some(i32::from(missing)), "{json}");
+    assert!(
+        json["checks"]
+            .as_array()
+            .is_some_and(|checks| checks.len() > 10),
+        "{json}"
+    );
+}
+
+#[test]
+fn help_names_every_command_and_no_hidden_one() {
+    let help = printed(&["--help"]);
+    for name in [
+        "run",
+        "demo",
+        "doctor",
+        "status",
+        "tiers",
+        "lab",
+        "completions",
+        "man",
+    ] {
+        assert!(
+            help.lines().any(|line| line.trim_start().starts_with(name)),
+            "{name}: {help}"
+        );
+    }
+    for name in ["manager", "demo-kv", "lab-touch"] {
+        assert!(
+            !help.lines().any(|line| line.trim_start().starts_with(name)),
+            "{name}: {help}"
+        );
+    }
+    assert!(printed(&["run", "--help"]).contains("redis-server --port 7001"));
+}
+
+#[test]
+fn completions_and_manual_pages_are_made_from_the_same_definitions() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(
+            printed(&["completions", shell]).contains("memory-max"),
+            "{shell}"
+        );
+    }
+    let here = tempfile::tempdir().expect("a temporary directory");
+    printed(&["man", here.path().to_str().expect("a plain name")]);
+    let page = fs::read_to_string(here.path().join("undercroft-run.1")).expect("a page for run");
+    assert!(page.contains("memory\\-max"));
+    assert!(
+        !here.path().join("undercroft-manager.1").exists(),
+        "hidden commands have no page"
+    );
+}
+
+#[test]
+fn colours_stay_off_where_no_terminal_is() {
+    let output = undercroft(&["doctor"]);
+    assert!(!String::from_utf8_lossy(&output.stdout).contains('\x1b'));
+}
