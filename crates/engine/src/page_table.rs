@@ -10,7 +10,8 @@ use crate::ledger::{ChunkHead, Ledger, LedgerWords};
 /// One address space of the client.
 #[derive(Debug, Default)]
 struct Space {
-    /// Managed ranges, sorted, disjoint, adjacent ones merged: bounds for batches, never needed for correctness.
+    /// Managed ranges, sorted, disjoint; ranges registered apart stay apart, because no installation may span two
+    /// mappings: bounds for batches, never needed for correctness.
     regions: Vec<VirtRange>,
     /// 2 MiB position -> chunk.
     chunks: FxHashMap<u64, ChunkNo>,
@@ -179,7 +180,7 @@ impl<L: Ledger> PageTable<L> {
         };
         let mut merged = range;
         owner.regions.retain(|old| {
-            let apart = old.end < merged.start || merged.end < old.start;
+            let apart = old.end <= merged.start || merged.end <= old.start;
             if !apart {
                 merged = VirtRange::new(old.start.min(merged.start), old.end.max(merged.end));
             }

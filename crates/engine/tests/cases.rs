@@ -13,9 +13,12 @@
 //! tell A | slots N | stopped | count | clean | lost      what is told: a page's state, slots in a tier, ...
 //! ```
 
+#![allow(clippy::unwrap_used)] // everything here is a test helper
+
+#[allow(dead_code)] // the random walk is not used here
 mod world;
 
-use undercroft_base::{Bytes, PageState, Tier, TierId, TierKind, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageState, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::FailRates;
 use world::{Doing, PAGE, Setup, TierSetup, World};
 

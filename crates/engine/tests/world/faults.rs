@@ -114,10 +114,10 @@ impl World {
     /// page), zeros are right, and only they let the thread go on.
     fn heal(&mut self, proc: usize, page: VirtPage) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
-        if self.engine.entry(space, page).state == PageState::Resident {
-            if self.memory.install(mm, page, Content::ZERO).is_ok() {
-                self.saw("resident page healed");
-            }
+        if self.engine.entry(space, page).state == PageState::Resident
+            && self.memory.install(mm, page, Content::ZERO).is_ok()
+        {
+            self.saw("resident page healed");
         }
         self.wake(proc, page);
     }

@@ -140,8 +140,8 @@ impl World {
         };
         let engine = Engine::new(
             VecLedger::new(setup.ledger_chunks),
-            undercroft_policy::reclaim::by_name(setup.reclaim).unwrap(),
-            undercroft_policy::prefetch::by_name(setup.prefetch).unwrap(),
+            undercroft_policy::reclaim::by_name(setup.reclaim).expect("a policy"),
+            undercroft_policy::prefetch::by_name(setup.prefetch).expect("a policy"),
             config,
         );
         let tiers = setup

@@ -1,7 +1,7 @@
 //! The program: its threads touch pages, it changes its address space, and the kernel tells of it.
 
 use undercroft_base::{Bytes, PageState, VirtPage, VirtRange};
-use undercroft_model::{Content, Touch, oracle::Expect};
+use undercroft_model::{Touch, oracle::Expect};
 
 use super::{Doing, Event, Message, PAGE, Thread, World, Zap};
 
@@ -571,11 +571,5 @@ impl World {
         };
         self.log(|| format!("limit {pages}"));
         self.engine.set_limit(Bytes(pages * PAGE));
-    }
-
-    /// Reads every mapped page of the process without touching it through the engine's back: for failure reports.
-    #[allow(dead_code)]
-    pub fn peek(&self, proc: usize, page: VirtPage) -> Option<Content> {
-        self.memory.peek(self.procs[proc].mm, page)
     }
 }
