@@ -380,8 +380,8 @@ impl Outcome {
             .as_f64()
     }
 
-    /// Panics unless Undercroft really worked: at least `pages` went out, and some came in again. Without that a test
-    /// of correctness proves nothing. No check in plain-only mode.
+    /// Panics unless Undercroft really worked: at least `pages` went out, some came in again, and none was lost.
+    /// Without that a test of correctness proves nothing. No check in plain-only mode.
     #[track_caller]
     pub fn expect_swapping(self, pages: f64) -> Outcome {
         if plain_only() {
@@ -391,8 +391,8 @@ impl Outcome {
             self.number(path)
                 .unwrap_or_else(|| panic!("no number `{path}` in the report: {self}"))
         };
-        let out =
-            count("pages.swapped_out") + count("pages.clean_dropped") + count("pages.same_filled");
+        let out = count("pages.swapped_out");
+        assert!(count("counters.lost") == 0.0, "copies were lost: {self}");
         assert!(
             out >= pages && count("faults.swap_in") > 0.0,
             "too little was swapped to prove anything ({out} pages out): {self}"

@@ -6,6 +6,7 @@ use undercroft_tests::{
 
 const FOOTPRINT_MIB: u64 = 64;
 
+#[derive(Clone, Copy)]
 struct Case {
     seed: u64,
     ops: u64,
@@ -15,10 +16,11 @@ struct Case {
 }
 
 fn fuzz(case: Case) {
-    fuzz_after(&[], case);
+    fuzz_with(&[], &[], case);
 }
 
-fn fuzz_after(before: &[&str], case: Case) {
+/// `before`: words in front of `undercroft`; `options`: more options of `undercroft run`.
+fn fuzz_with(before: &[&str], options: &[&str], case: Case) {
     let _turn = one_at_a_time();
     let folder = target_folder().join("test-programs");
     // 70 to 90 % of the arenas is mapped and mostly touched; side threads have some more.
@@ -32,6 +34,7 @@ fn fuzz_after(before: &[&str], case: Case) {
         .arg(&folder)
         .args(case.more)
         .before(before)
+        .options(options)
         .limit(limit)
         .timeout(150 + case.ops / 500);
     let spill = tempfile::tempdir_in(&folder).expect("a folder for the file tier");
@@ -55,7 +58,7 @@ fn fuzz_after(before: &[&str], case: Case) {
         "all operations were done"
     );
     say(&format!(
-        "asfuzz seed {} tiers {:?}: {} operations (+ {} in fork children), {} pages checked, {wall:.1?}",
+        "asfuzz seed {} tiers {:?} {before:?} {options:?}: {} operations (+ {} in fork children), {} pages checked, {wall:.1?}",
         case.seed,
         case.tiers,
         line("ops"),
@@ -130,6 +133,41 @@ fn address_space_survives_with_one_thread_and_no_fork() {
     });
 }
 
+/// Kernels without MOVE, and pages that refuse it: write-protect, read, drop.
+#[test]
+fn address_space_survives_eviction_by_drop() {
+    fuzz_with(
+        &[],
+        &["--evict", "drop"],
+        Case {
+            seed: 8,
+            ops: ops(20_000),
+            threads: 2,
+            tiers: RAM,
+            more: &["--no-uring"], // a page pinned before write-protect is written past it: documented
+        },
+    );
+}
+
+#[test]
+fn address_space_survives_each_policy_and_prefetcher() {
+    let policies = ["active_inactive", "clock", "clock_w", "lru"];
+    let prefetchers = ["none", "readahead", "majority", "none"];
+    for (number, (policy, prefetch)) in policies.iter().zip(prefetchers).enumerate() {
+        fuzz_with(
+            &[],
+            &["--policy", policy, "--prefetch", prefetch],
+            Case {
+                seed: 20 + number as u64,
+                ops: ops(5_000),
+                threads: 2,
+                tiers: RAM,
+                more: &[],
+            },
+        );
+    }
+}
+
 /// Guard markers raise no event: a pager that trusts events alone brings discarded bytes back.
 #[test]
 fn address_space_survives_guard_pages() {
@@ -148,8 +186,9 @@ fn address_space_survives_on_one_cpu() {
     if find("taskset").is_none() {
         return skip("address_space_survives_on_one_cpu", "no taskset");
     }
-    fuzz_after(
+    fuzz_with(
         &["taskset", "-c", "0"],
+        &[],
         Case {
             seed: 7,
             ops: ops(10_000),

@@ -314,17 +314,30 @@ fn full_disk_never_costs_a_byte() {
     }
 }
 
-/// A tier of a quarter of what does not fit: with `--when-full stay` the pages stay and the program runs on.
+/// The tiers hold far less than what does not fit. Staying is the default, and the report says by how much the limit is
+/// exceeded; with `--when-full kill` the run ends with 125 and says why.
 #[test]
-fn full_tier_lets_the_program_run_on() {
+fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
     let _turn = one_at_a_time();
     let folder = tempfile::tempdir().expect("a scratch folder");
-    let spill = folder.path().join("spill");
-    Job::new(build("touch"))
+    let tier = |name: &str| format!("file:{},size=12M", folder.path().join(name).display());
+    let job = Job::new(build("touch"))
         .args(["64", "--random-data", "--rounds", "2", "--exit", "7"])
         .limit(16 * MIB)
-        .tier(&format!("file:{},size=12M", spill.display()))
-        .timeout(90)
-        .run()
-        .expect(7);
+        .timeout(90);
+    let stayed = job.clone().tier(&tier("stay")).run().expect(7);
+    if plain_only() {
+        return;
+    }
+    assert!(
+        stayed
+            .number("limit_exceeded.bytes_peak")
+            .is_some_and(|bytes| bytes > 16e6),
+        "the report says how far the limit was exceeded: {stayed}"
+    );
+    let killed = job
+        .tier(&tier("kill"))
+        .options(["--when-full", "kill"])
+        .run();
+    refused(killed, &[125], &["full"]);
 }
