@@ -40,7 +40,7 @@ const TIER_KINDS: &[TierKindHelp] = &[
             },
             TierOption {
                 name: "max=SIZE|PERCENT",
-                default: "as much as --memory-max leaves",
+                default: "50% above another tier, 95% alone",
                 meaning: "most memory it may hold; a percentage is of --memory-max",
             },
         ],
@@ -49,7 +49,7 @@ const TIER_KINDS: &[TierKindHelp] = &[
         kind: "file",
         syntax: "file:PATH[,size=SIZE]",
         example: "file:/var/swap,size=20G",
-        meaning: "A file, a block device, or a directory to make a nameless file in. Nothing of it outlives the run.",
+        meaning: "A new file, a block device, or a directory to make a nameless file in. Nothing of it outlives the run.",
         options: &[TierOption {
             name: "size=SIZE",
             default: "all of a block device; for a file, what the disk leaves",
