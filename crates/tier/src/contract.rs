@@ -147,6 +147,7 @@ pub fn check(subject: &Subject<'_>, seed: u64) {
     println!("contract of {}: seed {seed}", subject.tier.info().name);
     random_operations(subject, seed, 2000);
     concurrent_loads(subject, seed);
+    concurrent_stores(subject, seed);
     becomes_empty(subject);
 }
 
@@ -327,6 +328,53 @@ pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
     );
     let left = live.into_inner().expect("threads ended well");
     subject.tier.free(&left.keys().copied().collect::<Vec<_>>());
+    becomes_empty(subject);
+}
+
+/// Three threads store, load and free their own pages at once; no slot is ever two threads', every byte stays.
+pub fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            scope.spawn(move || {
+                let mut random = Pages::new(seed ^ (0x100 + thread));
+                let mut oracle = Oracle::new();
+                let context = format!("seed {seed} storing thread {thread}");
+                for _ in 0..120 {
+                    let count = 1 + random.below(60);
+                    // Few stamps: mixed-up slots must show by their bytes, not by luck.
+                    let pages: Vec<_> = (0..count)
+                        .map(|_| (random.mixed(), Stamp(random.below(2) as u16)))
+                        .collect();
+                    for ((page, stamp), result) in pages.iter().zip(store_all(subject.tier, &pages))
+                    {
+                        if let Ok(slot) = result {
+                            let old = oracle.insert(slot, (Box::new(*page), *stamp));
+                            assert!(old.is_none(), "{context}: {slot:?} given twice");
+                        }
+                    }
+                    for _ in 0..10 {
+                        load_any(subject, &oracle, &mut random, &context);
+                    }
+                    let mut freed = Vec::new();
+                    while oracle.len() > 300 || random.below(8) != 0 {
+                        let Some(slot) = any_slot(&oracle, &mut random) else {
+                            break;
+                        };
+                        oracle.remove(&slot);
+                        freed.push(slot);
+                    }
+                    subject.tier.free(&freed);
+                }
+                for (&slot, (page, stamp)) in &oracle {
+                    let loaded = subject.load(slot, *stamp);
+                    assert!(loaded.as_ref() == Ok(page), "{context}: {slot:?} differs");
+                }
+                subject
+                    .tier
+                    .free(&oracle.keys().copied().collect::<Vec<_>>());
+            });
+        }
+    });
     becomes_empty(subject);
 }
 

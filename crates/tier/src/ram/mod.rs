@@ -266,11 +266,12 @@ impl RamPool {
     }
 
     /// Changes how many bytes the pool may hold. Below what it holds now, nothing is lost: stores that need memory are
-    /// refused with `Full` until enough has been freed.
+    /// refused with `Full` until enough has been freed. Gives back what it can: empty blocks, then by compaction.
     pub fn set_capacity(&self, capacity: Bytes) {
         self.capacity.store(capacity.0, Relaxed);
         self.lock().heap.set_capacity(heap_capacity(capacity));
         self.trim();
+        while self.usage().held > capacity && self.compact(1) == 1 {}
     }
 
     /// The capacity now; `info` keeps the one given at the start.

@@ -361,3 +361,24 @@ fn pool_stores_compact_what_random_frees_left() {
     println!("held / stored: {sparse:.2}, then {:.2}", overhead());
     assert!(sparse > 2.0 && overhead() < 1.5);
 }
+
+#[test]
+fn pool_lower_capacity_gives_sparse_memory_back_at_once() {
+    let mut random = Pages::new(16);
+    let pool = pool(Compressor::Lz4, 64 << 20);
+    let pages: Vec<_> = (0..6000).map(|_| (random.heap_like(), Stamp(3))).collect();
+    let slots: Vec<_> = store_all(&pool, &pages)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    let (kept, freed): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|_| random.below(5) == 0);
+    pool.free(&freed);
+    let limit = Bytes(pool.usage().stored.0 * 3 / 2);
+    assert!(pool.usage().held > limit);
+    pool.set_capacity(limit);
+    assert!(pool.usage().held <= limit, "{:?}", pool.usage());
+    let mut dst = [0; PAGE_BYTES];
+    for &slot in &kept {
+        assert_eq!(pool.load(slot, Stamp(3), &mut dst), Ok(Loaded::Done));
+    }
+}
