@@ -50,7 +50,7 @@ pub struct KernelReport {
 }
 
 impl KernelReport {
-    /// Everything: what `undercroft doctor` prints. Cost: 5-20 ms, at most 300 ms.
+    /// Everything: what `undercroft doctor` prints. Cost: about 40 ms, at most 300 ms.
     ///
     /// Files are tried in `$UNDERCROFT_DIR`, else in the temporary directory.
     pub fn take() -> KernelReport {
@@ -70,7 +70,7 @@ impl KernelReport {
         report
     }
 
-    /// Only what decides whether `undercroft run` can work at all, and how it evicts. Cost: 2-5 ms, at most 50 ms.
+    /// Only what decides whether `undercroft run` can work at all, and how it evicts. Cost: about 1 ms, at most 50 ms (a fork of a large process).
     pub fn fast() -> KernelReport {
         let mut checks = vec![kernel(&sysfs("/proc/sys/kernel/osrelease"))];
         let device = UffdDevice::open();

@@ -16,7 +16,7 @@
 //! The ring belongs to an event of our own, because polling the event of an exited thread reports a hang-up for ever.
 //! Cost for the program (contract fact `overhead`, 2-CPU VM, Linux 6.18): `Wake::EachRecord` adds 4-8 us to an mmap (the
 //! kernel interrupts its own CPU to wake us), `Wake::HalfFull` less than the noise of 0.5 us; fork and thread start copy one
-//! event a CPU, within the noise here. Latency from mmap's return to our wake-up: p50 10 us, p99 30 us.
+//! event a CPU, within the noise here. Latency from the start of mmap to our wake-up: p50 20-30 us, p99 70 us (mmap itself included).
 //! Source: `perf_event_open(2)`, `include/uapi/linux/perf_event.h`.
 
 use std::collections::BTreeSet;

@@ -309,7 +309,7 @@ pub struct Parent(UnixStream);
 /// Forks; the child runs `work` and exits with what it returns. Called by a thread only if the child's work needs no lock.
 pub fn child(work: impl FnOnce(&Parent) -> i32) -> Child {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let timeout = Some(Duration::from_millis(SOON));
+    let timeout = Some(Duration::from_millis(6 * SOON));
     ours.set_read_timeout(timeout).unwrap();
     // SAFETY: the facts fork while their other threads hold no lock that the child's work needs.
     let pid = unsafe { libc::fork() };

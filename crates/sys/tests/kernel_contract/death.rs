@@ -270,8 +270,9 @@ fn agent(page: usize, beacon: Beacon) -> ! {
     }
 }
 
-/// Runs a client with an agent to its end; what the word is when a waiter of another process has been woken, or not.
-fn word_after(beacon: Beacon, end: End, unmapped_first: bool) -> (u32, bool) {
+/// Runs a client with an agent to its end; what the word is when a waiter of another process has been woken, or not within
+/// `patience_ms`.
+fn word_after(beacon: Beacon, end: End, unmapped_first: bool, patience_ms: u64) -> (u32, bool) {
     let memory = SharedMemory::create("fact", PAGE).unwrap();
     let mut client = child(|parent| {
         let page = Area::shared(&memory);
@@ -292,8 +293,8 @@ fn word_after(beacon: Beacon, end: End, unmapped_first: bool) -> (u32, bool) {
     let woken = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let start = std::time::Instant::now();
-            undercroft_sys::futex::wait(word, before, Some(Duration::from_millis(300)));
-            start.elapsed() < Duration::from_millis(290)
+            undercroft_sys::futex::wait(word, before, Some(Duration::from_millis(patience_ms)));
+            start.elapsed() < Duration::from_millis(patience_ms - 10)
         });
         pause(5);
         client.go();
@@ -310,7 +311,10 @@ fn word_after(beacon: Beacon, end: End, unmapped_first: bool) -> (u32, bool) {
 
 fn exec_clears_and_wakes_the_child_tid_word_in_shared_memory() {
     for _ in 0..5 {
-        assert_eq!(word_after(Beacon::ChildTid, End::Exec, false), (0, true));
+        assert_eq!(
+            word_after(Beacon::ChildTid, End::Exec, false, SOON),
+            (0, true)
+        );
     }
 }
 
@@ -318,7 +322,7 @@ fn kill_and_exit_do_not_always_clear_the_child_tid_word() {
     // Skipped by the kernel when the thread is the last user of the memory: a race, so only counted.
     let ends = [End::ExitGroup, End::KilledByItself, End::KilledFromOutside];
     let cleared = ends.map(|end| {
-        let words = (0..2).map(|_| word_after(Beacon::ChildTid, end, false).0);
+        let words = (0..2).map(|_| word_after(Beacon::ChildTid, end, false, 300).0);
         words.filter(|word| *word == 0).count()
     });
     println!("  cleared of 2: exit_group, SIGKILL, SIGKILL from outside = {cleared:?}");
@@ -337,7 +341,7 @@ fn a_robust_list_in_shared_memory_tells_exec_exit_and_kill_of_the_client() {
     ];
     for end in ends {
         for _ in 0..5 {
-            let (word, woken) = word_after(Beacon::RobustList, end, false);
+            let (word, woken) = word_after(Beacon::RobustList, end, false, SOON);
             let expected = FUTEX_OWNER_DIED | FUTEX_WAITERS;
             assert_eq!((word, woken), (expected, true), "{end:?}");
         }
@@ -345,7 +349,7 @@ fn a_robust_list_in_shared_memory_tells_exec_exit_and_kill_of_the_client() {
 }
 
 fn a_robust_list_is_silent_when_its_page_was_unmapped_before() {
-    let (word, woken) = word_after(Beacon::RobustList, End::ExitGroup, true);
+    let (word, woken) = word_after(Beacon::RobustList, End::ExitGroup, true, 300);
     assert!(word & FUTEX_OWNER_DIED == 0 && !woken, "{word:#x} {woken}");
 }
 
