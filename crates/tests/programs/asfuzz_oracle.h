@@ -88,7 +88,7 @@ static inline u32 below(struct world *w, u32 n) { return (u32)(((rnd(w) >> 32) *
 static inline u64 new_version(struct world *w)
 {
 	u64 kind = below(w, 8);
-	kind = kind < 3 ? KIND_RANDOM : kind < 6 ? KIND_COMPRESSIBLE : kind == 6 ? KIND_FILL : KIND_SPARSE;
+	kind = kind < 1 ? KIND_RANDOM : kind < 6 ? KIND_COMPRESSIBLE : kind == 6 ? KIND_FILL : KIND_SPARSE;
 	return w->process << 48 | w->thread << 42 | (++w->counter & ((1ull << 40) - 1)) << 2 | kind;
 }
 
