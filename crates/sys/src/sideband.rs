@@ -38,6 +38,8 @@ pub use record::{Record, parse};
 
 /// Pages of each CPU's ring: about 1400 records of a mapping. Below the 516 KiB a CPU that every user may lock.
 const RING_PAGES: usize = 32;
+/// No record is longer: a mapping with a path of 4096 bytes.
+const RECORD_BYTES_MAX: usize = 4096 + 128;
 /// Rounds of looking for threads that started while we attached.
 const ATTACH_ROUNDS_MAX: usize = 4;
 
@@ -195,6 +197,10 @@ impl CpuRing {
         let head = self.word(DATA_HEAD).load(Ordering::Acquire);
         let mut tail = self.word(DATA_TAIL).load(Ordering::Relaxed);
         let mut count = 0;
+        // The kernel tells of a loss only with the next record on this CPU, which may never come.
+        if head.wrapping_sub(tail) > (RING_BYTES - RECORD_BYTES_MAX) as u64 {
+            each(Record::Lost(0));
+        }
         while let Some(left) = head.checked_sub(tail).filter(|left| *left >= 8) {
             let mut header = [0; 8];
             self.copy(tail, &mut header);

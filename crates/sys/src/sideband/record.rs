@@ -44,7 +44,7 @@ pub enum Record<'a> {
         /// Process.
         pid: u32,
     },
-    /// So many records were lost: look at everything anew.
+    /// So many records were lost (0: the ring was found full, so perhaps some): look at everything anew.
     Lost(u64),
 }
 
