@@ -10,9 +10,30 @@ fn main() {
     println!("cargo::rerun-if-changed={}", source.display());
     let rustc = std::env::var_os("RUSTC").expect("cargo sets it");
     let status = Command::new(rustc)
-        .args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "undercroft_shim"])
-        .args(["-C", "panic=abort", "-C", "opt-level=s", "-C", "strip=symbols"])
-        .args(["-C", "link-arg=-nostartfiles", "-C", "link-arg=-nostdlib", "-C", "link-arg=-Wl,-z,now"])
+        .args([
+            "--edition",
+            "2024",
+            "--crate-type",
+            "cdylib",
+            "--crate-name",
+            "undercroft_shim",
+        ])
+        .args([
+            "-C",
+            "panic=abort",
+            "-C",
+            "opt-level=s",
+            "-C",
+            "strip=symbols",
+        ])
+        .args([
+            "-C",
+            "link-arg=-nostartfiles",
+            "-C",
+            "link-arg=-nostdlib",
+            "-C",
+            "link-arg=-Wl,-z,now",
+        ])
         .args(["-D", "warnings"])
         .arg("-o")
         .arg(out.join("libundercroft_shim.so"))

@@ -58,7 +58,12 @@ impl Commands {
 
     /// Orders `op` on `pages` and waits for the result; `None` when the agent died. `alive` is asked now and then.
     /// Called by one thread at a time.
-    pub fn run(&self, op: u32, pages: impl Iterator<Item = u64>, alive: impl Fn() -> bool) -> Option<Done> {
+    pub fn run(
+        &self,
+        op: u32,
+        pages: impl Iterator<Item = u64>,
+        alive: impl Fn() -> bool,
+    ) -> Option<Done> {
         let mut count = 0;
         for (slot, page) in self.pages().iter().zip(pages) {
             slot.store(page, Ordering::Relaxed);

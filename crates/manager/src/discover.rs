@@ -8,11 +8,11 @@ use undercroft_base::{VirtPage, VirtRange};
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process::robust_list_head;
 use undercroft_sys::procfs::{self, Vma};
-use undercroft_sys::uffd::{RegisterMode, UffdError};
+use undercroft_sys::uffd::RegisterMode;
 
 use crate::keeper::SHIM_NAME;
 use crate::layout::subtract;
-use crate::process::Process;
+use crate::process::{Agent, Process};
 use crate::shared::{Shared, lock};
 
 /// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault waits for it.
@@ -34,41 +34,57 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     if !process.managed.swap(true, Ordering::AcqRel) {
         let _ = process.uffd.register(beacon, RegisterMode::MISSING);
     }
-    let mut holes = shared.engine().regions(process.space).to_vec();
-    holes.extend([agent.private, beacon]);
+    let mut locked = Vec::new();
     if procfs::status_number(pid, "VmLck").unwrap_or(0) > 0 {
-        let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut holes)]);
+        let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut locked)]);
     }
+    let mut fresh = Vec::new();
     let mut before: Option<Vma<'_>> = None;
     for vma in text.lines().filter_map(Vma::parse) {
         // The part of the shim's data that no file backs follows its file mapping.
-        let ours = before.is_some_and(|b| b.name.ends_with(SHIM_NAME) && b.range.end == vma.range.start);
+        let ours =
+            before.is_some_and(|b| b.name.ends_with(SHIM_NAME) && b.range.end == vma.range.start);
         before = Some(vma);
-        if !vma.is_private_anonymous() || !vma.read || !vma.write || vma.exec || ours {
-            continue;
-        }
-        for range in subtract(vma.range, &holes) {
-            if !attach(shared, process, range) {
-                return;
+        if vma.is_private_anonymous() && vma.read && vma.write && !vma.exec && !ours {
+            for range in subtract(vma.range, &locked) {
+                fresh.extend(register(shared, process, agent, range));
             }
         }
+    }
+    for range in fresh {
+        count_present(shared, process, range);
     }
     lock_threads(shared, process, pid);
 }
 
-/// Registers one range and counts what is present in it; false when the address space is gone.
-fn attach(shared: &Shared, process: &Process, range: VirtRange) -> bool {
-    {
+/// Registers what of `range` is not managed yet; returns the new ranges, whose present pages are still to be counted.
+pub(crate) fn register(
+    shared: &Shared,
+    process: &Process,
+    agent: &Agent,
+    range: VirtRange,
+) -> Vec<VirtRange> {
+    let beacon = VirtRange::new(process.beacon, process.beacon.plus(1));
+    let mut holes = shared.engine().regions(process.space).to_vec();
+    holes.retain(|hole| !hole.intersect(range).is_empty());
+    holes.extend([agent.private, beacon]);
+    let mut fresh = subtract(range, &holes);
+    fresh.retain(|part| {
         let _layout = process.layout.write();
-        match process.uffd.register(range, RegisterMode::MISSING) {
-            Ok(()) => shared.engine().attached(process.space, range),
-            Err(UffdError::ClientGone) => return false,
-            // It changed under us, or cannot be registered: it stays the kernel's.
-            Err(_) => return true,
+        // Refused: it changed under us, or is of a kind that cannot be registered. It stays the kernel's.
+        let registered = process.uffd.register(*part, RegisterMode::MISSING).is_ok();
+        if registered {
+            shared.engine().attached(process.space, *part);
         }
-    }
+        registered
+    });
+    fresh
+}
+
+/// Counts the pages of a newly registered range that are in memory.
+pub(crate) fn count_present(shared: &Shared, process: &Process, range: VirtRange) {
     let Ok(pagemap) = process.pagemap() else {
-        return true;
+        return;
     };
     let mut present = Vec::new();
     let mut start = range.start;
@@ -87,7 +103,6 @@ fn attach(shared: &Shared, process: &Process, range: VirtRange) -> bool {
         start = part.end;
     }
     shared.kick_evictor();
-    true
 }
 
 /// Locks the control blocks of threads not seen before.
@@ -128,7 +143,9 @@ pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [
     for range in ranges {
         let mut start = range.start;
         while start < range.end {
-            let count = (range.end.0 - start.0).min(buffer.len() as u64 / 8).min(SCAN_PAGES);
+            let count = (range.end.0 - start.0)
+                .min(buffer.len() as u64 / 8)
+                .min(SCAN_PAGES);
             let _layout = process.layout.read();
             let Ok(entries) = pagemap.entries(start, &mut buffer[..count as usize * 8]) else {
                 return;

@@ -138,7 +138,10 @@ impl Evictor {
         let mut start = 0;
         while start < items.len() {
             let space = items[start].space;
-            let count = items[start..].iter().take_while(|item| item.space == space).count();
+            let count = items[start..]
+                .iter()
+                .take_while(|item| item.space == space)
+                .count();
             self.evict_group(&items, start, start + count);
             start += count;
         }
@@ -155,19 +158,20 @@ impl Evictor {
             Some(process) => self.take_out(process, group, start),
             None => self.leave(group, start),
         };
+        let mut left = moved;
         let mut next = 0;
         while next < group.len() {
             let mut batch = [0usize; STORE_PAGES];
             let mut count = 0;
             while next < group.len() && count < STORE_PAGES {
-                if moved >> next & 1 == 1 {
+                if left >> next & 1 == 1 {
                     batch[count] = next;
                     count += 1;
                 }
                 next += 1;
             }
             self.store(group, start, &batch[..count]);
-            self.recall(start, group.len(), moved, next);
+            left &= !self.recall(start, group.len(), left, next);
         }
         self.shared.wake_pages(&mut self.wakes);
     }
@@ -215,9 +219,13 @@ impl Evictor {
     /// Pages were moved out and cannot be read. Either the process died meanwhile, and they are nobody's; or it made itself
     /// unreadable, and is ended before it can see them missing.
     fn abandon(&mut self, process: &Process, group: &[EvictItem], start: usize, moved: u64) {
-        let exec = process.agent.get().is_none_or(|agent| agent.commands.agent() == 0);
+        let exec = process
+            .agent
+            .get()
+            .is_none_or(|agent| agent.commands.agent() == 0);
         if !exec && process.is_alive() {
-            self.shared.doom("the program's memory cannot be read any more (did it drop privileges?)");
+            self.shared
+                .doom("the program's memory cannot be read any more (did it drop privileges?)");
             process.kill();
             process.wait_exit(Duration::from_secs(5));
         }
@@ -251,7 +259,9 @@ impl Evictor {
                 continue;
             }
             if let Some((tier, copy, stamp)) = group[*at].retained {
-                let kept = self.shared.tiers[tier.0 as usize].tier.checksum(copy, stamp);
+                let kept = self.shared.tiers[tier.0 as usize]
+                    .tier
+                    .checksum(copy, stamp);
                 if kept == Some(page_checksum(bytes, stamp)) {
                     outcomes[slot] = Some(Some(Outcome::Clean));
                     continue;
@@ -308,13 +318,16 @@ impl Evictor {
         self.shared.wake_pages(&mut self.wakes);
     }
 
-    /// Puts pages back that threads wait for, ahead of those that are still to be stored.
-    fn recall(&mut self, start: usize, count: usize, moved: u64, from: usize) {
+    /// Puts pages back that threads wait for, ahead of those that are still to be stored; returns which.
+    fn recall(&mut self, start: usize, count: usize, left: u64, from: usize) -> u64 {
+        let mut recalled = 0;
         for at in from..count {
-            if moved >> at & 1 == 1 && self.shared.engine().wanted(start + at) {
+            if left >> at & 1 == 1 && self.shared.engine().wanted(start + at) {
                 self.put_back(start + at, at);
+                recalled |= 1 << at;
             }
         }
+        recalled
     }
 
     /// Installs page `at` of the buffer where it came from, and publishes that.
@@ -326,8 +339,10 @@ impl Evictor {
             let mut spaces: Vec<SpaceId> = self.places.iter().map(|(space, _)| *space).collect();
             spaces.sort_unstable();
             spaces.dedup();
-            let processes: Vec<Arc<Process>> =
-                spaces.iter().filter_map(|space| self.shared.process(*space)).collect();
+            let processes: Vec<Arc<Process>> = spaces
+                .iter()
+                .filter_map(|space| self.shared.process(*space))
+                .collect();
             let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
             let mut now = Vec::new();
             self.shared.engine().places_of(index, &mut now);
@@ -341,7 +356,9 @@ impl Evictor {
                 };
                 match process.uffd.copy(*page, bytes, false) {
                     Ok(()) | Err(UffdError::Exists { .. } | UffdError::ClientGone) => {}
-                    Err(UffdError::LayoutChanging { .. } | UffdError::NoMemory { .. }) => again = true,
+                    Err(UffdError::LayoutChanging { .. } | UffdError::NoMemory { .. }) => {
+                        again = true
+                    }
                     // The mapping went away; its event is on the way and makes this page nobody's.
                     Err(_) => {}
                 }
@@ -352,7 +369,9 @@ impl Evictor {
                 std::thread::sleep(Duration::from_micros(20));
                 continue;
             }
-            self.shared.engine().publish(index, Outcome::PutBack, &mut self.wakes);
+            self.shared
+                .engine()
+                .publish(index, Outcome::PutBack, &mut self.wakes);
             return;
         }
     }
@@ -361,7 +380,9 @@ impl Evictor {
     fn pool_is_full(&self) -> bool {
         let tiers = &self.shared.tiers;
         let last = tiers.len() - 1;
-        tiers[..last].iter().any(|t| t.is_ram() && headroom(t) < (2 * EVICT_PAGES_MAX * PAGE_BYTES) as u64)
+        tiers[..last]
+            .iter()
+            .any(|t| t.is_ram() && headroom(t) < (2 * EVICT_PAGES_MAX * PAGE_BYTES) as u64)
     }
 
     /// Moves up to 1 MiB of the oldest pages of the first full RAM tier to the next tier; false when nothing moved.
@@ -374,7 +395,9 @@ impl Evictor {
         };
         self.demotions.clear();
         let tier = TierId(from as u8);
-        self.shared.engine().select_demotions(tier, DEMOTE_PAGES_MAX, &mut self.demotions);
+        self.shared
+            .engine()
+            .select_demotions(tier, DEMOTE_PAGES_MAX, &mut self.demotions);
         if self.demotions.is_empty() {
             return false;
         }
@@ -385,7 +408,12 @@ impl Evictor {
         }
         let mut batch = Vec::with_capacity(self.demotions.len());
         let mut indices = Vec::with_capacity(self.demotions.len());
-        for (at, item) in self.demotions.iter().enumerate().filter(|(at, _)| loaded[*at]) {
+        for (at, item) in self
+            .demotions
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| loaded[*at])
+        {
             let page = self.demote_buffer.page(at);
             indices.push(at);
             batch.push(Store {
@@ -416,12 +444,22 @@ impl Evictor {
 }
 
 fn headroom(metered: &crate::shared::MeteredTier) -> u64 {
-    metered.tier.info().capacity.0.saturating_sub(metered.tier.usage().held.0)
+    metered
+        .tier
+        .info()
+        .capacity
+        .0
+        .saturating_sub(metered.tier.usage().held.0)
 }
 
 /// Reads the moved pages out of the staging area, each to its own place; runs in one call each. False when the process
 /// is gone.
-fn read_staging(agent: &crate::process::Agent, moved: u64, count: usize, buffer: &mut PageBuf) -> bool {
+fn read_staging(
+    agent: &crate::process::Agent,
+    moved: u64,
+    count: usize,
+    buffer: &mut PageBuf,
+) -> bool {
     let tid = agent.commands.agent();
     let mut at = 0;
     while at < count {

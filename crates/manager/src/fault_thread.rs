@@ -87,8 +87,18 @@ impl FaultThread {
         let entries = LANES * LOAD_PAGES_MAX;
         let ring = Ring::new(entries as u32, entries)?;
         let wakeup = &shared.wakeups[index];
-        epoll::add(&epoll, wakeup, epoll::EventData::new_u64(WAKEUP), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, ring.as_fd(), epoll::EventData::new_u64(RING), epoll::EventFlags::IN)?;
+        epoll::add(
+            &epoll,
+            wakeup,
+            epoll::EventData::new_u64(WAKEUP),
+            epoll::EventFlags::IN,
+        )?;
+        epoll::add(
+            &epoll,
+            ring.as_fd(),
+            epoll::EventData::new_u64(RING),
+            epoll::EventFlags::IN,
+        )?;
         Ok(FaultThread {
             index,
             epoll,
@@ -199,16 +209,28 @@ impl FaultThread {
             Ok(messages) => {
                 for message in messages {
                     match message {
-                        Message::Fault { page, write, thread, .. } => {
+                        Message::Fault {
+                            page,
+                            write,
+                            thread,
+                            ..
+                        } => {
                             let space = process.space;
-                            self.faults.push(Fault { space, page, write, thread });
+                            self.faults.push(Fault {
+                                space,
+                                page,
+                                write,
+                                thread,
+                            });
                         }
                         event => crate::layout::apply(&self.shared, process, event),
                     }
                 }
             }
             // Out of descriptors for a fork child: it stays blocked in fork() and is tried again.
-            Err(error) => self.shared.doom(&format!("reading the program's faults failed: {error}")),
+            Err(error) => self
+                .shared
+                .doom(&format!("reading the program's faults failed: {error}")),
         }
         if let Some(agent) = agent {
             agent.commands.admit_agent();
@@ -310,7 +332,8 @@ impl FaultThread {
     fn poison(&mut self, process: &Arc<Process>, page: VirtPage) {
         let range = VirtRange::new(page, page.plus(1));
         if process.uffd.poison(range).is_err() {
-            self.shared.doom("a page's stored copy failed to verify, and the kernel cannot poison it");
+            self.shared
+                .doom("a page's stored copy failed to verify, and the kernel cannot poison it");
         }
         let _ = process.uffd.wake(range);
     }
@@ -417,10 +440,14 @@ impl FaultThread {
             let item = this.plan.items[at];
             let metered = &self.shared.tiers[item.tier.0 as usize];
             let verified = at - first < got
-                && self.ring.arena().pages(base + at, base + at + 1).is_some_and(|page| {
-                    metered.tier.checksum(item.slot, item.stamp)
-                        == Some(page_checksum(page, item.stamp))
-                });
+                && self
+                    .ring
+                    .arena()
+                    .pages(base + at, base + at + 1)
+                    .is_some_and(|page| {
+                        metered.tier.checksum(item.slot, item.stamp)
+                            == Some(page_checksum(page, item.stamp))
+                    });
             lock(&metered.read_latency).saturating_record(took);
             if verified {
                 continue;
@@ -452,8 +479,15 @@ impl FaultThread {
         };
         let count = this.plan.items.len();
         let space = this.plan.space;
-        let mut wake = [VirtPage(0); LOAD_PAGES_MAX];
-        let mut wakes = 0;
+        // Pages that were not installed, or by somebody else: who waits there faults again.
+        let mut wake: Option<VirtRange> = None;
+        let mut note_wake = |page: VirtPage| {
+            let range = wake.unwrap_or(VirtRange::new(page, page));
+            wake = Some(VirtRange::new(
+                range.start.min(page),
+                range.end.max(page.plus(1)),
+            ));
+        };
         let layout = process.layout.read();
         let mut start = 0;
         let mut demanded_done = false;
@@ -470,6 +504,7 @@ impl FaultThread {
             let items = &mut this.plan.items[start..end];
             self.shared.engine().validate(items);
             let mut at = 0;
+            let mut run_max = LOAD_PAGES_MAX;
             while at < items.len() {
                 if !items[at].valid || items[at].install == Install::Lost {
                     at += 1;
@@ -477,6 +512,7 @@ impl FaultThread {
                 }
                 let mut stop = at + 1;
                 while stop < items.len()
+                    && stop - at < run_max
                     && items[stop].valid
                     && items[stop].install != Install::Lost
                     && items[stop].page == items[stop - 1].page.plus(1)
@@ -490,7 +526,9 @@ impl FaultThread {
                         process.uffd.zeropage(range, false)
                     }
                     (true, true) => {
-                        process.uffd.copy(page, &self.zeros[..(stop - at) * PAGE_BYTES], false)
+                        process
+                            .uffd
+                            .copy(page, &self.zeros[..(stop - at) * PAGE_BYTES], false)
                     }
                     (false, _) => {
                         let from = base + start + at;
@@ -500,6 +538,7 @@ impl FaultThread {
                         }
                     }
                 };
+                let across = matches!(result, Err(UffdError::NotMapped { done: 0 }));
                 let (done, exists) = match result {
                     Ok(()) => (stop - at, false),
                     Err(UffdError::Exists { done }) => (done as usize, true),
@@ -518,9 +557,10 @@ impl FaultThread {
                 if exists && at < stop {
                     // Someone else put a page there; what is there is newer than our copy. Nobody was woken.
                     items[at].install = Install::Done;
-                    wake[wakes] = items[at].page;
-                    wakes += 1;
+                    note_wake(items[at].page);
                     at += 1;
+                } else if across && stop - at > 1 {
+                    run_max = (stop - at) / 2; // the run spans two mappings: shorter ones do not
                 } else if at < stop {
                     at = stop; // refused for now: back to where it was
                 }
@@ -528,8 +568,7 @@ impl FaultThread {
             for item in items.iter() {
                 demanded_done |= item.demanded;
                 if item.install != Install::Done || !item.valid {
-                    wake[wakes] = item.page;
-                    wakes += 1;
+                    note_wake(item.page);
                 }
             }
             let held = self.shared.pool_held();
@@ -546,8 +585,8 @@ impl FaultThread {
             let took = this.started.elapsed().as_nanos() as u64;
             lock(&self.shared.fault_latency).saturating_record(took);
         }
-        for page in &wake[..wakes] {
-            let _ = process.uffd.wake(VirtRange::new(*page, page.plus(1)));
+        if let Some(range) = wake {
+            let _ = process.uffd.wake(range);
         }
         if !self.freed.is_empty() {
             self.shared.free_slots(&mut self.freed);
@@ -566,7 +605,10 @@ fn start_read(
     let offset = end - (count * PAGE_BYTES) as u64;
     let (from, to) = (base + first, base + first + count);
     let started = ring.read(fd, offset, from, to, token(index, first, count));
-    assert!(started.is_ok(), "the ring has an operation for each of its pages, and these were idle");
+    assert!(
+        started.is_ok(),
+        "the ring has an operation for each of its pages, and these were idle"
+    );
     lane.in_flight += 1;
 }
 
@@ -587,7 +629,11 @@ fn token(lane: usize, first: usize, count: usize) -> u64 {
 }
 
 fn untoken(token: u64) -> (usize, usize, usize) {
-    ((token >> 32) as usize, (token >> 16 & 0xffff) as usize, (token & 0xffff) as usize)
+    (
+        (token >> 32) as usize,
+        (token >> 16 & 0xffff) as usize,
+        (token & 0xffff) as usize,
+    )
 }
 
 /// Fills a page with one word.

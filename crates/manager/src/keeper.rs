@@ -46,8 +46,9 @@ pub fn base_dir() -> PathBuf {
     }
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
         Some(dir) if dir.is_dir() => dir.join("undercroft"),
-        _ => std::env::temp_dir()
-            .join(format!("undercroft-{}", rustix::process::getuid().as_raw())),
+        _ => {
+            std::env::temp_dir().join(format!("undercroft-{}", rustix::process::getuid().as_raw()))
+        }
     }
 }
 
@@ -65,10 +66,17 @@ impl RunDir {
             );
             io::Error::new(error.kind(), text)
         };
-        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&base).map_err(explain)?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&base)
+            .map_err(explain)?;
         let dir = base.join(std::process::id().to_string());
         let _ = std::fs::remove_dir_all(&dir); // of a dead run with our number
-        std::fs::DirBuilder::new().mode(0o755).create(&dir).map_err(explain)?;
+        std::fs::DirBuilder::new()
+            .mode(0o755)
+            .create(&dir)
+            .map_err(explain)?;
         let shim = dir.join(SHIM_NAME);
         std::fs::write(&shim, SHIM).map_err(explain)?;
         std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o755))?;
@@ -123,7 +131,9 @@ fn try_run(options: &RunOptions) -> io::Result<i32> {
     let dir = RunDir::create()?;
     let tiers = tiers::open(&options.client)?;
     if tiers.iter().any(OpenTier::is_in_memory) && !options.client.quiet {
-        eprintln!("undercroft: warning: a tier's file lies in a memory file system, so it saves no memory");
+        eprintln!(
+            "undercroft: warning: a tier's file lies in a memory file system, so it saves no memory"
+        );
     }
     let mut manager = start_manager(options, &dir, &tiers)?;
     let started = Instant::now();
@@ -166,7 +176,11 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
     let status = dir.listen("status.sock", SocketType::STREAM, 0o600)?;
     let ledger = SharedMemory::create("uc-ledger", ledger::bytes_for(LEDGER_CHUNKS))?;
     let (link, theirs) = UnixStream::pair()?;
-    let command = options.command.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    let command = options
+        .command
+        .iter()
+        .map(|part| part.to_string_lossy().into_owned())
+        .collect();
     let launch = Launch {
         options: options.client.clone(),
         command,
@@ -178,8 +192,12 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
         ledger_chunks: LEDGER_CHUNKS,
         tiers: tiers.iter().map(OpenTier::launch).collect(),
     };
-    let mut inherited: Vec<BorrowedFd<'_>> =
-        vec![listener.as_fd(), status.as_fd(), ledger.as_fd(), theirs.as_fd()];
+    let mut inherited: Vec<BorrowedFd<'_>> = vec![
+        listener.as_fd(),
+        status.as_fd(),
+        ledger.as_fd(),
+        theirs.as_fd(),
+    ];
     inherited.extend(tiers.iter().flat_map(OpenTier::descriptors));
     for fd in &inherited {
         rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
@@ -200,7 +218,12 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
     let child = spawned?;
     drop(theirs);
     let pidfd = PidFd::open(child.id())?;
-    let mut manager = Manager { lines: BufReader::new(link.try_clone()?), child, pidfd, link };
+    let mut manager = Manager {
+        lines: BufReader::new(link.try_clone()?),
+        child,
+        pidfd,
+        link,
+    };
     manager.link.set_read_timeout(Some(READY))?;
     match next_notice(&mut manager) {
         Some(Notice::Ready) => {}
@@ -218,7 +241,11 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
 
 fn next_notice(manager: &mut Manager) -> Option<Notice> {
     let mut line = String::new();
-    manager.lines.read_line(&mut line).ok().filter(|got| *got > 0)?;
+    manager
+        .lines
+        .read_line(&mut line)
+        .ok()
+        .filter(|got| *got > 0)?;
     serde_json::from_str(&line).ok()
 }
 
@@ -264,7 +291,10 @@ fn wait(program: &mut Child, manager: &mut Manager, signals: &Signals) -> io::Re
         if exit.is_none() {
             fds.push(PollFd::new(&pidfd, PollFlags::IN));
         }
-        let tick = rustix::fs::Timespec { tv_sec: 0, tv_nsec: LEFTOVER_TICK.subsec_nanos().into() };
+        let tick = rustix::fs::Timespec {
+            tv_sec: 0,
+            tv_nsec: LEFTOVER_TICK.subsec_nanos().into(),
+        };
         let _ = poll(&mut fds, exit.map(|_| &tick));
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
@@ -356,7 +386,10 @@ fn end_tree(program: &mut Child, manager: &mut Manager) {
 
 /// Asks the manager for the report and lets it end.
 fn finish(manager: &mut Manager, exit_status: i32, wall: Duration) -> Option<Report> {
-    let request = Request::Finish { exit_status, wall_ns: wall.as_nanos() as u64 };
+    let request = Request::Finish {
+        exit_status,
+        wall_ns: wall.as_nanos() as u64,
+    };
     let line = serde_json::to_vec(&request).ok()?;
     let _ = manager.link.set_read_timeout(Some(READY));
     manager.link.write_all(&line).ok()?;
@@ -380,7 +413,10 @@ fn deliver(options: &RunOptions, report: &Report) {
             .map_err(io::Error::from)
             .and_then(|bytes| std::fs::write(path, bytes));
         if let Err(error) = written {
-            eprintln!("undercroft: the report could not be written to {}: {error}", path.display());
+            eprintln!(
+                "undercroft: the report could not be written to {}: {error}",
+                path.display()
+            );
         }
     }
     if !options.client.quiet && report.faults.total > 0 {
@@ -392,7 +428,9 @@ fn deliver(options: &RunOptions, report: &Report) {
 
 /// As a shell gives it: 128 + signal for a program that was killed.
 fn exit_code(status: ExitStatus) -> i32 {
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
 /// Signals that end us are the program's to answer: they are passed on.

@@ -19,7 +19,9 @@ pub(crate) fn apply(shared: &Shared, process: &Process, event: Message) {
         Message::Unmap(range) => (shared.engine().unmapped(space, range), range),
         Message::Remap { from, to } => match shared.engine().remapped(space, from, to) {
             Ok(effect) => (effect, from),
-            Err(_) => return shared.doom("the page table is full: the program maps too much memory"),
+            Err(_) => {
+                return shared.doom("the page table is full: the program maps too much memory");
+            }
         },
         Message::Fork { child } => return fork(shared, process, child),
     };
@@ -38,7 +40,9 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
         // very moment.
         let read = procfs::mappings_with_flags(pid, &mut [("wf", &mut wiped), ("dc", &mut absent)]);
         if let Err(error) = read {
-            return shared.doom(&format!("reading the program's mappings at a fork failed: {error}"));
+            return shared.doom(&format!(
+                "reading the program's mappings at a fork failed: {error}"
+            ));
         }
     }
     let forked = shared.engine().forked(parent.space, &wiped);

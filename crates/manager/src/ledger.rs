@@ -37,14 +37,21 @@ impl MemfdLedger {
     /// Lays out an empty ledger over fresh shared memory.
     pub fn create(memory: SharedMemory, chunks: usize) -> io::Result<MemfdLedger> {
         if memory.len() < bytes_for(chunks) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the ledger's memory is too small"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the ledger's memory is too small",
+            ));
         }
         let header = memory.words();
         header[1].store(VERSION, Ordering::Relaxed);
         header[2].store(chunks as u64, Ordering::Relaxed);
         header[0].store(MAGIC, Ordering::Release);
         let entries_at = HEADER_WORDS + heads_bytes(chunks) / 8;
-        Ok(MemfdLedger { memory, chunks, entries_at })
+        Ok(MemfdLedger {
+            memory,
+            chunks,
+            entries_at,
+        })
     }
 }
 

@@ -16,3 +16,4 @@ pub mod serve;
 mod shared;
 pub mod status;
 mod tiers;
+mod watch;

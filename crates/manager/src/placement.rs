@@ -60,7 +60,11 @@ impl Placement {
         if tid == 0 || self.cpus.len() < 2 || now.saturating_sub(last) < SAMPLE_NS {
             return false;
         }
-        if self.sampled.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if self
+            .sampled
+            .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+            .is_err()
+        {
             return false;
         }
         let Some(cpu) = procfs::thread_cpu(tid) else {
@@ -82,13 +86,29 @@ impl Placement {
         before != active
     }
 
+    /// CPUs where client threads fault.
+    pub fn fault_cpus(&self) -> Vec<usize> {
+        let active = |(thread, _): &(usize, &usize)| self.is_active(*thread);
+        self.cpus
+            .iter()
+            .enumerate()
+            .filter(active)
+            .map(|(_, cpu)| *cpu)
+            .collect()
+    }
+
     /// CPUs for reclaim: those where nobody faults, or all when there is none.
     pub fn worker_cpus(&self) -> Vec<usize> {
         let busy = |cpu: &usize| {
             let home = self.cpus.iter().position(|c| c == cpu);
             home.is_some_and(|thread| self.is_active(thread))
         };
-        let free: Vec<usize> = self.allowed.iter().copied().filter(|cpu| !busy(cpu)).collect();
+        let free: Vec<usize> = self
+            .allowed
+            .iter()
+            .copied()
+            .filter(|cpu| !busy(cpu))
+            .collect();
         match free.is_empty() {
             true => self.allowed.clone(),
             false => free,
@@ -99,7 +119,12 @@ impl Placement {
     pub fn place_workers(&self, agents: &[u32]) {
         let cpus = self.worker_cpus();
         let evictor = self.evictor.load(Ordering::Relaxed);
-        for tid in agents.iter().copied().chain([evictor]).filter(|tid| *tid != 0) {
+        for tid in agents
+            .iter()
+            .copied()
+            .chain([evictor])
+            .filter(|tid| *tid != 0)
+        {
             let _ = process::set_affinity(tid, &cpus);
         }
     }

@@ -78,7 +78,10 @@ impl Process {
     /// False once the process has exited, or its address space was found gone.
     pub fn is_alive(&self) -> bool {
         !self.gone.load(Ordering::Relaxed)
-            && self.identity.get().is_none_or(|identity| !identity.pidfd.has_exited())
+            && self
+                .identity
+                .get()
+                .is_none_or(|identity| !identity.pidfd.has_exited())
     }
 
     /// The pagemap of this address space (not of what the process may exec later).
@@ -96,7 +99,9 @@ impl Process {
         let range = VirtRange::new(page, page.plus(1));
         let mut found = Vec::new();
         let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
-        let scanned = self.pagemap().and_then(|pagemap| pagemap.scan(range, any, &mut found));
+        let scanned = self
+            .pagemap()
+            .and_then(|pagemap| pagemap.scan(range, any, &mut found));
         scanned.is_ok() && found.is_empty()
     }
 
@@ -127,6 +132,8 @@ impl Process {
 
     /// Waits until the process has exited, for at most `timeout`.
     pub fn wait_exit(&self, timeout: Duration) -> bool {
-        self.identity.get().is_none_or(|identity| identity.pidfd.wait_exit(timeout))
+        self.identity
+            .get()
+            .is_none_or(|identity| identity.pidfd.wait_exit(timeout))
     }
 }

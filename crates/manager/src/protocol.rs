@@ -5,9 +5,7 @@ mod wire;
 
 #[cfg(test)]
 use wire::CommandPage;
-pub(crate) use wire::{
-    KIND_FORK, KIND_START, MAGIC, OP_MOVE, SOCKET_VARIABLE, STAGING_PAGES,
-};
+pub(crate) use wire::{KIND_FORK, KIND_START, MAGIC, OP_MOVE, SOCKET_VARIABLE, STAGING_PAGES};
 
 /// What a shim says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,6 @@ use undercroft_engine::{Config, Engine, Stats};
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::{self, Statm};
-use undercroft_sys::sideband::{Record, Sideband};
 use undercroft_sys::uffd::{Features, Uffd, UffdDevice};
 use undercroft_sys::{fdpass, procfs as proc};
 
@@ -29,6 +28,7 @@ use crate::protocol::{Hello, KIND_FORK, Ready, answer};
 use crate::report::{Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot};
 use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};
 use crate::tiers::TierLaunch;
+use crate::watch::{self, Watch};
 use crate::{discover, tiers};
 
 /// Longest a handshake may take.
@@ -91,6 +91,12 @@ pub enum Notice {
 ///
 /// Errors: set-up failed; nothing was registered yet.
 pub fn serve(launch: Launch) -> io::Result<()> {
+    // A thread that fails takes the manager with it: the keeper then ends the program, and nothing runs on half served.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
     process::raise_open_files_limit();
     let holder = process::spawn_fd_holder()?;
     let listener = process::take_inherited(launch.listener)?;
@@ -115,15 +121,31 @@ pub fn serve(launch: Launch) -> io::Result<()> {
     for index in 0..shared.wakeups.len() {
         let worker = FaultThread::new(shared.clone(), index)?;
         let name = format!("uc-fault-{index}");
-        threads.push(std::thread::Builder::new().name(name).spawn(move || worker.run())?);
+        threads.push(
+            std::thread::Builder::new()
+                .name(name)
+                .spawn(move || worker.run())?,
+        );
     }
     let evictor = Evictor::new(shared.clone())?;
-    threads.push(std::thread::Builder::new().name("uc-evict".into()).spawn(move || evictor.run())?);
+    threads.push(
+        std::thread::Builder::new()
+            .name("uc-evict".into())
+            .spawn(move || evictor.run())?,
+    );
+
+    let watch = watch::new();
+    let (hears, of) = (watch.clone(), shared.clone());
+    threads.push(
+        std::thread::Builder::new()
+            .name("uc-layout".into())
+            .spawn(move || watch::run(&of, &hears))?,
+    );
 
     let mut control = Control {
         statm: HashMap::new(),
         virtual_sizes: HashMap::new(),
-        sideband: Sideband::idle().ok(),
+        watch,
         managing: false,
         maps: String::new(),
         pagemap: vec![0; 4096 * 8],
@@ -163,8 +185,7 @@ fn share(
 ) -> io::Result<Arc<Shared>> {
     let invalid = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
     let options = &launch.options;
-    let reclaim =
-        undercroft_policy::reclaim::by_name(&options.reclaim).map_err(|e| invalid(&e))?;
+    let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim).map_err(|e| invalid(&e))?;
     let prefetch =
         undercroft_policy::prefetch::by_name(&options.prefetch).map_err(|e| invalid(&e))?;
     let tiers: Vec<MeteredTier> = tiers::build(options, memories)?;
@@ -196,6 +217,7 @@ fn share(
         exceeded: Mutex::new(Exceeded::default()),
         spaces_seen: AtomicU64::new(0),
         managed_pages_peak: AtomicU64::new(0),
+        look_again: AtomicBool::new(false),
         started: Instant::now(),
         doom: Mutex::new(None),
     }))
@@ -212,7 +234,7 @@ struct Control {
     holder: u32,
     statm: HashMap<SpaceId, Statm>,
     virtual_sizes: HashMap<SpaceId, u64>,
-    sideband: Option<Sideband>,
+    watch: Watch,
     managing: bool,
     maps: String,
     pagemap: Vec<u8>,
@@ -238,8 +260,10 @@ impl Control {
     fn run(&mut self) {
         loop {
             let processes = self.shared.all_processes();
-            let known: Vec<&Arc<Process>> =
-                processes.iter().filter(|p| p.identity.get().is_some()).collect();
+            let known: Vec<&Arc<Process>> = processes
+                .iter()
+                .filter(|p| p.identity.get().is_some())
+                .collect();
             let mut fds: Vec<PollFd<'_>> = vec![
                 PollFd::new(&self.link, PollFlags::IN),
                 PollFd::new(&self.listener, PollFlags::IN),
@@ -249,13 +273,11 @@ impl Control {
             let own = fds.len();
             for process in &known {
                 if let Some(identity) = process.identity.get() {
-                    fds.push(PollFd::from_borrowed_fd(identity.pidfd.as_fd(), PollFlags::IN));
+                    fds.push(PollFd::from_borrowed_fd(
+                        identity.pidfd.as_fd(),
+                        PollFlags::IN,
+                    ));
                 }
-            }
-            let sideband = self.sideband.as_ref().filter(|_| self.managing);
-            let layout_fd: Option<BorrowedFd<'_>> = sideband.map(AsFd::as_fd);
-            if let Some(fd) = layout_fd {
-                fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
             }
             let timeout = rustix::fs::Timespec {
                 tv_sec: 0,
@@ -293,7 +315,7 @@ impl Control {
                 self.wait_for_keeper();
                 return;
             }
-            self.look_around(ready.len() > own + known.len() && ready[own + known.len()]);
+            self.look_around();
         }
     }
 
@@ -326,7 +348,10 @@ impl Control {
             }
         };
         match serde_json::from_slice::<Request>(&bytes[..got]) {
-            Ok(Request::Finish { exit_status, wall_ns }) => {
+            Ok(Request::Finish {
+                exit_status,
+                wall_ns,
+            }) => {
                 let report = self.report(exit_status, wall_ns);
                 let _ = self.notify(&Notice::Report(Box::new(report)));
                 true
@@ -337,7 +362,8 @@ impl Control {
 
     /// One shim announces itself.
     fn welcome(&mut self) {
-        let Ok(socket) = rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC)
+        let Ok(socket) =
+            rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC)
         else {
             return;
         };
@@ -353,7 +379,10 @@ impl Control {
     fn handshake(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let peer = fdpass::peer(socket)?;
         if !self.is_descendant(peer.pid) {
-            return Err(io::Error::other(format!("process {} is not the program's", peer.pid)));
+            return Err(io::Error::other(format!(
+                "process {} is not the program's",
+                peer.pid
+            )));
         }
         let mut bytes = [0u8; 64];
         let (got, _) = fdpass::receive(socket, &mut bytes)?;
@@ -361,7 +390,8 @@ impl Control {
         let page = SharedMemory::create("uc-command", PAGE_BYTES)?;
         fdpass::send(socket, &answer(false), &[self.device.as_fd(), page.as_fd()])?;
         let (got, fds) = fdpass::receive(socket, &mut bytes)?;
-        let ready = Ready::parse(&bytes[..got]).ok_or_else(|| io::Error::other("the shim gave up"))?;
+        let ready =
+            Ready::parse(&bytes[..got]).ok_or_else(|| io::Error::other("the shim gave up"))?;
         let mut fds = fds.into_iter();
         let beacon = VirtPage::of(ready.beacon);
         let process = match (hello.kind, hello.nonce) {
@@ -391,7 +421,10 @@ impl Control {
             }
         };
         let staging: Uffd = fds.next().ok_or(io::ErrorKind::InvalidData)?.into();
-        let _ = process.identity.set(Identity { pid: peer.pid, pidfd: PidFd::open(peer.pid)? });
+        let _ = process.identity.set(Identity {
+            pid: peer.pid,
+            pidfd: PidFd::open(peer.pid)?,
+        });
         let agent = Agent {
             commands: Commands::new(page),
             _staging_uffd: staging,
@@ -426,18 +459,21 @@ impl Control {
         false
     }
 
-    fn watch(&mut self, process: &Process) {
-        if let (Some(sideband), Some(pid)) = (&mut self.sideband, process.pid()) {
+    fn watch(&self, process: &Process) {
+        if let (Some(sideband), Some(pid)) = (lock(&self.watch).as_mut(), process.pid()) {
             let _ = sideband.watch(pid);
         }
     }
 
     /// Pressure, discovery, and what no event tells.
-    fn look_around(&mut self, layout_hint: bool) {
+    fn look_around(&mut self) {
         let processes = self.shared.all_processes();
         let limit = self.shared.engine().limit().0;
         let mut unmanaged = 0u64;
-        for process in processes.iter().filter(|p| !p.managed.load(Ordering::Relaxed)) {
+        for process in processes
+            .iter()
+            .filter(|p| !p.managed.load(Ordering::Relaxed))
+        {
             if let Some(statm) = self.statm.get(&process.space) {
                 unmanaged += process.anonymous_pages(statm) * PAGE_BYTES as u64;
             }
@@ -459,19 +495,11 @@ impl Control {
         }
         if !self.managing {
             let headroom = threshold.saturating_sub(used) as f64;
-            self.tick = Duration::from_secs_f64((headroom / GROWTH).min(1.0)).clamp(TICK_MIN, TICK_MAX);
+            self.tick =
+                Duration::from_secs_f64((headroom / GROWTH).min(1.0)).clamp(TICK_MIN, TICK_MAX);
             return;
         }
-        let mut changed: Vec<u32> = Vec::new();
-        let mut everything = false;
-        if let (true, Some(sideband)) = (layout_hint, &mut self.sideband) {
-            sideband.drain(|record| match record {
-                Record::Mmap { pid, anonymous: true, writable: true, .. } => changed.push(pid),
-                Record::Fork { pid, .. } => changed.push(pid),
-                Record::Lost(_) => everything = true,
-                _ => {}
-            });
-        }
+        let everything = self.shared.look_again.swap(false, Ordering::Relaxed);
         let mut growing = false;
         for process in &processes {
             let Some(pid) = process.pid() else {
@@ -483,10 +511,11 @@ impl Control {
             let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
             let size = size.unwrap_or_default().virtual_size.0;
             let before = self.virtual_sizes.insert(process.space, size);
-            let told = everything || changed.contains(&pid);
-            if told || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
+            if everything || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
                 growing = true;
                 discover::manage(&self.shared, process, &mut self.maps);
+            } else {
+                discover::lock_threads(&self.shared, process, pid);
             }
             let agent_gone = process.agent.get().is_some_and(|a| a.commands.agent() == 0);
             if agent_gone && process.has_lost_its_memory(&self.zeros) {
@@ -504,7 +533,9 @@ impl Control {
             false => (self.tick * 2).clamp(Duration::from_millis(5), TICK_MAX),
         };
         let managed = self.shared.engine().managed_pages().0;
-        self.shared.managed_pages_peak.fetch_max(managed, Ordering::Relaxed);
+        self.shared
+            .managed_pages_peak
+            .fetch_max(managed, Ordering::Relaxed);
         for tier in &self.shared.tiers {
             tier.note_usage();
         }
@@ -537,10 +568,17 @@ impl Control {
         let (stats, resident, dram) = {
             let mut engine = shared.engine();
             engine.set_pool_held(held);
-            (*engine.stats(), engine.resident().bytes(), engine.dram_used())
+            (
+                *engine.stats(),
+                engine.resident().bytes(),
+                engine.dram_used(),
+            )
         };
-        let rates =
-            Rates::between(&self.last_snapshot.1, &stats, self.last_snapshot.0.elapsed().as_secs_f64());
+        let rates = Rates::between(
+            &self.last_snapshot.1,
+            &stats,
+            self.last_snapshot.0.elapsed().as_secs_f64(),
+        );
         let tier = |metered: &MeteredTier| {
             let reads = metered.reads.load(Ordering::Relaxed);
             let writes = metered.writes.load(Ordering::Relaxed);
@@ -548,7 +586,9 @@ impl Control {
         };
         let first = procfs::children(self.launch.keeper);
         let own = std::process::id();
-        let client = first.into_iter().find(|pid| *pid != own && *pid != self.holder);
+        let client = first
+            .into_iter()
+            .find(|pid| *pid != own && *pid != self.holder);
         let snapshot = Snapshot {
             schema_version: crate::report::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -579,8 +619,11 @@ impl Control {
             let engine = shared.engine();
             (*engine.stats(), engine.metadata_bytes())
         };
-        let latencies: Vec<_> =
-            shared.tiers.iter().map(|tier| lock(&tier.read_latency).clone()).collect();
+        let latencies: Vec<_> = shared
+            .tiers
+            .iter()
+            .map(|tier| lock(&tier.read_latency).clone())
+            .collect();
         let tiers = shared
             .tiers
             .iter()

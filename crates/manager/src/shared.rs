@@ -79,7 +79,9 @@ pub(crate) fn new_histogram() -> Histogram<u64> {
 
 /// Locks, also after a panic elsewhere: the manager then ends the client anyway.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Times of the parts of a fault, in nanoseconds, summed over `count` faults served from memory tiers.
@@ -111,6 +113,8 @@ pub(crate) struct Shared {
     pub exceeded: Mutex<Exceeded>,
     pub spaces_seen: AtomicU64,
     pub managed_pages_peak: AtomicU64,
+    /// Records of new mappings were lost: the control thread looks at everything anew.
+    pub look_again: AtomicBool,
     pub started: Instant,
     /// Why the client must be ended, once something decided so.
     pub doom: Mutex<Option<String>>,
@@ -136,19 +140,27 @@ impl Shared {
     }
 
     pub fn process(&self, space: SpaceId) -> Option<Arc<Process>> {
-        let processes = self.processes.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let processes = self
+            .processes
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         processes.get(&space).cloned()
     }
 
     pub fn all_processes(&self) -> Vec<Arc<Process>> {
-        let processes = self.processes.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let processes = self
+            .processes
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         processes.values().cloned().collect()
     }
 
     pub fn add_process(&self, process: Arc<Process>) {
         self.spaces_seen.fetch_add(1, Ordering::Relaxed);
-        let mut processes =
-            self.processes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut processes = self
+            .processes
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         processes.insert(process.space, process);
         drop(processes);
         self.processes_changed();
@@ -157,8 +169,10 @@ impl Shared {
     /// The address space is gone: forgets its pages and frees its slots.
     pub fn remove_process(&self, process: &Process) {
         process.gone.store(true, Ordering::Relaxed);
-        let mut processes =
-            self.processes.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut processes = self
+            .processes
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let known = processes.remove(&process.space).is_some();
         drop(processes);
         if known {
@@ -257,7 +271,8 @@ impl Shared {
                 "undercroft: every tier is full and the memory limit of {} is reached; {}",
                 Bytes(self.options.memory_max),
                 match self.options.when_full {
-                    WhenFull::Stay => "pages stay in memory above the limit. \
+                    WhenFull::Stay =>
+                        "pages stay in memory above the limit. \
                         Add room with `--tier file:PATH,size=SIZE` or raise --memory-max",
                     WhenFull::Kill => "ending the program (--when-full kill)",
                 }

@@ -36,7 +36,8 @@ pub struct OpenTier {
 }
 
 fn parse(spec: &str) -> io::Result<TierSpec> {
-    spec.parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{error}")))
+    spec.parse()
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{error}")))
 }
 
 fn ram_capacity(options: &ClientOptions, index: usize) -> io::Result<Bytes> {
@@ -69,14 +70,20 @@ pub fn open(options: &ClientOptions) -> io::Result<Vec<OpenTier>> {
             TierSpec::Ram(_) => {
                 let reserve = RamPool::reserve_for(ram_capacity(options, index)?);
                 let memory = SharedMemory::create("uc-ram-tier", reserve.0 as usize)?;
-                OpenTier { memory, backing: None }
+                OpenTier {
+                    memory,
+                    backing: None,
+                }
             }
             TierSpec::File(file) => {
                 let opened = Backing::open(&file.path, file.size);
                 let backing = opened.map_err(|error| io::Error::other(error.to_string()))?;
                 let table = FileTier::table_bytes(backing.bytes());
                 let memory = SharedMemory::create("uc-slot-table", table)?;
-                OpenTier { memory, backing: Some(backing) }
+                OpenTier {
+                    memory,
+                    backing: Some(backing),
+                }
             }
         });
     }
