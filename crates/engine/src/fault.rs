@@ -49,7 +49,9 @@ pub enum FaultAnswer {
 pub enum Install {
     /// Not tried, or refused for now: back to `Stored`.
     NotYet,
-    /// Mapped in the client (or found there).
+    /// Mapped in the client by this plan. Not for a *fresh* page that was found there already (EEXIST): it is `NotYet`.
+    /// A REMOVE may have been acknowledged whose zap is still to come, and the page, if it were evicted before, would
+    /// come back with the bytes that were dropped.
     Done,
     /// Its bytes could not be verified or read.
     Lost,

@@ -9,6 +9,7 @@
 //! select N, take, store, publish    the eviction path, whole batch;  reclaim N = all four;  leave A = until A has left
 //! demote, demote-load, demote-end, no-demote   moves the oldest page from tier 0 to tier 1
 //! remove, unmap A..B, remap A..B to C, keep A..B to C (DONTUNMAP), fork, exit, spawn    with their events (and zap)
+//! remove-event A, zap      a REMOVE is acknowledged / the kernel drops the pages;  repeat A: a stale fault message comes
 //! lock A..B, unlock A..B, limit N, wake (take_waiters), bad N (tier N fails every store)
 //! tell A | slots N | stopped | count | clean | lost      what is told: a page's state, slots in a tier, ...
 //! ```
@@ -173,6 +174,19 @@ fn step(world: &mut World, words: &[&str]) -> Option<String> {
             world.begin_remove(proc, range(words[1]), true);
             events(world);
         }
+        "remove-event" => {
+            world.begin_remove(proc, range(words[1]), true);
+            world.read_event(proc);
+        }
+        "zap" => assert!(world.zap_step()),
+        "repeat" => {
+            let message = world::Message {
+                page: range(words[1]).start,
+                write: false,
+                thread: 0,
+            };
+            world.procs[proc].messages.push_back(message);
+        }
         "unmap" => {
             world.begin_unmap(proc, range(words[1]), true, false);
             events(world);
@@ -284,6 +298,17 @@ fn remove_during_load_never_brings_old_bytes() {
         "",
         "write 0..64; reclaim 1; stop 0; fault; load; remove 0; slots 0; finish; slots 0; tell 0; read 0; tell 0",
         "slots 1; slots 0; untouched; resident",
+    );
+}
+
+#[test]
+fn page_found_present_between_a_remove_and_its_zap_is_not_taken_for_a_fresh_one() {
+    // Finished as Done it would be evicted with its old bytes, out of the zap's reach: they came back afterwards.
+    check(
+        "",
+        "write 0..64; remove-event 5; repeat 5; fault; load; finish; tell 5; read 64..128; lock 0..5; lock 6..128; zap; \
+         read 5; tell 5",
+        "untouched; resident",
     );
 }
 
