@@ -223,6 +223,18 @@ pub(crate) fn or_skip<T>(
     Ok(None)
 }
 
+/// A rig that used more DRAM than the budget had an advantage; say so.
+pub(crate) fn check_total(results: &mut Results, rig: &str, budget: Bytes) {
+    let uses = results.samples.iter().filter(|sample| sample.rig == rig);
+    let most = uses.map(|sample| sample.memory.total_peak_bytes).max();
+    if let Some(most) = most.filter(|most| rig != "plain" && *most as f64 > budget.0 as f64 * 1.02)
+    {
+        let percent = 100.0 * (most as f64 / budget.0 as f64 - 1.0);
+        let note = format!("{rig} used up to {percent:.1} % more DRAM than the budget");
+        results.notes.push(note);
+    }
+}
+
 /// Runs the workload on a rig; every line it printed, parsed.
 pub(crate) fn run_touch(
     rig: &dyn Rig,

@@ -3,7 +3,7 @@
 //! Each round runs every rig once, one after another, so that drift of the machine hits all alike. One run = fill, all
 //! phases, and a check of every byte at the end.
 
-use super::{Lab, or_skip, phase_sample, progress, run_retrying};
+use super::{Lab, check_total, or_skip, phase_sample, progress, run_retrying};
 use crate::results::{Better, Results, Target};
 use crate::rig::{CommandLine, Plain, Rig, calibrate};
 use crate::touch::{Access, Pattern, Phase};
@@ -171,31 +171,12 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         }
     }
     for group in &groups {
-        check_totals(results, group);
+        for rig in &group.rigs {
+            check_total(results, rig.name(), group.budget);
+        }
     }
     compare(results);
     Ok(())
-}
-
-/// A rig that used more DRAM than the budget had an advantage; say so.
-fn check_totals(results: &mut Results, group: &Group) {
-    for rig in group
-        .rigs
-        .iter()
-        .map(|rig| rig.name())
-        .filter(|name| *name != "plain")
-    {
-        let uses = results.samples.iter().filter(|sample| sample.rig == rig);
-        let Some(most) = uses.map(|sample| sample.memory.total_peak_bytes).max() else {
-            continue;
-        };
-        if most as f64 > group.budget.0 as f64 * 1.02 {
-            let percent = 100.0 * (most as f64 / group.budget.0 as f64 - 1.0);
-            results.notes.push(format!(
-                "{rig} used up to {percent:.1} % more DRAM than the budget"
-            ));
-        }
-    }
 }
 
 fn compare(results: &mut Results) {

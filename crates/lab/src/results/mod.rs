@@ -205,6 +205,14 @@ impl Results {
         let range = each.fold([f64::INFINITY, f64::NEG_INFINITY], |[low, high], ratio| {
             [low.min(ratio), high.max(ratio)]
         });
+        if !ratio.is_finite() || range.iter().any(|bound| !bound.is_finite()) {
+            // JSON has no infinity.
+            let what = format!("{case}, {metric}: {subject} / {baseline}");
+            self.notes.push(format!(
+                "{what} is not a number ({subject_median} / {baseline_median})"
+            ));
+            return;
+        }
         self.rows.push(Row {
             case: case.to_owned(),
             metric: metric.to_owned(),
