@@ -27,6 +27,9 @@ const FRUITLESS_MAX: u32 = 8;
 /// Pause when nothing could be evicted.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Longest sleep while threads may be waiting for room that others make.
+const NAP: Duration = Duration::from_millis(100);
+
 pub(crate) struct Evictor {
     shared: Arc<Shared>,
     items: Vec<EvictItem>,
@@ -61,8 +64,8 @@ impl Evictor {
         }
     }
 
-    fn sleep_until_wanted(&self) {
-        let shared = &self.shared;
+    fn sleep_until_wanted(&mut self) {
+        let shared = self.shared.clone();
         loop {
             let kick = shared.evict_kick.load(Ordering::SeqCst);
             shared.evictor_sleeps.store(true, Ordering::SeqCst);
@@ -70,7 +73,9 @@ impl Evictor {
             if wanted || shared.stop.load(Ordering::Acquire) {
                 break;
             }
-            futex::wait(&shared.evict_kick, kick, None);
+            // Room may have come without us (the program gave memory back): nobody else lets the waiting in.
+            self.admit_waiters();
+            futex::wait(&shared.evict_kick, kick, Some(NAP));
         }
         shared.evictor_sleeps.store(false, Ordering::SeqCst);
     }
@@ -219,11 +224,12 @@ impl Evictor {
     /// Pages were moved out and cannot be read. Either the process died meanwhile, and they are nobody's; or it made itself
     /// unreadable, and is ended before it can see them missing.
     fn abandon(&mut self, process: &Process, group: &[EvictItem], start: usize, moved: u64) {
-        let exec = process
-            .agent
-            .get()
-            .is_none_or(|agent| agent.commands.agent() == 0);
-        if !exec && process.is_alive() {
+        // An exit or exec in progress shows as one a moment later.
+        let ended = (0..100).any(|_| {
+            process.wait_exit(Duration::from_millis(20))
+                || process.agent.get().is_none_or(|agent| agent.commands.agent() == 0)
+        });
+        if !ended {
             self.shared
                 .doom("the program's memory cannot be read any more (did it drop privileges?)");
             process.kill();

@@ -4,6 +4,8 @@ use undercroft_base::{Bytes, Nanos};
 
 use super::{Quantiles, Report, TierReport};
 
+/// Characters of the command shown in the first line.
+const COMMAND_CHARS_MAX: usize = 60;
 const DIM: &str = "\x1b[2m";
 const BOLD: &str = "\x1b[1m";
 const WARN: &str = "\x1b[33m";
@@ -59,8 +61,17 @@ pub fn human_summary(report: &Report, color: bool) -> String {
         "{}undercroft{} {}\n{text}",
         paint(BOLD),
         paint(OFF),
-        report.command.join(" ")
+        command(&report.command)
     )
+}
+
+/// The command on one line: control characters become spaces, and a long one is cut.
+fn command(words: &[String]) -> String {
+    let text = words.join(" ").replace(char::is_control, " ");
+    match text.char_indices().nth(COMMAND_CHARS_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
 }
 
 fn faults(report: &Report) -> String {

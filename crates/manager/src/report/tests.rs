@@ -196,3 +196,17 @@ fn summary_warns_of_what_went_wrong() {
     );
     assert!(text.contains("3 pages were lost"), "{text}");
 }
+
+#[test]
+fn summary_keeps_a_long_command_on_one_line() {
+    let mut report = sample();
+    report.command = vec!["sh".into(), "-c".into(), "echo é\n".repeat(100)];
+    let text = human_summary(&report, false);
+    assert!(text.lines().count() <= 9, "{text}");
+    assert!(
+        text.lines()
+            .next()
+            .is_some_and(|line| line.ends_with("...") && line.chars().count() < 80),
+        "{text}"
+    );
+}
