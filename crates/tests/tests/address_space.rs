@@ -36,7 +36,7 @@ fn fuzz_with(before: &[&str], options: &[&str], case: Case) {
         .before(before)
         .options(options)
         .limit(limit)
-        .timeout(150 + case.ops / 500);
+        .timeout(60 + case.ops / 500);
     let spill = tempfile::tempdir_in(&folder).expect("a folder for the file tier");
     for tier in case.tiers {
         job = job.tier(&tier.replace("SPILL", &spill.path().join("spill").to_string_lossy()));
