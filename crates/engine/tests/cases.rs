@@ -175,6 +175,7 @@ fn step(world: &mut World, words: &[&str]) -> Option<String> {
             events(world);
         }
         "remove-event" => {
+            world.procs[proc].unmanaged_ok = true; // until the zap, and in fork children after it
             world.begin_remove(proc, range(words[1]), true);
             world.read_event(proc);
         }
@@ -309,6 +310,16 @@ fn page_found_present_between_a_remove_and_its_zap_is_not_taken_for_a_fresh_one(
         "write 0..64; remove-event 5; repeat 5; fault; load; finish; tell 5; read 64..128; lock 0..5; lock 6..128; zap; \
          read 5; tell 5",
         "untouched; resident",
+    );
+}
+
+#[test]
+fn first_touch_in_progress_is_untouched_in_a_fork_child() {
+    // The child has the page, which is not counted: its entry must not say that it is stored.
+    check(
+        "",
+        "write 0..64; remove-event 5; repeat 5; fault; fork; finish; p1 tell 5; p1 read 5; read 5",
+        "untouched",
     );
 }
 

@@ -10,8 +10,25 @@ use undercroft_base::{TierKind, VirtPage, VirtRange};
 use undercroft_model::Random;
 use world::{Setup, TierSetup, World};
 
-/// Seeds that fail when a bug that was found and fixed is put back.
-const REGRESSIONS: [(u64, &str); 0] = [];
+/// Seeds that fail when a bug that was found here and fixed is put back. They run first, whatever the number of seeds.
+const REGRESSIONS: [(u64, &str); 4] = [
+    (
+        7,
+        "a fork that found the ledger full left the child's claims on slots behind",
+    ),
+    (
+        23,
+        "a page put back for a fork child freed slot 0 instead of what the child retained",
+    ),
+    (
+        0,
+        "minimum residency protected every page that could leave; waiting threads waited for ever",
+    ),
+    (
+        17,
+        "(not a bug yet) a remap during a load without a claim of its own at the new address",
+    ),
+];
 
 const SEEDS: u64 = 200;
 const STEPS: u64 = 30_000;
@@ -129,8 +146,9 @@ fn every_access_reads_what_the_oracle_expects() {
         (None, None) => None,
     };
     let whole = chosen.is_none() && steps == STEPS;
-    let regressions = REGRESSIONS.iter().map(|(seed, _)| *seed);
-    let seeds = chosen.unwrap_or_else(|| regressions.chain(0..SEEDS).collect());
+    let kept = || REGRESSIONS.iter().map(|(seed, _)| *seed);
+    let others = (0..SEEDS).filter(|seed| kept().all(|kept| kept != *seed));
+    let seeds = chosen.unwrap_or_else(|| kept().chain(others).collect());
     println!("seeds {seeds:?}, {steps} steps each");
     let (mut accesses, mut total) = (0, 0);
     let mut failed = Vec::new();
