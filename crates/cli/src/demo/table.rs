@@ -174,5 +174,7 @@ pub fn print(
             ))?;
         }
     }
-    show::line("\nDRAM = most at once, compressed pages included.")
+    show::line(
+        "\nDRAM = most at once, compressed pages included; zram keeps those on top of its limit.",
+    )
 }
