@@ -64,10 +64,6 @@ pub struct Ready {
 
 /// Move the listed pages into the staging area.
 pub const OP_MOVE: u32 = 1;
-/// Drop the listed pages (they are write-protected and copied).
-pub const OP_DROP: u32 = 2;
-/// Read one byte of each listed page.
-pub const OP_TOUCH: u32 = 3;
 
 /// The page shared by one agent and the manager. All zero at first.
 ///
@@ -98,4 +94,9 @@ pub struct CommandPage {
     pub refused: AtomicU64,
     /// Addresses, ascending.
     pub pages: [AtomicU64; STAGING_PAGES],
+    /// Threads of the program inside fork(): the manager starts no command.
+    pub forking: AtomicU32,
+    /// A command is posted, or its pages are in the staging area and not yet read: fork() waits, because a child would
+    /// depend on a staging area that goes away with its parent.
+    pub in_hand: AtomicU32,
 }

@@ -75,6 +75,37 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 // same symbol in programs written in Rust.
 global_asm!(".globl rust_eh_personality", ".hidden rust_eh_personality", "rust_eh_personality: ud2");
 
+const MADV_GUARD_INSTALL: usize = 102;
+
+/// Stands in for the C library's madvise. Guard pages drop contents without telling userfaultfd: dropping them first, which
+/// tells it, changes nothing for the program, and keeps the old contents from coming back when the guard is removed.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn madvise(address: usize, length: usize, advice: i32) -> i32 {
+    let result = {
+        if advice as u32 as usize == MADV_GUARD_INSTALL {
+            // SAFETY: the program asked for the contents of this range to go.
+            unsafe { call3(nr::MADVISE, address, length, 4) };
+        }
+        // SAFETY: the program's own call, passed on.
+        unsafe { call3(nr::MADVISE, address, length, advice as u32 as usize) }
+    };
+    if result >= 0 {
+        return result as i32;
+    }
+    // SAFETY: the C library's own; it is there when this object is loaded by a C library's dynamic linker.
+    unsafe {
+        if __errno_location as *const () as usize != 0 {
+            *__errno_location() = -result as i32;
+        }
+    }
+    -1
+}
+
+global_asm!(".weak __errno_location");
+unsafe extern "C" {
+    fn __errno_location() -> *mut i32;
+}
+
 // glibc runs the child handler in every fork() child; absent in other C libraries, whose children are then served
 // but not evicted from.
 global_asm!(".weak __register_atfork");
@@ -95,6 +126,8 @@ static INIT: extern "C" fn(i32, *const *const u8, *const *const u8) = init;
 static mut ADDRESS: SockAddr = SockAddr { family: 1, path: [0; 108] };
 /// The beacon page of this process; 0 before the first handshake.
 static BEACON: AtomicU64 = AtomicU64::new(0);
+/// The command page of this process; 0 before the first handshake.
+static COMMAND: AtomicU64 = AtomicU64::new(0);
 
 #[repr(C)]
 struct SockAddr {
@@ -112,7 +145,8 @@ extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) 
         if join(KIND_START, 0) {
             let register: unsafe extern "C" fn(_, _, _, _) -> i32 = __register_atfork;
             if register as usize != 0 {
-                register(None, None, Some(in_fork_child), core::ptr::null());
+                let (before, after) = (Some(before_fork as _), Some(after_fork as _));
+                register(before, after, Some(in_fork_child), core::ptr::null());
             }
         }
     }
@@ -148,8 +182,39 @@ unsafe fn find_socket(mut envp: *const *const u8) -> bool {
     false
 }
 
+/// Runs in the parent before fork(): no page may be on its way out while the child's memory is copied.
+extern "C" fn before_fork() {
+    let command = COMMAND.load(Relaxed) as *const CommandPage;
+    if command.is_null() {
+        return;
+    }
+    // SAFETY: the command page stays mapped as long as the address space.
+    let page = unsafe { &*command };
+    page.forking.fetch_add(1, SeqCst);
+    let mut spins = 0;
+    while page.in_hand.load(SeqCst) != 0 {
+        spins += 1;
+        if spins > 100 {
+            // SAFETY: `in_hand` is a live futex word.
+            unsafe { futex_wait(&page.in_hand, 1) };
+        }
+        core::hint::spin_loop();
+    }
+}
+
+/// Runs in the parent after fork().
+extern "C" fn after_fork() {
+    let command = COMMAND.load(Relaxed) as *const CommandPage;
+    if !command.is_null() {
+        // SAFETY: as above.
+        unsafe { (*command).forking.fetch_sub(1, SeqCst) };
+    }
+}
+
 /// Runs in the child of fork(), alone: announces it and gives it an agent of its own.
 extern "C" fn in_fork_child() {
+    // The parent's command page is not mapped here.
+    COMMAND.store(0, Relaxed);
     let beacon = BEACON.load(Relaxed);
     if beacon == 0 {
         return;
@@ -347,6 +412,9 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
         let sent = started && send(socket, &ready, fds, count);
         // Wait until the manager holds the descriptors before closing ours.
         let joined = sent && receive(socket, &mut answer).is_some();
+        if joined {
+            COMMAND.store(command as u64, Relaxed);
+        }
         if process >= 0 {
             call3(nr::CLOSE, process as usize, 0, 0);
         }
@@ -440,8 +508,6 @@ unsafe extern "C" fn agent(page: *const CommandPage, staging: usize, uffd: usize
             let count = (page.count.load(Relaxed) as usize).min(STAGING_PAGES);
             match page.op.load(Relaxed) {
                 OP_MOVE => move_out(page, seq, count, staging),
-                OP_DROP => drop_pages(page, count),
-                OP_TOUCH => touch(page, count),
                 _ => {}
             }
             page.done.store(seq, Release);
@@ -534,32 +600,5 @@ unsafe fn exclude_reader(page: &CommandPage) {
                 unsafe { call3(nr::SCHED_YIELD, 0, 0, 0) };
             }
         }
-    }
-}
-
-/// Drops the listed pages: they are write-protected, copied and published.
-unsafe fn drop_pages(page: &CommandPage, count: usize) {
-    let mut dropped = 0u64;
-    let mut at = 0;
-    while at < count {
-        let start = page.pages[at].load(Relaxed) as usize;
-        // SAFETY: DONTNEED of pages whose bytes the manager has stored.
-        if unsafe { call3(nr::MADVISE, start, PAGE, 4) } == 0 {
-            dropped |= 1 << at;
-        }
-        at += 1;
-    }
-    page.moved.store(dropped, Relaxed);
-    page.refused.store(0, Relaxed);
-}
-
-/// Brings the listed pages in.
-unsafe fn touch(page: &CommandPage, count: usize) {
-    let mut at = 0;
-    while at < count {
-        let start = page.pages[at].load(Relaxed) as usize;
-        // SAFETY: MADV_POPULATE_READ faults the page in, or fails if it is no longer mapped; never a signal.
-        unsafe { call3(nr::MADVISE, start, PAGE, 22) };
-        at += 1;
     }
 }

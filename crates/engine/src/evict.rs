@@ -205,6 +205,11 @@ impl<L: Ledger> Engine<L> {
         !self.batch.pages[at].dead || self.batch.followers.iter().any(|(leader, _)| *leader == at)
     }
 
+    /// Whether a fork child depends on item `at`.
+    pub fn is_shared(&self, at: usize) -> bool {
+        self.batch.followers.iter().any(|(leader, _)| *leader == at)
+    }
+
     /// Whether a thread waits for item `at`: the caller then puts it back first. A page that a fork child shares is
     /// stored instead, and loaded by each.
     pub fn wanted(&self, at: usize) -> bool {

@@ -145,8 +145,9 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Whether faults may exceed the limit: set when nothing below has room and the client is to stay alive.
-    pub fn set_over_limit_ok(&mut self, ok: bool) {
-        self.over_limit_ok = ok;
+    /// Returns what was set before.
+    pub fn set_over_limit_ok(&mut self, ok: bool) -> bool {
+        std::mem::replace(&mut self.over_limit_ok, ok)
     }
 
     /// DRAM the client costs now: resident managed pages plus RAM tiers.

@@ -145,7 +145,7 @@ impl<L: Ledger> PageTable<L> {
         found
     }
 
-    /// Gives chunks of `range` back whose entries are all untouched.
+    /// Gives chunks of `range` back whose entries are all untouched. O(chunks of the range, or of the space if fewer).
     pub fn trim(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
@@ -153,17 +153,24 @@ impl<L: Ledger> PageTable<L> {
         let (from, to) = (position(range.start).0, position(range.end).0);
         let ledger = &self.ledger;
         let free = &mut self.free;
-        owner.chunks.retain(|at, chunk| {
-            let empty = |chunk: ChunkNo| {
-                (0..CHUNK_PAGES).all(|i| ledger.entry(chunk.page(i)) == Entry::UNTOUCHED)
-            };
-            if (from..=to).contains(at) && empty(*chunk) {
-                ledger.set_head(*chunk, None);
-                free.push(*chunk);
-                return false;
+        let mut keep = |chunk: ChunkNo| {
+            let untouched = |i| ledger.entry(chunk.page(i)) == Entry::UNTOUCHED;
+            let empty = (0..CHUNK_PAGES).all(untouched);
+            if empty {
+                ledger.set_head(chunk, None);
+                free.push(chunk);
             }
-            true
-        });
+            !empty
+        };
+        if to - from < owner.chunks.len() as u64 {
+            for at in from..=to {
+                if owner.chunks.get(&at).is_some_and(|chunk| !keep(*chunk)) {
+                    owner.chunks.remove(&at);
+                }
+            }
+        } else {
+            owner.chunks.retain(|at, chunk| !(from..=to).contains(at) || keep(*chunk));
+        }
     }
 
     /// Forgets a space whose pages the caller has released (every entry untouched).

@@ -12,6 +12,10 @@ use crate::protocol::STAGING_PAGES;
 /// Longest wait for an agent before the caller looks whether its process still lives.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Half-word indices of the words behind the pages.
+pub(crate) const FORKING: usize = 2 * (6 + STAGING_PAGES);
+pub(crate) const IN_HAND: usize = FORKING + 1;
+
 /// One agent's command page.
 pub(crate) struct Commands(SharedMemory);
 
@@ -54,6 +58,25 @@ impl Commands {
     /// The agent's thread id; 0 when it is gone (or its process called exec).
     pub fn agent(&self) -> u32 {
         self.half(2).load(Ordering::Acquire)
+    }
+
+    /// Claims the right to take pages out: fork() in the program waits until [`Commands::release`]. False while the
+    /// program is inside fork(): try later.
+    pub fn claim(&self) -> bool {
+        self.half(IN_HAND).store(1, Ordering::SeqCst);
+        if self.half(FORKING).load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        self.release();
+        false
+    }
+
+    /// What was moved out has been read.
+    pub fn release(&self) {
+        self.half(IN_HAND).store(0, Ordering::SeqCst);
+        if self.half(FORKING).load(Ordering::SeqCst) != 0 {
+            futex::wake(self.half(IN_HAND), u32::MAX >> 1);
+        }
     }
 
     /// Orders `op` on `pages` and waits for the result; `None` when the agent died. `alive` is asked now and then.

@@ -24,8 +24,9 @@ const STORE_PAGES: usize = 8;
 /// Batches in a row that freed nothing before every tier is called full.
 const FRUITLESS_MAX: u32 = 8;
 
-/// Pause when nothing could be evicted.
+/// Pause when nothing could be evicted, doubled up to the most.
 const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(64);
 
 /// Longest sleep while threads may be waiting for room that others make.
 const NAP: Duration = Duration::from_millis(100);
@@ -82,6 +83,7 @@ impl Evictor {
 
     /// Evicts until the reserve is free again.
     fn reclaim(&mut self) {
+        let mut pause = PAUSE;
         loop {
             if self.shared.stop.load(Ordering::Acquire) {
                 return;
@@ -94,7 +96,7 @@ impl Evictor {
                 if !engine.reclaim_unfinished() {
                     break;
                 }
-                engine.room()
+                engine.stats().pages_swapped_out
             };
             let any = self.evict_batch();
             let after = {
@@ -102,14 +104,15 @@ impl Evictor {
                 let mut engine = self.shared.engine();
                 engine.set_pool_held(held);
                 let (dram, limit) = (engine.dram_used(), engine.limit());
-                let room = engine.room();
+                let evicted = engine.stats().pages_swapped_out;
                 drop(engine);
                 self.shared.note_limit(dram, limit);
-                room
+                evicted
             };
             self.admit_waiters();
             if any && after > before {
                 self.fruitless = 0;
+                pause = PAUSE;
                 continue;
             }
             self.fruitless += 1;
@@ -120,7 +123,8 @@ impl Evictor {
                     self.shared.everything_full();
                     self.admit_waiters();
                 }
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         }
         self.fruitless = 0;
@@ -184,17 +188,20 @@ impl Evictor {
     /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`, and only there.
     /// The others are settled.
     fn take_out(&mut self, process: &Arc<Process>, group: &[EvictItem], start: usize) -> u64 {
-        let done = process.agent.get().and_then(|agent| {
-            let pages = group.iter().map(|item| item.page.address());
-            let done = agent.commands.run(OP_MOVE, pages, || process.is_alive())?;
-            let readable = read_staging(agent, done.moved, group.len(), &mut self.buffer);
-            // Unreadable staging means that the process is gone: its pages are nobody's any more.
-            Some((done, readable))
-        });
-        let (moved, refused, readable) = match done {
-            Some((done, readable)) => (done.moved, done.refused, readable),
-            None => (0, 0, true),
+        let Some(agent) = process.agent.get().filter(|agent| agent.commands.claim()) else {
+            return self.leave(group, start);
         };
+        let pages = group.iter().map(|item| item.page.address());
+        let done = agent.commands.run(OP_MOVE, pages, || process.is_alive());
+        let Some(done) = done else {
+            // It died over the command: whatever was moved is gone with it, and only a child could miss it.
+            agent.commands.release();
+            self.mourn(group, start, u64::MAX);
+            return self.leave(group, start);
+        };
+        let readable = read_staging(agent, done.moved, group.len(), &mut self.buffer);
+        agent.commands.release();
+        let (moved, refused) = (done.moved, done.refused);
         let mut engine = self.shared.engine();
         for at in 0..group.len() {
             let taken = match (moved >> at & 1, refused >> at & 1) {
@@ -221,13 +228,32 @@ impl Evictor {
         0
     }
 
+    /// Pages may be lost that a fork child shares, which only a fork that bypassed the C library can bring about: the client is
+    /// ended, because the child would read wrong bytes.
+    fn mourn(&self, group: &[EvictItem], start: usize, moved: u64) {
+        let engine = self.shared.engine();
+        let shared =
+            (0..group.len()).any(|at| moved >> at & 1 == 1 && engine.is_shared(start + at));
+        drop(engine);
+        if shared {
+            for process in self.shared.all_processes() {
+                process.kill();
+            }
+            self.shared
+                .doom("a process died while pages it shared with a fork child were being stored");
+        }
+    }
+
     /// Pages were moved out and cannot be read. Either the process died meanwhile, and they are nobody's; or it made itself
     /// unreadable, and is ended before it can see them missing.
     fn abandon(&mut self, process: &Process, group: &[EvictItem], start: usize, moved: u64) {
         // An exit or exec in progress shows as one a moment later.
         let ended = (0..100).any(|_| {
             process.wait_exit(Duration::from_millis(20))
-                || process.agent.get().is_none_or(|agent| agent.commands.agent() == 0)
+                || process
+                    .agent
+                    .get()
+                    .is_none_or(|agent| agent.commands.agent() == 0)
         });
         if !ended {
             self.shared
@@ -235,6 +261,7 @@ impl Evictor {
             process.kill();
             process.wait_exit(Duration::from_secs(5));
         }
+        self.mourn(group, start, moved);
         process.gone.store(true, Ordering::Relaxed);
         let mut engine = self.shared.engine();
         for at in (0..group.len()).filter(|at| moved >> at & 1 == 1) {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use undercroft_base::{
-    FailKind, LoadError, Loaded, PAGE_BYTES, TierId, VirtPage, VirtRange, page_checksum,
+    FailKind, LoadError, Loaded, PAGE_BYTES, PageState, TierId, VirtPage, VirtRange, page_checksum,
 };
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Fault, FaultAnswer, Install, LoadPlan};
@@ -239,6 +239,7 @@ impl FaultThread {
 
     /// Steps 2 to 4 of one fault: decide, load, install.
     fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant) {
+        crate::layout::settle_fork_child(&self.shared, process, fault.thread.0);
         if fault.page == process.beacon {
             return self.answer_beacon(process);
         }
@@ -252,7 +253,14 @@ impl FaultThread {
             let held = self.shared.pool_held();
             let mut engine = self.shared.engine();
             engine.set_pool_held(held);
+            // The agent must never wait for room: it is who makes it.
+            let agent = process.agent.get().map(|agent| agent.commands.agent());
+            let urgent = agent == Some(fault.thread.0) && fault.thread.0 != 0;
+            let allowed = urgent.then(|| engine.set_over_limit_ok(true));
             let answer = engine.fault(fault, &mut self.lanes[lane].plan);
+            if let Some(allowed) = allowed {
+                engine.set_over_limit_ok(allowed);
+            }
             let kick = engine.reclaim_wanted();
             drop(engine);
             if kick {
@@ -314,18 +322,23 @@ impl FaultThread {
         self.idle.push(lane);
     }
 
-    /// The page is there: wake the thread. If it keeps faulting, ask the kernel, which may know better.
+    /// The page is there: wake the thread. If it keeps faulting, the kernel knows better: zeros can only be installed where
+    /// nothing is, and where no layout event is pending. Two things take a page away without an event: guard pages, which
+    /// read as zeros afterwards; and fork, which does not copy the page tables of a mapping that has held nothing but the
+    /// shared zero page.
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
+        let range = VirtRange::new(page, page.plus(1));
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;
         if times >= PUZZLED_AFTER {
             process.puzzled.store(0, Ordering::Relaxed);
             let _layout = process.layout.read();
-            if process.is_missing(page) {
+            let entry = self.shared.engine().entry(process.space, page);
+            if entry.state == PageState::Resident && process.uffd.zeropage(range, false).is_ok() {
                 self.shared.engine().vanished(process.space, page);
-                self.shared.free_released();
             }
         }
-        let _ = process.uffd.wake(VirtRange::new(page, page.plus(1)));
+        let _ = process.uffd.wake(range);
+        self.shared.free_released();
     }
 
     /// No copy verifies: every access fails from now on, rather than read wrong bytes.
@@ -555,8 +568,11 @@ impl FaultThread {
                 }
                 at += done;
                 if exists && at < stop {
-                    // Someone else put a page there; what is there is newer than our copy. Nobody was woken.
-                    items[at].install = Install::Done;
+                    // Somebody else's page is there, and nobody was woken. A fresh page may be one that is about to be
+                    // dropped, so it is left untouched in our books.
+                    if !items[at].fresh {
+                        items[at].install = Install::Done;
+                    }
                     note_wake(items[at].page);
                     at += 1;
                 } else if across && stop - at > 1 {

@@ -227,12 +227,16 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
     manager.link.set_read_timeout(Some(READY))?;
     match next_notice(&mut manager) {
         Some(Notice::Ready) => {}
-        _ => {
+        other => {
             let _ = manager.child.kill();
             let _ = manager.child.wait();
-            return Err(io::Error::other(
-                "the manager did not start; `undercroft doctor` tells what is missing",
-            ));
+            let why = match other {
+                Some(Notice::Failed(why)) => why,
+                _ => "the manager did not start".to_owned(),
+            };
+            return Err(io::Error::other(format!(
+                "{why} (`undercroft doctor` tells what is missing)"
+            )));
         }
     }
     manager.link.set_read_timeout(None)?;

@@ -34,31 +34,43 @@ pub(crate) fn apply(shared: &Shared, process: &Process, event: Message) {
 }
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
-    let (mut wiped, mut absent) = (Vec::new(), Vec::new());
-    if let Some(pid) = parent.pid() {
-        // The parent has returned from fork() by now, but its marks are those it forked with unless it changes them in this
-        // very moment.
-        let read = procfs::mappings_with_flags(pid, &mut [("wf", &mut wiped), ("dc", &mut absent)]);
-        if let Err(error) = read {
-            return shared.doom(&format!(
-                "reading the program's mappings at a fork failed: {error}"
-            ));
-        }
-    }
-    let forked = shared.engine().forked(parent.space, &wiped);
+    // What the child does not have, or has as zeros, is found when it first speaks: see `settle_fork_child`.
+    let forked = shared.engine().forked(parent.space, &[]);
     let Ok((space, effect)) = forked else {
         return shared.doom("the page table is full: the program forks too much memory");
     };
-    for range in absent {
-        shared.engine().unmapped(space, range);
-    }
-    shared.free_released();
     if let (true, Some(agent)) = (effect.cancel_batch, parent.agent.get()) {
         agent.commands.cancel();
     }
     let process = Process::new(space, child, parent.beacon, true);
     process.managed.store(true, Ordering::Relaxed);
     shared.add_process(Arc::new(process));
+}
+
+/// Corrects what the books have of a fork child by its own mappings: those marked `MADV_DONTFORK` are absent, those marked
+/// `MADV_WIPEONFORK` are zeros. Called before the first page of the child is served, while its one thread (`tid`) waits, so that
+/// the marks are those of the fork. Reads the child's smaps: a few ms a GiB, once.
+pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32) {
+    if !process.is_fork_child || process.settled.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let (mut wiped, mut present) = (Vec::new(), Vec::new());
+    // Every mapping that can be managed has the flag of missing-page tracking.
+    let read = procfs::mappings_with_flags(tid, &mut [("wf", &mut wiped), ("um", &mut present)]);
+    if let Err(error) = read {
+        return shared.doom(&format!("reading a fork child's mappings failed: {error}"));
+    }
+    let _layout = process.layout.write();
+    let regions = shared.engine().regions(process.space).to_vec();
+    for region in regions {
+        for absent in subtract(region, &present) {
+            shared.engine().unmapped(process.space, absent);
+        }
+    }
+    for range in wiped {
+        shared.engine().removed(process.space, range);
+    }
+    shared.free_released();
 }
 
 /// Moves the evictor and all agents to where no client thread faults.

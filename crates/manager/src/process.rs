@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
-use undercroft_sys::pagemap::{Category, Pagemap};
+use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::Uffd;
@@ -42,6 +42,8 @@ pub(crate) struct Process {
     pub beacon: VirtPage,
     /// Came into being by fork: some of its pages may still be the parent's frames.
     pub is_fork_child: bool,
+    /// A fork child's books have been corrected by its own mappings.
+    pub settled: AtomicBool,
     /// Registered with the kernel: pressure has come.
     pub managed: AtomicBool,
     /// Set when the address space is known to be gone.
@@ -63,6 +65,7 @@ impl Process {
             agent: OnceLock::new(),
             beacon,
             is_fork_child,
+            settled: AtomicBool::new(false),
             managed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             threads_seen: Mutex::new(Vec::new()),
@@ -92,17 +95,6 @@ impl Process {
         let pid = self.pid().ok_or(io::ErrorKind::NotFound)?;
         let open = Pagemap::open(pid)?;
         Ok(self.pagemap.get_or_init(|| open))
-    }
-
-    /// True when the kernel says the page is neither in memory nor in its swap.
-    pub fn is_missing(&self, page: VirtPage) -> bool {
-        let range = VirtRange::new(page, page.plus(1));
-        let mut found = Vec::new();
-        let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
-        let scanned = self
-            .pagemap()
-            .and_then(|pagemap| pagemap.scan(range, any, &mut found));
-        scanned.is_ok() && found.is_empty()
     }
 
     /// True when the address space no longer exists (exec or exit): installs nothing, asks with a page that cannot be

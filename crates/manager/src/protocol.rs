@@ -1,6 +1,7 @@
 //! The client's side of the protocol, as the manager sees it: the same source file, and the messages as bytes.
 
 #[path = "../../client/src/protocol.rs"]
+#[allow(dead_code)] // each side uses its half
 mod wire;
 
 #[cfg(test)]
@@ -83,6 +84,14 @@ mod tests {
         assert_eq!(offset_of!(CommandPage, moved), 32);
         assert_eq!(offset_of!(CommandPage, refused), 40);
         assert_eq!(offset_of!(CommandPage, pages), 48);
+        assert_eq!(
+            offset_of!(CommandPage, forking),
+            4 * super::super::command::FORKING
+        );
+        assert_eq!(
+            offset_of!(CommandPage, in_hand),
+            4 * super::super::command::IN_HAND
+        );
     }
 
     #[test]

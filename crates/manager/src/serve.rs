@@ -81,6 +81,8 @@ pub enum Request {
 pub enum Notice {
     /// Ready for clients.
     Ready,
+    /// It cannot serve, and why.
+    Failed(String),
     /// The client was ended, and why.
     Doomed(String),
     /// The answer to `Finish`.
@@ -97,10 +99,48 @@ pub fn serve(launch: Launch) -> io::Result<()> {
         report(info);
         std::process::abort();
     }));
+    let link = process::take_inherited(launch.link)?;
+    if let Err(error) = serve_over(launch, link.try_clone()?) {
+        // The keeper tells the user.
+        tell(&link, &Notice::Failed(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Whether userfaultfds that see everything may be made here; the error names the fix.
+fn check_permissions() -> io::Result<()> {
+    let device = UffdDevice::open().map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::NotFound => "the kernel has no /dev/userfaultfd (Linux 6.1 or newer is needed)".to_owned(),
+            _ => format!("/dev/userfaultfd: {error}; no permission: run as root, or give this user read and write on it"),
+        };
+        io::Error::new(error.kind(), why)
+    })?;
+    device.create()?.api(Features::EVENTS.with(Features::THREAD_ID)).map_err(|error| {
+        io::Error::other(format!(
+            "userfaultfd fork events: {error}; without them a fork child would read zeros. Run as root or with CAP_SYS_PTRACE"
+        ))
+    })?;
+    Ok(())
+}
+
+/// Writes one notice to the keeper.
+fn tell(link: &OwnedFd, notice: &Notice) -> io::Result<()> {
+    let mut line = serde_json::to_vec(notice)?;
+    line.push(b'\n');
+    let mut rest = &line[..];
+    while !rest.is_empty() {
+        let sent = rustix::io::write(link, rest)?;
+        rest = &rest[sent..];
+    }
+    Ok(())
+}
+
+fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     process::raise_open_files_limit();
+    check_permissions()?;
     let holder = process::spawn_fd_holder()?;
     let listener = process::take_inherited(launch.listener)?;
-    let link = process::take_inherited(launch.link)?;
     let status = process::take_inherited(launch.status)?;
     let ledger = SharedMemory::from_fd(process::take_inherited(launch.ledger)?)?;
     let keeper = PidFd::open(launch.keeper)?;
@@ -246,14 +286,7 @@ struct Control {
 
 impl Control {
     fn notify(&self, notice: &Notice) -> io::Result<()> {
-        let mut line = serde_json::to_vec(notice)?;
-        line.push(b'\n');
-        let mut rest = &line[..];
-        while !rest.is_empty() {
-            let sent = rustix::io::write(&self.link, rest)?;
-            rest = &rest[sent..];
-        }
-        Ok(())
+        tell(&self.link, notice)
     }
 
     /// Until the keeper says that the client has ended, or is gone itself.

@@ -280,7 +280,7 @@ impl Shared {
         }
         drop(exceeded);
         match self.options.when_full {
-            WhenFull::Stay => self.engine().set_over_limit_ok(true),
+            WhenFull::Stay => _ = self.engine().set_over_limit_ok(true),
             WhenFull::Kill => self.doom("every tier is full (--when-full kill)"),
         }
     }
