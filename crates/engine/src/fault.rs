@@ -145,7 +145,7 @@ impl<L: Ledger> Engine<L> {
         };
         let room = self.room();
         if room < 1 {
-            if !self.over_limit_ok {
+            if room.saturating_add_unsigned(self.over_limit.0) < 1 {
                 self.stats.waited_for_room += 1;
                 return self.wait_for_room(fault);
             }

@@ -67,7 +67,7 @@ pub struct Engine<L> {
     waiters: VecDeque<(SpaceId, VirtPage)>,
     ages: Vec<migrate::AgeQueue>,
     expected: fault::Expected,
-    over_limit_ok: bool,
+    over_limit: PageCount,
     victims: Vec<PageNo>,
     stats: Stats,
 }
@@ -121,7 +121,7 @@ impl<L: Ledger> Engine<L> {
             },
             waiters: VecDeque::with_capacity(limits::WAITERS_MAX),
             expected: fault::Expected::default(),
-            over_limit_ok: false,
+            over_limit: PageCount(0),
             victims: Vec::with_capacity(limits::EVICT_PAGES_MAX),
             stats: Stats::default(),
         }
@@ -144,10 +144,10 @@ impl<L: Ledger> Engine<L> {
         self.stats.dram_peak = self.stats.dram_peak.max(dram);
     }
 
-    /// Whether faults may exceed the limit: set when nothing below has room and the client is to stay alive.
-    /// Returns what was set before.
-    pub fn set_over_limit_ok(&mut self, ok: bool) -> bool {
-        std::mem::replace(&mut self.over_limit_ok, ok)
+    /// By how many pages faults may exceed the limit: raised step by step while nothing below has room and the client is to
+    /// stay alive. Returns what was set before.
+    pub fn set_over_limit(&mut self, pages: PageCount) -> PageCount {
+        std::mem::replace(&mut self.over_limit, pages)
     }
 
     /// DRAM the client costs now: resident managed pages plus RAM tiers.
@@ -288,10 +288,10 @@ impl<L: Ledger> Engine<L> {
 
     /// Threads that waited for room and may now fault again: appends to `out` as many as there is room for.
     pub fn take_waiters(&mut self, out: &mut Vec<(SpaceId, VirtPage)>) {
-        let room = match self.over_limit_ok {
-            true => usize::MAX,
-            false => self.room().max(0) as usize,
-        };
+        let room = self
+            .room()
+            .saturating_add_unsigned(self.over_limit.0)
+            .max(0) as usize;
         let count = self.waiters.len().min(room);
         out.extend(self.waiters.drain(..count));
     }

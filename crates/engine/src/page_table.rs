@@ -169,7 +169,9 @@ impl<L: Ledger> PageTable<L> {
                 }
             }
         } else {
-            owner.chunks.retain(|at, chunk| !(from..=to).contains(at) || keep(*chunk));
+            owner
+                .chunks
+                .retain(|at, chunk| !(from..=to).contains(at) || keep(*chunk));
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use undercroft_base::{
-    PAGE_BYTES, SpaceId, Store, StoreError, TierId, VirtPage, fill_word, page_checksum,
+    PAGE_BYTES, PageCount, SpaceId, Store, StoreError, TierId, VirtPage, fill_word, page_checksum,
 };
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, EvictItem, Outcome, Taken};
@@ -26,7 +26,7 @@ const FRUITLESS_MAX: u32 = 8;
 
 /// Pause when nothing could be evicted, doubled up to the most.
 const PAUSE: Duration = Duration::from_millis(1);
-const PAUSE_MAX: Duration = Duration::from_millis(64);
+const PAUSE_MAX: Duration = Duration::from_millis(16);
 
 /// Longest sleep while threads may be waiting for room that others make.
 const NAP: Duration = Duration::from_millis(100);
@@ -117,9 +117,8 @@ impl Evictor {
             }
             self.fruitless += 1;
             if self.fruitless >= FRUITLESS_MAX {
-                self.fruitless = FRUITLESS_MAX;
-                let stuck = self.shared.engine().room() < 1;
-                if stuck {
+                self.fruitless = 0;
+                if self.shared.engine().room() < 1 {
                     self.shared.everything_full();
                     self.admit_waiters();
                 }
@@ -128,7 +127,7 @@ impl Evictor {
             }
         }
         self.fruitless = 0;
-        self.shared.engine().set_over_limit_ok(false);
+        self.shared.engine().set_over_limit(PageCount(0));
         self.admit_waiters();
         for tier in &self.shared.tiers {
             tier.note_usage();

@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use undercroft_base::{
-    FailKind, LoadError, Loaded, PAGE_BYTES, PageState, TierId, VirtPage, VirtRange, page_checksum,
+    FailKind, LoadError, Loaded, PAGE_BYTES, PageCount, PageState, TierId, VirtPage, VirtRange,
+    page_checksum,
 };
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Fault, FaultAnswer, Install, LoadPlan};
@@ -256,10 +257,10 @@ impl FaultThread {
             // The agent must never wait for room: it is who makes it.
             let agent = process.agent.get().map(|agent| agent.commands.agent());
             let urgent = agent == Some(fault.thread.0) && fault.thread.0 != 0;
-            let allowed = urgent.then(|| engine.set_over_limit_ok(true));
+            let allowed = urgent.then(|| engine.set_over_limit(PageCount(1 << 40)));
             let answer = engine.fault(fault, &mut self.lanes[lane].plan);
             if let Some(allowed) = allowed {
-                engine.set_over_limit_ok(allowed);
+                engine.set_over_limit(allowed);
             }
             let kick = engine.reclaim_wanted();
             drop(engine);
@@ -335,6 +336,7 @@ impl FaultThread {
             let entry = self.shared.engine().entry(process.space, page);
             if entry.state == PageState::Resident && process.uffd.zeropage(range, false).is_ok() {
                 self.shared.engine().vanished(process.space, page);
+                eprintln!("DEBUG vanished {:x} child {} flags {:?}", page.address(), process.is_fork_child, entry.flags);
             }
         }
         let _ = process.uffd.wake(range);

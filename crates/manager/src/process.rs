@@ -97,17 +97,12 @@ impl Process {
         Ok(self.pagemap.get_or_init(|| open))
     }
 
-    /// True when the address space no longer exists (exec or exit): installs nothing, asks with a page that cannot be
-    /// installed.
+    /// True when the address space no longer exists (exec or exit). Asks with an installation where no program maps
+    /// anything: it is refused, for one reason or the other.
     pub fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
         use undercroft_sys::uffd::UffdError;
-        let Some(agent) = self.agent.get() else {
-            // Without an agent the beacon is the one page known to be registered.
-            let asked = self.uffd.copy(VirtPage(self.beacon.0), zeros, true);
-            return asked == Err(UffdError::ClientGone);
-        };
-        let asked = self.uffd.copy(agent.private.start, zeros, true);
-        asked == Err(UffdError::ClientGone)
+        const NOWHERE: VirtPage = VirtPage(17); // just above the lowest address that can be mapped
+        self.uffd.copy(NOWHERE, zeros, true) == Err(UffdError::ClientGone)
     }
 
     pub fn kill(&self) {

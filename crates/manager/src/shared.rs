@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use undercroft_base::{
-    Bytes, LoadError, Loaded, PAGE_BYTES, Slot, SpaceId, Stamp, Tier, TierId, TierKind, TierUsage,
-    VirtPage, VirtRange,
+    Bytes, LoadError, Loaded, PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Tier, TierId, TierKind,
+    TierUsage, VirtPage, VirtRange,
 };
 use undercroft_engine::Engine;
 use undercroft_sys::futex;
@@ -19,6 +19,10 @@ use crate::options::{ClientOptions, WhenFull};
 use crate::placement::Placement;
 use crate::process::Process;
 use crate::report::LimitExceeded;
+
+/// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it may be
+/// exceeded by already, if that is more).
+const OVER_LIMIT_STEP: u64 = 256;
 
 /// One tier with what is measured around it.
 pub(crate) struct MeteredTier {
@@ -280,7 +284,11 @@ impl Shared {
         }
         drop(exceeded);
         match self.options.when_full {
-            WhenFull::Stay => _ = self.engine().set_over_limit_ok(true),
+            WhenFull::Stay => {
+                let mut engine = self.engine();
+                let before = engine.set_over_limit(PageCount(0)).0;
+                engine.set_over_limit(PageCount(before + OVER_LIMIT_STEP.max(before / 4)));
+            }
             WhenFull::Kill => self.doom("every tier is full (--when-full kill)"),
         }
     }

@@ -120,7 +120,8 @@ impl World {
                 );
             }
             // Nothing can leave: all is pinned, locked, or below is full.
-            self.engine.set_over_limit_ok(true);
+            self.engine
+                .set_over_limit(undercroft_base::PageCount(1 << 40));
             self.over_limit = true;
             fruitless = 0;
             assert!(
@@ -131,7 +132,7 @@ impl World {
             idle = 0;
         }
         assert!(self.batch.is_none() && self.demotion.is_none());
-        self.engine.set_over_limit_ok(false);
+        self.engine.set_over_limit(undercroft_base::PageCount(0));
         self.over_limit = false;
         self.check_memory();
         self.check_slots();
