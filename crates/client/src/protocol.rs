@@ -92,7 +92,7 @@ pub struct CommandPage {
     pub moved: AtomicU64,
     /// Result: bit i = page i is pinned or shared.
     pub refused: AtomicU64,
-    /// Addresses, ascending.
+    /// Addresses, ascending; 0 = leave this place out.
     pub pages: [AtomicU64; STAGING_PAGES],
     /// Threads of the program inside fork(): the manager starts no command.
     pub forking: AtomicU32,

@@ -530,6 +530,10 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
         let mut at = 0;
         while at < count {
             let start = page.pages[at].load(Relaxed);
+            if start == 0 {
+                at += 1; // dropped by the program before the command was posted
+                continue;
+            }
             let mut end = at + 1;
             while end < count
                 && end - at < MOVE_PAGES_MAX

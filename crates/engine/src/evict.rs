@@ -205,6 +205,13 @@ impl<L: Ledger> Engine<L> {
         !self.batch.pages[at].dead || self.batch.followers.iter().any(|(leader, _)| *leader == at)
     }
 
+    /// Whether item `at` is still wanted out, and still mapped at `page`: to be asked right before it is taken, with no layout
+    /// event between.
+    pub fn is_at(&self, at: usize, page: VirtPage) -> bool {
+        let in_flight = &self.batch.pages[at];
+        !in_flight.dead && !in_flight.settled && in_flight.item.page == page
+    }
+
     /// Whether a fork child depends on item `at`.
     pub fn is_shared(&self, at: usize) -> bool {
         self.batch.followers.iter().any(|(leader, _)| *leader == at)

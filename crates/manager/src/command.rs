@@ -79,14 +79,10 @@ impl Commands {
         }
     }
 
-    /// Orders `op` on `pages` and waits for the result; `None` when the agent died. `alive` is asked now and then.
-    /// Called by one thread at a time.
-    pub fn run(
-        &self,
-        op: u32,
-        pages: impl Iterator<Item = u64>,
-        alive: impl Fn() -> bool,
-    ) -> Option<Done> {
+    /// Posts an order; returns its number. The caller holds the layout lock for reading since it made sure that each page is
+    /// still what it thinks it is: an event acknowledged later cancels this command, one acknowledged before has been seen.
+    /// One command at a time.
+    pub fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
         let mut count = 0;
         for (slot, page) in self.pages().iter().zip(pages) {
             slot.store(page, Ordering::Relaxed);
@@ -95,8 +91,13 @@ impl Commands {
         self.half(6).store(op, Ordering::Relaxed);
         self.half(7).store(count, Ordering::Relaxed);
         let seq = self.seq().load(Ordering::Relaxed).wrapping_add(1);
-        self.seq().store(seq, Ordering::Release);
+        self.seq().store(seq, Ordering::SeqCst);
         futex::wake(self.seq(), 1);
+        seq
+    }
+
+    /// Waits for the result of command `seq`; `None` when the agent died. `alive` is asked now and then.
+    pub fn wait(&self, seq: u32, alive: impl Fn() -> bool) -> Option<Done> {
         loop {
             let done = self.done().load(Ordering::Acquire);
             if done == seq {

@@ -190,8 +190,17 @@ impl Evictor {
         let Some(agent) = process.agent.get().filter(|agent| agent.commands.claim()) else {
             return self.leave(group, start);
         };
-        let pages = group.iter().map(|item| item.page.address());
-        let done = agent.commands.run(OP_MOVE, pages, || process.is_alive());
+        let seq = {
+            // An event acknowledged before this is in the books; one acknowledged after it cancels the command.
+            let _layout = process.layout.read();
+            let engine = self.shared.engine();
+            let pages = group.iter().enumerate().map(|(at, item)| {
+                let stays = engine.is_at(start + at, item.page);
+                if stays { item.page.address() } else { 0 }
+            });
+            agent.commands.post(OP_MOVE, pages)
+        };
+        let done = agent.commands.wait(seq, || process.is_alive());
         let Some(done) = done else {
             // It died over the command: whatever was moved is gone with it, and only a child could miss it.
             agent.commands.release();
@@ -388,11 +397,8 @@ impl Evictor {
                 };
                 match process.uffd.copy(*page, bytes, false) {
                     Ok(()) | Err(UffdError::Exists { .. } | UffdError::ClientGone) => {}
-                    Err(UffdError::LayoutChanging { .. } | UffdError::NoMemory { .. }) => {
-                        again = true
-                    }
-                    // The mapping went away; its event is on the way and makes this page nobody's.
-                    Err(_) => {}
+                    // Also when the mapping went away: its event is on the way, and tells where to, or that nobody wants it.
+                    Err(_) => again = true,
                 }
             }
             if again {

@@ -336,7 +336,6 @@ impl FaultThread {
             let entry = self.shared.engine().entry(process.space, page);
             if entry.state == PageState::Resident && process.uffd.zeropage(range, false).is_ok() {
                 self.shared.engine().vanished(process.space, page);
-                eprintln!("DEBUG vanished {:x} child {} flags {:?}", page.address(), process.is_fork_child, entry.flags);
             }
         }
         let _ = process.uffd.wake(range);

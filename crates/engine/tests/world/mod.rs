@@ -363,7 +363,8 @@ impl World {
                 let on = self.random.chance(1, 4);
                 self.over_limit = on;
                 let pages = if on { 1 << 40 } else { 0 };
-                self.engine.set_over_limit(undercroft_base::PageCount(pages));
+                self.engine
+                    .set_over_limit(undercroft_base::PageCount(pages));
             }
             _ => {
                 if self.random.chance(layout, 10) {
