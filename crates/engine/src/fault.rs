@@ -160,11 +160,17 @@ impl<L: Ledger> Engine<L> {
         FaultAnswer::Load
     }
 
+    /// The thread waits; it is let in when there is room. A page is listed once, however often it faults: the list is as long
+    /// as there are threads. Beyond the bound the thread faults again at once, at the price of a spin.
     fn wait_for_room(&mut self, fault: Fault) -> FaultAnswer {
-        if self.waiters.len() >= WAITERS_MAX {
-            return FaultAnswer::Wake; // it faults again: bounded memory, at the price of a spin
+        let place = (fault.space, fault.page);
+        if self.waiters.contains(&place) {
+            return FaultAnswer::NoRoom;
         }
-        self.waiters.push_back((fault.space, fault.page));
+        if self.waiters.len() >= WAITERS_MAX {
+            return FaultAnswer::Wake;
+        }
+        self.waiters.push_back(place);
         FaultAnswer::NoRoom
     }
 

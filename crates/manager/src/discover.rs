@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_sys::pagemap::Category;
@@ -17,6 +18,9 @@ use crate::shared::{Shared, lock};
 
 /// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault waits for it.
 const SCAN_PAGES: u64 = 4096;
+
+/// Pause while a fault thread reads a pending event.
+const EVENT_PAUSE: Duration = Duration::from_micros(20);
 
 /// Bytes around a thread's robust-list head that belong to its control block (glibc: the head is 0x2e0 into `struct
 /// pthread`, of about 0x900 bytes). The kernel writes there when the thread ends, past userfaultfd.
@@ -91,10 +95,20 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, range: VirtRange
     while start < range.end {
         let part = VirtRange::new(start, start.plus(SCAN_PAGES).min(range.end));
         present.clear();
-        // With the lock held no page of the part can be dropped or installed: what is found is true.
-        let _layout = process.layout.write();
+        // With the lock held no page of the part can be installed, and no event acknowledged. A mapping that moved without
+        // its event having been read would be found at its new place while the books have it at the old one.
+        let layout = process.layout.write();
         let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
-        if pagemap.scan(part, any, &mut present).is_ok() {
+        let scanned = pagemap.scan(part, any, &mut present).is_ok();
+        if process.event_pending() {
+            drop(layout);
+            if !process.is_alive() {
+                return;
+            }
+            std::thread::sleep(EVENT_PAUSE);
+            continue;
+        }
+        if scanned {
             let mut engine = shared.engine();
             for (found, _) in &present {
                 engine.found_resident(process.space, *found);

@@ -13,6 +13,9 @@ use undercroft_sys::uffd::Uffd;
 
 use crate::command::Commands;
 
+/// Where no program maps anything: just above the lowest address that can be mapped.
+const NOWHERE: VirtPage = VirtPage(17);
+
 /// What a process has that announced itself.
 pub(crate) struct Agent {
     pub commands: Commands,
@@ -101,8 +104,16 @@ impl Process {
     /// anything: it is refused, for one reason or the other.
     pub fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
         use undercroft_sys::uffd::UffdError;
-        const NOWHERE: VirtPage = VirtPage(17); // just above the lowest address that can be mapped
         self.uffd.copy(NOWHERE, zeros, true) == Err(UffdError::ClientGone)
+    }
+
+    /// True when a layout event waits to be read: what the kernel shows of the address space is then ahead of the books.
+    /// Asks with a change of protection where nothing is mapped, which is refused for one reason or the other.
+    pub fn event_pending(&self) -> bool {
+        use undercroft_sys::uffd::UffdError;
+        let nowhere = VirtRange::new(NOWHERE, NOWHERE.plus(1));
+        let asked = self.uffd.write_protect(nowhere, false);
+        matches!(asked, Err(UffdError::LayoutChanging { .. }))
     }
 
     pub fn kill(&self) {
