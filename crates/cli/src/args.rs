@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_base::Bytes;
-use undercroft_manager::options::{EvictBy, WhenFull};
+use undercroft_manager::options::WhenFull;
 
 use crate::values::{self, MemoryMax};
 
@@ -110,10 +110,6 @@ pub struct RunArgs {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = WhenFullArg::Stay)]
     pub when_full: WhenFullArg,
 
-    /// Advanced: how pages are taken out of the program
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = EvictArg::Auto, hide_short_help = true)]
-    pub evict: EvictArg,
-
     /// Write a report (JSON) when the program has ended
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -152,32 +148,11 @@ pub enum WhenFullArg {
     Kill,
 }
 
-/// `--evict` as typed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EvictArg {
-    /// Move where the kernel can, else drop
-    Auto,
-    /// Move pages to a staging area inside the program (Linux 6.8)
-    Move,
-    /// Write-protect, read, drop (older kernels)
-    Drop,
-}
-
 impl From<WhenFullArg> for WhenFull {
     fn from(arg: WhenFullArg) -> WhenFull {
         match arg {
             WhenFullArg::Stay => WhenFull::Stay,
             WhenFullArg::Kill => WhenFull::Kill,
-        }
-    }
-}
-
-impl From<EvictArg> for EvictBy {
-    fn from(arg: EvictArg) -> EvictBy {
-        match arg {
-            EvictArg::Auto => EvictBy::Auto,
-            EvictArg::Move => EvictBy::Move,
-            EvictArg::Drop => EvictBy::Drop,
         }
     }
 }

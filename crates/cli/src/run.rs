@@ -48,7 +48,6 @@ pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             reclaim: args.reclaim,
             prefetch: args.prefetch,
             when_full: args.when_full.into(),
-            evict_by: args.evict.into(),
             quiet: args.quiet,
         },
         command: args.command,

@@ -15,19 +15,6 @@ pub enum WhenFull {
     Kill,
 }
 
-/// How a page is taken out of the client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum EvictBy {
-    /// MOVE where the kernel has it, else write-protect and drop.
-    #[default]
-    Auto,
-    /// The agent moves pages into its staging area (Linux 6.8 and newer).
-    Move,
-    /// Write-protect, read, drop: older kernels.
-    Drop,
-}
-
 /// Options of one client, validated by whoever builds it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientOptions {
@@ -41,8 +28,6 @@ pub struct ClientOptions {
     pub prefetch: String,
     /// When every tier is full.
     pub when_full: WhenFull,
-    /// Which eviction mechanism to use.
-    pub evict_by: EvictBy,
     /// Suppress everything but errors on stderr.
     pub quiet: bool,
 }
