@@ -5,7 +5,7 @@
 //! shim -> manager   Hello { kind, nonce }
 //! manager -> shim   Welcome + [uffd device, command page]
 //! shim -> manager   Ready { addresses, agent } + [uffd of the process (unless it has one), uffd of the staging area]
-//! manager -> shim   Go
+//! manager -> shim   Go + [uffd of the process]
 //! ```
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -54,7 +54,8 @@ pub struct Ready {
     pub magic: u32,
     /// Always 0.
     pub reserved: u32,
-    /// Staging area, [`STAGING_PAGES`] pages, then the agent's stack up to `private_end`.
+    /// Staging area, [`STAGING_PAGES`] pages, which the manager registers with the process's userfaultfd; the holding area,
+    /// as large; then the agent's stack up to `private_end`.
     pub staging: u64,
     /// End of the shim's own mapping that starts at `staging`.
     pub private_end: u64,
@@ -94,6 +95,8 @@ pub struct CommandPage {
     pub refused: AtomicU64,
     /// Addresses, ascending; 0 = leave this place out.
     pub pages: [AtomicU64; STAGING_PAGES],
+    /// Result: bit i = page i was moved, but not on into the holding area.
+    pub stranded: AtomicU64,
     /// Threads of the program inside fork(): the manager starts no command.
     pub forking: AtomicU32,
     /// A command is posted, or its pages are in the staging area and not yet read: fork() waits, because a child would

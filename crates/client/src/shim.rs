@@ -22,13 +22,14 @@ const STACK: usize = 4 * PAGE;
 mod nr {
     pub const CLOSE: usize = 3;
     pub const MMAP: usize = 9;
-    pub const MUNMAP: usize = 11;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const SCHED_YIELD: usize = 24;
     pub const MADVISE: usize = 28;
     pub const DUP2: usize = 33;
+    pub const GETPID: usize = 39;
     pub const SOCKET: usize = 41;
+    pub const FCNTL: usize = 72;
     pub const CONNECT: usize = 42;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
@@ -77,18 +78,16 @@ global_asm!(".globl rust_eh_personality", ".hidden rust_eh_personality", "rust_e
 
 const MADV_GUARD_INSTALL: usize = 102;
 
-/// Stands in for the C library's madvise. Guard pages drop contents without telling userfaultfd: dropping them first, which
+/// Stands in for the C library's madvise. Guard pages drop contents without telling userfaultfd: dropping them once more, which
 /// tells it, changes nothing for the program, and keeps the old contents from coming back when the guard is removed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn madvise(address: usize, length: usize, advice: i32) -> i32 {
-    let result = {
-        if advice as u32 as usize == MADV_GUARD_INSTALL {
-            // SAFETY: the program asked for the contents of this range to go.
-            unsafe { call3(nr::MADVISE, address, length, 4) };
-        }
-        // SAFETY: the program's own call, passed on.
-        unsafe { call3(nr::MADVISE, address, length, advice as u32 as usize) }
-    };
+    // SAFETY: the program's own call, passed on.
+    let result = unsafe { call3(nr::MADVISE, address, length, advice as u32 as usize) };
+    if result == 0 && advice as u32 as usize == MADV_GUARD_INSTALL {
+        // SAFETY: the contents are gone already; this keeps the guards and tells the manager.
+        unsafe { call3(nr::MADVISE, address, length, 4) };
+    }
     if result >= 0 {
         return result as i32;
     }
@@ -128,6 +127,20 @@ static mut ADDRESS: SockAddr = SockAddr { family: 1, path: [0; 108] };
 static BEACON: AtomicU64 = AtomicU64::new(0);
 /// The command page of this process; 0 before the first handshake.
 static COMMAND: AtomicU64 = AtomicU64::new(0);
+/// The process it belongs to: children that did not come from fork() inherit the number, not the page.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The command page, if this process has one.
+fn command_page() -> Option<&'static CommandPage> {
+    let command = COMMAND.load(Relaxed) as *const CommandPage;
+    // SAFETY: takes no arguments.
+    let pid = unsafe { call3(nr::GETPID, 0, 0, 0) } as u32;
+    if command.is_null() || OWNER.load(Relaxed) != pid {
+        return None;
+    }
+    // SAFETY: it stays mapped as long as the address space of its owner, which is this process.
+    Some(unsafe { &*command })
+}
 
 #[repr(C)]
 struct SockAddr {
@@ -184,12 +197,9 @@ unsafe fn find_socket(mut envp: *const *const u8) -> bool {
 
 /// Runs in the parent before fork(): no page may be on its way out while the child's memory is copied.
 extern "C" fn before_fork() {
-    let command = COMMAND.load(Relaxed) as *const CommandPage;
-    if command.is_null() {
+    let Some(page) = command_page() else {
         return;
-    }
-    // SAFETY: the command page stays mapped as long as the address space.
-    let page = unsafe { &*command };
+    };
     page.forking.fetch_add(1, SeqCst);
     let mut spins = 0;
     while page.in_hand.load(SeqCst) != 0 {
@@ -204,10 +214,8 @@ extern "C" fn before_fork() {
 
 /// Runs in the parent after fork().
 extern "C" fn after_fork() {
-    let command = COMMAND.load(Relaxed) as *const CommandPage;
-    if !command.is_null() {
-        // SAFETY: as above.
-        unsafe { (*command).forking.fetch_sub(1, SeqCst) };
+    if let Some(page) = command_page() {
+        page.forking.fetch_sub(1, SeqCst);
     }
 }
 
@@ -353,7 +361,7 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
     // SAFETY: fresh mappings at addresses the kernel chooses; ioctls with live local structures.
     unsafe {
         let command = call6(nr::MMAP, 0, PAGE, 3, 1, page, 0);
-        let own_len = STAGING_PAGES * PAGE + STACK;
+        let own_len = 2 * STAGING_PAGES * PAGE + STACK;
         let own = call6(nr::MMAP, 0, own_len, 3, 0x22, usize::MAX, 0);
         if command < 0 || own < 0 {
             return false;
@@ -364,7 +372,7 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
         call3(nr::MADVISE, own, own_len, 10);
         call3(nr::MADVISE, own, own_len, 15);
         // The stack must be there before it is needed inside a MOVE.
-        core::ptr::write_bytes((own + STAGING_PAGES * PAGE) as *mut u8, 0, STACK);
+        core::ptr::write_bytes((own + 2 * STAGING_PAGES * PAGE) as *mut u8, 0, STACK);
         let mut beacon = BEACON.load(Relaxed);
         if beacon == 0 {
             let fresh = call6(nr::MMAP, 0, PAGE, 3, 0x22, usize::MAX, 0);
@@ -385,17 +393,9 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
         }
         let mut api = [0xAAu64, 1 << 16, 0];
         call3(nr::IOCTL, staging as usize, UFFD_API, api.as_mut_ptr() as usize);
-        let mut register = [own as u64, (STAGING_PAGES * PAGE) as u64, 1, 0];
+        let hold = own + STAGING_PAGES * PAGE;
+        let mut register = [hold as u64, (STAGING_PAGES * PAGE) as u64, 1, 0];
         call3(nr::IOCTL, staging as usize, UFFD_REGISTER, register.as_mut_ptr() as usize);
-
-        // The agent must receive no signal of the program's: block all, start it, restore.
-        let (all, mut old) = (u64::MAX, 0u64);
-        let old_at = core::ptr::from_mut(&mut old) as usize;
-        call6(nr::RT_SIGPROCMASK, 2, core::ptr::from_ref(&all) as usize, old_at, 8, 0, 0);
-        let stack_top = own + own_len;
-        let started = start_agent(command, own, staging as usize, stack_top);
-        call6(nr::RT_SIGPROCMASK, 2, old_at, 0, 8, 0, 0);
-
         let ready = Ready {
             magic: MAGIC,
             reserved: 0,
@@ -403,31 +403,46 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
             private_end: (own + own_len) as u64,
             beacon,
         };
-        let mut answer = Answer { magic: 0, refused: 1 };
         let count = if nonce == 0 { 2 } else { 1 };
         let fds = match nonce {
             0 => [process as i32, staging as i32],
             _ => [staging as i32, -1],
         };
-        let sent = started && send(socket, &ready, fds, count);
-        // Wait until the manager holds the descriptors before closing ours.
-        let joined = sent && receive(socket, &mut answer).is_some();
+        let mut answer = Answer { magic: 0, refused: 1 };
+        let mut joined = false;
+        if send(socket, &ready, fds, count)
+            && let Some([guard, _]) = receive(socket, &mut answer)
+            && guard >= 0
+        {
+            // The agent must receive no signal of the program's: block all, start it, restore.
+            let (all, mut old) = (u64::MAX, 0u64);
+            let old_at = core::ptr::from_mut(&mut old) as usize;
+            call6(nr::RT_SIGPROCMASK, 2, core::ptr::from_ref(&all) as usize, old_at, 8, 0, 0);
+            joined = core::ptr::read_volatile(&answer.refused) == 0
+                && start_agent(command, own, staging as usize, guard as usize, own + own_len);
+            call6(nr::RT_SIGPROCMASK, 2, old_at, 0, 8, 0, 0);
+            call3(nr::CLOSE, guard as usize, 0, 0);
+        }
         if joined {
+            OWNER.store(call3(nr::GETPID, 0, 0, 0) as u32, Relaxed);
             COMMAND.store(command as u64, Relaxed);
         }
         if process >= 0 {
             call3(nr::CLOSE, process as usize, 0, 0);
         }
         call3(nr::CLOSE, staging as usize, 0, 0);
-        if !started {
-            call3(nr::MUNMAP, own, own_len, 0);
-        }
         joined
     }
 }
 
 /// Starts the agent and waits until it has a descriptor table of its own.
-unsafe fn start_agent(command: usize, staging: usize, uffd: usize, stack_top: usize) -> bool {
+unsafe fn start_agent(
+    command: usize,
+    staging: usize,
+    uffd: usize,
+    guard: usize,
+    stack_top: usize,
+) -> bool {
     let page = command as *const CommandPage;
     // VM | FS | SIGHAND | THREAD | SYSVSEM | CHILD_CLEARTID | CHILD_SETTID: a thread of the program, but *not* FILES: its
     // own descriptor table, so that the program may close what it likes and sees nothing of ours.
@@ -445,6 +460,7 @@ unsafe fn start_agent(command: usize, staging: usize, uffd: usize, stack_top: us
             "mov rdi, r12",
             "mov rsi, r13",
             "mov rdx, r14",
+            "mov rcx, r15",
             "and rsp, -16",
             "call {agent}",
             "ud2",
@@ -459,6 +475,7 @@ unsafe fn start_agent(command: usize, staging: usize, uffd: usize, stack_top: us
             in("r12") command,
             in("r13") staging,
             in("r14") uffd,
+            in("r15") guard,
             lateout("rcx") _,
             lateout("r11") _,
         );
@@ -488,12 +505,20 @@ unsafe fn futex_wake(word: &AtomicU32) {
 }
 
 /// The agent thread.
-unsafe extern "C" fn agent(page: *const CommandPage, staging: usize, uffd: usize) -> ! {
+unsafe extern "C" fn agent(
+    page: *const CommandPage,
+    staging: usize,
+    uffd: usize,
+    guard: usize,
+) -> ! {
     // SAFETY: the command page and staging area live as long as the address space; descriptors are this thread's own.
     unsafe {
         call3(nr::PRCTL, 15, c"uc-agent".as_ptr() as usize, 0);
-        call3(nr::DUP2, uffd, 0, 0);
-        call3(nr::CLOSE_RANGE, 1, u32::MAX as usize, 0);
+        // 0: the process's userfaultfd, 1: that of the holding area; nothing else stays open.
+        let (uffd, guard) = (call3(nr::FCNTL, uffd, 0, 10), call3(nr::FCNTL, guard, 0, 10));
+        call3(nr::DUP2, guard as usize, 0, 0);
+        call3(nr::DUP2, uffd as usize, 1, 0);
+        call3(nr::CLOSE_RANGE, 2, u32::MAX as usize, 0);
         let page = &*page;
         page.reader_wants.store(1, Release);
         futex_wake(&page.reader_wants);
@@ -519,11 +544,16 @@ unsafe extern "C" fn agent(page: *const CommandPage, staging: usize, uffd: usize
 /// Pages moved in one exclusion of the reader: bounds how long a fault waits for the agent.
 const MOVE_PAGES_MAX: usize = 16;
 
-/// Moves the listed pages into the staging area, page i to place i.
+/// Moves the listed pages into the staging area, page i to place i, and on into the holding area behind it.
+///
+/// The first move is made on the process's own userfaultfd, which refuses it while a layout event waits to be read: a page of a
+/// mapping that took the place of the one meant is never moved. The second empties the staging area without an event,
+/// which dropping its pages would raise.
 unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
     // SAFETY: the pages are the program's own, moved on the manager's word; nothing here refers to them.
     unsafe {
-        call3(nr::MADVISE, staging, STAGING_PAGES * PAGE, 4); // DONTNEED: what was there is stored
+        let hold = staging + STAGING_PAGES * PAGE;
+        call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4); // DONTNEED: what was there is stored
         let (mut moved, mut refused) = (0u64, 0u64);
         let mut retried = usize::MAX;
         let mut alone = usize::MAX;
@@ -582,8 +612,34 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             refused |= 1 << at;
             at += 1;
         }
+        let mut stranded = 0u64;
+        let mut at = 0;
+        while at < count {
+            if moved >> at & 1 == 0 {
+                at += 1;
+                continue;
+            }
+            let mut end = at + 1;
+            while end < count && moved >> end & 1 == 1 {
+                end += 1;
+            }
+            let (to, from) = (hold + at * PAGE, staging + at * PAGE);
+            let len = ((end - at) * PAGE) as u64;
+            let mut request = [to as u64, from as u64, len, 0, 0u64];
+            let result = call3(nr::IOCTL, 1, UFFD_MOVE, request.as_mut_ptr() as usize);
+            let done = match result {
+                0 => end - at,
+                _ => (core::ptr::read_volatile(&request[4]) as i64).max(0) as usize / PAGE,
+            };
+            at += done;
+            if done == 0 {
+                stranded |= 1 << at; // nothing in the kernel does this to private pages; the manager ends the program
+                at += 1;
+            }
+        }
         page.moved.store(moved, Relaxed);
         page.refused.store(refused, Relaxed);
+        page.stranded.store(stranded, Relaxed);
     }
 }
 

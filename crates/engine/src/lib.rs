@@ -248,7 +248,10 @@ impl<L: Ledger> Engine<L> {
                 continue;
             };
             let mut entry = self.table.entry(no);
-            absent += u64::from(matches!(entry.state, PageState::Stored));
+            absent += u64::from(matches!(
+                entry.state,
+                PageState::Stored | PageState::Evicting | PageState::Loading
+            ));
             entry.flags = match on {
                 true => entry.flags.with(Flags::LOCKED),
                 false => entry.flags.without(Flags::LOCKED),

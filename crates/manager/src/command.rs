@@ -12,8 +12,9 @@ use crate::protocol::STAGING_PAGES;
 /// Longest wait for an agent before the caller looks whether its process still lives.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Half-word indices of the words behind the pages.
-pub(crate) const FORKING: usize = 2 * (6 + STAGING_PAGES);
+/// Word index of the result behind the pages, half-word indices of the fork gate.
+pub(crate) const STRANDED: usize = 6 + STAGING_PAGES;
+pub(crate) const FORKING: usize = 2 * (STRANDED + 1);
 pub(crate) const IN_HAND: usize = FORKING + 1;
 
 /// One agent's command page.
@@ -24,6 +25,8 @@ pub(crate) struct Commands(SharedMemory);
 pub(crate) struct Done {
     pub moved: u64,
     pub refused: u64,
+    /// Moved but not readable: the program has to be ended.
+    pub stranded: u64,
 }
 
 impl Commands {
@@ -105,6 +108,7 @@ impl Commands {
                 return Some(Done {
                     moved: words[4].load(Ordering::Relaxed),
                     refused: words[5].load(Ordering::Relaxed),
+                    stranded: words[STRANDED].load(Ordering::Relaxed),
                 });
             }
             if self.agent() == 0 || !alive() {

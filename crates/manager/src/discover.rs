@@ -136,14 +136,15 @@ pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
         let last = VirtPage::of(head + CONTROL_BLOCK.1);
         let block = VirtRange::new(first, last.plus(1));
         let absent = shared.engine().lock(process.space, block, true);
-        if absent.0 > 0 {
-            // Bring it in: this thread is not one that serves faults, so it may cause them.
-            let mut byte = [0u8; 1];
-            for page in block.pages() {
-                let _ = undercroft_sys::process::read_memory(*tid, page.address(), &mut byte);
-            }
+        if absent.0 == 0 {
+            seen.push(*tid);
+            continue;
         }
-        seen.push(*tid);
+        // Bring it in: this thread is not one that serves faults, so it may cause them. Looked at again next time.
+        let mut byte = [0u8; 1];
+        for page in block.pages() {
+            let _ = undercroft_sys::process::read_memory(*tid, page.address(), &mut byte);
+        }
     }
     seen.retain(|tid| threads.contains(tid));
 }

@@ -14,7 +14,7 @@ use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{futex, process};
 
-use crate::process::Process;
+use crate::process::{Agent, Process};
 use crate::protocol::OP_MOVE;
 use crate::shared::{Shared, page_of};
 
@@ -23,6 +23,9 @@ const STORE_PAGES: usize = 8;
 
 /// Batches in a row that freed nothing before every tier is called full.
 const FRUITLESS_MAX: u32 = 8;
+
+/// Pages lent above the limit each time that nothing can leave for the moment.
+const LEND_STEP: u64 = 16;
 
 /// Pause when nothing could be evicted, doubled up to the most.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -40,6 +43,8 @@ pub(crate) struct Evictor {
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
     fruitless: u32,
+    /// Pages lent above the limit while nothing can leave for the moment.
+    lent: u64,
 }
 
 impl Evictor {
@@ -53,6 +58,7 @@ impl Evictor {
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
             fruitless: 0,
+            lent: 0,
         })
     }
 
@@ -70,7 +76,7 @@ impl Evictor {
         loop {
             let kick = shared.evict_kick.load(Ordering::SeqCst);
             shared.evictor_sleeps.store(true, Ordering::SeqCst);
-            let wanted = shared.engine().reclaim_wanted() || self.pool_is_full();
+            let wanted = shared.engine().reclaim_wanted();
             if wanted || shared.stop.load(Ordering::Acquire) {
                 break;
             }
@@ -96,7 +102,10 @@ impl Evictor {
                 if !engine.reclaim_unfinished() {
                     break;
                 }
-                engine.stats().pages_swapped_out
+                (
+                    engine.stats().pages_swapped_out,
+                    engine.stats().refused_store,
+                )
             };
             let any = self.evict_batch();
             let after = {
@@ -104,15 +113,27 @@ impl Evictor {
                 let mut engine = self.shared.engine();
                 engine.set_pool_held(held);
                 let (dram, limit) = (engine.dram_used(), engine.limit());
-                let evicted = engine.stats().pages_swapped_out;
+                let evicted = (
+                    engine.stats().pages_swapped_out,
+                    engine.stats().refused_store,
+                );
                 drop(engine);
                 self.shared.note_limit(dram, limit);
                 evicted
             };
             self.admit_waiters();
-            if any && after > before {
+            if any && after.0 > before.0 {
                 self.fruitless = 0;
                 pause = PAUSE;
+                self.lend(0);
+                continue;
+            }
+            if after.1 == before.1 {
+                // Not for lack of room below: a fork in progress, pinned pages, everything just touched. Whoever is in fork()
+                // may itself wait for room, and nothing leaves before it is through: it is lent some.
+                self.lend(self.lent + LEND_STEP);
+                self.admit_waiters();
+                std::thread::sleep(PAUSE);
                 continue;
             }
             self.fruitless += 1;
@@ -127,10 +148,21 @@ impl Evictor {
             }
         }
         self.fruitless = 0;
+        self.lent = 0;
         self.shared.engine().set_over_limit(PageCount(0));
         self.admit_waiters();
         for tier in &self.shared.tiers {
             tier.note_usage();
+        }
+    }
+
+    /// Lets faults exceed the limit by `pages`, instead of what was lent before, beside what [`Shared::everything_full`] allows.
+    fn lend(&mut self, pages: u64) {
+        if pages != self.lent {
+            let mut engine = self.shared.engine();
+            let allowed = engine.set_over_limit(PageCount(0)).0;
+            engine.set_over_limit(PageCount(allowed.saturating_sub(self.lent) + pages));
+            self.lent = pages;
         }
     }
 
@@ -162,8 +194,13 @@ impl Evictor {
     fn evict_group(&mut self, items: &[EvictItem], start: usize, end: usize) {
         let group = &items[start..end];
         let process = self.shared.process(group[0].space);
-        let moved = match &process {
-            Some(process) => self.take_out(process, group, start),
+        // From here to the last page published, fork() in the program waits.
+        let claimed = process.as_ref().and_then(|process| {
+            let agent = process.agent.get()?;
+            agent.commands.claim().then_some((process, agent))
+        });
+        let moved = match claimed {
+            Some((process, agent)) => self.take_out(process, agent, group, start),
             None => self.leave(group, start),
         };
         let mut left = moved;
@@ -181,15 +218,21 @@ impl Evictor {
             self.store(group, start, &batch[..count]);
             left &= !self.recall(start, group.len(), left, next);
         }
+        if let Some((_, agent)) = claimed {
+            agent.commands.release();
+        }
         self.shared.wake_pages(&mut self.wakes);
     }
 
     /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`, and only there.
     /// The others are settled.
-    fn take_out(&mut self, process: &Arc<Process>, group: &[EvictItem], start: usize) -> u64 {
-        let Some(agent) = process.agent.get().filter(|agent| agent.commands.claim()) else {
-            return self.leave(group, start);
-        };
+    fn take_out(
+        &mut self,
+        process: &Arc<Process>,
+        agent: &Agent,
+        group: &[EvictItem],
+        start: usize,
+    ) -> u64 {
         let seq = {
             // An event acknowledged before this is in the books; one acknowledged after it cancels the command.
             let _layout = process.layout.read();
@@ -203,12 +246,11 @@ impl Evictor {
         let done = agent.commands.wait(seq, || process.is_alive());
         let Some(done) = done else {
             // It died over the command: whatever was moved is gone with it, and only a child could miss it.
-            agent.commands.release();
             self.mourn(group, start, u64::MAX);
             return self.leave(group, start);
         };
         let readable = read_staging(agent, done.moved, group.len(), &mut self.buffer);
-        agent.commands.release();
+        let readable = readable && done.stranded == 0;
         let (moved, refused) = (done.moved, done.refused);
         let mut engine = self.shared.engine();
         for at in 0..group.len() {
@@ -420,14 +462,14 @@ impl Evictor {
         let last = tiers.len() - 1;
         tiers[..last]
             .iter()
-            .any(|t| t.is_ram() && headroom(t) < (2 * EVICT_PAGES_MAX * PAGE_BYTES) as u64)
+            .any(|t| t.is_ram() && headroom(t) < wanted_headroom(t))
     }
 
     /// Moves up to 1 MiB of the oldest pages of the first full RAM tier to the next tier; false when nothing moved.
     fn demote(&mut self) -> bool {
         let tiers = &self.shared.tiers;
         let Some(from) = (0..tiers.len() - 1).find(|at| {
-            tiers[*at].is_ram() && headroom(&tiers[*at]) < (4 * EVICT_PAGES_MAX * PAGE_BYTES) as u64
+            tiers[*at].is_ram() && headroom(&tiers[*at]) < 2 * wanted_headroom(&tiers[*at])
         }) else {
             return false;
         };
@@ -465,6 +507,11 @@ impl Evictor {
         next.tier.store(&mut batch);
         let mut moved = 0;
         let mut engine = self.shared.engine();
+        for (at, item) in self.demotions.iter().enumerate() {
+            if !loaded[at] {
+                engine.demotion_failed(*item);
+            }
+        }
         for (at, store) in indices.iter().zip(&batch) {
             match store.result {
                 Ok(slot) => {
@@ -479,6 +526,12 @@ impl Evictor {
         self.shared.free_released();
         moved > 0
     }
+}
+
+/// Room a RAM tier should have for the next batches; a small tier has a quarter.
+fn wanted_headroom(metered: &crate::shared::MeteredTier) -> u64 {
+    let batch = (2 * EVICT_PAGES_MAX * PAGE_BYTES) as u64;
+    batch.min(metered.tier.info().capacity.0 / 4)
 }
 
 fn headroom(metered: &crate::shared::MeteredTier) -> u64 {
@@ -509,7 +562,7 @@ fn read_staging(
         while end < count && moved >> end & 1 == 1 {
             end += 1;
         }
-        let from = agent.staging + (at * PAGE_BYTES) as u64;
+        let from = agent.holding + (at * PAGE_BYTES) as u64;
         let bytes = &mut buffer[at * PAGE_BYTES..end * PAGE_BYTES];
         if tid == 0 || process::read_memory(tid, from, bytes).is_err() {
             return false;

@@ -39,11 +39,14 @@ struct Lane {
     pending: [bool; LOAD_PAGES_MAX],
     /// Per item: installed or given up.
     finished: [bool; LOAD_PAGES_MAX],
+    /// Per item: not to be installed this time.
+    skipped: [bool; LOAD_PAGES_MAX],
     process: Option<Arc<Process>>,
     started: Instant,
     read_at: Instant,
     in_flight: usize,
-    retried: bool,
+    /// Per item: its read has failed once and was started again.
+    retried: [bool; LOAD_PAGES_MAX],
 }
 
 impl Lane {
@@ -53,11 +56,12 @@ impl Lane {
             plan: LoadPlan::default(),
             pending: [false; LOAD_PAGES_MAX],
             finished: [false; LOAD_PAGES_MAX],
+            skipped: [false; LOAD_PAGES_MAX],
             process: None,
             started: now,
             read_at: now,
             in_flight: 0,
-            retried: false,
+            retried: [false; LOAD_PAGES_MAX],
         }
     }
 }
@@ -240,7 +244,12 @@ impl FaultThread {
 
     /// Steps 2 to 4 of one fault: decide, load, install.
     fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant) {
-        crate::layout::settle_fork_child(&self.shared, process, fault.thread.0);
+        crate::layout::settle_fork_child(
+            &self.shared,
+            process,
+            fault.thread.0,
+            &self.zeros[..PAGE_BYTES],
+        );
         if fault.page == process.beacon {
             return self.answer_beacon(process);
         }
@@ -292,6 +301,13 @@ impl FaultThread {
         }
         self.idle.push(lane);
         let page = VirtRange::new(fault.page, fault.page.plus(1));
+        let agent = process.agent.get().map(|agent| agent.commands.agent());
+        if answer == FaultAnswer::Wait && agent == Some(fault.thread.0) {
+            // The agent waits for a page of its own batch, which went away without an event: it would wait for ever.
+            let _layout = process.layout.read();
+            let _ = process.uffd.zeropage(page, false);
+            return;
+        }
         match answer {
             FaultAnswer::Wake => self.wake_or_wonder(process, fault.page),
             FaultAnswer::Wait | FaultAnswer::NoRoom | FaultAnswer::Load => {}
@@ -372,13 +388,14 @@ impl FaultThread {
         let base = lane * LOAD_PAGES_MAX;
         let this = &mut self.lanes[lane];
         this.in_flight = 0;
-        this.retried = false;
+        this.retried.fill(false);
         // A run of items whose copies follow each other on the device: (fd, offset of its end, first, count).
         let mut run: Option<(i32, u64, usize, usize)> = None;
         let fresh = this.plan.items[0].fresh;
         for at in 0..this.plan.items.len() {
             this.pending[at] = false;
             this.finished[at] = false;
+            this.skipped[at] = false;
             if fresh {
                 continue;
             }
@@ -446,6 +463,7 @@ impl FaultThread {
     fn read_done(&mut self, lane: usize, first: usize, count: usize, result: Result<usize, i32>) {
         let base = lane * LOAD_PAGES_MAX;
         let got = result.unwrap_or(0) / PAGE_BYTES;
+        let mut again = false;
         let this = &mut self.lanes[lane];
         this.in_flight -= 1;
         let took = this.read_at.elapsed().as_nanos() as u64;
@@ -468,18 +486,23 @@ impl FaultThread {
             }
             metered.errors.fetch_add(1, Ordering::Relaxed);
             // One more try, one page at a time: a transient error or a short read must not cost the page.
-            if !this.retried {
-                if let Ok(Loaded::Read { fd, offset }) = reload(metered, &item) {
-                    this.pending[at] = true;
-                    let run = (fd, offset + PAGE_BYTES as u64, at, 1);
-                    start_read(&mut self.ring, this, lane, base, run);
-                    continue;
-                }
+            if !std::mem::replace(&mut this.retried[at], true)
+                && let Ok(Loaded::Read { fd, offset }) = reload(metered, &item)
+            {
+                this.pending[at] = true;
+                again = true;
+                let run = (fd, offset + PAGE_BYTES as u64, at, 1);
+                start_read(&mut self.ring, this, lane, base, run);
+                continue;
             }
-            this.plan.items[at].install = Install::Lost;
+            // A page brought along is not given up: if it is asked for, it is read once more.
+            if item.demanded {
+                this.plan.items[at].install = Install::Lost;
+            } else {
+                this.skipped[at] = true;
+            }
         }
-        if this.in_flight > 0 && this.pending[first..first + count].contains(&true) {
-            this.retried = true;
+        if again {
             let _ = self.ring.submit(0);
         }
     }
@@ -517,10 +540,11 @@ impl FaultThread {
             }
             let items = &mut this.plan.items[start..end];
             self.shared.engine().validate(items);
+            let skipped = &this.skipped[start..end];
             let mut at = 0;
             let mut run_max = LOAD_PAGES_MAX;
             while at < items.len() {
-                if !items[at].valid || items[at].install == Install::Lost {
+                if !items[at].valid || items[at].install == Install::Lost || skipped[at] {
                     at += 1;
                     continue;
                 }
@@ -529,6 +553,7 @@ impl FaultThread {
                     && stop - at < run_max
                     && items[stop].valid
                     && items[stop].install != Install::Lost
+                    && !skipped[stop]
                     && items[stop].page == items[stop - 1].page.plus(1)
                 {
                     stop += 1;

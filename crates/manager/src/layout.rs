@@ -29,6 +29,8 @@ pub(crate) fn apply(shared: &Shared, process: &Process, event: Message) {
         agent.commands.cancel();
     }
     shared.free_released();
+    // The address may have been taken by a new mapping before the books knew that the old one was gone.
+    shared.look_again.store(true, Ordering::Relaxed);
     // Whoever waits on a page that is no longer there faults again, and is answered by what is true now.
     let _ = process.uffd.wake(range);
 }
@@ -37,6 +39,7 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     // What the child does not have, or has as zeros, is found when it first speaks: see `settle_fork_child`.
     let forked = shared.engine().forked(parent.space, &[]);
     let Ok((space, effect)) = forked else {
+        std::mem::forget(child); // closing it would let the child read zeros before it is ended
         return shared.doom("the page table is full: the program forks too much memory");
     };
     if let (true, Some(agent)) = (effect.cancel_batch, parent.agent.get()) {
@@ -50,15 +53,18 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
 /// Corrects what the books have of a fork child by its own mappings: those marked `MADV_DONTFORK` are absent, those marked
 /// `MADV_WIPEONFORK` are zeros. Called before the first page of the child is served, while its one thread (`tid`) waits, so that
 /// the marks are those of the fork. Reads the child's smaps: a few ms a GiB, once.
-pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32) {
+pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, zeros: &[u8]) {
     if !process.is_fork_child || process.settled.swap(true, Ordering::AcqRel) {
         return;
     }
     let (mut wiped, mut present) = (Vec::new(), Vec::new());
     // Every mapping that can be managed has the flag of missing-page tracking.
     let read = procfs::mappings_with_flags(tid, &mut [("wf", &mut wiped), ("um", &mut present)]);
-    if let Err(error) = read {
-        return shared.doom(&format!("reading a fork child's mappings failed: {error}"));
+    if read.is_err() || !present.iter().any(|range| range.contains(process.beacon)) {
+        if !process.has_lost_its_memory(zeros) {
+            shared.doom("a fork child could not be looked at (is it in another pid namespace?)");
+        }
+        return; // killed meanwhile
     }
     let _layout = process.layout.write();
     let regions = shared.engine().regions(process.space).to_vec();

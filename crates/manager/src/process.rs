@@ -21,8 +21,9 @@ pub(crate) struct Agent {
     pub commands: Commands,
     /// Keeps the staging area's registration alive.
     pub _staging_uffd: Uffd,
-    pub staging: u64,
-    /// The shim's own memory: staging area and agent stack; never managed.
+    /// Where moved pages are read.
+    pub holding: u64,
+    /// The shim's own memory: staging area, holding area and agent stack; never managed.
     pub private: VirtRange,
 }
 
@@ -49,6 +50,8 @@ pub(crate) struct Process {
     pub settled: AtomicBool,
     /// Registered with the kernel: pressure has come.
     pub managed: AtomicBool,
+    /// The process has exited; its address space may live on in another that shares it.
+    pub exited: AtomicBool,
     /// Set when the address space is known to be gone.
     pub gone: AtomicBool,
     /// Threads whose control blocks are locked already.
@@ -70,6 +73,7 @@ impl Process {
             is_fork_child,
             settled: AtomicBool::new(false),
             managed: AtomicBool::new(false),
+            exited: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             threads_seen: Mutex::new(Vec::new()),
             pagemap: OnceLock::new(),
@@ -79,6 +83,11 @@ impl Process {
 
     pub fn pid(&self) -> Option<u32> {
         self.identity.get().map(|identity| identity.pid)
+    }
+
+    /// Known by its process id, and not seen to exit yet.
+    pub fn has_running_identity(&self) -> bool {
+        self.identity.get().is_some() && !self.exited.load(Ordering::Relaxed)
     }
 
     /// False once the process has exited, or its address space was found gone.

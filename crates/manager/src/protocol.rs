@@ -54,7 +54,7 @@ impl Ready {
         let aligned = [ready.staging, ready.private_end, ready.beacon]
             .iter()
             .all(|address| *address % page == 0 && *address > 0 && *address < 1 << 56);
-        let room = ready.staging.checked_add(STAGING_PAGES as u64 * page)?;
+        let room = ready.staging.checked_add(2 * STAGING_PAGES as u64 * page)?;
         let magic = word(bytes, 0)? as u32 == MAGIC;
         let shaped = bytes.len() == Ready::BYTES && aligned && room <= ready.private_end;
         (magic && shaped).then_some(ready)
@@ -84,6 +84,10 @@ mod tests {
         assert_eq!(offset_of!(CommandPage, moved), 32);
         assert_eq!(offset_of!(CommandPage, refused), 40);
         assert_eq!(offset_of!(CommandPage, pages), 48);
+        assert_eq!(
+            offset_of!(CommandPage, stranded),
+            8 * super::super::command::STRANDED
+        );
         assert_eq!(
             offset_of!(CommandPage, forking),
             4 * super::super::command::FORKING

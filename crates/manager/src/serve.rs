@@ -14,7 +14,7 @@ use undercroft_engine::{Config, Engine, Stats};
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::{self, Statm};
-use undercroft_sys::uffd::{Features, Uffd, UffdDevice};
+use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdDevice};
 use undercroft_sys::{fdpass, procfs as proc};
 
 use crate::command::Commands;
@@ -24,7 +24,7 @@ use crate::ledger::MemfdLedger;
 use crate::options::ClientOptions;
 use crate::placement::Placement;
 use crate::process::{Agent, Identity, Process};
-use crate::protocol::{Hello, KIND_FORK, Ready, answer};
+use crate::protocol::{Hello, KIND_FORK, Ready, STAGING_PAGES, answer};
 use crate::report::{Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot};
 use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};
 use crate::tiers::TierLaunch;
@@ -295,7 +295,7 @@ impl Control {
             let processes = self.shared.all_processes();
             let known: Vec<&Arc<Process>> = processes
                 .iter()
-                .filter(|p| p.identity.get().is_some())
+                .filter(|p| p.has_running_identity())
                 .collect();
             let mut fds: Vec<PollFd<'_>> = vec![
                 PollFd::new(&self.link, PollFlags::IN),
@@ -326,7 +326,11 @@ impl Control {
                 .map(|(process, _)| Arc::clone(process))
                 .collect();
             for process in exited {
-                self.forget(&process);
+                process.exited.store(true, Ordering::Relaxed);
+                // Its memory may live on in a process that shares it.
+                if process.has_lost_its_memory(&self.zeros) {
+                    self.forget(&process);
+                }
             }
             if ready[3] {
                 self.end_client("the keeper is gone");
@@ -458,10 +462,13 @@ impl Control {
             pid: peer.pid,
             pidfd: PidFd::open(peer.pid)?,
         });
+        let staging_end = ready.staging + (STAGING_PAGES * PAGE_BYTES) as u64;
+        let area = VirtRange::of_addresses(ready.staging, staging_end);
+        process.uffd.register(area, RegisterMode::MISSING)?;
         let agent = Agent {
             commands: Commands::new(page),
             _staging_uffd: staging,
-            staging: ready.staging,
+            holding: staging_end,
             private: VirtRange::of_addresses(ready.staging, ready.private_end),
         };
         let _ = process.agent.set(agent);
@@ -475,7 +482,7 @@ impl Control {
             discover::manage(&self.shared, &process, &mut self.maps);
         }
         self.tick = TICK_MIN;
-        fdpass::send(socket, &answer(false), &[])
+        fdpass::send(socket, &answer(false), &[process.uffd.as_fd()])
     }
 
     fn is_descendant(&self, pid: u32) -> bool {
@@ -541,6 +548,12 @@ impl Control {
                 }
                 continue;
             };
+            if process.exited.load(Ordering::Relaxed) {
+                if process.has_lost_its_memory(&self.zeros) {
+                    self.forget(process);
+                }
+                continue;
+            }
             let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
             let size = size.unwrap_or_default().virtual_size.0;
             let before = self.virtual_sizes.insert(process.space, size);

@@ -38,6 +38,7 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
     let _ = process::set_fifo(0, 2);
     let mut cpus = Vec::new();
     let mut mapped: Vec<(u32, VirtRange)> = Vec::new();
+    let mut threads: Vec<u32> = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
         let now = shared.placement.fault_cpus();
         if now != cpus {
@@ -50,6 +51,7 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
         };
         let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&nap));
         mapped.clear();
+        threads.clear();
         if let Some(sideband) = lock(watch).as_mut() {
             sideband.drain(|record| match record {
                 Record::Mmap {
@@ -61,6 +63,7 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
                 } => {
                     mapped.push((pid, range));
                 }
+                Record::Fork { pid, ppid, .. } if pid == ppid => threads.push(pid),
                 Record::Lost(_) => shared.look_again.store(true, Ordering::Relaxed),
                 _ => {}
             });
@@ -75,6 +78,14 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
                     for fresh in discover::register(shared, &process, agent, *range) {
                         discover::count_present(shared, &process, fresh);
                     }
+                }
+            }
+        }
+        threads.dedup();
+        for pid in &threads {
+            for process in shared.all_processes() {
+                if process.pid() == Some(*pid) && process.managed.load(Ordering::Acquire) {
+                    discover::lock_threads(shared, &process, *pid);
                 }
             }
         }
