@@ -378,11 +378,11 @@ fn end_tree(program: &mut Child, manager: &mut Manager) {
     }
     let _ = program.wait();
     for pid in procfs::children(std::process::id()) {
-        if is_holder(pid) {
-            if let Ok(pidfd) = PidFd::open(pid) {
-                let _ = pidfd.kill();
-                pidfd.wait_exit(Duration::from_secs(1));
-            }
+        if is_holder(pid)
+            && let Ok(pidfd) = PidFd::open(pid)
+        {
+            let _ = pidfd.kill();
+            pidfd.wait_exit(Duration::from_secs(1));
         }
     }
     reap(manager.child.id());

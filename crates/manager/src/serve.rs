@@ -221,7 +221,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
 fn share(
     launch: &Launch,
     ledger: SharedMemory,
-    memories: Vec<(SharedMemory, Option<(OwnedFd, String, u64)>)>,
+    memories: Vec<tiers::Inherited>,
 ) -> io::Result<Arc<Shared>> {
     let invalid = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
     let options = &launch.options;

@@ -114,10 +114,13 @@ impl OpenTier {
     }
 }
 
+/// What the manager inherits of one tier: memory, and file or device with its name and usable bytes.
+pub(crate) type Inherited = (SharedMemory, Option<(OwnedFd, String, u64)>);
+
 /// Puts the tiers over inherited descriptors.
 pub(crate) fn build(
     options: &ClientOptions,
-    inherited: Vec<(SharedMemory, Option<(OwnedFd, String, u64)>)>,
+    inherited: Vec<Inherited>,
 ) -> io::Result<Vec<MeteredTier>> {
     let mut tiers = Vec::new();
     for (index, (memory, backing)) in inherited.into_iter().enumerate() {
