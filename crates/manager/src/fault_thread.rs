@@ -28,6 +28,9 @@ const LANES: usize = 16;
 /// Wakes on a page thought resident, in a row, after which the kernel is asked whether it is.
 const PUZZLED_AFTER: u32 = 3;
 
+/// Slots freed at a time; until then they count as held: at most 64 x 3.5 KiB.
+const FREE_BATCH: usize = 64;
+
 /// Epoll data of the thread's own descriptors; spaces have smaller numbers.
 const WAKEUP: u64 = u64::MAX;
 const RING: u64 = u64::MAX - 1;
@@ -630,7 +633,8 @@ impl FaultThread {
         if let Some(range) = wake {
             let _ = process.uffd.wake(range);
         }
-        if !self.freed.is_empty() {
+        // Freeing takes the tier's lock and may give memory back to the system: not for each fault.
+        if self.freed.len() >= FREE_BATCH {
             self.shared.free_slots(&mut self.freed);
         }
     }

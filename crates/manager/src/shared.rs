@@ -20,6 +20,9 @@ use crate::placement::Placement;
 use crate::process::Process;
 use crate::report::LimitExceeded;
 
+/// Tries before a thread sleeps for the engine: some 20 us.
+const ENGINE_SPINS: u32 = 1000;
+
 /// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it may be
 /// exceeded by already, if that is more).
 const OVER_LIMIT_STEP: u64 = 256;
@@ -133,7 +136,15 @@ pub(crate) struct Exceeded {
 }
 
 impl Shared {
+    /// Locks the engine. Its holders work for microseconds on another CPU, and a sleep costs two wake-ups of an idle CPU: so
+    /// it is waited for awake first.
     pub fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
+        for _ in 0..ENGINE_SPINS {
+            if let Ok(guard) = self.engine.try_lock() {
+                return guard;
+            }
+            std::hint::spin_loop();
+        }
         lock(&self.engine)
     }
 
