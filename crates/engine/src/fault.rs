@@ -12,7 +12,7 @@ use undercroft_policy::reclaim::Arrival;
 
 use crate::Engine;
 use crate::ledger::Ledger;
-use crate::limits::{LOAD_PAGES_MAX, STAMP_EVICTIONS, WAITERS_MAX};
+use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITERS_MAX};
 
 /// One fault message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -335,12 +335,13 @@ impl<L: Ledger> Engine<L> {
                 self.stats.prefetched += u64::from(!demanded);
             }
         }
-        let retain = self
+        let configured = self
             .config
             .retain
             .get(item.tier.0 as usize)
             .copied()
             .unwrap_or(false);
+        let retain = item.tier != TierId::FILL && (configured || self.retains_ahead(item));
         let mut flags = entry.flags.without(Flags::PREFETCHED);
         if !item.demanded {
             flags = flags.with(Flags::PREFETCHED);
@@ -363,6 +364,14 @@ impl<L: Ledger> Engine<L> {
         self.table.set(item.no, resident);
         self.reclaim.insert(item.no, arrival);
         self.recent.push(item.no);
+    }
+
+    /// Whether a page brought along keeps its copy in memory below. A scan evicts what it read a moment ago, unchanged: with
+    /// the copy kept that costs a checksum instead of a compression. Pages faulted one by one stay longer, and room is
+    /// worth more to them.
+    fn retains_ahead(&self, item: &LoadItem) -> bool {
+        let share = self.pool_held.0 as u128 * 100;
+        !item.demanded && share < self.config.limit.0 as u128 * RETAIN_AHEAD_PERCENT
     }
 
     /// Evictions since a copy of generation `stamp` was made; wraps after 2^16 steps.

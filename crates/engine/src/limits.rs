@@ -27,6 +27,9 @@ pub const WAITERS_MAX: usize = 1024;
 /// Evictions counted by one step of the stamp: 16 bits of steps cover 2^20 evictions.
 pub const STAMP_EVICTIONS: u64 = 16;
 
+/// Part of the limit, in percent, that RAM tiers may hold for pages brought along to keep their copies.
+pub const RETAIN_AHEAD_PERCENT: u128 = 65;
+
 /// Pages of room kept below the limit, so that the fault path finds room without waiting for reclaim.
 pub fn reserve(limit: PageCount) -> PageCount {
     PageCount((limit.0 / 64).clamp(32, 2048).min(limit.0 / 4))

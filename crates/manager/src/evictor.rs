@@ -12,7 +12,7 @@ use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, EvictItem, Outcome, Taken};
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::uffd::UffdError;
-use undercroft_sys::{futex, process};
+use undercroft_sys::{futex, process, procfs};
 
 use crate::process::{Agent, Process};
 use crate::protocol::OP_MOVE;
@@ -197,7 +197,12 @@ impl Evictor {
         // From here to the last page published, fork() in the program waits.
         let claimed = process.as_ref().and_then(|process| {
             let agent = process.agent.get()?;
-            agent.commands.claim().then_some((process, agent))
+            // A stopped process (SIGSTOP, a debugger) has a stopped agent: nothing can leave it until it goes on.
+            let stopped = matches!(
+                procfs::process_state(agent.commands.agent()),
+                Some('T' | 't')
+            );
+            (!stopped && agent.commands.claim()).then_some((process, agent))
         });
         let moved = match claimed {
             Some((process, agent)) => self.take_out(process, agent, group, start),

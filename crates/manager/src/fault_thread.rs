@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::event::epoll;
@@ -197,12 +197,13 @@ impl FaultThread {
         let arrived = Instant::now();
         self.faults.clear();
         self.intake(process);
+        let read = Instant::now();
         for at in 0..self.faults.len() {
             let fault = self.faults[at];
             if self.faults[..at].iter().any(|f| f.page == fault.page) {
                 continue; // the same page twice: a kernel-mode fault repeats its message; one answer wakes all
             }
-            self.fault(process, fault, arrived);
+            self.fault(process, fault, arrived, read);
         }
     }
 
@@ -246,7 +247,7 @@ impl FaultThread {
     }
 
     /// Steps 2 to 4 of one fault: decide, load, install.
-    fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant) {
+    fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
         crate::layout::settle_fork_child(
             &self.shared,
             process,
@@ -290,14 +291,11 @@ impl FaultThread {
             let loaded = Instant::now();
             self.install_ready(lane);
             if self.lanes[lane].in_flight == 0 {
-                let breakdown = &self.shared.breakdown;
-                let add = |sum: &AtomicU64, d: std::time::Duration| {
-                    sum.fetch_add(d.as_nanos() as u64, Ordering::Relaxed);
-                };
-                breakdown.count.fetch_add(1, Ordering::Relaxed);
-                add(&breakdown.decide, decided - arrived);
-                add(&breakdown.load, loaded - decided);
-                add(&breakdown.install, loaded.elapsed());
+                let items = &self.lanes[lane].plan.items;
+                if items.len() == 1 && !items[0].fresh {
+                    let times = [arrived, read, decided, loaded, Instant::now()];
+                    self.shared.breakdown.add(times);
+                }
                 self.release_lane(lane);
             }
             return;

@@ -42,6 +42,8 @@ pub struct Report {
     pub faults: Faults,
     /// From reading the fault to waking the thread; null when there was no fault.
     pub fault_latency_seconds: Option<Quantiles>,
+    /// Where the time of a fault goes; null when no fault was of the kind measured.
+    pub fault_breakdown_seconds: Option<FaultBreakdown>,
     /// Sum over threads of the time they waited for a page.
     pub stall_seconds: f64,
     /// Pages moved.
@@ -54,8 +56,6 @@ pub struct Report {
     pub manager: ManagerCost,
     /// Address spaces managed, forked children included.
     pub spaces: u64,
-    /// How pages were taken out: `move` or `drop`.
-    pub evict_by: String,
     /// The choices made.
     pub policies: Policies,
     /// The engine's counters.
@@ -192,6 +192,22 @@ pub struct Counters {
     pub over_limit: u64,
 }
 
+/// Mean times of the parts of a fault that loads one page from a memory tier. What the program sees beyond their sum is the
+/// notification (fault to fault thread) and the wake-up (fault thread to program).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FaultBreakdown {
+    /// How many such faults.
+    pub faults: u64,
+    /// Reading the message, and shutting the agent out meanwhile.
+    pub intake: f64,
+    /// The engine's decision.
+    pub decide: f64,
+    /// Decompressing and verifying.
+    pub load: f64,
+    /// Mapping the page, which wakes the program, and the books.
+    pub install: f64,
+}
+
 /// Plain inputs of one report.
 pub struct ReportInputs<'a> {
     /// Program and arguments.
@@ -222,8 +238,8 @@ pub struct ReportInputs<'a> {
     pub managed_pages: u64,
     /// Address spaces managed.
     pub spaces: u64,
-    /// `move` or `drop`.
-    pub evict_by: &'a str,
+    /// Parts of a fault.
+    pub fault_breakdown: Option<FaultBreakdown>,
     /// Names in force.
     pub policies: Policies,
 }
@@ -446,6 +462,7 @@ impl Report {
             dram_bytes_peak: stats.dram_peak.0,
             faults: Faults::of(stats, inputs.write_protect_faults),
             fault_latency_seconds: Quantiles::of(inputs.fault_latency),
+            fault_breakdown_seconds: inputs.fault_breakdown,
             stall_seconds: inputs.stall.seconds(),
             pages: Pages::from(stats),
             tiers: inputs.tiers.iter().map(TierReport::of).collect(),
@@ -456,7 +473,6 @@ impl Report {
                 metadata_bytes_per_page: per_page,
             },
             spaces: inputs.spaces,
-            evict_by: inputs.evict_by.to_owned(),
             policies: inputs.policies.clone(),
             counters: Counters::from(stats),
         }

@@ -705,7 +705,7 @@ impl Control {
             metadata: Bytes(metadata),
             managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
             spaces: shared.spaces_seen.load(Ordering::Relaxed),
-            evict_by: "move",
+            fault_breakdown: shared.breakdown.mean(),
             policies: self.policies(),
         })
     }

@@ -18,7 +18,7 @@ use crate::ledger::MemfdLedger;
 use crate::options::{ClientOptions, WhenFull};
 use crate::placement::Placement;
 use crate::process::Process;
-use crate::report::LimitExceeded;
+use crate::report::{FaultBreakdown, LimitExceeded};
 
 /// Tries before a thread sleeps for the engine: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
@@ -91,13 +91,35 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Times of the parts of a fault, in nanoseconds, summed over `count` faults served from memory tiers.
+/// Times of the parts of a fault, in nanoseconds, summed over `count` faults that loaded one page from a memory tier.
 #[derive(Debug, Default)]
 pub(crate) struct Breakdown {
-    pub count: AtomicU64,
-    pub decide: AtomicU64,
-    pub load: AtomicU64,
-    pub install: AtomicU64,
+    count: AtomicU64,
+    parts: [AtomicU64; 4],
+}
+
+impl Breakdown {
+    /// Adds one fault: when it was heard of, read, decided, loaded and installed.
+    pub fn add(&self, times: [Instant; 5]) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        for (part, pair) in self.parts.iter().zip(times.windows(2)) {
+            let took = pair[1].saturating_duration_since(pair[0]).as_nanos() as u64;
+            part.fetch_add(took, Ordering::Relaxed);
+        }
+    }
+
+    /// The means; `None` when there was no such fault.
+    pub fn mean(&self) -> Option<FaultBreakdown> {
+        let faults = self.count.load(Ordering::Relaxed);
+        let mean = |at: usize| self.parts[at].load(Ordering::Relaxed) as f64 / faults as f64 / 1e9;
+        (faults > 0).then(|| FaultBreakdown {
+            faults,
+            intake: mean(0),
+            decide: mean(1),
+            load: mean(2),
+            install: mean(3),
+        })
+    }
 }
 
 /// Everything shared.

@@ -66,7 +66,13 @@ fn sample() -> Report {
         metadata: Bytes(32768),
         managed_pages: 2048,
         spaces: 1,
-        evict_by: "move",
+        fault_breakdown: Some(FaultBreakdown {
+            faults: 10,
+            intake: 1e-6,
+            decide: 2e-6,
+            load: 3e-6,
+            install: 4e-6,
+        }),
         policies: Policies {
             reclaim: "active_inactive".into(),
             prefetch: "majority".into(),
