@@ -20,9 +20,6 @@ pub(crate) const IN_HAND: usize = FORKING + 1;
 /// One agent's command page.
 pub(crate) struct Commands(SharedMemory);
 
-/// Looks at the agent before sleeping: some 5 us, longer than a MOVE takes that keeps its CPU.
-const EXCLUDE_SPINS: u32 = 300;
-
 /// What the agent did with the pages of a command; bit i = page i.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
@@ -136,12 +133,12 @@ impl Commands {
         while self.busy().load(Ordering::SeqCst) != 0 {
             std::hint::spin_loop();
             spins += 1;
-            if spins > EXCLUDE_SPINS {
-                // It lost its CPU inside a MOVE, maybe to us, or died there.
+            if spins > 20_000 {
+                // It lost its CPU inside a MOVE, or died there.
                 if self.agent() == 0 || !alive() {
                     return;
                 }
-                std::thread::sleep(Duration::from_micros(5));
+                std::thread::sleep(Duration::from_micros(50));
             }
         }
     }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, epoll, poll};
-use rustix::fs::Timespec;
+use rustix::event::epoll;
 use undercroft_base::{
     FailKind, LoadError, Loaded, PAGE_BYTES, PageCount, PageState, TierId, VirtPage, VirtRange,
     page_checksum,
@@ -211,11 +210,6 @@ impl FaultThread {
     /// Step 1: read, and apply layout events before anything can be installed.
     fn intake(&mut self, process: &Arc<Process>) {
         let _layout = process.layout.write();
-        // Every active fault thread wakes for every message: all but the first find nothing, and need not stop the agent.
-        let mut pending = [PollFd::new(&process.uffd, PollFlags::IN)];
-        if !matches!(poll(&mut pending, Some(&Timespec::default())), Ok(ready) if ready > 0) {
-            return;
-        }
         let agent = process.agent.get();
         if let Some(agent) = agent {
             agent.commands.exclude_agent(|| process.is_alive());
