@@ -2,13 +2,14 @@
 //! agent thread that moves pages out on command.
 //!
 //! Runs inside somebody else's program, so: no heap, no stdio, no thread-local storage, no libc call but the registration of
-//! the fork handler; raw system calls only. The agent touches nothing but its stack, the command page and the staging area,
+//! the fork handler and those it stands in for; raw system calls only. The agent touches nothing but its stack, the command page and the staging area,
 //! none of which is ever managed.
 
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod protocol;
+mod threads;
 
 use core::arch::{asm, global_asm};
 use core::mem::size_of;

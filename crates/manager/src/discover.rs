@@ -12,12 +12,16 @@ use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
 
 use crate::keeper::SHIM_NAME;
-use crate::layout::subtract;
+use crate::layout::{settle, subtract};
 use crate::process::{Agent, Process};
 use crate::shared::{Shared, lock};
 
 /// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault waits for it.
 const SCAN_PAGES: u64 = 4096;
+
+/// Locked memory, in KiB, from which on it is worth finding which it is: a few ms a GiB. The kernel refuses to move locked pages out
+/// anyway, and each thread has one: its control block.
+const LOCKED_MIN: u64 = 4096;
 
 /// Pause while a fault thread reads a pending event.
 const EVENT_PAUSE: Duration = Duration::from_micros(20);
@@ -39,7 +43,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         let _ = process.uffd.register(beacon, RegisterMode::MISSING);
     }
     let mut locked = Vec::new();
-    if procfs::status_number(pid, "VmLck").unwrap_or(0) > 0 {
+    if procfs::status_number(pid, "VmLck").unwrap_or(0) > LOCKED_MIN {
         let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut locked)]);
     }
     let mut fresh = Vec::new();
@@ -56,7 +60,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         }
     }
     for range in fresh {
-        count_present(shared, process, range);
+        count_present(shared, process, agent, range);
     }
     lock_threads(shared, process, pid);
 }
@@ -86,7 +90,7 @@ pub(crate) fn register(
 }
 
 /// Counts the pages of a newly registered range that are in memory.
-pub(crate) fn count_present(shared: &Shared, process: &Process, range: VirtRange) {
+pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, range: VirtRange) {
     let Ok(pagemap) = process.pagemap() else {
         return;
     };
@@ -100,7 +104,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, range: VirtRange
         let layout = process.layout.write();
         let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
         let scanned = pagemap.scan(part, any, &mut present).is_ok();
-        if process.event_pending() {
+        if process.event_pending() || !settle_without_agent(shared, process, agent) {
             drop(layout);
             if !process.is_alive() {
                 return;
@@ -117,6 +121,16 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, range: VirtRange
         start = part.end;
     }
     shared.kick_evictor();
+}
+
+/// As [`settle`], with the agent kept from moving pages meanwhile.
+fn settle_without_agent(shared: &Shared, process: &Process, agent: &Agent) -> bool {
+    if lock(&process.order).asks() {
+        agent.commands.exclude_agent(|| process.is_alive());
+        settle(shared, process);
+        agent.commands.admit_agent();
+    }
+    process.is_settled()
 }
 
 /// Locks the control blocks of threads not seen before.

@@ -238,9 +238,13 @@ impl Evictor {
         group: &[EvictItem],
         start: usize,
     ) -> u64 {
+        self.settle_events(process);
         let seq = {
             // An event acknowledged before this is in the books; one acknowledged after it cancels the command.
             let _layout = process.layout.read();
+            if !process.is_settled() {
+                return self.leave(group, start);
+            }
             let engine = self.shared.engine();
             let pages = group.iter().enumerate().map(|(at, item)| {
                 let stays = engine.is_at(start + at, item.page);
@@ -272,6 +276,14 @@ impl Evictor {
             return 0;
         }
         moved
+    }
+
+    /// Applies what waited for a late event, if none is on its way. No agent moves pages now: this thread gives the orders.
+    fn settle_events(&self, process: &Process) {
+        if !process.is_settled() {
+            let _layout = process.layout.write();
+            crate::layout::settle(&self.shared, process);
+        }
     }
 
     /// The address space went away between selecting and taking out: nothing of it is left to take.
@@ -431,11 +443,14 @@ impl Evictor {
                 .iter()
                 .filter_map(|space| self.shared.process(*space))
                 .collect();
+            for process in &processes {
+                self.settle_events(process);
+            }
             let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
             let mut now = Vec::new();
             self.shared.engine().places_of(index, &mut now);
-            if now != self.places {
-                continue; // it moved before the locks were held
+            if now != self.places || processes.iter().any(|p| !p.is_settled()) {
+                continue; // it moved before the locks were held, or the books are behind
             }
             let mut again = false;
             for (space, page) in &self.places {

@@ -232,7 +232,7 @@ impl FaultThread {
                                 thread,
                             });
                         }
-                        event => crate::layout::apply(&self.shared, process, event),
+                        event => crate::layout::heard(&self.shared, process, event),
                     }
                 }
             }
@@ -240,6 +240,13 @@ impl FaultThread {
             Err(error) => self
                 .shared
                 .doom(&format!("reading the program's faults failed: {error}")),
+        }
+        if !crate::layout::settle(&self.shared, process) {
+            // The books are behind the kernel for the moment, and nothing can be installed: who faulted faults again.
+            for fault in self.faults.drain(..) {
+                let page = VirtRange::new(fault.page, fault.page.plus(1));
+                let _ = process.uffd.wake(page);
+            }
         }
         if let Some(agent) = agent {
             agent.commands.admit_agent();
@@ -351,7 +358,8 @@ impl FaultThread {
             process.puzzled.store(0, Ordering::Relaxed);
             let _layout = process.layout.read();
             let entry = self.shared.engine().entry(process.space, page);
-            if entry.state == PageState::Resident && process.uffd.zeropage(range, false).is_ok() {
+            let sure = entry.state == PageState::Resident && process.is_settled();
+            if sure && process.uffd.zeropage(range, false).is_ok() {
                 self.shared.engine().vanished(process.space, page);
             }
         }
@@ -527,6 +535,9 @@ impl FaultThread {
             ));
         };
         let layout = process.layout.read();
+        if !process.is_settled() {
+            this.skipped[..count].fill(true);
+        }
         let mut start = 0;
         let mut demanded_done = false;
         while start < count {

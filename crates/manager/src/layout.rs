@@ -8,10 +8,41 @@ use undercroft_sys::procfs;
 use undercroft_sys::uffd::{Message, Uffd};
 
 use crate::process::Process;
-use crate::shared::Shared;
+use crate::shared::{Shared, lock};
 
-/// Applies one event other than a fault.
-pub(crate) fn apply(shared: &Shared, process: &Process, event: Message) {
+/// Takes one event other than a fault, in the order the kernel gave it; applies what can be applied by now.
+pub(crate) fn heard(shared: &Shared, process: &Process, event: Message) {
+    lock(&process.order).push(event);
+    apply_all(shared, process, true);
+}
+
+/// True when every event heard of has been applied. Events wait for a late one ([`crate::order`]); when the kernel has none on its
+/// way, they wait no longer. The caller holds the layout lock for writing, and no agent is moving pages.
+pub(crate) fn settle(shared: &Shared, process: &Process) -> bool {
+    if lock(&process.order).asks() && !process.event_pending() {
+        apply_all(shared, process, false);
+        lock(&process.order).forget_vacated();
+    }
+    process.is_settled()
+}
+
+fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
+    loop {
+        let event = lock(&process.order).next(late_ones_come, |range| {
+            let engine = shared.engine();
+            let regions = engine.regions(process.space);
+            regions
+                .iter()
+                .any(|region| !region.intersect(range).is_empty())
+        });
+        match event {
+            Some(event) => apply(shared, process, event),
+            None => return,
+        }
+    }
+}
+
+fn apply(shared: &Shared, process: &Process, event: Message) {
     let space = process.space;
     let (effect, range) = match event {
         Message::Fault { .. } => return,

@@ -8,6 +8,7 @@ pub mod keeper;
 mod layout;
 mod ledger;
 pub mod options;
+mod order;
 mod placement;
 mod process;
 mod protocol;

@@ -12,6 +12,8 @@ use undercroft_sys::procfs;
 use undercroft_sys::uffd::Uffd;
 
 use crate::command::Commands;
+use crate::order::Order;
+use crate::shared::lock;
 
 /// Where no program maps anything: just above the lowest address that can be mapped.
 const NOWHERE: VirtPage = VirtPage(17);
@@ -40,6 +42,8 @@ pub(crate) struct Process {
     /// Written while messages are read and layout events applied; read while pages are installed. So no page is installed
     /// between an event's acknowledgement and its bookkeeping.
     pub layout: RwLock<()>,
+    /// Layout events read and not applied yet. Used with the layout lock held.
+    pub order: Mutex<Order>,
     pub identity: OnceLock<Identity>,
     pub agent: OnceLock<Agent>,
     /// The page whose fault tells which userfaultfd a fork child has.
@@ -67,6 +71,7 @@ impl Process {
             space,
             uffd,
             layout: RwLock::new(()),
+            order: Mutex::default(),
             identity: OnceLock::new(),
             agent: OnceLock::new(),
             beacon,
@@ -123,6 +128,11 @@ impl Process {
         let nowhere = VirtRange::new(NOWHERE, NOWHERE.plus(1));
         let asked = self.uffd.write_protect(nowhere, false);
         matches!(asked, Err(UffdError::LayoutChanging { .. }))
+    }
+
+    /// True when every layout event read is in the books. Asked with the layout lock held.
+    pub fn is_settled(&self) -> bool {
+        lock(&self.order).is_settled()
     }
 
     pub fn kill(&self) {

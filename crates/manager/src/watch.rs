@@ -76,7 +76,7 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
                 };
                 if process.pid() == Some(*pid) && managed {
                     for fresh in discover::register(shared, &process, agent, *range) {
-                        discover::count_present(shared, &process, fresh);
+                        discover::count_present(shared, &process, agent, fresh);
                     }
                 }
             }

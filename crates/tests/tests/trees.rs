@@ -114,3 +114,9 @@ fn program_that_becomes_another_user_keeps_its_memory() {
         .folder("/");
     same(job, LIMIT, 1000.0);
 }
+
+#[test]
+fn threads_that_end_are_joined() {
+    let joins = build("joins").display().to_string();
+    same(Job::new(joins).args(["2000", "48"]), 16 * MIB, 1000.0);
+}

@@ -1,0 +1,123 @@
+//! Keeps the control blocks of the program's threads in memory: the kernel writes there when a thread ends, past userfaultfd,
+//! and who joins a thread whose block was missing at that moment waits for ever.
+//!
+//! Stands in for `pthread_create`: each new thread locks its own block before it runs the program's function. The
+//! kernel then refuses to move the page out. Threads made in other ways are found by the manager, a little later.
+
+use core::arch::{global_asm, naked_asm};
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+
+use crate::{call3, command_page};
+
+const MLOCK: usize = 149;
+
+/// glibc's and musl's `struct pthread` are smaller.
+const CONTROL_BLOCK: usize = 0x900;
+
+/// Threads that can be between creation and start at once; the ones beyond lock nothing.
+const STARTS: usize = 64;
+
+/// What a new thread is to run.
+struct Start {
+    taken: AtomicU32,
+    function: AtomicUsize,
+    argument: AtomicUsize,
+}
+
+static STARTING: [Start; STARTS] = [const {
+    Start {
+        taken: AtomicU32::new(0),
+        function: AtomicUsize::new(0),
+        argument: AtomicUsize::new(0),
+    }
+}; STARTS];
+
+type Create = unsafe extern "C" fn(*mut c_void, *const c_void, *const c_void, *mut c_void) -> i32;
+
+global_asm!(".weak dlsym");
+unsafe extern "C" {
+    fn dlsym(handle: *mut c_void, name: *const u8) -> *mut c_void;
+}
+
+const EAGAIN: i32 = 11;
+const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut c_void,
+    attributes: *const c_void,
+    function: *const c_void,
+    argument: *mut c_void,
+) -> i32 {
+    static REAL: AtomicUsize = AtomicUsize::new(0);
+    let mut real = REAL.load(Relaxed);
+    if real == 0 {
+        if dlsym as *const () as usize == 0 {
+            return EAGAIN;
+        }
+        // SAFETY: the C library's own; finds the definition that this one stands before.
+        real = unsafe { dlsym(RTLD_NEXT, c"pthread_create".as_ptr().cast()) } as usize;
+        if real == 0 {
+            return EAGAIN;
+        }
+        REAL.store(real, Relaxed);
+    }
+    // SAFETY: it is the C library's pthread_create, with its signature.
+    let real: Create = unsafe { core::mem::transmute(real) };
+    let free = |start: &&Start| start.taken.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
+    let start = match command_page() {
+        Some(_) => STARTING.iter().find(free),
+        None => None,
+    };
+    let Some(start) = start else {
+        // SAFETY: the program's own call, passed on.
+        return unsafe { real(thread, attributes, function, argument) };
+    };
+    start.function.store(function as usize, Relaxed);
+    start.argument.store(argument as usize, Relaxed);
+    let start_at = core::ptr::from_ref(start) as *mut c_void;
+    // SAFETY: `begin` has the signature of a thread's function, and `start` lives for ever.
+    let result = unsafe { real(thread, attributes, begin as *const c_void, start_at) };
+    if result != 0 {
+        start.taken.store(0, Release);
+    }
+    result
+}
+
+/// First function of a thread: gets ready, then becomes the program's function, with nothing of ours on the stack.
+#[unsafe(naked)]
+unsafe extern "C" fn begin(start: *mut c_void) -> *mut c_void {
+    naked_asm!(
+        "sub rsp, 8",
+        "call {get_ready}",
+        "add rsp, 8",
+        "mov rdi, rdx",
+        "jmp rax",
+        get_ready = sym get_ready,
+    )
+}
+
+/// Returned in rax and rdx.
+#[repr(C)]
+struct Call {
+    function: usize,
+    argument: usize,
+}
+
+unsafe extern "C" fn get_ready(start: *const Start) -> Call {
+    // SAFETY: `pthread_create` above passed it. Both C libraries keep the address of the control block in its first word. A
+    // refusal (RLIMIT_MEMLOCK) leaves it to the manager.
+    unsafe {
+        let block: usize;
+        core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags));
+        call3(MLOCK, block, CONTROL_BLOCK, 0);
+        let start = &*start;
+        let call = Call {
+            function: start.function.load(Relaxed),
+            argument: start.argument.load(Relaxed),
+        };
+        start.taken.store(0, Release);
+        call
+    }
+}

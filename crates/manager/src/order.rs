@@ -1,0 +1,257 @@
+//! The order of layout events: the kernel reports a change only after it has let go of the address space, so that another thread's
+//! change of the same addresses can be made, and reported, first.
+//!
+//! A mapping can only move to where nothing is. So a move to a place that the books still have in use tells that an event
+//! about that place is late: the move waits, and what follows it, until the late one has been read. The same holds for the
+//! end of the old place, which the kernel reports as an event of its own after each move.
+
+use std::collections::VecDeque;
+
+use undercroft_base::{VirtPage, VirtRange};
+use undercroft_sys::uffd::Message;
+
+use crate::layout::subtract;
+
+/// Old places remembered at once; more are forgotten once the kernel says that no event is on its way.
+pub(crate) const VACATED_MAX: usize = 64;
+
+/// Events of one address space that were read and cannot be applied yet.
+#[derive(Default)]
+pub(crate) struct Order {
+    waiting: VecDeque<Message>,
+    /// Where mappings moved away from, until the kernel has reported those places unmapped. After `MREMAP_DONTUNMAP` it
+    /// never does.
+    vacated: Vec<VirtRange>,
+}
+
+/// Where a mapping that was at `from` is after it moved to `to`.
+fn target(from: VirtRange, to: VirtPage) -> VirtRange {
+    VirtRange::new(to, to.plus(from.count().0))
+}
+
+fn meet(a: VirtRange, b: VirtRange) -> bool {
+    !a.intersect(b).is_empty()
+}
+
+impl Order {
+    /// An event was read. Call [`Order::next`] until it has none.
+    pub fn push(&mut self, event: Message) {
+        self.waiting.push_back(event);
+    }
+
+    /// The next event to apply; `used` tells whether the books have a managed page range there. `late_ones_come`: events
+    /// may still be on their way; otherwise nothing is waited for.
+    pub fn next(
+        &mut self,
+        late_ones_come: bool,
+        used: impl Fn(VirtRange) -> bool,
+    ) -> Option<Message> {
+        let first = self.waiting.front()?;
+        let blocked = late_ones_come.then(|| self.blocked(first, &used)).flatten();
+        let at = match blocked {
+            None => 0,
+            Some((from, to)) => {
+                let frees = |event: &Message| match *event {
+                    Message::Unmap(range) => meet(range, to) && !meet(range, from),
+                    Message::Remap { from: f, to: t } => {
+                        let late = meet(f, to) && !meet(f, from) && !meet(target(f, t), from);
+                        late && self.blocked(event, &used).is_none()
+                    }
+                    _ => false,
+                };
+                1 + self.waiting.iter().skip(1).position(frees)?
+            }
+        };
+        let event = self.waiting.remove(at)?;
+        match event {
+            Message::Remap { from, .. } => self.vacated.push(from),
+            Message::Unmap(range) => {
+                let vacated = std::mem::take(&mut self.vacated);
+                self.vacated
+                    .extend(vacated.into_iter().flat_map(|old| subtract(old, &[range])));
+            }
+            _ => {}
+        }
+        Some(event)
+    }
+
+    /// From and to of a move to where something still is.
+    fn blocked(
+        &self,
+        event: &Message,
+        used: impl Fn(VirtRange) -> bool,
+    ) -> Option<(VirtRange, VirtRange)> {
+        let Message::Remap { from, to } = *event else {
+            return None;
+        };
+        let to = target(from, to);
+        let taken = used(to) || self.vacated.iter().any(|old| meet(*old, to));
+        taken.then_some((from, to))
+    }
+
+    /// True when every event read has been applied.
+    pub fn is_settled(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// True when it is worth asking whether an event is on its way: to go on, or to forget.
+    pub fn asks(&self) -> bool {
+        !self.waiting.is_empty() || self.vacated.len() > VACATED_MAX
+    }
+
+    /// No event is on its way: old places are reported, or never will be.
+    pub fn forget_vacated(&mut self) {
+        self.vacated.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> VirtRange {
+        VirtRange::new(VirtPage(start), VirtPage(end))
+    }
+
+    fn remap(from: VirtRange, to: u64) -> Message {
+        let to = VirtPage(to);
+        Message::Remap { from, to }
+    }
+
+    /// The books: a label for each page in use.
+    #[derive(Default)]
+    struct Books(std::collections::BTreeMap<u64, char>);
+
+    impl Books {
+        fn put(&mut self, at: VirtRange, label: char) {
+            at.pages().for_each(|page| _ = self.0.insert(page.0, label));
+        }
+
+        fn apply(&mut self, event: &Message) {
+            match *event {
+                Message::Unmap(gone) => gone.pages().for_each(|page| _ = self.0.remove(&page.0)),
+                Message::Remap { from, to } => {
+                    let moved: Vec<_> = from.pages().map(|page| self.0.remove(&page.0)).collect();
+                    for (offset, label) in moved.into_iter().enumerate() {
+                        self.0.remove(&(to.0 + offset as u64));
+                        label.map(|label| self.0.insert(to.0 + offset as u64, label));
+                    }
+                }
+                _ => {}
+            }
+        }
+
+        fn read(&mut self, order: &mut Order, events: impl IntoIterator<Item = Message>) {
+            for event in events {
+                order.push(event);
+                self.drain(order, true);
+            }
+        }
+
+        fn drain(&mut self, order: &mut Order, late_ones_come: bool) {
+            while let Some(event) = {
+                let used =
+                    |range: VirtRange| range.pages().any(|page| self.0.contains_key(&page.0));
+                order.next(late_ones_come, used)
+            } {
+                self.apply(&event);
+            }
+        }
+
+        fn labels(&self) -> String {
+            self.0
+                .iter()
+                .map(|(at, label)| format!("{at}{label} "))
+                .collect()
+        }
+    }
+
+    // Thread A moves 10..12 to 50 and back; thread B moves 20..22 to 50, which A has just left.
+    #[test]
+    fn the_late_end_of_an_old_place_does_not_drop_what_moved_there() {
+        let (mut books, mut order) = (Books::default(), Order::default());
+        books.put(range(10, 12), 'a');
+        books.put(range(20, 22), 'b');
+        books.read(
+            &mut order,
+            [remap(range(10, 12), 50), Message::Unmap(range(10, 12))],
+        );
+        books.read(
+            &mut order,
+            [remap(range(50, 52), 10), remap(range(20, 22), 50)],
+        );
+        assert_eq!(books.labels(), "10a 11a 20b 21b ", "B's move waits");
+        assert!(!order.is_settled());
+        books.read(
+            &mut order,
+            [Message::Unmap(range(20, 22)), Message::Unmap(range(50, 52))],
+        );
+        assert!(order.is_settled());
+        assert_eq!(books.labels(), "10a 11a 50b 51b ");
+    }
+
+    #[test]
+    fn a_move_that_was_overtaken_finds_its_pages() {
+        let (mut books, mut order) = (Books::default(), Order::default());
+        books.put(range(50, 52), 'a');
+        books.put(range(20, 22), 'b');
+        // B's move to 50 and back is read before A's move away from 50.
+        books.read(
+            &mut order,
+            [remap(range(20, 22), 50), Message::Unmap(range(20, 22))],
+        );
+        books.read(
+            &mut order,
+            [remap(range(50, 52), 20), remap(range(50, 52), 10)],
+        );
+        books.read(
+            &mut order,
+            [Message::Unmap(range(50, 52)), Message::Unmap(range(50, 52))],
+        );
+        books.drain(&mut order, false);
+        assert_eq!(books.labels(), "10a 11a 20b 21b ");
+    }
+
+    #[test]
+    fn an_overtaken_unmap_drops_only_what_was_there_before() {
+        let (mut books, mut order) = (Books::default(), Order::default());
+        books.put(range(50, 54), 'a');
+        books.put(range(20, 22), 'b');
+        books.read(
+            &mut order,
+            [remap(range(20, 22), 51), Message::Unmap(range(50, 54))],
+        );
+        books.read(&mut order, [Message::Unmap(range(20, 22))]);
+        assert_eq!(books.labels(), "51b 52b ");
+        assert!(order.is_settled());
+    }
+
+    #[test]
+    fn without_a_late_event_nothing_waits() {
+        let (mut books, mut order) = (Books::default(), Order::default());
+        books.put(range(10, 12), 'a');
+        // MREMAP_DONTUNMAP: the old place is never reported unmapped, and something moves there later.
+        books.read(
+            &mut order,
+            [remap(range(10, 12), 50), remap(range(50, 52), 10)],
+        );
+        assert!(!order.is_settled() && order.asks());
+        books.drain(&mut order, false);
+        order.forget_vacated();
+        assert_eq!(books.labels(), "10a 11a ");
+        assert!(order.is_settled() && !order.asks());
+    }
+
+    #[test]
+    fn what_follows_a_waiting_move_waits_too() {
+        let (mut books, mut order) = (Books::default(), Order::default());
+        books.put(range(50, 52), 'a');
+        books.put(range(20, 22), 'b');
+        books.read(&mut order, [remap(range(20, 22), 50)]);
+        let removed = Message::Remove(range(50, 51));
+        books.read(&mut order, [removed, Message::Unmap(range(20, 22))]);
+        assert_eq!(books.labels(), "20b 21b 50a 51a ");
+        books.read(&mut order, [Message::Unmap(range(50, 52))]);
+        assert_eq!(books.labels(), "50b 51b ");
+    }
+}

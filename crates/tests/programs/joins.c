@@ -1,0 +1,73 @@
+// Threads that end in every way while memory is short: each must be joined with its result. The kernel clears a word of
+// the thread's control block when it ends, past userfaultfd; were the block evicted, pthread_join would hang.
+//
+//   joins COUNT MIB_THRASHED
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { AT_ONCE = 16 };
+
+static volatile int stop;
+static uint64_t words, cleanups;
+
+static void *thrash(void *argument)
+{
+	volatile uint64_t *memory = malloc(words * 8);
+	for (uint64_t round = 1; !stop; round++)
+		for (uint64_t i = 0; i < words; i += 512) {
+			if (round > 1 && memory[i] != (i ^ (round - 1)))
+				exit(3);
+			memory[i] = i ^ round;
+		}
+	return argument;
+}
+
+static void count_up(void *argument) { __atomic_fetch_add((uint64_t *)argument, 1, __ATOMIC_RELAXED); }
+
+static void *one(void *argument)
+{
+	uint64_t me = (uint64_t)argument;
+	usleep(me % 7 * 1500); // long enough for its stack to leave
+	if (me % 4 == 0)
+		return (void *)(me * 3);
+	pthread_cleanup_push(count_up, &cleanups);
+	if (me % 4 == 1)
+		pthread_exit((void *)(me * 3));
+	if (me % 4 == 2)
+		for (;;)
+			pause(); // cancelled
+	pthread_cleanup_pop(1);
+	return (void *)(me * 3);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 3)
+		return 2;
+	uint64_t count = strtoull(argv[1], NULL, 0);
+	words = strtoull(argv[2], NULL, 0) << 17;
+	pthread_t beside, threads[AT_ONCE];
+	if (pthread_create(&beside, NULL, thrash, NULL))
+		return 4;
+	for (uint64_t first = 0; first < count; first += AT_ONCE) {
+		for (uint64_t i = 0; i < AT_ONCE; i++)
+			if (pthread_create(&threads[i], NULL, one, (void *)(first + i)))
+				return 4;
+		for (uint64_t i = 0; i < AT_ONCE; i++)
+			if ((first + i) % 4 == 2)
+				pthread_cancel(threads[i]);
+		for (uint64_t i = 0; i < AT_ONCE; i++) {
+			uint64_t me = first + i;
+			void *result, *expected = me % 4 == 2 ? PTHREAD_CANCELED : (void *)(me * 3);
+			if (pthread_join(threads[i], &result) || result != expected)
+				return 5;
+		}
+	}
+	stop = 1;
+	pthread_join(beside, NULL);
+	printf("%lu threads joined, %d cleanups at least\n", count, cleanups >= count / 2);
+	return 0;
+}
