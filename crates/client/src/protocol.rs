@@ -102,4 +102,6 @@ pub struct CommandPage {
     /// A command is posted, or its pages are in the staging area and not yet read: fork() waits, because a child would
     /// depend on a staging area that goes away with its parent.
     pub in_hand: AtomicU32,
+    /// The agent has a descriptor table of its own; futex. Between the agent and the thread that starts it.
+    pub ready: AtomicU32,
 }

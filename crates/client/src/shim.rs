@@ -483,12 +483,10 @@ unsafe fn start_agent(
         if result < 0 {
             return false;
         }
-        // `reader_wants` is free until the manager knows the page: 1 = the agent is ready.
-        let word = &(*page).reader_wants;
-        while word.load(Acquire) == 0 {
-            futex_wait(word, 0);
+        let ready = &(*page).ready;
+        while ready.load(Acquire) == 0 {
+            futex_wait(ready, 0);
         }
-        word.store(0, Release);
         true
     }
 }
@@ -521,8 +519,8 @@ unsafe extern "C" fn agent(
         call3(nr::DUP2, uffd as usize, 1, 0);
         call3(nr::CLOSE_RANGE, 2, u32::MAX as usize, 0);
         let page = &*page;
-        page.reader_wants.store(1, Release);
-        futex_wake(&page.reader_wants);
+        page.ready.store(1, Release);
+        futex_wake(&page.ready);
         let mut last = 0;
         loop {
             let seq = page.seq.load(Acquire);

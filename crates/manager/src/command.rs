@@ -125,9 +125,12 @@ impl Commands {
         self.half(5).store(seq, Ordering::Release);
     }
 
-    /// Returns when the agent is not moving pages; it will not start before [`Commands::admit_agent`]. Cost: one
-    /// locked store when it is idle; at most one MOVE of 16 pages otherwise.
+    /// Returns when the agent is not moving pages; it will not start before [`Commands::admit_agent`]. The caller holds the
+    /// layout lock for writing. Cost: two loads when it is idle; at most one MOVE of 16 pages otherwise.
     pub fn exclude_agent(&self, alive: impl Fn() -> bool) {
+        if self.done().load(Ordering::Acquire) == self.seq().load(Ordering::Acquire) {
+            return; // it has no order, and is given none while the layout lock is held
+        }
         self.reader_wants().store(1, Ordering::SeqCst);
         let mut spins = 0u32;
         while self.busy().load(Ordering::SeqCst) != 0 {

@@ -9,6 +9,7 @@ mod layout;
 mod ledger;
 pub mod options;
 mod order;
+mod pin;
 mod placement;
 mod process;
 mod protocol;

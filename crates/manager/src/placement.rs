@@ -4,9 +4,11 @@
 //! So there is one fault thread bound to each CPU; those on CPUs where client threads fault are active, the others sleep;
 //! the evictor and the agents go where nobody faults, while there is such a CPU.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use undercroft_sys::{process, procfs};
+
+use crate::pin::Pin;
 
 /// Most fault threads.
 pub(crate) const FAULT_THREADS_MAX: usize = 8;
@@ -28,6 +30,9 @@ pub(crate) struct Placement {
     active: AtomicU64,
     sampled: AtomicU64,
     evictor: AtomicU32,
+    /// Set when new threads are heard of: one bound to its CPU passes that on to those it starts.
+    pub pins: AtomicBool,
+    pub pin: Pin,
 }
 
 impl Placement {
@@ -41,6 +46,8 @@ impl Placement {
             active: AtomicU64::new(1),
             sampled: AtomicU64::new(0),
             evictor: AtomicU32::new(0),
+            pins: AtomicBool::new(false),
+            pin: Pin::default(),
         }
     }
 
@@ -73,6 +80,9 @@ impl Placement {
         let Some(home) = self.cpus.iter().position(|c| *c == cpu) else {
             return false; // a CPU without a fault thread: whoever is active serves it
         };
+        if self.pins.load(Ordering::Relaxed) {
+            self.pin.seen(tid, cpu, now);
+        }
         self.seen[home].store(now.max(1), Ordering::Relaxed);
         let recent = |at: &AtomicU64| {
             let at = at.load(Ordering::Relaxed);

@@ -539,6 +539,8 @@ impl Control {
                 Duration::from_secs_f64((headroom / GROWTH).min(1.0)).clamp(TICK_MIN, TICK_MAX);
             return;
         }
+        let now = self.shared.elapsed().as_nanos() as u64;
+        self.shared.placement.pin.expire(now);
         let everything = self.shared.look_again.swap(false, Ordering::Relaxed);
         let mut growing = false;
         for process in &processes {

@@ -36,6 +36,7 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
         return;
     };
     let _ = process::set_fifo(0, 2);
+    shared.placement.pins.store(true, Ordering::Relaxed);
     let mut cpus = Vec::new();
     let mut mapped: Vec<(u32, VirtRange)> = Vec::new();
     let mut threads: Vec<u32> = Vec::new();
@@ -63,7 +64,15 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
                 } => {
                     mapped.push((pid, range));
                 }
-                Record::Fork { pid, ppid, .. } if pid == ppid => threads.push(pid),
+                Record::Fork {
+                    pid,
+                    ppid,
+                    tid,
+                    ptid,
+                } => {
+                    shared.placement.pin.started(ptid, tid);
+                    threads.extend((pid == ppid).then_some(pid));
+                }
                 Record::Lost(_) => shared.look_again.store(true, Ordering::Relaxed),
                 _ => {}
             });
