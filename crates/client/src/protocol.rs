@@ -66,6 +66,9 @@ pub struct Ready {
 /// Move the listed pages into the staging area.
 pub const OP_MOVE: u32 = 1;
 
+/// Value of [`CommandPage::reader_wants`].
+pub const READER_SLEEPS: u32 = 2;
+
 /// The page shared by one agent and the manager. All zero at first.
 ///
 /// `seq`/`done`: a command is posted by writing `op`, `count`, `pages`, then increasing `seq` and waking it; it is done when
@@ -79,9 +82,9 @@ pub struct CommandPage {
     pub done: AtomicU32,
     /// Thread id of the agent; the kernel clears it and wakes it (futex) when the agent dies.
     pub agent: AtomicU32,
-    /// The agent is inside a MOVE.
+    /// The agent is inside a MOVE; futex.
     pub busy: AtomicU32,
-    /// The manager is about to read, or is reading, messages.
+    /// The manager is about to read, or is reading, messages; [`READER_SLEEPS`]: it sleeps until `busy` is cleared.
     pub reader_wants: AtomicU32,
     /// Number of a command that must not go on.
     pub cancelled: AtomicU32,

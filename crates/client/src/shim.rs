@@ -575,11 +575,11 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             let mut request = [(staging + at * PAGE) as u64, start, len, 0, 0u64];
             exclude_reader(page);
             if page.cancelled.load(Acquire) == seq {
-                page.busy.store(0, Release);
+                admit_reader(page);
                 break;
             }
             let result = call3(nr::IOCTL, 0, UFFD_MOVE, request.as_mut_ptr() as usize);
-            page.busy.store(0, Release);
+            admit_reader(page);
             let bytes = core::ptr::read_volatile(&request[4]) as i64;
             let done = match result {
                 0 => end - at,
@@ -649,7 +649,7 @@ unsafe fn exclude_reader(page: &CommandPage) {
         if page.reader_wants.load(SeqCst) == 0 {
             return;
         }
-        page.busy.store(0, SeqCst);
+        admit_reader(page);
         let mut spins = 0;
         while page.reader_wants.load(Acquire) != 0 {
             core::hint::spin_loop();
@@ -659,5 +659,14 @@ unsafe fn exclude_reader(page: &CommandPage) {
                 unsafe { call3(nr::SCHED_YIELD, 0, 0, 0) };
             }
         }
+    }
+}
+
+/// Clears `busy`, and wakes the manager if it sleeps until then.
+fn admit_reader(page: &CommandPage) {
+    page.busy.store(0, SeqCst);
+    if page.reader_wants.load(SeqCst) == READER_SLEEPS {
+        // SAFETY: `busy` is a live futex word.
+        unsafe { futex_wake(&page.busy) };
     }
 }

@@ -7,10 +7,16 @@ use std::time::Duration;
 use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
 
-use crate::protocol::STAGING_PAGES;
+use crate::protocol::{READER_SLEEPS, STAGING_PAGES};
 
 /// Longest wait for an agent before the caller looks whether its process still lives.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Looks at a busy agent before sleeping until it is done: some 5 us.
+const EXCLUDE_SPINS: u32 = 200;
+
+/// Longest sleep until a busy agent is looked at again.
+const NAP: Duration = Duration::from_millis(1);
 
 /// Word index of the result behind the pages, half-word indices of the fork gate.
 pub(crate) const STRANDED: usize = 6 + STAGING_PAGES;
@@ -132,17 +138,19 @@ impl Commands {
             return; // it has no order, and is given none while the layout lock is held
         }
         self.reader_wants().store(1, Ordering::SeqCst);
-        let mut spins = 0u32;
-        while self.busy().load(Ordering::SeqCst) != 0 {
-            std::hint::spin_loop();
-            spins += 1;
-            if spins > 20_000 {
-                // It lost its CPU inside a MOVE, or died there.
-                if self.agent() == 0 || !alive() {
-                    return;
-                }
-                std::thread::sleep(Duration::from_micros(50));
+        for _ in 0..EXCLUDE_SPINS {
+            if self.busy().load(Ordering::SeqCst) == 0 {
+                return;
             }
+            std::hint::spin_loop();
+        }
+        // It lost its CPU inside the MOVE, perhaps to this very thread, or died there.
+        self.reader_wants().store(READER_SLEEPS, Ordering::SeqCst);
+        while self.busy().load(Ordering::SeqCst) != 0 {
+            if self.agent() == 0 || !alive() {
+                return;
+            }
+            futex::wait(self.busy(), 1, Some(NAP));
         }
     }
 

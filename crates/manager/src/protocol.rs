@@ -6,7 +6,9 @@ mod wire;
 
 #[cfg(test)]
 use wire::CommandPage;
-pub(crate) use wire::{KIND_FORK, KIND_START, MAGIC, OP_MOVE, SOCKET_VARIABLE, STAGING_PAGES};
+pub(crate) use wire::{
+    KIND_FORK, KIND_START, MAGIC, OP_MOVE, READER_SLEEPS, SOCKET_VARIABLE, STAGING_PAGES,
+};
 
 /// What a shim says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
