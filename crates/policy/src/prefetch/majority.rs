@@ -8,6 +8,8 @@
 //!   [`LOOSE`] + 1 faults that no stream claimed, so two far-striding scans may be interleaved.
 //! - Prefetched pages are mapped and do not fault: a scan that goes on appears as a fault just behind the window. That
 //!   is the hit, and the window doubles. A fault inside the window (the engine brought less) keeps it.
+//! - A stride that is a multiple of the trend's looks like the trend: each window is left at its end. So every
+//!   [`PROBE_AFTER`]-th full window is left out, and the stride of the faults that follow, if twice the same, is the trend.
 //! - Off the trend nothing is fetched; an eighth of the window is remembered, for scans that skip a little.
 //!
 //! ```text
@@ -36,6 +38,19 @@ const TREND_FAULTS: u64 = 1024;
 /// First window of a new trend; then 7, 15, 31, 63.
 const WINDOW_FIRST: u32 = 3;
 
+/// Full windows of a trend until one is left out: costs a scan one more fault in a thousand pages.
+const PROBE_AFTER: u8 = 16;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    /// Full windows brought since the last probe.
+    After(u8),
+    /// Nothing was brought: the next fault tells the stride.
+    Asks,
+    /// It was this one; once more makes it the trend.
+    AsksAgain(i64),
+}
+
 #[derive(Clone, Copy)]
 struct Stream {
     last: u64,
@@ -48,6 +63,7 @@ struct Stream {
     history: [i64; HISTORY],
     len: u8,
     next: u8,
+    probe: Probe,
 }
 
 const NO_STREAM: Stream = Stream {
@@ -59,6 +75,12 @@ const NO_STREAM: Stream = Stream {
     history: [0; HISTORY],
     len: 0,
     next: 0,
+    probe: Probe::After(0),
+};
+
+const NOTHING: Window = Window {
+    stride: 0,
+    count: 0,
 };
 
 impl Stream {
@@ -117,8 +139,28 @@ impl Stream {
 
     /// The trend holds: `steps` strides ahead of the last fault.
     fn follow(&mut self, page: u64, steps: u32) -> Window {
+        let delta = page.wrapping_sub(self.last) as i64;
         self.last = page;
         self.push(self.stride);
+        match self.probe {
+            Probe::Asks if delta != self.stride => {
+                self.probe = Probe::AsksAgain(delta);
+                return NOTHING;
+            }
+            Probe::AsksAgain(stride) if stride == delta => {
+                self.stride = stride;
+                self.window = 0;
+                self.probe = Probe::After(0);
+            }
+            Probe::Asks | Probe::AsksAgain(_) => self.probe = Probe::After(0),
+            Probe::After(full) if full >= PROBE_AFTER => {
+                self.probe = Probe::Asks;
+                return NOTHING;
+            }
+            Probe::After(full) => {
+                self.probe = Probe::After(full + u8::from(self.window == WINDOW_MAX));
+            }
+        }
         if steps > self.window {
             self.window = (2 * self.window.max(self.memory) + 1).clamp(WINDOW_FIRST, WINDOW_MAX);
         }
