@@ -19,7 +19,10 @@ use crate::protocol::OP_MOVE;
 use crate::shared::{Shared, page_of};
 
 /// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
-const STORE_PAGES: usize = 8;
+const COMPRESS_PAGES: usize = 8;
+
+/// Pages written and published at a time where the first tier is a device: one write for all takes little longer than one for each.
+const WRITE_PAGES: usize = EVICT_PAGES_MAX;
 
 /// Batches in a row that freed nothing before every tier is called full.
 const FRUITLESS_MAX: u32 = 8;
@@ -42,6 +45,8 @@ pub(crate) struct Evictor {
     places: Vec<(SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
+    /// Pages stored at a time.
+    store_pages: usize,
     fruitless: u32,
     /// Pages lent above the limit while nothing can leave for the moment.
     lent: u64,
@@ -49,8 +54,13 @@ pub(crate) struct Evictor {
 
 impl Evictor {
     pub fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
+        let store_pages = match shared.tiers[0].is_ram() {
+            true => COMPRESS_PAGES,
+            false => WRITE_PAGES,
+        };
         Ok(Evictor {
             shared,
+            store_pages,
             items: Vec::with_capacity(EVICT_PAGES_MAX),
             buffer: PageBuf::new(EVICT_PAGES_MAX)?,
             wakes: Vec::with_capacity(EVICT_PAGES_MAX),
@@ -211,9 +221,9 @@ impl Evictor {
         let mut left = moved;
         let mut next = 0;
         while next < group.len() {
-            let mut batch = [0usize; STORE_PAGES];
+            let mut batch = [0usize; EVICT_PAGES_MAX];
             let mut count = 0;
-            while next < group.len() && count < STORE_PAGES {
+            while next < group.len() && count < self.store_pages {
                 if left >> next & 1 == 1 {
                     batch[count] = next;
                     count += 1;
@@ -336,10 +346,10 @@ impl Evictor {
         }
     }
 
-    /// Stores up to [`STORE_PAGES`] pages (indices into the group) and publishes each.
+    /// Stores pages (indices into the group) and publishes each.
     fn store(&mut self, group: &[EvictItem], start: usize, pages: &[usize]) {
-        let mut outcomes = [None; STORE_PAGES];
-        let mut sums = [0u64; STORE_PAGES];
+        let mut outcomes = [None; EVICT_PAGES_MAX];
+        let mut sums = [0u64; EVICT_PAGES_MAX];
         for (slot, at) in pages.iter().enumerate() {
             let engine = self.shared.engine();
             let (alive, wanted) = (engine.alive(start + at), engine.wanted(start + at));
@@ -370,7 +380,7 @@ impl Evictor {
             sums[slot] = page_checksum(bytes, group[*at].stamp);
         }
         for tier in 0..self.shared.tiers.len() {
-            let mut waiting = [0usize; STORE_PAGES];
+            let mut waiting = [0usize; EVICT_PAGES_MAX];
             let mut count = 0;
             for (slot, outcome) in outcomes.iter().enumerate().take(pages.len()) {
                 if outcome.is_none() {
