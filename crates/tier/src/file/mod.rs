@@ -26,8 +26,7 @@ use undercroft_base::{
     Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
     TierKind, TierUsage,
 };
-use undercroft_sys::mapping::SharedMemory;
-use undercroft_sys::ring::Ring;
+use undercroft_sys::mapping::{PageBuf, SharedMemory};
 
 pub use backing::{Backing, BackingError};
 use slabs::{Bitmap, SLAB_WORDS, Slabs};
@@ -36,10 +35,8 @@ use slabs::{Bitmap, SLAB_WORDS, Slabs};
 pub(crate) const SLAB_BYTES: u64 = 1 << 20;
 /// Slots of one slab.
 pub(crate) const SLAB_SLOTS: u32 = (SLAB_BYTES / PAGE_BYTES as u64) as u32;
-/// Pages written at a time: the ring's arena.
+/// Pages written at a time.
 const BATCH_PAGES: usize = 256;
-/// Writes in flight at once.
-const RING_ENTRIES: u32 = 32;
 /// Times one write is continued after a short or interrupted one.
 const WRITE_TRIES: u32 = 4;
 /// Empty slabs that keep their space, so that a busy tier does not discard what it writes next.
@@ -69,9 +66,9 @@ pub enum FileTierError {
     /// More slots than a page entry can name.
     #[error("{0} is too large for a file tier; give size= up to {max}", max = Bytes(SIZE_MAX))]
     TooLarge(Bytes),
-    /// No io_uring.
-    #[error("cannot set up io_uring: {0} (is kernel.io_uring_disabled set?)")]
-    Ring(std::io::Error),
+    /// No memory for what is being written.
+    #[error("cannot get memory for writing: {0}")]
+    Memory(std::io::Error),
 }
 
 const SIZE_MAX: u64 = 1 << 44; // 16 TiB: slab numbers and counts stay far inside u32
@@ -120,7 +117,8 @@ pub struct FileTier {
 
 /// What only one storing thread uses at a time.
 struct Writer {
-    ring: Ring,
+    /// Copies of the pages in hand: aligned as the device wants them.
+    pages: PageBuf,
     /// Slots of the part in hand.
     slots: Vec<u64>,
     /// Writes of the part in hand.
@@ -129,7 +127,7 @@ struct Writer {
     paused: Option<(Instant, u32)>,
 }
 
-/// One write: arena pages `start..end` to consecutive slots.
+/// One write: pages `start..end` to consecutive slots.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     start: usize,
@@ -192,7 +190,7 @@ impl FileTier {
             held: AtomicU64::new(slabs.occupied() * SLAB_BYTES),
             slabs: Mutex::new(slabs),
             writer: Mutex::new(Writer {
-                ring: Ring::new(RING_ENTRIES, BATCH_PAGES).map_err(FileTierError::Ring)?,
+                pages: PageBuf::new(BATCH_PAGES).map_err(FileTierError::Memory)?,
                 slots: Vec::with_capacity(BATCH_PAGES),
                 runs: Vec::with_capacity(BATCH_PAGES),
                 paused: None,
@@ -288,9 +286,7 @@ impl FileTier {
         // Results default to Full: those beyond the slots stay so.
         for (at, (item, &slot)) in batch.iter().zip(&writer.slots).enumerate() {
             self.set_entry(slot, item.stamp, item.checksum);
-            let page = writer.ring.arena_mut().page_mut(at);
-            page.expect("nothing is in flight between parts")
-                .copy_from_slice(item.page);
+            writer.pages.page_mut(at).copy_from_slice(item.page);
         }
         writer.runs.clear();
         for (at, &slot) in writer.slots.iter().enumerate() {
@@ -311,64 +307,26 @@ impl FileTier {
     }
 
     /// Writes all runs; each ends complete or with `failed` set.
+    ///
+    /// By plain calls: a batch is mostly one run, and the caller waits for it.
     fn write_runs(&self, writer: &mut Writer) {
-        let fd = self.backing.file().as_raw_fd();
-        let Writer { ring, runs, .. } = writer;
-        let mut waiting: usize = 0; // runs before this one have been started
-        let mut again: [Option<usize>; RING_ENTRIES as usize] = [None; RING_ENTRIES as usize];
-        loop {
-            while ring.in_flight() < RING_ENTRIES as usize {
-                let retry = again.iter_mut().find_map(Option::take);
-                let Some(at) = retry.or((waiting < runs.len()).then_some(waiting)) else {
-                    break;
-                };
-                waiting = waiting.max(at + 1);
-                let run = &mut runs[at];
+        for run in &mut writer.runs {
+            while run.failed.is_none() && run.start + run.done < run.end {
                 run.tries += 1;
                 let offset = (run.slot + run.done as u64) * PAGE_BYTES as u64;
-                if ring
-                    .write(fd, offset, run.start + run.done, run.end, at as u64)
-                    .is_err()
-                {
-                    run.failed = Some(FailKind::Io);
-                    continue;
-                }
+                let from = (run.start + run.done) * PAGE_BYTES;
+                let bytes = &writer.pages[from..run.end * PAGE_BYTES];
                 self.counters.writes.fetch_add(1, Relaxed);
-            }
-            if ring.in_flight() == 0 {
-                return;
-            }
-            if ring.submit(1).is_err() {
-                // The kernel lacks memory for a moment. What is in flight cannot be given up: it owns the pages.
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            ring.reap(|token, result| {
-                let at = token as usize;
-                let run = &mut runs[at];
-                let progress = match result {
-                    Ok(bytes) => bytes / PAGE_BYTES,
-                    Err(errno) => {
-                        let errno = Errno::from_raw_os_error(errno);
-                        if !matches!(errno, Errno::INTR | Errno::AGAIN) {
-                            run.failed = Some(fail_kind(errno));
-                            return;
-                        }
-                        0
-                    }
-                };
-                run.done += progress;
-                if run.start + run.done >= run.end {
-                    return;
+                match rustix::io::pwrite(self.backing.file(), bytes, offset) {
+                    Ok(written) => run.done += written / PAGE_BYTES,
+                    Err(Errno::INTR | Errno::AGAIN) => {}
+                    Err(errno) => run.failed = Some(fail_kind(errno)),
                 }
                 // A short write: what stopped it shows when the rest is tried.
-                if run.tries >= WRITE_TRIES {
-                    run.failed = Some(FailKind::Io);
-                } else if let Some(place) = again.iter_mut().find(|place| place.is_none()) {
-                    *place = Some(at);
-                } else {
-                    run.failed = Some(FailKind::Io);
+                if run.tries >= WRITE_TRIES && run.start + run.done < run.end {
+                    run.failed.get_or_insert(FailKind::Io);
                 }
-            });
+            }
         }
     }
 
