@@ -207,12 +207,11 @@ impl Evictor {
         // From here to the last page published, fork() in the program waits.
         let claimed = process.as_ref().and_then(|process| {
             let agent = process.agent.get()?;
+            // An agent that is still to start would carry out an order long after it was given up.
+            let thread = agent.commands.agent();
             // A stopped process (SIGSTOP, a debugger) has a stopped agent: nothing can leave it until it goes on.
-            let stopped = matches!(
-                procfs::process_state(agent.commands.agent()),
-                Some('T' | 't')
-            );
-            (!stopped && agent.commands.claim()).then_some((process, agent))
+            let stopped = || matches!(procfs::process_state(thread), Some('T' | 't'));
+            (thread != 0 && !stopped() && agent.commands.claim()).then_some((process, agent))
         });
         let moved = match claimed {
             Some((process, agent)) => self.take_out(process, agent, group, start),
