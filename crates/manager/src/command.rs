@@ -64,14 +64,18 @@ impl Commands {
         &self.0.words()[6..6 + STAGING_PAGES]
     }
 
-    /// The agent's thread id; 0 when it is gone (or its process called exec).
+    /// The agent's thread id; 0 before it starts, and when it is gone (or its process called exec).
     pub fn agent(&self) -> u32 {
         self.half(2).load(Ordering::Acquire)
     }
 
     /// Claims the right to take pages out: fork() in the program waits until [`Commands::release`]. False while the
-    /// program is inside fork(): try later.
+    /// program is inside fork(), and while it has no agent that runs: try later. An agent that is still to start would carry
+    /// out an order long after it was given up.
     pub fn claim(&self) -> bool {
+        if self.agent() == 0 {
+            return false;
+        }
         self.half(IN_HAND).store(1, Ordering::SeqCst);
         if self.half(FORKING).load(Ordering::SeqCst) == 0 {
             return true;
@@ -157,5 +161,51 @@ impl Commands {
     /// Lets the agent go on.
     pub fn admit_agent(&self) {
         self.reader_wants().store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> Commands {
+        Commands::new(SharedMemory::create("test", 4096).expect("a page"))
+    }
+
+    #[test]
+    fn nothing_is_claimed_without_a_running_agent_or_in_a_fork() {
+        let commands = page();
+        assert!(!commands.claim(), "its agent has not started");
+        assert_eq!(commands.half(IN_HAND).load(Ordering::SeqCst), 0);
+        commands.half(2).store(7, Ordering::SeqCst);
+        commands.half(FORKING).store(1, Ordering::SeqCst);
+        assert!(!commands.claim(), "it is inside fork()");
+        assert_eq!(commands.half(IN_HAND).load(Ordering::SeqCst), 0);
+        commands.half(FORKING).store(0, Ordering::SeqCst);
+        assert!(commands.claim());
+        assert_eq!(commands.half(IN_HAND).load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_busy_agent_is_waited_for_and_an_idle_one_is_not() {
+        let commands = page();
+        commands.half(2).store(7, Ordering::SeqCst);
+        commands.busy().store(1, Ordering::SeqCst); // left over: it has no order
+        commands.exclude_agent(|| true);
+        commands.seq().store(1, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while commands.reader_wants().load(Ordering::SeqCst) != READER_SLEEPS {
+                    std::thread::yield_now();
+                }
+                commands.busy().store(0, Ordering::SeqCst);
+                futex::wake(commands.busy(), 1);
+            });
+            commands.exclude_agent(|| true);
+            assert_eq!(commands.busy().load(Ordering::SeqCst), 0);
+        });
+        assert_ne!(commands.reader_wants().load(Ordering::SeqCst), 0);
+        commands.admit_agent();
+        assert_eq!(commands.reader_wants().load(Ordering::SeqCst), 0);
     }
 }

@@ -18,6 +18,7 @@ pub(crate) const VACATED_MAX: usize = 64;
 /// Events of one address space that were read and cannot be applied yet.
 #[derive(Default)]
 pub(crate) struct Order {
+    /// As many as the program's threads raise while one of them is between its change and its report.
     waiting: VecDeque<Message>,
     /// Where mappings moved away from, until the kernel has reported those places unmapped. After `MREMAP_DONTUNMAP` it
     /// never does.
@@ -118,6 +119,14 @@ mod tests {
         Message::Remap { from, to }
     }
 
+    /// Books with `a` and `b` in use under these labels.
+    fn start(a: VirtRange, b: VirtRange) -> (Books, Order) {
+        let mut books = Books::default();
+        books.put(a, 'a');
+        books.put(b, 'b');
+        (books, Order::default())
+    }
+
     /// The books: a label for each page in use.
     #[derive(Default)]
     struct Books(std::collections::BTreeMap<u64, char>);
@@ -169,9 +178,7 @@ mod tests {
     // Thread A moves 10..12 to 50 and back; thread B moves 20..22 to 50, which A has just left.
     #[test]
     fn the_late_end_of_an_old_place_does_not_drop_what_moved_there() {
-        let (mut books, mut order) = (Books::default(), Order::default());
-        books.put(range(10, 12), 'a');
-        books.put(range(20, 22), 'b');
+        let (mut books, mut order) = start(range(10, 12), range(20, 22));
         books.read(
             &mut order,
             [remap(range(10, 12), 50), Message::Unmap(range(10, 12))],
@@ -192,9 +199,7 @@ mod tests {
 
     #[test]
     fn a_move_that_was_overtaken_finds_its_pages() {
-        let (mut books, mut order) = (Books::default(), Order::default());
-        books.put(range(50, 52), 'a');
-        books.put(range(20, 22), 'b');
+        let (mut books, mut order) = start(range(50, 52), range(20, 22));
         // B's move to 50 and back is read before A's move away from 50.
         books.read(
             &mut order,
@@ -214,9 +219,7 @@ mod tests {
 
     #[test]
     fn an_overtaken_unmap_drops_only_what_was_there_before() {
-        let (mut books, mut order) = (Books::default(), Order::default());
-        books.put(range(50, 54), 'a');
-        books.put(range(20, 22), 'b');
+        let (mut books, mut order) = start(range(50, 54), range(20, 22));
         books.read(
             &mut order,
             [remap(range(20, 22), 51), Message::Unmap(range(50, 54))],
@@ -244,9 +247,7 @@ mod tests {
 
     #[test]
     fn what_follows_a_waiting_move_waits_too() {
-        let (mut books, mut order) = (Books::default(), Order::default());
-        books.put(range(50, 52), 'a');
-        books.put(range(20, 22), 'b');
+        let (mut books, mut order) = start(range(50, 52), range(20, 22));
         books.read(&mut order, [remap(range(20, 22), 50)]);
         let removed = Message::Remove(range(50, 51));
         books.read(&mut order, [removed, Message::Unmap(range(20, 22))]);
