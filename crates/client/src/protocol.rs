@@ -66,6 +66,14 @@ pub struct Ready {
 /// Move the listed pages into the staging area.
 pub const OP_MOVE: u32 = 1;
 
+/// The first run of set bits of `mask` within `from..count`, as (first, one past the last). Bit numbers; `count` at most 64.
+pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> {
+    let set = |at: &usize| mask >> *at & 1 == 1;
+    let first = (from..count).find(set)?;
+    let end = (first..count).find(|at| !set(at)).unwrap_or(count);
+    Some((first, end))
+}
+
 /// Value of [`CommandPage::reader_wants`].
 pub const READER_SLEEPS: u32 = 2;
 

@@ -613,15 +613,8 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
         }
         let mut stranded = 0u64;
         let mut at = 0;
-        while at < count {
-            if moved >> at & 1 == 0 {
-                at += 1;
-                continue;
-            }
-            let mut end = at + 1;
-            while end < count && moved >> end & 1 == 1 {
-                end += 1;
-            }
+        while let Some((first, end)) = next_run(moved, at, count) {
+            at = first;
             let (to, from) = (hold + at * PAGE, staging + at * PAGE);
             let len = ((end - at) * PAGE) as u64;
             let mut request = [to as u64, from as u64, len, 0, 0u64];

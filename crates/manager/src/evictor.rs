@@ -15,7 +15,7 @@ use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{futex, process, procfs};
 
 use crate::process::{Agent, Process};
-use crate::protocol::OP_MOVE;
+use crate::protocol::{OP_MOVE, next_run};
 use crate::shared::{Shared, page_of};
 
 /// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
@@ -207,11 +207,12 @@ impl Evictor {
         // From here to the last page published, fork() in the program waits.
         let claimed = process.as_ref().and_then(|process| {
             let agent = process.agent.get()?;
-            // An agent that is still to start would carry out an order long after it was given up.
-            let thread = agent.commands.agent();
             // A stopped process (SIGSTOP, a debugger) has a stopped agent: nothing can leave it until it goes on.
-            let stopped = || matches!(procfs::process_state(thread), Some('T' | 't'));
-            (thread != 0 && !stopped() && agent.commands.claim()).then_some((process, agent))
+            let stopped = matches!(
+                procfs::process_state(agent.commands.agent()),
+                Some('T' | 't')
+            );
+            (!stopped && agent.commands.claim()).then_some((process, agent))
         });
         let moved = match claimed {
             Some((process, agent)) => self.take_out(process, agent, group, start),
@@ -582,15 +583,8 @@ fn read_staging(
 ) -> bool {
     let tid = agent.commands.agent();
     let mut at = 0;
-    while at < count {
-        if moved >> at & 1 == 0 {
-            at += 1;
-            continue;
-        }
-        let mut end = at + 1;
-        while end < count && moved >> end & 1 == 1 {
-            end += 1;
-        }
+    while let Some((first, end)) = next_run(moved, at, count) {
+        at = first;
         let from = agent.holding + (at * PAGE_BYTES) as u64;
         let bytes = &mut buffer[at * PAGE_BYTES..end * PAGE_BYTES];
         if tid == 0 || process::read_memory(tid, from, bytes).is_err() {

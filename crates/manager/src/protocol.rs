@@ -7,7 +7,7 @@ mod wire;
 #[cfg(test)]
 use wire::CommandPage;
 pub(crate) use wire::{
-    KIND_FORK, KIND_START, MAGIC, OP_MOVE, READER_SLEEPS, SOCKET_VARIABLE, STAGING_PAGES,
+    KIND_FORK, KIND_START, MAGIC, OP_MOVE, READER_SLEEPS, SOCKET_VARIABLE, STAGING_PAGES, next_run,
 };
 
 /// What a shim says first.
