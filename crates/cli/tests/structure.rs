@@ -5,16 +5,26 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every crate and the crates of the workspace it may use. Nothing points up; see ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("base", &[]),
     ("policy", &["base"]),
     ("sys", &["base"]),
     ("model", &["base"]),
+    ("trace", &["base"]),
     ("engine", &["base", "policy"]),
     ("tier", &["base", "sys"]),
-    ("manager", &["base", "engine", "policy", "sys", "tier"]),
-    ("lab", &["base"]),
-    ("cli", &["base", "lab", "manager", "policy", "sys", "tier"]),
+    (
+        "manager",
+        &["base", "engine", "policy", "sys", "tier", "trace"],
+    ),
+    ("sim", &["base", "engine", "model", "policy", "trace"]),
+    ("lab", &["base", "sim", "trace"]),
+    (
+        "cli",
+        &[
+            "base", "lab", "manager", "policy", "sim", "sys", "tier", "trace",
+        ],
+    ),
     ("client", &[]),
     ("tests", &[]),
 ];
@@ -27,7 +37,7 @@ const UNSAFE_HOMES: [&str; 2] = ["sys", "client"];
 
 /// Crates that decide: what they may not name, so that the same code runs live and simulated.
 const PURE: [&str; 2] = ["engine", "policy"];
-const IMPURE_WORDS: [&str; 12] = [
+const IMPURE_WORDS: [&str; 14] = [
     "Instant",
     "SystemTime",
     "std::time",
@@ -39,7 +49,9 @@ const IMPURE_WORDS: [&str; 12] = [
     "std::os",
     "std::io",
     "undercroft_model",
+    "undercroft_sim",
     "undercroft_sys",
+    "undercroft_trace",
 ];
 
 const LINES_MAX: usize = 800;
