@@ -8,9 +8,9 @@ use undercroft_base::{
 };
 use undercroft_policy::reclaim::{Arrival, Verdict};
 
-use crate::Engine;
 use crate::ledger::Ledger;
 use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
+use crate::{Engine, Room};
 
 /// One page of the batch, as the caller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +133,10 @@ impl<L: Ledger> Engine<L> {
         // At most half of what is resident, and less when nothing else can leave and there is no room: under a small
         // limit, beside a large pool or many locked pages all others may be recent, and waiting threads would wait for
         // ever.
-        let mut protected = (self.resident / 2).min(RECENT_PAGES as u64) as usize;
+        let mut protected = match self.config.room {
+            Room::Ahead => (self.resident / 2).min(RECENT_PAGES as u64) as usize,
+            Room::AfterPlan => 0,
+        };
         self.name_victims(want, protected);
         while self.victims.is_empty() && protected > 0 && self.room() < 1 {
             protected /= 2;

@@ -10,9 +10,9 @@ use undercroft_base::{
 use undercroft_policy::prefetch::{FaultSeen, Window};
 use undercroft_policy::reclaim::Arrival;
 
-use crate::Engine;
 use crate::ledger::Ledger;
 use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITERS_MAX};
+use crate::{Engine, Room};
 
 /// One fault message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl<L: Ledger> Engine<L> {
             PageState::Lost => return FaultAnswer::Lost,
         };
         let room = self.room();
-        if room < 1 {
+        if room < 1 && self.config.room == Room::Ahead {
             if room.saturating_add_unsigned(self.over_limit.0) < 1 {
                 self.stats.waited_for_room += 1;
                 return self.wait_for_room(fault);
@@ -225,7 +225,11 @@ impl<L: Ledger> Engine<L> {
             self.stats.prefetch_hits += self.expected.pages;
         }
         self.expected.at = None;
-        let most = (room / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1);
+        let spare = match self.config.room {
+            Room::Ahead => room,
+            Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
+        };
+        let most = (spare / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1);
         let count = i64::from(count).min(most);
         if count == 0 || stride == 0 {
             return;

@@ -44,6 +44,21 @@ pub struct Config {
     pub retain: Vec<bool>,
     /// Whether pages stored in a tier may later be demoted from it (its ages are then remembered).
     pub demotes: Vec<bool>,
+    /// When room for a fault is made.
+    pub room: Room,
+}
+
+/// When room for a fault is made, and by whom.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Room {
+    /// Ahead of it: reclaim keeps a reserve free below the limit, a window takes at most half of the room there is, and
+    /// pages installed last may not leave yet. A fault then waits for no eviction, and many threads may fault at once.
+    #[default]
+    Ahead,
+    /// After its plan: the caller evicts until [`Engine::room`] is not negative, then installs. No reserve, so memory is used
+    /// to the last page; no page is protected, so the policy's order alone decides; a window takes at most half of the
+    /// limit. For a caller that serves one fault at a time.
+    AfterPlan,
 }
 
 /// One client's engine. Every method is called by one thread at a time.
@@ -187,7 +202,10 @@ impl<L: Ledger> Engine<L> {
     }
 
     fn reserve(&self) -> i64 {
-        limits::reserve(self.config.limit.pages_floor()).0 as i64
+        match self.config.room {
+            Room::Ahead => limits::reserve(self.config.limit.pages_floor()).0 as i64,
+            Room::AfterPlan => 0,
+        }
     }
 
     /// True when the reserve is broken into: reclaim should start.
@@ -259,6 +277,25 @@ impl<L: Ledger> Engine<L> {
             self.table.set(no, entry);
         }
         PageCount(absent)
+    }
+
+    /// The page's number, by which [`Engine::touch`] knows it; it stays the same until the page is dropped. A chunk that has
+    /// no numbers yet takes the lowest ones free.
+    ///
+    /// Errors: the ledger is full. Panics: when the space is not there.
+    pub fn number(&mut self, space: SpaceId, page: VirtPage) -> Result<PageNo, LedgerFull> {
+        self.table.find_or_add(space, page)
+    }
+
+    /// The program used the page (`write`: wrote it), as access bits or a trace tell. True when the page is in memory: the
+    /// policy knows of the use now. False: such a use is a fault. O(1), no search.
+    #[inline]
+    pub fn touch(&mut self, no: PageNo, write: bool) -> bool {
+        let resident = self.table.entry(no).state == PageState::Resident;
+        if resident {
+            self.reclaim.touch(no, write);
+        }
+        resident
     }
 
     /// The entry of a page, for status, takeover and tests.

@@ -182,23 +182,21 @@ impl<L: Ledger> PageTable<L> {
         debug_assert!(owner.is_none_or(|owner| owner.chunks.is_empty()));
     }
 
-    /// Adds a managed range.
+    /// Adds a managed range. O(log regions), and what it overlaps; at the end, no more.
     pub fn add_region(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
         };
+        let regions = &mut owner.regions;
+        let from = regions.partition_point(|old| old.end <= range.start);
+        let to = regions
+            .partition_point(|old| old.start < range.end)
+            .max(from);
         let mut merged = range;
-        owner.regions.retain(|old| {
-            let apart = old.end <= merged.start || merged.end <= old.start;
-            if !apart {
-                merged = VirtRange::new(old.start.min(merged.start), old.end.max(merged.end));
-            }
-            apart
-        });
-        let at = owner
-            .regions
-            .partition_point(|old| old.start < merged.start);
-        owner.regions.insert(at, merged);
+        for old in &regions[from..to] {
+            merged = VirtRange::new(old.start.min(merged.start), old.end.max(merged.end));
+        }
+        regions.splice(from..to, [merged]);
     }
 
     /// Takes a range out of the managed ones.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use serde::{Deserialize, Serialize};
 use undercroft_base::{Bytes, PAGE_BYTES, SpaceId, VirtPage, VirtRange};
-use undercroft_engine::{Config, Engine, Stats};
+use undercroft_engine::{Config, Engine, Room, Stats};
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::{self, Statm};
@@ -234,6 +234,7 @@ fn share(
         limit: Bytes(options.memory_max),
         retain: tiers.iter().map(|t| !t.is_ram()).collect(),
         demotes: (0..count).map(|at| at + 1 < count).collect(),
+        room: Room::Ahead,
     };
     let ledger = MemfdLedger::create(ledger, launch.ledger_chunks)?;
     let placement = Placement::new();

@@ -9,7 +9,7 @@ mod program;
 use std::collections::{BTreeMap, VecDeque};
 
 use undercroft_base::{Bytes, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
-use undercroft_engine::{Config, Effect, Engine, VecLedger};
+use undercroft_engine::{Config, Effect, Engine, Room, VecLedger};
 use undercroft_model::{Content, FailRates, FakeTier, Memory, Mm, Oracle, Random, oracle::Expect};
 
 pub use evict::{Batch, Demotion};
@@ -137,6 +137,7 @@ impl World {
             limit: Bytes(setup.limit_pages * PAGE),
             retain: setup.tiers.iter().map(|tier| tier.retain).collect(),
             demotes: setup.tiers.iter().map(|tier| tier.demotes).collect(),
+            room: Room::Ahead,
         };
         let engine = Engine::new(
             VecLedger::new(setup.ledger_chunks),

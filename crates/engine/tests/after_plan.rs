@@ -1,0 +1,115 @@
+//! Room made after the plan: memory is used to the last page, and the policy's order alone decides.
+
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageState, Slot, SpaceId, TierId};
+use undercroft_base::{ThreadId, VirtPage, VirtRange};
+use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan};
+use undercroft_engine::{Outcome, Room, Taken, VecLedger};
+
+struct One {
+    engine: Engine<VecLedger>,
+    space: SpaceId,
+    plan: LoadPlan,
+    next_slot: u64,
+}
+
+impl One {
+    fn new(frames: u64, reclaim: &str, prefetch: &str) -> One {
+        let config = Config {
+            limit: Bytes(frames * PAGE_BYTES as u64),
+            retain: vec![true],
+            demotes: vec![false],
+            room: Room::AfterPlan,
+        };
+        let mut engine = Engine::new(
+            VecLedger::new(2),
+            undercroft_policy::reclaim::by_name(reclaim).expect("a policy"),
+            undercroft_policy::prefetch::by_name(prefetch).expect("a policy"),
+            config,
+        );
+        let space = engine.add_space();
+        engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
+        One {
+            engine,
+            space,
+            plan: LoadPlan::default(),
+            next_slot: 0,
+        }
+    }
+
+    /// One use of a page, served as the simulator would; the pages that left for it.
+    fn access(&mut self, page: u64, write: bool) -> Vec<u64> {
+        let no = self
+            .engine
+            .number(self.space, VirtPage(page))
+            .expect("room");
+        if self.engine.touch(no, write) {
+            return Vec::new();
+        }
+        let fault = Fault {
+            space: self.space,
+            page: VirtPage(page),
+            write,
+            thread: ThreadId(1),
+        };
+        assert_eq!(self.engine.fault(fault, &mut self.plan), FaultAnswer::Load);
+        let (mut left, mut batch, mut wake) = (Vec::new(), Vec::new(), Vec::new());
+        while self.engine.room() < 0 {
+            assert!(self.engine.select(1, &mut batch), "somebody can leave");
+            self.engine.settle(0, Taken::Moved, &mut wake);
+            self.next_slot += 1;
+            let outcome = Outcome::Stored(TierId(0), Slot(self.next_slot));
+            self.engine.publish(0, outcome, &mut wake);
+            left.push(batch[0].page.0);
+        }
+        for item in &mut self.plan.items {
+            item.install = Install::Done;
+        }
+        self.engine.finish(self.space, &mut self.plan.items);
+        self.engine.audit();
+        left
+    }
+}
+
+#[test]
+fn memory_is_used_to_the_last_page_and_clock_alone_chooses() {
+    for frames in [1, 2, 3, 100] {
+        let mut one = One::new(frames, "clock", "none");
+        for page in 0..frames {
+            assert_eq!(one.access(page, false), [0u64; 0], "{frames} frames");
+        }
+        assert_eq!(one.engine.resident(), PageCount(frames));
+        one.access(0, false); // used again: another lap
+        let expected = if frames == 1 { 0 } else { 1 };
+        assert_eq!(one.access(frames, false), [expected], "{frames} frames");
+        assert_eq!(one.engine.resident(), PageCount(frames));
+    }
+}
+
+#[test]
+fn a_window_makes_room_for_itself_and_no_page_of_it_leaves_for_the_others() {
+    let mut one = One::new(16, "lru", "readahead");
+    for page in 0..64 {
+        one.access(page, false);
+    }
+    for page in 0..32 {
+        one.access(page, false);
+    }
+    assert!(one.engine.stats().prefetched > 8, "a scan is read ahead");
+    assert_eq!(one.engine.stats().resident_peak, PageCount(16 + 8));
+    assert_eq!(one.engine.resident(), PageCount(16));
+}
+
+#[test]
+fn touch_tells_a_use_from_a_fault() {
+    let mut one = One::new(2, "lru", "none");
+    let no = one.engine.number(one.space, VirtPage(7)).expect("room");
+    assert_eq!(one.engine.number(one.space, VirtPage(7)), Ok(no));
+    assert!(!one.engine.touch(no, true));
+    one.access(7, true);
+    assert!(one.engine.touch(no, true));
+    one.access(8, true);
+    one.access(7, false);
+    assert_eq!(one.access(9, false), [8], "7 was used later");
+    let state = one.engine.entry(one.space, VirtPage(8)).state;
+    assert_eq!(state, PageState::Stored);
+}
