@@ -2,3 +2,5 @@
 //!
 //! Runs the engine and the policies that run live; nothing in them knows of this crate.
 #![forbid(unsafe_code)]
+
+pub mod storm;

@@ -4,7 +4,7 @@ use undercroft_base::{PAGE_BYTES, PageState, Slot, Stamp, ThreadId, Tier, TierId
 use undercroft_engine::{Fault, FaultAnswer, Install, LoadPlan};
 use undercroft_model::{Content, Refusal};
 
-use super::{Message, World};
+use super::world::{Message, World};
 
 /// What the load of one page came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,12 +16,9 @@
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
-#[allow(dead_code)] // the random walk is not used here
-mod world;
-
 use undercroft_base::{Bytes, PageState, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::FailRates;
-use world::{Doing, PAGE, Setup, TierSetup, World};
+use undercroft_sim::storm::{Doing, Message, PAGE, Setup, Thread, TierSetup, World};
 
 const BASE: u64 = 512;
 const REGION: u64 = 400;
@@ -79,7 +76,7 @@ fn range(text: &str) -> VirtRange {
 }
 
 fn touch(world: &mut World, proc: usize, page: VirtPage, write: bool) {
-    let able = |t: &world::Thread| t.proc == proc && t.doing == Doing::Running;
+    let able = |t: &Thread| t.proc == proc && t.doing == Doing::Running;
     let thread = match world.threads.iter().position(able) {
         Some(thread) => thread,
         None => world.add_thread(proc),
@@ -181,7 +178,7 @@ fn step(world: &mut World, words: &[&str]) -> Option<String> {
         }
         "zap" => assert!(world.zap_step()),
         "repeat" => {
-            let message = world::Message {
+            let message = Message {
                 page: range(words[1]).start,
                 write: false,
                 thread: 0,

@@ -2,13 +2,11 @@
 //!
 //! `ORACLE_SEED=n` runs one seed, `ORACLE_SEEDS=n` the first n seeds, `ORACLE_STEPS=n` sets the length of each.
 
-mod world;
-
 use std::collections::BTreeMap;
 
 use undercroft_base::{TierKind, VirtPage, VirtRange};
 use undercroft_model::Random;
-use world::{Setup, TierSetup, World};
+use undercroft_sim::storm::{Setup, TierSetup, World};
 
 /// Seeds that fail when a bug that was found here and fixed is put back. They run first, whatever the number of seeds.
 const REGRESSIONS: [(u64, &str); 3] = [

@@ -6,7 +6,7 @@ use undercroft_base::{
 use undercroft_engine::{DemoteItem, EvictItem, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal};
 
-use super::World;
+use super::world::World;
 
 /// A page that is with the evictor.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use undercroft_base::{Entry, Flags, PageState, Slot, Tier, TierId, VirtPage};
 use undercroft_engine::Outcome;
 
-use super::{Doing, World};
+use super::world::{Doing, World};
 
 /// Steps in which a calm world must have finished everything.
 const CALM_STEPS_MAX: usize = 200_000;
@@ -143,7 +143,7 @@ impl World {
     /// A page that could be evicted, when the last tier has room.
     fn could_leave(&self) -> Option<(usize, VirtPage, Entry)> {
         let last = self.tiers.last().expect("a tier");
-        if last.usage().logical.0 + super::PAGE > last.info().capacity.0 {
+        if last.usage().logical.0 + super::world::PAGE > last.info().capacity.0 {
             return None;
         }
         self.entries().into_iter().find(|(proc, page, entry)| {
@@ -157,7 +157,7 @@ impl World {
     }
 
     fn stopped(&self) -> Vec<(usize, Doing, Entry)> {
-        let of = |thread: &super::Thread| match thread.doing {
+        let of = |thread: &super::world::Thread| match thread.doing {
             Doing::Running => None,
             Doing::Stopped { page, .. } => {
                 let space = self.procs[thread.proc].space;

@@ -1,19 +1,14 @@
 //! The engine in the model world: a driver that does what the live manager does, one small step at a time, with
 //! anything else happening between the steps.
 
-mod check;
-mod evict;
-mod faults;
-mod program;
-
 use std::collections::{BTreeMap, VecDeque};
 
 use undercroft_base::{Bytes, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_engine::{Config, Effect, Engine, Room, VecLedger};
 use undercroft_model::{Content, FailRates, FakeTier, Memory, Mm, Oracle, Random, oracle::Expect};
 
-pub use evict::{Batch, Demotion};
-pub use faults::Flight;
+use super::evict::{Batch, Demotion};
+use super::faults::Flight;
 
 pub const PAGE: u64 = 4096;
 const HISTORY: usize = 60;

@@ -3,7 +3,7 @@
 use undercroft_base::{Bytes, PageState, VirtPage, VirtRange};
 use undercroft_model::{Touch, oracle::Expect};
 
-use super::{Doing, Event, Message, PAGE, Thread, World, Zap};
+use super::world::{Doing, Event, Message, PAGE, Thread, World, Zap};
 
 const ARENAS: [u64; 4] = [100, 1500, 2900, 1 << 24];
 const ARENA_PAGES: u64 = 700;
