@@ -4,6 +4,7 @@
 //! Level 1: depends on the base words only. Deterministic: everything random comes from a seed.
 
 pub mod content;
+pub mod device;
 pub mod memory;
 pub mod oracle;
 pub mod random;

@@ -1,0 +1,330 @@
+//! Devices in virtual time: how long a transfer takes, who waits for whom, what it costs in energy and wear.
+//!
+//! One law for all: `T = T_access + T_transfer * bytes`, apart for reads and writes (PCM swap §III-1), on one of the device's
+//! channels. Around it: requests wait for a free channel; writes put aside ([`Device::write_behind`]) start only where no
+//! read needs the channel, but a read waits for one that has started; an SSD reads slower while it writes; a disk has a head
+//! and turns ([`disk`]). All constants are in [`profiles`].
+//!
+//! Requests are served in the order they are submitted; two clients' requests may be submitted out of order by less than one
+//! service time, and then the later submitted waits. Not modelled: garbage collection, caches inside the device, failures.
+
+pub mod disk;
+pub mod profiles;
+mod time;
+
+use std::collections::VecDeque;
+
+pub use profiles::{NAMES, Profile, by_name};
+pub use time::Time;
+
+use disk::Head;
+
+/// One direction's service time: `access + bytes * per_byte`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Law {
+    /// T_access, nanoseconds: paid once a request.
+    pub access_ns: f64,
+    /// T_transfer, nanoseconds a byte.
+    pub per_byte_ns: f64,
+}
+
+impl Law {
+    /// The time of one request of `bytes`.
+    pub fn time(self, bytes: u64) -> Time {
+        Time::from_ns(self.access_ns + self.per_byte_ns * bytes as f64)
+    }
+}
+
+/// How a device is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// On the memory bus: the processor moves every page itself, and its thread waits.
+    Memory,
+    /// Behind a controller with direct memory access: neighbouring pages make one request, and writes can be left to it.
+    Block,
+}
+
+/// What a device did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Read requests.
+    pub reads: u64,
+    /// Bytes they asked for.
+    pub read_bytes: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes they brought.
+    pub written_bytes: u64,
+    /// Bytes written in whole units of the device.
+    pub worn_bytes: u64,
+    /// Channel time of reads.
+    pub read_busy: Time,
+    /// Channel time of writes.
+    pub write_busy: Time,
+    /// Time reads waited for a channel.
+    pub read_queued: Time,
+    /// Reads slowed by a write under way.
+    pub interfered: u64,
+    /// Requests for which a disk's head moved.
+    pub seeks: u64,
+}
+
+/// When a request started and ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// A channel took it up.
+    pub start: Time,
+    /// It is complete.
+    pub end: Time,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Channel {
+    free: Time,
+    writes: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    ready: Time,
+    offset: u64,
+    bytes: u64,
+}
+
+/// One device. Deterministic: the same requests at the same times end at the same times.
+#[derive(Clone, Debug)]
+pub struct Device {
+    profile: Profile,
+    channels: Vec<Channel>,
+    head: Option<Head>,
+    waiting: VecDeque<Waiting>,
+    counters: Counters,
+}
+
+/// Writes that may wait behind reads; beyond it, who writes waits.
+pub const BEHIND_MAX: usize = 64;
+
+impl Device {
+    /// An idle device at time zero, a disk's head at offset 0.
+    pub fn new(profile: Profile) -> Device {
+        Device {
+            channels: vec![Channel::default(); profile.channels.max(1) as usize],
+            head: profile.disk.map(Head::new),
+            waiting: VecDeque::with_capacity(BEHIND_MAX + 1),
+            counters: Counters::default(),
+            profile,
+        }
+    }
+
+    /// Its constants.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// What it did so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Reads `bytes` at `offset`, asked for at `now`. O(channels).
+    pub fn read(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
+        self.start_waiting(now);
+        let at = self.earliest();
+        let start = now.max(self.channels[at].free);
+        let writing = self
+            .channels
+            .iter()
+            .any(|channel| channel.writes && channel.free > start);
+        let mut time = self.service(start, offset, bytes, false);
+        if writing && self.profile.read_beside_write > 1.0 {
+            time = Time::from_ns(time.ns() * self.profile.read_beside_write);
+            self.counters.interfered += 1;
+        }
+        self.counters.reads += 1;
+        self.counters.read_bytes += bytes;
+        self.counters.read_busy += time;
+        self.counters.read_queued += start - now;
+        self.occupy(at, start, time, false)
+    }
+
+    /// Writes `bytes` at `offset`, asked for at `now`, in turn with everything else. O(channels).
+    pub fn write(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
+        self.start_waiting(now);
+        self.write_now(now, offset, bytes)
+    }
+
+    /// Leaves a write to the device, to be done where no read wants the channel. Returns when the caller may go on: at once,
+    /// or, with more than [`BEHIND_MAX`] put aside, when the oldest has started.
+    pub fn write_behind(&mut self, now: Time, offset: u64, bytes: u64) -> Time {
+        self.start_waiting(now);
+        self.waiting.push_back(Waiting {
+            ready: now,
+            offset,
+            bytes,
+        });
+        if self.waiting.len() <= BEHIND_MAX {
+            return now;
+        }
+        self.start_oldest()
+            .map_or(now, |served| served.start.max(now))
+    }
+
+    /// Ends everything put aside; when the last request is complete.
+    pub fn settle(&mut self) -> Time {
+        while self.start_oldest().is_some() {}
+        self.channels
+            .iter()
+            .map(|channel| channel.free)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// Starts what was put aside on channels that are free before `now`.
+    fn start_waiting(&mut self, now: Time) {
+        while let Some(oldest) = self.waiting.front() {
+            let start = oldest.ready.max(self.channels[self.earliest()].free);
+            if start >= now {
+                break;
+            }
+            self.start_oldest();
+        }
+    }
+
+    fn start_oldest(&mut self) -> Option<Served> {
+        let oldest = self.waiting.pop_front()?;
+        Some(self.write_now(oldest.ready, oldest.offset, oldest.bytes))
+    }
+
+    fn write_now(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
+        let at = self.earliest();
+        let start = now.max(self.channels[at].free);
+        let time = self.service(start, offset, bytes, true);
+        let unit = self.profile.unit_bytes.max(1);
+        self.counters.writes += 1;
+        self.counters.written_bytes += bytes;
+        self.counters.worn_bytes += bytes.next_multiple_of(unit);
+        self.counters.write_busy += time;
+        self.occupy(at, start, time, true)
+    }
+
+    fn service(&mut self, start: Time, offset: u64, bytes: u64, write: bool) -> Time {
+        let law = match write {
+            true => self.profile.write,
+            false => self.profile.read,
+        };
+        let moved = bytes.next_multiple_of(self.profile.unit_bytes.max(1));
+        let place = match &mut self.head {
+            Some(head) => {
+                let before = head.cylinder();
+                let time = head.reach(start + Time::from_ns(law.access_ns), offset, moved, write);
+                self.counters.seeks += u64::from(head.cylinder() != before);
+                time
+            }
+            None => Time::default(),
+        };
+        place + law.time(moved)
+    }
+
+    fn earliest(&self) -> usize {
+        let free = |at: &usize| self.channels[*at].free;
+        (0..self.channels.len()).min_by_key(free).unwrap_or(0)
+    }
+
+    fn occupy(&mut self, at: usize, start: Time, time: Time, writes: bool) -> Served {
+        let end = start + time;
+        self.channels[at] = Channel { free: end, writes };
+        Served { start, end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str) -> Device {
+        Device::new(by_name(name).expect("a known profile"))
+    }
+
+    #[test]
+    fn time_of_a_request_is_the_papers_formula() {
+        for name in ["pcm", "optane-dimm", "dram", "cxl-dram"] {
+            let mut device = device(name);
+            let profile = device.profile().clone();
+            let mut now = Time::default();
+            for pages in [1u64, 8, 256] {
+                let bytes = pages * 512;
+                let read = device.read(now, 0, bytes);
+                let expected = profile.read.access_ns + profile.read.per_byte_ns * bytes as f64;
+                assert!(((read.end - now).ns() - expected).abs() < 0.001, "{name}");
+                let write = device.write(read.end, 0, bytes);
+                let expected = profile.write.access_ns + profile.write.per_byte_ns * bytes as f64;
+                assert!(((write.end - read.end).ns() - expected).abs() < 0.001);
+                now = write.end;
+            }
+        }
+    }
+
+    #[test]
+    fn requests_beyond_the_channels_wait() {
+        let mut device = device("nvme");
+        let channels = device.profile().channels as usize;
+        let ends: Vec<_> = (0..=channels)
+            .map(|at| device.read(Time::default(), at as u64 * 4096, 4096).end)
+            .collect();
+        assert!(ends[..channels].iter().all(|end| *end == ends[0]));
+        assert_eq!(ends[channels], ends[0] + ends[0]);
+        assert_eq!(device.counters().read_queued, ends[0]);
+    }
+
+    #[test]
+    fn a_read_goes_before_writes_put_aside_and_waits_for_one_that_runs() {
+        let mut profile = by_name("sata-ssd").expect("a known profile");
+        profile.channels = 1;
+        profile.read_beside_write = 1.0;
+        let mut device = Device::new(profile.clone());
+        let write = profile.write.time(4096);
+        for at in 0..10 {
+            assert_eq!(
+                device.write_behind(Time::default(), at * 4096, 4096),
+                Time::default()
+            );
+        }
+        let read = device.read(Time::from_ns(1.0), 0, 4096);
+        assert_eq!(
+            read.start, write,
+            "behind the one that has started, before nine others"
+        );
+        let end = device.settle();
+        assert_eq!(end, read.end + Time(write.0 * 9));
+        assert_eq!(device.counters().writes, 10);
+    }
+
+    #[test]
+    fn an_ssd_reads_slower_beside_a_write() {
+        let mut device = device("sata-ssd");
+        let alone = device.read(Time::default(), 0, 4096).end;
+        let now = Time::from_ns(1e9);
+        device.write(now, 0, 1 << 20);
+        let beside = device.read(now + Time::from_ns(1.0), 0, 4096);
+        assert!(beside.end - beside.start > alone);
+        assert_eq!(device.counters().interfered, 1);
+    }
+
+    #[test]
+    fn who_puts_too_many_writes_aside_waits() {
+        let mut device = device("hdd-7200");
+        let mut now = Time::default();
+        for at in 0..2 * BEHIND_MAX as u64 {
+            now = device.write_behind(now, at << 30, 4096);
+        }
+        assert!(now > Time::from_ns(1e8), "{now:?}");
+    }
+
+    #[test]
+    fn wear_counts_whole_units() {
+        let mut device = device("optane-dimm");
+        device.write(Time::default(), 0, 512 + 1);
+        assert_eq!(device.counters().written_bytes, 513);
+        assert_eq!(device.counters().worn_bytes, 768);
+    }
+}
