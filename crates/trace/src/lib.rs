@@ -1,8 +1,20 @@
 //! Traces of memory references: what one is, how they are stored, read, made, and what they say about a program.
 //!
-//! Level 1: depends on the base words only.
+//! Level 1: depends on the base words only. Streams everywhere: a trace is never in memory as a whole unless
+//! [`PageTrace`] is asked for. The bytes are drawn in docs/formats/trace.md.
 #![forbid(unsafe_code)]
 
+pub mod error;
+pub mod format;
+pub mod fuzz;
+pub mod pages;
+pub mod reader;
 pub mod reference;
+pub mod writer;
 
+pub use error::{TraceError, WriteError};
+pub use format::header::{Header, TimeUnit};
+pub use pages::{PageEntry, PageTrace};
+pub use reader::TraceReader;
 pub use reference::{Access, Reference};
+pub use writer::{Totals, TraceWriter};

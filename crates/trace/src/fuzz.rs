@@ -1,0 +1,85 @@
+//! What the fuzz target runs, and what the tests run over mutated traces: hostile bytes, and the promises that must hold.
+
+use crate::format::block;
+use crate::reader::TraceReader;
+use crate::reference::Reference;
+use crate::writer::TraceWriter;
+
+/// Reads `bytes` as a trace, and as the columns of a block. Panics when a promise is broken: that the two ways of reading
+/// agree, and that what was read without an error is written and read back the same. Returns how many
+/// references were read without an error.
+pub fn trace(bytes: &[u8]) -> u64 {
+    let decoded = columns(bytes);
+    let Ok(reader) = TraceReader::new(bytes) else {
+        return decoded;
+    };
+    let header = reader.header().clone();
+    let one_by_one: Result<Vec<Reference>, _> = reader.collect();
+    let Ok(mut blocks) = TraceReader::new(bytes) else {
+        panic!("the same header was read and then refused");
+    };
+    let mut references = Vec::new();
+    let whole = loop {
+        match blocks.next_block(&mut references) {
+            Ok(true) => {}
+            Ok(false) => break true,
+            Err(error) => {
+                assert!(
+                    error.offset() <= bytes.len() as u64,
+                    "{error}: behind the end"
+                );
+                break false;
+            }
+        }
+    };
+    assert_eq!(one_by_one.is_ok(), whole);
+    let Ok(one_by_one) = one_by_one else {
+        return decoded;
+    };
+    assert_eq!(one_by_one, references);
+    let totals = *blocks.totals().expect("the end was read");
+    assert_eq!(totals.references(), references.len() as u64);
+    let mut writer = TraceWriter::new(Vec::new(), header).expect("a header that was read");
+    for reference in &references {
+        writer.write(*reference).expect("a reference that was read");
+    }
+    let (again, written) = writer.finish(totals.time_end).expect("memory takes all");
+    assert_eq!(again.references(), totals.references());
+    let back: Vec<Reference> = TraceReader::new(written.as_slice())
+        .expect("a header that was written")
+        .map(|reference| reference.expect("a reference that was written"))
+        .collect();
+    assert_eq!(back, references);
+    decoded + totals.references()
+}
+
+/// Decodes `bytes` as columns, past the checksums and the compression that keep a fuzzer away from them.
+fn columns(bytes: &[u8]) -> u64 {
+    let Some((&count, columns)) = bytes.split_first() else {
+        return 0;
+    };
+    let mut claims = block::Claims {
+        count: usize::from(count) + 1,
+        first_time: 0,
+        last_time: 0,
+        granularity: 6,
+        clients: 2,
+    };
+    // The time steps say when the last reference is, as far as they can be read.
+    if let Some(steps) = columns.get(claims.count..) {
+        claims.last_time = steps
+            .iter()
+            .take(claims.count)
+            .fold(0, |sum, step| sum + u64::from(step & 0x7f));
+    }
+    let mut out = Vec::new();
+    if block::decode(columns, &claims, &mut out).is_err() {
+        return 0;
+    }
+    let mut again = Vec::new();
+    block::encode(&out, claims.granularity, &mut again);
+    let mut back = Vec::new();
+    block::decode(&again, &claims, &mut back).expect("columns that were encoded");
+    assert_eq!(out, back);
+    out.len() as u64
+}

@@ -1,0 +1,330 @@
+//! Reads a trace as a stream. Takes nothing in the file for granted: every length has its bound, every block its checksum.
+
+use std::io::{self, Read};
+
+use crate::error::TraceError;
+use crate::format::header::{Header, not_a_trace};
+use crate::format::{
+    BLOCK_BYTES, BLOCK_REFERENCES_MAX, BLOCK_TAG, END_BYTES, END_TAG, HEADER_BYTES, MAGIC, block,
+    checksum, u32_at, u64_at,
+};
+use crate::reference::Reference;
+use crate::writer::Totals;
+
+/// Reads one trace, a block at a time; about 4 MiB of memory. Iterate it, or take whole blocks with
+/// [`TraceReader::next_block`], which is faster.
+///
+/// The references of a block are given out only when its checksum fits. An error is given once; then there is nothing more.
+pub struct TraceReader<R: Read> {
+    input: Input<R>,
+    header: Header,
+    chain: u32,
+    seen: Totals,
+    end: Option<Totals>,
+    failed: bool,
+    block: Vec<Reference>,
+    given: usize,
+    frame: Vec<u8>,
+    columns: Vec<u8>,
+    decompressor: zstd::bulk::Decompressor<'static>,
+}
+
+impl<R: Read> TraceReader<R> {
+    /// Reads the header. Errors: not a trace, an unknown version, a damaged header.
+    pub fn new(input: R) -> Result<TraceReader<R>, TraceError> {
+        let mut input = Input { input, offset: 0 };
+        let mut fixed = [0; HEADER_BYTES];
+        let got = input.read(&mut fixed)?;
+        // A short file is told apart: the beginning of a trace, or something else.
+        let common = got.min(MAGIC.len());
+        if got == 0 || fixed[..common] != MAGIC[..common] {
+            let wrong = (0..common).find(|at| fixed[*at] != MAGIC[*at]);
+            return Err(not_a_trace(wrong.unwrap_or(0), &fixed[..common]));
+        }
+        if got < HEADER_BYTES {
+            return Err(input.truncated("the header", 0));
+        }
+        let mut text = vec![0; Header::text_bytes(&fixed)?];
+        input.fill(&mut text, "the header", 0)?;
+        let computed = checksum(0, &[&fixed, &text]);
+        let chain = input.checksum(computed, "the header", 0)?;
+        let decompressor = zstd::bulk::Decompressor::new()
+            .map_err(|source| TraceError::Io { offset: 0, source })?;
+        Ok(TraceReader {
+            header: Header::decode(&fixed, &text)?,
+            input,
+            chain,
+            seen: Totals::default(),
+            end: None,
+            failed: false,
+            block: Vec::new(),
+            given: 0,
+            frame: Vec::new(),
+            columns: Vec::new(),
+            decompressor,
+        })
+    }
+
+    /// What the trace says of itself.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What the trace holds; `Some` once its end has been read.
+    pub fn totals(&self) -> Option<&Totals> {
+        self.end.as_ref()
+    }
+
+    /// Bytes read so far.
+    pub fn offset(&self) -> u64 {
+        self.input.offset
+    }
+
+    /// Appends the next block's references to `out`; false at the end. References that iteration has not given out yet
+    /// come first. On error `out` is as it was.
+    pub fn next_block(&mut self, out: &mut Vec<Reference>) -> Result<bool, TraceError> {
+        if self.given < self.block.len() {
+            out.extend(self.block.drain(..).skip(self.given));
+            self.given = 0;
+            return Ok(true);
+        }
+        if self.failed || self.end.is_some() {
+            return Ok(false);
+        }
+        let length = out.len();
+        let result = self.read_part(out);
+        if result.is_err() {
+            self.failed = true;
+            out.truncate(length);
+        }
+        result
+    }
+
+    /// Reads a block (true) or the end block (false).
+    fn read_part(&mut self, out: &mut Vec<Reference>) -> Result<bool, TraceError> {
+        let begin = self.input.offset;
+        let mut head = [0; END_BYTES];
+        self.input.fill(&mut head[..4], "a block", begin)?;
+        if head[..4] == BLOCK_TAG {
+            self.input
+                .fill(&mut head[4..BLOCK_BYTES], "a block", begin)?;
+            self.read_block(begin, &head[..BLOCK_BYTES], out)?;
+            return Ok(true);
+        }
+        if head[..4] != END_TAG {
+            return Err(TraceError::Corrupt {
+                offset: begin,
+                why: format!(
+                    "a block begins with \"{}\"; REFS or END. must stand here",
+                    head[..4].escape_ascii()
+                ),
+            });
+        }
+        self.input.fill(&mut head[4..], "the end block", begin)?;
+        self.read_end(begin, &head)?;
+        Ok(false)
+    }
+
+    fn read_block(
+        &mut self,
+        begin: u64,
+        head: &[u8],
+        out: &mut Vec<Reference>,
+    ) -> Result<(), TraceError> {
+        let [count, columns, frame] = [u32_at(head, 4), u32_at(head, 8), u32_at(head, 12)];
+        let claims = block::Claims {
+            count: count as usize,
+            first_time: u64_at(head, 16),
+            last_time: u64_at(head, 24),
+            granularity: self.header.granularity,
+            clients: self.header.clients.len(),
+        };
+        let corrupt = |at: u64, why: String| TraceError::Corrupt {
+            offset: begin + at,
+            why,
+        };
+        if count == 0 || count > BLOCK_REFERENCES_MAX {
+            return Err(corrupt(4, format!("a block claims {count} references")));
+        }
+        let most = block::columns_bytes_max(count);
+        if columns as usize > most {
+            return Err(corrupt(
+                8,
+                format!("a block claims {columns} bytes of columns"),
+            ));
+        }
+        if frame as usize > zstd::zstd_safe::compress_bound(most) {
+            return Err(corrupt(
+                12,
+                format!("a block claims a frame of {frame} bytes"),
+            ));
+        }
+        self.frame.resize(frame as usize, 0);
+        self.input.fill(&mut self.frame, "a block", begin)?;
+        let computed = checksum(self.chain, &[head, &self.frame]);
+        self.chain = self.input.checksum(computed, "a block", begin)?;
+        // The checksum fits; what follows can only be wrong in a file that was made to be so.
+        if claims.first_time < self.seen.time_end || claims.last_time < claims.first_time {
+            return Err(corrupt(16, "time goes back".to_owned()));
+        }
+        self.columns.clear();
+        self.columns.reserve(columns as usize);
+        let got = self
+            .decompressor
+            .decompress_to_buffer(&self.frame, &mut self.columns)
+            .map_err(|error| corrupt(BLOCK_BYTES as u64, format!("the zstd frame: {error}")))?;
+        if got != columns as usize {
+            return Err(corrupt(
+                8,
+                format!("a block claims {columns} bytes of columns, it has {got}"),
+            ));
+        }
+        let length = out.len();
+        block::decode(&self.columns, &claims, out).map_err(|(at, why)| {
+            corrupt(
+                0,
+                format!("in the block that begins here, byte {at} of its columns: {why}"),
+            )
+        })?;
+        for reference in &out[length..] {
+            self.seen.count(reference.access);
+        }
+        self.seen.blocks += 1;
+        self.seen.time_end = claims.last_time;
+        Ok(())
+    }
+
+    fn read_end(&mut self, begin: u64, end: &[u8; END_BYTES]) -> Result<(), TraceError> {
+        let sum_at = END_BYTES - 4;
+        let computed = checksum(self.chain, &[&end[..sum_at]]);
+        let stored = u32_at(end, sum_at);
+        if stored != computed {
+            return Err(TraceError::Checksum {
+                offset: begin + sum_at as u64,
+                of: "the end block",
+                begin,
+                stored,
+                computed,
+            });
+        }
+        let said = Totals {
+            blocks: u64_at(end, 8),
+            instructions: u64_at(end, 24),
+            reads: u64_at(end, 32),
+            writes: u64_at(end, 40),
+            time_end: u64_at(end, 48),
+        };
+        let seen = Totals {
+            time_end: said.time_end,
+            ..self.seen
+        };
+        let sum_fits = u64_at(end, 16) == seen.references() && u32_at(end, 4) == 0;
+        if said != seen || said.time_end < self.seen.time_end || !sum_fits {
+            return Err(TraceError::Corrupt {
+                offset: begin,
+                why: format!(
+                    "the end block says {said:?}, the blocks before it {:?}",
+                    self.seen
+                ),
+            });
+        }
+        if self.input.read(&mut [0])? != 0 {
+            return Err(TraceError::Corrupt {
+                offset: begin + END_BYTES as u64,
+                why: "bytes after the end block".to_owned(),
+            });
+        }
+        self.end = Some(said);
+        Ok(())
+    }
+}
+
+impl<R: Read> Iterator for TraceReader<R> {
+    type Item = Result<Reference, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.given == self.block.len() {
+            let mut block = std::mem::take(&mut self.block);
+            block.clear();
+            self.given = 0;
+            let result = self.next_block(&mut block);
+            self.block = block;
+            match result {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        let reference = self.block[self.given];
+        self.given += 1;
+        Some(Ok(reference))
+    }
+}
+
+/// The source of bytes, and how many came.
+struct Input<R> {
+    input: R,
+    offset: u64,
+}
+
+impl<R: Read> Input<R> {
+    /// Fills `buffer` as far as the file goes; how far.
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, TraceError> {
+        let mut got = 0;
+        while got < buffer.len() {
+            match self.input.read(&mut buffer[got..]) {
+                Ok(0) => break,
+                Ok(count) => {
+                    got += count;
+                    self.offset += count as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(TraceError::Io {
+                        offset: self.offset,
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(got)
+    }
+
+    fn fill(
+        &mut self,
+        buffer: &mut [u8],
+        inside: &'static str,
+        begin: u64,
+    ) -> Result<(), TraceError> {
+        match self.read(buffer)? == buffer.len() {
+            true => Ok(()),
+            false => Err(self.truncated(inside, begin)),
+        }
+    }
+
+    fn truncated(&self, inside: &'static str, begin: u64) -> TraceError {
+        TraceError::Truncated {
+            offset: self.offset,
+            inside,
+            begin,
+        }
+    }
+
+    /// Reads a checksum that must be `computed`.
+    fn checksum(&mut self, computed: u32, of: &'static str, begin: u64) -> Result<u32, TraceError> {
+        let offset = self.offset;
+        let mut bytes = [0; 4];
+        self.fill(&mut bytes, of, begin)?;
+        let stored = u32::from_le_bytes(bytes);
+        match stored == computed {
+            true => Ok(stored),
+            false => Err(TraceError::Checksum {
+                offset,
+                of,
+                begin,
+                stored,
+                computed,
+            }),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Writes a trace as a stream: references in, header, compressed blocks and the end block out. Never seeks.
+
+use std::io::Write;
+
+use crate::error::WriteError;
+use crate::format::header::Header;
+use crate::format::{BLOCK_BYTES, BLOCK_REFERENCES_MAX, BLOCK_TAG, END_TAG, block, checksum};
+use crate::reference::{Access, Reference};
+
+/// zstd's own default: 1 is hardly faster on these columns, 9 hardly smaller.
+const COMPRESSION_LEVEL: i32 = 3;
+
+/// What a trace holds, as its end block says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Blocks of references.
+    pub blocks: u64,
+    /// Instruction reads.
+    pub instructions: u64,
+    /// Data reads.
+    pub reads: u64,
+    /// Data writes.
+    pub writes: u64,
+    /// When the recording ended; not before the last reference.
+    pub time_end: u64,
+}
+
+impl Totals {
+    /// References of all kinds.
+    pub fn references(&self) -> u64 {
+        self.instructions + self.reads + self.writes
+    }
+
+    pub(crate) fn count(&mut self, access: Access) {
+        match access {
+            Access::Instruction => self.instructions += 1,
+            Access::Read => self.reads += 1,
+            Access::Write => self.writes += 1,
+        }
+    }
+
+    /// The end block after a part with checksum `before`; with its own checksum.
+    pub(crate) fn encode(&self, before: u32) -> Vec<u8> {
+        let mut bytes = END_TAG.to_vec();
+        bytes.extend([0; 4]);
+        for number in [
+            self.blocks,
+            self.references(),
+            self.instructions,
+            self.reads,
+            self.writes,
+            self.time_end,
+        ] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend(checksum(before, &[&bytes]).to_le_bytes());
+        bytes
+    }
+}
+
+/// Writes one trace. Call [`TraceWriter::finish`]: a trace without its end block reads as truncated.
+///
+/// Writes the header at once and each block when it is full, in three writes; give it a `File` or a pipe as it is.
+pub struct TraceWriter<W: Write> {
+    output: W,
+    header: Header,
+    chain: u32,
+    pending: Vec<Reference>,
+    totals: Totals,
+    columns: Vec<u8>,
+    frame: Vec<u8>,
+    compressor: zstd::bulk::Compressor<'static>,
+}
+
+impl<W: Write> TraceWriter<W> {
+    /// Writes the header. Errors: it cannot be stored, or `output` failed.
+    pub fn new(mut output: W, header: Header) -> Result<TraceWriter<W>, WriteError> {
+        let (bytes, chain) = header.encode()?;
+        output.write_all(&bytes)?;
+        Ok(TraceWriter {
+            output,
+            header,
+            chain,
+            pending: Vec::with_capacity(BLOCK_REFERENCES_MAX as usize),
+            totals: Totals::default(),
+            columns: Vec::new(),
+            frame: Vec::new(),
+            compressor: zstd::bulk::Compressor::new(COMPRESSION_LEVEL)?,
+        })
+    }
+
+    /// The header as written.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What was written so far.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Adds a reference. Errors: it is not as the header says (nothing is written, the trace can go on), or `output` failed.
+    pub fn write(&mut self, reference: Reference) -> Result<(), WriteError> {
+        let index = self.totals.references();
+        let last = self.totals.time_end;
+        if reference.time < last {
+            return Err(WriteError::TimeGoesBack {
+                index,
+                time: reference.time,
+                last,
+            });
+        }
+        if reference.address & (self.header.granule_bytes() - 1) != 0 {
+            return Err(WriteError::Misaligned {
+                index,
+                address: reference.address,
+                granule: self.header.granule_bytes(),
+            });
+        }
+        if usize::from(reference.client) >= self.header.clients.len() {
+            return Err(WriteError::UnknownClient {
+                index,
+                client: reference.client,
+                clients: self.header.clients.len(),
+            });
+        }
+        self.totals.count(reference.access);
+        self.totals.time_end = reference.time;
+        self.pending.push(reference);
+        if self.pending.len() == BLOCK_REFERENCES_MAX as usize {
+            self.flush_block()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the trace at `time_end` (or at its last reference, when that is later); what it holds, and the output, flushed.
+    pub fn finish(mut self, time_end: u64) -> Result<(Totals, W), WriteError> {
+        self.flush_block()?;
+        self.totals.time_end = self.totals.time_end.max(time_end);
+        self.output.write_all(&self.totals.encode(self.chain))?;
+        self.output.flush()?;
+        Ok((self.totals, self.output))
+    }
+
+    /// Writes the pending references as a block, so that a reader of a pipe has them; a block of few compresses badly.
+    pub fn flush_block(&mut self) -> Result<(), WriteError> {
+        let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
+            return Ok(());
+        };
+        self.columns.clear();
+        block::encode(&self.pending, self.header.granularity, &mut self.columns);
+        self.frame.clear();
+        self.frame
+            .reserve(zstd::zstd_safe::compress_bound(self.columns.len()));
+        self.compressor
+            .compress_to_buffer(&self.columns, &mut self.frame)?;
+        let mut head = Vec::with_capacity(BLOCK_BYTES);
+        head.extend(BLOCK_TAG);
+        for number in [self.pending.len(), self.columns.len(), self.frame.len()] {
+            head.extend((number as u32).to_le_bytes());
+        }
+        head.extend(first.time.to_le_bytes());
+        head.extend(last.time.to_le_bytes());
+        self.chain = checksum(self.chain, &[&head, &self.frame]);
+        self.output.write_all(&head)?;
+        self.output.write_all(&self.frame)?;
+        self.output.write_all(&self.chain.to_le_bytes())?;
+        self.totals.blocks += 1;
+        self.pending.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,371 @@
+//! The trace format: what is written comes back, and no damage to a file is read as data.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use proptest::prelude::*;
+use undercroft_trace::{
+    Access, Header, PageTrace, Reference, TimeUnit, TraceError, TraceReader, TraceWriter,
+    WriteError, fuzz,
+};
+
+fn write(header: Header, references: &[Reference], time_end: u64) -> Vec<u8> {
+    let mut writer = TraceWriter::new(Vec::new(), header).unwrap();
+    for reference in references {
+        writer.write(*reference).unwrap();
+    }
+    writer.finish(time_end).unwrap().1
+}
+
+fn read(bytes: &[u8]) -> Result<(Header, Vec<Reference>), TraceError> {
+    let mut reader = TraceReader::new(bytes)?;
+    let references = reader.by_ref().collect::<Result<Vec<_>, _>>()?;
+    let totals = reader.totals().expect("the end was read");
+    assert_eq!(totals.references(), references.len() as u64);
+    Ok((reader.header().clone(), references))
+}
+
+fn access(number: u64) -> Access {
+    [Access::Instruction, Access::Read, Access::Write][number as usize % 3]
+}
+
+/// A trace with blocks of several lengths, two clients, all kinds.
+fn small() -> (Header, Vec<Reference>, Vec<u8>) {
+    let header = Header {
+        command: vec!["prog".to_owned(), "--ünicode".to_owned()],
+        clients: vec!["a".to_owned(), "b".to_owned()],
+        source: "a test".to_owned(),
+        time_unit: TimeUnit::Nanoseconds,
+        filtered: true,
+        ..Header::default()
+    };
+    let references: Vec<Reference> = (0..60u64)
+        .map(|n| Reference {
+            time: n * n * 3,
+            address: 0x7fff_0000_0000 ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (n % 50),
+            access: access(n),
+            client: (n / 20 % 2) as u16,
+            thread: (n / 7) as u16,
+        })
+        .collect();
+    let mut writer = TraceWriter::new(Vec::new(), header.clone()).unwrap();
+    for (n, reference) in references.iter().enumerate() {
+        writer.write(*reference).unwrap();
+        if n == 10 || n == 11 {
+            writer.flush_block().unwrap();
+        }
+    }
+    let bytes = writer.finish(20_000).unwrap().1;
+    (header, references, bytes)
+}
+
+#[test]
+fn small_trace_comes_back() {
+    let (header, references, bytes) = small();
+    let (header_read, references_read) = read(&bytes).unwrap();
+    assert_eq!(header_read, header);
+    assert_eq!(references_read, references);
+    fuzz::trace(&bytes);
+}
+
+#[test]
+fn trace_of_many_blocks_comes_back_both_ways() {
+    let references: Vec<Reference> = (0..200_000u64)
+        .map(|n| Reference {
+            time: n,
+            address: (n * 64) % (1 << 20),
+            access: access(n / 5),
+            client: 0,
+            thread: 0,
+        })
+        .collect();
+    let bytes = write(Header::default(), &references, 0);
+    assert_eq!(read(&bytes).unwrap().1, references);
+    // Half by one way, the rest by the other.
+    let mut reader = TraceReader::new(bytes.as_slice()).unwrap();
+    let mut got: Vec<Reference> = reader.by_ref().take(70_000).map(|r| r.unwrap()).collect();
+    while reader.next_block(&mut got).unwrap() {}
+    assert_eq!(got, references);
+    assert!(bytes.len() < 200_000, "{} bytes", bytes.len());
+}
+
+#[test]
+fn empty_trace_comes_back() {
+    let bytes = write(Header::default(), &[], 7);
+    let mut reader = TraceReader::new(bytes.as_slice()).unwrap();
+    assert!(reader.next().is_none());
+    assert_eq!(reader.totals().unwrap().time_end, 7);
+}
+
+#[test]
+fn trace_cut_at_any_byte_is_told_with_its_length() {
+    let (_, references, bytes) = small();
+    for length in 0..bytes.len() {
+        fuzz::trace(&bytes[..length]);
+        let error = read(&bytes[..length]).expect_err("a cut trace");
+        match error {
+            TraceError::Truncated { offset, .. } => assert_eq!(offset, length as u64),
+            TraceError::NotATrace { .. } => assert_eq!(length, 0),
+            error => panic!("cut at {length}: {error}"),
+        }
+        // What is given out before the error is right.
+        let Ok(reader) = TraceReader::new(&bytes[..length]) else {
+            continue;
+        };
+        let good: Vec<Reference> = reader.map_while(Result::ok).collect();
+        assert_eq!(good, references[..good.len()]);
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    let (_, references, bytes) = small();
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut bad = bytes.clone();
+            bad[at] ^= 1 << bit;
+            let error = read(&bad).expect_err("a flipped bit");
+            assert!(error.offset() <= bytes.len() as u64, "{at}.{bit}: {error}");
+            assert!(error.to_string().contains("byte "), "{error}");
+            if let Ok(reader) = TraceReader::new(bad.as_slice()) {
+                let good: Vec<Reference> = reader.map_while(Result::ok).collect();
+                assert_eq!(good, references[..good.len()], "byte {at}, bit {bit}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_that_are_missing_doubled_or_swapped_are_found() {
+    let (_, _, bytes) = small();
+    let starts: Vec<usize> = (0..bytes.len() - 4)
+        .filter(|at| &bytes[*at..at + 4] == b"REFS" || &bytes[*at..at + 4] == b"END.")
+        .collect();
+    assert_eq!(starts.len(), 4);
+    let [a, b, c, end] = starts[..] else { panic!() };
+    let parts = |ranges: &[std::ops::Range<usize>]| -> Vec<u8> {
+        ranges
+            .iter()
+            .flat_map(|r| bytes[r.clone()].to_vec())
+            .collect()
+    };
+    for (what, bad) in [
+        ("missing", parts(&[0..b, c..bytes.len()])),
+        ("missing last", parts(&[0..c, end..bytes.len()])),
+        ("doubled", parts(&[0..b, a..bytes.len()])),
+        ("swapped", parts(&[0..a, b..c, a..b, c..bytes.len()])),
+        ("two ends", parts(&[0..bytes.len(), end..bytes.len()])),
+        ("nothing but the end", parts(&[0..a, end..bytes.len()])),
+    ] {
+        let error = read(&bad).expect_err(what);
+        println!("{what}: {error}");
+    }
+}
+
+#[test]
+fn versions_and_strangers_are_refused_by_name() {
+    let (_, _, mut bytes) = small();
+    bytes[8] = 9;
+    let error = read(&bytes).unwrap_err().to_string();
+    assert!(
+        error.contains("byte 8") && error.contains("version 9"),
+        "{error}"
+    );
+    let error = read(b"#!/bin/sh\necho hello, this is no trace\n")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("not an Undercroft trace") && error.contains("#!/bin/s"),
+        "{error}"
+    );
+    let error = read(b"").unwrap_err().to_string();
+    assert!(error.contains("empty"), "{error}");
+    let error = read(b"UCTRA").unwrap_err();
+    assert!(
+        matches!(error, TraceError::Truncated { offset: 5, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn header_that_claims_a_huge_text_is_refused_before_it_is_read() {
+    let (_, _, mut bytes) = small();
+    bytes[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
+    let error = read(&bytes).unwrap_err();
+    assert!(
+        matches!(error, TraceError::Corrupt { offset: 16, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn references_against_the_header_are_not_written() {
+    let header = Header {
+        granularity: 12,
+        ..Header::default()
+    };
+    let mut writer = TraceWriter::new(Vec::new(), header).unwrap();
+    let good = Reference {
+        time: 5,
+        address: 0x3000,
+        access: Access::Read,
+        client: 0,
+        thread: 3,
+    };
+    writer.write(good).unwrap();
+    let refused =
+        |reference, writer: &mut TraceWriter<Vec<u8>>| writer.write(reference).unwrap_err();
+    assert!(matches!(
+        refused(Reference { time: 4, ..good }, &mut writer),
+        WriteError::TimeGoesBack {
+            time: 4,
+            last: 5,
+            ..
+        }
+    ));
+    assert!(matches!(
+        refused(
+            Reference {
+                address: 0x3001,
+                ..good
+            },
+            &mut writer
+        ),
+        WriteError::Misaligned { .. }
+    ));
+    assert!(matches!(
+        refused(Reference { client: 1, ..good }, &mut writer),
+        WriteError::UnknownClient { .. }
+    ));
+    let bytes = writer.finish(5).unwrap().1;
+    assert_eq!(read(&bytes).unwrap().1, [good]);
+    let nobody = Header {
+        clients: Vec::new(),
+        ..Header::default()
+    };
+    assert!(TraceWriter::new(Vec::new(), nobody).is_err());
+}
+
+#[test]
+fn page_trace_numbers_pages_by_first_touch_and_keeps_clients_apart() {
+    let at = |address, client| Reference {
+        time: address,
+        address,
+        access: Access::Write,
+        client,
+        thread: 0,
+    };
+    let header = Header {
+        clients: vec![String::new(); 2],
+        ..Header::default()
+    };
+    let references = [
+        at(0x1000, 0),
+        at(0x1fff, 0),
+        at(0x2000, 0),
+        at(0x2000, 1),
+        at(0x2001, 0),
+    ];
+    let bytes = write(header.clone(), &references[..4], 0);
+    let trace = PageTrace::read(TraceReader::new(bytes.as_slice()).unwrap(), 12, true).unwrap();
+    let pages: Vec<u32> = trace.entries.iter().map(|entry| entry.page).collect();
+    assert_eq!(pages, [0, 0, 1, 2]);
+    assert_eq!(trace.pages, [(0, 1), (0, 2), (1, 2)]);
+    assert_eq!(trace.times, [0x1000, 0x1fff, 0x2000, 0x2000]);
+    assert_eq!(trace.totals.writes, 4);
+    let same = PageTrace::from_references(header, references, 9, false).unwrap();
+    assert_eq!(same.pages.len(), 4);
+    let coarse = Header {
+        granularity: 12,
+        ..Header::default()
+    };
+    assert!(PageTrace::from_references(coarse, [], 9, false).is_err());
+}
+
+/// Mutated traces through the function that the fuzz target runs; fixed seeds, so that a failure comes back.
+#[test]
+fn fuzz_entry_holds_on_mutated_traces() {
+    let (_, _, bytes) = small();
+    let mut state = 1u64;
+    let mut random = |below: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for _ in 0..20_000 {
+        let mut bad = bytes.clone();
+        for _ in 0..=random(4) {
+            let at = random(bad.len());
+            match random(5) {
+                0 => bad[at] = random(256) as u8,
+                1 => bad.truncate(at.max(1)),
+                2 => bad.insert(at, random(256) as u8),
+                3 => {
+                    let end = (at + random(40)).min(bad.len());
+                    let copy = bad[at..end].to_vec();
+                    let to = random(bad.len());
+                    bad.splice(to..to, copy);
+                }
+                _ => bad[at..].rotate_left(1),
+            }
+        }
+        fuzz::trace(&bad);
+    }
+    let mut decoded = 0;
+    // Columns by themselves: as they should be, and then often not.
+    for _ in 0..50_000 {
+        let count = random(6) + 1;
+        let mut columns = vec![count as u8 - 1];
+        let mut owners = 0;
+        for _ in 0..count {
+            let owner = random(2);
+            owners += owner;
+            columns.push((random(3) + 4 * owner) as u8);
+        }
+        columns.push(0);
+        for _ in 1..2 * count {
+            columns.push(random(128) as u8);
+        }
+        for _ in 0..2 * owners {
+            columns.push(random(3) as u8);
+        }
+        if random(2) == 0 {
+            let at = random(columns.len());
+            columns[at] = random(256) as u8;
+        }
+        decoded += fuzz::trace(&columns);
+    }
+    assert!(
+        decoded > 1_000,
+        "only {decoded} references passed: the decoder was hardly reached"
+    );
+}
+
+prop_compose! {
+    fn references(granularity: u8)(steps in prop::collection::vec(
+        (0u64..1 << 40, any::<u64>(), 0u64..3, 0u16..3, prop_oneof![0u16..3, any::<u16>()]), 0..300))
+        -> Vec<Reference> {
+        let mut time = 0;
+        steps.into_iter().map(|(step, address, kind, client, thread)| {
+            time += step;
+            Reference { time, address: address >> granularity << granularity, access: access(kind), client, thread }
+        }).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn any_references_come_back((granularity, references) in (0u8..=30).prop_flat_map(|g| (Just(g), references(g)))) {
+        let header = Header {
+            granularity,
+            clients: vec!["x".to_owned(); 3],
+            synthetic: true,
+            ..Header::default()
+        };
+        let bytes = write(header.clone(), &references, u64::MAX);
+        let (header_read, back) = read(&bytes).unwrap();
+        prop_assert_eq!(header_read, header);
+        prop_assert_eq!(back, references);
+    }
+}
