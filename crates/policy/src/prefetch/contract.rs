@@ -42,7 +42,7 @@ proptest! {
 }
 
 #[test]
-fn every_prefetcher_but_none_follows_a_scan_and_ignores_random_faults() {
+fn every_prefetcher_but_none_follows_a_scan_and_all_but_window_ignore_random_faults() {
     for name in NAMES {
         let mut prefetch = by_name(name).expect("a known policy");
         assert_eq!(prefetch.name(), name);
@@ -69,7 +69,7 @@ fn every_prefetcher_but_none_follows_a_scan_and_ignores_random_faults() {
             brought += prefetch.on_fault(fault).count;
         }
         assert!(
-            brought < 100,
+            brought < 100 || name == "window",
             "{name}: {brought} pages brought at random faults"
         );
     }
@@ -80,6 +80,6 @@ fn unknown_prefetcher_error_lists_the_names() {
     let error = by_name("x").err().expect("no such policy").to_string();
     assert_eq!(
         error,
-        "there is no prefetch policy `x`; use one of: majority, readahead, none"
+        "there is no prefetch policy `x`; use one of: majority, readahead, window, none"
     );
 }

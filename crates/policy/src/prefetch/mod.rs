@@ -5,6 +5,7 @@ mod contract;
 pub mod majority;
 pub mod none;
 pub mod readahead;
+pub mod window;
 
 use crate::UnknownPolicy;
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
@@ -46,14 +47,31 @@ pub trait Prefetch: Send {
 }
 
 /// The prefetch policies a user can name; the first is the default.
-pub const NAMES: [&str; 3] = ["majority", "readahead", "none"];
+pub const NAMES: [&str; 4] = ["majority", "readahead", "window", "none"];
 
-/// Makes a policy that has seen nothing. Errors: an unknown name; the message lists the valid ones.
+/// Makes a policy that has seen nothing. `readahead` and `window` take their size in pages behind a colon: `readahead:8`
+/// (blocks of up to 8, the faulting page included), `window:8` (8 besides the faulting one).
+///
+/// Errors: an unknown name or a size out of 1 to 63 (0 = none); the message lists the valid names.
 pub fn by_name(name: &str) -> Result<Box<dyn Prefetch>, UnknownPolicy> {
-    match name {
-        "majority" => Ok(Box::new(majority::Majority::new())),
-        "readahead" => Ok(Box::new(readahead::Readahead::new())),
-        "none" => Ok(Box::new(none::NoPrefetch)),
-        _ => Err(UnknownPolicy::new("prefetch", name, &NAMES)),
-    }
+    let unknown = || UnknownPolicy::new("prefetch", name, &NAMES);
+    let (policy, pages) = match name.split_once(':') {
+        None => (name, None),
+        Some((policy, pages)) => {
+            let pages: u32 = pages.parse().map_err(|_| unknown())?;
+            if pages > WINDOW_MAX {
+                return Err(unknown());
+            }
+            (policy, Some(pages))
+        }
+    };
+    Ok(match (policy, pages) {
+        ("majority", None) => Box::new(majority::Majority::new()),
+        ("readahead", None) => Box::new(readahead::Readahead::new()),
+        ("window", None) => Box::new(window::FixedWindow::new(window::PAGES_DEFAULT)),
+        ("none", None) | ("readahead" | "window", Some(0)) => Box::new(none::NoPrefetch),
+        ("readahead", Some(pages)) => Box::new(readahead::Readahead::with_max(pages)),
+        ("window", Some(pages)) => Box::new(window::FixedWindow::new(pages)),
+        _ => return Err(unknown()),
+    })
 }

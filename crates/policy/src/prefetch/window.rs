@@ -1,0 +1,85 @@
+//! A fixed window: the next pages come along with every fault, used or not.
+//!
+//! Source: PCM swap §III-3, read-ahead of 0 to 8 pages; also Linux before 3.14. What [`super::readahead`] grew out of: it stops
+//! where nobody uses what came along, this one does not.
+
+use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
+
+/// Pages besides the faulting one, when nobody says.
+pub const PAGES_DEFAULT: u32 = 8;
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct FixedWindow {
+    pages: u32,
+}
+
+impl FixedWindow {
+    /// Brings `pages` along, at most [`WINDOW_MAX`].
+    pub fn new(pages: u32) -> FixedWindow {
+        FixedWindow {
+            pages: pages.min(WINDOW_MAX),
+        }
+    }
+}
+
+impl Prefetch for FixedWindow {
+    fn on_fault(&mut self, _fault: FaultSeen) -> Window {
+        Window {
+            stride: 1,
+            count: self.pages,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "window"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::by_name;
+    use super::*;
+    use undercroft_base::{SpaceId, ThreadId, VirtPage};
+
+    fn counts(name: &str, pages: &[u64]) -> Vec<u32> {
+        let mut prefetch = by_name(name).expect("a known policy");
+        let mut count = |page: &u64| {
+            let fault = FaultSeen {
+                space: SpaceId(1),
+                page: VirtPage(*page),
+                thread: ThreadId(0),
+                first_touch: false,
+            };
+            prefetch.on_fault(fault).count
+        };
+        pages.iter().map(&mut count).collect()
+    }
+
+    #[test]
+    fn window_brings_the_same_whatever_happens() {
+        assert_eq!(counts("window:3", &[7, 900, 2, 3]), [3, 3, 3, 3]);
+        assert_eq!(counts("window", &[7]), [8]);
+    }
+
+    #[test]
+    fn names_take_a_size_and_refuse_nonsense() {
+        assert_eq!(
+            counts("readahead:4", &[16, 17, 18, 20, 24]),
+            [0, 0, 1, 3, 3]
+        );
+        assert_eq!(counts("readahead:0", &[16, 17, 18]), [0, 0, 0]);
+        assert_eq!(counts("window:0", &[16]), [0]);
+        for name in [
+            "window:",
+            "window:64",
+            "window:-1",
+            "none:3",
+            "majority:8",
+            "readahead:x",
+        ] {
+            let error = by_name(name).err().expect(name).to_string();
+            assert!(error.contains(name) && error.contains("window"), "{error}");
+        }
+    }
+}
