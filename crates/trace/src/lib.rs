@@ -4,17 +4,25 @@
 //! [`PageTrace`] is asked for. The bytes are drawn in docs/formats/trace.md.
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod error;
 pub mod format;
 pub mod fuzz;
+pub mod generate;
+pub mod import;
 pub mod pages;
+pub mod random;
 pub mod reader;
 pub mod reference;
+pub mod touch;
 pub mod writer;
 
+pub use cache::{Cache, CacheSpec};
 pub use error::{TraceError, WriteError};
 pub use format::header::{Header, TimeUnit};
+pub use generate::{Generator, Spec, SpecError};
 pub use pages::{PageEntry, PageTrace};
 pub use reader::TraceReader;
 pub use reference::{Access, Reference};
+pub use touch::Touch;
 pub use writer::{Totals, TraceWriter};
