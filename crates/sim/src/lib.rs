@@ -3,4 +3,26 @@
 //! Runs the engine and the policies that run live; nothing in them knows of this crate.
 #![forbid(unsafe_code)]
 
+pub mod bound;
+pub mod memory_trace;
+pub mod outcome;
+pub mod replay;
+pub mod setup;
 pub mod storm;
+
+pub use memory_trace::{MemoryTrace, PageStream};
+pub use outcome::Outcome;
+pub use setup::{Setup, SetupError};
+
+/// Runs one simulation of an already numbered trace. * `progress`: told the references done, now and then.
+///
+/// Errors: an impossible setup, or tiers that fill up.
+pub fn simulate(
+    streams: &[PageStream],
+    setup: &Setup,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Outcome, SetupError> {
+    let mut replay = replay::Replay::new(streams, setup)?;
+    replay.run(progress)?;
+    Ok(Outcome::of(replay, setup))
+}

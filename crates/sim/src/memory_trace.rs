@@ -1,0 +1,247 @@
+//! A trace in memory: one stream of references a client, 8 bytes each; and its pages for one page size, 4 bytes a reference.
+//!
+//! Pages are numbered so that the engine's own page number is the index: chunks of 512 pages, ascending by address, chunks
+//! nobody touches left out. Neighbours keep neighbouring numbers; where pages are missing between two numbers, a *run* ends,
+//! and each run is told to the engine as a mapping of its own, so that no window crosses it. Where chunks are nearly empty
+//! (object traces), smaller granules are used: a number costs the engine 17 bytes.
+//!
+//! Making this costs time, which [`PageStream::build`] is not part of a replay: it is done once for each page size.
+
+use rustc_hash::FxHashMap;
+use undercroft_base::CHUNK_PAGES;
+use undercroft_trace::Reference;
+
+/// What a stream packs: address, one bit for a write.
+const WRITE: u64 = 1;
+
+/// A trace in memory, split by client.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryTrace {
+    /// For reports: the file, or the generator's description.
+    pub name: String,
+    /// Addresses are multiples of this many bytes.
+    pub granule_bytes: u64,
+    /// Name and references of each client, in order; clients that do nothing are left out.
+    pub clients: Vec<(String, Vec<u64>)>,
+}
+
+impl MemoryTrace {
+    /// Takes in every reference. Addresses lose their top bit.
+    ///
+    /// * `clients`: names by index; a client beyond them is named by its number.
+    pub fn collect<E>(
+        name: &str,
+        granule_bytes: u64,
+        clients: &[String],
+        references: impl IntoIterator<Item = Result<Reference, E>>,
+    ) -> Result<MemoryTrace, E> {
+        let mut streams: Vec<Vec<u64>> = Vec::new();
+        for reference in references {
+            let reference = reference?;
+            let client = usize::from(reference.client);
+            if client >= streams.len() {
+                streams.resize_with(client + 1, Vec::new);
+            }
+            let write = u64::from(reference.access.is_write()) * WRITE;
+            streams[client].push(reference.address << 1 | write);
+        }
+        let name_of = |at: usize| match clients.get(at) {
+            Some(name) if !name.is_empty() => name.clone(),
+            _ => format!("client {at}"),
+        };
+        let streams = streams.into_iter().enumerate();
+        Ok(MemoryTrace {
+            name: name.to_owned(),
+            granule_bytes: granule_bytes.max(1),
+            clients: streams
+                .filter(|(_, stream)| !stream.is_empty())
+                .map(|(at, stream)| (name_of(at), stream))
+                .collect(),
+        })
+    }
+
+    /// References of all clients.
+    pub fn references(&self) -> u64 {
+        self.clients.iter().map(|(_, refs)| refs.len() as u64).sum()
+    }
+}
+
+/// One client's references as numbered pages of one size.
+#[derive(Clone, Debug)]
+pub struct PageStream {
+    /// The client.
+    pub name: String,
+    /// `number << 1 | write`, in order.
+    pub references: Vec<u32>,
+    /// Half-open runs of numbers whose pages are neighbours in memory; together all numbers.
+    pub runs: Vec<(u32, u32)>,
+    /// Numbers given, pages nobody touches included; a multiple of 512.
+    pub numbers: u32,
+    /// Pages that are touched, ascending.
+    pub touched: Vec<u32>,
+    /// References that write.
+    pub writes: u64,
+}
+
+/// The trace touches more pages than can be numbered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the trace touches too many places for pages of {page_bytes} bytes; use larger pages")]
+pub struct TooManyPages {
+    /// The page size asked for.
+    pub page_bytes: u64,
+}
+
+/// Chunks that may be numbered before granules shrink: page numbers have 30 bits.
+const CHUNKS_MAX: usize = 1 << 20;
+
+/// Numbers below which nobody minds empty ones.
+const NUMBERS_SMALL: usize = 1 << 22;
+
+impl PageStream {
+    /// Numbers the pages of one client. `page_bytes`: a power of two.
+    ///
+    /// Errors: more than 2^20 chunks of 512 pages are touched.
+    /// Cost: two passes over the references; a hash lookup where the chunk is another than the reference's before.
+    pub fn build(name: &str, packed: &[u64], page_bytes: u64) -> Result<PageStream, TooManyPages> {
+        let shift = page_bytes.trailing_zeros() + 1;
+        let too_many = TooManyPages { page_bytes };
+        let per_chunk = u64::from(CHUNK_PAGES);
+        let mut seen: FxHashMap<u64, u32> = FxHashMap::default();
+        let mut chunks: Vec<u64> = Vec::new();
+        let mut references = Vec::with_capacity(packed.len());
+        let mut last = (u64::MAX, 0);
+        for word in packed {
+            let page = word >> shift;
+            let chunk = page / per_chunk;
+            if chunk != last.0 {
+                let fresh = chunks.len() as u32;
+                let number = *seen.entry(chunk).or_insert(fresh);
+                if number == fresh {
+                    if chunks.len() >= CHUNKS_MAX {
+                        return Err(too_many);
+                    }
+                    chunks.push(chunk);
+                }
+                last = (chunk, number);
+            }
+            let number = last.1 * CHUNK_PAGES + (page % per_chunk) as u32;
+            references.push(number << 1 | (word & WRITE) as u32);
+        }
+        let mut order: Vec<u32> = (0..chunks.len() as u32).collect();
+        order.sort_unstable_by_key(|at| chunks[*at as usize]);
+        let mut ranks = vec![0; chunks.len()];
+        for (rank, at) in order.iter().enumerate() {
+            ranks[*at as usize] = rank as u32;
+        }
+        let mut touched = vec![false; chunks.len() * per_chunk as usize];
+        for word in &mut references {
+            let number = *word >> 1;
+            let ranked =
+                ranks[(number / CHUNK_PAGES) as usize] * CHUNK_PAGES + number % CHUNK_PAGES;
+            touched[ranked as usize] = true;
+            *word = ranked << 1 | (*word & 1);
+        }
+        let firsts: Vec<u64> = order.iter().map(|at| chunks[*at as usize]).collect();
+        Ok(PageStream::numbered(name, references, &touched, &firsts))
+    }
+
+    /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place of each chunk.
+    fn numbered(
+        name: &str,
+        mut references: Vec<u32>,
+        touched: &[bool],
+        firsts: &[u64],
+    ) -> PageStream {
+        let distinct = touched.iter().filter(|touched| **touched).count();
+        let per_chunk = CHUNK_PAGES as usize;
+        let kept = |granule: usize| -> Vec<usize> {
+            let granules = touched.chunks(granule).enumerate();
+            granules
+                .filter(|(_, pages)| pages.iter().any(|touched| *touched))
+                .map(|(at, _)| at)
+                .collect()
+        };
+        let (granule, kept) = [per_chunk, 64, 8]
+            .into_iter()
+            .map(|granule| (granule, kept(granule)))
+            .find(|(granule, kept)| kept.len() * granule <= NUMBERS_SMALL.max(8 * distinct))
+            .unwrap_or_else(|| (1, kept(1)));
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let mut new_number = vec![0u32; touched.len() / granule];
+        let mut before = None;
+        for (rank, at) in kept.iter().enumerate() {
+            let first = at * granule;
+            let place = firsts[first / per_chunk] * per_chunk as u64 + (first % per_chunk) as u64;
+            let start = (rank * granule) as u32;
+            new_number[*at] = start;
+            match runs.last_mut() {
+                Some(run) if before == Some(place) => run.1 = start + granule as u32,
+                _ => runs.push((start, start + granule as u32)),
+            }
+            before = Some(place + granule as u64);
+        }
+        let renumber = |number: usize| new_number[number / granule] + (number % granule) as u32;
+        if granule != per_chunk {
+            for word in &mut references {
+                *word = renumber((*word >> 1) as usize) << 1 | (*word & 1);
+            }
+        }
+        let touched = (0..touched.len()).filter(|number| touched[*number]);
+        PageStream {
+            name: name.to_owned(),
+            writes: references.iter().map(|word| u64::from(word & 1)).sum(),
+            references,
+            runs,
+            numbers: ((kept.len() * granule) as u32).next_multiple_of(CHUNK_PAGES),
+            touched: touched.map(renumber).collect(),
+        }
+    }
+
+    /// Pages touched.
+    pub fn footprint(&self) -> u64 {
+        self.touched.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(addresses: &[u64], page_bytes: u64) -> PageStream {
+        let packed: Vec<u64> = addresses.iter().map(|address| address << 1).collect();
+        PageStream::build("test", &packed, page_bytes).expect("few pages")
+    }
+
+    #[test]
+    fn pages_are_numbered_by_address_and_neighbours_stay_so() {
+        let mib2 = 512 * 4096;
+        let built = stream(
+            &[10 * mib2 + 4096, 3 * mib2, 4 * mib2, 3 * mib2 + 4095],
+            4096,
+        );
+        let numbers: Vec<_> = built.references.iter().map(|word| word >> 1).collect();
+        assert_eq!(numbers, [2 * 512 + 1, 0, 512, 0]);
+        assert_eq!(built.runs, [(0, 1024), (1024, 1536)]);
+        assert_eq!((built.footprint(), built.numbers), (3, 1536));
+    }
+
+    #[test]
+    fn sparse_pages_are_packed_and_no_page_is_merged_with_another() {
+        let places: Vec<u64> = (0..20_000u64).map(|at| at * 4096 * 5000).collect();
+        let built = stream(&places, 4096);
+        assert!(built.numbers <= NUMBERS_SMALL as u32);
+        assert_eq!(built.footprint(), 20_000);
+        assert_eq!(built.runs.len(), 20_000);
+        let mut numbers: Vec<_> = built.references.iter().map(|word| word >> 1).collect();
+        numbers.dedup();
+        assert_eq!(numbers, built.touched);
+    }
+
+    #[test]
+    fn page_size_decides_what_is_one_page() {
+        let addresses: Vec<u64> = (0..64u64).map(|at| at * 512).collect();
+        for (page_bytes, pages) in [(512, 64), (4096, 8), (2 << 20, 1)] {
+            assert_eq!(stream(&addresses, page_bytes).footprint(), pages);
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! What a simulation found: counts, times, energy, wear and cost, as plain numbers with their units in the names.
+
+use serde::Serialize;
+use undercroft_model::device::{Counters, profiles};
+
+use crate::replay::tiers::Tier;
+use crate::replay::{Replay, Spent};
+use crate::setup::{Setup, TierKind};
+
+const GIB: f64 = (1u64 << 30) as f64;
+const YEAR_SECONDS: f64 = 365.25 * 86_400.0;
+
+/// The setting a result belongs to, as the user wrote it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Setting {
+    /// DRAM asked for.
+    pub memory: String,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Reclaim policy or bound.
+    pub reclaim: String,
+    /// Prefetch policy.
+    pub prefetch: String,
+    /// Tiers, fastest first.
+    pub tiers: Vec<String>,
+}
+
+/// Where virtual time went, summed over clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Times {
+    /// Processor and DRAM.
+    pub reference_seconds: f64,
+    /// The kernel's path of faults.
+    pub software_seconds: f64,
+    /// Context switches.
+    pub context_switch_seconds: f64,
+    /// Waiting for pages asked for.
+    pub read_wait_seconds: f64,
+    /// Waiting for pages that came along.
+    pub prefetch_wait_seconds: f64,
+    /// Waiting for write-outs.
+    pub write_wait_seconds: f64,
+    /// Compressing and decompressing.
+    pub compression_seconds: f64,
+}
+
+/// Energy of memory and tiers over the elapsed time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct EnergyUsed {
+    /// Refresh and standby of the DRAM.
+    pub dram_static_joules: f64,
+    /// References, and pages copied in and out.
+    pub dram_dynamic_joules: f64,
+    /// Transfers of the devices.
+    pub device_dynamic_joules: f64,
+    /// Idle power of the devices, the share of what is stored on them.
+    pub device_idle_share_joules: f64,
+    /// Idle power of the devices, whole; not in the total.
+    pub device_idle_whole_joules: f64,
+    /// DRAM, transfers, and the share of idle power.
+    pub total_joules: f64,
+}
+
+/// Price of what is used, at each kind's price a GiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct CostUsed {
+    /// The memory.
+    pub dram_dollars: f64,
+    /// The most each device held.
+    pub device_dollars: f64,
+    /// Both.
+    pub total_dollars: f64,
+}
+
+/// One tier's part.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TierOutcome {
+    /// As the user wrote it.
+    pub name: String,
+    /// Pages read.
+    pub pages_read: u64,
+    /// Pages written.
+    pub pages_written: u64,
+    /// Read requests of the device.
+    pub read_requests: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Bytes written in whole units of the device.
+    pub worn_bytes: u64,
+    /// Most bytes of pages held.
+    pub logical_bytes_peak: u64,
+    /// Device time of reads and writes, channels added up.
+    pub busy_seconds: f64,
+    /// Time reads waited for a channel.
+    pub read_queued_seconds: f64,
+    /// Reads slowed by a write under way.
+    pub interfered_reads: u64,
+    /// Head movements of a disk.
+    pub seeks: u64,
+    /// Energy of transfers.
+    pub dynamic_joules: f64,
+    /// Idle energy of the whole device.
+    pub idle_joules: f64,
+    /// Writes to the place written most.
+    pub place_writes_max: u32,
+    /// Writes each byte stands; absent where there is no such limit.
+    pub endurance_writes: Option<f64>,
+    /// Years until the device is worn at this rate, perfectly levelled; absent without limit, writes or time.
+    pub lifetime_years: Option<f64>,
+    /// The same for a device only as large as what was stored.
+    pub lifetime_years_if_just_large_enough: Option<f64>,
+}
+
+/// One client's part.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClientOutcome {
+    /// Its name.
+    pub name: String,
+    /// Its references.
+    pub references: u64,
+    /// Pages it touches.
+    pub footprint_pages: u64,
+    /// Pages of memory it has.
+    pub memory_pages: u64,
+    /// References that found no page in memory.
+    pub misses: u64,
+    /// Its own elapsed time.
+    pub elapsed_seconds: f64,
+    /// Part of that time it waited for pages, write-outs and what belongs to them.
+    pub stall_ratio: f64,
+    /// Time of a fault that read from a tier.
+    pub fault_latency: Latency,
+}
+
+/// Percentiles in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Latency {
+    /// Samples.
+    pub count: u64,
+    /// Half are below.
+    pub p50_seconds: f64,
+    /// 99 % are below.
+    pub p99_seconds: f64,
+    /// 99.9 % are below.
+    pub p999_seconds: f64,
+    /// The longest.
+    pub max_seconds: f64,
+}
+
+/// What one simulation found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// The setting.
+    pub setting: Setting,
+    /// References replayed.
+    pub references: u64,
+    /// ... that write.
+    pub writes: u64,
+    /// Pages touched.
+    pub footprint_pages: u64,
+    /// Pages of memory.
+    pub memory_pages: u64,
+    /// References that found no page in memory: faults.
+    pub misses: u64,
+    /// Misses to a page for the first time.
+    pub first_touches: u64,
+    /// Misses that read from a tier.
+    pub swap_ins: u64,
+    /// Misses in references.
+    pub miss_ratio: f64,
+    /// Pages that came along from a tier.
+    pub prefetched: u64,
+    /// Pages that came along and were used before they left.
+    pub prefetch_hits: u64,
+    /// Pages that left memory.
+    pub evictions: u64,
+    /// ... whose copy below was still right: nothing written.
+    pub clean_evictions: u64,
+    /// ... of zeros: nothing written.
+    pub zero_evictions: u64,
+    /// Pages moved from one tier to the next.
+    pub demotions: u64,
+    /// The longest of the clients' times.
+    pub elapsed_seconds: f64,
+    /// When the devices were done as well.
+    pub settled_seconds: f64,
+    /// Where the time went.
+    pub times: Times,
+    /// Energy.
+    pub energy: EnergyUsed,
+    /// Cost.
+    pub cost: CostUsed,
+    /// Each tier.
+    pub tiers: Vec<TierOutcome>,
+    /// Each client.
+    pub clients: Vec<ClientOutcome>,
+}
+
+impl Outcome {
+    /// Adds up a replay that has run.
+    pub fn of(mut replay: Replay<'_>, setup: &Setup) -> Outcome {
+        let (elapsed, settled) = replay.finish();
+        let clients: Vec<_> = replay.clients.iter().map(client_outcome).collect();
+        let seconds = elapsed.seconds();
+        let tiers: Vec<_> = replay
+            .tiers
+            .iter()
+            .map(|tier| tier_outcome(tier, seconds, setup.page_bytes))
+            .collect();
+        let sum = |of: &dyn Fn(&crate::replay::Client<'_>) -> u64| -> u64 {
+            replay.clients.iter().map(of).sum()
+        };
+        let references = sum(&|c| c.at as u64);
+        let misses = sum(&|c| c.seen.misses);
+        let mut outcome = Outcome {
+            setting: Setting {
+                memory: setup.memory.to_string(),
+                page_bytes: setup.page_bytes,
+                reclaim: setup.reclaim.clone(),
+                prefetch: setup.prefetch.clone(),
+                tiers: setup.tiers.iter().map(|tier| tier.text.clone()).collect(),
+            },
+            references,
+            writes: sum(&|c| c.stream.writes),
+            footprint_pages: sum(&|c| c.stream.footprint()),
+            memory_pages: sum(&|c| c.frames),
+            misses,
+            first_touches: sum(&|c| c.seen.first_touches),
+            swap_ins: sum(&|c| c.seen.loads),
+            miss_ratio: misses as f64 / references.max(1) as f64,
+            prefetched: sum(&|c| c.engine.stats().prefetched - c.before.prefetched),
+            prefetch_hits: sum(&|c| c.seen.ahead_used),
+            evictions: sum(&|c| c.engine.stats().pages_swapped_out - c.before.pages_swapped_out),
+            clean_evictions: sum(&|c| c.engine.stats().clean_dropped - c.before.clean_dropped),
+            zero_evictions: sum(&|c| c.engine.stats().same_filled - c.before.same_filled),
+            demotions: sum(&|c| c.engine.stats().demoted - c.before.demoted),
+            elapsed_seconds: seconds,
+            settled_seconds: settled.seconds(),
+            times: times(replay.clients.iter().map(|client| client.spent)),
+            energy: EnergyUsed::default(),
+            cost: CostUsed::default(),
+            tiers,
+            clients,
+        };
+        outcome.energy = outcome.energy_used(&replay.tiers);
+        outcome.cost = outcome.cost_used(&replay.tiers);
+        outcome
+    }
+
+    fn energy_used(&self, tiers: &[Tier]) -> EnergyUsed {
+        let dram = profiles::DRAM_ENERGY;
+        let page = self.setting.page_bytes as f64;
+        let line = dram.line_bytes as f64;
+        let memory_bytes = self.memory_pages as f64 * page;
+        // A page read from a tier is written to memory, and the other way round.
+        let pages_in: u64 = self.tiers.iter().map(|tier| tier.pages_read).sum();
+        let pages_out: u64 = self.tiers.iter().map(|tier| tier.pages_written).sum();
+        let written = self.writes as f64 * line + pages_in as f64 * page;
+        let read = (self.references - self.writes) as f64 * line + pages_out as f64 * page;
+        let dram_static_joules =
+            dram.static_watts_per_gib * memory_bytes / GIB * self.elapsed_seconds;
+        let dram_dynamic_joules = read * dram.read_j_per_byte + written * dram.write_j_per_byte;
+        let device_dynamic_joules: f64 = self.tiers.iter().map(|tier| tier.dynamic_joules).sum();
+        let device_idle_whole_joules: f64 = self.tiers.iter().map(|tier| tier.idle_joules).sum();
+        let device_idle_share_joules: f64 = self
+            .tiers
+            .iter()
+            .zip(tiers)
+            .filter_map(|(outcome, tier)| {
+                let capacity = tier.device()?.profile().capacity_bytes as f64;
+                let share = outcome.logical_bytes_peak as f64 / capacity;
+                Some(outcome.idle_joules * share.min(1.0))
+            })
+            .sum();
+        EnergyUsed {
+            dram_static_joules,
+            dram_dynamic_joules,
+            device_dynamic_joules,
+            device_idle_share_joules,
+            device_idle_whole_joules,
+            total_joules: dram_static_joules
+                + dram_dynamic_joules
+                + device_dynamic_joules
+                + device_idle_share_joules,
+        }
+    }
+
+    fn cost_used(&self, tiers: &[Tier]) -> CostUsed {
+        let bytes = self.memory_pages as f64 * self.setting.page_bytes as f64;
+        let dram_dollars = bytes / GIB * profiles::DRAM_DOLLARS_PER_GIB;
+        let device_dollars: f64 = tiers
+            .iter()
+            .filter_map(|tier| {
+                let price = tier.device()?.profile().dollars_per_gib;
+                Some(tier.peak().0 as f64 / GIB * price)
+            })
+            .sum();
+        CostUsed {
+            dram_dollars,
+            device_dollars,
+            total_dollars: dram_dollars + device_dollars,
+        }
+    }
+}
+
+fn times(clients: impl Iterator<Item = Spent>) -> Times {
+    let mut sum = Times::default();
+    for spent in clients {
+        sum.reference_seconds += spent.reference.seconds();
+        sum.software_seconds += spent.software.seconds();
+        sum.context_switch_seconds += spent.context_switch.seconds();
+        sum.read_wait_seconds += spent.read.seconds();
+        sum.prefetch_wait_seconds += spent.ahead.seconds();
+        sum.write_wait_seconds += spent.write.seconds();
+        sum.compression_seconds += spent.compression.seconds();
+    }
+    sum
+}
+
+fn client_outcome(client: &crate::replay::Client<'_>) -> ClientOutcome {
+    let elapsed = client.clock.seconds();
+    let stalled = elapsed - client.spent.reference.seconds();
+    let at = |quantile| client.latency.value_at_quantile(quantile) as f64 / 1e9;
+    let count = client.latency.len();
+    let fault_latency = match count {
+        0 => Latency::default(),
+        count => Latency {
+            count,
+            p50_seconds: at(0.5),
+            p99_seconds: at(0.99),
+            p999_seconds: at(0.999),
+            max_seconds: client.latency.max() as f64 / 1e9,
+        },
+    };
+    ClientOutcome {
+        name: client.stream.name.clone(),
+        references: client.at as u64,
+        footprint_pages: client.stream.footprint(),
+        memory_pages: client.frames,
+        misses: client.seen.misses,
+        elapsed_seconds: elapsed,
+        stall_ratio: if elapsed > 0.0 {
+            stalled / elapsed
+        } else {
+            0.0
+        },
+        fault_latency,
+    }
+}
+
+fn tier_outcome(tier: &Tier, seconds: f64, page_bytes: u64) -> TierOutcome {
+    let device = tier.device();
+    let done = device.map_or_else(Counters::default, |device| *device.counters());
+    let profile = device.map(|device| device.profile());
+    let busy = (done.read_busy + done.write_busy).seconds();
+    let energy = profile.map(|profile| profile.energy);
+    let dynamic = energy.map_or(0.0, |energy| {
+        done.read_bytes as f64 * energy.read_j_per_byte
+            + done.worn_bytes as f64 * energy.write_j_per_byte
+            + busy * energy.busy_watts
+    });
+    let is_pool = matches!(tier.spec.kind, TierKind::Pool { .. });
+    let pages = |pages: u64| if is_pool { pages * page_bytes } else { 0 };
+    let endurance = profile.and_then(|profile| profile.endurance_writes);
+    let lifetime = |capacity: f64| {
+        let rate = done.worn_bytes as f64 / seconds;
+        (rate.is_finite() && rate > 0.0).then_some(endurance? * capacity / rate / YEAR_SECONDS)
+    };
+    TierOutcome {
+        name: tier.spec.text.clone(),
+        pages_read: tier.counters.pages_read,
+        pages_written: tier.counters.pages_written,
+        read_requests: done.reads,
+        read_bytes: done.read_bytes + pages(tier.counters.pages_read),
+        written_bytes: done.written_bytes + pages(tier.counters.pages_written),
+        worn_bytes: done.worn_bytes,
+        logical_bytes_peak: tier.peak().0,
+        busy_seconds: busy,
+        read_queued_seconds: done.read_queued.seconds(),
+        interfered_reads: done.interfered,
+        seeks: done.seeks,
+        dynamic_joules: dynamic,
+        idle_joules: energy.map_or(0.0, |energy| energy.idle_watts * seconds),
+        place_writes_max: tier.counters.slot_writes_max,
+        endurance_writes: endurance,
+        lifetime_years: profile.and_then(|profile| lifetime(profile.capacity_bytes as f64)),
+        lifetime_years_if_just_large_enough: lifetime(tier.peak().0 as f64),
+    }
+}

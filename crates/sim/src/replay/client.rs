@@ -1,0 +1,233 @@
+//! One client at work: its engine, its references, its clock, and what it has seen.
+
+use std::sync::Arc;
+
+use hdrhistogram::Histogram;
+use undercroft_base::{Bytes, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange};
+use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
+use undercroft_model::device::Time;
+use undercroft_policy::reclaim::Reclaim;
+
+use crate::bound::belady::{Belady, Future};
+use crate::bound::random::RandomReclaim;
+use crate::memory_trace::PageStream;
+use crate::setup::{Setup, SetupError, TierKind};
+
+/// The page differs from its copy below, if it has one.
+pub const DIRTY: u8 = 1;
+/// It was written at some time, so it is not zeros.
+pub const WRITTEN: u8 = 2;
+/// Brought along, and not used since.
+pub const AHEAD: u8 = 4;
+
+/// Where a client's time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spent {
+    /// Processor and DRAM.
+    pub reference: Time,
+    /// The kernel's path of faults.
+    pub software: Time,
+    /// Context switches.
+    pub context_switch: Time,
+    /// Waiting for pages it asked for.
+    pub read: Time,
+    /// Waiting for pages that came along: read in the same breath, or not yet there when used.
+    pub ahead: Time,
+    /// Waiting for write-outs.
+    pub write: Time,
+    /// Compressing and decompressing.
+    pub compression: Time,
+}
+
+impl Spent {
+    /// All of it.
+    pub fn total(&self) -> Time {
+        self.reference
+            + self.software
+            + self.context_switch
+            + self.read
+            + self.ahead
+            + self.write
+            + self.compression
+    }
+}
+
+/// What a client saw besides what its engine counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// References that found no page in memory.
+    pub misses: u64,
+    /// ... to a page for the first time in the trace.
+    pub first_touches: u64,
+    /// ... that read from a tier.
+    pub loads: u64,
+    /// Pages brought along that were used before they left.
+    pub ahead_used: u64,
+}
+
+/// See the module.
+pub struct Client<'a> {
+    /// Its references and pages.
+    pub stream: &'a PageStream,
+    /// The engine that runs live.
+    pub engine: Engine<VecLedger>,
+    /// Its one address space.
+    pub space: SpaceId,
+    /// Frames of its memory.
+    pub frames: u64,
+    /// References done.
+    pub at: usize,
+    /// References whose time is in the clock.
+    pub timed: usize,
+    /// Its own virtual time.
+    pub clock: Time,
+    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`] of each page.
+    pub marks: Vec<u8>,
+    /// Pages that were used.
+    pub known: Vec<bool>,
+    /// Until when pages brought along are on their way.
+    pub ahead_until: Time,
+    /// Its first place in tiers where each page has its own.
+    pub home: u64,
+    /// Pages in each tier.
+    pub held: Vec<u64>,
+    /// The fault at hand.
+    pub plan: LoadPlan,
+    /// The eviction at hand.
+    pub batch: Vec<EvictItem>,
+    /// Nanoseconds of each fault that read from a tier.
+    pub latency: Histogram<u64>,
+    /// Where its time went.
+    pub spent: Spent,
+    /// What it saw.
+    pub seen: Seen,
+    /// The engine's counters where the simulation proper starts.
+    pub before: Stats,
+    future: Option<Arc<Future>>,
+}
+
+/// Why a stretch of references ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// This page is not in memory, or is on its way.
+    Fault(PageNo, bool),
+    /// As many as were asked for.
+    Paused,
+    /// The trace is over.
+    End,
+}
+
+impl<'a> Client<'a> {
+    /// A client before its first reference. * `seed`: its own.
+    pub fn new(
+        stream: &'a PageStream,
+        setup: &Setup,
+        frames: u64,
+        home: u64,
+        seed: u64,
+    ) -> Result<Client<'a>, SetupError> {
+        let mut future = None;
+        let reclaim: Box<dyn Reclaim> = match setup.reclaim.as_str() {
+            "random" => Box::new(RandomReclaim::new(seed)),
+            "belady" => {
+                let shared = Arc::new(Future::new(&stream.references, stream.numbers));
+                future = Some(shared.clone());
+                Box::new(Belady::new(shared))
+            }
+            name => undercroft_policy::reclaim::by_name(name)
+                .map_err(|error| SetupError::option("--reclaim", name, error.to_string(), ""))?,
+        };
+        let prefetch = undercroft_policy::prefetch::by_name(&setup.prefetch).map_err(|error| {
+            SetupError::option("--prefetch", &setup.prefetch, error.to_string(), "")
+        })?;
+        let count = setup.tiers.len();
+        let device = |at: usize| matches!(setup.tiers[at].kind, TierKind::Device { .. });
+        let config = Config {
+            // A page of the simulation is a page of the engine, whatever its size.
+            limit: Bytes(frames * PAGE_BYTES as u64),
+            retain: (0..count).map(device).collect(),
+            demotes: (0..count).map(|at| at + 1 < count).collect(),
+            room: Room::AfterPlan,
+        };
+        let chunks = stream.numbers as usize / undercroft_base::CHUNK_PAGES as usize;
+        let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);
+        let space = engine.add_space();
+        for number in (0..stream.numbers).step_by(undercroft_base::CHUNK_PAGES as usize) {
+            let no = engine.number(space, VirtPage(u64::from(number)));
+            assert_eq!(no, Ok(PageNo(number)), "chunks are numbered in order");
+        }
+        for (start, end) in &stream.runs {
+            let range = VirtRange::new(VirtPage(u64::from(*start)), VirtPage(u64::from(*end)));
+            engine.attached(space, range);
+        }
+        let numbers = stream.numbers as usize;
+        Ok(Client {
+            stream,
+            engine,
+            space,
+            frames,
+            at: 0,
+            timed: 0,
+            clock: Time::default(),
+            marks: vec![0; numbers],
+            known: vec![false; numbers],
+            ahead_until: Time::default(),
+            home,
+            held: vec![0; count],
+            plan: LoadPlan::default(),
+            batch: Vec::new(),
+            latency: Histogram::new(3).expect("three digits are valid"),
+            spent: Spent::default(),
+            seen: Seen::default(),
+            before: Stats::default(),
+            future,
+        })
+    }
+
+    /// Runs on while pages are in memory, at most `most` references. The one that stops it is not counted as done.
+    pub fn run(&mut self, most: usize) -> Stop {
+        match self.future.clone() {
+            None => self.run_on(most, |_| ()),
+            Some(future) => self.run_on(most, |at| future.at(at)),
+        }
+    }
+
+    #[inline]
+    fn run_on(&mut self, most: usize, position: impl Fn(usize)) -> Stop {
+        let references = &self.stream.references[self.at..];
+        let references = &references[..references.len().min(most)];
+        for (done, word) in references.iter().enumerate() {
+            position(self.at + done);
+            let (no, write) = (PageNo(word >> 1), word & 1 != 0);
+            if !self.engine.touch(no, write) {
+                self.at += done;
+                return Stop::Fault(no, write);
+            }
+            let mark = &mut self.marks[no.0 as usize];
+            if *mark & AHEAD != 0 {
+                *mark &= !AHEAD;
+                self.seen.ahead_used += 1;
+                self.known[no.0 as usize] = true;
+                if self.ahead_until > Time::default() {
+                    self.at += done;
+                    return Stop::Fault(no, write);
+                }
+            }
+            *mark |= (word & 1) as u8 * (DIRTY | WRITTEN);
+        }
+        self.at += references.len();
+        match self.at == self.stream.references.len() {
+            true => Stop::End,
+            false => Stop::Paused,
+        }
+    }
+
+    /// Puts the time of references done, the one at hand included, on the clock.
+    pub fn tell_time(&mut self, per_reference: Time) {
+        let until = (self.at + 1).min(self.stream.references.len());
+        let time = Time(per_reference.0 * (until - self.timed) as u64);
+        self.timed = until;
+        self.clock += time;
+        self.spent.reference += time;
+    }
+}

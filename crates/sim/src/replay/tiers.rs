@@ -1,0 +1,197 @@
+//! The tiers of a simulation: slots, space, and the device behind them.
+
+use undercroft_base::{Bytes, Slot, TierId};
+use undercroft_model::device::{Attach, Device, Time, profiles};
+
+use crate::setup::{Layout, TierKind, TierSpec, WriteOut};
+
+/// What a tier did besides what its device counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TierCounters {
+    /// Pages read back.
+    pub pages_read: u64,
+    /// Pages written.
+    pub pages_written: u64,
+    /// Most pages held at once.
+    pub pages_peak: u64,
+    /// Writes to the slot written most.
+    pub slot_writes_max: u32,
+}
+
+/// One tier at work.
+pub struct Tier {
+    /// As it was described.
+    pub spec: TierSpec,
+    /// What it did.
+    pub counters: TierCounters,
+    device: Option<Device>,
+    page_bytes: u64,
+    pages_max: u64,
+    held: u64,
+    slots: Slots,
+    wear: Vec<u32>,
+}
+
+impl Tier {
+    /// Empty, for pages of `page_bytes`.
+    pub fn new(spec: &TierSpec, page_bytes: u64) -> Tier {
+        let device = match &spec.kind {
+            TierKind::Pool { .. } => None,
+            TierKind::Device { profile, .. } => Some(Device::new((**profile).clone())),
+        };
+        Tier {
+            counters: TierCounters::default(),
+            device,
+            page_bytes,
+            pages_max: spec.size.map_or(u64::MAX, |size| size.0 / page_bytes),
+            held: 0,
+            slots: Slots::default(),
+            wear: Vec::new(),
+            spec: spec.clone(),
+        }
+    }
+
+    /// The device, where it is one.
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
+    }
+
+    /// Bytes of a page for a byte of memory; `None` for a device.
+    pub fn ratio(&self) -> Option<f64> {
+        match self.spec.kind {
+            TierKind::Pool { ratio, .. } => Some(ratio),
+            TierKind::Device { .. } => None,
+        }
+    }
+
+    /// Whether neighbouring pages make one request.
+    pub fn merges(&self) -> bool {
+        let device = self.device.as_ref();
+        device.is_some_and(|device| device.profile().attach == Attach::Block)
+    }
+
+    /// Pages held now.
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Most bytes of pages held.
+    pub fn peak(&self) -> Bytes {
+        Bytes(self.counters.pages_peak * self.page_bytes)
+    }
+
+    /// Whether one more page fits.
+    pub fn has_room(&self) -> bool {
+        self.held < self.pages_max
+    }
+
+    /// A place for one page. * `home`: the page's own.
+    pub fn take(&mut self, home: u64) -> Slot {
+        self.held += 1;
+        self.counters.pages_peak = self.counters.pages_peak.max(self.held);
+        match self.spec.kind {
+            TierKind::Device {
+                layout: Layout::Log,
+                ..
+            } => Slot(self.slots.take()),
+            _ => Slot(home),
+        }
+    }
+
+    /// The page is here no more.
+    pub fn free(&mut self, slot: Slot) {
+        assert!(self.held > 0, "more pages left the tier than came");
+        self.held -= 1;
+        if let TierKind::Device {
+            layout: Layout::Log,
+            ..
+        } = self.spec.kind
+        {
+            self.slots.free(slot.0);
+        }
+    }
+
+    /// Writes one page, asked for at `now`; when who asked may go on.
+    pub fn write(&mut self, now: Time, slot: Slot) -> Time {
+        self.counters.pages_written += 1;
+        let at = slot.0 as usize;
+        if at >= self.wear.len() {
+            self.wear.resize(at + 1, 0);
+        }
+        self.wear[at] += 1;
+        self.counters.slot_writes_max = self.counters.slot_writes_max.max(self.wear[at]);
+        let (offset, bytes) = (slot.0 * self.page_bytes, self.page_bytes);
+        let behind = matches!(
+            self.spec.kind,
+            TierKind::Device {
+                write_out: WriteOut::Behind,
+                ..
+            }
+        );
+        match &mut self.device {
+            None => now + Time::from_ns(profiles::COMPRESS_NS_PER_BYTE * bytes as f64),
+            Some(device) if behind => device.write_behind(now, offset, bytes),
+            Some(device) => device.write(now, offset, bytes).end,
+        }
+    }
+
+    /// Reads `pages` neighbouring pages in one request; when they are in memory.
+    pub fn read(&mut self, now: Time, slot: Slot, pages: u64) -> Time {
+        self.counters.pages_read += pages;
+        let (offset, bytes) = (slot.0 * self.page_bytes, pages * self.page_bytes);
+        match &mut self.device {
+            None => now + Time::from_ns(profiles::DECOMPRESS_NS_PER_BYTE * bytes as f64),
+            Some(device) => device.read(now, offset, bytes).end,
+        }
+    }
+
+    /// Forgets what was done so far, not what is held: the simulation proper starts here.
+    pub fn start(&mut self) {
+        self.counters = TierCounters {
+            pages_peak: self.held,
+            ..TierCounters::default()
+        };
+        self.wear.fill(0);
+    }
+
+    /// Ends what was put aside; when the device is idle.
+    pub fn settle(&mut self) -> Time {
+        self.device.as_mut().map_or(Time::default(), Device::settle)
+    }
+}
+
+/// The engine's name of the tier at a place.
+pub fn tier_id(at: usize) -> TierId {
+    TierId(at as u8)
+}
+
+/// Places of a log: the next free one, round and round.
+#[derive(Default)]
+struct Slots {
+    taken: Vec<bool>,
+    free: usize,
+    cursor: usize,
+}
+
+impl Slots {
+    fn take(&mut self) -> u64 {
+        // Grown before it is full, so that a search is short.
+        if self.free * 8 <= self.taken.len() {
+            let more = (self.taken.len() / 4).max(64);
+            self.taken.resize(self.taken.len() + more, false);
+            self.free += more;
+        }
+        while self.taken[self.cursor] {
+            self.cursor = (self.cursor + 1) % self.taken.len();
+        }
+        self.taken[self.cursor] = true;
+        self.free -= 1;
+        self.cursor as u64
+    }
+
+    fn free(&mut self, slot: u64) {
+        assert!(self.taken[slot as usize], "a place is freed twice");
+        self.taken[slot as usize] = false;
+        self.free += 1;
+    }
+}

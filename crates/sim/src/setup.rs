@@ -1,0 +1,549 @@
+//! What a simulation is told: parsed once from what the user wrote, into types that cannot be wrong.
+
+use std::fmt;
+use std::str::FromStr;
+
+use undercroft_base::{Bytes, Nanos, TierId};
+use undercroft_model::device::{Attach, Law, Profile, Time, profiles};
+
+use crate::bound;
+
+/// How much DRAM the clients have together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Memory {
+    /// So many bytes.
+    Bytes(Bytes),
+    /// So many pages of the page size in force.
+    Pages(u64),
+    /// A part of the footprint (all pages touched), in percent.
+    Percent(f64),
+}
+
+impl FromStr for Memory {
+    type Err = SetupError;
+
+    fn from_str(text: &str) -> Result<Memory, SetupError> {
+        let wrong = |why: &str| SetupError::option("--memory", text, why, MEMORY_FIX);
+        if let Some(number) = text.strip_suffix('%') {
+            let percent: f64 = number.trim().parse().map_err(|_| wrong("not a number"))?;
+            if !percent.is_finite() || percent <= 0.0 || percent > 1000.0 {
+                return Err(wrong("the part must be above 0 %"));
+            }
+            return Ok(Memory::Percent(percent));
+        }
+        if let Some(number) = text.strip_suffix('p') {
+            let pages = number.trim().parse().map_err(|_| wrong("not a number"))?;
+            return match pages {
+                0 => Err(wrong("no page")),
+                pages => Ok(Memory::Pages(pages)),
+            };
+        }
+        let bytes: Bytes = text.parse().map_err(|error| wrong(&format!("{error}")))?;
+        match bytes.0 {
+            0 => Err(wrong("no memory")),
+            _ => Ok(Memory::Bytes(bytes)),
+        }
+    }
+}
+
+const MEMORY_FIX: &str = "give a part of the footprint (10%), a size (64M) or pages (1000p)";
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Memory::Bytes(bytes) => write!(f, "{bytes}"),
+            Memory::Pages(pages) => write!(f, "{pages}p"),
+            Memory::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// Smallest page: a PCM paper's, and no smaller than a cache line has sectors.
+pub const PAGE_BYTES_MIN: u64 = 512;
+/// Largest page: a huge page.
+pub const PAGE_BYTES_MAX: u64 = 2 << 20;
+
+/// A page size. Errors: not a power of two from 512 to 2M.
+pub fn page_bytes(text: &str) -> Result<u64, SetupError> {
+    let wrong = |why: &str| {
+        SetupError::option(
+            "--page-size",
+            text,
+            why,
+            "use a power of two from 512 to 2M",
+        )
+    };
+    let bytes: Bytes = text.parse().map_err(|error| wrong(&format!("{error}")))?;
+    if !bytes.0.is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&bytes.0) {
+        return Err(wrong("not a page size"));
+    }
+    Ok(bytes.0)
+}
+
+/// A reclaim policy or bound. Errors: an unknown name; the fix lists the valid ones.
+pub fn reclaim(text: &str) -> Result<String, SetupError> {
+    if bound::NAMES.contains(&text) || undercroft_policy::reclaim::by_name(text).is_ok() {
+        return Ok(text.to_owned());
+    }
+    let names = undercroft_policy::reclaim::NAMES
+        .iter()
+        .chain(&bound::NAMES);
+    let names: Vec<_> = names.copied().collect();
+    let fix = format!("use one of: {}", names.join(", "));
+    Err(SetupError::option(
+        "--reclaim",
+        text,
+        "there is no such policy",
+        fix,
+    ))
+}
+
+/// A prefetch policy. Errors: an unknown name or window; the fix lists the valid ones.
+pub fn prefetch(text: &str) -> Result<String, SetupError> {
+    match undercroft_policy::prefetch::by_name(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(SetupError::option(
+            "--prefetch",
+            text,
+            error.to_string(),
+            "example: readahead:8, window:8, none",
+        )),
+    }
+}
+
+/// Where a page is kept on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Each page has its own place, in the order of addresses; neighbours are neighbours.
+    Home,
+    /// The next free place, round and round: pages written together lie together.
+    Log,
+}
+
+/// Who waits for a write-out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteOut {
+    /// The fault that needs the frame.
+    Wait,
+    /// Nobody, while the device keeps up.
+    Behind,
+}
+
+/// One tier.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TierSpec {
+    /// As the user wrote it.
+    pub text: String,
+    /// What it is.
+    pub kind: TierKind,
+    /// Most bytes of pages it holds; `None`: as many as come.
+    pub size: Option<Bytes>,
+}
+
+/// What a tier is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TierKind {
+    /// Compressed DRAM, inside the memory limit.
+    Pool {
+        /// Bytes of a page for a byte of memory.
+        ratio: f64,
+        /// Most of the limit it may take, in percent.
+        max_percent: Option<f64>,
+    },
+    /// A device.
+    Device {
+        /// Its constants.
+        profile: Box<Profile>,
+        /// Where pages are kept.
+        layout: Layout,
+        /// Who waits for write-outs.
+        write_out: WriteOut,
+    },
+}
+
+/// Ratio of a compressed pool when none is given: what LZ4 makes of the demo's data, and zswap's folk value.
+const RATIO_DEFAULT: f64 = 3.0;
+
+impl FromStr for TierSpec {
+    type Err = SetupError;
+
+    fn from_str(text: &str) -> Result<TierSpec, SetupError> {
+        let wrong =
+            |why: String, fix: &str| SetupError::option("--tier", text, why, fix.to_owned());
+        let mut parts = text.split(',').map(str::trim);
+        let name = parts.next().unwrap_or_default();
+        let mut spec = TierSpec {
+            text: text.to_owned(),
+            kind: kind(name).ok_or_else(|| {
+                let fix = format!("use one of: ram, {}", profiles::NAMES.join(", "));
+                wrong(format!("there is no device `{name}`"), &fix)
+            })?,
+            size: None,
+        };
+        for part in parts {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            spec.set(key, value)
+                .map_err(|why| wrong(format!("`{part}`: {why}"), &spec.keys()))?;
+        }
+        Ok(spec)
+    }
+}
+
+fn kind(name: &str) -> Option<TierKind> {
+    if name == "ram" {
+        return Some(TierKind::Pool {
+            ratio: RATIO_DEFAULT,
+            max_percent: None,
+        });
+    }
+    let profile = profiles::by_name(name)?;
+    let write_out = match profile.attach {
+        Attach::Memory => WriteOut::Wait,
+        Attach::Block => WriteOut::Behind,
+    };
+    Some(TierKind::Device {
+        profile: Box::new(profile),
+        layout: Layout::Home,
+        write_out,
+    })
+}
+
+impl TierSpec {
+    fn keys(&self) -> String {
+        match self.kind {
+            TierKind::Pool { .. } => "keys of ram: ratio=3, max=50%, size=64M".to_owned(),
+            TierKind::Device { .. } => {
+                "keys: size=1G, layout=home|log, write=wait|behind, channels=N, endurance=1e7, \
+                 price=DOLLARS, read=ACCESS_NS+NS_PER_BYTE, write_time=ACCESS_NS+NS_PER_BYTE"
+                    .to_owned()
+            }
+        }
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let number = |least: f64| -> Result<f64, String> {
+            let number: f64 = value.parse().map_err(|_| "not a number".to_owned())?;
+            match number.is_finite() && number >= least {
+                true => Ok(number),
+                false => Err(format!("must be at least {least}")),
+            }
+        };
+        if key == "size" {
+            let size: Bytes = value.parse().map_err(|error| format!("{error}"))?;
+            self.size = Some(size);
+            return Ok(());
+        }
+        match (&mut self.kind, key) {
+            (TierKind::Pool { ratio, .. }, "ratio") => *ratio = number(1.01)?,
+            (TierKind::Pool { max_percent, .. }, "max") => {
+                let percent = value.strip_suffix('%').unwrap_or(value);
+                let percent: f64 = percent.parse().map_err(|_| "not a percentage")?;
+                if !(percent > 0.0 && percent <= 95.0) {
+                    return Err("must be above 0 and at most 95 %".to_owned());
+                }
+                *max_percent = Some(percent);
+            }
+            (TierKind::Device { layout, .. }, "layout") => {
+                *layout = match value {
+                    "home" => Layout::Home,
+                    "log" => Layout::Log,
+                    _ => return Err("no such layout".to_owned()),
+                }
+            }
+            (TierKind::Device { write_out, .. }, "write") => {
+                *write_out = match value {
+                    "wait" => WriteOut::Wait,
+                    "behind" => WriteOut::Behind,
+                    _ => return Err("no such way to write".to_owned()),
+                }
+            }
+            (TierKind::Device { profile, .. }, key) => match key {
+                "channels" => profile.channels = number(1.0)? as u32,
+                "endurance" => profile.endurance_writes = Some(number(1.0)?),
+                "price" => profile.dollars_per_gib = number(0.0)?,
+                "read" => profile.read = law(value)?,
+                "write_time" => profile.write = law(value)?,
+                _ => return Err("unknown key".to_owned()),
+            },
+            _ => return Err("unknown key".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// The kind's name: `ram`, `pcm`, ...
+    pub fn name(&self) -> &str {
+        match &self.kind {
+            TierKind::Pool { .. } => "ram",
+            TierKind::Device { profile, .. } => profile.name,
+        }
+    }
+}
+
+fn law(text: &str) -> Result<Law, String> {
+    let wrong = || "must be two numbers, as 55+0.86".to_owned();
+    let (access, per_byte) = text.split_once('+').ok_or_else(wrong)?;
+    let parse = |text: &str| text.trim().parse::<f64>().map_err(|_| wrong());
+    let law = Law {
+        access_ns: parse(access)?,
+        per_byte_ns: parse(per_byte)?,
+    };
+    match law.access_ns >= 0.0 && law.per_byte_ns >= 0.0 && law.time(PAGE_BYTES_MAX).0 < 1 << 60 {
+        true => Ok(law),
+        false => Err(wrong()),
+    }
+}
+
+/// A cost that can be switched.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cost {
+    /// Paid for devices behind a controller, not for those on the memory bus (as the PCM paper has it).
+    Auto,
+    /// Never paid.
+    Off,
+    /// Paid at every fault that reads from a tier: the usual amount.
+    On,
+    /// Paid at every fault that reads from a tier: this amount.
+    Is(Nanos),
+}
+
+impl Cost {
+    /// What a fault that reads from a device attached like this pays, when the usual amount is `usual_ns`.
+    pub fn of(self, attach: Attach, usual_ns: f64) -> Time {
+        match (self, attach) {
+            (Cost::Off, _) | (Cost::Auto, Attach::Memory) => Time::default(),
+            (Cost::Auto, Attach::Block) | (Cost::On, _) => Time::from_ns(usual_ns),
+            (Cost::Is(nanos), _) => Time::from_ns(nanos.0 as f64),
+        }
+    }
+}
+
+impl FromStr for Cost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cost, String> {
+        Ok(match text {
+            "auto" => Cost::Auto,
+            "off" => Cost::Off,
+            "on" => Cost::On,
+            text => Cost::Is(
+                text.parse()
+                    .map_err(|error| format!("{error}; or auto, off, on"))?,
+            ),
+        })
+    }
+}
+
+/// What the pages hold before the first reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initial {
+    /// Nothing: a first touch makes a page of zeros, without a transfer. As memory a program asks for.
+    Zero,
+    /// Their content lies in the last tier: a first touch reads it. As code, files, or a program swapped out as a whole; so the
+    /// PCM paper counts.
+    Stored,
+}
+
+/// Whether the access that faulted counts as a use of the page it brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultTouch {
+    /// No: a new page starts with its bits clear, as CLOCK is defined and as libCacheSim does it.
+    None,
+    /// Only a write: it sets what a write sets.
+    Write,
+    /// Always: as a processor does when the access is repeated.
+    All,
+}
+
+/// One simulation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// DRAM, shared out to the clients by footprint.
+    pub memory: Memory,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Policy or bound, valid for [`reclaim`].
+    pub reclaim: String,
+    /// Policy, valid for [`prefetch`].
+    pub prefetch: String,
+    /// Fastest first; at least one, at most [`TierId::MAX`].
+    pub tiers: Vec<TierSpec>,
+    /// What pages hold at first.
+    pub initial: Initial,
+    /// Whether a faulting access is a use.
+    pub fault_touch: FaultTouch,
+    /// Processor and DRAM time of each reference.
+    pub reference_time: Nanos,
+    /// The kernel's path of a fault.
+    pub software: Cost,
+    /// Context switches of a fault.
+    pub context_switch: Cost,
+    /// For `random`.
+    pub seed: u64,
+}
+
+impl Default for Setup {
+    /// CLOCK without prefetch in a tenth of the footprint, over PCM.
+    fn default() -> Setup {
+        Setup {
+            memory: Memory::Percent(10.0),
+            page_bytes: 4096,
+            reclaim: "clock".to_owned(),
+            prefetch: "none".to_owned(),
+            tiers: vec![TierSpec {
+                text: "pcm".to_owned(),
+                kind: kind("pcm").expect("a known profile"),
+                size: None,
+            }],
+            initial: Initial::Zero,
+            fault_touch: FaultTouch::None,
+            reference_time: Nanos(0),
+            software: Cost::Auto,
+            context_switch: Cost::Auto,
+            seed: 1,
+        }
+    }
+}
+
+impl Setup {
+    /// Whether it can run at all, whatever the trace.
+    pub fn check(&self) -> Result<(), SetupError> {
+        if self.tiers.is_empty() {
+            return Err(SetupError::option(
+                "--tier",
+                "",
+                "there is no tier to swap to",
+                "name at least one, for example --tier pcm",
+            ));
+        }
+        if self.tiers.len() > TierId::MAX {
+            return Err(SetupError::option(
+                "--tier",
+                &format!("{} tiers", self.tiers.len()),
+                "too many tiers",
+                format!("use at most {}", TierId::MAX),
+            ));
+        }
+        if let Memory::Bytes(bytes) = self.memory
+            && bytes.0 < self.page_bytes
+        {
+            return Err(SetupError::option(
+                "--page-size",
+                &self.page_bytes.to_string(),
+                format!("a page is larger than the memory, {bytes}"),
+                "use smaller pages, or more --memory",
+            ));
+        }
+        page_bytes(&self.page_bytes.to_string())?;
+        reclaim(&self.reclaim)?;
+        prefetch(&self.prefetch).map(drop)
+    }
+}
+
+/// Why a simulation cannot run, or cannot go on: option, reason, fix.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SetupError {
+    /// An option's value is wrong or does not fit the others.
+    #[error("{option} {value}: {why}; {fix}")]
+    Option {
+        /// The option's name.
+        option: &'static str,
+        /// As written.
+        value: String,
+        /// What is wrong.
+        why: String,
+        /// What to do.
+        fix: String,
+    },
+    /// The trace holds no reference.
+    #[error("the trace {0} holds no reference; record or generate one that does")]
+    EmptyTrace(String),
+    /// Pages left DRAM and no tier had room.
+    #[error(
+        "--tier: every tier is full after {references} references; make one larger (size=), or give more --memory"
+    )]
+    TiersFull {
+        /// References replayed until then.
+        references: u64,
+    },
+}
+
+impl SetupError {
+    /// An option's value is wrong.
+    pub fn option(
+        option: &'static str,
+        value: &str,
+        why: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> SetupError {
+        SetupError::Option {
+            option,
+            value: value.to_owned(),
+            why: why.into(),
+            fix: fix.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_a_part_a_size_or_pages() {
+        assert_eq!("12.5%".parse(), Ok(Memory::Percent(12.5)));
+        assert_eq!("64M".parse(), Ok(Memory::Bytes(Bytes(64 << 20))));
+        assert_eq!("100p".parse(), Ok(Memory::Pages(100)));
+        for text in ["0%", "-1%", "0", "0p", "x", "%", "nan%", "1e9%"] {
+            let error = text.parse::<Memory>().expect_err(text).to_string();
+            assert!(error.contains("--memory"), "{error}");
+        }
+    }
+
+    #[test]
+    fn tier_keys_change_the_profile_and_unknown_ones_are_named() {
+        let spec: TierSpec = "pcm,size=1M,read=10+0.5,channels=4,layout=log,write=behind"
+            .parse()
+            .expect("valid");
+        let TierKind::Device {
+            profile,
+            layout,
+            write_out,
+        } = &spec.kind
+        else {
+            panic!("a device");
+        };
+        assert_eq!(
+            (profile.channels, *layout, *write_out),
+            (4, Layout::Log, WriteOut::Behind)
+        );
+        assert_eq!(profile.read.time(100), Time::from_ns(60.0));
+        assert_eq!(spec.size, Some(Bytes(1 << 20)));
+        for (text, part) in [
+            ("floppy", "hdd-7200"),
+            ("pcm,colour=red", "colour=red"),
+            ("pcm,read=fast", "55+0.86"),
+            ("ram,ratio=0.5", "at least"),
+            ("ram,layout=log", "unknown key"),
+            ("", "no device"),
+        ] {
+            let error = text.parse::<TierSpec>().expect_err(text).to_string();
+            assert!(error.contains(part) && error.contains("--tier"), "{error}");
+        }
+    }
+
+    #[test]
+    fn impossible_setups_name_their_option() {
+        let error = |change: fn(&mut Setup)| {
+            let mut setup = Setup::default();
+            change(&mut setup);
+            setup.check().expect_err("impossible").to_string()
+        };
+        assert!(error(|s| s.tiers.clear()).starts_with("--tier"));
+        assert!(error(|s| s.tiers = vec![s.tiers[0].clone(); 8]).starts_with("--tier"));
+        assert!(error(|s| s.memory = Memory::Bytes(Bytes(100))).contains("larger than the memory"));
+        assert!(error(|s| s.page_bytes = 1000).starts_with("--page-size"));
+        assert!(error(|s| s.reclaim = "mru".to_owned()).contains("belady"));
+        assert!(error(|s| s.prefetch = "x".to_owned()).starts_with("--prefetch"));
+        assert_eq!(Setup::default().check(), Ok(()));
+    }
+}
