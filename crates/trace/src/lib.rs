@@ -4,6 +4,7 @@
 //! [`PageTrace`] is asked for. The bytes are drawn in docs/formats/trace.md.
 #![forbid(unsafe_code)]
 
+pub mod analyse;
 pub mod cache;
 pub mod error;
 pub mod format;
@@ -17,6 +18,7 @@ pub mod reference;
 pub mod touch;
 pub mod writer;
 
+pub use analyse::{Analysis, MissRatioCurve, ReuseDistances, Sampling};
 pub use cache::{Cache, CacheSpec};
 pub use error::{TraceError, WriteError};
 pub use format::header::{Header, TimeUnit};

@@ -74,8 +74,7 @@ impl PageTrace {
                 builder.add(reference)?;
             }
         }
-        builder.trace.totals = reader.totals().copied().unwrap_or_default();
-        Ok(builder.trace)
+        Ok(builder.finish(reader.totals().copied()))
     }
 
     /// As [`PageTrace::read`], of references that are in memory already, such as a generator's.
@@ -91,59 +90,80 @@ impl PageTrace {
             builder.trace.totals.time_end = reference.time;
             builder.add(reference)?;
         }
-        Ok(builder.trace)
+        Ok(builder.finish(None))
+    }
+}
+
+/// Numbers pages densely in the order they come.
+#[derive(Clone, Debug, Default)]
+pub struct PageNumbers {
+    index: HashMap<(u16, u64), u32, BuildHasherDefault<PageHasher>>,
+    pages: Vec<(u16, u64)>,
+    last: Option<((u16, u64), u32)>,
+}
+
+impl PageNumbers {
+    /// The number of page `page` of `client`; `None` when there are 2^32 - 1 pages already. Cost: a hash lookup, unless it
+    /// is the page of the call before.
+    #[inline]
+    pub fn number(&mut self, client: u16, page: u64) -> Option<u32> {
+        let key = (client, page);
+        if let Some((last, number)) = self.last
+            && last == key
+        {
+            return Some(number);
+        }
+        let number = match self.index.get(&key) {
+            Some(number) => *number,
+            None => {
+                let number = u32::try_from(self.pages.len())
+                    .ok()
+                    .filter(|number| *number < u32::MAX)?;
+                self.pages.push(key);
+                self.index.insert(key, number);
+                number
+            }
+        };
+        self.last = Some((key, number));
+        Some(number)
+    }
+
+    /// Client and page of each number.
+    pub fn pages(&self) -> &[(u16, u64)] {
+        &self.pages
     }
 }
 
 struct Builder {
     trace: PageTrace,
-    index: HashMap<(u16, u64), u32, BuildHasherDefault<PageHasher>>,
-    last: Option<((u16, u64), u32)>,
+    numbers: PageNumbers,
     times: bool,
 }
 
 impl Builder {
     fn new(header: Header, page_shift: u8, times: bool) -> Result<Builder, PageTraceError> {
-        if page_shift < header.granularity {
-            return Err(PageTraceError::PageTooSmall {
-                page_bytes: 1 << page_shift,
-                granule_bytes: header.granule_bytes(),
-            });
-        }
+        let page_shift = page_shift.min(63);
+        check_page(&header, page_shift)?;
         Ok(Builder {
             trace: PageTrace {
                 header,
                 totals: Totals::default(),
-                page_shift: page_shift.min(63),
+                page_shift,
                 entries: Vec::new(),
                 times: Vec::new(),
                 pages: Vec::new(),
             },
-            index: HashMap::default(),
-            last: None,
+            numbers: PageNumbers::default(),
             times,
         })
     }
 
     fn add(&mut self, reference: Reference) -> Result<(), PageTraceError> {
         let trace = &mut self.trace;
-        let key = (reference.client, reference.address >> trace.page_shift);
-        let page = match self.last {
-            Some((last, page)) if last == key => page,
-            _ => match self.index.get(&key) {
-                Some(page) => *page,
-                None => {
-                    let page = u32::try_from(trace.pages.len())
-                        .ok()
-                        .filter(|page| *page < u32::MAX)
-                        .ok_or(PageTraceError::TooManyPages(1 << trace.page_shift))?;
-                    trace.pages.push(key);
-                    self.index.insert(key, page);
-                    page
-                }
-            },
-        };
-        self.last = Some((key, page));
+        let page = self
+            .numbers
+            .number(reference.client, reference.address >> trace.page_shift)
+            .ok_or(PageTraceError::TooManyPages(1 << trace.page_shift))?;
         trace.entries.push(PageEntry {
             page,
             client: reference.client,
@@ -153,6 +173,24 @@ impl Builder {
             trace.times.push(reference.time);
         }
         Ok(())
+    }
+
+    fn finish(self, totals: Option<Totals>) -> PageTrace {
+        let mut trace = self.trace;
+        trace.pages = self.numbers.pages;
+        trace.totals = totals.unwrap_or(trace.totals);
+        trace
+    }
+}
+
+/// Refuses pages of 2^`page_shift` bytes that are smaller than what the trace tells apart.
+pub(crate) fn check_page(header: &Header, page_shift: u8) -> Result<(), PageTraceError> {
+    match page_shift < header.granularity {
+        true => Err(PageTraceError::PageTooSmall {
+            page_bytes: 1 << page_shift,
+            granule_bytes: header.granule_bytes(),
+        }),
+        false => Ok(()),
     }
 }
 
