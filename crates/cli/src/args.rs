@@ -46,6 +46,8 @@ pub enum Command {
     Status(JsonArgs),
     /// List the kinds of tiers and their options
     Tiers(JsonArgs),
+    /// Replay a trace of memory references over models of devices
+    Sim(crate::sim::args::SimArgs),
     /// Run the benchmarks and draw their plots
     Lab(LabArgs),
     /// Print a completion script for a shell
@@ -102,7 +104,7 @@ pub struct RunArgs {
     #[arg(long = "policy", value_name = "NAME", default_value = values::RECLAIM_DEFAULT, value_parser = values::reclaim)]
     pub reclaim: String,
 
-    /// Who chooses the pages that come along with a fault: majority, readahead or none
+    /// Who chooses the pages that come along with a fault: majority, readahead[:PAGES], window[:PAGES] or none
     #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT, value_parser = values::prefetch)]
     pub prefetch: String,
 

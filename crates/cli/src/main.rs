@@ -10,6 +10,7 @@ mod manual;
 mod preflight;
 mod run;
 mod show;
+mod sim;
 mod values;
 
 use std::process::ExitCode;
@@ -42,6 +43,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::LabTouch { arguments } => {
             return Ok(undercroft_lab::touch::main(arguments.into_iter()));
         }
+        Command::Sim(args) => sim::sim(args),
         Command::Doctor(args) => doctor::doctor(args.json),
         Command::Tiers(args) => show::tiers(args.json),
         Command::Completions { shell } => {

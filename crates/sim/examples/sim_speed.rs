@@ -20,7 +20,7 @@ fn main() {
         .map(|_| {
             let uniform = (random.bits() >> 11) as f64 / (1u64 << 53) as f64;
             let rank = (uniform.powi(5) * pages as f64) as u64;
-            (rank * 7919 % pages) * 4096 << 1
+            ((rank * 7919 % pages) * 4096) << 1
         })
         .collect();
     let started = Instant::now();

@@ -5,14 +5,18 @@
 
 pub mod bound;
 pub mod memory_trace;
+pub mod open;
 pub mod outcome;
 pub mod replay;
 pub mod setup;
 pub mod storm;
+pub mod sweep;
+pub mod table;
 
 pub use memory_trace::{MemoryTrace, PageStream};
 pub use outcome::Outcome;
 pub use setup::{Setup, SetupError};
+pub use sweep::{Results, Sweep};
 
 /// Runs one simulation of an already numbered trace. * `progress`: told the references done, now and then.
 ///

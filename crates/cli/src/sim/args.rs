@@ -1,0 +1,170 @@
+//! The command line of `undercroft sim`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use undercroft_base::Nanos;
+use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, TierSpec};
+
+/// `undercroft sim`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct SimArgs {
+    /// What is replayed.
+    #[command(flatten)]
+    pub replay: ReplayArgs,
+}
+
+/// One replay, or a sweep of them.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// A trace file, or the description of one to generate: zipf:pages=10000,refs=1000000,theta=0.9
+    #[arg(long, value_name = "FILE|SPEC")]
+    pub trace: Option<String>,
+
+    /// DRAM of all clients together: a part of the footprint (10%), a size (64M) or pages (1000p); several by commas
+    #[arg(long, short = 'm', value_name = "SIZE,..", default_value = "10%", value_delimiter = ',', value_parser = parsed::<Memory>)]
+    pub memory: Vec<Memory>,
+
+    /// Bytes of a page, 512 to 2M; several by commas
+    #[arg(long, value_name = "SIZE,..", default_value = "4K", value_delimiter = ',', value_parser = page_size)]
+    pub page_size: Vec<u64>,
+
+    /// Who chooses the pages that leave: a policy (see `run --policy`), or a bound: belady, random; several by commas
+    #[arg(long, alias = "policy", value_name = "NAME,..", default_value = "clock", value_delimiter = ',', value_parser = reclaim)]
+    pub reclaim: Vec<String>,
+
+    /// Who chooses the pages that come along: none, readahead[:PAGES], window[:PAGES], majority; several by commas
+    #[arg(long, value_name = "NAME,..", default_value = "none", value_delimiter = ',', value_parser = prefetch)]
+    pub prefetch: Vec<String>,
+
+    /// Where pages go, fastest first; repeat for more. ram, or a device: pcm, optane-dimm, optane-ssd, nvme, sata-ssd,
+    /// hdd-7200, cxl-dram, dram; with key=value after commas. A/B tries one after the other
+    #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = tiers)]
+    pub tiers: Vec<TierChoice>,
+
+    /// What pages hold before the first reference: zeros (a first touch reads nothing), or stored in the last tier
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = InitialArg::Zero)]
+    pub initial: InitialArg,
+
+    /// Whether the access that faulted counts as a use of the page it brings
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = FaultTouchArg::None)]
+    pub fault_touch: FaultTouchArg,
+
+    /// Processor and DRAM time of each reference
+    #[arg(long, value_name = "TIME", default_value = "0ns", value_parser = parsed::<Nanos>)]
+    pub reference_time: Nanos,
+
+    /// The kernel's path of a fault: auto (paid for block devices, not on the memory bus), off, on, or a time
+    #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
+    pub software: Cost,
+
+    /// Context switches of a fault: auto, off, on, or a time
+    #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
+    pub context_switch: Cost,
+
+    /// Seed of `random`
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+
+    /// How results are printed
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = FormatArg::Table)]
+    pub format: FormatArg,
+
+    /// Print JSON: the same as --format json
+    #[arg(long)]
+    pub json: bool,
+
+    /// Also write results.json, results.csv, results.md and plots into this directory
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "Examples:
+  undercroft sim --trace app.uct --memory 5%,10%,20% --page-size 512,4K --tier pcm
+  undercroft sim --trace zipf:pages=20000,refs=2000000 --reclaim clock,lru,belady,random --out sweep
+  undercroft sim --trace app.uct --tier ram,ratio=3 --tier nvme --prefetch none,readahead:8
+  undercroft sim --trace app.uct --tier pcm/hdd-7200 --initial stored --json
+
+Several values of an option make a sweep: every combination runs. Everything is simulated: the engine and the
+policies are those of `undercroft run`, the devices are models.
+Exit status: 0; 1 the trace cannot be read or the tiers are full; 2 wrong usage.";
+
+/// Tiers that take the same place in the hierarchy, one after the other.
+#[derive(Clone, Debug)]
+pub struct TierChoice(pub Vec<TierSpec>);
+
+/// `--initial` as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum InitialArg {
+    /// Memory a program asks for: zeros
+    Zero,
+    /// Code, files, or a program swapped out as a whole; as the PCM paper counts
+    Stored,
+}
+
+impl From<InitialArg> for Initial {
+    fn from(arg: InitialArg) -> Initial {
+        match arg {
+            InitialArg::Zero => Initial::Zero,
+            InitialArg::Stored => Initial::Stored,
+        }
+    }
+}
+
+/// `--fault-touch` as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FaultTouchArg {
+    /// No: bits are clear at first, as in the books and in libCacheSim
+    None,
+    /// A write does
+    Write,
+    /// Always, as a processor sets its bits
+    All,
+}
+
+impl From<FaultTouchArg> for FaultTouch {
+    fn from(arg: FaultTouchArg) -> FaultTouch {
+        match arg {
+            FaultTouchArg::None => FaultTouch::None,
+            FaultTouchArg::Write => FaultTouch::Write,
+            FaultTouchArg::All => FaultTouch::All,
+        }
+    }
+}
+
+/// `--format` as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// Columns for people
+    Table,
+    /// Everything, one object
+    Json,
+    /// One line a simulation
+    Csv,
+    /// A table to paste
+    Markdown,
+}
+
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, String> {
+    text.trim()
+        .parse()
+        .map_err(|error: T::Err| error.to_string())
+}
+
+fn page_size(text: &str) -> Result<u64, String> {
+    setup::page_bytes(text.trim()).map_err(|error| error.to_string())
+}
+
+fn reclaim(text: &str) -> Result<String, String> {
+    setup::reclaim(text.trim()).map_err(|error| error.to_string())
+}
+
+fn prefetch(text: &str) -> Result<String, String> {
+    setup::prefetch(text.trim()).map_err(|error| error.to_string())
+}
+
+fn tiers(text: &str) -> Result<TierChoice, String> {
+    let specs: Result<_, _> = text.split('/').map(parsed).collect();
+    specs.map(TierChoice)
+}

@@ -1,0 +1,174 @@
+//! Many simulations in one go: every combination of the values given, over one trace.
+
+use serde::Serialize;
+use undercroft_base::Bytes;
+
+use crate::memory_trace::{MemoryTrace, PageStream};
+use crate::outcome::Outcome;
+use crate::setup::{Memory, Setup, SetupError, TierSpec};
+use crate::simulate;
+
+/// Version of the results' JSON.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// What is varied; each list holds at least one value. Everything else is as in `base`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sweep {
+    /// What is not varied.
+    pub base: Setup,
+    /// DRAM.
+    pub memory: Vec<Memory>,
+    /// Bytes of a page.
+    pub page_bytes: Vec<u64>,
+    /// Policies and bounds.
+    pub reclaim: Vec<String>,
+    /// Prefetch policies.
+    pub prefetch: Vec<String>,
+    /// Hierarchies of tiers.
+    pub tiers: Vec<Vec<TierSpec>>,
+}
+
+/// What a sweep found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Results {
+    /// [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// Always true: nothing here was measured on a device.
+    pub simulated: bool,
+    /// The trace.
+    pub trace: String,
+    /// Its references.
+    pub references: u64,
+    /// Its clients.
+    pub clients: Vec<String>,
+    /// One for each combination: page size, tiers, prefetch, reclaim, memory, the last fastest.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// How far a sweep is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// References replayed in all simulations so far.
+    pub references: u64,
+    /// Of so many.
+    pub references_total: u64,
+}
+
+impl Sweep {
+    /// One simulation.
+    pub fn single(setup: Setup) -> Sweep {
+        Sweep {
+            memory: vec![setup.memory],
+            page_bytes: vec![setup.page_bytes],
+            reclaim: vec![setup.reclaim.clone()],
+            prefetch: vec![setup.prefetch.clone()],
+            tiers: vec![setup.tiers.clone()],
+            base: setup,
+        }
+    }
+
+    /// How many simulations it is.
+    pub fn count(&self) -> usize {
+        [
+            self.memory.len(),
+            self.page_bytes.len(),
+            self.reclaim.len(),
+            self.prefetch.len(),
+            self.tiers.len(),
+        ]
+        .iter()
+        .product()
+    }
+
+    /// Every combination, in the order of [`Results::outcomes`].
+    pub fn setups(&self) -> Vec<Setup> {
+        let mut setups = Vec::with_capacity(self.count());
+        for page_bytes in &self.page_bytes {
+            for tiers in &self.tiers {
+                for prefetch in &self.prefetch {
+                    for reclaim in &self.reclaim {
+                        for memory in &self.memory {
+                            setups.push(Setup {
+                                memory: *memory,
+                                page_bytes: *page_bytes,
+                                reclaim: reclaim.clone(),
+                                prefetch: prefetch.clone(),
+                                tiers: tiers.clone(),
+                                ..self.base.clone()
+                            });
+                        }
+                    }
+                }
+            }
+        }
+        setups
+    }
+
+    /// Runs all of them. Every setup is checked before the first runs, so that a wrong one costs no time.
+    ///
+    /// Errors: an impossible setup, an empty trace, tiers that fill up.
+    pub fn run(
+        &self,
+        trace: &MemoryTrace,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Results, SetupError> {
+        let setups = self.setups();
+        let references = trace.references();
+        if references == 0 {
+            return Err(SetupError::EmptyTrace(trace.name.clone()));
+        }
+        for setup in &setups {
+            setup.check()?;
+            if setup.page_bytes < trace.granule_bytes {
+                return Err(SetupError::option(
+                    "--page-size",
+                    &setup.page_bytes.to_string(),
+                    format!("the trace tells only {} apart", Bytes(trace.granule_bytes)),
+                    "use pages at least as large",
+                ));
+            }
+        }
+        let mut so_far = Progress {
+            references: 0,
+            references_total: references * setups.len() as u64,
+        };
+        let mut streams: Vec<PageStream> = Vec::new();
+        let mut built_for = 0;
+        let mut outcomes = Vec::with_capacity(setups.len());
+        for setup in &setups {
+            if built_for != setup.page_bytes {
+                streams = streams_of(trace, setup.page_bytes)?;
+                built_for = setup.page_bytes;
+            }
+            let outcome = simulate(&streams, setup, &mut |done| {
+                so_far.references += done;
+                progress(so_far);
+            })?;
+            outcomes.push(outcome);
+        }
+        Ok(Results {
+            schema_version: SCHEMA_VERSION,
+            simulated: true,
+            trace: trace.name.clone(),
+            references,
+            clients: trace.clients.iter().map(|(name, _)| name.clone()).collect(),
+            outcomes,
+        })
+    }
+}
+
+/// The trace as pages of one size.
+pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream>, SetupError> {
+    let clients = trace.clients.iter();
+    let streams: Result<Vec<_>, _> = clients
+        .map(|(name, references)| PageStream::build(name, references, page_bytes))
+        .collect();
+    streams.map_err(|error| {
+        SetupError::option(
+            "--page-size",
+            &page_bytes.to_string(),
+            error.to_string(),
+            "",
+        )
+    })
+}
