@@ -52,24 +52,24 @@ pub enum Outcome {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct InFlight {
-    item: EvictItem,
+pub(crate) struct InFlight {
+    pub item: EvictItem,
     /// The program dropped the page: its bytes are to be forgotten.
-    dead: bool,
-    wanted: bool,
-    settled: bool,
+    pub dead: bool,
+    pub wanted: bool,
+    pub settled: bool,
 }
 
 /// The batch in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    pages: Vec<InFlight>,
+    pub pages: Vec<InFlight>,
     /// Pages of fork children that share the fate of a page of the batch: (index, child's page).
-    followers: Vec<(usize, PageNo)>,
+    pub followers: Vec<(usize, PageNo)>,
 }
 
 impl Batch {
-    fn position(&self, no: PageNo) -> Option<usize> {
+    pub fn position(&self, no: PageNo) -> Option<usize> {
         self.pages
             .iter()
             .position(|p| p.item.no == no && !p.dead && !p.settled)
@@ -110,11 +110,11 @@ impl Batch {
         }
     }
 
-    /// A fork child has a copy of the page, wherever that is.
-    pub fn follow(&mut self, parent: PageNo, child: PageNo) {
-        if let Some(at) = self.position(parent).or_else(|| self.leader_of(parent)) {
-            self.followers.push((at, child));
-        }
+    /// A fork child has a copy of the page, wherever that is. Returns its leader.
+    pub fn follow(&mut self, parent: PageNo, child: PageNo) -> Option<usize> {
+        let at = self.position(parent).or_else(|| self.leader_of(parent))?;
+        self.followers.push((at, child));
+        Some(at)
     }
 }
 
@@ -151,14 +151,6 @@ impl<L: Ledger> Engine<L> {
                     .flags
                     .has(Flags::RETAINED)
                     .then_some((entry.tier, entry.slot, entry.stamp));
-            self.reclaim.remove(no);
-            self.table.set(
-                no,
-                Entry {
-                    state: PageState::Evicting,
-                    ..entry
-                },
-            );
             let (space, page) = self.table.address(no);
             out.push(EvictItem {
                 no,
@@ -169,6 +161,13 @@ impl<L: Ledger> Engine<L> {
             });
         }
         out.sort_unstable_by_key(|item| (item.space, item.page));
+        self.note_batch(out);
+        for item in out.iter() {
+            let state = PageState::Evicting;
+            let entry = self.table.entry(item.no);
+            self.reclaim.remove(item.no);
+            self.table.set(item.no, Entry { state, ..entry });
+        }
         self.batch.pages.extend(out.iter().map(|item| InFlight {
             item: *item,
             dead: false,
@@ -270,6 +269,7 @@ impl<L: Ledger> Engine<L> {
             self.back_to_resident(at, Arrival::Returned);
         }
         self.batch.pages[at].settled = true;
+        self.forget_note(at);
     }
 
     /// Publishes where item `at`, which was `Moved`, went; the old copy may be freed after this. `PutBack`: the caller has
@@ -327,6 +327,7 @@ impl<L: Ledger> Engine<L> {
             }
         }
         self.batch.pages[at].settled = true;
+        self.forget_note(at);
     }
 
     /// Gives one page of the batch its stored entry; true when it took a claim on the new slot. Drops its claim on the
@@ -387,7 +388,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    fn back_to_resident(&mut self, at: usize, arrival: Arrival) {
+    pub(crate) fn back_to_resident(&mut self, at: usize, arrival: Arrival) {
         let no = self.batch.pages[at].item.no;
         let entry = self.table.entry(no);
         assert_eq!(

@@ -49,7 +49,23 @@ impl<L: Ledger> Engine<L> {
         to: VirtPage,
     ) -> Result<Effect, LedgerFull> {
         let new = VirtRange::new(to, to.plus(from.count().0));
-        let mut effect = self.unmapped(space, new);
+        let effect = self.unmapped(space, new);
+        let moved = self.remap_rest(space, from, to)?;
+        Ok(Effect {
+            cancel_batch: effect.cancel_batch | moved.cancel_batch,
+        })
+    }
+
+    /// [`Engine::remapped`] without its first part, [`Engine::unmapped`] of the new place. A successor calls it when its
+    /// predecessor died in the second part: what had moved by then stays, the rest follows.
+    pub fn remap_rest(
+        &mut self,
+        space: SpaceId,
+        from: VirtRange,
+        to: VirtPage,
+    ) -> Result<Effect, LedgerFull> {
+        let new = VirtRange::new(to, to.plus(from.count().0));
+        let mut effect = Effect::default();
         self.table.cut_region(space, from);
         self.table.add_region(space, new);
         for (page, no) in self.table.known_pages(space, from) {
@@ -59,7 +75,6 @@ impl<L: Ledger> Engine<L> {
             }
             let target = to.plus(page.0 - from.start.0);
             let new_no = self.table.find_or_add(space, target)?;
-            self.table.set(no, Entry::UNTOUCHED);
             match entry.state {
                 PageState::Resident if !entry.flags.has(Flags::INHERITED) => {
                     self.reclaim.remove(no);
@@ -90,7 +105,11 @@ impl<L: Ledger> Engine<L> {
                 }
                 _ => entry,
             };
+            // The new one first: a page that has two entries for a moment can be told from one, a page that has none cannot.
+            self.note_move(no, new_no, entry.state == PageState::Evicting);
             self.table.set(new_no, moved);
+            self.table.set(no, Entry::UNTOUCHED);
+            self.forget_move();
             if moved.state == PageState::Stored {
                 self.remember_age(new_no, moved);
             }
@@ -150,7 +169,9 @@ impl<L: Ledger> Engine<L> {
                 },
                 PageState::Evicting => {
                     effect.cancel_batch = true;
-                    self.batch.follow(no, copy);
+                    if let Some(leader) = self.batch.follow(no, copy) {
+                        self.note_follower(leader, copy);
+                    }
                     match entry.flags.has(Flags::RETAINED) {
                         true => {
                             self.share(entry.tier, entry.slot);
@@ -255,6 +276,9 @@ impl<L: Ledger> Engine<L> {
             self.release(entry.tier, entry.slot);
         }
         self.table.set(no, Entry::UNTOUCHED);
+        if evicting {
+            self.note_dropped(no);
+        }
         evicting
     }
 
@@ -267,6 +291,6 @@ impl<L: Ledger> Engine<L> {
 
 /// A first touch in progress, or as good as one. Its page may turn out to be there already, so a copy of its entry must
 /// not say that it is stored.
-fn is_zero(entry: Entry) -> bool {
+pub(crate) fn is_zero(entry: Entry) -> bool {
     entry.tier == TierId::FILL && entry.slot == Slot(0)
 }

@@ -1,16 +1,151 @@
-//! The ledger: flat words that survive the manager. One word a page, one word a chunk.
+//! The ledger: flat words that survive the manager. One word a page, one word a chunk, and notes of what is half done.
+//!
+//! ```text
+//! page 0      header: magic, version, chunks; from word 64 on: notes
+//! page 1..    chunk heads, one word each, padded to a page
+//! then        entries, 512 words (one page) a chunk
+//! ```
+//! Everything else the engine knows (counts, order of pages, shared slots) follows from these words: `recover.rs`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use undercroft_base::{CHUNK_PAGES, ChunkNo, Entry, PageNo, SpaceId, VirtPage};
+use undercroft_base::{CHUNK_PAGES, ChunkNo, Entry, PAGE_BYTES, PageNo, SpaceId, VirtPage};
 
-/// The memory the page table is written to. Both slices keep their length and address; `entries` has
+/// Words of notes: see `notes.rs`.
+pub const NOTE_WORDS: usize = 256;
+
+/// The memory the page table is written to. All slices keep their length and address; `entries` has
 /// 512 words for each word of `chunks`. Fresh memory is all zero.
 pub trait Ledger: Send {
     /// One [`Entry`] word a page.
     fn entries(&self) -> &[AtomicU64];
     /// One head word a chunk; zero = free.
     fn chunks(&self) -> &[AtomicU64];
+    /// [`NOTE_WORDS`] words: what a successor could not tell from the entries.
+    fn notes(&self) -> &[AtomicU64];
+    /// Writes one of the words above. Release order keeps a word from becoming visible to a successor before what it points
+    /// to. Replaced only to have a manager die between two words.
+    fn write(&self, word: &AtomicU64, value: u64) {
+        word.store(value, Ordering::Release);
+    }
+}
+
+/// Why the memory of a dead manager's ledger cannot be taken over. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LedgerError {
+    /// It is shorter than its own header, or than what the header says.
+    #[error("the ledger has {found} bytes and needs {needed}: it was cut off")]
+    TooShort {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// It does not begin like one.
+    #[error("not a ledger: byte 0 is not its magic number")]
+    NotALedger,
+    /// Another version wrote it.
+    #[error("byte 8: the ledger is of version {0}, and only version {VERSION} can be read")]
+    Version(u64),
+    /// A chunk's head says what cannot be.
+    #[error("the head of chunk {chunk} is damaged: {why}")]
+    Head {
+        /// Which.
+        chunk: u32,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A page's entry says what cannot be.
+    #[error("the entry of page {page} ({word:#018x}) is damaged: {why}")]
+    Entry {
+        /// Which, from the start of the entries.
+        page: u32,
+        /// The entry.
+        word: u64,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"ucledger");
+const VERSION: u64 = 2;
+const HEADER_WORDS: usize = PAGE_BYTES / 8;
+const NOTES_AT: usize = 64;
+
+/// A ledger in one flat piece of memory, as the module shows.
+#[derive(Clone, Debug)]
+pub struct FlatLedger<M> {
+    memory: M,
+    chunks: usize,
+}
+
+/// Bytes for a ledger of `chunks` chunks; sparse where the memory is, so that only used chunks cost any.
+pub fn bytes_for(chunks: usize) -> usize {
+    PAGE_BYTES + heads_bytes(chunks) + chunks * PAGE_BYTES
+}
+
+fn heads_bytes(chunks: usize) -> usize {
+    (chunks * 8).next_multiple_of(PAGE_BYTES)
+}
+
+impl<M: AsRef<[AtomicU64]>> FlatLedger<M> {
+    /// Lays out an empty ledger over fresh memory, all zero.
+    ///
+    /// Errors: the memory is too short.
+    pub fn create(memory: M, chunks: usize) -> Result<FlatLedger<M>, LedgerError> {
+        let ledger = FlatLedger::over(memory, chunks)?;
+        let header = ledger.memory.as_ref();
+        header[1].store(VERSION, Ordering::Relaxed);
+        header[2].store(chunks as u64, Ordering::Relaxed);
+        header[0].store(MAGIC, Ordering::Release);
+        Ok(ledger)
+    }
+
+    /// The ledger that a dead manager left in `memory`. Only the header is looked at; the rest is when it is recovered from.
+    pub fn open(memory: M) -> Result<FlatLedger<M>, LedgerError> {
+        let words = memory.as_ref();
+        if words.len() < HEADER_WORDS {
+            return Err(LedgerError::TooShort {
+                needed: PAGE_BYTES as u64,
+                found: words.len() as u64 * 8,
+            });
+        }
+        if words[0].load(Ordering::Acquire) != MAGIC {
+            return Err(LedgerError::NotALedger);
+        }
+        match words[1].load(Ordering::Relaxed) {
+            VERSION => {}
+            other => return Err(LedgerError::Version(other)),
+        }
+        let chunks = words[2].load(Ordering::Relaxed);
+        // Page numbers have 32 bits.
+        let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
+        FlatLedger::over(memory, chunks.min(1 << 32))
+    }
+
+    fn over(memory: M, chunks: usize) -> Result<FlatLedger<M>, LedgerError> {
+        let (needed, found) = (bytes_for(chunks) as u64, memory.as_ref().len() as u64 * 8);
+        let nameable = chunks as u64 * u64::from(CHUNK_PAGES) <= 1 << 32;
+        match needed <= found && nameable {
+            true => Ok(FlatLedger { memory, chunks }),
+            false => Err(LedgerError::TooShort { needed, found }),
+        }
+    }
+}
+
+impl<M: AsRef<[AtomicU64]> + Send> Ledger for FlatLedger<M> {
+    fn entries(&self) -> &[AtomicU64] {
+        let at = HEADER_WORDS + heads_bytes(self.chunks) / 8;
+        &self.memory.as_ref()[at..at + self.chunks * CHUNK_PAGES as usize]
+    }
+
+    fn chunks(&self) -> &[AtomicU64] {
+        &self.memory.as_ref()[HEADER_WORDS..HEADER_WORDS + self.chunks]
+    }
+
+    fn notes(&self) -> &[AtomicU64] {
+        &self.memory.as_ref()[NOTES_AT..NOTES_AT + NOTE_WORDS]
+    }
 }
 
 /// A ledger in ordinary memory: simulations and tests.
@@ -18,6 +153,7 @@ pub trait Ledger: Send {
 pub struct VecLedger {
     entries: Vec<AtomicU64>,
     chunks: Vec<AtomicU64>,
+    notes: Vec<AtomicU64>,
 }
 
 impl VecLedger {
@@ -27,6 +163,7 @@ impl VecLedger {
         VecLedger {
             entries: words(chunks * CHUNK_PAGES as usize),
             chunks: words(chunks),
+            notes: words(NOTE_WORDS),
         }
     }
 }
@@ -39,6 +176,10 @@ impl Ledger for VecLedger {
     fn chunks(&self) -> &[AtomicU64] {
         &self.chunks
     }
+
+    fn notes(&self) -> &[AtomicU64] {
+        &self.notes
+    }
 }
 
 /// A chunk's head word: in use (bit 63), space (24 bits), 2 MiB-aligned position (36 bits, 57-bit addresses).
@@ -49,7 +190,7 @@ pub(crate) struct ChunkHead {
 }
 
 impl ChunkHead {
-    fn pack(self) -> u64 {
+    pub(crate) fn pack(self) -> u64 {
         assert!(
             self.space.0 < 1 << 24,
             "more address spaces than the ledger can name"
@@ -57,7 +198,7 @@ impl ChunkHead {
         (1 << 63) | (u64::from(self.space.0) << 36) | (self.first.0 / u64::from(CHUNK_PAGES))
     }
 
-    fn unpack(word: u64) -> Option<ChunkHead> {
+    pub(crate) fn unpack(word: u64) -> Option<ChunkHead> {
         (word >> 63 == 1).then_some(ChunkHead {
             space: SpaceId((word >> 36) as u32 & 0xff_ffff),
             first: VirtPage((word & ((1 << 36) - 1)) * u64::from(CHUNK_PAGES)),
@@ -65,15 +206,14 @@ impl ChunkHead {
     }
 }
 
-/// Reads and writes of single words. The engine is the only writer, so relaxed order is enough; the release store
-/// keeps a word from becoming visible to a successor before what it points to.
+/// Reads and writes of single words. The engine is the only writer, so relaxed order is enough for reading.
 pub(crate) trait LedgerWords: Ledger {
     fn entry(&self, page: PageNo) -> Entry {
         Entry::unpack(self.entries()[page.0 as usize].load(Ordering::Relaxed))
     }
 
     fn set_entry(&self, page: PageNo, entry: Entry) {
-        self.entries()[page.0 as usize].store(entry.pack(), Ordering::Release);
+        self.write(&self.entries()[page.0 as usize], entry.pack());
     }
 
     fn head(&self, chunk: ChunkNo) -> Option<ChunkHead> {
@@ -81,7 +221,8 @@ pub(crate) trait LedgerWords: Ledger {
     }
 
     fn set_head(&self, chunk: ChunkNo, head: Option<ChunkHead>) {
-        self.chunks()[chunk.0 as usize].store(head.map_or(0, ChunkHead::pack), Ordering::Release);
+        let word = head.map_or(0, ChunkHead::pack);
+        self.write(&self.chunks()[chunk.0 as usize], word);
     }
 }
 

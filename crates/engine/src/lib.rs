@@ -6,6 +6,7 @@
 //! Walks: fault: [`Engine::fault`] -> the caller loads -> [`Engine::validate`] -> installs -> [`Engine::finish`].
 //! Eviction: [`Engine::select`] -> the caller takes the pages out -> [`Engine::settle`] -> stores -> [`Engine::publish`].
 //! Between tiers: [`Engine::select_demotions`] -> [`Engine::demoted`].
+//! After a manager's death: [`Engine::recover`] -> the layout events that were read or wait -> [`Engine::reconcile`].
 
 mod evict;
 mod fault;
@@ -13,7 +14,9 @@ mod layout;
 mod ledger;
 pub mod limits;
 mod migrate;
+mod notes;
 mod page_table;
+mod recover;
 mod stats;
 
 use std::collections::VecDeque;
@@ -29,9 +32,10 @@ use undercroft_policy::reclaim::Reclaim;
 pub use evict::{EvictItem, Outcome, Taken};
 pub use fault::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
 pub use layout::Effect;
-pub use ledger::{Ledger, VecLedger};
+pub use ledger::{FlatLedger, Ledger, LedgerError, NOTE_WORDS, VecLedger, bytes_for};
 pub use migrate::DemoteItem;
 pub use page_table::LedgerFull;
+pub use recover::{Found, Held, Here, InHand, Recovered};
 pub use stats::Stats;
 
 /// What the engine is told when it starts.
@@ -77,6 +81,8 @@ pub struct Engine<L> {
     /// Slots nothing refers to any more, for the caller to free.
     freed: Vec<(TierId, Slot)>,
     batch: evict::Batch,
+    /// Notes of followers of the batch, in the ledger.
+    followers_noted: usize,
     recent: Recent,
     /// Pages of threads that wait for room.
     waiters: VecDeque<(SpaceId, VirtPage)>,
@@ -114,8 +120,22 @@ impl<L: Ledger> Engine<L> {
         prefetch: Box<dyn Prefetch>,
         config: Config,
     ) -> Engine<L> {
+        Engine::over(
+            page_table::PageTable::new(ledger),
+            reclaim,
+            prefetch,
+            config,
+        )
+    }
+
+    fn over(
+        table: page_table::PageTable<L>,
+        reclaim: Box<dyn Reclaim>,
+        prefetch: Box<dyn Prefetch>,
+        config: Config,
+    ) -> Engine<L> {
         Engine {
-            table: page_table::PageTable::new(ledger),
+            table,
             reclaim,
             prefetch,
             ages: config
@@ -130,6 +150,7 @@ impl<L: Ledger> Engine<L> {
             refs: FxHashMap::default(),
             freed: Vec::with_capacity(4 * limits::LOAD_PAGES_MAX),
             batch: evict::Batch::default(),
+            followers_noted: 0,
             recent: Recent {
                 pages: [PageNo(u32::MAX); limits::RECENT_PAGES],
                 next: 0,

@@ -1,11 +1,13 @@
 //! Where each page's entry is: address spaces, their regions, and the chunks of the ledger they use.
 
-use rustc_hash::FxHashMap;
+use std::sync::atomic::Ordering;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 use undercroft_base::{
-    CHUNK_PAGES, ChunkNo, Entry, Flags, PageNo, PageState, SpaceId, VirtPage, VirtRange,
+    CHUNK_PAGES, ChunkNo, Entry, Flags, PageNo, PageState, SpaceId, TierId, VirtPage, VirtRange,
 };
 
-use crate::ledger::{ChunkHead, Ledger, LedgerWords};
+use crate::ledger::{ChunkHead, Ledger, LedgerError, LedgerWords};
 
 /// One address space of the client.
 #[derive(Debug, Default)]
@@ -31,6 +33,63 @@ pub(crate) struct PageTable<L> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LedgerFull;
 
+/// The head of each chunk, once every word was found to say what can be.
+fn check<L: Ledger>(ledger: &L, tiers: usize) -> Result<Vec<Option<ChunkHead>>, LedgerError> {
+    let mut heads = Vec::with_capacity(ledger.chunks().len());
+    let mut places = FxHashSet::default();
+    for (at, word) in ledger.chunks().iter().enumerate() {
+        let chunk = ChunkNo(at as u32);
+        let word = word.load(Ordering::Relaxed);
+        let head = ChunkHead::unpack(word);
+        let wrong = |why| {
+            Err(LedgerError::Head {
+                chunk: chunk.0,
+                why,
+            })
+        };
+        match head {
+            Some(head) if head.pack() != word => return wrong("bits are set that mean nothing"),
+            Some(head) if !places.insert((head.space, head.first)) => {
+                return wrong("an earlier chunk has the same place");
+            }
+            None if word != 0 => return wrong("it is neither free nor in use"),
+            _ => {}
+        }
+        heads.push(head);
+        for offset in 0..CHUNK_PAGES {
+            check_entry(ledger, chunk.page(offset), head.is_some(), tiers)?;
+        }
+    }
+    Ok(heads)
+}
+
+fn check_entry<L: Ledger>(
+    ledger: &L,
+    page: PageNo,
+    in_use: bool,
+    tiers: usize,
+) -> Result<(), LedgerError> {
+    let word = ledger.entries()[page.0 as usize].load(Ordering::Relaxed);
+    if word == 0 {
+        return Ok(());
+    }
+    let entry = Entry::unpack(word);
+    let retained = entry.flags.has(Flags::RETAINED);
+    let has_copy = matches!(entry.state, PageState::Stored | PageState::Loading);
+    let known = usize::from(entry.tier.0) < tiers;
+    let filled = entry.tier == TierId::FILL && entry.slot.0 <= u64::from(u32::MAX);
+    let why = match entry.state {
+        _ if !in_use => "its chunk is free",
+        _ if entry.pack() != word => "no state has this number",
+        _ if has_copy && !known && !filled => "it is in a tier that there is not",
+        _ if retained && has_copy => "it is stored and keeps a copy of itself",
+        _ if retained && !known => "it keeps a copy in a tier that there is not",
+        _ => return Ok(()),
+    };
+    let page = page.0;
+    Err(LedgerError::Entry { page, word, why })
+}
+
 fn position(page: VirtPage) -> (u64, u32) {
     let chunk = u64::from(CHUNK_PAGES);
     (page.0 / chunk, (page.0 % chunk) as u32)
@@ -45,6 +104,59 @@ impl<L: Ledger> PageTable<L> {
             fresh: 0,
             next_space: 1,
         }
+    }
+
+    /// The page table a dead manager left: the chunks of `spaces`; those of others are emptied.
+    ///
+    /// Errors: a head or an entry says what cannot be; nothing was written. Cost: O(all entries).
+    pub fn recover(
+        ledger: L,
+        spaces: &[SpaceId],
+        tiers: usize,
+    ) -> Result<PageTable<L>, LedgerError> {
+        let heads = check(&ledger, tiers)?;
+        let mut table = PageTable::new(ledger);
+        for space in spaces {
+            table.spaces.insert(*space, Space::default());
+            table.next_space = table.next_space.max(space.0 + 1);
+        }
+        for (at, head) in heads.into_iter().enumerate().rev() {
+            let chunk = ChunkNo(at as u32);
+            let Some(head) = head else {
+                if chunk.0 < table.fresh {
+                    table.free.push(chunk);
+                }
+                continue;
+            };
+            table.fresh = table.fresh.max(chunk.0 + 1);
+            table.next_space = table.next_space.max(head.space.0 + 1);
+            match table.spaces.get_mut(&head.space) {
+                Some(owner) => {
+                    let at = position(head.first).0;
+                    owner.chunks.insert(at, chunk);
+                }
+                None => {
+                    for offset in 0..CHUNK_PAGES {
+                        if table.entry(chunk.page(offset)) != Entry::UNTOUCHED {
+                            table.set(chunk.page(offset), Entry::UNTOUCHED);
+                        }
+                    }
+                    table.ledger.set_head(chunk, None);
+                    table.free.push(chunk);
+                }
+            }
+        }
+        Ok(table)
+    }
+
+    pub fn ledger(&self) -> &L {
+        &self.ledger
+    }
+
+    /// Whether the page's chunk is in use.
+    pub fn has_page(&self, page: PageNo) -> bool {
+        let chunk = page.chunk();
+        (chunk.0 as usize) < self.ledger.chunks().len() && self.ledger.head(chunk).is_some()
     }
 
     pub fn add_space(&mut self) -> SpaceId {

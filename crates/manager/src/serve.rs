@@ -20,7 +20,6 @@ use undercroft_sys::{fdpass, procfs as proc};
 use crate::command::Commands;
 use crate::evictor::Evictor;
 use crate::fault_thread::FaultThread;
-use crate::ledger::MemfdLedger;
 use crate::options::ClientOptions;
 use crate::placement::Placement;
 use crate::process::{Agent, Identity, Process};
@@ -236,7 +235,7 @@ fn share(
         demotes: (0..count).map(|at| at + 1 < count).collect(),
         room: Room::Ahead,
     };
-    let ledger = MemfdLedger::create(ledger, launch.ledger_chunks)?;
+    let ledger = crate::ledger::create(ledger, launch.ledger_chunks)?;
     let placement = Placement::new();
     let mut wakeups = Vec::new();
     for _ in &placement.cpus {

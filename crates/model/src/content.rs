@@ -60,9 +60,14 @@ impl Content {
         if let Some(word) = fill_word(page) {
             return Some(Content::fill(word));
         }
-        let number = u64::from_ne_bytes(*page.first_chunk()?);
-        let content = Content(number);
-        (number & FILL == 0 && number != 0 && *content.bytes() == *page).then_some(content)
+        let (words, rest) = page.as_chunks::<8>();
+        let number = u64::from_ne_bytes(*words.first()?);
+        let whole =
+            rest.is_empty() && page.len() == PAGE_BYTES && number & FILL == 0 && number != 0;
+        let follows = |(at, word): (usize, &[u8; 8])| {
+            at == 0 || u64::from_ne_bytes(*word) == mix(number ^ (at as u64) << 48)
+        };
+        (whole && words.iter().enumerate().all(follows)).then_some(Content(number))
     }
 }
 

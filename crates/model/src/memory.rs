@@ -22,6 +22,8 @@ pub enum Refusal {
     NotMapped,
     /// EAGAIN: a layout event waits to be read.
     LayoutChanging,
+    /// ENOMEM: no memory for a page just now. This memory never runs out; who drives it may say so.
+    NoMemory,
 }
 
 /// Why a page was not moved out (UFFDIO_MOVE).

@@ -1,8 +1,9 @@
 //! A tier in ordinary memory that keeps real bytes, counts its slots, and fails by seed.
 //!
-//! Slots are reused last-freed-first, so that a reference to a freed slot soon meets another page's bytes.
+//! Slots are reused last-freed-first, so that a reference to a freed slot soon meets another page's bytes. As in the real
+//! tiers, what a slot must hash to is kept apart from the device: a failing device damages bytes, never checksums.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use undercroft_base::{
@@ -10,6 +11,7 @@ use undercroft_base::{
     TierKind, TierUsage, page_checksum,
 };
 
+use crate::content::Content;
 use crate::random::{Random, mix};
 
 /// How often each failure strikes, in 1000 calls.
@@ -21,14 +23,22 @@ pub struct FailRates {
     pub incompressible: u64,
     /// `StoreError::Failed(NoSpace)`.
     pub no_space: u64,
-    /// `StoreError::Failed(Io)`.
+    /// `StoreError::Failed(Io)`; nothing was written.
     pub store_io: u64,
+    /// `StoreError::Failed(Io)`; a part was written, over what the free slot held before.
+    pub short: u64,
+    /// A store is done in part and says it is done: the rest of the slot keeps what it held before.
+    pub torn: u64,
+    /// A store is not done and says it is done: the slot keeps what it held before.
+    pub lost: u64,
+    /// A store is silently damaged: one bit of the copy flips and stays so.
+    pub flip: u64,
     /// `LoadError::Failed(Io)`; the next load may work.
     pub load_io: u64,
     /// A load sees what the slot held before (a stale sector); the next load may work.
     pub stale: u64,
-    /// A store is silently damaged: one bit of the copy flips and stays so.
-    pub flip: u64,
+    /// A load sees what another slot holds; the next load may work.
+    pub misdirected: u64,
 }
 
 impl FailRates {
@@ -38,9 +48,13 @@ impl FailRates {
         incompressible: 0,
         no_space: 0,
         store_io: 0,
+        short: 0,
+        torn: 0,
+        lost: 0,
+        flip: 0,
         load_io: 0,
         stale: 0,
-        flip: 0,
+        misdirected: 0,
     };
 }
 
@@ -62,7 +76,19 @@ struct Inner {
     next: u64,
     held: u64,
     rates: FailRates,
+    /// Every operation fails.
+    gone: bool,
     random: Random,
+    /// How often each failure struck since it was last asked.
+    struck: BTreeMap<&'static str, u64>,
+    /// The last load failed because it was made to.
+    made_to_fail: bool,
+}
+
+impl Inner {
+    fn strike(&mut self, what: &'static str) {
+        *self.struck.entry(what).or_default() += 1;
+    }
 }
 
 /// See the module.
@@ -88,7 +114,10 @@ impl FakeTier {
                 next: 0,
                 held: 0,
                 rates: FailRates::NONE,
+                gone: false,
                 random: Random::new(seed),
+                struck: BTreeMap::new(),
+                made_to_fail: false,
             }),
         }
     }
@@ -100,6 +129,49 @@ impl FakeTier {
     /// From now on it fails this often.
     pub fn set_rates(&self, rates: FailRates) {
         self.inner().rates = rates;
+    }
+
+    /// Failures from now on are those of `seed`.
+    pub fn reseed(&self, seed: u64) {
+        self.inner().random = Random::new(seed);
+    }
+
+    /// Every operation fails from now on (or works again).
+    pub fn set_gone(&self, gone: bool) {
+        self.inner().gone = gone;
+    }
+
+    /// True while every operation fails.
+    pub fn is_gone(&self) -> bool {
+        self.inner().gone
+    }
+
+    /// Which failures struck since this was last asked, and how often.
+    pub fn take_struck(&self) -> BTreeMap<&'static str, u64> {
+        std::mem::take(&mut self.inner().struck)
+    }
+
+    /// Whether the last load failed because it was made to, or its copy had been damaged on purpose.
+    pub fn was_made_to_fail(&self) -> bool {
+        self.inner().made_to_fail
+    }
+
+    /// What the slot holds, if it is taken with this stamp and undamaged; no failure strikes.
+    pub fn content(&self, slot: Slot, stamp: Stamp) -> Option<Content> {
+        let inner = self.inner();
+        let kept = inner.kept.get(&slot)?;
+        match kept.stamp == stamp && !kept.damaged {
+            true => Content::of(&kept.bytes),
+            false => None,
+        }
+    }
+
+    /// Frees every slot that is not in `wanted`: what a manager does that took over from a dead one. Returns how many.
+    pub fn retain_only(&self, wanted: &BTreeSet<Slot>) -> usize {
+        let live = self.live();
+        let unwanted: Vec<Slot> = live.into_iter().filter(|s| !wanted.contains(s)).collect();
+        self.free(&unwanted);
+        unwanted.len()
     }
 
     /// True while the slot is taken.
@@ -146,19 +218,45 @@ impl Tier for FakeTier {
             );
             let rates = inner.rates;
             let full = (inner.kept.len() + 1) * PAGE_BYTES > self.info.capacity.0 as usize;
-            let strikes = inner.random.below(1000);
-            let steps = [
-                (rates.full, StoreError::Full),
-                (rates.incompressible, StoreError::Incompressible),
-                (rates.no_space, StoreError::Failed(FailKind::NoSpace)),
-                (rates.store_io, StoreError::Failed(FailKind::Io)),
-            ];
-            let mut sum = 0;
-            let failed = steps.into_iter().find_map(|(rate, error)| {
-                sum += rate;
-                (strikes < sum).then_some(error)
-            });
-            if let Some(error) = failed.or(full.then_some(StoreError::Full)) {
+            let failed = match (inner.gone, full) {
+                (true, _) => Some(("gone", StoreError::Failed(FailKind::Io))),
+                (_, true) => Some(("full", StoreError::Full)),
+                _ => {
+                    let kinds = [
+                        (rates.full, "full", StoreError::Full),
+                        (
+                            rates.incompressible,
+                            "incompressible",
+                            StoreError::Incompressible,
+                        ),
+                        (
+                            rates.no_space,
+                            "ENOSPC",
+                            StoreError::Failed(FailKind::NoSpace),
+                        ),
+                        (
+                            rates.store_io,
+                            "EIO of a store",
+                            StoreError::Failed(FailKind::Io),
+                        ),
+                        (rates.short, "short write", StoreError::Failed(FailKind::Io)),
+                    ];
+                    let strikes = inner.random.below(1000);
+                    let mut sum = 0;
+                    kinds.into_iter().find_map(|(rate, name, error)| {
+                        sum += rate;
+                        (strikes < sum).then_some((name, error))
+                    })
+                }
+            };
+            if let Some((name, error)) = failed {
+                inner.strike(name);
+                if name == "short write" {
+                    let written = 512 * inner.random.index(8);
+                    if let Some((_, held)) = inner.free.last_mut() {
+                        held[..written].copy_from_slice(&store.page[..written]);
+                    }
+                }
                 store.result = Err(error);
                 continue;
             }
@@ -170,11 +268,35 @@ impl Tier for FakeTier {
                 }
             };
             let mut bytes: Box<[u8]> = store.page.into();
-            let damaged = inner.random.chance(rates.flip, 1000);
-            if damaged {
-                let at = inner.random.index(PAGE_BYTES);
-                bytes[at] ^= 1 << inner.random.below(8);
+            let kinds = [
+                (rates.flip, "bit flip"),
+                (rates.torn, "torn write"),
+                (rates.lost, "lost write"),
+            ];
+            let strikes = inner.random.below(1000);
+            let mut sum = 0;
+            let damage = kinds.into_iter().find_map(|(rate, name)| {
+                sum += rate;
+                (strikes < sum).then_some(name)
+            });
+            if let Some(name) = damage {
+                inner.strike(name);
+                let kept = match name {
+                    "bit flip" => {
+                        let at = inner.random.index(PAGE_BYTES);
+                        bytes[at] ^= 1 << inner.random.below(8);
+                        PAGE_BYTES
+                    }
+                    "torn write" => 512 * (1 + inner.random.index(7)),
+                    _ => 0,
+                };
+                match &before {
+                    Some(before) => bytes[kept..].copy_from_slice(&before[kept..]),
+                    None => bytes[kept..].fill(0),
+                }
             }
+            // The bytes may be the right ones all the same.
+            let damaged = *bytes != *store.page;
             let size = match self.info.kind {
                 TierKind::Ram => PAGE_BYTES as u64 / 4 + mix(store.checksum) % 2048,
                 TierKind::File => PAGE_BYTES as u64,
@@ -198,24 +320,57 @@ impl Tier for FakeTier {
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
         let mut inner = self.inner();
         let rates = inner.rates;
-        let (io, stale) = (
-            inner.random.chance(rates.load_io, 1000),
-            inner.random.chance(rates.stale, 1000),
-        );
-        let kept = inner.kept.get(&slot).filter(|kept| kept.stamp == stamp);
-        let Some(kept) = kept else {
+        inner.made_to_fail = false;
+        let Some(kept) = inner.kept.get(&slot).filter(|kept| kept.stamp == stamp) else {
             return Err(LoadError::Corrupt);
         };
-        if io {
+        let (checksum, damaged) = (kept.checksum, kept.damaged);
+        if inner.gone {
+            inner.made_to_fail = true;
+            inner.strike("gone");
             return Err(LoadError::Failed(FailKind::Io));
         }
-        match (&kept.before, stale) {
-            (Some(before), true) => dst.copy_from_slice(before),
-            _ => dst.copy_from_slice(&kept.bytes),
+        let kinds = [
+            (rates.load_io, "EIO of a load"),
+            (rates.stale, "stale read"),
+            (rates.misdirected, "misdirected read"),
+        ];
+        let strikes = inner.random.below(1000);
+        let mut sum = 0;
+        let failure = kinds.into_iter().find_map(|(rate, name)| {
+            sum += rate;
+            (strikes < sum).then_some(name)
+        });
+        let slots = inner.kept.len();
+        let other = inner.random.index(slots);
+        let mut failure = failure;
+        let seen = match failure {
+            Some("EIO of a load") => {
+                inner.made_to_fail = true;
+                inner.strike("EIO of a load");
+                return Err(LoadError::Failed(FailKind::Io));
+            }
+            Some("misdirected read") => inner.kept.values().nth(other).map(|kept| &kept.bytes),
+            Some(_) => inner.kept[&slot].before.as_ref(),
+            None => None,
+        };
+        match seen {
+            Some(bytes) => dst.copy_from_slice(bytes),
+            None => {
+                failure = None;
+                dst.copy_from_slice(&inner.kept[&slot].bytes);
+            }
         }
-        match page_checksum(dst, stamp) == kept.checksum {
+        if let Some(name) = failure {
+            inner.strike(name);
+        }
+        // The right bytes for the wrong reason are right.
+        match page_checksum(dst, stamp) == checksum {
             true => Ok(Loaded::Done),
-            false => Err(LoadError::Corrupt),
+            false => {
+                inner.made_to_fail = failure.is_some() || damaged;
+                Err(LoadError::Corrupt)
+            }
         }
     }
 
@@ -288,5 +443,52 @@ mod tests {
         );
         store(&tier, Content(8), Stamp(1)).unwrap();
         assert_eq!(store(&tier, Content(9), Stamp(1)), Err(StoreError::Full));
+    }
+
+    #[test]
+    fn tier_misdirects_tears_loses_and_is_gone_and_every_time_its_checksum_tells() {
+        let one = |change: fn(&mut FailRates)| {
+            let mut rates = FailRates::NONE;
+            change(&mut rates);
+            rates
+        };
+        let stores: [(&str, FailRates); 3] = [
+            ("torn write", one(|r| r.torn = 1000)),
+            ("lost write", one(|r| r.lost = 1000)),
+            ("bit flip", one(|r| r.flip = 1000)),
+        ];
+        let mut page = vec![0; PAGE_BYTES];
+        for (name, rates) in stores {
+            let tier = FakeTier::new("t", TierKind::File, Bytes(9 * 4096), 1);
+            let old = store(&tier, Content(1), Stamp(1)).unwrap();
+            tier.free(&[old]);
+            tier.set_rates(rates);
+            let slot = store(&tier, Content(2), Stamp(1)).unwrap();
+            assert_eq!(slot, old);
+            tier.set_rates(FailRates::NONE);
+            let loaded = tier.load(slot, Stamp(1), &mut page);
+            assert_eq!(loaded, Err(LoadError::Corrupt), "{name}");
+            assert!(tier.is_damaged(slot) && tier.was_made_to_fail());
+            assert_eq!(tier.content(slot, Stamp(1)), None);
+            assert_eq!(tier.take_struck(), BTreeMap::from([(name, 1)]));
+        }
+        let tier = FakeTier::new("t", TierKind::File, Bytes(9 * 4096), 1);
+        let slots: Vec<Slot> = (1..5)
+            .map(|n| store(&tier, Content(n), Stamp(1)).unwrap())
+            .collect();
+        tier.set_rates(one(|r| r.misdirected = 1000));
+        let wrong = (0..20).filter(|_| tier.load(slots[0], Stamp(1), &mut page).is_err());
+        assert!(wrong.count() > 5);
+        tier.set_rates(one(|r| r.short = 1000));
+        let short = store(&tier, Content(9), Stamp(1));
+        assert_eq!(short, Err(StoreError::Failed(FailKind::Io)));
+        tier.set_rates(FailRates::NONE);
+        assert_eq!(tier.retain_only(&BTreeSet::from([slots[2]])), 3);
+        assert_eq!(tier.live(), [slots[2]]);
+        tier.set_gone(true);
+        assert!(tier.load(slots[2], Stamp(1), &mut page).is_err());
+        assert!(store(&tier, Content(9), Stamp(1)).is_err());
+        tier.set_gone(false);
+        assert_eq!(tier.load(slots[2], Stamp(1), &mut page), Ok(Loaded::Done));
     }
 }

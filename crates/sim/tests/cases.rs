@@ -18,7 +18,7 @@
 
 use undercroft_base::{Bytes, PageState, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::FailRates;
-use undercroft_sim::storm::{Doing, Message, PAGE, Setup, Thread, TierSetup, World};
+use undercroft_sim::storm::{Doing, Message, PAGE, Setup, Thread, TierSetup, WhenFull, World};
 
 const BASE: u64 = 512;
 const REGION: u64 = 400;
@@ -33,6 +33,9 @@ fn world(options: &str) -> World {
         ledger_chunks: 8,
         layout: 0,
         failures: false,
+        kills: 0,
+        when_full: WhenFull::Stay,
+        sabotage: None,
         fault_threads: 4,
         program_threads: 1,
     };

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use undercroft_base::{Entry, Flags, PageState, Slot, Tier, TierId, VirtPage};
+use undercroft_base::{Entry, Flags, PageState, Slot, SpaceId, Tier, TierId, VirtPage};
 use undercroft_engine::Outcome;
+use undercroft_model::oracle::Expect;
+use undercroft_model::{Content, Mm};
 
+use super::setup::WhenFull;
 use super::world::{Doing, World};
 
 /// Steps in which a calm world must have finished everything.
@@ -27,6 +30,9 @@ impl World {
     /// Every slot a tier holds is known to someone, and every slot someone knows is held. While an event waits the
     /// engine still knows pages by their old addresses, so this waits too.
     pub fn check_slots(&mut self) {
+        if self.is_down() {
+            return;
+        }
         self.engine.audit();
         if self.procs.iter().any(|proc| !proc.events.is_empty()) {
             return;
@@ -42,6 +48,9 @@ impl World {
             if entry.state == PageState::Stored || entry.flags.has(Flags::RETAINED) {
                 claim(entry.tier, entry.slot, format!("p{proc} {}", page.0));
             }
+        }
+        if self.setup.sabotage == Some(super::setup::Sabotage::FreeEarly) {
+            return; // to see that the bytes tell of it too
         }
         for item in self.flights.iter().flatten().flat_map(|f| &f.plan.items) {
             claim(item.tier, item.slot, format!("plan {}", item.page.0));
@@ -78,10 +87,82 @@ impl World {
         }
     }
 
+    /// The bytes of the pages that this step touched: those in memory are what the oracle expects.
+    pub(super) fn check_touched(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for (mm, page) in touched.drain(..) {
+            self.check_present(mm, page);
+        }
+        self.touched = touched;
+    }
+
+    fn check_present(&self, mm: Mm, page: VirtPage) {
+        if let Some(found) = self.memory.peek(mm, page) {
+            let expected = self.oracle.expect(mm, page);
+            assert_eq!(
+                Expect::Reads(found),
+                expected,
+                "WRONG BYTES in memory: {mm:?} page {}",
+                page.0
+            );
+        }
+    }
+
+    /// The bytes of every page, wherever they are: in memory, in a tier, in the holding area, or nowhere because it reads as
+    /// zeros. Where an event waits, the books still have the old addresses: there only memory is checked.
+    pub(super) fn check_bytes(&mut self) {
+        let mut looked_at = 0;
+        for proc in self.procs.iter().filter(|proc| proc.alive) {
+            let settled =
+                proc.events.is_empty() && proc.intake.is_none() && self.down_for.is_none();
+            for (page, _) in self.memory.pages(proc.mm) {
+                self.check_present(proc.mm, page);
+                looked_at += 1;
+                if settled && self.memory.is_absent(proc.mm, page) {
+                    self.check_absent(proc.space, proc.mm, page);
+                }
+            }
+        }
+        if looked_at > 0 {
+            self.saw("checked every byte");
+        }
+    }
+
+    fn check_absent(&self, space: SpaceId, mm: Mm, page: VirtPage) {
+        let entry = self.engine.entry(space, page);
+        let found = match (entry.state, entry.tier) {
+            // Resident and absent: dropped without an event.
+            (PageState::Untouched | PageState::Resident, _) => Some(Content::ZERO),
+            (PageState::Stored | PageState::Loading, TierId::FILL) => {
+                Some(Content::fill(entry.slot.0 as u32))
+            }
+            (PageState::Stored | PageState::Loading, tier) => {
+                self.tiers[tier.0 as usize].content(entry.slot, entry.stamp)
+            }
+            (PageState::Evicting, _) => None, // looked at when it is published
+            (PageState::Lost, _) => {
+                let expected = self.oracle.expect(mm, page);
+                assert_eq!(expected, Expect::Error, "{space:?} {} is lost", page.0);
+                None
+            }
+        };
+        if let Some(found) = found {
+            assert_eq!(
+                Expect::Reads(found),
+                self.oracle.expect(mm, page),
+                "WRONG BYTES to come: {space:?} page {} is {entry:?}",
+                page.0
+            );
+        }
+    }
+
     /// Failures stop, no thread starts anything new: everything in progress must end, every stopped thread go on.
     pub fn calm_down(&mut self) {
         self.set_failures(false);
         self.calm = true;
+        if self.is_down() {
+            self.take_over();
+        }
         let (mut idle, mut fruitless, mut done) = (0, 0, 0);
         for step in 0.. {
             assert!(step < CALM_STEPS_MAX, "no end in {step} calm steps");
@@ -89,14 +170,12 @@ impl World {
             for _ in 0..self.flights.len() {
                 busy |= self.fault_step();
             }
-            if self.batch.is_some() || self.engine.reclaim_unfinished() {
-                busy |= self.evict_step();
-            }
+            busy |= self.evict_step();
             if self.demotion.is_some() || self.engine.room() < 1 {
                 busy |= self.demotion_step();
             }
             self.give_back_freed();
-            busy |= self.take_waiters();
+            while self.send_a_wake() {}
             idle = if busy { 0 } else { idle + 1 };
             let stats = self.engine.stats();
             let now = stats.pages_swapped_out + stats.swap_in + stats.first_touch + stats.demoted;
@@ -120,6 +199,15 @@ impl World {
                 );
             }
             // Nothing can leave: all is pinned, locked, or below is full.
+            if self.setup.when_full == WhenFull::Kill {
+                self.saw("everything full: the client is ended");
+                for proc in 0..self.procs.len() {
+                    if self.procs[proc].alive {
+                        self.exit(proc);
+                    }
+                }
+                continue;
+            }
             self.engine
                 .set_over_limit(undercroft_base::PageCount(1 << 40));
             self.over_limit = true;
@@ -136,6 +224,7 @@ impl World {
         self.over_limit = false;
         self.check_memory();
         self.check_slots();
+        self.check_bytes();
         self.calm = false;
         self.set_failures(true);
     }
@@ -143,7 +232,7 @@ impl World {
     /// A page that could be evicted, when the last tier has room.
     fn could_leave(&self) -> Option<(usize, VirtPage, Entry)> {
         let last = self.tiers.last().expect("a tier");
-        if last.usage().logical.0 + super::world::PAGE > last.info().capacity.0 {
+        if last.is_gone() || last.usage().logical.0 + super::world::PAGE > last.info().capacity.0 {
             return None;
         }
         self.entries().into_iter().find(|(proc, page, entry)| {
@@ -204,6 +293,7 @@ impl World {
 
     /// Every process exits: nothing may be left anywhere.
     pub fn end(&mut self) {
+        self.ledger.disarm();
         self.calm_down();
         self.set_failures(false);
         for proc in 0..self.procs.len() {

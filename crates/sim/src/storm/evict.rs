@@ -4,33 +4,50 @@ use undercroft_base::{
     PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierId, TierKind, fill_word, page_checksum,
 };
 use undercroft_engine::{DemoteItem, EvictItem, Outcome, Taken};
-use undercroft_model::{Content, MoveRefusal};
+use undercroft_model::{Content, MoveRefusal, Refusal};
 
+use super::setup::Sabotage;
 use super::world::World;
+
+/// Turns the evictor sleeps at most, while threads may be waiting for room that others make.
+const NAP: u64 = 20;
 
 /// A page that is with the evictor.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
+    /// Which item of the batch.
     pub at: usize,
+    /// Its bytes.
     pub content: Content,
+    /// Where it went, if it is to be published.
     pub outcome: Option<Outcome>,
 }
 
+/// What the evictor has in progress.
 #[derive(Debug)]
 pub struct Batch {
+    /// What was selected.
     pub items: Vec<EvictItem>,
     /// The next item to take out.
     pub next: usize,
+    /// No more may be taken out.
     pub cancelled: bool,
+    /// What was taken out.
     pub held: Vec<Held>,
+    /// Turns it misses.
     pub stalled: u64,
 }
 
+/// What the demoter has in progress.
 #[derive(Debug)]
 pub struct Demotion {
+    /// Not yet begun.
     pub items: Vec<DemoteItem>,
+    /// Read from the old tier.
     pub loaded: Option<(DemoteItem, Box<[u8]>)>,
+    /// Written to the new tier.
     pub stored: Option<(DemoteItem, TierId, Slot)>,
+    /// Turns it misses.
     pub stalled: u64,
 }
 
@@ -39,8 +56,7 @@ impl World {
     pub fn evict_step(&mut self) -> bool {
         let calm = self.calm;
         let Some(batch) = &mut self.batch else {
-            let wanted = self.engine.reclaim_unfinished() || self.random.chance(1, 100);
-            return wanted && self.start_batch();
+            return self.evictor_turn();
         };
         if batch.stalled > 0 && !calm {
             batch.stalled -= 1;
@@ -57,6 +73,7 @@ impl World {
         }
         if batch.held.is_empty() {
             self.batch = None;
+            self.take_waiters();
             return true;
         }
         let at = self.random.index(batch.held.len());
@@ -67,13 +84,42 @@ impl World {
         true
     }
 
+    /// The evictor has no batch: it sleeps until it is kicked, or its nap is over; lets waiting threads in; begins a batch.
+    fn evictor_turn(&mut self) -> bool {
+        if let Some(left) = self.evictor_nap {
+            self.evictor_nap = left.checked_sub(1);
+            if left == 0 {
+                return self.take_waiters();
+            }
+            return !self.calm && self.random.chance(1, 50) && self.start_batch();
+        }
+        if self.engine.reclaim_unfinished() {
+            return self.start_batch() | self.take_waiters();
+        }
+        self.evictor_nap = Some(NAP);
+        self.take_waiters()
+    }
+
+    /// A fault says that the reserve is broken into. The kick may be lost: the nap has an end.
+    pub(super) fn kick_evictor(&mut self) {
+        if !self.engine.reclaim_wanted() || self.evictor_nap.is_none() {
+            return;
+        }
+        match self.fails(100) {
+            true => self.saw("wake-up lost: the evictor's, until its nap is over"),
+            false => self.evictor_nap = None,
+        }
+    }
+
     fn start_batch(&mut self) -> bool {
         let want = 1 + self.random.index(64);
         self.select(want)
     }
 
+    /// Selects up to `want` pages; false when there is none to take.
     pub fn select(&mut self, want: usize) -> bool {
         let mut items = Vec::new();
+        self.holding.clear();
         let any = self.engine.select(want, &mut items);
         for item in &items {
             assert!(
@@ -104,6 +150,7 @@ impl World {
         any
     }
 
+    /// The agent moves the next page of the batch out, if it can.
     pub fn take_next(&mut self) {
         let batch = self.batch.as_ref().expect("a batch");
         let at = batch.next;
@@ -117,7 +164,13 @@ impl World {
             (false, None) => panic!("{item:?}: its space went without a cancel"),
             (false, Some(proc)) => {
                 let mm = self.procs[proc].mm;
-                let mut moved = self.memory.move_out(mm, item.page);
+                let mut moved = match self.fails(self.space_rates.move_again) {
+                    true => {
+                        self.saw("space: EAGAIN of a move");
+                        Err(MoveRefusal::LayoutChanging)
+                    }
+                    false => self.memory.move_out(mm, item.page),
+                };
                 if moved == Err(MoveRefusal::Busy) && (self.calm || self.random.chance(3, 4)) {
                     self.memory.break_sharing(mm, item.page);
                     moved = self.memory.move_out(mm, item.page);
@@ -144,6 +197,8 @@ impl World {
                     content,
                     outcome: None,
                 });
+                let place = place_of(&batch.items, at);
+                self.holding.insert((item.space, place), content);
                 self.engine.settle(at, Taken::Moved, &mut wake);
             }
             Err(taken) => {
@@ -165,7 +220,11 @@ impl World {
         self.wake_all(wake);
     }
 
+    /// Stores one page that was taken out; not while a tier hangs.
     pub fn store_held(&mut self, held_at: usize) {
+        if (0..self.tiers.len()).any(|at| self.hangs(TierId(at as u8))) {
+            return;
+        }
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
         let item = batch.items[held.at];
@@ -216,6 +275,7 @@ impl World {
         Some((TierId(at as u8), slot))
     }
 
+    /// Publishes one page that was stored, or puts it back; false when that has to wait.
     pub fn publish_held(&mut self, held_at: usize, outcome: Outcome) -> bool {
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
@@ -243,10 +303,18 @@ impl World {
                 self.batch.as_mut().expect("a batch").held[held_at].outcome = Some(outcome);
                 return false; // the event is read first
             }
+            let mut again = false;
             for (proc, page) in &at {
                 let mm = self.procs[*proc].mm;
-                let done = self.memory.install(mm, *page, held.content);
-                assert_eq!(done, Ok(()), "putting back p{proc} {page:?}");
+                match self.install(mm, *page, held.content) {
+                    // There already: put back by the last try, which got no further.
+                    Ok(()) | Err(Refusal::Exists) => {}
+                    Err(_) => again = true,
+                }
+            }
+            if again {
+                self.batch.as_mut().expect("a batch").held[held_at].outcome = Some(outcome);
+                return true;
             }
             woken = places;
         }
@@ -276,7 +344,9 @@ impl World {
         self.engine.publish(held.at, outcome, &mut woken);
         self.log(|| format!("publish {} {outcome:?}", held.at));
         self.batch.as_mut().expect("a batch").held.remove(held_at);
-        self.wake_all(woken);
+        if !self.sabotaged(Sabotage::ForgetEvictorWake) {
+            self.wake_all(woken);
+        }
         true
     }
 
@@ -302,6 +372,9 @@ impl World {
     /// Lets the demoter do one thing; false when there was nothing to do.
     pub fn demotion_step(&mut self) -> bool {
         let calm = self.calm;
+        if (0..self.tiers.len()).any(|at| self.hangs(TierId(at as u8))) {
+            return true;
+        }
         let Some(demotion) = &mut self.demotion else {
             let from = self.random.index(self.tiers.len());
             let want = 1 + self.random.index(12);
@@ -350,4 +423,10 @@ impl World {
         }
         true
     }
+}
+
+/// Where in its agent's holding area item `at` of a batch goes: its number among those of its space.
+pub(super) fn place_of(items: &[EvictItem], at: usize) -> usize {
+    let space = items[at].space;
+    at - items.partition_point(|item| item.space < space)
 }

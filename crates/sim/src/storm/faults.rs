@@ -1,31 +1,40 @@
 //! The fault threads: read a message, decide, load, then validate, install and finish under the layout lock.
 
-use undercroft_base::{PAGE_BYTES, PageState, Slot, Stamp, ThreadId, Tier, TierId, VirtPage};
-use undercroft_engine::{Fault, FaultAnswer, Install, LoadPlan};
+use undercroft_base::{PAGE_BYTES, PageState, ThreadId, Tier, TierId, TierKind, VirtPage};
+use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
 use undercroft_model::{Content, Refusal};
 
-use super::world::{Message, World};
+use super::setup::Sabotage;
+use super::world::{Event, Message, World};
 
 /// What the load of one page came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Got {
+    /// Nothing yet.
     Not,
+    /// Its bytes, verified.
     Content(Content),
+    /// Nothing this time; if it is asked for, it is loaded once more.
     Again,
+    /// Nothing for good.
     Lost,
 }
 
 /// One fault thread's work in progress.
 pub struct Flight {
+    /// Whose.
     pub proc: usize,
+    /// What.
     pub plan: LoadPlan,
+    /// By item.
     pub got: Vec<Got>,
     /// Turns it misses: some loads are slow.
     pub stalled: u64,
 }
 
 impl World {
-    pub fn is_loading(&self, tier: TierId, slot: Slot) -> bool {
+    /// Whether a plan in progress has the slot.
+    pub fn is_loading(&self, tier: TierId, slot: undercroft_base::Slot) -> bool {
         self.flights.iter().flatten().any(|flight| {
             let mut items = flight.plan.items.iter();
             items.any(|item| (item.tier, item.slot) == (tier, slot))
@@ -57,6 +66,7 @@ impl World {
         true
     }
 
+    /// Fault thread `at` decides the fault of a message it has read.
     pub fn decide(&mut self, at: usize, proc: usize, message: Message) {
         let space = self.procs[proc].space;
         let mut plan = LoadPlan::default();
@@ -79,6 +89,7 @@ impl World {
             FaultAnswer::Lost => "fault of a lost page",
             FaultAnswer::Unmanaged => "fault with a full ledger",
         });
+        self.kick_evictor();
         match answer {
             FaultAnswer::Load => {
                 if !self.over_limit {
@@ -87,6 +98,9 @@ impl World {
                 }
                 let got = plan.items.iter().map(|_| Got::Not).collect();
                 let stalled = self.stall();
+                if self.sabotaged(Sabotage::FreeEarly) {
+                    self.free_early(&plan);
+                }
                 self.flights[at] = Some(Flight {
                     proc,
                     plan,
@@ -103,7 +117,7 @@ impl World {
             }
             FaultAnswer::Unmanaged => {
                 let mm = self.procs[proc].mm;
-                _ = self.memory.install(mm, message.page, Content::ZERO);
+                _ = self.install(mm, message.page, Content::ZERO);
                 self.procs[proc].unmanaged_ok = true;
                 self.wake(proc, message.page);
             }
@@ -115,7 +129,7 @@ impl World {
     fn heal(&mut self, proc: usize, page: VirtPage) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
         if self.engine.entry(space, page).state == PageState::Resident
-            && self.memory.install(mm, page, Content::ZERO).is_ok()
+            && self.install(mm, page, Content::ZERO).is_ok()
         {
             self.saw("resident page healed");
         }
@@ -123,13 +137,14 @@ impl World {
     }
 
     /// How many turns the next piece of work misses: seldom any, then many.
-    pub fn stall(&mut self) -> u64 {
+    pub(super) fn stall(&mut self) -> u64 {
         match !self.calm && self.random.chance(1, 200) {
             true => 50 + self.random.below(300),
             false => 0,
         }
     }
 
+    /// Fault thread `at` goes on with what it has in progress.
     pub fn advance_flight(&mut self, at: usize) {
         let flight = self.flights[at].as_mut().expect("in flight");
         if flight.stalled > 0 && !self.calm {
@@ -139,6 +154,13 @@ impl World {
         let missing: Vec<usize> = (0..flight.got.len())
             .filter(|item| flight.got[*item] == Got::Not)
             .collect();
+        let from: Vec<TierId> = missing
+            .iter()
+            .map(|at| flight.plan.items[*at].tier)
+            .collect();
+        if from.into_iter().any(|tier| self.hangs(tier)) {
+            return;
+        }
         if missing.is_empty() {
             return self.commit(at);
         }
@@ -155,23 +177,43 @@ impl World {
             let load = flight.plan.items[item];
             let got = match load.tier {
                 TierId::FILL => Got::Content(Content::fill(load.slot.0 as u32)),
-                tier => self.load(tier, load.slot, load.stamp),
+                _ => self.load(load),
             };
             self.flights[at].as_mut().expect("in flight").got[item] = got;
         }
     }
 
-    fn load(&mut self, tier: TierId, slot: Slot, stamp: Stamp) -> Got {
-        let from = &self.tiers[tier.0 as usize];
-        assert!(from.is_live(slot), "{tier:?} {slot:?} freed under a load");
+    /// Loads one page as the fault threads do: from a file once more when it did not verify; what is in RAM does not change.
+    fn load(&mut self, item: LoadItem) -> Got {
+        let (slot, stamp) = (item.slot, item.stamp);
+        let from = &self.tiers[item.tier.0 as usize];
+        assert!(
+            from.is_live(slot) && from.checksum(slot, stamp).is_some(),
+            "{item:?}: its slot was freed under the load"
+        );
+        let tries = match from.info().kind {
+            TierKind::Ram => 1,
+            TierKind::File => 2,
+        };
         let mut page = vec![0; PAGE_BYTES];
-        for _ in 0..2 {
-            if from.load(slot, stamp, &mut page).is_ok() {
+        for again in 0..tries {
+            let loaded = from.load(slot, stamp, &mut page);
+            if self.setup.sabotage == Some(Sabotage::SkipChecksum) {
+                return Got::Content(Content::of(&page).unwrap_or(Content::ZERO));
+            }
+            if loaded.is_ok() {
                 let content = Content::of(&page);
+                if again > 0 {
+                    self.saw("load: right at the second try");
+                }
                 return Got::Content(content.expect("a verified copy is some page's content"));
             }
+            assert!(
+                from.was_made_to_fail(),
+                "{item:?}: a good copy did not verify"
+            );
         }
-        match from.is_damaged(slot) {
+        match from.info().kind == TierKind::Ram || item.demanded {
             true => Got::Lost,
             false => Got::Again,
         }
@@ -188,30 +230,36 @@ impl World {
         };
         let items = &mut flight.plan.items[..count];
         self.engine.validate(items);
+        if self.sabotaged(Sabotage::InstallUnvalidated) {
+            items.iter_mut().for_each(|item| item.valid = true);
+        }
         for (item, got) in items.iter_mut().zip(&flight.got) {
             if !item.valid {
                 *self.seen.entry("dropped while loading").or_default() += 1;
                 continue;
             }
             item.install = match got {
-                Got::Content(content) => match self.memory.install(mm, item.page, *content) {
+                Got::Content(content) => match self.install(mm, item.page, *content) {
                     Ok(()) => Install::Done,
                     // Not ours: an acknowledged REMOVE may be about to drop it.
                     Err(Refusal::Exists) if item.fresh => Install::NotYet,
                     Err(Refusal::Exists) => panic!("stored page {item:?} is present"),
-                    Err(Refusal::NotMapped | Refusal::LayoutChanging) => Install::NotYet,
-                },
-                Got::Lost if item.demanded => match self.memory.poison(mm, item.page) {
-                    Ok(()) => {
-                        self.oracle.damage(mm, item.page);
-                        Install::Lost
-                    }
                     Err(_) => Install::NotYet,
                 },
-                Got::Not | Got::Again | Got::Lost => Install::NotYet,
+                Got::Lost => Install::Lost,
+                Got::Not | Got::Again => Install::NotYet,
             };
         }
+        let lost = |item: &&LoadItem| item.valid && item.install == Install::Lost;
+        let lost: Vec<VirtPage> = items.iter().filter(lost).map(|item| item.page).collect();
+        if !lost.is_empty() {
+            // Not to be killed here: whether the page is lost already, only the ledger would know.
+            self.ledger.disarm();
+        }
         self.engine.finish(space, items);
+        for page in lost {
+            self.damaged(proc, page);
+        }
         let installs: Vec<Install> = items.iter().map(|item| item.install).collect();
         let done: Vec<_> = items
             .iter()
@@ -237,8 +285,52 @@ impl World {
         if !flight.plan.items.is_empty() {
             self.flights[at] = Some(flight);
         }
-        for (page, ..) in done {
-            self.wake(proc, page);
+        for (page, valid, install) in done {
+            match valid && install == Install::Done {
+                true => self.wake(proc, page), // COPY does that
+                false => self.wake_all(vec![(space, page)]),
+            }
+        }
+    }
+
+    /// No copy of the page verifies. Where it is by now, and who else has it, tell the events that nobody has read.
+    fn damaged(&mut self, proc: usize, page: VirtPage) {
+        let mut page = page;
+        let mut children = Vec::new();
+        for event in &self.procs[proc].events {
+            match event {
+                Event::Remap { from, to, .. } if from.contains(page) => {
+                    page = to.plus(page.0 - from.start.0);
+                }
+                Event::Remap { from, to, .. }
+                    if to.0 <= page.0 && page.0 < to.0 + from.count().0 =>
+                {
+                    return;
+                }
+                Event::Unmap(range) if range.contains(page) => return,
+                Event::Fork {
+                    child,
+                    wiped,
+                    dropped,
+                } if !wiped.iter().chain(dropped).any(|r| r.contains(page)) => {
+                    children.push((*child, page));
+                }
+                _ => {}
+            }
+        }
+        let mm = self.procs[proc].mm;
+        for (mm, page) in children.into_iter().chain([(mm, page)]) {
+            self.oracle.damage(mm, page);
+        }
+    }
+
+    /// A bug on purpose: what the plan loads is freed before it is loaded.
+    fn free_early(&mut self, plan: &LoadPlan) {
+        for item in plan.items.iter().filter(|item| item.tier != TierId::FILL) {
+            let tier = &self.tiers[item.tier.0 as usize];
+            if tier.is_live(item.slot) {
+                tier.free(&[item.slot]);
+            }
         }
     }
 }

@@ -1,10 +1,28 @@
 //! Storms: the real engine in a model world, driven by seed through operations, failures and interleavings.
+//!
+//! `world.rs` does what the live manager does, one small step at a time (`faults.rs`, `evict.rs`), beside a program that touches
+//! and changes its memory (`program.rs`), devices and a kernel that fail (`failures.rs`), and managers that die (`takeover.rs`).
+//! A byte oracle is asked after every step (`check.rs`). `run.rs` runs seeds, `minimise.rs` shrinks one that failed, and
+//! `recipe.rs` writes it down.
 mod check;
 mod evict;
+mod failures;
 mod faults;
+mod ledger;
+mod minimise;
 mod program;
+mod recipe;
+mod run;
+mod setup;
+mod takeover;
 mod world;
 
-pub use evict::{Batch, Demotion};
-pub use faults::Flight;
+pub use evict::{Batch, Demotion, Held};
+pub use failures::SpaceRates;
+pub use faults::{Flight, Got};
+pub use ledger::StormLedger;
+pub use minimise::{Minimised, minimise};
+pub use recipe::{Recipe, RecipeError};
+pub use run::{Ended, Failure, Tally, replay, run, run_seeds};
+pub use setup::{Sabotage, Setup, TierSetup, WhenFull};
 pub use world::*;

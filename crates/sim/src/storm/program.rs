@@ -3,7 +3,7 @@
 use undercroft_base::{Bytes, PageState, VirtPage, VirtRange};
 use undercroft_model::{Touch, oracle::Expect};
 
-use super::world::{Doing, Event, Message, PAGE, Thread, World, Zap};
+use super::world::{Doing, Event, Intake, Message, PAGE, Thread, World, Zap};
 
 const ARENAS: [u64; 4] = [100, 1500, 2900, 1 << 24];
 const ARENA_PAGES: u64 = 700;
@@ -11,6 +11,7 @@ const MAPPED_MAX: usize = 500;
 const PROCS_MAX: usize = 4;
 
 impl World {
+    /// A new thread of the process.
     pub fn add_thread(&mut self, proc: usize) -> usize {
         self.threads.push(Thread {
             proc,
@@ -34,6 +35,7 @@ impl World {
         };
         self.accesses += 1;
         self.operations += u64::from(!self.calm);
+        self.touched.push((mm, page));
         match self.memory.touch(mm, page, content) {
             Touch::Done(found) => {
                 assert_eq!(
@@ -121,6 +123,7 @@ impl World {
         self.attach(proc, range);
     }
 
+    /// The manager finds the mapping and registers it.
     pub fn attach(&mut self, proc: usize, range: VirtRange) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
         self.memory.advise(mm, range, |a| a.registered = true);
@@ -137,6 +140,7 @@ impl World {
         self.log(|| format!("attach p{proc} {}..{}", range.start.0, range.end.0));
     }
 
+    /// ... some mapping that is not registered.
     pub fn attach_some(&mut self) {
         let Some(proc) = self.a_proc() else { return };
         let mm = self.procs[proc].mm;
@@ -164,6 +168,9 @@ impl World {
     /// The program starts one layout change.
     pub fn layout_step(&mut self) {
         let Some(proc) = self.a_proc() else {
+            if self.is_down() {
+                return;
+            }
             let proc = self.spawn();
             for _ in 0..self.setup.program_threads {
                 self.add_thread(proc);
@@ -244,6 +251,7 @@ impl World {
         self.memory.map(mm, range);
         self.oracle.zero_range(mm, range);
         match self.random.below(3) {
+            0 if self.is_down() => {}
             0 => self.attach(proc, range),
             // A registered mapping that grew in place: the engine is not told.
             1 => self.memory.advise(mm, range, |a| a.registered = true),
@@ -257,6 +265,7 @@ impl World {
         self.procs[proc].events.push_back(event);
     }
 
+    /// The program drops contents; the kernel tells first, if registered.
     pub fn begin_remove(&mut self, proc: usize, range: VirtRange, registered: bool) {
         let mm = self.procs[proc].mm;
         match registered {
@@ -268,7 +277,7 @@ impl World {
         }
     }
 
-    /// `over`: something else is mapped there at once, unregistered.
+    /// The program unmaps; `over`: something else is mapped there at once, unregistered.
     pub fn begin_unmap(&mut self, proc: usize, range: VirtRange, registered: bool, over: bool) {
         let mm = self.procs[proc].mm;
         self.memory.unmap(mm, range);
@@ -281,6 +290,7 @@ impl World {
         }
     }
 
+    /// The program moves a mapping.
     pub fn begin_remap(
         &mut self,
         proc: usize,
@@ -306,6 +316,7 @@ impl World {
         }
     }
 
+    /// The program forks.
     pub fn begin_fork(&mut self, proc: usize) {
         let mm = self.procs[proc].mm;
         let child = self.memory.fork(mm);
@@ -343,8 +354,9 @@ impl World {
         true
     }
 
+    /// Reads one event, by which the kernel takes it for acknowledged, and applies it.
     pub fn read_event(&mut self, proc: usize) {
-        let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
+        let mm = self.procs[proc].mm;
         let event = self.procs[proc].events.pop_front().expect("an event");
         self.memory.end_change(mm);
         self.log(|| format!("event p{proc} {event:?}"));
@@ -354,28 +366,52 @@ impl World {
             Event::Remap { .. } => "event: remap",
             Event::Fork { .. } => "event: fork",
         });
-        match event {
+        if let Event::Remove(range) = event {
+            let mut saved = Vec::new();
+            for page in range.pages() {
+                match self.memory.is_absent(mm, page) {
+                    true => self.oracle.zero(mm, page),
+                    false => saved.push((page, self.oracle.expect(mm, page))),
+                }
+            }
+            self.procs[proc].zap = Some(Zap { range, saved });
+        }
+        self.procs[proc].intake = Some(Intake {
+            event,
+            target_cleared: false,
+        });
+        self.apply_intake(proc);
+    }
+
+    /// Applies the event that was read last. May be done again by a successor, from any point where the first try ended.
+    pub(super) fn apply_intake(&mut self, proc: usize) {
+        let space = self.procs[proc].space;
+        let Some(intake) = self.procs[proc].intake.clone() else {
+            return;
+        };
+        match intake.event {
             Event::Remove(range) => {
                 let effect = self.engine.removed(space, range);
                 self.effect(effect);
-                let mut saved = Vec::new();
-                for page in range.pages() {
-                    match self.memory.is_absent(mm, page) {
-                        true => self.oracle.zero(mm, page),
-                        false => saved.push((page, self.oracle.expect(mm, page))),
-                    }
-                }
-                self.procs[proc].zap = Some(Zap { range, saved });
+                self.procs[proc].intake = None;
                 self.wake_range(proc, range);
             }
             Event::Unmap(range) => {
                 let effect = self.engine.unmapped(space, range);
                 self.effect(effect);
+                self.procs[proc].intake = None;
                 self.wake_range(proc, range);
             }
             Event::Remap { from, to, keep_old } => {
-                let done = self.engine.remapped(space, from, to);
-                match done {
+                let new = VirtRange::new(to, to.plus(from.count().0));
+                if !intake.target_cleared {
+                    let effect = self.engine.unmapped(space, new);
+                    self.effect(effect);
+                    if let Some(intake) = &mut self.procs[proc].intake {
+                        intake.target_cleared = true;
+                    }
+                }
+                match self.engine.remap_rest(space, from, to) {
                     Ok(effect) => self.effect(effect),
                     Err(_) => {
                         self.saw("ledger full at remap");
@@ -386,40 +422,52 @@ impl World {
                         return self.exit(proc);
                     }
                 }
+                self.procs[proc].intake = None;
                 if keep_old {
                     self.engine.attached(space, from);
                 }
                 self.wake_range(proc, from);
-                self.wake_range(proc, VirtRange::new(to, to.plus(from.count().0)));
+                self.wake_range(proc, new);
             }
             Event::Fork {
                 child,
                 wiped,
                 dropped,
-            } => match self.engine.forked(space, &wiped) {
-                Ok((child_space, effect)) => {
-                    self.effect(effect);
-                    let unmanaged_ok = self.procs[proc].unmanaged_ok;
-                    let child = self.adopt(child, child_space);
-                    self.procs[child].unmanaged_ok = unmanaged_ok;
-                    for range in dropped {
-                        let effect = self.engine.unmapped(child_space, range);
-                        self.effect(effect);
-                    }
-                    for _ in 0..self.setup.program_threads / 2 {
-                        self.add_thread(child);
-                    }
-                }
-                Err(_) => {
-                    self.saw("ledger full at fork");
-                    self.log(|| "ledger full: the child ends".to_owned());
-                    if let Some(batch) = &mut self.batch {
-                        batch.cancelled = true;
-                    }
-                    self.memory.exit(child);
-                    self.oracle.exit(child);
-                }
-            },
+            } => self.apply_fork(proc, child, &wiped, dropped),
+        }
+    }
+
+    fn apply_fork(
+        &mut self,
+        proc: usize,
+        child: undercroft_model::Mm,
+        wiped: &[VirtRange],
+        dropped: Vec<VirtRange>,
+    ) {
+        let space = self.procs[proc].space;
+        let Ok((child_space, effect)) = self.engine.forked(space, wiped) else {
+            self.saw("ledger full at fork");
+            self.log(|| "ledger full: the child ends".to_owned());
+            if let Some(batch) = &mut self.batch {
+                batch.cancelled = true;
+            }
+            self.procs[proc].intake = None;
+            self.memory.exit(child);
+            self.oracle.exit(child);
+            return;
+        };
+        self.effect(effect);
+        for range in dropped {
+            let effect = self.engine.unmapped(child_space, range);
+            self.effect(effect);
+        }
+        // Known from here on; before, a successor forks it anew and forgets this one.
+        self.procs[proc].intake = None;
+        let unmanaged_ok = self.procs[proc].unmanaged_ok;
+        let child = self.adopt(child, child_space);
+        self.procs[child].unmanaged_ok = unmanaged_ok;
+        for _ in 0..self.setup.program_threads / 2 {
+            self.add_thread(child);
         }
     }
 
@@ -449,10 +497,13 @@ impl World {
         true
     }
 
+    /// The process ends.
     pub fn exit(&mut self, proc: usize) {
         self.log(|| format!("exit p{proc}"));
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
-        for event in std::mem::take(&mut self.procs[proc].events) {
+        let intake = self.procs[proc].intake.take().map(|intake| intake.event);
+        let unread = std::mem::take(&mut self.procs[proc].events);
+        for event in intake.into_iter().chain(unread) {
             if let Event::Fork { child, .. } = event {
                 self.memory.exit(child);
                 self.oracle.exit(child);
@@ -463,8 +514,8 @@ impl World {
         self.procs[proc].messages.clear();
         self.memory.exit(mm);
         self.oracle.exit(mm);
-        let effect = self.engine.remove_space(space);
-        self.effect(effect);
+        self.holding.retain(|(owner, _), _| *owner != space);
+        self.orders.retain(|(owner, ..)| *owner != space);
         // Its threads are gone; their numbers go on in other processes.
         let other = (0..self.procs.len()).find(|at| self.procs[*at].alive);
         match other {
@@ -489,6 +540,10 @@ impl World {
             }
             None => self.threads.clear(),
         }
+        if !self.is_down() {
+            let effect = self.engine.remove_space(space);
+            self.effect(effect);
+        }
     }
 
     /// Fork children's pages whose sharing was broken count from now on.
@@ -497,6 +552,7 @@ impl World {
         self.own_frames_of(proc);
     }
 
+    /// ... of one process.
     pub fn own_frames_of(&mut self, proc: usize) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
         for range in self.engine.inherited(space) {
@@ -509,6 +565,7 @@ impl World {
         }
     }
 
+    /// The manager locks or unlocks pages.
     pub fn lock_some(&mut self) {
         let Some(proc) = self.a_proc() else { return };
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
@@ -520,6 +577,7 @@ impl World {
         }
     }
 
+    /// A device pins or lets go of pages.
     pub fn pin_some(&mut self) {
         let Some(proc) = self.a_proc() else { return };
         let mm = self.procs[proc].mm;
@@ -562,6 +620,7 @@ impl World {
         }
     }
 
+    /// The limit changes.
     pub fn change_limit(&mut self) {
         let usual = self.setup.limit_pages;
         let pages = match self.random.below(4) {

@@ -4,168 +4,235 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use undercroft_base::{Bytes, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
-use undercroft_engine::{Config, Effect, Engine, Room, VecLedger};
-use undercroft_model::{Content, FailRates, FakeTier, Memory, Mm, Oracle, Random, oracle::Expect};
+use undercroft_engine::{Config, Effect, Engine};
+use undercroft_model::random::mix;
+use undercroft_model::{Content, FakeTier, Memory, Mm, Oracle, Random, oracle::Expect};
 
 use super::evict::{Batch, Demotion};
+use super::failures::SpaceRates;
 use super::faults::Flight;
+use super::ledger::StormLedger;
+use super::setup::{Sabotage, Setup};
 
+/// Bytes of a page.
 pub const PAGE: u64 = 4096;
 const HISTORY: usize = 60;
 
-/// What a world is made of.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    pub seed: u64,
-    pub reclaim: &'static str,
-    pub prefetch: &'static str,
-    pub limit_pages: u64,
-    pub tiers: Vec<TierSetup>,
-    pub ledger_chunks: usize,
-    /// Layout changes in 1000 steps.
-    pub layout: u64,
-    pub failures: bool,
-    pub fault_threads: usize,
-    pub program_threads: usize,
-}
+/// Every so many steps all failures stop, and everything in progress must end.
+pub const CALM_EVERY: u64 = 2048;
 
-#[derive(Clone, Copy, Debug)]
-pub struct TierSetup {
-    pub kind: TierKind,
-    pub pages: u64,
-    pub retain: bool,
-    pub demotes: bool,
-}
+/// Every so many steps all pages and all slots are checked, not only those touched.
+pub const CHECK_EVERY: u64 = 128;
+
+/// A step is one of so many parts.
+const STEP_PARTS: u64 = 1000;
 
 /// A fault message that no fault thread has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
+    /// Where.
     pub page: VirtPage,
+    /// Whether the access was a write.
     pub write: bool,
+    /// Index of the thread.
     pub thread: usize,
 }
 
 /// A layout change the kernel has made (or, for `Remove`, is about to), whose event no one has read.
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// The contents are about to be dropped.
     Remove(VirtRange),
+    /// The mapping is gone.
     Unmap(VirtRange),
+    /// The mapping moved.
     Remap {
+        /// From where.
         from: VirtRange,
+        /// To where.
         to: VirtPage,
+        /// The old place stays mapped (`MREMAP_DONTUNMAP`).
         keep_old: bool,
     },
+    /// The process forked.
     Fork {
+        /// The child's memory.
         child: Mm,
+        /// What it sees as zeros.
         wiped: Vec<VirtRange>,
+        /// What it does not have.
         dropped: Vec<VirtRange>,
     },
+}
+
+/// An event that was read.
+#[derive(Clone, Debug)]
+pub struct Intake {
+    /// What it says.
+    pub event: Event,
+    /// A move: what was known of the new place has been forgotten, and must not be again.
+    pub target_cleared: bool,
 }
 
 /// A REMOVE that was acknowledged: the kernel drops the pages some time later.
 #[derive(Clone, Debug)]
 pub struct Zap {
+    /// What will be dropped.
     pub range: VirtRange,
     /// What the pages that were present at the acknowledgement had to read as.
     pub saved: Vec<(VirtPage, Expect)>,
 }
 
+/// A process of the client.
 pub struct Proc {
+    /// Its memory.
     pub mm: Mm,
+    /// Its number in the engine.
     pub space: SpaceId,
+    /// False when it has exited.
     pub alive: bool,
+    /// Messages in its userfaultfd that nobody has read.
     pub messages: VecDeque<Message>,
+    /// Layout events in its userfaultfd that nobody has read.
     pub events: VecDeque<Event>,
+    /// The event that was read last and may not be in the books yet. In memory that survives the manager, because the kernel
+    /// takes an event for acknowledged when it was read.
+    pub intake: Option<Intake>,
+    /// What the kernel is about to drop.
     pub zap: Option<Zap>,
     /// Pages may be present that the engine knows nothing of.
     pub unmanaged_ok: bool,
 }
 
+/// What a thread of the program is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
+    /// It can run.
     Running,
     /// Stopped in a fault; the message is queued or was read.
     Stopped {
+        /// Where.
         page: VirtPage,
+        /// Whether it writes.
         write: bool,
     },
 }
 
+/// A thread of the program.
 pub struct Thread {
+    /// Index of its process.
     pub proc: usize,
+    /// What it is doing.
     pub doing: Doing,
+    /// The page it touched last.
     pub cursor: VirtPage,
+    /// How far on the next one is.
     pub stride: i64,
 }
 
+/// One client, its kernel, its tiers and its manager.
 pub struct World {
+    /// What it was made of.
     pub setup: Setup,
-    pub engine: Engine<VecLedger>,
+    /// The manager's engine; while the manager is dead, the dead one's.
+    pub engine: Engine<StormLedger>,
+    /// The ledger's memory, which survives the manager.
+    pub ledger: StormLedger,
+    /// The kernel.
     pub memory: Memory,
+    /// What every page must read as.
     pub oracle: Oracle,
+    /// Storage, which survives the manager.
     pub tiers: Vec<FakeTier>,
+    /// This step's random numbers.
     pub random: Random,
+    /// Processes, those that have exited too.
     pub procs: Vec<Proc>,
+    /// Threads of all processes.
     pub threads: Vec<Thread>,
+    /// What each fault thread of the manager has in progress.
     pub flights: Vec<Option<Flight>>,
+    /// What the evictor has in progress.
     pub batch: Option<Batch>,
+    /// Bytes the agents have moved out: (whose agent, place in its holding area). Survives the manager.
+    pub holding: BTreeMap<(SpaceId, usize), Content>,
+    /// What the demoter has in progress.
     pub demotion: Option<Demotion>,
     /// Taken from the engine, not yet given back to the tiers.
     pub freed: Vec<(TierId, Slot)>,
+    /// Wake-ups decided and not yet sent.
+    pub wakes: Vec<(SpaceId, VirtPage)>,
+    /// The evictor sleeps for so many of its turns, unless it is kicked.
+    pub evictor_nap: Option<u64>,
+    /// For each tier, until which step nothing that it was asked for is done.
+    pub hung_until: Vec<u64>,
+    /// How the space fails.
+    pub space_rates: SpaceRates,
+    /// While the manager is dead: steps until its successor takes over.
+    pub down_for: Option<u64>,
+    /// Orders an agent was given by a manager that is dead: (whose agent, place, page).
+    pub(super) orders: Vec<(SpaceId, usize, VirtPage)>,
+    /// What happened last.
     pub history: VecDeque<String>,
+    /// Number of the step.
     pub steps: u64,
+    /// Pages touched by the program.
     pub accesses: u64,
     /// Things that happened, but in calm phases: accesses, decisions, pages installed, taken, stored, published; events.
     pub operations: u64,
+    /// Nothing fails, no thread starts anything new.
     pub calm: bool,
+    /// Faults may exceed the limit.
     pub over_limit: bool,
     /// Only numbered contents are written: no page is clean or filled by chance.
     pub plain: bool,
     /// How often what was seen: a run that never meets a case proves nothing about it.
     pub seen: BTreeMap<&'static str, u64>,
+    /// Pages whose bytes this step may have changed.
+    pub(super) touched: Vec<(Mm, VirtPage)>,
     next_content: u64,
 }
 
 impl World {
+    /// An empty world: no process, nothing fails.
     pub fn new(setup: Setup) -> World {
-        let config = Config {
-            limit: Bytes(setup.limit_pages * PAGE),
-            retain: setup.tiers.iter().map(|tier| tier.retain).collect(),
-            demotes: setup.tiers.iter().map(|tier| tier.demotes).collect(),
-            room: Room::Ahead,
-        };
+        let ledger = StormLedger::new(setup.ledger_chunks);
         let engine = Engine::new(
-            VecLedger::new(setup.ledger_chunks),
-            undercroft_policy::reclaim::by_name(setup.reclaim).expect("a policy"),
-            undercroft_policy::prefetch::by_name(setup.prefetch).expect("a policy"),
-            config,
+            ledger.clone(),
+            policies::reclaim(&setup),
+            policies::prefetch(&setup),
+            config_of(&setup),
         );
-        let tiers = setup
+        let tiers: Vec<FakeTier> = setup
             .tiers
             .iter()
             .enumerate()
             .map(|(at, tier)| {
                 let seed = setup.seed ^ (at as u64) << 32;
-                FakeTier::new(
-                    &format!("tier{at}"),
-                    tier.kind,
-                    Bytes(tier.pages * PAGE),
-                    seed,
-                )
+                let capacity = Bytes(tier.pages * PAGE);
+                FakeTier::new(&format!("tier{at}"), tier.kind, capacity, seed)
             })
             .collect();
         World {
             engine,
+            ledger,
             memory: Memory::default(),
             oracle: Oracle::default(),
+            hung_until: vec![0; tiers.len()],
             tiers,
             random: Random::new(setup.seed),
             procs: Vec::new(),
             threads: Vec::new(),
             flights: (0..setup.fault_threads).map(|_| None).collect(),
             batch: None,
+            holding: BTreeMap::new(),
             demotion: None,
             freed: Vec::new(),
+            wakes: Vec::new(),
+            evictor_nap: None,
+            space_rates: SpaceRates::default(),
+            down_for: None,
+            orders: Vec::new(),
             history: VecDeque::new(),
             steps: 0,
             accesses: 0,
@@ -174,15 +241,23 @@ impl World {
             over_limit: false,
             plain: false,
             seen: BTreeMap::new(),
+            touched: Vec::new(),
             next_content: 0,
             setup,
         }
     }
 
+    /// Whether the runtime has this bug on purpose.
+    pub(super) fn sabotaged(&self, how: Sabotage) -> bool {
+        self.setup.sabotage == Some(how)
+    }
+
+    /// Counts `what`.
     pub fn saw(&mut self, what: &'static str) {
         *self.seen.entry(what).or_default() += 1;
     }
 
+    /// Notes what happens, for the history of a failure; an operation.
     pub fn log(&mut self, text: impl FnOnce() -> String) {
         self.operations += u64::from(!self.calm);
         if self.history.len() == HISTORY {
@@ -192,13 +267,14 @@ impl World {
             .push_back(format!("{:8} {}", self.steps, text()));
     }
 
-    /// A new process with nothing mapped and one thread.
+    /// A new process with nothing mapped.
     pub fn spawn(&mut self) -> usize {
         let mm = self.memory.add();
         let space = self.engine.add_space();
         self.adopt(mm, space)
     }
 
+    /// A process the kernel and the engine know already.
     pub fn adopt(&mut self, mm: Mm, space: SpaceId) -> usize {
         self.procs.push(Proc {
             mm,
@@ -206,18 +282,21 @@ impl World {
             alive: true,
             messages: VecDeque::new(),
             events: VecDeque::new(),
+            intake: None,
             zap: None,
             unmanaged_ok: false,
         });
         self.procs.len() - 1
     }
 
+    /// The live process of a space.
     pub fn proc_of(&self, space: SpaceId) -> Option<usize> {
         self.procs
             .iter()
             .position(|proc| proc.space == space && proc.alive)
     }
 
+    /// A random live process.
     pub fn a_proc(&mut self) -> Option<usize> {
         let alive: Vec<usize> = (0..self.procs.len())
             .filter(|at| self.procs[*at].alive)
@@ -225,6 +304,7 @@ impl World {
         (!alive.is_empty()).then(|| alive[self.random.index(alive.len())])
     }
 
+    /// Something to write.
     pub fn new_content(&mut self) -> Content {
         self.next_content += 1;
         match self.random.below(16) {
@@ -235,6 +315,7 @@ impl World {
         }
     }
 
+    /// Does what the engine asks for after a layout event.
     pub fn effect(&mut self, effect: Effect) {
         if let (true, Some(batch)) = (effect.cancel_batch, &mut self.batch) {
             batch.cancelled = true;
@@ -242,41 +323,7 @@ impl World {
         }
     }
 
-    /// UFFDIO_WAKE, or what COPY does: threads stopped at the page try again.
-    pub fn wake(&mut self, proc: usize, page: VirtPage) {
-        self.procs[proc].messages.retain(|m| m.page != page);
-        for at in 0..self.threads.len() {
-            if self.threads[at].proc != proc {
-                continue;
-            }
-            if let Doing::Stopped { page: of, write } = self.threads[at].doing
-                && of == page
-            {
-                self.threads[at].doing = Doing::Running;
-                self.access(at, page, write);
-            }
-        }
-    }
-
-    pub fn wake_range(&mut self, proc: usize, range: VirtRange) {
-        for at in 0..self.threads.len() {
-            if let Doing::Stopped { page, .. } = self.threads[at].doing
-                && self.threads[at].proc == proc
-                && range.contains(page)
-            {
-                self.wake(proc, page);
-            }
-        }
-    }
-
-    pub fn wake_all(&mut self, wake: Vec<(SpaceId, VirtPage)>) {
-        for (space, page) in wake {
-            if let Some(proc) = self.proc_of(space) {
-                self.wake(proc, page);
-            }
-        }
-    }
-
+    /// Tells the engine what RAM tiers hold.
     pub fn update_pool(&mut self) {
         let held = self
             .tiers
@@ -287,6 +334,7 @@ impl World {
         self.engine.set_pool_held(Bytes(held));
     }
 
+    /// Frees slots that nothing refers to.
     pub fn give_back_freed(&mut self) {
         self.engine.take_freed(&mut self.freed);
         for (tier, slot) in std::mem::take(&mut self.freed) {
@@ -294,59 +342,73 @@ impl World {
                 !self.is_loading(tier, slot),
                 "{tier:?} {slot:?} freed while a plan loads it"
             );
-            self.tiers[tier.0 as usize].free(&[slot]);
+            let early = self.sabotaged(Sabotage::FreeEarly);
+            if !early || self.tiers[tier.0 as usize].is_live(slot) {
+                self.tiers[tier.0 as usize].free(&[slot]);
+            }
         }
         self.update_pool();
     }
 
+    /// The evictor lets threads in that waited for room; false when there was none.
     pub fn take_waiters(&mut self) -> bool {
         let mut out = Vec::new();
         self.engine.take_waiters(&mut out);
         let any = !out.is_empty();
-        self.wake_all(out);
+        if !self.sabotaged(Sabotage::ForgetWake) {
+            self.wake_all(out);
+        }
         any
     }
 
-    pub fn set_failures(&mut self, on: bool) {
-        let mut rates = FailRates::NONE;
-        if on && self.setup.failures {
-            let random = &mut self.random;
-            let mut rate = |most: u64| match random.chance(1, 2) {
-                true => random.below(most),
-                false => 0,
-            };
-            rates = FailRates {
-                full: rate(300),
-                incompressible: rate(200),
-                no_space: rate(100),
-                store_io: rate(100),
-                load_io: rate(200),
-                stale: rate(100),
-                flip: rate(10),
-            };
+    /// Takes step `number`, then checks what it touched; every so often everything.
+    ///
+    /// Panics with what is wrong: every assertion that fails here is a bug of the engine, of a policy, or of this runtime.
+    pub fn take_step(&mut self, number: u64) {
+        self.begin(number);
+        self.maybe_kill();
+        let calm = number % CALM_EVERY == CALM_EVERY - 1;
+        self.survive(|world| match calm {
+            true => world.calm_down(),
+            false => world.step(),
+        });
+        self.check_touched();
+        if number.is_multiple_of(CHECK_EVERY) {
+            self.check_slots();
+            self.check_bytes();
         }
-        for tier in &self.tiers {
-            tier.set_rates(rates);
+    }
+
+    /// Random numbers from here on are those of step `number`.
+    pub(super) fn begin(&mut self, number: u64) {
+        self.steps = number;
+        let seed = mix(self.setup.seed ^ mix(number));
+        self.random = Random::new(seed);
+        for (at, tier) in self.tiers.iter().enumerate() {
+            tier.reseed(seed ^ (1 + at as u64));
         }
     }
 
     /// One random step of anything.
-    pub fn step(&mut self) {
-        self.steps += 1;
+    fn step(&mut self) {
+        if let Some(left) = self.down_for {
+            return self.step_without_manager(left);
+        }
         let layout = self.setup.layout;
-        match self.random.below(1000) {
+        match self.random.below(STEP_PARTS) {
             0..400 => {
                 if !self.program_step() && !self.fault_step() {
                     self.evict_step();
                 }
             }
-            400..650 => _ = self.fault_step(),
-            650..860 => _ = self.evict_step(),
-            860..890 => _ = self.demotion_step(),
-            890..920 => _ = self.event_step(),
-            920..935 => _ = self.zap_step(),
-            935..960 => self.give_back_freed(),
-            960..975 => _ = self.take_waiters(),
+            400..640 => _ = self.fault_step(),
+            640..850 => _ = self.evict_step(),
+            850..880 => _ = self.demotion_step(),
+            880..910 => _ = self.event_step(),
+            910..925 => _ = self.zap_step(),
+            925..945 => self.give_back_freed(),
+            945..965 => _ = self.send_a_wake(),
+            965..975 => self.fail_some(),
             975..980 => self.own_frames(),
             980..982 => self.attach_some(),
             982..984 => self.lock_some(),
@@ -354,8 +416,7 @@ impl World {
             986..988 => self.guard_some(),
             988..990 => self.repeat_message(),
             990 => self.change_limit(),
-            991 => self.set_failures(true),
-            992 => {
+            991 => {
                 let on = self.random.chance(1, 4);
                 self.over_limit = on;
                 let pages = if on { 1 << 40 } else { 0 };
@@ -371,14 +432,27 @@ impl World {
     }
 }
 
-impl Drop for World {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("{:#?}\nlast steps:", self.setup);
-            for line in &self.history {
-                eprintln!("{line}");
-            }
-            eprintln!("replay: ORACLE_SEED={}", self.setup.seed);
-        }
+/// What the engine is told of a setup.
+pub(super) fn config_of(setup: &Setup) -> Config {
+    Config {
+        limit: Bytes(setup.limit_pages * PAGE),
+        retain: setup.tiers.iter().map(|tier| tier.retain).collect(),
+        demotes: setup.tiers.iter().map(|tier| tier.demotes).collect(),
+        room: undercroft_engine::Room::Ahead,
+    }
+}
+
+/// The policies of a setup, which holds names that are known.
+pub(super) mod policies {
+    use undercroft_policy::{prefetch, reclaim};
+
+    use super::Setup;
+
+    pub fn reclaim(setup: &Setup) -> Box<dyn reclaim::Reclaim> {
+        reclaim::by_name(setup.reclaim).expect("a policy of the list")
+    }
+
+    pub fn prefetch(setup: &Setup) -> Box<dyn prefetch::Prefetch> {
+        prefetch::by_name(setup.prefetch).expect("a policy of the list")
     }
 }

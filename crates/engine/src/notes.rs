@@ -1,0 +1,203 @@
+//! Notes in the ledger: what a successor could not tell from the entries alone. Written before what they tell of, taken back
+//! after it.
+//!
+//! ```text
+//! word 0         old number of the page being moved (remap) + 1; 0 = none
+//! word 1         its new number
+//! words 2..66    the batch: word 2 + i is item i;  0 = settled
+//! words 66..256  pages of fork children that share the fate of an item: they have its owner and place
+//!
+//! 63   62       38 37    32 31        0
+//! +---+-----------+--------+-----------+
+//! | 1 | owner 24  | place 6| page 32   |   page = 2^32 - 1: the program dropped it
+//! +---+-----------+--------+-----------+
+//! ```
+//! `owner`: the space whose agent moves the page out; `place`: where in its holding area the bytes then are: the item's number
+//! among those of its space.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use undercroft_base::{PageNo, SpaceId};
+
+use crate::Engine;
+use crate::evict::EvictItem;
+use crate::ledger::{Ledger, NOTE_WORDS};
+use crate::limits::EVICT_PAGES_MAX;
+
+const MOVED_FROM: usize = 0;
+const MOVED_TO: usize = 1;
+const BATCH: usize = 2;
+const FOLLOWERS: usize = BATCH + EVICT_PAGES_MAX;
+
+const _: () = assert!(FOLLOWERS < NOTE_WORDS && EVICT_PAGES_MAX <= 1 << 6);
+
+/// One page of the batch, or of a fork child that has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Note {
+    pub owner: SpaceId,
+    pub place: usize,
+    /// `None`: dropped.
+    pub page: Option<PageNo>,
+}
+
+impl Note {
+    fn pack(self) -> u64 {
+        let page = self.page.map_or(u32::MAX, |page| page.0);
+        1 << 63 | u64::from(self.owner.0) << 38 | (self.place as u64) << 32 | u64::from(page)
+    }
+
+    fn unpack(word: u64) -> Option<Note> {
+        let page = word as u32;
+        (word >> 63 == 1).then_some(Note {
+            owner: SpaceId((word >> 38) as u32 & 0xff_ffff),
+            place: (word >> 32) as usize & 63,
+            page: (page != u32::MAX).then_some(PageNo(page)),
+        })
+    }
+}
+
+/// All notes of a ledger.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    /// The page that was being moved: (old, new).
+    pub moved: Option<(PageNo, PageNo)>,
+    /// By item of the batch.
+    pub batch: Vec<Option<Note>>,
+    pub followers: Vec<Note>,
+}
+
+/// What a ledger's notes say. Any words can be read.
+pub(crate) fn read(words: &[AtomicU64]) -> Notes {
+    let word = |at: usize| words[at].load(Ordering::Relaxed);
+    let moved = match word(MOVED_FROM) {
+        from @ 1..=0xffff_ffff => Some((PageNo(from as u32 - 1), PageNo(word(MOVED_TO) as u32))),
+        _ => None,
+    };
+    Notes {
+        moved,
+        batch: (BATCH..FOLLOWERS)
+            .map(|at| Note::unpack(word(at)))
+            .collect(),
+        followers: (FOLLOWERS..NOTE_WORDS)
+            .filter_map(|at| Note::unpack(word(at)))
+            .collect(),
+    }
+}
+
+impl<L: Ledger> Engine<L> {
+    fn note(&self, at: usize, word: u64) {
+        let ledger = self.table.ledger();
+        ledger.write(&ledger.notes()[at], word);
+    }
+
+    fn noted(&self, at: usize) -> Option<Note> {
+        Note::unpack(self.table.ledger().notes()[at].load(Ordering::Relaxed))
+    }
+
+    /// Writes the notes of the batch anew, and no others.
+    pub(crate) fn rewrite_notes(&mut self, batch: &[Option<Note>], followers: &[Note]) {
+        for (at, note) in batch.iter().enumerate() {
+            self.note(BATCH + at, note.map_or(0, Note::pack));
+        }
+        for at in FOLLOWERS..NOTE_WORDS {
+            let note = followers.get(at - FOLLOWERS);
+            self.note(at, note.map_or(0, |note| note.pack()));
+        }
+        self.followers_noted = followers.len().min(NOTE_WORDS - FOLLOWERS);
+    }
+
+    /// The batch will be `items`, sorted by space.
+    pub(crate) fn note_batch(&self, items: &[EvictItem]) {
+        let mut first = 0;
+        for (at, item) in items.iter().enumerate() {
+            if item.space != items[first].space {
+                first = at;
+            }
+            let note = Note {
+                owner: item.space,
+                place: at - first,
+                page: Some(item.no),
+            };
+            self.note(BATCH + at, note.pack());
+        }
+    }
+
+    /// Item `at` is settled, and nobody depends on it.
+    pub(crate) fn forget_note(&mut self, at: usize) {
+        let Some(leader) = self.noted(BATCH + at) else {
+            return;
+        };
+        self.note(BATCH + at, 0);
+        if self.followers_noted == 0 {
+            return;
+        }
+        for word in FOLLOWERS..NOTE_WORDS {
+            let same = |note: &Note| (note.owner, note.place) == (leader.owner, leader.place);
+            if self.noted(word).as_ref().is_some_and(same) {
+                self.note(word, 0);
+                self.followers_noted -= 1;
+            }
+        }
+    }
+
+    /// A fork child's page shares the fate of item `leader`. Beyond the room for notes a page is lost if the manager dies now.
+    pub(crate) fn note_follower(&mut self, leader: usize, child: PageNo) {
+        let free = (FOLLOWERS..NOTE_WORDS).find(|at| self.noted(*at).is_none());
+        if let (Some(leader), Some(free)) = (self.noted(BATCH + leader), free) {
+            let page = Some(child);
+            self.note(free, Note { page, ..leader }.pack());
+            self.followers_noted += 1;
+        }
+    }
+
+    /// A page of the batch, or one that follows it, was dropped.
+    pub(crate) fn note_dropped(&mut self, no: PageNo) {
+        for at in BATCH..NOTE_WORDS {
+            let Some(note) = self.noted(at).filter(|note| note.page == Some(no)) else {
+                continue;
+            };
+            match at < FOLLOWERS {
+                true => self.note(at, Note { page: None, ..note }.pack()),
+                false => {
+                    self.note(at, 0);
+                    self.followers_noted -= 1;
+                }
+            }
+        }
+    }
+
+    /// A page's entry moves from `old` to `new`; `in_batch`: it is being evicted.
+    pub(crate) fn note_move(&self, old: PageNo, new: PageNo, in_batch: bool) {
+        self.note(MOVED_TO, u64::from(new.0));
+        self.note(MOVED_FROM, u64::from(old.0) + 1);
+        for at in (BATCH..NOTE_WORDS).filter(|_| in_batch) {
+            if let Some(note) = self.noted(at).filter(|note| note.page == Some(old)) {
+                let page = Some(new);
+                self.note(at, Note { page, ..note }.pack());
+            }
+        }
+    }
+
+    /// It has moved.
+    pub(crate) fn forget_move(&self) {
+        self.note(MOVED_FROM, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_read_back_and_no_word_is_one_by_chance_of_zero() {
+        for page in [None, Some(PageNo(0)), Some(PageNo(u32::MAX - 1))] {
+            let note = Note {
+                owner: SpaceId(0xff_fffe),
+                place: 63,
+                page,
+            };
+            assert_eq!(Note::unpack(note.pack()), Some(note));
+        }
+        assert_eq!(Note::unpack(0), None);
+    }
+}

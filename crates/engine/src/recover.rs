@@ -1,0 +1,462 @@
+//! Takes over from a dead manager: rebuilds the engine from the ledger, and settles what was in flight by what the client's
+//! memory shows.
+//!
+//! The successor's walk, no page of the client being installed or moved by anyone else meanwhile:
+//! 1. It stops the agents: no order of the dead manager may still be carried out.
+//! 2. [`Engine::recover`], with the spaces whose processes live. Which process has which number, and its managed ranges, are not
+//!    in the ledger: the caller keeps the first where it keeps the descriptors, and reads the second from `/proc/PID/maps`.
+//! 3. It applies the layout event that its predecessor had read last and may not have applied ([`Engine::removed`],
+//!    [`Engine::unmapped`] and [`Engine::forked`] may be applied twice; for a move see [`Engine::remap_rest`]). The kernel takes an
+//!    event for acknowledged once it was read, so it must have been read into memory that survives. Then the unread ones.
+//! 4. [`Engine::reconcile`], with no event unread. It frees the slots nothing refers to, and goes on with the pages that are in
+//!    its hands as with any batch.
+//! 5. It wakes every thread: faults that were read by the dead manager are not told of again.
+//!
+//! | entry | page present | absent |
+//! |---|---|---|
+//! | Resident | stays | reads as zeros: the program dropped it |
+//! | Loading, fresh | Untouched, and unknown: a REMOVE may be about to drop it | Untouched |
+//! | Loading | Resident: the load had installed it | Stored |
+//! | Evicting | Resident: never left, or was put back | in the holding area: in hand; else the program dropped it |
+//!
+//! Lost with the manager: the order of pages (they are inserted as they come), ages between tiers but by their stamp, statistics.
+
+use undercroft_base::{
+    Entry, Flags, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage, VirtRange,
+};
+use undercroft_policy::prefetch::Prefetch;
+use undercroft_policy::reclaim::{Arrival, Reclaim};
+
+use crate::evict::{EvictItem, InFlight};
+use crate::ledger::{Ledger, LedgerError};
+use crate::limits::STAMP_EVICTIONS;
+use crate::notes::{self, Note};
+use crate::page_table::PageTable;
+use crate::{Config, Engine};
+
+/// What the kernel shows of one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Here {
+    /// It has a frame.
+    Present,
+    /// It is mapped and registered, and has none (a poison mark is none).
+    Absent,
+    /// It is not mapped, or not registered.
+    NotManaged,
+}
+
+/// What became of the bytes that an agent was ordered to move out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// They are in its holding area.
+    Here,
+    /// It did not move the page.
+    NotMoved,
+    /// Its process has ended, and they with it.
+    OwnerGone,
+}
+
+/// Where the caller finds things out while [`Engine::reconcile`] asks.
+pub trait Found {
+    /// The page, by the page tables of its process.
+    fn page(&mut self, space: SpaceId, page: VirtPage) -> Here;
+    /// Place `place` of the last order that was given to the agent of `owner`.
+    fn held(&mut self, owner: SpaceId, place: usize) -> Held;
+}
+
+/// A page whose bytes are in the caller's hands: item `at` of the batch, which is `Moved`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InHand {
+    /// For [`Engine::publish`].
+    pub at: usize,
+    /// The item.
+    pub item: EvictItem,
+    /// Whose agent has the bytes.
+    pub owner: SpaceId,
+    /// Where in its holding area.
+    pub place: usize,
+}
+
+/// What was found at [`Engine::reconcile`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Pages to store or put back.
+    pub in_hand: Vec<InHand>,
+    /// Slots that pages refer to, sorted; the caller frees all others of its tiers.
+    pub claims: Vec<(TierId, Slot)>,
+    /// Pages whose bytes went with a process that has ended.
+    pub lost: Vec<(SpaceId, VirtPage)>,
+    /// Pages a load had installed and not finished.
+    pub installed: u64,
+    /// Pages that were being evicted and are in the client.
+    pub returned: u64,
+    /// Pages the program had dropped without an event.
+    pub vanished: u64,
+    /// Pages with an entry where nothing is managed.
+    pub strays: u64,
+}
+
+impl<L: Ledger> Engine<L> {
+    /// The engine as its ledger tells, with everything in flight unsettled: until [`Engine::reconcile`] it takes layout events
+    /// and nothing else.
+    ///
+    /// * `spaces`: those whose process lives; pages of others are forgotten.
+    ///
+    /// Errors: the ledger is damaged, or of more tiers than there are; nothing was changed. Cost: O(all entries).
+    pub fn recover(
+        ledger: L,
+        reclaim: Box<dyn Reclaim>,
+        prefetch: Box<dyn Prefetch>,
+        config: Config,
+        spaces: &[SpaceId],
+    ) -> Result<Engine<L>, LedgerError> {
+        let notes = notes::read(ledger.notes());
+        let table = PageTable::recover(ledger, spaces, config.retain.len())?;
+        let mut engine = Engine::over(table, reclaim, prefetch, config);
+        if let Some((old, new)) = notes.moved {
+            engine.finish_move(old, new);
+        }
+        engine.recover_batch();
+        engine.recover_books();
+        Ok(engine)
+    }
+
+    /// A page may have two entries, or its note the old number: as if the move had been carried out.
+    fn finish_move(&mut self, old: PageNo, new: PageNo) {
+        if self.table.has_page(old) && self.table.has_page(new) && old != new {
+            let entry = self.table.entry(old);
+            if entry != Entry::UNTOUCHED {
+                self.note_move(old, new, true);
+                self.table.set(new, entry);
+                self.table.set(old, Entry::UNTOUCHED);
+            }
+        }
+        self.forget_move();
+    }
+
+    /// Everything that follows from the entries.
+    fn recover_books(&mut self) {
+        let mut stored = Vec::new();
+        for (no, entry) in self.known() {
+            let entry = match entry.state {
+                PageState::Loading => {
+                    let locked = Flags(entry.flags.0 & Flags::LOCKED.0);
+                    let back = match crate::layout::is_zero(entry) {
+                        true => Entry {
+                            flags: locked,
+                            ..Entry::UNTOUCHED
+                        },
+                        false => Entry {
+                            state: PageState::Stored,
+                            flags: locked,
+                            ..entry
+                        },
+                    };
+                    self.table.set(no, back);
+                    back
+                }
+                _ => entry,
+            };
+            let own = !entry.flags.has(Flags::INHERITED);
+            match entry.state {
+                PageState::Resident if own => {
+                    self.count();
+                    self.reclaim.insert(no, Arrival::FirstTouch);
+                }
+                PageState::Evicting if own => self.count(),
+                PageState::Stored => stored.push((no, entry)),
+                _ => {}
+            }
+            if let Some((tier, slot)) = claim(entry) {
+                *self.refs.entry((tier, slot)).or_insert(0) += 1;
+            }
+        }
+        self.refs.retain(|_, count| *count > 1);
+        let newest = self.newest_stamp(&stored);
+        self.evictions = (u64::from(newest.0) + 1) * STAMP_EVICTIONS;
+        stored.sort_by_key(|(_, entry)| std::cmp::Reverse(newest.0.wrapping_sub(entry.stamp.0)));
+        for (no, entry) in stored {
+            self.remember_age(no, entry);
+        }
+    }
+
+    /// Stamps wrap: the newest is the one before the widest gap.
+    fn newest_stamp(&self, stored: &[(PageNo, Entry)]) -> Stamp {
+        let mut stamps: Vec<u16> = stored.iter().map(|(_, entry)| entry.stamp.0).collect();
+        stamps.sort_unstable();
+        stamps.dedup();
+        let mut newest = (0, u16::MAX);
+        for (at, stamp) in stamps.iter().enumerate() {
+            let next = stamps[(at + 1) % stamps.len()];
+            let gap = next.wrapping_sub(*stamp).wrapping_sub(1);
+            if at == 0 || gap > newest.0 {
+                newest = (gap, *stamp);
+            }
+        }
+        Stamp(newest.1)
+    }
+
+    /// Every page that is not `Untouched`, by number.
+    fn known(&self) -> Vec<(PageNo, Entry)> {
+        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
+        let mut known = Vec::new();
+        for space in self.spaces() {
+            for (_, no) in self.table.known_pages(space, everything) {
+                let entry = self.table.entry(no);
+                if entry != Entry::UNTOUCHED {
+                    known.push((no, entry));
+                }
+            }
+        }
+        known.sort_unstable_by_key(|(no, _)| *no);
+        known
+    }
+
+    /// The batch as noted: items whose page was dropped or settled are dead.
+    fn recover_batch(&mut self) {
+        let notes = notes::read(self.table.ledger().notes());
+        let evicting = |no: &PageNo| {
+            self.table.has_page(*no) && self.table.entry(*no).state == PageState::Evicting
+        };
+        let nobody = EvictItem {
+            no: PageNo(u32::MAX),
+            space: SpaceId(u32::MAX),
+            page: VirtPage(u64::MAX),
+            stamp: Stamp(0),
+            retained: None,
+        };
+        let mut taken = Vec::new();
+        let mut batch: Vec<Option<Note>> = Vec::new();
+        let mut pages = Vec::new();
+        for note in &notes.batch {
+            let no = note.and_then(|note| note.page).filter(evicting);
+            // A page is one item's only.
+            let no = no.filter(|no| !taken.contains(no));
+            taken.extend(no);
+            batch.push(note.map(|note| Note { page: no, ..note }));
+            pages.push(InFlight {
+                item: no.map_or(nobody, |no| self.recovered_item(no)),
+                dead: no.is_none(),
+                wanted: false,
+                settled: note.is_none(),
+            });
+        }
+        let mut followers = Vec::new();
+        let mut follower_notes = Vec::new();
+        for note in &notes.followers {
+            let same = |leader: &Option<Note>| {
+                leader.is_some_and(|l| (l.owner, l.place) == (note.owner, note.place))
+            };
+            let no = note.page.filter(evicting).filter(|no| !taken.contains(no));
+            if let (Some(no), Some(at)) = (no, batch.iter().position(same)) {
+                taken.push(no);
+                followers.push((at, no));
+                follower_notes.push(*note);
+            }
+        }
+        self.batch.pages = pages;
+        self.batch.followers = followers;
+        self.rewrite_notes(&batch, &follower_notes);
+    }
+
+    fn recovered_item(&self, no: PageNo) -> EvictItem {
+        let entry = self.table.entry(no);
+        let (space, page) = self.table.address(no);
+        EvictItem {
+            no,
+            space,
+            page,
+            stamp: Stamp(0),
+            retained: claim(entry).map(|(tier, slot)| (tier, slot, entry.stamp)),
+        }
+    }
+
+    /// Settles what was in flight, by what the kernel shows. No layout event may be unread, nor be acknowledged meanwhile.
+    /// Afterwards the engine is as any: pages in hand are published next. Cost: O(all entries).
+    pub fn reconcile(&mut self, found: &mut dyn Found) -> Recovered {
+        let mut recovered = Recovered::default();
+        for (no, entry) in self.known() {
+            let (space, page) = self.table.address(no);
+            match (entry.state, found.page(space, page)) {
+                (_, Here::NotManaged) => {
+                    recovered.strays += 1;
+                    self.drop_page(no);
+                }
+                (PageState::Resident, Here::Absent) => {
+                    recovered.vanished += 1;
+                    self.drop_page(no);
+                }
+                (PageState::Stored, Here::Present) => {
+                    recovered.installed += 1;
+                    self.release(entry.tier, entry.slot);
+                    self.now_resident(no, entry.flags);
+                }
+                _ => {}
+            }
+        }
+        self.reconcile_batch(found, &mut recovered);
+        for (no, entry) in self.known() {
+            if entry.state == PageState::Evicting && !self.is_in_batch(no) {
+                self.reconcile_stranded(no, entry, found, &mut recovered);
+            }
+        }
+        recovered.claims = self
+            .known()
+            .into_iter()
+            .filter_map(|(_, e)| claim(e))
+            .collect();
+        recovered.claims.sort_unstable();
+        recovered.claims.dedup();
+        self.freed.clear();
+        self.stats.vanished += recovered.vanished;
+        self.stats.lost += recovered.lost.len() as u64;
+        recovered
+    }
+
+    fn is_in_batch(&self, no: PageNo) -> bool {
+        self.batch.position(no).is_some() || self.batch.followers.iter().any(|(_, f)| *f == no)
+    }
+
+    /// The page is in the client, in a frame of its own.
+    fn now_resident(&mut self, no: PageNo, flags: Flags) {
+        let resident = Entry {
+            state: PageState::Resident,
+            flags: Flags(flags.0 & Flags::LOCKED.0),
+            ..Entry::UNTOUCHED
+        };
+        self.table.set(no, resident);
+        self.count();
+        self.reclaim.insert(no, Arrival::Returned);
+    }
+
+    fn reconcile_batch(&mut self, found: &mut dyn Found, recovered: &mut Recovered) {
+        let notes = notes::read(self.table.ledger().notes());
+        for (at, note) in notes.batch.iter().enumerate() {
+            let (Some(note), false) = (note, self.batch.pages[at].settled) else {
+                continue;
+            };
+            let held = found.held(note.owner, note.place);
+            let page = self.batch.pages[at];
+            if !page.dead {
+                let here = found.page(page.item.space, page.item.page);
+                match (here, held) {
+                    (Here::Present, _) => {
+                        recovered.returned += 1;
+                        self.back_to_resident(at, Arrival::Returned);
+                        self.batch.pages[at].dead = true;
+                    }
+                    (_, Held::Here) => {}
+                    _ => {
+                        recovered.vanished += 1;
+                        self.drop_page(page.item.no);
+                    }
+                }
+            }
+            self.reconcile_followers(at, held, found, recovered);
+            if !self.alive(at) {
+                self.batch.pages[at].settled = true;
+                self.forget_note(at);
+                continue;
+            }
+            self.batch.pages[at].item.stamp = self.stamp();
+            recovered.in_hand.push(InHand {
+                at,
+                item: self.batch.pages[at].item,
+                owner: note.owner,
+                place: note.place,
+            });
+        }
+    }
+
+    fn reconcile_followers(
+        &mut self,
+        at: usize,
+        held: Held,
+        found: &mut dyn Found,
+        recovered: &mut Recovered,
+    ) {
+        let followers: Vec<PageNo> = self
+            .batch
+            .followers
+            .iter()
+            .filter(|(leader, _)| *leader == at)
+            .map(|(_, no)| *no)
+            .collect();
+        for no in followers {
+            let entry = self.table.entry(no);
+            let (space, page) = self.table.address(no);
+            match (found.page(space, page), held) {
+                (Here::Present, _) => {
+                    recovered.returned += 1;
+                    self.batch.followers.retain(|(_, follower)| *follower != no);
+                    self.returned_follower(no, entry, held == Held::Here);
+                }
+                (_, Held::Here) => {}
+                (_, Held::NotMoved) => {
+                    recovered.vanished += 1;
+                    self.drop_page(no);
+                }
+                (_, Held::OwnerGone) => self.lose(no, recovered),
+            }
+        }
+    }
+
+    /// A fork child's page is there. `own`: it was put back, and has a frame of its own; else it has its parent's.
+    fn returned_follower(&mut self, no: PageNo, entry: Entry, own: bool) {
+        if let Some((tier, slot)) = claim(entry) {
+            self.release(tier, slot);
+        }
+        let counted = !entry.flags.has(Flags::INHERITED);
+        match own || counted {
+            true => {
+                if counted {
+                    self.uncount();
+                }
+                self.now_resident(no, entry.flags);
+            }
+            false => {
+                let flags = Flags(entry.flags.0 & Flags::LOCKED.0).with(Flags::INHERITED);
+                let resident = Entry {
+                    state: PageState::Resident,
+                    flags,
+                    ..Entry::UNTOUCHED
+                };
+                self.table.set(no, resident);
+            }
+        }
+    }
+
+    /// A page was being evicted and no note tells where its bytes are.
+    fn reconcile_stranded(
+        &mut self,
+        no: PageNo,
+        entry: Entry,
+        found: &mut dyn Found,
+        recovered: &mut Recovered,
+    ) {
+        let (space, page) = self.table.address(no);
+        match found.page(space, page) {
+            Here::Present => {
+                recovered.returned += 1;
+                self.returned_follower(no, entry, false);
+            }
+            _ => self.lose(no, recovered),
+        }
+    }
+
+    fn lose(&mut self, no: PageNo, recovered: &mut Recovered) {
+        recovered.lost.push(self.table.address(no));
+        self.drop_page(no);
+        let lost = Entry {
+            state: PageState::Lost,
+            ..Entry::UNTOUCHED
+        };
+        self.table.set(no, lost);
+    }
+}
+
+/// The slot the entry refers to.
+fn claim(entry: Entry) -> Option<(TierId, Slot)> {
+    let refers = entry.state == PageState::Stored || entry.flags.has(Flags::RETAINED);
+    (refers && entry.tier != TierId::FILL).then_some((entry.tier, entry.slot))
+}

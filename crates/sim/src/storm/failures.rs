@@ -1,0 +1,197 @@
+//! What goes wrong around the engine: tiers that fail, hang and go, a space that refuses, wake-ups late and out of order.
+
+use undercroft_base::{SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
+use undercroft_model::{Content, FailRates, Mm, Refusal};
+
+use super::world::{Doing, World};
+
+/// Longest time a device hangs, in steps.
+const HANG_MAX: u64 = 600;
+
+/// How often the space refuses, in 1000 calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceRates {
+    /// EAGAIN of an installation, though no event waits.
+    pub again: u64,
+    /// ENOMEM of an installation.
+    pub no_memory: u64,
+    /// EAGAIN of a move.
+    pub move_again: u64,
+}
+
+impl World {
+    /// True `rate` times in 1000, where failures are on.
+    pub(super) fn fails(&mut self, rate: u64) -> bool {
+        let on = self.setup.failures && !self.calm && rate > 0;
+        on && self.random.chance(rate, 1000)
+    }
+
+    /// Draws new rates of failures, or none.
+    pub fn set_failures(&mut self, on: bool) {
+        let on = on && self.setup.failures;
+        let random = &mut self.random;
+        let mut rate = |most: u64| match on && random.chance(1, 2) {
+            true => random.below(most),
+            false => 0,
+        };
+        self.space_rates = SpaceRates {
+            again: rate(200),
+            no_memory: rate(100),
+            move_again: rate(100),
+        };
+        let ram = FailRates {
+            full: rate(300),
+            incompressible: rate(200),
+            flip: rate(4),
+            ..FailRates::NONE
+        };
+        let file = FailRates {
+            full: rate(200),
+            no_space: rate(100),
+            store_io: rate(100),
+            short: rate(100),
+            torn: rate(6),
+            lost: rate(6),
+            flip: rate(6),
+            load_io: rate(50),
+            stale: rate(50),
+            misdirected: rate(50),
+            ..FailRates::NONE
+        };
+        for tier in &self.tiers {
+            tier.set_rates(match tier.info().kind {
+                TierKind::Ram => ram,
+                TierKind::File => file,
+            });
+        }
+        if !on {
+            self.hung_until.fill(0);
+        }
+    }
+
+    /// Something changes for the worse, or the better.
+    pub(super) fn fail_some(&mut self) {
+        let at = self.random.index(self.tiers.len());
+        let is_file = self.tiers[at].info().kind == TierKind::File;
+        match self.random.below(16) {
+            0..6 => self.set_failures(true),
+            6..9 if is_file && self.setup.failures => {
+                self.hung_until[at] = self.steps + self.random.below(HANG_MAX);
+                self.log(|| format!("tier {at} hangs"));
+            }
+            9 if is_file && self.setup.failures => {
+                let gone = self.random.chance(1, 3);
+                self.tiers[at].set_gone(gone);
+                self.log(|| format!("tier {at} gone: {gone}"));
+            }
+            10..13 => self.wake_without_reason(),
+            _ => {}
+        }
+    }
+
+    /// Whether what the tier is asked for does not get done for the moment.
+    pub(super) fn hangs(&mut self, tier: TierId) -> bool {
+        let until = self.hung_until.get(tier.0 as usize).copied().unwrap_or(0);
+        let hangs = !self.calm && self.steps < until;
+        if hangs {
+            self.saw("tier hangs");
+        }
+        hangs
+    }
+
+    /// UFFDIO_COPY or ZEROPAGE, which may be refused.
+    pub(super) fn install(
+        &mut self,
+        mm: Mm,
+        page: VirtPage,
+        content: Content,
+    ) -> Result<(), Refusal> {
+        if self.fails(self.space_rates.again) {
+            self.saw("space: EAGAIN");
+            return Err(Refusal::LayoutChanging);
+        }
+        if self.fails(self.space_rates.no_memory) {
+            self.saw("space: ENOMEM");
+            return Err(Refusal::NoMemory);
+        }
+        let done = self.memory.install(mm, page, content);
+        match done {
+            Ok(()) => self.touched.push((mm, page)),
+            Err(Refusal::Exists) => self.saw("space: EEXIST"),
+            Err(_) => {}
+        }
+        done
+    }
+
+    /// UFFDIO_WAKE, or what COPY does: threads stopped at the page try again.
+    pub fn wake(&mut self, proc: usize, page: VirtPage) {
+        self.procs[proc].messages.retain(|m| m.page != page);
+        for at in 0..self.threads.len() {
+            if self.threads[at].proc != proc {
+                continue;
+            }
+            if let Doing::Stopped { page: of, write } = self.threads[at].doing
+                && of == page
+            {
+                self.threads[at].doing = Doing::Running;
+                self.access(at, page, write);
+            }
+        }
+    }
+
+    /// Wakes all that are stopped in the range.
+    pub fn wake_range(&mut self, proc: usize, range: VirtRange) {
+        for at in 0..self.threads.len() {
+            if let Doing::Stopped { page, .. } = self.threads[at].doing
+                && self.threads[at].proc == proc
+                && range.contains(page)
+            {
+                self.wake(proc, page);
+            }
+        }
+    }
+
+    /// What the engine says is to be woken: some at once, some later and in another order.
+    pub fn wake_all(&mut self, wake: Vec<(SpaceId, VirtPage)>) {
+        for (space, page) in wake {
+            if self.fails(500) {
+                self.wakes.push((space, page));
+            } else if let Some(proc) = self.proc_of(space) {
+                self.wake(proc, page);
+            }
+        }
+    }
+
+    /// Sends one of the wake-ups that were held back; false when there is none.
+    pub(super) fn send_a_wake(&mut self) -> bool {
+        if self.wakes.is_empty() {
+            return false;
+        }
+        let at = self.random.index(self.wakes.len());
+        self.saw(match at {
+            0 => "wake-up late",
+            _ => "wake-up late and out of order",
+        });
+        let (space, page) = self.wakes.remove(at);
+        if let Some(proc) = self.proc_of(space) {
+            self.wake(proc, page);
+        }
+        true
+    }
+
+    /// A thread tries again though nothing has changed (a signal, a stale wake-up).
+    fn wake_without_reason(&mut self) {
+        let stopped: Vec<(usize, VirtPage)> = self
+            .threads
+            .iter()
+            .filter_map(|thread| match thread.doing {
+                Doing::Stopped { page, .. } => Some((thread.proc, page)),
+                Doing::Running => None,
+            })
+            .collect();
+        if let Some((proc, page)) = stopped.get(self.random.index(stopped.len())).copied() {
+            self.saw("wake-up without reason");
+            self.wake(proc, page);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Shrinks a storm that failed to a short one that fails at the same place.
+//!
+//! Delta debugging (after Zeller and Hildebrandt 2002): pieces of the list of steps are left out, halves first, then ever smaller
+//! ones; then parts of the configuration; until neither gives any more or the replays are used up.
+
+use super::recipe::Recipe;
+use super::run::{Ended, Failure, replay};
+use super::setup::Setup;
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Minimised {
+    /// The shortest storm found.
+    pub ended: Ended,
+    /// Storms run for it.
+    pub replays: u32,
+    /// False when the replays were used up first.
+    pub finished: bool,
+}
+
+struct Search<'a> {
+    failure: &'a Failure,
+    best: Ended,
+    replays: u32,
+    replays_max: u32,
+}
+
+/// Shrinks what [`super::run`] or [`super::replay`] ended with; `None` when it did not fail, or does not fail again.
+///
+/// Cost: at most `replays_max` replays, each shorter than the last one that failed.
+pub fn minimise(ended: &Ended, replays_max: u32) -> Option<Minimised> {
+    let failure = ended.failure.as_ref()?;
+    let first = replay(&ended.recipe);
+    if first.failure.as_ref()?.place != failure.place {
+        return None;
+    }
+    let mut search = Search {
+        failure,
+        best: first,
+        replays: 1,
+        replays_max,
+    };
+    loop {
+        let before = (
+            search.best.recipe.steps.len(),
+            search.best.recipe.setup.clone(),
+        );
+        search.shrink_steps();
+        search.shrink_setup();
+        let after = &search.best.recipe;
+        if search.is_spent() || (after.steps.len(), after.setup.clone()) == before {
+            break;
+        }
+    }
+    Some(Minimised {
+        finished: !search.is_spent(),
+        replays: search.replays,
+        ended: search.best,
+    })
+}
+
+impl Search<'_> {
+    fn is_spent(&self) -> bool {
+        self.replays >= self.replays_max
+    }
+
+    /// Takes over a storm that fails at the same place.
+    fn fails(&mut self, setup: &Setup, steps: Vec<u64>) -> bool {
+        if self.is_spent() {
+            return false;
+        }
+        self.replays += 1;
+        let recipe = Recipe {
+            setup: setup.clone(),
+            steps,
+        };
+        let mut ended = replay(&recipe);
+        match &ended.failure {
+            Some(failure) if failure.place == self.failure.place => {
+                let last = failure.step;
+                ended.recipe.steps.retain(|step| *step <= last);
+                self.best = ended;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Leaves out pieces, half of the steps at first, then ever smaller ones, the last first: they matter least.
+    fn shrink_steps(&mut self) {
+        let mut size = self.best.recipe.steps.len().div_ceil(2);
+        while size > 0 && !self.is_spent() {
+            let mut to = self.best.recipe.steps.len();
+            let mut shorter = false;
+            while to > 0 && !self.is_spent() {
+                let steps = &self.best.recipe.steps;
+                to = to.min(steps.len());
+                let from = to.saturating_sub(size);
+                let kept = [&steps[..from], &steps[to..]].concat();
+                let setup = self.best.recipe.setup.clone();
+                shorter |= self.fails(&setup, kept);
+                to = from;
+            }
+            if size > 1 || !shorter {
+                size /= 2;
+            }
+        }
+    }
+
+    fn shrink_setup(&mut self) {
+        let mut again = true;
+        while again && !self.is_spent() {
+            again = false;
+            for setup in self.best.recipe.setup.simpler() {
+                let steps = self.best.recipe.steps.clone();
+                if self.fails(&setup, steps) {
+                    again = true;
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! What a storm is made of: the configuration a seed stands for, and its text in a replay file.
+
+use std::fmt::{self, Display, Write};
+
+use undercroft_base::TierKind;
+use undercroft_model::Random;
+use undercroft_policy::{prefetch, reclaim};
+
+/// Everything that is fixed before the first step. The seed decides the rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Seeds every step and every failure.
+    pub seed: u64,
+    /// Reclaim policy, by name.
+    pub reclaim: &'static str,
+    /// Prefetch policy, by name.
+    pub prefetch: &'static str,
+    /// The client's limit.
+    pub limit_pages: u64,
+    /// Tiers, fastest first; never empty.
+    pub tiers: Vec<TierSetup>,
+    /// Room of the ledger.
+    pub ledger_chunks: usize,
+    /// Layout changes in 1000 steps.
+    pub layout: u64,
+    /// Tiers, installations and wake-ups fail.
+    pub failures: bool,
+    /// Managers killed in 10 000 steps.
+    pub kills: u64,
+    /// What happens when nothing below has room.
+    pub when_full: WhenFull,
+    /// Threads of the manager that serve faults.
+    pub fault_threads: usize,
+    /// Threads of each program.
+    pub program_threads: usize,
+    /// A bug of the runtime, put in on purpose.
+    pub sabotage: Option<Sabotage>,
+}
+
+/// One tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierSetup {
+    /// RAM tiers lose only bits; file tiers fail in every way.
+    pub kind: TierKind,
+    /// Most pages it holds.
+    pub pages: u64,
+    /// Loaded pages keep their copy.
+    pub retain: bool,
+    /// Its oldest pages move to the next tier.
+    pub demotes: bool,
+}
+
+/// What happens when the limit is reached and no tier has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// The limit is exceeded.
+    Stay,
+    /// Every process of the client is ended.
+    Kill,
+}
+
+/// Bugs of the runtime, to show that a storm finds such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// The slot of a page is freed when its load begins, not when it is installed.
+    FreeEarly,
+    /// Pages are installed without asking whether they still may be.
+    InstallUnvalidated,
+    /// Threads that waited for room are not woken.
+    ForgetWake,
+    /// What the evictor was told to wake is forgotten.
+    ForgetEvictorWake,
+    /// Bytes are taken without looking at their checksum.
+    SkipChecksum,
+    /// A successor of a killed manager does not wake the threads whose faults its predecessor had read.
+    ForgetWakeAtTakeover,
+    /// A successor does not finish the layout events its predecessor had read.
+    ForgetEventsAtTakeover,
+    /// A successor takes no notice of bytes in the holding area.
+    ForgetHolding,
+}
+
+impl Sabotage {
+    /// All of them.
+    pub const ALL: [Sabotage; 8] = [
+        Sabotage::FreeEarly,
+        Sabotage::InstallUnvalidated,
+        Sabotage::ForgetWake,
+        Sabotage::ForgetEvictorWake,
+        Sabotage::SkipChecksum,
+        Sabotage::ForgetWakeAtTakeover,
+        Sabotage::ForgetEventsAtTakeover,
+        Sabotage::ForgetHolding,
+    ];
+
+    /// Its name in a replay file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Sabotage::FreeEarly => "free-early",
+            Sabotage::InstallUnvalidated => "install-unvalidated",
+            Sabotage::ForgetWake => "forget-wake",
+            Sabotage::ForgetEvictorWake => "forget-evictor-wake",
+            Sabotage::SkipChecksum => "skip-checksum",
+            Sabotage::ForgetWakeAtTakeover => "forget-wake-at-takeover",
+            Sabotage::ForgetEventsAtTakeover => "forget-events-at-takeover",
+            Sabotage::ForgetHolding => "forget-holding",
+        }
+    }
+
+    /// The one of this name.
+    pub fn by_name(name: &str) -> Option<Sabotage> {
+        Sabotage::ALL.into_iter().find(|it| it.name() == name)
+    }
+}
+
+impl Setup {
+    /// The configuration that `seed` stands for.
+    pub fn of_seed(seed: u64) -> Setup {
+        let mut random = Random::new(seed ^ 0x5eed);
+        let limit_pages = [24, 48, 100, 200][random.index(4)];
+        let mut tiers = Vec::new();
+        for at in 0..1 + random.index(3) {
+            let kind = match at {
+                0 => TierKind::Ram,
+                _ => TierKind::File,
+            };
+            let pages = match random.chance(1, 4) {
+                true => 20 + random.below(60),
+                false => 100 + random.below(4000),
+            };
+            tiers.push(TierSetup {
+                kind,
+                pages: match kind {
+                    TierKind::Ram => pages.min(limit_pages),
+                    TierKind::File => pages,
+                },
+                retain: random.chance(1, 2),
+                demotes: random.chance(2, 3),
+            });
+        }
+        if random.chance(1, 4) {
+            tiers[0].kind = TierKind::File;
+        }
+        Setup {
+            seed,
+            reclaim: reclaim::NAMES[random.index(reclaim::NAMES.len())],
+            prefetch: prefetch::NAMES[random.index(prefetch::NAMES.len())],
+            limit_pages,
+            tiers,
+            ledger_chunks: [64, 64, 64, 8][random.index(4)],
+            layout: random.below(11),
+            failures: random.chance(2, 3),
+            fault_threads: 1 + random.index(3),
+            program_threads: 2 + random.index(6),
+            kills: [0, 0, 5, 40][random.index(4)],
+            when_full: match random.chance(1, 4) {
+                true => WhenFull::Kill,
+                false => WhenFull::Stay,
+            },
+            sabotage: None,
+        }
+    }
+
+    /// This setup with something taken away, simplest first: what the minimiser tries.
+    pub(super) fn simpler(&self) -> Vec<Setup> {
+        let mut out = Vec::new();
+        let mut push = |change: &dyn Fn(&mut Setup)| {
+            let mut setup = self.clone();
+            change(&mut setup);
+            if setup != *self {
+                out.push(setup);
+            }
+        };
+        push(&|s| s.failures = false);
+        push(&|s| s.kills = 0);
+        push(&|s| s.layout = 0);
+        push(&|s| s.tiers.truncate(1));
+        push(&|s| {
+            if s.tiers.len() > 1 {
+                s.tiers.pop();
+            }
+        });
+        push(&|s| s.tiers.iter_mut().for_each(|tier| tier.retain = false));
+        push(&|s| s.tiers.iter_mut().for_each(|tier| tier.demotes = false));
+        push(&|s| s.prefetch = "none");
+        push(&|s| s.reclaim = "lru");
+        push(&|s| s.fault_threads = 1);
+        push(&|s| s.program_threads = 1);
+        push(&|s| s.when_full = WhenFull::Stay);
+        push(&|s| s.ledger_chunks = 64);
+        push(&|s| s.limit_pages = 24);
+        out
+    }
+
+    /// Reads one `key = value` of [`Setup`]'s text; false when the key is not one of its.
+    pub(super) fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
+        let number = || {
+            let parsed = value.parse::<u64>();
+            parsed.map_err(|_| format!("`{value}` is not a whole number"))
+        };
+        let bounded = |range: std::ops::RangeInclusive<u64>| {
+            let found = number()?;
+            match range.contains(&found) {
+                true => Ok(found),
+                false => Err(format!(
+                    "{found} is outside {} to {}",
+                    range.start(),
+                    range.end()
+                )),
+            }
+        };
+        let named = |names: &[&'static str]| {
+            let found = names.iter().find(|name| **name == value);
+            let list = names.join(", ");
+            found
+                .copied()
+                .ok_or_else(|| format!("`{value}` is none of {list}"))
+        };
+        match key {
+            "seed" => self.seed = number()?,
+            "reclaim" => self.reclaim = named(&reclaim::NAMES)?,
+            "prefetch" => self.prefetch = named(&prefetch::NAMES)?,
+            "limit_pages" => self.limit_pages = bounded(1..=1 << 20)?,
+            "tier" => self.tiers.push(tier(value)?),
+            "ledger_chunks" => self.ledger_chunks = bounded(1..=4096)? as usize,
+            "layout" => self.layout = bounded(0..=1000)?,
+            "failures" => self.failures = named(&["yes", "no"])? == "yes",
+            "kills" => self.kills = bounded(0..=10_000)?,
+            "when_full" => {
+                self.when_full = match named(&["stay", "kill"])? {
+                    "kill" => WhenFull::Kill,
+                    _ => WhenFull::Stay,
+                }
+            }
+            "fault_threads" => self.fault_threads = bounded(1..=64)? as usize,
+            "program_threads" => self.program_threads = bounded(1..=64)? as usize,
+            "sabotage" => {
+                let names = Sabotage::ALL.map(Sabotage::name);
+                self.sabotage = Sabotage::by_name(named(&names)?);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn tier(value: &str) -> Result<TierSetup, String> {
+    let mut words = value.split_whitespace();
+    let kind = match words.next() {
+        Some("ram") => TierKind::Ram,
+        Some("file") => TierKind::File,
+        _ => return Err(format!("`{value}` begins with neither `ram` nor `file`")),
+    };
+    let pages = words.next().and_then(|word| word.strip_prefix("pages="));
+    let pages = pages.and_then(|pages| pages.parse().ok());
+    let Some(pages @ 1..=0x10_0000) = pages else {
+        return Err(format!("`{value}` has no `pages=N`, 1 to 1048576"));
+    };
+    let (mut retain, mut demotes) = (false, false);
+    for word in words {
+        match word {
+            "retain" => retain = true,
+            "demotes" => demotes = true,
+            _ => {
+                return Err(format!(
+                    "`{word}` is neither `retain` nor `demotes`, which a tier may have"
+                ));
+            }
+        }
+    }
+    Ok(TierSetup {
+        kind,
+        pages,
+        retain,
+        demotes,
+    })
+}
+
+impl Display for Setup {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let yes = |on: bool| if on { "yes" } else { "no" };
+        writeln!(out, "seed = {}", self.seed)?;
+        writeln!(out, "reclaim = {}", self.reclaim)?;
+        writeln!(out, "prefetch = {}", self.prefetch)?;
+        writeln!(out, "limit_pages = {}", self.limit_pages)?;
+        for tier in &self.tiers {
+            let mut line = match tier.kind {
+                TierKind::Ram => "ram".to_owned(),
+                TierKind::File => "file".to_owned(),
+            };
+            write!(line, " pages={}", tier.pages)?;
+            line += if tier.retain { " retain" } else { "" };
+            line += if tier.demotes { " demotes" } else { "" };
+            writeln!(out, "tier = {line}")?;
+        }
+        writeln!(out, "ledger_chunks = {}", self.ledger_chunks)?;
+        writeln!(out, "layout = {}", self.layout)?;
+        writeln!(out, "failures = {}", yes(self.failures))?;
+        writeln!(out, "kills = {}", self.kills)?;
+        let when_full = match self.when_full {
+            WhenFull::Stay => "stay",
+            WhenFull::Kill => "kill",
+        };
+        writeln!(out, "when_full = {when_full}")?;
+        writeln!(out, "fault_threads = {}", self.fault_threads)?;
+        writeln!(out, "program_threads = {}", self.program_threads)?;
+        match self.sabotage {
+            Some(sabotage) => writeln!(out, "sabotage = {}", sabotage.name()),
+            None => Ok(()),
+        }
+    }
+}

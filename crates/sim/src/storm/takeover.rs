@@ -1,0 +1,351 @@
+//! A manager dies between any two words it writes, and a successor takes over from its ledger.
+//!
+//! What it had in progress is gone: plans, the batch, slots to free, faults it had read, wake-ups it had not sent. What is left:
+//! the kernel's side, the tiers, the ledger, the last event read, the holding areas, and the agents with their last order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use undercroft_base::{PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_engine::{Engine, Found, Held as HeldWhere, Here, Recovered};
+use undercroft_model::{Content, Memory};
+
+use super::evict::{Batch, Held, place_of};
+use super::ledger::Killed;
+use super::setup::Sabotage;
+use super::world::{Doing, Proc, World, config_of, policies};
+
+/// Most words a manager still writes once its time has come.
+const LAST_WORDS: u64 = 60;
+
+/// Longest time without a manager, in steps.
+const DOWN_MAX: u64 = 80;
+
+impl World {
+    /// True while the manager is dead.
+    pub fn is_down(&self) -> bool {
+        self.down_for.is_some()
+    }
+
+    /// Kills the manager now and then: at once, or some words further on.
+    pub(super) fn maybe_kill(&mut self) {
+        if self.is_down() || self.setup.kills == 0 {
+            return;
+        }
+        if self.random.chance(self.setup.kills, 10_000) {
+            match self.random.below(LAST_WORDS) {
+                0 => self.killed(),
+                words => self.ledger.arm(words),
+            }
+        }
+    }
+
+    /// Does something that the manager may not survive.
+    pub(super) fn survive(&mut self, act: impl FnOnce(&mut World)) {
+        let done = catch_unwind(AssertUnwindSafe(|| act(self)));
+        match done {
+            Ok(()) => {}
+            Err(payload) if payload.is::<Killed>() => {
+                self.saw("manager killed between two words");
+                self.killed();
+            }
+            Err(payload) => resume_unwind(payload),
+        }
+    }
+
+    /// The manager is no more.
+    pub fn killed(&mut self) {
+        self.ledger.disarm();
+        self.log(|| "the manager is killed".to_owned());
+        self.saw("manager killed");
+        for (flag, what) in [
+            (self.flights.iter().any(Option::is_some), "killed: loading"),
+            (self.batch.is_some(), "killed: evicting"),
+            (!self.holding.is_empty(), "killed: pages in hand"),
+            (self.demotion.is_some(), "killed: demoting"),
+            (
+                self.procs.iter().any(|p| p.intake.is_some()),
+                "killed: inside an event",
+            ),
+        ] {
+            if flag {
+                self.saw(what);
+            }
+        }
+        if let Some(batch) = self.batch.take().filter(|batch| !batch.cancelled) {
+            // One agent has an order, which it goes on with.
+            let space = batch.items.get(batch.next).map(|item| item.space);
+            for at in batch.next..batch.items.len() {
+                let item = batch.items[at];
+                if Some(item.space) == space {
+                    let place = place_of(&batch.items, at);
+                    self.orders.push((item.space, place, item.page));
+                }
+            }
+            self.orders.reverse();
+        }
+        self.flights.iter_mut().for_each(|flight| *flight = None);
+        self.demotion = None;
+        self.freed.clear();
+        self.wakes.clear();
+        self.evictor_nap = None;
+        self.over_limit = false;
+        self.calm = false;
+        self.down_for = Some(self.random.below(DOWN_MAX));
+        // What was installed and not finished is nobody's.
+        self.procs.iter_mut().for_each(|p| p.unmanaged_ok = true);
+    }
+
+    /// The client, its kernel and its agents go on.
+    pub(super) fn step_without_manager(&mut self, left: u64) {
+        if left == 0 {
+            return self.take_over();
+        }
+        self.down_for = Some(left - 1);
+        match self.random.below(100) {
+            0..70 => _ = self.program_step(),
+            70..80 => self.carry_out_an_order(),
+            80..90 => _ = self.zap_step(),
+            90..92 => self.pin_some(),
+            _ => {
+                if self.random.chance(self.setup.layout, 10) {
+                    self.layout_step();
+                }
+            }
+        }
+    }
+
+    fn carry_out_an_order(&mut self) {
+        let Some((owner, place, page)) = self.orders.pop() else {
+            return;
+        };
+        if let Some(proc) = self.proc_of(owner)
+            && let Ok(content) = self.memory.move_out(self.procs[proc].mm, page)
+        {
+            self.saw("agent goes on without its manager");
+            self.holding.insert((owner, place), content);
+        }
+    }
+
+    /// A successor takes over; its death meanwhile is survived too.
+    pub fn take_over(&mut self) {
+        if !self.calm && self.random.chance(self.setup.kills.min(40), 100) {
+            let words = self.random.below(300);
+            self.ledger.arm(words);
+        }
+        self.orders.clear(); // it stops the agents
+        let alive: Vec<SpaceId> = self
+            .procs
+            .iter()
+            .filter(|proc| proc.alive)
+            .map(|proc| proc.space)
+            .collect();
+        let ledger = self.ledger.reopen().expect("the ledger it left");
+        let engine = Engine::recover(
+            ledger,
+            policies::reclaim(&self.setup),
+            policies::prefetch(&self.setup),
+            config_of(&self.setup),
+            &alive,
+        );
+        self.engine = engine.expect("the ledger it left");
+        self.update_pool();
+        self.catch_up();
+        let recovered = self.reconcile();
+        self.log(|| format!("taken over: {recovered:?}"));
+        self.free_unclaimed(&recovered);
+        self.resume_batch(&recovered);
+        for (space, page) in &recovered.lost {
+            if let Some(proc) = self.proc_of(*space) {
+                self.oracle.damage(self.procs[proc].mm, *page);
+            }
+            self.saw("takeover: lost with the process that had it");
+        }
+        for (count, what) in [
+            (recovered.in_hand.len() as u64, "takeover: pages in hand"),
+            (recovered.installed, "takeover: installed and not finished"),
+            (recovered.returned, "takeover: chosen and not gone"),
+            (recovered.vanished, "takeover: vanished"),
+            (recovered.strays, "takeover: strays"),
+        ] {
+            *self.seen.entry(what).or_default() += count;
+        }
+        self.seen.retain(|_, times| *times > 0);
+        self.ledger.disarm();
+        self.down_for = None;
+        self.register_regions();
+        self.engine.audit();
+        if !self.sabotaged(Sabotage::ForgetWakeAtTakeover) {
+            self.wake_everyone();
+        }
+        self.saw("taken over");
+        self.check_slots();
+        self.check_bytes();
+    }
+
+    /// Applies the event its predecessor had read, and all that wait.
+    fn catch_up(&mut self) {
+        for proc in 0..self.procs.len() {
+            if !self.procs[proc].alive {
+                continue;
+            }
+            match self.sabotaged(Sabotage::ForgetEventsAtTakeover) {
+                true => self.procs[proc].intake = None,
+                false => {
+                    if self.procs[proc].intake.is_some() {
+                        self.saw("takeover: an event of its predecessor's");
+                    }
+                    self.apply_intake(proc);
+                }
+            }
+            while self.procs[proc].alive && !self.procs[proc].events.is_empty() {
+                self.read_event(proc);
+            }
+        }
+    }
+
+    fn reconcile(&mut self) -> Recovered {
+        let forget = self.sabotaged(Sabotage::ForgetHolding);
+        let mut kernel = Kernel {
+            memory: &self.memory,
+            procs: &self.procs,
+            holding: &self.holding,
+            forget,
+            gone: false,
+        };
+        let recovered = self.engine.reconcile(&mut kernel);
+        let excused = kernel.gone;
+        assert!(
+            recovered.lost.is_empty() || excused,
+            "pages were lost by taking over: {recovered:?}"
+        );
+        recovered
+    }
+
+    fn free_unclaimed(&mut self, recovered: &Recovered) {
+        let mut claims: BTreeMap<TierId, BTreeSet<Slot>> = BTreeMap::new();
+        for (tier, slot) in &recovered.claims {
+            assert!(
+                self.tiers[tier.0 as usize].is_live(*slot),
+                "{tier:?} {slot:?} is gone, and the ledger refers to it"
+            );
+            claims.entry(*tier).or_default().insert(*slot);
+        }
+        for at in 0..self.tiers.len() {
+            let wanted = claims.remove(&TierId(at as u8)).unwrap_or_default();
+            if self.tiers[at].retain_only(&wanted) > 0 {
+                self.saw("takeover: slots freed that nobody refers to");
+            }
+        }
+        self.update_pool();
+    }
+
+    /// The pages in hand are a batch that was taken out.
+    fn resume_batch(&mut self, recovered: &Recovered) {
+        let Some(last) = recovered.in_hand.last() else {
+            return;
+        };
+        let mut items = vec![last.item; last.at + 1];
+        let mut held = Vec::new();
+        for page in &recovered.in_hand {
+            items[page.at] = page.item;
+            held.push(Held {
+                at: page.at,
+                content: self.holding[&(page.owner, page.place)],
+                outcome: None,
+            });
+        }
+        self.batch = Some(Batch {
+            next: items.len(),
+            items,
+            cancelled: false,
+            held,
+            stalled: 0,
+        });
+    }
+
+    /// Managed ranges, as `/proc/PID/maps` shows them.
+    fn register_regions(&mut self) {
+        for at in 0..self.procs.len() {
+            let proc = &self.procs[at];
+            if !proc.alive {
+                continue;
+            }
+            let mut ranges: Vec<VirtRange> = Vec::new();
+            for (page, advice) in self.memory.pages(proc.mm) {
+                match ranges.last_mut() {
+                    _ if !advice.registered => {}
+                    Some(last) if last.end == page => last.end = page.plus(1),
+                    _ => ranges.push(VirtRange::new(page, page.plus(1))),
+                }
+            }
+            for range in ranges {
+                self.engine.attached(proc.space, range);
+            }
+        }
+    }
+
+    fn wake_everyone(&mut self) {
+        for at in 0..self.threads.len() {
+            // Waking one thread may let others run, or end them.
+            let Some(thread) = self.threads.get(at) else {
+                break;
+            };
+            let stopped = matches!(thread.doing, Doing::Stopped { .. });
+            if let (Doing::Stopped { page, .. }, proc) = (thread.doing, thread.proc) {
+                let space = self.procs[proc].space;
+                let unread = self.procs[proc].messages.iter().any(|m| m.page == page);
+                if stopped && !unread && self.engine.entry(space, page).state != PageState::Resident
+                {
+                    self.saw("takeover: a thread whose fault had been read");
+                }
+                self.wake(proc, page);
+            }
+        }
+    }
+}
+
+/// What a successor sees.
+struct Kernel<'a> {
+    memory: &'a Memory,
+    procs: &'a [Proc],
+    holding: &'a BTreeMap<(SpaceId, usize), Content>,
+    forget: bool,
+    /// It was asked for bytes that went with their process.
+    gone: bool,
+}
+
+impl Kernel<'_> {
+    fn proc(&self, space: SpaceId) -> Option<&Proc> {
+        self.procs.iter().find(|p| p.space == space && p.alive)
+    }
+}
+
+impl Found for Kernel<'_> {
+    fn page(&mut self, space: SpaceId, page: VirtPage) -> Here {
+        let Some(proc) = self.proc(space) else {
+            return Here::NotManaged;
+        };
+        let registered = self
+            .memory
+            .advice(proc.mm, page)
+            .is_some_and(|a| a.registered);
+        match (registered, self.memory.is_present(proc.mm, page)) {
+            (false, _) => Here::NotManaged,
+            (true, true) => Here::Present,
+            (true, false) => Here::Absent,
+        }
+    }
+
+    fn held(&mut self, owner: SpaceId, place: usize) -> HeldWhere {
+        let held = self.holding.contains_key(&(owner, place)) && !self.forget;
+        match (held, self.proc(owner)) {
+            (true, _) => HeldWhere::Here,
+            (false, Some(_)) => HeldWhere::NotMoved,
+            (false, None) => {
+                self.gone = true;
+                HeldWhere::OwnerGone
+            }
+        }
+    }
+}
