@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_base::Bytes;
 use undercroft_manager::options::WhenFull;
 
+use crate::trace::args::TraceArgs;
 use crate::values::{self, MemoryMax};
 
 const STYLES: Styles = Styles::styled()
@@ -50,6 +51,8 @@ pub enum Command {
     Sim(crate::sim::args::SimArgs),
     /// Run the benchmarks and draw their plots
     Lab(LabArgs),
+    /// Record, generate, convert and look at traces of memory references
+    Trace(TraceArgs),
     /// Print a completion script for a shell
     Completions {
         /// Which shell.

@@ -11,6 +11,7 @@ mod preflight;
 mod run;
 mod show;
 mod sim;
+mod trace;
 mod values;
 
 use std::process::ExitCode;
@@ -40,6 +41,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Demo(args) => demo::demo(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),
         Command::Lab(args) => lab::lab(args.command),
+        Command::Trace(args) => trace::trace(args.command),
         Command::LabTouch { arguments } => {
             return Ok(undercroft_lab::touch::main(arguments.into_iter()));
         }

@@ -12,6 +12,8 @@ pub mod results;
 pub mod rig;
 pub mod touch;
 
+pub use plot::{Curve, Curves, draw_curves};
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

@@ -3,7 +3,10 @@
 //! Text uses the embedded DejaVu Sans (`assets/`, Bitstream Vera licence), so no font need be installed.
 
 mod bars;
+mod curves;
 mod ratios;
+
+pub use curves::{Curve, Curves, draw_curves};
 
 use crate::results::Results;
 use anyhow::{Context, anyhow};

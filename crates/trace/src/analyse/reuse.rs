@@ -90,6 +90,11 @@ impl ReuseDistances {
         }
     }
 
+    /// Whether only some pages are looked at, so that all counts are estimates.
+    pub fn is_sampled(&self) -> bool {
+        self.sampling != Sampling::Exact
+    }
+
     /// Share of pages that are looked at now.
     pub fn rate(&self) -> f64 {
         self.draw_end as f64 / DRAW_END as f64

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn lines_of_every_kind_become_touches() {
-        let text = "==7== Lackey, an example Valgrind tool\n\nI  04001000,3\n L 1ffeffe7e0,8\n S 1ffeffe7d8,4\n M 0421c7cc,16\n==7== bye";
+        let text = "==7== Lackey, an example Valgrind tool\n\nI  04001000,3\n L 1ffeffe7e0,8\n S 1ffeffe7d8,4\n M 0421c7cc,16\n==7== bye\n";
         let got: Vec<(u64, u64, u32, Access)> = read(text)
             .into_iter()
             .map(|touch| touch.expect("a good line"))
@@ -162,6 +162,8 @@ mod tests {
             assert!(error.contains("line 2, byte 14"), "{bad}: {error}");
             assert_eq!(results.len(), 1);
         }
+        let cut = read(" L 1,8\n L 2,1").pop().expect("a result");
+        assert!(matches!(cut, Err(ImportError::Cut { line: 2, offset: 7 })));
         let endless = "x".repeat(1 << 20);
         assert!(read(&endless)[0].is_err());
     }

@@ -21,6 +21,14 @@ pub enum ImportError {
         /// What the system said.
         source: io::Error,
     },
+    /// The text ends inside a line, which may lack anything: it was cut, or its writer was killed.
+    #[error("line {line}, byte {offset}: the text ends inside this line: it is truncated")]
+    Cut {
+        /// From 1.
+        line: u64,
+        /// Where the line begins.
+        offset: u64,
+    },
     /// A line that is not of the format.
     #[error("line {line}, byte {offset}: {why}: \"{text}\"")]
     Line {
@@ -56,6 +64,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Reads the next line into `self.line`, without its end; false at the end of the text.
+    /// Errors: a last line without an end, since a number there may lack digits.
     fn advance(&mut self) -> Result<bool, ImportError> {
         self.line.clear();
         self.begin = self.end;
@@ -73,7 +82,13 @@ impl<R: BufRead> Lines<R> {
                 }
             };
             if available.is_empty() {
-                return Ok(self.end > self.begin);
+                return match self.end > self.begin {
+                    false => Ok(false),
+                    true => Err(ImportError::Cut {
+                        line: self.number,
+                        offset: self.begin,
+                    }),
+                };
             }
             let found = available.iter().position(|byte| *byte == b'\n');
             let part = &available[..found.unwrap_or(available.len())];

@@ -1,0 +1,143 @@
+//! Curves over one axis: a line for each, with its name at the side. Used for miss ratios.
+
+use super::{Drawn, WIDTH, font};
+use anyhow::{anyhow, bail};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use std::path::Path;
+
+const HEIGHT: u32 = 900;
+/// Okabe-Ito, in the order curves take them.
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(60, 60, 60),
+];
+
+/// One picture of curves, both axes linear and from 0.
+#[derive(Clone, Debug)]
+pub struct Curves {
+    /// First line.
+    pub title: String,
+    /// Second line, smaller.
+    pub subtitle: String,
+    /// Name and unit of the horizontal axis.
+    pub x_label: String,
+    /// Name and unit of the vertical axis.
+    pub y_label: String,
+    /// The curves; at least one.
+    pub curves: Vec<Curve>,
+}
+
+/// One curve.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// What it shows.
+    pub name: String,
+    /// Its points, left to right.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Draws `curves` into `path`, SVG or PNG by its name. Errors: another name; the file cannot be written.
+pub fn draw_curves(curves: &Curves, path: &Path) -> anyhow::Result<()> {
+    font()?;
+    let size = (WIDTH, HEIGHT);
+    let drawn = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => {
+            let root = SVGBackend::new(path, size).into_drawing_area();
+            draw(curves, &root).and_then(|()| Ok(root.present()?))
+        }
+        Some("png") => {
+            let root = BitMapBackend::new(path, size).into_drawing_area();
+            draw(curves, &root).and_then(|()| Ok(root.present()?))
+        }
+        _ => bail!("the name ends in neither .svg nor .png"),
+    };
+    drawn.map_err(|error| anyhow!("{error}"))
+}
+
+fn draw<B: DrawingBackend>(curves: &Curves, root: &DrawingArea<B, Shift>) -> Drawn<()>
+where
+    B::ErrorType: Sync + 'static,
+{
+    root.fill(&WHITE)?;
+    let text = |size: i32| ("sans-serif", size).into_font();
+    root.draw(&Text::new(curves.title.clone(), (24, 16), text(26)))?;
+    let grey = text(17).color(&RGBColor(90, 90, 90));
+    root.draw(&Text::new(curves.subtitle.clone(), (24, 54), grey))?;
+    let points = || curves.curves.iter().flat_map(|curve| &curve.points);
+    let most = |values: &mut dyn Iterator<Item = f64>| {
+        let most = values.filter(|value| value.is_finite()).fold(0.0, f64::max);
+        if most > 0.0 { most } else { 1.0 }
+    };
+    let x_max = most(&mut points().map(|(x, _)| *x));
+    let y_max = most(&mut points().map(|(_, y)| *y));
+    let mut chart = ChartBuilder::on(root)
+        .margin(24)
+        .margin_top(100)
+        .x_label_area_size(60)
+        .y_label_area_size(90)
+        .build_cartesian_2d(0.0..x_max, 0.0..y_max * 1.02)?;
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .bold_line_style(BLACK.mix(0.12))
+        .x_desc(&curves.x_label)
+        .y_desc(&curves.y_label)
+        .axis_desc_style(text(18))
+        .label_style(text(16))
+        .draw()?;
+    for (curve, colour) in curves.curves.iter().zip(COLOURS.iter().cycle()) {
+        let line = LineSeries::new(curve.points.iter().copied(), colour.stroke_width(3));
+        let colour = *colour;
+        chart
+            .draw_series(line)?
+            .label(&curve.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], colour.stroke_width(3)));
+    }
+    chart
+        .configure_series_labels()
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.2))
+        .label_font(text(17))
+        .legend_area_size(32)
+        .draw()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_are_drawn_as_both_kinds_of_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let curves = Curves {
+            title: "title & more".to_owned(),
+            subtitle: String::new(),
+            x_label: "x".to_owned(),
+            y_label: "y".to_owned(),
+            curves: vec![
+                Curve {
+                    name: "one".to_owned(),
+                    points: vec![(0.0, 1.0), (50.0, 0.5), (100.0, 0.1)],
+                },
+                Curve {
+                    name: "nothing".to_owned(),
+                    points: Vec::new(),
+                },
+            ],
+        };
+        for name in ["a.svg", "a.png"] {
+            let path = directory.path().join(name);
+            draw_curves(&curves, &path).expect(name);
+            assert!(path.metadata().expect(name).len() > 1000);
+        }
+        assert!(draw_curves(&curves, &directory.path().join("a.gif")).is_err());
+        assert!(draw_curves(&curves, Path::new("/nowhere/a.svg")).is_err());
+    }
+}
