@@ -48,16 +48,19 @@ impl Flags {
     pub const INHERITED: Flags = Flags(16);
 
     /// True when every bit of `other` is set.
+    #[inline]
     pub fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// These flags and those of `other`.
+    #[inline]
     pub fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 
     /// These flags less those of `other`.
+    #[inline]
     pub fn without(self, other: Flags) -> Flags {
         Flags(self.0 & !other.0)
     }
@@ -90,6 +93,7 @@ impl Entry {
 
     /// Packs into the ledger word. Panics when the slot needs more than 37 bits (a tier's bug: the word
     /// would point at another page's bytes).
+    #[inline]
     pub fn pack(self) -> u64 {
         assert!(
             self.slot.0 < Slot::LIMIT,
@@ -104,6 +108,7 @@ impl Entry {
     }
 
     /// Unpacks a ledger word; an unknown state (a corrupt ledger) reads as `Lost`, never as good data.
+    #[inline]
     pub fn unpack(word: u64) -> Entry {
         let state = match word & 7 {
             0 => PageState::Untouched,

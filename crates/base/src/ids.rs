@@ -51,11 +51,13 @@ pub struct Stamp(pub u16);
 
 impl PageNo {
     /// The chunk this page is in.
+    #[inline]
     pub fn chunk(self) -> ChunkNo {
         ChunkNo(self.0 / CHUNK_PAGES)
     }
 
     /// The page's place inside its chunk, 0..512.
+    #[inline]
     pub fn offset(self) -> u32 {
         self.0 % CHUNK_PAGES
     }
@@ -63,6 +65,7 @@ impl PageNo {
 
 impl ChunkNo {
     /// The page at `offset` (0..512) of this chunk.
+    #[inline]
     pub fn page(self, offset: u32) -> PageNo {
         debug_assert!(offset < CHUNK_PAGES);
         PageNo(self.0 * CHUNK_PAGES + offset)

@@ -1,6 +1,7 @@
 //! References a second through the engine, beside the cost of numbering the pages.
 //!
-//! `cargo run --release -p undercroft-sim --example sim_speed [REFERENCES [PAGES [ROUNDS]]]`: a Zipf 0.8 trace in memory, one core.
+//! `cargo run --release -p undercroft-sim --example sim_speed [REFERENCES [PAGES [ROUNDS [POLICY]]]]`: a Zipf 0.8 trace in
+//! memory, one core.
 
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ fn main() {
         text.map_or(default, |text| text.parse().expect("a number"))
     };
     let (references, pages, rounds) = (number(20_000_000), number(1 << 18), number(3));
+    let only = arguments.next();
     let mut random = Random::new(42);
     let packed: Vec<u64> = (0..references)
         .map(|_| {
@@ -29,11 +31,12 @@ fn main() {
     let rate = |time: std::time::Duration| references as f64 / time.as_secs_f64() / 1e6;
     println!("numbering {:.1} M references/s", rate(numbering));
     let streams = [stream];
-    for reclaim in ["clock", "clock_w", "lru", "active_inactive"] {
+    let all = ["clock", "clock_w", "lru", "active_inactive"].map(str::to_owned);
+    for reclaim in only.map_or(all.to_vec(), |only| vec![only]) {
         for percent in [1.0, 10.0, 50.0] {
             let setup = Setup {
                 memory: Memory::Percent(percent),
-                reclaim: reclaim.to_owned(),
+                reclaim: reclaim.clone(),
                 ..Setup::default()
             };
             let mut best = 0.0f64;

@@ -37,9 +37,7 @@ impl Reclaim for Clock {
     }
 
     fn touch(&mut self, page: PageNo, _write: bool) {
-        if self.lists.list(page).is_some() {
-            self.lists.set_mark(page, USED);
-        }
+        self.lists.mark_listed(page, USED);
     }
 
     fn select(
@@ -59,11 +57,14 @@ impl Reclaim for Clock {
                 self.lists.move_to_back(RING, page);
                 continue;
             }
-            self.lists.move_to_back(JUDGED, page);
             if verdict(page) == Verdict::Take {
                 out.push(page);
                 wanted -= 1;
+                if wanted == 0 {
+                    break; // the last victim stays where it is: the engine takes it out at once
+                }
             }
+            self.lists.move_to_back(JUDGED, page);
         }
         self.lists.append(JUDGED, RING);
     }

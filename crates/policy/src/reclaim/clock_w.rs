@@ -47,8 +47,8 @@ impl Reclaim for ClockW {
     }
 
     fn touch(&mut self, page: PageNo, write: bool) {
-        if write && self.lists.list(page).is_some() {
-            self.lists.set_mark(page, self.lists.mark(page) | WRITTEN);
+        if write {
+            self.lists.mark_listed(page, WRITTEN);
         }
     }
 
@@ -69,11 +69,14 @@ impl Reclaim for ClockW {
                 self.lists.move_to_back(RING, page);
                 continue;
             }
-            self.lists.move_to_back(JUDGED, page);
             if verdict(page) == Verdict::Take {
                 out.push(page);
                 wanted -= 1;
+                if wanted == 0 {
+                    break; // the last victim stays where it is: the engine takes it out at once
+                }
             }
+            self.lists.move_to_back(JUDGED, page);
         }
         self.lists.append(JUDGED, RING);
     }

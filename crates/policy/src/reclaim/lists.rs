@@ -174,6 +174,20 @@ impl PageLists {
         *prev = (*prev & NONE) | u32::from(mark) << BITS;
     }
 
+    /// Sets bits of the mark if the page is in a list: one look for [`PageLists::list`] and [`PageLists::set_mark`]. Panics when
+    /// `bits` is above 3.
+    #[inline]
+    pub fn mark_listed(&mut self, page: PageNo, bits: u8) {
+        assert!(bits < 4, "a mark has two bits");
+        let chunk = self.chunks.get_mut(page.chunk().0 as usize);
+        if let Some(Some(chunk)) = chunk {
+            let link = &mut chunk[page.offset() as usize];
+            if link.next >> BITS != 0 {
+                link.prev |= u32::from(bits) << BITS;
+            }
+        }
+    }
+
     /// Bytes of metadata held now.
     pub fn held_bytes(&self) -> usize {
         let chunks = self.chunks.iter().flatten().count();
@@ -313,6 +327,11 @@ mod tests {
                     (4, Some(_)) => {
                         lists.set_mark(PageNo(page), list as u8);
                         marks[page as usize] = list as u8;
+                    }
+                    (4, None) => lists.mark_listed(PageNo(page), 3),
+                    (5, Some(_)) if page >= 20 => {
+                        lists.mark_listed(PageNo(page), list as u8);
+                        marks[page as usize] |= list as u8;
                     }
                     (5, _) if page < 20 && list != 2 => {
                         lists.append(LISTS[2], LISTS[list]);

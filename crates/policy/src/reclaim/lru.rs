@@ -51,11 +51,14 @@ impl Reclaim for Lru {
             let (Some(page), true) = (self.lists.front(ALL), wanted > 0) else {
                 return;
             };
-            self.lists.move_to_back(ALL, page);
             if verdict(page) == Verdict::Take {
                 out.push(page);
                 wanted -= 1;
+                if wanted == 0 {
+                    return; // the last victim stays where it is: the engine takes it out at once
+                }
             }
+            self.lists.move_to_back(ALL, page);
         }
     }
 

@@ -19,6 +19,11 @@ pub const DIRTY: u8 = 1;
 pub const WRITTEN: u8 = 2;
 /// Brought along, and not used since.
 pub const AHEAD: u8 = 4;
+/// It was used before.
+pub const KNOWN: u8 = 8;
+
+/// Longest latency told apart: 1000 s.
+const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
 
 /// Where a client's time went.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -81,10 +86,8 @@ pub struct Client<'a> {
     pub timed: usize,
     /// Its own virtual time.
     pub clock: Time,
-    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`] of each page.
+    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`] of each page.
     pub marks: Vec<u8>,
-    /// Pages that were used.
-    pub known: Vec<bool>,
     /// Until when pages brought along are on their way.
     pub ahead_until: Time,
     /// Its first place in tiers where each page has its own.
@@ -170,13 +173,12 @@ impl<'a> Client<'a> {
             timed: 0,
             clock: Time::default(),
             marks: vec![0; numbers],
-            known: vec![false; numbers],
             ahead_until: Time::default(),
             home,
             held: vec![0; count],
             plan: LoadPlan::default(),
             batch: Vec::new(),
-            latency: Histogram::new(3).expect("three digits are valid"),
+            latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds"),
             spent: Spent::default(),
             seen: Seen::default(),
             before: Stats::default(),
@@ -205,9 +207,8 @@ impl<'a> Client<'a> {
             }
             let mark = &mut self.marks[no.0 as usize];
             if *mark & AHEAD != 0 {
-                *mark &= !AHEAD;
+                *mark = (*mark & !AHEAD) | KNOWN;
                 self.seen.ahead_used += 1;
-                self.known[no.0 as usize] = true;
                 if self.ahead_until > Time::default() {
                     self.at += done;
                     return Stop::Fault(no, write);

@@ -19,7 +19,7 @@ use undercroft_model::device::{Attach, Device, Time, profiles};
 use crate::memory_trace::PageStream;
 use crate::setup::{FaultTouch, Initial, Memory, Setup, SetupError, TierKind};
 
-use client::{AHEAD, DIRTY, WRITTEN};
+use client::{AHEAD, DIRTY, KNOWN, WRITTEN};
 pub use client::{Client, Seen, Spent, Stop};
 use tiers::{Tier, tier_id};
 
@@ -168,8 +168,9 @@ impl<'a> Replay<'a> {
             other => unreachable!("a fault is answered {other:?} with no eviction under way"),
         }
         client.seen.misses += 1;
-        client.seen.first_touches +=
-            u64::from(!std::mem::replace(&mut client.known[no.0 as usize], true));
+        let mark = &mut client.marks[no.0 as usize];
+        client.seen.first_touches += u64::from(*mark & KNOWN == 0);
+        *mark |= KNOWN;
         let start = client.clock;
         self.make_room(at)?;
         let loads = self.load(at);
