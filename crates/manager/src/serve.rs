@@ -208,9 +208,8 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     shared.wake_fault_threads();
     shared.evict_kick.fetch_add(1, Ordering::SeqCst);
     undercroft_sys::futex::wake(&shared.evict_kick, 1);
-    for thread in threads {
-        let _ = thread.join();
-    }
+    // The client has ended: the threads have nothing left to do, and end with the process.
+    drop(threads);
     if let Ok(holder) = PidFd::open(holder) {
         let _ = holder.kill();
     }
