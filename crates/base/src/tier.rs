@@ -123,8 +123,9 @@ pub trait Tier: Send + Sync {
     /// Errors: `Corrupt` when the slot does not hold what was stored with `stamp`.
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError>;
 
-    /// The checksum kept for `slot`, if `stamp` is its generation: what a `Loaded::Read` page must hash to, and
-    /// what tells whether a resident page is unchanged. `None`: the slot is not of this generation.
+    /// The checksum kept for `slot`: what a `Loaded::Read` page must hash to with `stamp`, and what tells whether a
+    /// resident page is unchanged. `None`: nothing of this generation is kept there, as far as the tier can tell; where it
+    /// cannot, the checksum tells, since the generation is part of it.
     fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64>;
 
     /// Gives slots back. Freeing a free slot is the caller's bug: panics.

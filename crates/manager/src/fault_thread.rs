@@ -131,6 +131,7 @@ impl FaultThread {
         let cpu = self.shared.placement.cpus[self.index];
         let _ = process::set_affinity(0, &[cpu]);
         let _ = process::set_fifo(0, 1);
+        let _ = process::set_io_best_effort();
         let mut events = [const { MaybeUninit::uninit() }; 16];
         while !self.shared.stop.load(Ordering::Acquire) {
             self.look_around();

@@ -46,7 +46,7 @@ impl Bound {
 }
 
 impl Pin {
-    /// Thread `tid` was seen to fault on `cpu` at `now` (ns).
+    /// Thread `tid` was seen to fault at `now` (ns), and would be bound to `cpu`.
     pub fn seen(&self, tid: u32, cpu: usize, now: u64) {
         let mut lone = lock(&self.0);
         let paused = now.saturating_sub(lone.last) > KEPT_NS;

@@ -33,13 +33,17 @@ pub(crate) struct Placement {
     /// Set when new threads are heard of: one bound to its CPU passes that on to those it starts.
     pub pins: AtomicBool,
     pub pin: Pin,
+    /// Where the disk's completions arrive: a lone thread is bound there.
+    disk_cpu: Option<usize>,
 }
 
 impl Placement {
-    pub fn new() -> Placement {
+    /// `disk_cpu`: the only CPU that hears of the tiers' disk, if there is one.
+    pub fn new(disk_cpu: Option<usize>) -> Placement {
         let allowed = process::allowed_cpus(0).unwrap_or_else(|_| vec![0]);
         let cpus: Vec<usize> = allowed.iter().copied().take(FAULT_THREADS_MAX).collect();
         Placement {
+            disk_cpu: disk_cpu.filter(|cpu| cpus.contains(cpu)),
             seen: cpus.iter().map(|_| AtomicU64::new(0)).collect(),
             cpus,
             allowed,
@@ -81,7 +85,7 @@ impl Placement {
             return false; // a CPU without a fault thread: whoever is active serves it
         };
         if self.pins.load(Ordering::Relaxed) {
-            self.pin.seen(tid, cpu, now);
+            self.pin.seen(tid, self.disk_cpu.unwrap_or(cpu), now);
         }
         self.seen[home].store(now.max(1), Ordering::Relaxed);
         let recent = |at: &AtomicU64| {

@@ -15,7 +15,7 @@ use undercroft_sys::mapping::{PageBuf, SharedMemory};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::{self, Statm};
 use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdDevice};
-use undercroft_sys::{fdpass, procfs as proc};
+use undercroft_sys::{fdpass, interrupts, procfs as proc};
 
 use crate::command::Commands;
 use crate::evictor::Evictor;
@@ -226,6 +226,10 @@ fn share(
     let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim).map_err(|e| invalid(&e))?;
     let prefetch =
         undercroft_policy::prefetch::by_name(&options.prefetch).map_err(|e| invalid(&e))?;
+    let files = memories.iter().filter_map(|(_, backing)| backing.as_ref());
+    let disk_cpu = files
+        .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
+        .next();
     let tiers: Vec<MeteredTier> = tiers::build(options, memories)?;
     let count = tiers.len();
     let config = Config {
@@ -235,7 +239,7 @@ fn share(
         room: Room::Ahead,
     };
     let ledger = crate::ledger::create(ledger, launch.ledger_chunks)?;
-    let placement = Placement::new();
+    let placement = Placement::new(disk_cpu);
     let mut wakeups = Vec::new();
     for _ in &placement.cpus {
         wakeups.push(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);

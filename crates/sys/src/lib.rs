@@ -5,6 +5,7 @@
 pub mod arena;
 pub mod fdpass;
 pub mod futex;
+pub mod interrupts;
 pub mod mapping;
 pub mod pagemap;
 pub mod probe;

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! file:        | slab 0: 256 slots of 4 KiB | slab 1 | ...                      slot n = the page at n * 4096
-//! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot | stamps, 2 bytes a slot |
+//! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot |
 //! ```
-//! The slot table is a memfd that outlives the manager: 10.1 bytes a slot, sparse like the file. A batch gets
+//! The slot table is a memfd that outlives the manager: 8.1 bytes a slot, sparse like the file. A page's stamp is part
+//! of its checksum and not kept apart. A batch gets
 //! consecutive slots, so it is written by one operation. Slabs that become empty are reused first and
 //! discarded when more than a few wait. `load` says where to read and touches nothing but the slot table.
 //!
@@ -49,7 +50,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// First word of the slot table: "UCSLOT" and the version of the layout above.
-const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x01\x00");
+const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x02\x00");
 const MAGIC_WORD: usize = 0;
 const SLABS_WORD: usize = 1;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
@@ -107,7 +108,6 @@ pub struct FileTier {
     info: TierInfo,
     slot_count: u64,
     checksums_word: usize,
-    stamps_word: usize,
     slabs: Mutex<Slabs>,
     writer: Mutex<Writer>,
     taken: AtomicU64,
@@ -143,7 +143,7 @@ impl FileTier {
     /// Length of the slot table for a file of `size`.
     pub fn table_bytes(size: Bytes) -> usize {
         let slabs = (size.0 / SLAB_BYTES) as usize;
-        stamps_word(slabs) * 8 + (slabs * SLAB_SLOTS as usize * 2).next_multiple_of(PAGE_BYTES)
+        (checksums_word(slabs) + slabs * SLAB_SLOTS as usize) * 8
     }
 
     /// A new, empty tier. `table`: all zeros, [`FileTier::table_bytes`] long.
@@ -185,7 +185,6 @@ impl FileTier {
             table,
             slot_count,
             checksums_word: checksums_word(slab_count as usize),
-            stamps_word: stamps_word(slab_count as usize),
             taken: AtomicU64::new(slot_count - slabs.free_slots()),
             held: AtomicU64::new(slabs.occupied() * SLAB_BYTES),
             slabs: Mutex::new(slabs),
@@ -258,16 +257,6 @@ impl FileTier {
         self.held.store(slabs.occupied() * SLAB_BYTES, Relaxed);
     }
 
-    /// Only under the writer's lock: the words of neighbouring stamps are shared.
-    fn set_entry(&self, slot: u64, stamp: Stamp, checksum: u64) {
-        let words = self.table.words();
-        words[self.checksums_word + slot as usize].store(checksum, Relaxed);
-        let word = &words[self.stamps_word + slot as usize / 4];
-        let shift = slot % 4 * 16;
-        let others = word.load(Relaxed) & !(0xffff << shift);
-        word.store(others | u64::from(stamp.0) << shift, Relaxed);
-    }
-
     fn store_part(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         if let Some((until, _)) = writer.paused
             && Instant::now() < until
@@ -285,7 +274,8 @@ impl FileTier {
         }
         // Results default to Full: those beyond the slots stay so.
         for (at, (item, &slot)) in batch.iter().zip(&writer.slots).enumerate() {
-            self.set_entry(slot, item.stamp, item.checksum);
+            let word = &self.table.words()[self.checksums_word + slot as usize];
+            word.store(item.checksum, Relaxed);
             writer.pages.page_mut(at).copy_from_slice(item.page);
         }
         writer.runs.clear();
@@ -430,14 +420,9 @@ impl Tier for FileTier {
         }
     }
 
-    fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64> {
-        if slot.0 >= self.slot_count || !self.bitmap().is_taken(slot.0) {
-            return None;
-        }
-        let words = self.table.words();
-        let word = words[self.stamps_word + slot.0 as usize / 4].load(Relaxed);
-        let kept = (word >> (slot.0 % 4 * 16)) as u16;
-        (kept == stamp.0).then(|| words[self.checksums_word + slot.0 as usize].load(Relaxed))
+    fn checksum(&self, slot: Slot, _stamp: Stamp) -> Option<u64> {
+        let known = slot.0 < self.slot_count && self.bitmap().is_taken(slot.0);
+        known.then(|| self.table.words()[self.checksums_word + slot.0 as usize].load(Relaxed))
     }
 
     fn free(&self, slots: &[Slot]) {
@@ -478,8 +463,4 @@ fn bitmap_of(table: &SharedMemory, slabs: u32) -> Bitmap<'_> {
 
 fn checksums_word(slabs: usize) -> usize {
     PAGE_WORDS + (slabs * SLAB_WORDS).next_multiple_of(PAGE_WORDS)
-}
-
-fn stamps_word(slabs: usize) -> usize {
-    checksums_word(slabs) + (slabs * SLAB_SLOTS as usize).next_multiple_of(PAGE_WORDS)
 }
