@@ -47,6 +47,7 @@ struct Lane {
     process: Option<Arc<Process>>,
     started: Instant,
     read_at: Instant,
+    installed: Instant,
     in_flight: usize,
     /// Per item: its read has failed once and was started again.
     retried: [bool; LOAD_PAGES_MAX],
@@ -63,6 +64,7 @@ impl Lane {
             process: None,
             started: now,
             read_at: now,
+            installed: now,
             in_flight: 0,
             retried: [false; LOAD_PAGES_MAX],
         }
@@ -130,8 +132,6 @@ impl FaultThread {
         use undercroft_sys::process;
         let cpu = self.shared.placement.cpus[self.index];
         let _ = process::set_affinity(0, &[cpu]);
-        let _ = process::set_fifo(0, 1);
-        let _ = process::set_io_best_effort();
         let mut events = [const { MaybeUninit::uninit() }; 16];
         while !self.shared.stop.load(Ordering::Acquire) {
             self.look_around();
@@ -299,9 +299,10 @@ impl FaultThread {
             let loaded = Instant::now();
             self.install_ready(lane);
             if self.lanes[lane].in_flight == 0 {
+                let installed = self.lanes[lane].installed;
                 let items = &self.lanes[lane].plan.items;
                 if items.len() == 1 && !items[0].fresh {
-                    let times = [arrived, read, decided, loaded, Instant::now()];
+                    let times = [arrived, read, decided, loaded, installed];
                     self.shared.breakdown.add(times);
                 }
                 self.release_lane(lane);
@@ -526,7 +527,7 @@ impl FaultThread {
         };
         let count = this.plan.items.len();
         let space = this.plan.space;
-        // Pages that were not installed, or by somebody else: who waits there faults again.
+        // Whoever waits for one of these pages runs on, or faults again where it was not installed.
         let mut wake: Option<VirtRange> = None;
         let mut note_wake = |page: VirtPage| {
             let range = wake.unwrap_or(VirtRange::new(page, page));
@@ -575,17 +576,16 @@ impl FaultThread {
                 let result = match (items[at].fresh, this.plan.write) {
                     (true, false) => {
                         let range = VirtRange::new(page, page.plus((stop - at) as u64));
-                        process.uffd.zeropage(range, false)
+                        process.uffd.zeropage(range, true)
                     }
                     (true, true) => {
-                        process
-                            .uffd
-                            .copy(page, &self.zeros[..(stop - at) * PAGE_BYTES], false)
+                        let zeros = &self.zeros[..(stop - at) * PAGE_BYTES];
+                        process.uffd.copy(page, zeros, true)
                     }
                     (false, _) => {
                         let from = base + start + at;
                         match self.ring.arena().pages(from, from + stop - at) {
-                            Some(bytes) => process.uffd.copy(page, bytes, false),
+                            Some(bytes) => process.uffd.copy(page, bytes, true),
                             None => Err(UffdError::LayoutChanging { done: 0 }),
                         }
                     }
@@ -607,12 +607,11 @@ impl FaultThread {
                 }
                 at += done;
                 if exists && at < stop {
-                    // Somebody else's page is there, and nobody was woken. A fresh page may be one that is about to be
-                    // dropped, so it is left untouched in our books.
+                    // Somebody else's page is there. A fresh page may be one that is about to be dropped, so it is left
+                    // untouched in our books.
                     if !items[at].fresh {
                         items[at].install = Install::Done;
                     }
-                    note_wake(items[at].page);
                     at += 1;
                 } else if across && stop - at > 1 {
                     run_max = (stop - at) / 2; // the run spans two mappings: shorter ones do not
@@ -622,9 +621,7 @@ impl FaultThread {
             }
             for item in items.iter() {
                 demanded_done |= item.demanded;
-                if item.install != Install::Done || !item.valid {
-                    note_wake(item.page);
-                }
+                note_wake(item.page);
             }
             let held = self.shared.pool_held();
             let mut engine = self.shared.engine();
@@ -636,10 +633,12 @@ impl FaultThread {
             start = end;
         }
         drop(layout);
+        this.installed = Instant::now();
         if demanded_done {
-            let took = this.started.elapsed().as_nanos() as u64;
+            let took = this.installed.duration_since(this.started).as_nanos() as u64;
             lock(&self.shared.fault_latency).saturating_record(took);
         }
+        // Last, with no lock held: who is woken runs on this CPU, and may do so at once, in this thread's place.
         if let Some(range) = wake {
             let _ = process.uffd.wake(range);
         }

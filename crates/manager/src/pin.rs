@@ -5,6 +5,7 @@
 //! way. One thread that faults gains nothing by moving; several are left alone.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use undercroft_sys::process;
 
@@ -17,7 +18,11 @@ const ALONE_NS: u64 = 10_000_000;
 const KEPT_NS: u64 = 20_000_000;
 
 #[derive(Default)]
-pub(crate) struct Pin(Mutex<Lone>);
+pub(crate) struct Pin {
+    lone: Mutex<Lone>,
+    /// The thread that is bound; 0 = none.
+    held: AtomicU32,
+}
 
 /// The thread seen to fault last.
 #[derive(Default)]
@@ -48,13 +53,13 @@ impl Bound {
 impl Pin {
     /// Thread `tid` was seen to fault at `now` (ns), and would be bound to `cpu`.
     pub fn seen(&self, tid: u32, cpu: usize, now: u64) {
-        let mut lone = lock(&self.0);
+        let mut lone = lock(&self.lone);
         let paused = now.saturating_sub(lone.last) > KEPT_NS;
         lone.last = now;
         if lone.tid != tid || paused {
             lone.tid = tid;
             lone.since = now;
-            lone.let_go();
+            self.let_go(&mut lone);
             return;
         }
         if lone.bound.is_some() || now.saturating_sub(lone.since) < ALONE_NS {
@@ -65,30 +70,35 @@ impl Pin {
         };
         if before.len() > 1 && before.contains(&cpu) && process::set_affinity(tid, &[cpu]).is_ok() {
             lone.bound = Some(Bound { tid, cpu, before });
+            self.held.store(tid, Relaxed);
         }
     }
 
     /// Lets a thread go that has not faulted for a while.
     pub fn expire(&self, now: u64) {
-        let mut lone = lock(&self.0);
+        let mut lone = lock(&self.lone);
         if now.saturating_sub(lone.last) > KEPT_NS {
-            lone.let_go();
+            self.let_go(&mut lone);
+        }
+    }
+
+    /// Whether `tid` is bound. Cost: one load.
+    pub fn holds(&self, tid: u32) -> bool {
+        tid != 0 && self.held.load(Relaxed) == tid
+    }
+
+    fn let_go(&self, lone: &mut Lone) {
+        self.held.store(0, Relaxed);
+        if let Some(bound) = lone.bound.take() {
+            bound.release(bound.tid);
         }
     }
 
     /// Thread `parent` started `tid`, which has inherited its CPUs.
     pub fn started(&self, parent: u32, tid: u32) {
-        let lone = lock(&self.0);
+        let lone = lock(&self.lone);
         if let Some(bound) = lone.bound.as_ref().filter(|bound| bound.tid == parent) {
             bound.release(tid);
-        }
-    }
-}
-
-impl Lone {
-    fn let_go(&mut self) {
-        if let Some(bound) = self.bound.take() {
-            bound.release(bound.tid);
         }
     }
 }

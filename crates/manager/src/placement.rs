@@ -16,6 +16,9 @@ pub(crate) const FAULT_THREADS_MAX: usize = 8;
 /// How often the CPU of a faulting thread is looked up.
 const SAMPLE_NS: u64 = 1_000_000;
 
+/// The same for a thread that is bound to its CPU: it can only have been moved on purpose.
+const SAMPLE_BOUND_NS: u64 = 8_000_000;
+
 /// How long a CPU counts as one where client threads fault.
 const STICKY_NS: u64 = 20_000_000;
 
@@ -64,11 +67,15 @@ impl Placement {
         self.place_workers(&[]);
     }
 
-    /// A thread faulted at `now` (ns). Looks up its CPU at most every millisecond; true when the set of active fault
+    /// A thread faulted at `now` (ns). Looks up its CPU at most every millisecond (some 20 us); true when the set of active fault
     /// threads changed (the caller then wakes them all).
     pub fn fault_seen(&self, tid: u32, now: u64) -> bool {
         let last = self.sampled.load(Ordering::Relaxed);
-        if tid == 0 || self.cpus.len() < 2 || now.saturating_sub(last) < SAMPLE_NS {
+        let often = match self.pin.holds(tid) {
+            true => SAMPLE_BOUND_NS,
+            false => SAMPLE_NS,
+        };
+        if tid == 0 || self.cpus.len() < 2 || now.saturating_sub(last) < often {
             return false;
         }
         if self

@@ -190,21 +190,6 @@ pub fn set_fifo(tid: u32, priority: i32) -> io::Result<()> {
     }
 }
 
-/// Gives the calling thread's I/O the priority that threads have by default (best effort, 4), whatever its scheduling class.
-///
-/// The I/O of a real-time thread is of the real-time class, and the scheduler mq-deadline holds back everything of a lower class
-/// while one such request is under way, up to 8 ms (Linux 6.18): one reader then stops all writers.
-pub fn set_io_best_effort() -> io::Result<()> {
-    const WHO_PROCESS: libc::c_int = 1;
-    const BEST_EFFORT: libc::c_int = 2 << 13;
-    // SAFETY: `ioprio_set` takes three integers; 0 is the calling thread.
-    let result = unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, BEST_EFFORT | 4) };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Keeps all present and future memory of this process in RAM.
 pub fn lock_all_memory() -> io::Result<()> {
     use rustix::mm::MlockAllFlags;
