@@ -35,6 +35,7 @@ crate::facts! {
     another_process_cannot_move,
     no_write_is_lost_when_pages_move_under_writers,
     a_write_is_lost_when_pages_are_read_and_dropped_without_protection,
+    a_changed_layout_holds_back_a_move_and_not_a_drop,
 }
 
 /// Staging pages, not copied to children, and their own userfaultfd without events.
@@ -484,4 +485,28 @@ fn bytes_of(page: Area) -> [u8; PAGE] {
     // SAFETY: a mapped page, copied while others may write it; the bytes may be torn and are only stored.
     unsafe { std::ptr::copy_nonoverlapping(page.address as *const u8, bytes.as_mut_ptr(), PAGE) };
     bytes
+}
+
+/// Between the moment an agent decides to take a page out and the moment it does, another thread may unmap it and a third may
+/// map memory of its own there. A move by the userfaultfd that has not told of the unmapping is refused; dropping is not.
+fn a_changed_layout_holds_back_a_move_and_not_a_drop() {
+    let (mut ear, area) = Ear::with_area(Features::EVENTS.with(Features::MOVE), 1);
+    let staging = Area::new(1);
+    ear.register(staging.range(), RegisterMode::MISSING)
+        .unwrap();
+    let unmapper = doing(move || area.unmap());
+    unmapper.blocked();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the place is free, or this fails.
+    let again = unsafe { libc::mmap(area.pointer(), area.bytes(), RW, flags, -1, 0) };
+    assert_eq!(again as usize, area.address, "another thread's mapping");
+    area.fill(0, 77);
+    // SAFETY: areas are never covered by Rust references.
+    let moved = unsafe { ear.move_pages(staging.at(0), area.range()) };
+    assert_eq!(moved, Err(UffdError::LayoutChanging { done: 0 }));
+    assert_eq!(area.read(0), 77);
+    assert_eq!(area.advise(libc::MADV_DONTNEED), 0);
+    assert_eq!(area.read(0), 0, "the other thread's byte is lost");
+    assert!(matches!(ear.hear(SOON), Some(Message::Unmap(_))));
+    unmapper.done();
 }
