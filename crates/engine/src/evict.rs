@@ -4,7 +4,7 @@
 //! them dead or re-key them, so that bytes in the evictor's hands never come back for the wrong page.
 
 use undercroft_base::{
-    Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage,
+    Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage, VirtRange,
 };
 use undercroft_policy::reclaim::{Arrival, Verdict};
 
@@ -122,13 +122,6 @@ impl<L: Ledger> Engine<L> {
     /// Starts a batch of up to `want` victims, sorted by space and address; false when there is none. The last batch
     /// must be fully published. The pages are `Evicting` from now on.
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
-        debug_assert!(
-            self.batch.pages.iter().all(|p| p.settled),
-            "one batch at a time"
-        );
-        out.clear();
-        self.batch.pages.clear();
-        self.batch.followers.clear();
         self.victims.clear();
         // At most half of what is resident, and less when nothing else can leave and there is no room: under a small
         // limit, beside a large pool or many locked pages all others may be recent, and waiting threads would wait for
@@ -142,6 +135,45 @@ impl<L: Ledger> Engine<L> {
             protected /= 2;
             self.name_victims(want, protected);
         }
+        self.start_batch(out)
+    }
+
+    /// As [`Engine::select`], with the victims named by the caller, who knows that they are worth nothing in memory: pages of
+    /// `ranges` that may leave, in order, at most a batch. For zero pages that were mapped ahead and never written.
+    pub fn select_these(
+        &mut self,
+        space: SpaceId,
+        ranges: &[VirtRange],
+        out: &mut Vec<EvictItem>,
+    ) -> bool {
+        self.victims.clear();
+        for page in ranges.iter().flat_map(|range| range.pages()) {
+            if self.victims.len() == EVICT_PAGES_MAX {
+                break;
+            }
+            let Some(no) = self.table.find(space, page) else {
+                continue;
+            };
+            let entry = self.table.entry(no);
+            let counted = entry.state == PageState::Resident
+                && !entry.flags.has(Flags::LOCKED)
+                && !entry.flags.has(Flags::INHERITED);
+            if counted && !self.recent.holds(no, RECENT_PAGES) {
+                self.victims.push(no);
+            }
+        }
+        self.start_batch(out)
+    }
+
+    /// Makes the victims the batch.
+    fn start_batch(&mut self, out: &mut Vec<EvictItem>) -> bool {
+        debug_assert!(
+            self.batch.pages.iter().all(|p| p.settled),
+            "one batch at a time"
+        );
+        out.clear();
+        self.batch.pages.clear();
+        self.batch.followers.clear();
         let stamp = self.stamp();
         for at in 0..self.victims.len() {
             let no = self.victims[at];

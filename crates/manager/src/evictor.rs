@@ -6,23 +6,28 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use undercroft_base::{
-    PAGE_BYTES, PageCount, SpaceId, Store, StoreError, TierId, VirtPage, fill_word, page_checksum,
+    PAGE_BYTES, PageCount, SpaceId, Store, StoreError, TierId, VirtPage, VirtRange, fill_word,
+    page_checksum,
 };
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, EvictItem, Outcome, Taken};
 use undercroft_sys::mapping::PageBuf;
+use undercroft_sys::pagemap::Category;
 use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{futex, process, procfs};
 
 use crate::process::{Agent, Process};
 use crate::protocol::{OP_MOVE, next_run};
-use crate::shared::{Shared, page_of};
+use crate::shared::{Shared, lock, page_of};
 
 /// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
 const COMPRESS_PAGES: usize = 8;
 
 /// Pages written and published at a time where the first tier is a device: one write for all takes little longer than one for each.
 const WRITE_PAGES: usize = EVICT_PAGES_MAX;
+
+/// Runs of zero pages looked at for one batch.
+const ZERO_RUNS_A_BATCH: usize = 8;
 
 /// Batches in a row that freed nothing before every tier is called full.
 const FRUITLESS_MAX: u32 = 8;
@@ -42,6 +47,7 @@ pub(crate) struct Evictor {
     items: Vec<EvictItem>,
     buffer: PageBuf,
     wakes: Vec<(SpaceId, VirtPage)>,
+    zeros: Vec<(VirtRange, Category)>,
     places: Vec<(SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
@@ -64,6 +70,7 @@ impl Evictor {
             items: Vec::with_capacity(EVICT_PAGES_MAX),
             buffer: PageBuf::new(EVICT_PAGES_MAX)?,
             wakes: Vec::with_capacity(EVICT_PAGES_MAX),
+            zeros: Vec::new(),
             places: Vec::new(),
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
@@ -184,7 +191,8 @@ impl Evictor {
 
     fn evict_batch(&mut self) -> bool {
         let mut items = std::mem::take(&mut self.items);
-        let any = self.shared.engine().select(EVICT_PAGES_MAX, &mut items);
+        let any = self.select_zeros(&mut items)
+            || self.shared.engine().select(EVICT_PAGES_MAX, &mut items);
         let mut start = 0;
         while start < items.len() {
             let space = items[start].space;
@@ -198,6 +206,34 @@ impl Evictor {
         self.items = items;
         self.shared.free_released();
         any
+    }
+
+    /// Zero pages that were mapped for reads and are still unwritten go first: they are counted like others, and hold nothing.
+    /// What the scan says may have changed when a page is taken out; its bytes decide, as for every page.
+    fn select_zeros(&mut self, items: &mut Vec<EvictItem>) -> bool {
+        for _ in 0..ZERO_RUNS_A_BATCH {
+            let Some((space, range)) = lock(&self.shared.zero_runs).pop_front() else {
+                return false;
+            };
+            let Some(process) = self.shared.process(space) else {
+                continue;
+            };
+            let Ok(pagemap) = process.pagemap() else {
+                continue;
+            };
+            self.zeros.clear();
+            if pagemap
+                .scan(range, Category::PFNZERO, &mut self.zeros)
+                .is_err()
+            {
+                continue;
+            }
+            let ranges: Vec<VirtRange> = self.zeros.iter().map(|(range, _)| *range).collect();
+            if self.shared.engine().select_these(space, &ranges, items) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Evicts items `start..end` of the batch, all of one address space.

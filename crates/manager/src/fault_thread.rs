@@ -576,6 +576,7 @@ impl FaultThread {
                 let result = match (items[at].fresh, this.plan.write) {
                     (true, false) => {
                         let range = VirtRange::new(page, page.plus((stop - at) as u64));
+                        self.shared.note_zeros(space, range);
                         process.uffd.zeropage(range, true)
                     }
                     (true, true) => {

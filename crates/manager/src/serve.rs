@@ -258,6 +258,7 @@ fn share(
         fault_latency: Mutex::new(new_histogram()),
         breakdown: Breakdown::default(),
         exceeded: Mutex::new(Exceeded::default()),
+        zero_runs: Mutex::default(),
         spaces_seen: AtomicU64::new(0),
         managed_pages_peak: AtomicU64::new(0),
         look_again: AtomicBool::new(false),

@@ -1,6 +1,6 @@
 //! What the manager's threads share: the engine, the tiers, the processes, and the counters.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
@@ -22,6 +22,9 @@ use crate::report::{FaultBreakdown, LimitExceeded};
 
 /// Tries before a thread sleeps for the engine: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
+
+/// Runs of zero pages remembered: 256 MiB of them where each is of 64 pages.
+const ZERO_RUNS_MAX: usize = 1024;
 
 /// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it may be
 /// exceeded by already, if that is more).
@@ -140,6 +143,8 @@ pub(crate) struct Shared {
     pub fault_latency: Mutex<Histogram<u64>>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
+    /// Runs of zero pages mapped for reads, oldest first: counted in full, worth nothing while unwritten.
+    pub zero_runs: Mutex<VecDeque<(SpaceId, VirtRange)>>,
     pub spaces_seen: AtomicU64,
     pub managed_pages_peak: AtomicU64,
     /// Records of new mappings were lost: the control thread looks at everything anew.
@@ -232,6 +237,15 @@ impl Shared {
         for wakeup in &self.wakeups {
             let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes());
         }
+    }
+
+    /// Zero pages have been mapped. The oldest run is forgotten when there are too many: its pages then leave in their turn.
+    pub fn note_zeros(&self, space: SpaceId, range: VirtRange) {
+        let mut runs = lock(&self.zero_runs);
+        if runs.len() == ZERO_RUNS_MAX {
+            runs.pop_front();
+        }
+        runs.push_back((space, range));
     }
 
     /// Wakes the evictor if it sleeps. Cost when it does not: one load.

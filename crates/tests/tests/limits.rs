@@ -203,3 +203,31 @@ fn find_run(json: &serde_json::Value, pid: i32) -> Option<serde_json::Value> {
         _ => None,
     }
 }
+
+#[test]
+fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("zeros", "a plain run has no limit");
+    }
+    // 78 of 80 MiB hold data that no RAM tier can make smaller: whoever counts zero pages as memory finds everything full.
+    let outcome = Job::new(build("zeros"))
+        .limit(80 * MIB)
+        .tier("ram")
+        .timeout(60)
+        .run()
+        .expect(0);
+    let number = |path: &str| outcome.number(path).expect("a number in the report");
+    let (out, same) = (number("pages.swapped_out"), number("pages.same_filled"));
+    say(&format!(
+        "{out} pages out, {same} of one word, {} first touches",
+        number("faults.first_touch")
+    ));
+    assert!(out > 30_000.0, "only {out} of 51,200 zero pages left");
+    assert!(
+        out - same < 1_000.0,
+        "{} pages of data left before zero pages",
+        out - same
+    );
+    assert_eq!(number("limit_exceeded.events"), 0.0);
+}
