@@ -41,6 +41,8 @@ pub struct Replay<'a> {
     wake: Vec<(undercroft_base::SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
     requests: Vec<(usize, usize)>,
+    /// A tier lies inside the memory limit.
+    has_pool: bool,
 }
 
 impl<'a> Replay<'a> {
@@ -84,6 +86,10 @@ impl<'a> Replay<'a> {
             wake: Vec::new(),
             demotions: Vec::new(),
             requests: Vec::new(),
+            has_pool: setup
+                .tiers
+                .iter()
+                .any(|tier| matches!(tier.kind, TierKind::Pool { .. })),
             setup: setup.clone(),
         };
         if setup.initial == Initial::Stored {
@@ -281,7 +287,9 @@ impl<'a> Replay<'a> {
         let client = &mut self.clients[at];
         client.marks[item.no.0 as usize] &= !(DIRTY | AHEAD);
         client.engine.publish(0, outcome, &mut self.wake);
-        self.collect(at);
+        if self.has_pool {
+            self.collect(at);
+        }
         Ok(())
     }
 
@@ -369,9 +377,15 @@ impl<'a> Replay<'a> {
     fn collect(&mut self, at: usize) {
         let client = &mut self.clients[at];
         client.engine.take_freed(&mut self.freed);
+        if self.freed.is_empty() && !self.has_pool {
+            return;
+        }
         for (tier, slot) in self.freed.drain(..) {
             self.tiers[tier.0 as usize].free(slot);
             client.held[tier.0 as usize] -= 1;
+        }
+        if !self.has_pool {
+            return;
         }
         let mut pool = 0.0;
         for (place, tier) in self.tiers.iter().enumerate() {
@@ -379,11 +393,8 @@ impl<'a> Replay<'a> {
                 pool += client.held[place] as f64 / ratio;
             }
         }
-        if pool > 0.0 || client.engine.dram_used() != client.engine.resident().bytes() {
-            client
-                .engine
-                .set_pool_held(Bytes((pool * PAGE_BYTES as f64) as u64));
-        }
+        let held = Bytes((pool * PAGE_BYTES as f64) as u64);
+        client.engine.set_pool_held(held);
     }
 
     /// Every page is brought into being and swapped out to the last tier, before time begins.
@@ -447,6 +458,13 @@ impl<'a> Replay<'a> {
 /// ranges of `items` in `out`, the one with the faulting page first; pages that are read from nowhere are in none.
 fn requests(tiers: &[Tier], items: &[LoadItem], demanded: usize, out: &mut Vec<(usize, usize)>) {
     out.clear();
+    if let [item] = items {
+        // Without a window, which is most often.
+        if item.tier != TierId::FILL {
+            out.push((0, 1));
+        }
+        return;
+    }
     let mut from = 0;
     while from < items.len() {
         let tier = items[from].tier;
