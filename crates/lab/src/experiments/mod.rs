@@ -6,6 +6,7 @@ mod first_touch;
 mod idle;
 mod metadata;
 mod patterns;
+mod pcm;
 mod redis_benchmark;
 mod redis_server;
 mod redis_ycsb;
@@ -83,6 +84,55 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "what the disk itself can do: 4 KiB random reads and sequential transfers",
         },
         fio::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "pcm-traces",
+            about: "records the four programs of the PCM experiments under valgrind, into $UNDERCROFT_TRACES or the user's cache",
+        },
+        pcm::traces,
+    ),
+    (
+        ExperimentInfo {
+            name: "pcm-table1",
+            about: "PCM swap, table 1: our recorded traces beside the paper's",
+        },
+        pcm::table1,
+    ),
+    (
+        ExperimentInfo {
+            name: "pcm-fig2",
+            about: "PCM swap, figure 2, simulated: time over the page size, PCM and disk",
+        },
+        pcm::fig2,
+    ),
+    (
+        ExperimentInfo {
+            name: "pcm-fig3",
+            about: "PCM swap, figure 3, simulated: time over page size and memory",
+        },
+        pcm::fig3,
+    ),
+    (
+        ExperimentInfo {
+            name: "pcm-fig4",
+            about: "PCM swap, figure 4, simulated: time over the read-ahead window",
+        },
+        pcm::fig4,
+    ),
+    (
+        ExperimentInfo {
+            name: "pcm-fig5",
+            about: "PCM swap, figure 5, simulated: CLOCK and CLOCK-W over memory",
+        },
+        pcm::fig5,
+    ),
+    (
+        ExperimentInfo {
+            name: "pcm-fig6",
+            about: "PCM swap, figure 6, simulated: energy of little DRAM with PCM, all DRAM with a disk",
+        },
+        pcm::fig6,
     ),
 ];
 

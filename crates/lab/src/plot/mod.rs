@@ -4,6 +4,7 @@
 
 mod bars;
 mod curves;
+mod panels;
 mod ratios;
 
 pub use curves::{Curve, Curves, draw_curves};
@@ -52,6 +53,15 @@ pub(crate) fn draw(results: &Results, out: &Path) -> anyhow::Result<()> {
         .iter()
         .filter(|row| row.target.is_some())
         .collect();
+    for figure in results.simulated.iter().flat_map(|found| &found.figures) {
+        both(
+            out,
+            &figure.name,
+            panels::height(figure),
+            |root| panels::draw(figure, root),
+            |root| panels::draw(figure, root),
+        )?;
+    }
     if !targets.is_empty() {
         let height = 170 + 46 * targets.len() as u32;
         both(

@@ -45,8 +45,13 @@ fn write_all(text: &mut String, results: &Results) -> std::fmt::Result {
         }
         writeln!(text)?;
     }
-    write_medians(text, results)?;
-    write_memory(text, results)?;
+    match &results.simulated {
+        Some(simulated) => super::simulated::markdown(text, simulated)?,
+        None => {
+            write_medians(text, results)?;
+            write_memory(text, results)?;
+        }
+    }
     if !results.calibrations.is_empty() {
         writeln!(text, "## Limits chosen for equal total DRAM\n")?;
         for (rig, calibration) in &results.calibrations {

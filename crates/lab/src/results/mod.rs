@@ -2,6 +2,7 @@
 
 mod machine;
 mod markdown;
+mod simulated;
 
 use crate::rig::{Calibration, Facts, MemoryUse};
 use anyhow::Context;
@@ -10,6 +11,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 pub use machine::Machine;
+pub(crate) use simulated::number;
+pub use simulated::{Figure, Panel, Simulated, SimulatedRun, Table, TraceFacts, Verdict};
 
 /// Version of the layout of `results.json`.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -49,6 +52,9 @@ pub struct Results {
     /// Runs that failed or read wrong bytes; `lab run` fails when there is one.
     #[serde(default)]
     pub failures: Vec<String>,
+    /// What was simulated, not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<Simulated>,
 }
 
 /// Raw values of one case in one run.
@@ -156,6 +162,7 @@ impl Results {
             rows: Vec::new(),
             notes: Vec::new(),
             failures: Vec::new(),
+            simulated: None,
         }
     }
 

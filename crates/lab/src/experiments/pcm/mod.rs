@@ -1,0 +1,17 @@
+//! Experiments of the PCM-swap paper, simulated: its table and figures over our traces, with what the model assumes.
+
+mod clock_w;
+mod energy;
+mod page_size;
+mod read_ahead;
+mod recipes;
+mod record;
+mod study;
+mod table;
+
+pub(super) use clock_w::run as fig5;
+pub(super) use energy::run as fig6;
+pub(super) use page_size::{fig2, fig3};
+pub(super) use read_ahead::run as fig4;
+pub(super) use record::run as traces;
+pub(super) use table::run as table1;

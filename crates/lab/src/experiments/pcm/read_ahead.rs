@@ -1,0 +1,143 @@
+//! `pcm-fig4`: time over the read-ahead window, pages of 512 bytes in a tenth of the footprint.
+
+use super::study::{Constants, PCM, Pages, base, find, load, mean, model};
+use crate::experiments::{Lab, progress};
+use crate::results::{
+    Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, Verdict, number,
+};
+use undercroft_sim::Setup;
+
+const WINDOWS: [u32; 9] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+
+fn policy(window: u32) -> String {
+    match window {
+        0 => "none".to_owned(),
+        pages => format!("window:{pages}"),
+    }
+}
+
+pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
+    let mut found = Simulated {
+        model: model(),
+        ..Simulated::default()
+    };
+    found.model.push(
+        "A window of N brings the next N pages along with every fault, used or not (`window:N`); each page pays its own T_access. \
+         For comparison Linux's own rule, which stops where nothing is used (`readahead:8`)."
+            .to_owned(),
+    );
+    let loaded = load(lab, &mut found)?;
+    let mut policies: Vec<String> = WINDOWS.map(policy).to_vec();
+    policies.push("readahead:8".to_owned());
+    for trace in &loaded {
+        progress(&trace.facts.name);
+        let pages = Pages::of(trace, 512)?;
+        for prefetch in &policies {
+            let setup = Setup {
+                prefetch: prefetch.clone(),
+                ..base()
+            };
+            found.runs.push(pages.simulate(10.0, &setup)?.1);
+        }
+    }
+    let at = |trace: &str, prefetch: &str| {
+        find(&found.runs, |run| {
+            run.trace == trace && run.prefetch == prefetch
+        })
+    };
+    let saved = |time: &dyn Fn(&SimulatedRun) -> f64, against: &str| -> anyhow::Result<Vec<f64>> {
+        let each = loaded.iter().map(|trace| {
+            let (off, on) = (
+                at(&trace.facts.name, "none")?,
+                at(&trace.facts.name, against)?,
+            );
+            Ok(100.0 * (1.0 - time(off) / time(on)))
+        });
+        each.collect()
+    };
+    let elapsed = |run: &SimulatedRun| run.elapsed_seconds;
+    let gains = saved(&elapsed, "window:8")?;
+    let linux = saved(&elapsed, "readahead:8")?;
+    let most = gains.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let (mut panels, mut rows) = (Vec::new(), Vec::new());
+    for (index, trace) in loaded.iter().enumerate() {
+        let name = &trace.facts.name;
+        let times: anyhow::Result<Vec<f64>> = WINDOWS
+            .iter()
+            .map(|window| Ok(at(name, &policy(*window))?.elapsed_seconds))
+            .collect();
+        let times = times?;
+        let mut row = vec![name.clone()];
+        row.extend(times.iter().map(|time| number(*time)));
+        row.push(number(at(name, "readahead:8")?.elapsed_seconds));
+        row.push(format!("{:.1}", gains[index]));
+        row.push(format!("{:.1}", linux[index]));
+        rows.push(row);
+        panels.push(Panel {
+            title: name.clone(),
+            places: WINDOWS.iter().map(u32::to_string).collect(),
+            series: vec![("window".to_owned(), times)],
+        });
+    }
+    let mut columns = vec!["seconds".to_owned()];
+    columns.extend(WINDOWS.iter().map(u32::to_string));
+    columns.extend(["readahead:8", "off saves % of 8", "of readahead:8"].map(str::to_owned));
+    let constants = Constants::of(PCM);
+    let mut open = Vec::new();
+    for access in [0.5, 1.0, 2.0] {
+        let mut row = vec![format!("x {access}")];
+        for write in [1.0, 4.0] {
+            let scaled = constants.scaled(access, 1.0, write);
+            let time = |run: &SimulatedRun| scaled.total_seconds(run);
+            row.push(format!("{:.1}", mean(&saved(&time, "window:8")?)));
+        }
+        open.push(row);
+    }
+    let verdicts = vec![
+        Verdict::new(
+            "time saved by no read-ahead against a window of 8, average",
+            "%",
+            Better::Higher,
+            mean(&gains),
+        )
+        .paper(51.6)
+        .target(35.0, Some(50.0))
+        .difference(
+            "what a window costs is what is not used of it before it leaves; a program that walks through its memory uses most.",
+        ),
+        Verdict::new("the same, largest", "%", Better::Higher, most).paper(80.7),
+        Verdict::new(
+            "the same against Linux's rule (readahead:8), average",
+            "%",
+            Better::Higher,
+            mean(&linux),
+        ),
+    ];
+    found.tables = vec![
+        Table {
+            title: "Time over the read-ahead window".to_owned(),
+            columns,
+            rows,
+            ..Table::default()
+        },
+        Table {
+            title: "How the average depends on the open constants, percent saved".to_owned(),
+            text: "Down: T_access; across: writes against reads.".to_owned(),
+            columns: ["T_access", "writes x 1", "writes x 4"]
+                .map(str::to_owned)
+                .to_vec(),
+            rows: open,
+        },
+    ];
+    found.verdicts = verdicts;
+    found.figures = vec![Figure {
+        name: "fig4".to_owned(),
+        title: "Total time on PCM over the read-ahead window, 512 B pages, memory 10 %".to_owned(),
+        x_label: "pages read ahead".to_owned(),
+        y_label: "seconds".to_owned(),
+        panels,
+        ..Figure::default()
+    }];
+    results.simulated = Some(found);
+    Ok(())
+}

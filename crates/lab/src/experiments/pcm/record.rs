@@ -1,0 +1,136 @@
+//! `pcm-traces`: makes the inputs, records each program under valgrind, keeps the traces outside the repository.
+//!
+//! They go to `$UNDERCROFT_TRACES`, or `undercroft/traces` in the user's cache directory.
+
+use super::recipes::{RECIPES, Recipe};
+use super::study;
+use crate::experiments::{Lab, progress, skip};
+use crate::results::{Results, Simulated};
+use anyhow::{Context, bail, ensure};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where recorded traces are. Errors: no home directory is known.
+pub(super) fn directory() -> anyhow::Result<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(directory) = set("UNDERCROFT_TRACES") {
+        return Ok(directory.into());
+    }
+    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| set("HOME").map(|home| Path::new(&home).join(".cache")));
+    let cache = cache.context(
+        "where traces go is unknown: HOME is not set; set UNDERCROFT_TRACES to a directory",
+    )?;
+    Ok(cache.join("undercroft/traces"))
+}
+
+/// Records all of them; in small runs one tiny program, into the results' directory.
+pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
+    let Some(binary) = &lab.options.undercroft_binary else {
+        skip(
+            results,
+            "no undercroft binary was given, and it does the recording; run `undercroft lab run pcm-traces`",
+        );
+        return Ok(());
+    };
+    let mut found = Simulated::default();
+    if lab.options.small {
+        let missing = ["valgrind", "sort"].into_iter().find(|name| !exists(name));
+        if let Some(missing) = missing {
+            let why =
+                format!("{missing} is missing; install it (Debian: apt-get install valgrind)");
+            skip(results, &why);
+            return Ok(());
+        }
+        let lines: Vec<String> = (0..2000u64)
+            .map(|at| format!("{}\n", undercroft_trace::random::mix(at)))
+            .collect();
+        std::fs::write(lab.options.out.join("lines"), lines.concat())?;
+        let command = ["sort", "lines"].map(str::to_owned);
+        record(
+            binary,
+            &lab.options.out,
+            &command,
+            "16K,8,64",
+            &lab.options.out.join("sort.trace"),
+        )?;
+        found
+            .traces
+            .push(study::recorded_at(&lab.options.out, "sort")?.facts);
+        results.simulated = Some(found);
+        return Ok(());
+    }
+    let directory = directory()?;
+    std::fs::create_dir_all(&directory)
+        .with_context(|| format!("create {}", directory.display()))?;
+    ensure!(
+        exists("valgrind"),
+        "valgrind does the recording and is missing; install it (Debian: apt-get install valgrind)"
+    );
+    for recipe in &RECIPES {
+        if !exists(recipe.needs) {
+            bail!(
+                "{} is missing, which is traced as {}; install it (Debian: apt-get install {})",
+                recipe.needs,
+                recipe.name,
+                recipe.package
+            );
+        }
+    }
+    for recipe in &RECIPES {
+        progress(&format!("recording {}: {}", recipe.name, recipe.about));
+        one(binary, recipe, &directory)?;
+        found
+            .traces
+            .push(study::recorded_at(&directory, recipe.name)?.facts);
+    }
+    results.simulated = Some(found);
+    Ok(())
+}
+
+fn one(binary: &Path, recipe: &Recipe, directory: &Path) -> anyhow::Result<()> {
+    let inputs = directory.join(format!("{}.inputs", recipe.name));
+    let _ = std::fs::remove_dir_all(&inputs);
+    std::fs::create_dir_all(&inputs).with_context(|| format!("create {}", inputs.display()))?;
+    (recipe.inputs)(&inputs)?;
+    let trace = directory.join(format!("{}.trace", recipe.name));
+    let recorded = record(binary, &inputs, &(recipe.command)()?, recipe.cache, &trace);
+    let _ = std::fs::remove_dir_all(&inputs);
+    recorded
+}
+
+/// In an environment of its own, so that addresses and locales do not depend on who calls.
+fn record(
+    binary: &Path,
+    inputs: &Path,
+    command: &[String],
+    cache: &str,
+    trace: &Path,
+) -> anyhow::Result<()> {
+    let trace = std::path::absolute(trace)?;
+    let output = Command::new(binary)
+        .args(["trace", "record", "--quiet", "--cache", cache, "--out"])
+        .arg(&trace)
+        .arg("--")
+        .args(command)
+        .current_dir(inputs)
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .output()
+        .with_context(|| format!("run {}", binary.display()))?;
+    ensure!(
+        output.status.success(),
+        "recording `{}` failed: {}",
+        command.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
+}
+
+fn exists(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}

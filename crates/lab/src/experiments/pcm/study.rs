@@ -1,0 +1,354 @@
+//! What the figures share: the traces in memory, one simulation after the other, time by the paper's formula.
+//!
+//! The paper's rules (§III-1): every page lies on the device before the program starts, so a first touch reads it; PCM is
+//! on the memory bus, so a fault pays neither kernel path nor context switch; the fault that needs a frame waits for the
+//! write-out. A repeated access after a fault sets the page's bits, as a processor does.
+
+use crate::experiments::{Lab, progress};
+use crate::results::{Simulated, SimulatedRun, TraceFacts};
+use anyhow::Context;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use undercroft_base::Nanos;
+use undercroft_sim::setup::{FaultTouch, Initial, Memory, Setup, TierKind, TierSpec};
+use undercroft_sim::sweep::streams_of;
+use undercroft_sim::{MemoryTrace, Outcome, PageStream, open, simulate};
+use undercroft_trace::{Analysis, Generator, Sampling, Spec, TraceReader};
+
+use super::recipes;
+use super::record;
+
+/// DRAM in percent of the footprint, as the paper's axis.
+pub(super) const MEMORY_PERCENT: [f64; 11] = [
+    5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0,
+];
+
+/// Page sizes of the paper's axis.
+pub(super) const PAGE_BYTES: [u64; 9] = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131_072];
+
+/// `512`, `4K`: how places on an axis are named.
+pub(super) fn size_name(bytes: u64) -> String {
+    match bytes < 1024 {
+        true => bytes.to_string(),
+        false => format!("{}K", bytes >> 10),
+    }
+}
+
+/// One trace at hand.
+pub(super) struct Loaded {
+    pub(super) facts: TraceFacts,
+    pub(super) trace: MemoryTrace,
+}
+
+/// The four traces: recorded ones, or, in small runs, generated ones of similar mixes.
+pub(super) fn load(lab: &Lab, found: &mut Simulated) -> anyhow::Result<Vec<Loaded>> {
+    let mut all = Vec::new();
+    for recipe in &recipes::RECIPES {
+        progress(&format!("reading {}", recipe.name));
+        let loaded = match lab.options.small {
+            true => generated(recipe.name, recipe.small)?,
+            false => recorded(recipe.name)?,
+        };
+        found.traces.push(loaded.facts.clone());
+        all.push(loaded);
+    }
+    Ok(all)
+}
+
+/// A generated trace. * `text`: its description.
+pub(super) fn generated(name: &str, text: &str) -> anyhow::Result<Loaded> {
+    let spec: Spec = text
+        .parse()
+        .with_context(|| format!("the trace `{text}`"))?;
+    let mut generator = Generator::new(spec);
+    let header = generator.header();
+    let time_end = generator.time_end();
+    let mut analyses = analyses(&header)?;
+    for reference in generator.by_ref() {
+        for analysis in &mut analyses {
+            analysis.add(reference)?;
+        }
+    }
+    let facts = facts(
+        name,
+        &analyses,
+        text,
+        "generated",
+        text.to_owned(),
+        time_end,
+    );
+    let trace = open::open(text)?;
+    Ok(Loaded { facts, trace })
+}
+
+fn recorded(name: &str) -> anyhow::Result<Loaded> {
+    recorded_at(&record::directory()?, name)
+}
+
+/// The trace `NAME.trace` in `directory`.
+pub(super) fn recorded_at(directory: &Path, name: &str) -> anyhow::Result<Loaded> {
+    let path = directory.join(format!("{name}.trace"));
+    let bytes = std::fs::read(&path).with_context(|| {
+        format!(
+            "the trace {} is missing; make the set with `undercroft lab run pcm-traces --out DIR` (valgrind, some minutes), \
+             or try --small, which generates its own",
+            path.display()
+        )
+    })?;
+    let hash = xxhash_rust::xxh3::xxh3_64(&bytes);
+    let mut reader = TraceReader::new(BufReader::new(File::open(&path)?))?;
+    let header = reader.header().clone();
+    let mut analyses = analyses(&header)?;
+    let mut block = Vec::new();
+    while reader.next_block(&mut block)? {
+        for reference in block.drain(..) {
+            for analysis in &mut analyses {
+                analysis.add(reference)?;
+            }
+        }
+    }
+    let time_end = reader.totals().map_or(0, |totals| totals.time_end);
+    let command = header.command.join(" ");
+    let identity = format!("{hash:016x}");
+    let facts = facts(
+        name,
+        &analyses,
+        &command,
+        &header.source,
+        identity,
+        time_end,
+    );
+    let mut trace = open::open(&path.display().to_string())?;
+    trace.name = name.to_owned();
+    Ok(Loaded { facts, trace })
+}
+
+/// In pages of 512 bytes and of 4 KiB.
+fn analyses(header: &undercroft_trace::Header) -> anyhow::Result<[Analysis; 2]> {
+    let none = Sampling::Pages(1);
+    Ok([
+        Analysis::new(header, 9, none)?,
+        Analysis::new(header, 12, none)?,
+    ])
+}
+
+fn facts(
+    name: &str,
+    [small, large]: &[Analysis; 2],
+    command: &str,
+    source: &str,
+    identity: String,
+    program_references: u64,
+) -> TraceFacts {
+    let counts = small.accesses();
+    TraceFacts {
+        name: name.to_owned(),
+        identity,
+        command: command.to_owned(),
+        source: source.to_owned(),
+        instruction_reads: counts.instructions,
+        data_reads: counts.reads,
+        data_writes: counts.writes,
+        footprint_4k_bytes: large.footprint_pages() * 4096,
+        footprint_512_bytes: small.footprint_pages() * 512,
+        program_references,
+    }
+}
+
+/// The paper's rules with CLOCK over PCM, 512-byte pages and a tenth of the footprint.
+pub(super) fn base() -> Setup {
+    Setup {
+        page_bytes: 512,
+        initial: Initial::Stored,
+        fault_touch: FaultTouch::All,
+        ..Setup::default()
+    }
+}
+
+/// What [`base`] means, for the results.
+pub(super) fn model() -> Vec<String> {
+    vec![
+        "Every page lies on the device before the first reference, so a first touch reads it; a page that was written is \
+         written back when it leaves memory, one that was not is dropped. Nothing is written back at the end."
+            .to_owned(),
+        format!(
+            "PCM: a read takes {} ns, a write {} ns (bytes in the page); no kernel path, no context switch. The paper leaves \
+             these constants to its reference 24; ours are those of Lee et al., ISCA 2009, see `model/src/device/profiles.rs`.",
+            law(PCM, false),
+            law(PCM, true)
+        ),
+        "DRAM is a share of the footprint in pages of the size at hand; 100 % holds every page.".to_owned(),
+        "The access that faulted is repeated and sets the page's bits, as a processor does.".to_owned(),
+    ]
+}
+
+/// PCM with the constants of the model.
+pub(super) const PCM: &str = "pcm";
+/// A disk whose write-outs are waited for, as the formula adds them up.
+pub(super) const HDD: &str = "hdd-7200,write=wait";
+
+/// A tier by its description.
+pub(super) fn tier(text: &str) -> anyhow::Result<TierSpec> {
+    Ok(text.parse()?)
+}
+
+fn law(name: &str, write: bool) -> String {
+    let constants = Constants::of(name);
+    match write {
+        true => format!("{} + {:.3} x bytes", constants.write[0], constants.write[1]),
+        false => format!("{} + {:.3} x bytes", constants.read[0], constants.read[1]),
+    }
+}
+
+/// T_access in nanoseconds and T_transfer in nanoseconds a byte, of reads and of writes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Constants {
+    pub(super) read: [f64; 2],
+    pub(super) write: [f64; 2],
+}
+
+impl Constants {
+    /// Those of a profile on the memory bus; zeros for anything else.
+    pub(super) fn of(name: &str) -> Constants {
+        let mut constants = Constants {
+            read: [0.0; 2],
+            write: [0.0; 2],
+        };
+        if let Ok(TierSpec {
+            kind: TierKind::Device { profile, .. },
+            ..
+        }) = name.parse()
+        {
+            constants.read = [profile.read.access_ns, profile.read.per_byte_ns];
+            constants.write = [profile.write.access_ns, profile.write.per_byte_ns];
+        }
+        constants
+    }
+
+    /// T_access times `access`, T_transfer times `transfer`, and writes times `write` on top.
+    pub(super) fn scaled(self, access: f64, transfer: f64, write: f64) -> Constants {
+        Constants {
+            read: [self.read[0] * access, self.read[1] * transfer],
+            write: [
+                self.write[0] * access * write,
+                self.write[1] * transfer * write,
+            ],
+        }
+    }
+
+    /// T_total of the paper, in seconds: what `run` would have taken with these constants.
+    pub(super) fn total_seconds(self, run: &SimulatedRun) -> f64 {
+        let bytes = run.page_bytes as f64;
+        let each = |law: [f64; 2]| law[0] + law[1] * bytes;
+        (run.pages_read as f64 * each(self.read) + run.pages_written as f64 * each(self.write))
+            / 1e9
+    }
+}
+
+/// One trace in pages of one size.
+pub(super) struct Pages<'a> {
+    name: &'a str,
+    page_bytes: u64,
+    streams: Vec<PageStream>,
+    footprint: u64,
+}
+
+impl<'a> Pages<'a> {
+    pub(super) fn of(loaded: &'a Loaded, page_bytes: u64) -> anyhow::Result<Pages<'a>> {
+        let streams = streams_of(&loaded.trace, page_bytes)?;
+        let footprint = streams.iter().map(PageStream::footprint).sum();
+        Ok(Pages {
+            name: &loaded.facts.name,
+            page_bytes,
+            streams,
+            footprint,
+        })
+    }
+
+    /// One simulation; what it found, and its line in the results.
+    pub(super) fn simulate(
+        &self,
+        percent: f64,
+        base: &Setup,
+    ) -> anyhow::Result<(Outcome, SimulatedRun)> {
+        let pages = (self.footprint as f64 * percent / 100.0).round().max(1.0) as u64;
+        let setup = Setup {
+            page_bytes: self.page_bytes,
+            memory: Memory::Pages(pages),
+            ..base.clone()
+        };
+        let outcome = simulate(&self.streams, &setup, &mut |_| ())?;
+        let tier = &outcome.tiers[0];
+        let run = SimulatedRun {
+            trace: self.name.to_owned(),
+            page_bytes: self.page_bytes,
+            memory_percent: percent,
+            memory_pages: pages,
+            reclaim: setup.reclaim.clone(),
+            prefetch: setup.prefetch.clone(),
+            tier: setup.tiers[0].text.clone(),
+            faults: outcome.swap_ins,
+            pages_read: tier.pages_read,
+            pages_written: tier.pages_written,
+            elapsed_seconds: outcome.elapsed_seconds,
+            energy_joules: None,
+        };
+        Ok((outcome, run))
+    }
+}
+
+/// The program's own time between two references below the cache, for `nanos` a reference before it.
+pub(super) fn reference_time(facts: &TraceFacts, nanos: f64) -> Nanos {
+    let each = facts.program_references as f64 / facts.references().max(1) as f64;
+    Nanos((each * nanos).round() as u64)
+}
+
+/// The run of `runs` that `wanted` accepts.
+pub(super) fn find(
+    runs: &[SimulatedRun],
+    wanted: impl Fn(&SimulatedRun) -> bool,
+) -> anyhow::Result<&SimulatedRun> {
+    runs.iter()
+        .find(|run| wanted(run))
+        .context("a simulation that was to run is missing")
+}
+
+/// The mean; NaN of none.
+pub(super) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elapsed_time_is_the_papers_formula() {
+        let loaded = generated("t", "zipf:page=512,pages=500,refs=20000,writes=0.4,seed=3")
+            .expect("a trace");
+        for page_bytes in [512, 4096] {
+            let pages = Pages::of(&loaded, page_bytes).expect("pages");
+            for prefetch in ["none", "window:4"] {
+                let setup = Setup {
+                    prefetch: prefetch.to_owned(),
+                    ..base()
+                };
+                let (_, run) = pages.simulate(20.0, &setup).expect("a run");
+                let formula = Constants::of(PCM).total_seconds(&run);
+                assert!(run.pages_written > 0 && run.pages_read >= run.faults);
+                assert!((formula / run.elapsed_seconds - 1.0).abs() < 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn full_memory_reads_each_page_once_and_writes_none() {
+        let loaded =
+            generated("t", "uniform:page=512,pages=300,refs=20000,writes=0.5").expect("a trace");
+        let pages = Pages::of(&loaded, 512).expect("pages");
+        let (_, run) = pages.simulate(100.0, &base()).expect("a run");
+        assert_eq!((run.pages_read, run.pages_written), (300, 0));
+        assert_eq!(loaded.facts.footprint_512_bytes, 300 * 512);
+    }
+}

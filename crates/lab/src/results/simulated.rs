@@ -1,0 +1,350 @@
+//! What a simulated experiment found: every run, the claims judged, the tables and pictures drawn from them.
+
+use super::Better;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write;
+
+/// Everything of one simulated experiment. Nothing in it was measured on a device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Simulated {
+    /// The traces it ran over.
+    pub traces: Vec<TraceFacts>,
+    /// What the model assumes, one sentence each.
+    pub model: Vec<String>,
+    /// Claims judged.
+    pub verdicts: Vec<Verdict>,
+    /// What is shown besides.
+    pub tables: Vec<Table>,
+    /// Pictures, drawn as `NAME.svg` and `NAME.png`.
+    pub figures: Vec<Figure>,
+    /// Every simulation.
+    pub runs: Vec<SimulatedRun>,
+}
+
+/// One trace.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TraceFacts {
+    /// Its name; `freecell-like` and so on.
+    pub name: String,
+    /// XXH3-64 of the file, or the description of what was generated.
+    pub identity: String,
+    /// The program, or the generator.
+    pub command: String,
+    /// Recorder and cache.
+    pub source: String,
+    /// Instruction lines read from memory.
+    pub instruction_reads: u64,
+    /// Data lines read from memory.
+    pub data_reads: u64,
+    /// Data lines written back.
+    pub data_writes: u64,
+    /// Memory touched, in pages of 4 KiB.
+    pub footprint_4k_bytes: u64,
+    /// Memory touched, in pages of 512 bytes.
+    pub footprint_512_bytes: u64,
+    /// References of the program before the cache.
+    pub program_references: u64,
+}
+
+impl TraceFacts {
+    /// References below the cache.
+    pub fn references(&self) -> u64 {
+        self.instruction_reads + self.data_reads + self.data_writes
+    }
+
+    /// As the PCM paper writes the mix: `1 : 5.13` or `7.16 : 1`.
+    pub fn mix(&self) -> String {
+        let reads = (self.instruction_reads + self.data_reads) as f64;
+        let writes = self.data_writes as f64;
+        match reads >= writes {
+            true => format!("{:.2} : 1", reads / writes),
+            false => format!("1 : {:.2}", writes / reads),
+        }
+    }
+}
+
+/// One simulation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SimulatedRun {
+    /// The trace's name.
+    pub trace: String,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// DRAM, percent of the footprint in pages of this size.
+    pub memory_percent: f64,
+    /// DRAM in pages.
+    pub memory_pages: u64,
+    /// Reclaim policy.
+    pub reclaim: String,
+    /// Prefetch policy.
+    pub prefetch: String,
+    /// The device.
+    pub tier: String,
+    /// Faults that read from the device.
+    pub faults: u64,
+    /// Pages read from the device.
+    pub pages_read: u64,
+    /// Pages written to the device.
+    pub pages_written: u64,
+    /// Virtual time.
+    pub elapsed_seconds: f64,
+    /// Energy in all, where the experiment is about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_joules: Option<f64>,
+}
+
+/// One claim: what the paper says, what must be, what came out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What was measured.
+    pub measure: String,
+    /// The paper's value, where its text gives one.
+    pub paper: Option<f64>,
+    /// What came out.
+    pub ours: f64,
+    /// Unit of all values.
+    pub unit: String,
+    /// Which direction is good.
+    pub better: Better,
+    /// Must be reached; absent where nothing must.
+    pub must: Option<f64>,
+    /// Aimed at.
+    pub aim: Option<f64>,
+    /// Whether.
+    pub must_reached: Option<bool>,
+    /// Whether.
+    pub aim_reached: Option<bool>,
+    /// Why ours is not the paper's.
+    pub difference: String,
+}
+
+impl Verdict {
+    /// Judges `ours`.
+    pub fn new(measure: &str, unit: &str, better: Better, ours: f64) -> Verdict {
+        Verdict {
+            measure: measure.to_owned(),
+            paper: None,
+            ours,
+            unit: unit.to_owned(),
+            better,
+            must: None,
+            aim: None,
+            must_reached: None,
+            aim_reached: None,
+            difference: String::new(),
+        }
+    }
+
+    /// The paper's value.
+    pub fn paper(mut self, value: f64) -> Verdict {
+        self.paper = Some(value);
+        self
+    }
+
+    /// What must be and what is aimed at; judged here.
+    pub fn target(mut self, must: f64, aim: Option<f64>) -> Verdict {
+        self.must = Some(must);
+        self.aim = aim;
+        self.must_reached = Some(self.reaches(must));
+        self.aim_reached = aim.map(|aim| self.reaches(aim));
+        self
+    }
+
+    /// Why ours is not the paper's.
+    pub fn difference(mut self, why: impl Into<String>) -> Verdict {
+        self.difference = why.into();
+        self
+    }
+
+    fn reaches(&self, limit: f64) -> bool {
+        super::reaches(self.better, self.ours, limit)
+    }
+
+    /// True when the verdicts follow from the values.
+    pub fn recomputes(&self) -> bool {
+        self.must_reached == self.must.map(|must| self.reaches(must))
+            && self.aim_reached == self.aim.map(|aim| self.reaches(aim))
+    }
+}
+
+/// A table with a heading and what there is to say of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    /// Heading.
+    pub title: String,
+    /// Below the heading.
+    pub text: String,
+    /// Names of the columns.
+    pub columns: Vec<String>,
+    /// Cells.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// One picture: panels side by side, a common horizontal axis of named places.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// File name without ending.
+    pub name: String,
+    /// First line.
+    pub title: String,
+    /// What the horizontal axis is.
+    pub x_label: String,
+    /// What the vertical axes are.
+    pub y_label: String,
+    /// Bars instead of lines.
+    pub bars: bool,
+    /// Logarithmic vertical axes.
+    pub log: bool,
+    /// The panels.
+    pub panels: Vec<Panel>,
+}
+
+/// One panel.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Panel {
+    /// Above it.
+    pub title: String,
+    /// Names of the places on the horizontal axis.
+    pub places: Vec<String>,
+    /// Name and values of each line, a value for each place.
+    pub series: Vec<(String, Vec<f64>)>,
+}
+
+/// The whole of `results.md` after the head.
+pub(super) fn markdown(text: &mut String, simulated: &Simulated) -> std::fmt::Result {
+    writeln!(
+        text,
+        "Everything here is **simulated**: the live engine and policies in virtual time, over models of devices.\n"
+    )?;
+    if !simulated.verdicts.is_empty() {
+        let header = "| measure | paper | must | aim | ours | reached |\n|---|--:|--:|--:|--:|---|";
+        writeln!(text, "## Claims\n\n{header}")?;
+        for verdict in &simulated.verdicts {
+            let value =
+                |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value}"));
+            let reached = match (verdict.must_reached, verdict.aim_reached) {
+                (_, Some(true)) => "aim",
+                (Some(true), _) => "must",
+                (Some(false), _) => "**no**",
+                (None, _) => "-",
+            };
+            writeln!(
+                text,
+                "| {} ({}) | {} | {} | {} | {} | {reached} |",
+                verdict.measure,
+                verdict.unit,
+                value(verdict.paper),
+                value(verdict.must),
+                value(verdict.aim),
+                number(verdict.ours)
+            )?;
+        }
+        writeln!(text)?;
+        for verdict in &simulated.verdicts {
+            if !verdict.difference.is_empty() {
+                writeln!(text, "- {}: {}", verdict.measure, verdict.difference)?;
+            }
+        }
+        writeln!(text)?;
+    }
+    for figure in &simulated.figures {
+        writeln!(text, "![{}]({}.svg)\n", figure.title, figure.name)?;
+    }
+    for table in &simulated.tables {
+        writeln!(text, "## {}\n", table.title)?;
+        if !table.text.is_empty() {
+            writeln!(text, "{}\n", table.text)?;
+        }
+        writeln!(text, "| {} |", table.columns.join(" | "))?;
+        let rest = table.columns.len().saturating_sub(1);
+        writeln!(text, "|---|{}", "--:|".repeat(rest))?;
+        for row in &table.rows {
+            writeln!(text, "| {} |", row.join(" | "))?;
+        }
+        writeln!(text)?;
+    }
+    if !simulated.model.is_empty() {
+        writeln!(text, "## Model\n")?;
+        for line in &simulated.model {
+            writeln!(text, "- {line}")?;
+        }
+        writeln!(text)?;
+    }
+    if !simulated.traces.is_empty() {
+        writeln!(
+            text,
+            "## Traces\n\n| name | identity | program | recorder |\n|---|---|---|---|"
+        )?;
+        for trace in &simulated.traces {
+            writeln!(
+                text,
+                "| {} | `{}` | `{}` | {} |",
+                trace.name, trace.identity, trace.command, trace.source
+            )?;
+        }
+        writeln!(text)?;
+    }
+    writeln!(
+        text,
+        "Simulations: {}, each in `results.json`.\n",
+        simulated.runs.len()
+    )
+}
+
+/// A value for a table: four significant digits at most.
+pub(crate) fn number(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return format!("{value}");
+    }
+    let digits = (3 - value.abs().log10().floor() as i32).clamp(0, 9);
+    let text = format!("{value:.*}", digits as usize);
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdict_is_judged_by_its_direction() {
+        let gain = |ours| Verdict::new("gain", "%", Better::Higher, ours).target(40.0, Some(55.0));
+        assert_eq!(gain(39.0).must_reached, Some(false));
+        assert_eq!(
+            (gain(41.0).must_reached, gain(41.0).aim_reached),
+            (Some(true), Some(false))
+        );
+        assert_eq!(gain(60.0).aim_reached, Some(true));
+        let mut changed = gain(60.0);
+        assert!(changed.recomputes());
+        changed.ours = 1.0;
+        assert!(!changed.recomputes());
+        let worst = Verdict::new("worst", "", Better::Lower, 1.01).target(1.0, None);
+        assert_eq!(worst.must_reached, Some(false));
+    }
+
+    #[test]
+    fn numbers_have_four_digits_at_most() {
+        for (value, text) in [
+            (0.0, "0"),
+            (12345.6, "12346"),
+            (58.9, "58.9"),
+            (0.012345, "0.01235"),
+        ] {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn mix_is_written_as_the_paper_does() {
+        let facts = |reads, writes| TraceFacts {
+            data_reads: reads,
+            data_writes: writes,
+            ..TraceFacts::default()
+        };
+        assert_eq!(facts(716, 100).mix(), "7.16 : 1");
+        assert_eq!(facts(100, 513).mix(), "1 : 5.13");
+    }
+}
