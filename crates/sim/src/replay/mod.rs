@@ -69,9 +69,17 @@ impl<'a> Replay<'a> {
             ));
         }
         let (mut clients, mut home) = (Vec::new(), 0);
+        let mut so_far = 0;
         for (at, stream) in streams.iter().enumerate() {
-            let share = u128::from(frames) * u128::from(stream.footprint());
-            let share = ((share / u128::from(footprint)) as u64).max(1);
+            // A percentage is each client's own; anything else is shared out so that nothing is left over.
+            let upto = |pages: u64| u128::from(frames) * u128::from(pages) / u128::from(footprint);
+            let before = upto(so_far);
+            so_far += stream.footprint();
+            let share = match setup.memory {
+                Memory::Percent(percent) => part(percent, stream.footprint()),
+                _ => (upto(so_far) - before) as u64,
+            };
+            let share = share.max(1);
             let seed = setup.seed.wrapping_add(at as u64);
             clients.push(Client::new(stream, setup, share, home, seed)?);
             home += u64::from(stream.numbers);
@@ -118,10 +126,10 @@ impl<'a> Replay<'a> {
             // One client alone need not be put aside between its faults.
             let alone = queue.is_empty();
             loop {
+                let before = self.clients[at].at;
                 if let Some((no, write)) = faults[at].take() {
                     self.serve(at, no, write)?;
                 }
-                let before = self.clients[at].at;
                 let stop = self.clients[at].run(STRETCH);
                 let client = &mut self.clients[at];
                 done += (client.at - before) as u64;
@@ -492,7 +500,7 @@ fn frames(setup: &Setup, footprint: u64) -> Result<u64, SetupError> {
     let frames = match setup.memory {
         Memory::Bytes(bytes) => bytes.0 / setup.page_bytes,
         Memory::Pages(pages) => pages,
-        Memory::Percent(percent) => (footprint as f64 * percent / 100.0).round() as u64,
+        Memory::Percent(percent) => part(percent, footprint),
     };
     if frames == 0 {
         return Err(SetupError::option(
@@ -506,4 +514,8 @@ fn frames(setup: &Setup, footprint: u64) -> Result<u64, SetupError> {
         ));
     }
     Ok(frames)
+}
+
+fn part(percent: f64, pages: u64) -> u64 {
+    (pages as f64 * percent / 100.0).round() as u64
 }
