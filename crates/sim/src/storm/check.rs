@@ -191,7 +191,8 @@ impl World {
             }
             if let Some(page) = self.could_leave() {
                 panic!(
-                    "threads wait for room, but nobody evicts {page:?}: room {}, resident {:?}, used {}, limit {}, full {full}",
+                    "a thread waits for ever, though {page:?} could leave: {:?}; room {}, resident {:?}, used {}, limit {}, full {full}",
+                    self.stopped(),
                     self.engine.room(),
                     self.engine.resident(),
                     self.engine.dram_used(),

@@ -149,6 +149,7 @@ impl World {
             &alive,
         );
         self.engine = engine.expect("the ledger it left");
+        self.down_for = None;
         self.update_pool();
         self.catch_up();
         let recovered = self.reconcile();
@@ -166,13 +167,11 @@ impl World {
             (recovered.installed, "takeover: installed and not finished"),
             (recovered.returned, "takeover: chosen and not gone"),
             (recovered.vanished, "takeover: vanished"),
-            (recovered.strays, "takeover: strays"),
         ] {
             *self.seen.entry(what).or_default() += count;
         }
         self.seen.retain(|_, times| *times > 0);
         self.ledger.disarm();
-        self.down_for = None;
         self.register_regions();
         self.engine.audit();
         if !self.sabotaged(Sabotage::ForgetWakeAtTakeover) {
@@ -218,6 +217,10 @@ impl World {
         assert!(
             recovered.lost.is_empty() || excused,
             "pages were lost by taking over: {recovered:?}"
+        );
+        assert_eq!(
+            recovered.strays, 0,
+            "pages known where nothing is managed: an event went unheard"
         );
         recovered
     }
