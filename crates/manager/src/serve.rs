@@ -33,8 +33,9 @@ use crate::{discover, tiers};
 /// Longest a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
-/// How often the control thread looks around at least, and at most.
+/// How often the control thread looks around at least, while the client is busy, and at most.
 const TICK_MAX: Duration = Duration::from_millis(100);
+const TICK_BUSY: Duration = Duration::from_millis(5);
 const TICK_MIN: Duration = Duration::from_micros(500);
 
 /// Fastest growth of a program that is to be noticed in time, bytes a second (first touch of fresh memory).
@@ -547,6 +548,8 @@ impl Control {
         self.shared.placement.pin.expire(now);
         let everything = self.shared.look_again.swap(false, Ordering::Relaxed);
         let mut growing = false;
+        // A fork child takes frames of its own without a fault of ours: only a look tells.
+        let mut forked = false;
         for process in &processes {
             let Some(pid) = process.pid() else {
                 if process.has_lost_its_memory(&self.zeros) {
@@ -575,14 +578,15 @@ impl Control {
                 continue;
             }
             if process.is_fork_child {
+                forked = true;
                 discover::note_own_frames(&self.shared, process, &mut self.pagemap);
             }
         }
-        let busy = growing || faults != self.last_faults;
+        let busy = growing || forked || faults != self.last_faults;
         self.last_faults = faults;
         self.tick = match busy {
-            true => Duration::from_millis(5),
-            false => (self.tick * 2).clamp(Duration::from_millis(5), TICK_MAX),
+            true => TICK_BUSY,
+            false => (self.tick * 2).clamp(TICK_BUSY, TICK_MAX),
         };
         let managed = self.shared.engine().managed_pages().0;
         self.shared

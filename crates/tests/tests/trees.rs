@@ -37,6 +37,16 @@ fn status_of_a_background_job_is_right() {
         .expect(9);
 }
 
+/// Children that rewrite all they inherited, several at once, while parent and children are evicted from.
+#[test]
+fn a_storm_of_forks_reads_what_it_wrote() {
+    same(
+        Job::new(build("forks")).args(["40", "4", "3"]),
+        64 * MIB,
+        1000.0,
+    );
+}
+
 #[test]
 fn exec_chain_forgets_the_old_memory() {
     let touch = touch();
