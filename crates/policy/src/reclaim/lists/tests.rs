@@ -1,0 +1,321 @@
+//! Tests of the lists: equality with deques, what a page costs, misuse; and a table of times.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::test_random::Random;
+
+const LISTS: [List; 3] = [List::A, List::B, List::C];
+
+impl PageLists {
+    /// Panics when counters, links and bits contradict each other, or a piece is lost. O(chunks).
+    fn audit(&mut self) {
+        let (mut chunks, mut pieces) = (0, 0);
+        for chunk in self.chunks.iter().flatten() {
+            let mut listed = 0;
+            for (index, block) in chunk.blocks.iter().enumerate() {
+                listed += block.listed().count_ones() as u16;
+                assert_eq!(chunk.listed[index], listed);
+                assert_eq!((block.mark[0] | block.mark[1]) & !block.listed(), 0);
+            }
+            assert!(listed > 0, "an empty chunk is kept");
+            pieces += chunk.len().div_ceil(PIECE_LINKS);
+            chunks += 1;
+        }
+        let mut free = self.pool.free;
+        while free != 0 {
+            pieces += 1;
+            free = self.pool.piece(free - 1)[0].next();
+        }
+        assert_eq!(pieces, self.pool.slabs.len() * SLAB_PIECES);
+        assert_eq!(self.chunks_used, chunks);
+    }
+}
+
+/// What the lists must equal.
+#[derive(Default)]
+struct Model {
+    lists: [VecDeque<u32>; 3],
+    marks: HashMap<u32, u8>,
+}
+
+impl Model {
+    fn held(&self, page: u32) -> Option<usize> {
+        let holds = |list: &VecDeque<u32>| list.contains(&page);
+        self.marks.contains_key(&page).then_some(())?;
+        self.lists.iter().position(holds)
+    }
+
+    fn take(&mut self, held: usize, page: u32) {
+        let list = &mut self.lists[held];
+        let at = list.iter().position(|&other| other == page);
+        list.remove(at.expect("it is held"));
+    }
+}
+
+/// Does operation `op` to both (a no-op when it would be misuse) and compares what can be compared in O(1).
+fn step(lists: &mut PageLists, model: &mut Model, op: u8, list: usize, page: u32) {
+    let held = model.held(page);
+    match (op, held) {
+        (0..6, None) => {
+            lists.push_back(LISTS[list], PageNo(page));
+            model.lists[list].push_back(page);
+            model.marks.insert(page, 0);
+        }
+        (0..4, Some(held)) => {
+            assert_eq!(lists.remove(PageNo(page)), LISTS[held]);
+            model.take(held, page);
+            model.marks.remove(&page);
+        }
+        (4..7, Some(held)) => {
+            lists.move_to_back(LISTS[list], PageNo(page));
+            model.take(held, page);
+            model.lists[list].push_back(page);
+        }
+        (7, Some(_)) => {
+            let mark = (page + list as u32) as u8 % 4;
+            lists.set_mark(PageNo(page), mark);
+            model.marks.insert(page, mark);
+        }
+        (7, None) => lists.mark_listed(PageNo(page), 3),
+        (10, held) => {
+            let bits = (page / 4 + list as u32) as u8 % 4;
+            lists.mark_listed(PageNo(page), bits);
+            if held.is_some() {
+                *model.marks.entry(page).or_default() |= bits;
+            }
+        }
+        (8, _) => {
+            let Some(page) = lists.front(LISTS[list]) else {
+                assert!(model.lists[list].is_empty());
+                return;
+            };
+            assert_eq!(model.lists[list].pop_front(), Some(page.0));
+            assert_eq!(lists.remove(page), LISTS[list]);
+            model.marks.remove(&page.0);
+        }
+        (9, _) if list != 2 && page.is_multiple_of(16) => {
+            lists.append(LISTS[2], LISTS[list]);
+            let moved = std::mem::take(&mut model.lists[2]);
+            model.lists[list].extend(moved);
+        }
+        _ => assert_eq!(lists.list(PageNo(page)), held.map(|held| LISTS[held])),
+    }
+    let mark = model.marks.get(&page).copied().unwrap_or(0);
+    assert_eq!(lists.mark(PageNo(page)), mark);
+    for (list, deque) in LISTS.into_iter().zip(&model.lists) {
+        assert_eq!(lists.len(list).0, deque.len() as u64);
+        assert_eq!(lists.front(list).map(|page| page.0), deque.front().copied());
+    }
+}
+
+/// Empties both and compares the whole order.
+fn drain(mut lists: PageLists, model: Model) {
+    for (list, deque) in LISTS.into_iter().zip(model.lists) {
+        for page in deque {
+            assert_eq!(lists.front(list), Some(PageNo(page)));
+            assert_eq!(lists.remove(PageNo(page)), list);
+        }
+        assert_eq!(lists.front(list), None);
+    }
+    lists.audit();
+    assert_eq!(lists.chunks_used, 0);
+}
+
+proptest! {
+    #[test]
+    fn lists_equal_three_deques(ops in prop::collection::vec((0..11u8, 0..3usize, 0..1200u32), 0..800)) {
+        let (mut lists, mut model) = (PageLists::new(), Model::default());
+        for (op, list, page) in ops {
+            step(&mut lists, &mut model, op, list, page);
+        }
+        lists.audit();
+        drain(lists, model);
+    }
+
+    #[test]
+    fn lists_of_few_pages_equal_three_deques(ops in prop::collection::vec((0..11u8, 0..3usize, 0..6u32), 0..200)) {
+        let (mut lists, mut model) = (PageLists::new(), Model::default());
+        for (op, list, page) in ops {
+            // The ends of blocks and chunks, and the highest page there is.
+            let page = [0, 63, 64, 511, 512, PAGE_MASK][page as usize];
+            step(&mut lists, &mut model, op, list, page);
+            lists.audit();
+        }
+        drain(lists, model);
+    }
+}
+
+#[test]
+fn lists_equal_three_deques_for_200_000_operations() {
+    println!("seed 5");
+    let mut random = Random::new(5);
+    let (mut lists, mut model) = (PageLists::new(), Model::default());
+    for round in 0..20u64 {
+        // From nearly empty to every page of the chunks in a list, and back.
+        let fill = [1, 3, 6, 3][round as usize % 4];
+        for _ in 0..10_000 {
+            let (page, list) = (random.below(2000) as u32, random.below(3) as usize);
+            let op = match model.held(page) {
+                None if random.below(6) >= fill => continue,
+                Some(_) if random.below(6) < fill => 4 + random.below(4) as u8,
+                _ => random.below(4) as u8,
+            };
+            step(&mut lists, &mut model, op, list, page);
+        }
+        lists.audit();
+    }
+    assert!(lists.total().0 > 100, "the end has something to compare");
+    drain(lists, model);
+}
+
+/// Bytes for each page of 1,000 chunks, when those for which `resident` is true are in a list.
+fn bytes_a_page(resident: impl Fn(u32) -> bool) -> f64 {
+    let pages = 1000 * CHUNK_PAGES;
+    let mut lists = PageLists::new();
+    for page in (0..pages).filter(|&page| resident(page)) {
+        lists.push_back(List::A, PageNo(page));
+    }
+    lists.audit();
+    lists.held_bytes_peak().0 as f64 / f64::from(pages)
+}
+
+#[test]
+fn lists_cost_what_the_resident_pages_need() {
+    let cost = bytes_a_page(|_| true);
+    assert!(cost <= 7.7, "{cost}");
+    let cost = bytes_a_page(|page| page % 2 == 0);
+    assert!(cost <= 4.3, "{cost}");
+    let cost = bytes_a_page(|page| page % 8 == 0);
+    assert!(cost <= 1.6, "{cost}");
+    let cost = bytes_a_page(|page| page < CHUNK_PAGES);
+    assert!(cost <= 0.12, "{cost}");
+}
+
+#[test]
+fn pieces_are_used_again() {
+    let mut lists = PageLists::new();
+    let mut held = Bytes(0);
+    for round in 0..10 {
+        for page in 0..20 * CHUNK_PAGES {
+            lists.push_back(List::A, PageNo(round * 10 * CHUNK_PAGES + page));
+        }
+        lists.audit();
+        if round == 0 {
+            held = lists.held_bytes_peak();
+        }
+        while let Some(page) = lists.front(List::A) {
+            lists.remove(page);
+        }
+    }
+    lists.audit();
+    // The table of chunks grows with the highest page number.
+    assert!(lists.held_bytes_peak().0 <= held.0 + 8 * 256);
+}
+
+#[test]
+fn mark_ends_with_the_stay_in_a_list() {
+    let mut lists = PageLists::new();
+    lists.push_back(List::C, PageNo(6));
+    lists.push_back(List::C, PageNo(7));
+    lists.set_mark(PageNo(7), 3);
+    lists.move_to_back(List::A, PageNo(7));
+    assert_eq!(lists.mark(PageNo(7)), 3);
+    assert_eq!(lists.remove(PageNo(7)), List::A);
+    assert_eq!(lists.mark(PageNo(7)), 0);
+    assert_eq!(lists.mark(PageNo(1 << 20)), 0);
+}
+
+#[test]
+#[should_panic(expected = "inserted twice")]
+fn push_of_a_listed_page_panics() {
+    let mut lists = PageLists::new();
+    lists.push_back(List::A, PageNo(7));
+    lists.push_back(List::B, PageNo(7));
+}
+
+#[test]
+#[should_panic(expected = "in no list")]
+fn remove_of_an_unlisted_page_panics() {
+    let mut lists = PageLists::new();
+    lists.push_back(List::A, PageNo(7));
+    lists.remove(PageNo(8));
+}
+
+#[test]
+#[should_panic(expected = "in no list")]
+fn mark_of_an_unlisted_page_panics() {
+    let mut lists = PageLists::new();
+    lists.push_back(List::A, PageNo(7));
+    lists.set_mark(PageNo(8), 1);
+}
+
+#[test]
+#[should_panic(expected = "28 bits")]
+fn page_number_beyond_the_link_panics() {
+    PageLists::new().push_back(List::A, PageNo(PAGE_MASK + 1));
+}
+
+/// Mean nanoseconds of `count` calls.
+fn nanos(count: u32, mut call: impl FnMut(u32)) -> f64 {
+    let start = Instant::now();
+    for index in 0..count {
+        call(index);
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(count)
+}
+
+#[test]
+#[ignore = "prints the table of the module's documentation; seconds in a release build"]
+fn lists_table() {
+    for (pages, percent) in [(18, 12), (18, 50), (18, 100), (21, 12), (21, 50), (21, 100)] {
+        print_times(1 << pages, percent);
+    }
+}
+
+fn print_times(pages: u32, percent: u32) {
+    const CALLS: u32 = 2_000_000;
+    let mut random = Random::new(3);
+    let mut order: Vec<u32> = (0..pages).collect();
+    for index in (1..pages as usize).rev() {
+        order.swap(index, random.below(index as u64 + 1) as usize);
+    }
+    // Residents first; a replaced page and its successor change places.
+    let resident = pages / 100 * percent;
+    let absent = pages - resident;
+    let mut lists = PageLists::new();
+    let fill = nanos(resident, |index| {
+        lists.push_back(List::A, PageNo(order[index as usize]));
+    });
+    let page = |index: u32| PageNo(order[(index % resident) as usize]);
+    let touch = nanos(CALLS, |index| {
+        lists.mark_listed(page(index), 1);
+    });
+    // A stride, so that neighbours in the list are no neighbours in time.
+    let to_back = nanos(CALLS, |index| {
+        lists.move_to_back(List::A, page(index.wrapping_mul(7919)));
+    });
+    let hand = nanos(CALLS, |_| {
+        if let Some(page) = lists.front(List::A) {
+            lists.set_mark(page, 0);
+            lists.move_to_back(List::A, page);
+        }
+    });
+    let replace = nanos(CALLS.min(resident), |index| {
+        lists.remove(PageNo(order[index as usize]));
+        let new = if absent == 0 {
+            index
+        } else {
+            resident + index % absent
+        };
+        lists.push_back(List::A, PageNo(order[new as usize]));
+        order.swap(index as usize, new as usize);
+    });
+    let bytes = lists.held_bytes_peak().0 as f64 / f64::from(pages);
+    println!(
+        "{pages} pages, {percent:>3} %: ns: fill {fill:.0}, touch {touch:.0}, to back {to_back:.0}, hand {hand:.0}, replace {replace:.0}; {bytes:.2} bytes a page"
+    );
+}
