@@ -7,7 +7,8 @@ use undercroft_base::{PageCount, PageNo};
 use super::lists::{List, PageLists};
 use super::{Arrival, Reclaim, Verdict};
 
-const RING: List = List::A;
+/// Every page, the hand in front; but for those in `JUDGED`.
+pub(super) const RING: List = List::A;
 /// Pages the engine has judged in this call wait here, so that the hand does not meet them again.
 const JUDGED: List = List::B;
 
@@ -26,10 +27,41 @@ impl Clock {
     }
 }
 
+/// Turns the hand of `RING` as [`Reclaim::select`] says. `again`: for a page with this mark, the mark with which it gets
+/// another lap; none when it is a candidate.
+pub(super) fn turn(
+    lists: &mut PageLists,
+    again: impl Fn(u8) -> Option<u8>,
+    want: usize,
+    scan_max: usize,
+    verdict: &mut dyn FnMut(PageNo) -> Verdict,
+    out: &mut Vec<PageNo>,
+) {
+    let mut wanted = want;
+    for _ in 0..scan_max {
+        let (Some(page), true) = (lists.front(RING), wanted > 0) else {
+            break;
+        };
+        if let Some(mark) = again(lists.mark(page)) {
+            lists.set_mark(page, mark);
+            lists.move_to_back(RING, page);
+            continue;
+        }
+        if verdict(page) == Verdict::Take {
+            out.push(page);
+            wanted -= 1;
+            if wanted == 0 {
+                break; // the last victim stays where it is: the engine takes it out at once
+            }
+        }
+        lists.move_to_back(JUDGED, page);
+    }
+    lists.append(JUDGED, RING);
+}
+
 impl Reclaim for Clock {
     fn insert(&mut self, page: PageNo, _arrival: Arrival) {
         self.lists.push_back(RING, page);
-        self.lists.set_mark(page, 0);
     }
 
     fn remove(&mut self, page: PageNo) {
@@ -47,26 +79,8 @@ impl Reclaim for Clock {
         verdict: &mut dyn FnMut(PageNo) -> Verdict,
         out: &mut Vec<PageNo>,
     ) {
-        let mut wanted = want;
-        for _ in 0..scan_max {
-            let (Some(page), true) = (self.lists.front(RING), wanted > 0) else {
-                break;
-            };
-            if self.lists.mark(page) == USED {
-                self.lists.set_mark(page, 0);
-                self.lists.move_to_back(RING, page);
-                continue;
-            }
-            if verdict(page) == Verdict::Take {
-                out.push(page);
-                wanted -= 1;
-                if wanted == 0 {
-                    break; // the last victim stays where it is: the engine takes it out at once
-                }
-            }
-            self.lists.move_to_back(JUDGED, page);
-        }
-        self.lists.append(JUDGED, RING);
+        let again = |mark| (mark == USED).then_some(0);
+        turn(&mut self.lists, again, want, scan_max, verdict, out);
     }
 
     fn len(&self) -> PageCount {

@@ -6,12 +6,9 @@
 
 use undercroft_base::{PageCount, PageNo};
 
-use super::lists::{List, PageLists};
+use super::clock::{RING, turn};
+use super::lists::PageLists;
 use super::{Arrival, Reclaim, Verdict};
-
-const RING: List = List::A;
-/// Pages the engine has judged in this call wait here, so that the hand does not meet them again.
-const JUDGED: List = List::B;
 
 /// Written since the hand last passed.
 const WRITTEN: u8 = 1;
@@ -39,7 +36,6 @@ impl ClockW {
 impl Reclaim for ClockW {
     fn insert(&mut self, page: PageNo, _arrival: Arrival) {
         self.lists.push_back(RING, page);
-        self.lists.set_mark(page, 0);
     }
 
     fn remove(&mut self, page: PageNo) {
@@ -59,26 +55,8 @@ impl Reclaim for ClockW {
         verdict: &mut dyn FnMut(PageNo) -> Verdict,
         out: &mut Vec<PageNo>,
     ) {
-        let mut wanted = want;
-        for _ in 0..scan_max {
-            let (Some(page), true) = (self.lists.front(RING), wanted > 0) else {
-                break;
-            };
-            if self.lists.mark(page) & WRITTEN != 0 {
-                self.lists.set_mark(page, REMEMBERED);
-                self.lists.move_to_back(RING, page);
-                continue;
-            }
-            if verdict(page) == Verdict::Take {
-                out.push(page);
-                wanted -= 1;
-                if wanted == 0 {
-                    break; // the last victim stays where it is: the engine takes it out at once
-                }
-            }
-            self.lists.move_to_back(JUDGED, page);
-        }
-        self.lists.append(JUDGED, RING);
+        let again = |mark| (mark & WRITTEN != 0).then_some(REMEMBERED);
+        turn(&mut self.lists, again, want, scan_max, verdict, out);
     }
 
     fn len(&self) -> PageCount {
