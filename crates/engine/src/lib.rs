@@ -206,9 +206,9 @@ impl<L: Ledger> Engine<L> {
         &self.stats
     }
 
-    /// Bytes of page-table metadata in use.
+    /// Bytes of metadata: the ledger's words and the maps that find them, and the most the reclaim policy has held.
     pub fn metadata_bytes(&self) -> u64 {
-        self.table.metadata_bytes()
+        self.table.metadata_bytes() + self.reclaim.metadata_bytes().0
     }
 
     /// Moves the slots to free into `out` (appends). The caller gives them back to their tiers.

@@ -1,9 +1,10 @@
 //! Room made after the plan: memory is used to the last page, and the policy's order alone decides.
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageState, Slot, SpaceId, TierId};
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId};
 use undercroft_base::{ThreadId, VirtPage, VirtRange};
 use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan};
 use undercroft_engine::{Outcome, Room, Taken, VecLedger};
+use undercroft_policy::reclaim::Arrival;
 
 struct One {
     engine: Engine<VecLedger>,
@@ -112,4 +113,17 @@ fn touch_tells_a_use_from_a_fault() {
     assert_eq!(one.access(9, false), [8], "7 was used later");
     let state = one.engine.entry(one.space, VirtPage(8)).state;
     assert_eq!(state, PageState::Stored);
+}
+
+#[test]
+fn metadata_is_the_ledger_and_what_the_policy_holds() {
+    let mut one = One::new(512, "lru", "none");
+    let mut policy = undercroft_policy::reclaim::by_name("lru").expect("a policy");
+    for page in 0..512u32 {
+        one.access(page.into(), false);
+        policy.insert(PageNo(page), Arrival::FirstTouch);
+    }
+    let least = 512 * 8 + policy.metadata_bytes().0;
+    let metadata = one.engine.metadata_bytes();
+    assert!((least..least + 512).contains(&metadata), "{metadata}");
 }

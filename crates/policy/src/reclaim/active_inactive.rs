@@ -38,7 +38,7 @@
 //! -0.5, drift +60; first touches fill active: zipf 1.2 +7, drift +50; no upper bound on the distance: bursts +10; no
 //! lower bound: a loop of 1.1 times memory -80, but drift +80.
 
-use undercroft_base::{PageCount, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 
 use super::lists::{List, PageLists};
 use super::{Arrival, Reclaim, Verdict};
@@ -189,6 +189,10 @@ impl Reclaim for ActiveInactive {
 
     fn len(&self) -> PageCount {
         self.lists.total()
+    }
+
+    fn metadata_bytes(&self) -> Bytes {
+        self.lists.held_bytes_peak()
     }
 
     fn name(&self) -> &'static str {

@@ -2,7 +2,7 @@
 //!
 //! The front of the list is the hand, new pages go behind it. Without touches it is FIFO by arrival.
 
-use undercroft_base::{PageCount, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 
 use super::lists::{List, PageLists};
 use super::{Arrival, Reclaim, Verdict};
@@ -85,6 +85,10 @@ impl Reclaim for Clock {
 
     fn len(&self) -> PageCount {
         self.lists.total()
+    }
+
+    fn metadata_bytes(&self) -> Bytes {
+        self.lists.held_bytes_peak()
     }
 
     fn name(&self) -> &'static str {

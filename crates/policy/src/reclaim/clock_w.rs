@@ -4,7 +4,7 @@
 //! still be written out when it leaves), and lets the page have another lap; the first page not written since the
 //! last lap leaves. Reads give no second chance. Differs: none known; without touches it is FIFO, as CLOCK is.
 
-use undercroft_base::{PageCount, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 
 use super::clock::{RING, turn};
 use super::lists::PageLists;
@@ -61,6 +61,10 @@ impl Reclaim for ClockW {
 
     fn len(&self) -> PageCount {
         self.lists.total()
+    }
+
+    fn metadata_bytes(&self) -> Bytes {
+        self.lists.held_bytes_peak()
     }
 
     fn name(&self) -> &'static str {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use undercroft_base::{PageCount, PageNo};
+use undercroft_base::{CHUNK_PAGES, PageCount, PageNo};
 
 use super::{Arrival, NAMES, Reclaim, Verdict, by_name};
 use crate::test_random::Random;
@@ -153,6 +153,21 @@ fn every_policy_does_nothing_when_empty_or_asked_for_nothing() {
             checked_select(&mut *policy, &members, 10, 10, &|_| false),
             [PageNo(5)]
         );
+    }
+}
+
+#[test]
+fn every_policy_tells_what_metadata_it_holds() {
+    for name in NAMES {
+        let mut policy = by_name(name).expect("a known policy");
+        assert_eq!(policy.metadata_bytes().0, 0, "{name}");
+        let pages = 64 * CHUNK_PAGES;
+        for page in 0..pages {
+            policy.insert(PageNo(page), Arrival::FirstTouch);
+        }
+        // Two page numbers of 28 bits at the least; with the ledger's 8 bytes it stays below 16.
+        let a_page = policy.metadata_bytes().0 as f64 / f64::from(pages);
+        assert!((7.0..7.8).contains(&a_page), "{name}: {a_page}");
     }
 }
 

@@ -3,7 +3,7 @@
 //! The limit reclaimer of FlexSwap §4.3. One list; pages the engine skipped or took go to the back, so that the next
 //! call looks at others.
 
-use undercroft_base::{PageCount, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 
 use super::lists::{List, PageLists};
 use super::{Arrival, Reclaim, Verdict};
@@ -64,6 +64,10 @@ impl Reclaim for Lru {
 
     fn len(&self) -> PageCount {
         self.lists.total()
+    }
+
+    fn metadata_bytes(&self) -> Bytes {
+        self.lists.held_bytes_peak()
     }
 
     fn name(&self) -> &'static str {

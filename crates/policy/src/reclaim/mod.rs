@@ -10,7 +10,7 @@ pub mod lru;
 #[cfg(test)]
 mod simulation;
 
-use undercroft_base::{PageCount, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 
 use crate::UnknownPolicy;
 
@@ -71,6 +71,9 @@ pub trait Reclaim: Send {
     fn is_empty(&self) -> bool {
         self.len() == PageCount(0)
     }
+
+    /// Most bytes of metadata held so far. O(1).
+    fn metadata_bytes(&self) -> Bytes;
 
     /// The name the user knows it by.
     fn name(&self) -> &'static str;

@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use undercroft_base::{PageCount, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
 
 /// Never used again.
@@ -153,6 +153,13 @@ impl Reclaim for Belady {
 
     fn len(&self) -> PageCount {
         PageCount(self.count)
+    }
+
+    /// Without the knowledge of the future.
+    fn metadata_bytes(&self) -> Bytes {
+        let pages = self.upcoming.capacity() * size_of::<u32>() + self.resident.capacity();
+        let entries = self.queue.capacity() + self.aside.capacity();
+        Bytes((pages + entries * size_of::<(u32, u32)>()) as u64)
     }
 
     fn name(&self) -> &'static str {

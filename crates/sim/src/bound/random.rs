@@ -1,6 +1,6 @@
 //! Random replacement: any page may leave next. What a policy must beat.
 
-use undercroft_base::{PageCount, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 use undercroft_model::Random;
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
 
@@ -78,6 +78,10 @@ impl Reclaim for RandomReclaim {
 
     fn len(&self) -> PageCount {
         PageCount(self.pages.len() as u64)
+    }
+
+    fn metadata_bytes(&self) -> Bytes {
+        Bytes((size_of::<u32>() * (self.pages.capacity() + self.places.capacity())) as u64)
     }
 
     fn name(&self) -> &'static str {
