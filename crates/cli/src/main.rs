@@ -11,6 +11,7 @@ mod preflight;
 mod run;
 mod show;
 mod sim;
+mod storm;
 mod trace;
 mod values;
 

@@ -10,6 +10,8 @@
 
 mod evict;
 mod fault;
+#[doc(hidden)]
+pub mod fuzz;
 mod layout;
 mod ledger;
 pub mod limits;

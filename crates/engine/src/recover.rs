@@ -215,8 +215,13 @@ impl<L: Ledger> Engine<L> {
     /// The batch as noted: items whose page was dropped or settled are dead.
     fn recover_batch(&mut self) {
         let notes = notes::read(self.table.ledger().notes());
-        let evicting = |no: &PageNo| {
-            self.table.has_page(*no) && self.table.entry(*no).state == PageState::Evicting
+        // Items are counted pages, followers are not; what is noted otherwise is stranded, and settled as that.
+        let evicting = |no: &PageNo, inherited: bool| {
+            self.table.has_page(*no) && {
+                let entry = self.table.entry(*no);
+                let same = entry.flags.has(Flags::INHERITED) == inherited;
+                entry.state == PageState::Evicting && same
+            }
         };
         let nobody = EvictItem {
             no: PageNo(u32::MAX),
@@ -229,7 +234,8 @@ impl<L: Ledger> Engine<L> {
         let mut batch: Vec<Option<Note>> = Vec::new();
         let mut pages = Vec::new();
         for note in &notes.batch {
-            let no = note.and_then(|note| note.page).filter(evicting);
+            let no = note.and_then(|note| note.page);
+            let no = no.filter(|no| evicting(no, false));
             // A page is one item's only.
             let no = no.filter(|no| !taken.contains(no));
             taken.extend(no);
@@ -247,7 +253,8 @@ impl<L: Ledger> Engine<L> {
             let same = |leader: &Option<Note>| {
                 leader.is_some_and(|l| (l.owner, l.place) == (note.owner, note.place))
             };
-            let no = note.page.filter(evicting).filter(|no| !taken.contains(no));
+            let no = note.page.filter(|no| evicting(no, true));
+            let no = no.filter(|no| !taken.contains(no));
             if let (Some(no), Some(at)) = (no, batch.iter().position(same)) {
                 taken.push(no);
                 followers.push((at, no));

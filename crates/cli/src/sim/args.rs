@@ -2,17 +2,28 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Nanos;
 use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, TierSpec};
 
 /// `undercroft sim`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct SimArgs {
+    /// Something else than a replay.
+    #[command(subcommand)]
+    pub command: Option<SimCommand>,
+
     /// What is replayed.
     #[command(flatten)]
     pub replay: ReplayArgs,
+}
+
+/// What the simulator does besides replaying a trace.
+#[derive(Debug, Subcommand)]
+pub enum SimCommand {
+    /// Run the engine through random programs and failures, and check every byte
+    Storm(crate::storm::StormArgs),
 }
 
 /// One replay, or a sweep of them.

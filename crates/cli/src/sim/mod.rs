@@ -15,10 +15,13 @@ use undercroft_sim::{Results, Sweep};
 
 use crate::failure::{Failure, status};
 use crate::show;
-use args::{FormatArg, ReplayArgs, SimArgs, TierChoice};
+use args::{FormatArg, ReplayArgs, SimArgs, SimCommand, TierChoice};
 
 /// Runs `undercroft sim`.
 pub fn sim(args: SimArgs) -> Result<u8, Failure> {
+    if let Some(SimCommand::Storm(args)) = &args.command {
+        return crate::storm::storm(args);
+    }
     replay(&args.replay)?;
     Ok(0)
 }

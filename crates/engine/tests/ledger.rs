@@ -1,0 +1,175 @@
+//! Ledgers of dead managers that are cut off, damaged or made up: an error that says where, never a panic.
+
+#![allow(clippy::unwrap_used)] // everything here is a test
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use undercroft_base::{Bytes, SpaceId};
+use undercroft_engine::{Config, Engine, FlatLedger, Ledger, LedgerError, Room, bytes_for, fuzz};
+use undercroft_policy::{prefetch, reclaim};
+
+/// SplitMix64: this crate's tests depend on no other.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A word as a ledger might have it at this place, or nearly.
+fn plausible(state: &mut u64, place: usize) -> u64 {
+    let random = next(state);
+    let space = 1 + random % 3;
+    match place {
+        0..512 => match random % 3 {
+            0 => 1 << 63 | space << 38 | (random >> 8 & 63) << 32 | random >> 20 & 0x3ff,
+            1 => random >> 20 & 0x3ff,
+            _ => random,
+        },
+        512..1024 => 1 << 63 | space << 36 | random >> 20 & 7,
+        _ => {
+            // Mostly what can be: a stored page keeps no copy besides, and a kept copy is in a tier.
+            let state = random % 6;
+            let flags = match state {
+                3 | 4 => random >> 3 & 0b11101,
+                _ => random >> 3 & 31,
+            };
+            let tiers = if flags & 2 == 2 { 2 } else { 3 };
+            let tier = [0, 1, 7][(random >> 40) as usize % tiers];
+            state | flags << 3 | tier << 8 | (random >> 16 & 15) << 11 | (random >> 32 & 7) << 48
+        }
+    }
+}
+
+#[test]
+fn made_up_ledgers_are_refused_or_recovered_and_never_panic() {
+    let mut state = 1;
+    let (mut accepted, mut refused) = (0, 0);
+    for round in 0..30_000 {
+        let mut bytes = Vec::new();
+        let patches = next(&mut state) % 60;
+        for _ in 0..patches {
+            let place = match next(&mut state) % 4 {
+                0 => 64 + next(&mut state) % 130,         // notes
+                1 => 512 + next(&mut state) % 3,          // heads
+                _ => 1024 + next(&mut state) % (3 * 512), // entries
+            };
+            bytes.extend((place as u16).to_le_bytes());
+            let word = match next(&mut state) % 200 {
+                0 => next(&mut state),
+                _ => plausible(&mut state, place as usize),
+            };
+            bytes.extend(word.to_le_bytes());
+        }
+        // All chunks in use, or their entries would be refused.
+        for chunk in 0..3 * u64::from(round % 8 != 0) {
+            bytes.extend((512 + chunk as u16).to_le_bytes());
+            bytes.extend((1 << 63 | (1 + chunk % 2) << 36 | chunk).to_le_bytes());
+        }
+        match fuzz::ledger(&bytes) {
+            0 => refused += 1,
+            _ => accepted += 1,
+        }
+    }
+    println!("{accepted} accepted, {refused} refused");
+    assert!(accepted > 10_000 && refused > 1000);
+}
+
+#[test]
+fn random_and_mutated_bytes_never_panic() {
+    let mut state = 2;
+    let ledger = FlatLedger::create(words(2), 2).unwrap();
+    ledger.chunks()[0].store(1 << 63 | 1 << 36, Ordering::Relaxed);
+    let good: Vec<u8> = ledger_bytes(&ledger);
+    assert!(fuzz::ledger(&good) >= 1, "the good one is accepted");
+    for _ in 0..3000 {
+        let mut bytes = good.clone();
+        for _ in 0..1 + next(&mut state) % 4 {
+            let at = match next(&mut state) % 2 {
+                0 => next(&mut state) as usize % 24,
+                _ => next(&mut state) as usize % bytes.len(),
+            };
+            bytes[at] ^= 1 << (next(&mut state) % 8);
+        }
+        bytes.truncate(next(&mut state) as usize % (2 * bytes.len()));
+        fuzz::ledger(&bytes);
+    }
+}
+
+fn words(chunks: usize) -> Vec<AtomicU64> {
+    (0..bytes_for(chunks) / 8)
+        .map(|_| AtomicU64::new(0))
+        .collect()
+}
+
+/// The memory of a ledger of two chunks, put together from its parts as the layout says.
+fn ledger_bytes(ledger: &FlatLedger<Vec<AtomicU64>>) -> Vec<u8> {
+    let mut memory = vec![0u64; bytes_for(2) / 8];
+    memory[0] = u64::from_le_bytes(*b"ucledger");
+    memory[1] = 2;
+    memory[2] = 2;
+    for (at, word) in ledger.chunks().iter().enumerate() {
+        memory[512 + at] = word.load(Ordering::Relaxed);
+    }
+    memory.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn refusal(change: impl Fn(&[AtomicU64])) -> LedgerError {
+    let memory = words(2);
+    let ledger = FlatLedger::create(memory, 2).unwrap();
+    ledger.chunks()[0].store(1 << 63 | 1 << 36, Ordering::Relaxed);
+    change(ledger.chunks());
+    change(ledger.entries());
+    let config = Config {
+        limit: Bytes(1 << 20),
+        retain: vec![false],
+        demotes: vec![false],
+        room: Room::Ahead,
+    };
+    let recovered = Engine::recover(
+        ledger,
+        reclaim::by_name("lru").unwrap(),
+        prefetch::by_name("none").unwrap(),
+        config,
+        &[SpaceId(1)],
+    );
+    recovered.err().expect("a refusal")
+}
+
+#[test]
+fn refusals_name_the_place() {
+    let entry = |page: usize, word: u64| {
+        refusal(move |words| {
+            if words.len() > 2 {
+                words[page].store(word, Ordering::Relaxed);
+            }
+        })
+        .to_string()
+    };
+    assert!(entry(3, 6).contains("entry of page 3"), "{}", entry(3, 6));
+    assert!(entry(3, 3 | 2 << 8).contains("a tier that there is not"));
+    assert!(entry(512, 1).contains("its chunk is free"));
+    let head = |word: u64| {
+        refusal(move |words| {
+            if words.len() == 2 {
+                words[1].store(word, Ordering::Relaxed);
+            }
+        })
+        .to_string()
+    };
+    assert!(head(5).contains("head of chunk 1"));
+    assert!(head(1 << 63 | 1 << 36).contains("same place"));
+    let open = |words: Vec<AtomicU64>| FlatLedger::open(words).expect_err("a refusal");
+    assert_eq!(open(words(2)), LedgerError::NotALedger);
+    assert!(matches!(open(Vec::new()), LedgerError::TooShort { .. }));
+    let memory = words(2);
+    memory[0].store(u64::from_le_bytes(*b"ucledger"), Ordering::Relaxed);
+    memory[1].store(1, Ordering::Relaxed);
+    assert_eq!(open(memory), LedgerError::Version(1));
+    let memory = words(2);
+    memory[0].store(u64::from_le_bytes(*b"ucledger"), Ordering::Relaxed);
+    memory[1].store(2, Ordering::Relaxed);
+    memory[2].store(u64::MAX, Ordering::Relaxed);
+    assert!(open(memory).to_string().contains("cut off"));
+}
