@@ -86,7 +86,7 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Also write results.json, results.csv, results.md and plots into this directory
+    /// Also write results.json, results.csv, results.md and, where memory or page size varies, plots into this directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }

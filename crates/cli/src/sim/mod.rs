@@ -1,6 +1,7 @@
 //! `undercroft sim`: replays a trace through the engine over models of devices, and prints what came of it.
 
 pub mod args;
+mod plots;
 
 use std::fs;
 use std::io::IsTerminal;
@@ -134,6 +135,7 @@ fn write(results: &Results, out: &Path) -> Result<(), Failure> {
         let path = out.join(name);
         fs::write(&path, text).map_err(|error| cannot_write(&path, &error.to_string()))?;
     }
+    plots::draw(results, out).map_err(|why| cannot_write(out, &why))?;
     Ok(())
 }
 

@@ -1,0 +1,139 @@
+//! `undercroft sim` as a user meets it: tables, JSON, files, plots, and refusals that name the option.
+
+use std::fs;
+use std::process::{Command, Output};
+
+fn sim(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_undercroft"))
+        .arg("sim")
+        .args(arguments)
+        .output()
+        .expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+const TRACE: &str = "zipf:pages=500,refs=20000,writes=0.3,seed=1";
+
+#[test]
+fn a_sweep_prints_json_with_one_outcome_for_each_combination() {
+    let output = sim(&[
+        "--trace",
+        TRACE,
+        "-m",
+        "5%,50p",
+        "--reclaim",
+        "clock,belady",
+        "--tier",
+        "pcm/hdd-7200",
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.stderr.is_empty(), "no progress without a terminal");
+    let results: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(results["schema_version"], 1);
+    assert_eq!(results["simulated"], true);
+    assert_eq!(results["references"], 20_000);
+    let outcomes = results["outcomes"].as_array().expect("a list");
+    assert_eq!(outcomes.len(), 8);
+    let misses = |at: usize| outcomes[at]["misses"].as_u64().expect("a number");
+    assert!(
+        misses(2) < misses(0),
+        "Belady's misses are fewer than CLOCK's"
+    );
+    assert!(outcomes[0]["tiers"][0]["lifetime_years"].is_number());
+    let again = sim(&[
+        "--trace",
+        TRACE,
+        "-m",
+        "5%,50p",
+        "--reclaim",
+        "clock,belady",
+        "--tier",
+        "pcm/hdd-7200",
+        "--json",
+    ]);
+    assert_eq!(
+        output.stdout, again.stdout,
+        "the same run gives the same bytes"
+    );
+}
+
+#[test]
+fn out_gets_every_form_and_plots_that_say_simulated() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("new");
+    let output = sim(&[
+        "--trace",
+        TRACE,
+        "-m",
+        "5%,10%,50%",
+        "--prefetch",
+        "none,window:4",
+        "--out",
+        out.to_str().expect("UTF-8"),
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("simulated: zipf"));
+    for name in [
+        "results.json",
+        "results.csv",
+        "results.md",
+        "misses.svg",
+        "elapsed.png",
+        "energy.svg",
+    ] {
+        assert!(
+            fs::metadata(out.join(name)).expect(name).len() > 100,
+            "{name}"
+        );
+    }
+    assert_eq!(
+        fs::read_to_string(out.join("results.csv"))
+            .expect("text")
+            .lines()
+            .count(),
+        7
+    );
+    assert!(
+        fs::read_to_string(out.join("misses.svg"))
+            .expect("text")
+            .contains("simulated")
+    );
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused_with_the_options_name() {
+    for (arguments, status, part) in [
+        (&[][..], 2, "--trace is missing"),
+        (&["--trace", "nothing-here"], 2, "--trace nothing-here"),
+        (&["--trace", "zipf:pages=0"], 2, "--trace"),
+        (&["--trace", TRACE, "--memory", "0.01%"], 2, "--memory"),
+        (&["--trace", TRACE, "--memory", "0"], 2, "--memory"),
+        (
+            &["--trace", TRACE, "--page-size", "1M", "--memory", "64K"],
+            2,
+            "--page-size",
+        ),
+        (&["--trace", TRACE, "--page-size", "3000"], 2, "--page-size"),
+        (&["--trace", TRACE, "--page-size", "512"], 2, "--page-size"),
+        (&["--trace", TRACE, "--reclaim", "mru"], 2, "belady"),
+        (
+            &["--trace", TRACE, "--prefetch", "readahead:99"],
+            2,
+            "--prefetch",
+        ),
+        (&["--trace", TRACE, "--tier", "floppy"], 2, "hdd-7200"),
+        (&["--trace", TRACE, "--tier", ""], 2, "--tier"),
+        (&["--trace", TRACE, "--tier", "pcm,size=8K"], 1, "--tier"),
+        (&["--trace", "/dev/null"], 1, "/dev/null"),
+    ] {
+        let output = sim(arguments);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {error}");
+        assert!(error.contains(part), "{arguments:?}: {error}");
+        assert!(output.stdout.is_empty());
+    }
+}
