@@ -125,7 +125,8 @@ const RECORD_HELP: &str = "Examples:
   undercroft trace record --out gcc.uct --cache 2M,16,64 -- /usr/lib/gcc/x86_64-linux-gnu/12/cc1 big.i
   undercroft trace record --out all.uct --cache none -- ./prog
 
-Valgrind's lackey does the recording: expect 50 to 300 times the program's own time. It sees the program's own accesses, not
+Valgrind's lackey does the recording: about two million references a second, so that a second of the program can take half
+an hour. It sees the program's own accesses, not
 those the kernel makes for it; threads run one at a time and are not told apart; programs it executes are not
 followed, so name the program itself, not a script around it. Time counts references before the cache.
 

@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -27,6 +28,11 @@ const LOOK_AROUND: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
+
+/// Lackey writes line by line. A reader that takes each line at once wakes for each, and makes the writer pay for it; so it waits
+/// this long after a read of less than `READ_ENOUGH`, while the pipe gathers.
+const GATHER: Duration = Duration::from_millis(2);
+const READ_ENOUGH: usize = 256 << 10;
 
 /// Records; the program's status.
 pub fn record(args: &RecordArgs) -> Result<u8, Failure> {
@@ -184,6 +190,7 @@ fn take(
         // A terminal sends SIGINT to the program as well; the trace ends when the program does.
         terminated,
         pid,
+        short: false,
     };
     let bar = match quiet {
         true => indicatif::ProgressBar::hidden(),
@@ -216,6 +223,8 @@ struct Log {
     pipe: OwnedFd,
     terminated: Arc<AtomicBool>,
     pid: Pid,
+    /// The last read found little: the writer is slower than this reader.
+    short: bool,
 }
 
 impl Read for Log {
@@ -228,7 +237,14 @@ impl Read for Log {
             let mut ready = [PollFd::from_borrowed_fd(self.pipe.as_fd(), PollFlags::IN)];
             match poll(&mut ready, Some(&LOOK_AROUND)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => return Ok(rustix::io::read(&self.pipe, buffer)?),
+                Ok(_) => {
+                    if self.short {
+                        std::thread::sleep(GATHER);
+                    }
+                    let got = rustix::io::read(&self.pipe, buffer)?;
+                    self.short = got < READ_ENOUGH;
+                    return Ok(got);
+                }
                 Err(error) => return Err(error.into()),
             }
         }
