@@ -372,9 +372,12 @@ impl FaultThread {
     /// No copy verifies: every access fails from now on, rather than read wrong bytes.
     fn poison(&mut self, process: &Arc<Process>, page: VirtPage) {
         let range = VirtRange::new(page, page.plus(1));
-        if process.uffd.poison(range).is_err() {
-            self.shared
-                .doom("a page's stored copy failed to verify, and the kernel cannot poison it");
+        match process.uffd.poison(range) {
+            // The layout changes: whoever faulted faults again, and this is tried again.
+            Ok(()) | Err(UffdError::LayoutChanging { .. }) => {}
+            Err(_) => self
+                .shared
+                .doom("a page's stored copy failed to verify, and the kernel cannot poison it"),
         }
         let _ = process.uffd.wake(range);
     }
