@@ -72,7 +72,9 @@ where
         .caption(&panel.title, ("sans-serif", 20));
     match figure.log {
         true => {
-            let range = (least * 0.8..most * 1.25).log_scale();
+            // Bars leave room for the legend above them.
+            let top = if figure.bars { 12.0 } else { 1.25 };
+            let range = (least * 0.8..most * top).log_scale();
             fill(
                 figure,
                 panel,

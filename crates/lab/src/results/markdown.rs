@@ -25,11 +25,10 @@ fn write_all(text: &mut String, results: &Results) -> std::fmt::Result {
         .parameters
         .iter()
         .map(|(name, value)| format!("{name} = {value}"));
-    writeln!(
-        text,
-        "Parameters: {}.\n",
-        parameters.collect::<Vec<_>>().join(", ")
-    )?;
+    let parameters = parameters.collect::<Vec<_>>().join(", ");
+    if !parameters.is_empty() {
+        writeln!(text, "Parameters: {parameters}.\n")?;
+    }
     if !results.rows.is_empty() {
         writeln!(
             text,

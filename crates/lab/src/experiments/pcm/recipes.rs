@@ -90,7 +90,7 @@ pub(super) const RECIPES: [Recipe; 4] = [
             command.extend(words("-quiet -O1 gen.c -o gen.s"));
             Ok(command)
         },
-        cache: "48K,12,64",
+        cache: "64K,16,64",
         small: "zipf:page=512,pages=2500,refs=40000,writes=0.122,theta=0.9,dirty=0.5,seed=3",
     },
     Recipe {
@@ -216,7 +216,7 @@ fn program(directory: &Path) -> anyhow::Result<()> {
     let mut random = Random::new(1);
     let mut text =
         String::from("struct n{struct n*l,*r;long k,v;double d[4];};\nextern void sink(long);\n");
-    for at in 0..70u64 {
+    for at in 0..4u64 {
         writeln!(
             text,
             "long f{at}(struct n*p,long a,long b){{long s={at};for(long i=0;i<a;i++){{s+=p->k*b+i%{};if(s&{})p=p->l;\

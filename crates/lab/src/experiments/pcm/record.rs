@@ -1,14 +1,16 @@
 //! `pcm-traces`: makes the inputs, records each program under valgrind, keeps the traces outside the repository.
 //!
-//! They go to `$UNDERCROFT_TRACES`, or `undercroft/traces` in the user's cache directory.
+//! They go to `$UNDERCROFT_TRACES`, or `undercroft/traces` in the user's cache directory. One that is there already, of the same
+//! command behind the same cache, is kept: recording takes minutes. Remove the file to record it again.
 
 use super::recipes::{RECIPES, Recipe};
 use super::study;
 use crate::experiments::{Lab, progress, skip};
-use crate::results::{Results, Simulated};
+use crate::results::{Results, Simulated, TraceFacts};
 use anyhow::{Context, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use undercroft_trace::CacheSpec;
 
 /// Where recorded traces are. Errors: no home directory is known.
 pub(super) fn directory() -> anyhow::Result<PathBuf> {
@@ -78,23 +80,38 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
         }
     }
     for recipe in &RECIPES {
-        progress(&format!("recording {}: {}", recipe.name, recipe.about));
-        one(binary, recipe, &directory)?;
-        found
-            .traces
-            .push(study::recorded_at(&directory, recipe.name)?.facts);
+        let kept = study::recorded_at(&directory, recipe.name).ok();
+        let command = (recipe.command)()?;
+        let same = |facts: &TraceFacts| {
+            let cache = recipe.cache.parse::<CacheSpec>();
+            let behind = cache.is_ok_and(|cache| facts.source.ends_with(&format!("cache {cache}")));
+            facts.command == command.join(" ") && behind
+        };
+        let loaded = match kept.filter(|loaded| same(&loaded.facts)) {
+            Some(loaded) => {
+                let note = format!("{} was there already and is kept", recipe.name);
+                results.notes.push(note);
+                loaded
+            }
+            None => {
+                progress(&format!("recording {}: {}", recipe.name, recipe.about));
+                one(binary, recipe, &command, &directory)?;
+                study::recorded_at(&directory, recipe.name)?
+            }
+        };
+        found.traces.push(loaded.facts);
     }
     results.simulated = Some(found);
     Ok(())
 }
 
-fn one(binary: &Path, recipe: &Recipe, directory: &Path) -> anyhow::Result<()> {
+fn one(binary: &Path, recipe: &Recipe, command: &[String], directory: &Path) -> anyhow::Result<()> {
     let inputs = directory.join(format!("{}.inputs", recipe.name));
     let _ = std::fs::remove_dir_all(&inputs);
     std::fs::create_dir_all(&inputs).with_context(|| format!("create {}", inputs.display()))?;
     (recipe.inputs)(&inputs)?;
     let trace = directory.join(format!("{}.trace", recipe.name));
-    let recorded = record(binary, &inputs, &(recipe.command)()?, recipe.cache, &trace);
+    let recorded = record(binary, &inputs, command, recipe.cache, &trace);
     let _ = std::fs::remove_dir_all(&inputs);
     recorded
 }
