@@ -205,10 +205,11 @@ pub(in crate::experiments) fn fig3(lab: &Lab, results: &mut Results) -> anyhow::
         .paper(58.9)
         .target(40.0, Some(55.0))
         .difference(
-            "the saving is what a program leaves unused of a 4 KB page. The paper's window programs scatter their accesses; xmms-like \
-             and kghostview-like go through theirs in order, use whole pages, and pay T_access eight times over with small ones. \
-             With equal shares 512 B pages also get fewer bytes: where a ring fits into one and not the other (80 % of xmms-like) \
-             that is all there is to see. The constants matter less (below), unless T_access outweighs a page's transfer.",
+            "the saving is what a program leaves unused of a 4 KB page. xmms-like and kghostview-like go through their memory in order, use \
+             whole pages, and pay T_access eight times over with small ones; the paper's window programs presumably scatter their \
+             accesses. With equal shares 512 B pages also get fewer bytes: where a ring fits into one and not the other (80 % of \
+             xmms-like) that is all there is to see. The open constants matter: the larger T_access is beside T_transfer, the less \
+             is saved (table below).",
         ),
         Verdict::new(
             "the same with equal bytes of memory for both page sizes",
