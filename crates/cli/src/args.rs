@@ -119,6 +119,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
+    /// Record the page faults as a trace, for `undercroft trace info` and `undercroft sim`
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
     /// Print nothing but errors: no summary at the end
     #[arg(long, short)]
     pub quiet: bool,
@@ -140,6 +144,7 @@ const RUN_EXAMPLES: &str = "Examples:
   undercroft run --memory-max 256M -- redis-server --port 7001
   undercroft run -m 25% --tier ram --tier file:/var/swap,size=20G -- python3 job.py
   undercroft run -m 1G --policy clock_w --report run.json -- gcc -O2 -c big.c
+  undercroft run -m 1G --trace faults.uct -- gcc -O2 -c big.c
 
 Exit status: the program's own; 128+n when signal n ended it; 127 not found; 126 not executable;
 125 undercroft failed; 2 wrong usage.";

@@ -27,7 +27,10 @@ pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     })?;
     preflight::check(&args.command[0])?;
     if let Some(path) = &args.report {
-        check_writable(path)?;
+        check_writable(path, "report")?;
+    }
+    if let Some(path) = &args.trace {
+        check_writable(path, "trace")?;
     }
     let tiers = match args.tiers.is_empty() {
         true => default_tiers()?,
@@ -49,6 +52,7 @@ pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             prefetch: args.prefetch,
             when_full: args.when_full.into(),
             quiet: args.quiet,
+            trace: args.trace,
         },
         command: args.command,
         report: args.report,
@@ -122,14 +126,14 @@ fn is_memory(directory: &Path) -> bool {
     rustix::fs::statfs(directory).map_or(true, |found| found.f_type == TMPFS_MAGIC)
 }
 
-/// The report must not fail after hours of running: try its directory now, without touching an older report.
-fn check_writable(path: &Path) -> Result<(), Failure> {
+/// The report (or the trace) must not fail after hours of running: try its directory now, without touching an older one.
+fn check_writable(path: &Path, what: &str) -> Result<(), Failure> {
     let refuse = |why: String| {
         Failure::new(
             status::RUN_FAILED,
-            format!("cannot write the report {}", path.display()),
+            format!("cannot write the {what} {}", path.display()),
             why,
-            "choose another --report FILE, or make its directory writable",
+            format!("choose another --{what} FILE, or make its directory writable"),
         )
     };
     let existed = path.symlink_metadata().is_ok();
@@ -181,11 +185,11 @@ mod tests {
     fn report_check_leaves_nothing_and_keeps_what_is_there() {
         let here = tempfile::tempdir().expect("a temporary directory");
         let path = here.path().join("run.json");
-        assert_eq!(check_writable(&path), Ok(()));
+        assert_eq!(check_writable(&path, "report"), Ok(()));
         assert!(!path.exists());
         fs::write(&path, "old").expect("write");
-        assert_eq!(check_writable(&path), Ok(()));
+        assert_eq!(check_writable(&path, "report"), Ok(()));
         assert_eq!(fs::read_to_string(&path).expect("read"), "old");
-        assert!(check_writable(&here.path().join("none/run.json")).is_err());
+        assert!(check_writable(&here.path().join("none/run.json"), "report").is_err());
     }
 }

@@ -293,6 +293,9 @@ impl FaultThread {
         let decided = Instant::now();
         if answer == FaultAnswer::Load {
             process.puzzled.store(0, Ordering::Relaxed);
+            if let Some(record) = &self.shared.record {
+                record.fault(fault.space, fault.page, fault.write, fault.thread);
+            }
             self.lanes[lane].process = Some(process.clone());
             self.lanes[lane].started = arrived;
             self.load(lane);

@@ -13,6 +13,7 @@ mod pin;
 mod placement;
 mod process;
 mod protocol;
+mod record;
 pub mod report;
 pub mod serve;
 mod shared;

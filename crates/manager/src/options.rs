@@ -30,6 +30,8 @@ pub struct ClientOptions {
     pub when_full: WhenFull,
     /// Suppress everything but errors on stderr.
     pub quiet: bool,
+    /// Where to record the page faults; `None` = nowhere.
+    pub trace: Option<PathBuf>,
 }
 
 /// One `undercroft run`.

@@ -24,6 +24,7 @@ use crate::options::ClientOptions;
 use crate::placement::Placement;
 use crate::process::{Agent, Identity, Process};
 use crate::protocol::{Hello, KIND_FORK, Ready, STAGING_PAGES, answer};
+use crate::record::Record;
 use crate::report::{Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot};
 use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};
 use crate::tiers::TierLaunch;
@@ -239,6 +240,10 @@ fn share(
         demotes: (0..count).map(|at| at + 1 < count).collect(),
         room: Room::Ahead,
     };
+    let record = match &options.trace {
+        Some(path) => Some(Record::create(path, &launch.command).map_err(|e| invalid(&e))?),
+        None => None,
+    };
     let ledger = crate::ledger::create(ledger, launch.ledger_chunks)?;
     let placement = Placement::new(disk_cpu);
     let mut wakeups = Vec::new();
@@ -256,6 +261,7 @@ fn share(
         evictor_sleeps: AtomicBool::new(false),
         wakeups,
         stop: AtomicBool::new(false),
+        record,
         fault_latency: Mutex::new(new_histogram()),
         breakdown: Breakdown::default(),
         exceeded: Mutex::new(Exceeded::default()),
@@ -357,6 +363,9 @@ impl Control {
                 self.wait_for_keeper();
                 return;
             }
+            if let Some(Err(why)) = self.shared.record.as_ref().map(Record::drain) {
+                eprintln!("undercroft: warning: {why}");
+            }
             self.look_around();
         }
     }
@@ -395,10 +404,22 @@ impl Control {
                 wall_ns,
             }) => {
                 let report = self.report(exit_status, wall_ns);
+                self.end_record();
                 let _ = self.notify(&Notice::Report(Box::new(report)));
                 true
             }
             Err(_) => false,
+        }
+    }
+
+    /// Ends the trace of `--trace` and tells what it lacks.
+    fn end_record(&self) {
+        match self.shared.record.as_ref().map(Record::finish) {
+            None | Some(Ok(0)) => {}
+            Some(Ok(dropped)) => {
+                eprintln!("undercroft: warning: {dropped} faults are not in the trace");
+            }
+            Some(Err(why)) => eprintln!("undercroft: warning: {why}"),
         }
     }
 

@@ -18,6 +18,7 @@ use crate::ledger::MemfdLedger;
 use crate::options::{ClientOptions, WhenFull};
 use crate::placement::Placement;
 use crate::process::Process;
+use crate::record::Record;
 use crate::report::{FaultBreakdown, LimitExceeded};
 
 /// Tries before a thread sleeps for the engine: some 20 us.
@@ -140,6 +141,7 @@ pub(crate) struct Shared {
     /// Eventfds of the fault threads.
     pub wakeups: Vec<OwnedFd>,
     pub stop: AtomicBool,
+    pub record: Option<Record>,
     pub fault_latency: Mutex<Histogram<u64>>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,

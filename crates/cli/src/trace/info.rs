@@ -270,9 +270,11 @@ fn text(info: &Info) -> String {
             info.bytes_per_reference
         ),
     );
-    if info.clients.len() > 1 {
+    // A live trace has room for more address spaces than came.
+    let seen = info.clients.iter().filter(|c| c.references.total > 0);
+    if seen.clone().count() > 1 {
         text.push_str("\nclients\n");
-        for client in &info.clients {
+        for client in seen {
             text.push_str(&format!(
                 "  {:<14} {} references, {} writes, {} pages\n",
                 client.name, client.references.total, client.references.writes, client.pages
