@@ -139,7 +139,8 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// As [`Engine::select`], with the victims named by the caller, who knows that they are worth nothing in memory: pages of
-    /// `ranges` that may leave, in order, at most a batch. For zero pages that were mapped ahead and never written.
+    /// `ranges` (which may overlap) that may leave, in order, at most a batch. For zero pages that were mapped ahead and never
+    /// written.
     pub fn select_these(
         &mut self,
         space: SpaceId,
@@ -158,7 +159,7 @@ impl<L: Ledger> Engine<L> {
             let counted = entry.state == PageState::Resident
                 && !entry.flags.has(Flags::LOCKED)
                 && !entry.flags.has(Flags::INHERITED);
-            if counted && !self.recent.holds(no, RECENT_PAGES) {
+            if counted && !self.recent.holds(no, RECENT_PAGES) && !self.victims.contains(&no) {
                 self.victims.push(no);
             }
         }

@@ -163,12 +163,13 @@ pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
     seen.retain(|tid| threads.contains(tid));
 }
 
-/// Counts pages of a fork child that are no longer the parent's frames.
-pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [u8]) {
+/// Counts pages of a fork child that are no longer the parent's frames; false when there were none to look at.
+pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [u8]) -> bool {
     let Ok(pagemap) = process.pagemap() else {
-        return;
+        return false;
     };
     let ranges = shared.engine().inherited(process.space);
+    let any = !ranges.is_empty();
     for range in ranges {
         let mut start = range.start;
         while start < range.end {
@@ -177,7 +178,7 @@ pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [
                 .min(SCAN_PAGES);
             let _layout = process.layout.read();
             let Ok(entries) = pagemap.entries(start, &mut buffer[..count as usize * 8]) else {
-                return;
+                return any;
             };
             let mut engine = shared.engine();
             for (at, entry) in entries.enumerate() {
@@ -189,4 +190,5 @@ pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [
         }
     }
     shared.kick_evictor();
+    any
 }

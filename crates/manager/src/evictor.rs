@@ -26,8 +26,9 @@ const COMPRESS_PAGES: usize = 8;
 /// Pages written and published at a time where the first tier is a device: one write for all takes little longer than one for each.
 const WRITE_PAGES: usize = EVICT_PAGES_MAX;
 
-/// Runs of zero pages looked at for one batch.
-const ZERO_RUNS_A_BATCH: usize = 8;
+/// Runs of zero pages looked at for one batch, and pages found in them that are worth one.
+const ZERO_RUNS_A_BATCH: usize = 64;
+const ZERO_PAGES_MIN: u64 = 16;
 
 /// Batches in a row that freed nothing before every tier is called full.
 const FRUITLESS_MAX: u32 = 8;
@@ -48,6 +49,8 @@ pub(crate) struct Evictor {
     buffer: PageBuf,
     wakes: Vec<(SpaceId, VirtPage)>,
     zeros: Vec<(VirtRange, Category)>,
+    /// Of the last batch, of zero pages, nothing left.
+    zeros_in_vain: bool,
     places: Vec<(SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
@@ -71,6 +74,7 @@ impl Evictor {
             buffer: PageBuf::new(EVICT_PAGES_MAX)?,
             wakes: Vec::with_capacity(EVICT_PAGES_MAX),
             zeros: Vec::new(),
+            zeros_in_vain: false,
             places: Vec::new(),
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
@@ -191,8 +195,10 @@ impl Evictor {
 
     fn evict_batch(&mut self) -> bool {
         let mut items = std::mem::take(&mut self.items);
-        let any = self.select_zeros(&mut items)
-            || self.shared.engine().select(EVICT_PAGES_MAX, &mut items);
+        // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
+        let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
+        let before = self.shared.engine().stats().pages_swapped_out;
+        let any = zeros || self.shared.engine().select(EVICT_PAGES_MAX, &mut items);
         let mut start = 0;
         while start < items.len() {
             let space = items[start].space;
@@ -204,36 +210,67 @@ impl Evictor {
             start += count;
         }
         self.items = items;
+        self.zeros_in_vain = zeros && self.shared.engine().stats().pages_swapped_out == before;
         self.shared.free_released();
         any
     }
 
     /// Zero pages that were mapped for reads and are still unwritten go first: they are counted like others, and hold nothing.
-    /// What the scan says may have changed when a page is taken out; its bytes decide, as for every page.
+    /// What the scan says may have changed when a page is taken out; its bytes decide, as for every page. False when there are
+    /// too few for a batch of their own, and there is room: they are then left to the policy.
     fn select_zeros(&mut self, items: &mut Vec<EvictItem>) -> bool {
+        let mut chosen: Option<(SpaceId, Arc<Process>)> = None;
+        let mut ranges: Vec<VirtRange> = Vec::new();
+        let mut pages = 0;
+        let pressed = self.shared.engine().room() < 1;
         for _ in 0..ZERO_RUNS_A_BATCH {
-            let Some((space, range)) = lock(&self.shared.zero_runs).pop_front() else {
-                return false;
+            let (space, range) = {
+                let mut runs = lock(&self.shared.zero_runs);
+                // The newest was mapped a moment ago for a thread that may not have looked yet.
+                let may = pressed || runs.len() > 1;
+                let of = chosen.as_ref().map(|(space, _)| *space);
+                match runs.front() {
+                    Some(run) if may && of.is_none_or(|space| space == run.0) => {}
+                    _ => break,
+                }
+                match runs.pop_front() {
+                    Some(run) => run,
+                    None => break,
+                }
             };
-            let Some(process) = self.shared.process(space) else {
-                continue;
-            };
+            if chosen.is_none() {
+                let Some(process) = self.shared.process(space) else {
+                    continue; // gone, and its pages with it
+                };
+                chosen = Some((space, process));
+            }
+            let Some((_, process)) = &chosen else { break };
             let Ok(pagemap) = process.pagemap() else {
                 continue;
             };
             self.zeros.clear();
             if pagemap
                 .scan(range, Category::PFNZERO, &mut self.zeros)
-                .is_err()
+                .is_ok()
             {
-                continue;
+                let found = self.zeros.iter().map(|(run, _)| run.count().0).sum::<u64>();
+                if pages > 0 && pages + found > EVICT_PAGES_MAX as u64 {
+                    lock(&self.shared.zero_runs).push_front((space, range)); // for the next batch
+                    break;
+                }
+                pages += found;
+                ranges.extend(self.zeros.iter().map(|(run, _)| *run));
             }
-            let ranges: Vec<VirtRange> = self.zeros.iter().map(|(range, _)| *range).collect();
-            if self.shared.engine().select_these(space, &ranges, items) {
-                return true;
+            if pages >= EVICT_PAGES_MAX as u64 {
+                break;
             }
         }
-        false
+        match chosen {
+            Some((space, _)) if pressed || pages >= ZERO_PAGES_MIN => {
+                self.shared.engine().select_these(space, &ranges, items)
+            }
+            _ => false,
+        }
     }
 
     /// Evicts items `start..end` of the batch, all of one address space.

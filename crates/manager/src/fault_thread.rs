@@ -1,5 +1,5 @@
-//! One fault thread: reads messages, applies layout events, serves faults. The fault path: allocates nothing once warm, never
-//! waits for eviction, never logs.
+//! One fault thread: reads messages, applies layout events, serves faults. The fault path: allocates nothing once warm but 304
+//! bytes for the first listed page of 512, never waits for eviction, never logs.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -582,7 +582,6 @@ impl FaultThread {
                 let result = match (items[at].fresh, this.plan.write) {
                     (true, false) => {
                         let range = VirtRange::new(page, page.plus((stop - at) as u64));
-                        self.shared.note_zeros(space, range);
                         process.uffd.zeropage(range, true)
                     }
                     (true, true) => {
@@ -611,6 +610,10 @@ impl FaultThread {
                 };
                 for item in &mut items[at..at + done] {
                     item.install = Install::Done;
+                }
+                if done > 0 && items[at].fresh && !this.plan.write {
+                    let zeros = VirtRange::new(page, page.plus(done as u64));
+                    self.shared.note_zeros(space, zeros);
                 }
                 at += done;
                 if exists && at < stop {

@@ -51,8 +51,8 @@ impl Bound {
 }
 
 impl Pin {
-    /// Thread `tid` was seen to fault at `now` (ns), and would be bound to `cpu`.
-    pub fn seen(&self, tid: u32, cpu: usize, now: u64) {
+    /// Thread `tid` was seen to fault on `cpu` at `now` (ns); it would be bound to `better`, where it may run there.
+    pub fn seen(&self, tid: u32, cpu: usize, better: Option<usize>, now: u64) {
         let mut lone = lock(&self.lone);
         let paused = now.saturating_sub(lone.last) > KEPT_NS;
         lone.last = now;
@@ -68,6 +68,7 @@ impl Pin {
         let Ok(before) = process::allowed_cpus(tid) else {
             return;
         };
+        let cpu = better.filter(|cpu| before.contains(cpu)).unwrap_or(cpu);
         if before.len() > 1 && before.contains(&cpu) && process::set_affinity(tid, &[cpu]).is_ok() {
             lone.bound = Some(Bound { tid, cpu, before });
             self.held.store(tid, Relaxed);
@@ -132,9 +133,9 @@ mod tests {
         beside_a_thread(|tid, cpu| {
             let before = process::allowed_cpus(tid).unwrap();
             let pin = Pin::default();
-            (0..=9).for_each(|ms| pin.seen(tid, cpu, ms * MS));
+            (0..=9).for_each(|ms| pin.seen(tid, cpu, None, ms * MS));
             assert_eq!(process::allowed_cpus(tid).unwrap(), before, "not yet");
-            (10..12).for_each(|ms| pin.seen(tid, cpu, ms * MS));
+            (10..12).for_each(|ms| pin.seen(tid, cpu, None, ms * MS));
             assert_eq!(process::allowed_cpus(tid).unwrap(), [cpu]);
             pin.expire(30 * MS);
             assert_eq!(process::allowed_cpus(tid).unwrap(), [cpu]);
@@ -148,15 +149,28 @@ mod tests {
         beside_a_thread(|tid, cpu| {
             let before = process::allowed_cpus(tid).unwrap();
             let pin = Pin::default();
-            (0..12).for_each(|ms| pin.seen(tid, cpu, ms * MS));
+            (0..12).for_each(|ms| pin.seen(tid, cpu, None, ms * MS));
             assert_eq!(process::allowed_cpus(tid).unwrap(), [cpu]);
             beside_a_thread(|child, _| {
                 process::set_affinity(child, &[cpu]).unwrap(); // as inherited
                 pin.started(tid, child);
                 assert_eq!(process::allowed_cpus(child).unwrap(), before);
-                pin.seen(child, cpu, 12 * MS);
+                pin.seen(child, cpu, None, 12 * MS);
             });
             assert_eq!(process::allowed_cpus(tid).unwrap(), before);
+        });
+    }
+
+    #[test]
+    fn a_thread_is_bound_to_the_better_cpu_where_it_may_run_there() {
+        beside_a_thread(|tid, cpu| {
+            let other = process::allowed_cpus(tid).unwrap()[0];
+            for (better, bound) in [(Some(other), other), (Some(4096), cpu), (None, cpu)] {
+                let pin = Pin::default();
+                (0..12).for_each(|ms| pin.seen(tid, cpu, better, ms * MS));
+                assert_eq!(process::allowed_cpus(tid).unwrap(), [bound]);
+                pin.expire(100 * MS);
+            }
         });
     }
 
@@ -164,7 +178,7 @@ mod tests {
     fn a_thread_that_chose_its_cpus_keeps_them() {
         beside_a_thread(|tid, cpu| {
             let pin = Pin::default();
-            (0..12).for_each(|ms| pin.seen(tid, cpu, ms * MS));
+            (0..12).for_each(|ms| pin.seen(tid, cpu, None, ms * MS));
             let own = process::allowed_cpus(0).unwrap();
             process::set_affinity(tid, &own[..1]).unwrap();
             pin.expire(100 * MS);

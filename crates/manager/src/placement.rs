@@ -92,7 +92,7 @@ impl Placement {
             return false; // a CPU without a fault thread: whoever is active serves it
         };
         if self.pins.load(Ordering::Relaxed) {
-            self.pin.seen(tid, self.disk_cpu.unwrap_or(cpu), now);
+            self.pin.seen(tid, cpu, self.disk_cpu, now);
         }
         self.seen[home].store(now.max(1), Ordering::Relaxed);
         let recent = |at: &AtomicU64| {

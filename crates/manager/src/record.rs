@@ -113,7 +113,8 @@ impl Record {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            let threads = this.threads.len() as u16;
+            // The last number is for all threads that find none left.
+            let threads = this.threads.len().min(usize::from(u16::MAX)) as u16;
             let reference = Reference {
                 time: seen.time,
                 address: seen.page.address(),

@@ -125,6 +125,11 @@ fn check_permissions() -> io::Result<()> {
     Ok(())
 }
 
+/// Says something on stderr, wherever that leads.
+fn warn(what: &str) {
+    let _ = writeln!(io::stderr(), "undercroft: warning: {what}");
+}
+
 /// Writes one notice to the keeper.
 fn tell(link: &OwnedFd, notice: &Notice) -> io::Result<()> {
     let mut line = serde_json::to_vec(notice)?;
@@ -210,7 +215,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     shared.wake_fault_threads();
     shared.evict_kick.fetch_add(1, Ordering::SeqCst);
     undercroft_sys::futex::wake(&shared.evict_kick, 1);
-    // The client has ended: the threads have nothing left to do, and end with the process.
+    // The client has ended, or been killed: the threads end with the process.
     drop(threads);
     if let Ok(holder) = PidFd::open(holder) {
         let _ = holder.kill();
@@ -345,6 +350,7 @@ impl Control {
             }
             if ready[3] {
                 self.end_client("the keeper is gone");
+                self.end_record();
                 return;
             }
             if ready[1] {
@@ -360,11 +366,12 @@ impl Control {
             if let Some(why) = why {
                 self.end_client(&why);
                 let _ = self.notify(&Notice::Doomed(why));
+                self.end_record();
                 self.wait_for_keeper();
                 return;
             }
             if let Some(Err(why)) = self.shared.record.as_ref().map(Record::drain) {
-                eprintln!("undercroft: warning: {why}");
+                warn(&why);
             }
             self.look_around();
         }
@@ -417,9 +424,9 @@ impl Control {
         match self.shared.record.as_ref().map(Record::finish) {
             None | Some(Ok(0)) => {}
             Some(Ok(dropped)) => {
-                eprintln!("undercroft: warning: {dropped} faults are not in the trace");
+                warn(&format!("{dropped} faults are not in the trace"));
             }
-            Some(Err(why)) => eprintln!("undercroft: warning: {why}"),
+            Some(Err(why)) => warn(&why),
         }
     }
 
@@ -570,7 +577,7 @@ impl Control {
         let everything = self.shared.look_again.swap(false, Ordering::Relaxed);
         let mut growing = false;
         // A fork child takes frames of its own without a fault of ours: only a look tells.
-        let mut forked = false;
+        let (mut forked, mut looking) = (false, Duration::ZERO);
         for process in &processes {
             let Some(pid) = process.pid() else {
                 if process.has_lost_its_memory(&self.zeros) {
@@ -599,14 +606,16 @@ impl Control {
                 continue;
             }
             if process.is_fork_child {
-                forked = true;
-                discover::note_own_frames(&self.shared, process, &mut self.pagemap);
+                let began = Instant::now();
+                forked |= discover::note_own_frames(&self.shared, process, &mut self.pagemap);
+                looking += began.elapsed();
             }
         }
         let busy = growing || forked || faults != self.last_faults;
         self.last_faults = faults;
         self.tick = match busy {
-            true => TICK_BUSY,
+            // At most a twentieth of the time goes into looking.
+            true => TICK_BUSY.max(looking * 20).min(TICK_MAX),
             false => (self.tick * 2).clamp(TICK_BUSY, TICK_MAX),
         };
         let managed = self.shared.engine().managed_pages().0;

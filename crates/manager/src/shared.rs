@@ -27,6 +27,9 @@ const ENGINE_SPINS: u32 = 1000;
 /// Runs of zero pages remembered: 256 MiB of them where each is of 64 pages.
 const ZERO_RUNS_MAX: usize = 1024;
 
+/// A run does not grow beyond this, a batch of the evictor.
+const ZERO_RUN_PAGES: u64 = 64;
+
 /// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it may be
 /// exceeded by already, if that is more).
 const OVER_LIMIT_STEP: u64 = 256;
@@ -244,6 +247,14 @@ impl Shared {
     /// Zero pages have been mapped. The oldest run is forgotten when there are too many: its pages then leave in their turn.
     pub fn note_zeros(&self, space: SpaceId, range: VirtRange) {
         let mut runs = lock(&self.zero_runs);
+        if let Some((last, run)) = runs.back_mut()
+            && *last == space
+            && run.end == range.start
+            && run.count().0 + range.count().0 <= ZERO_RUN_PAGES
+        {
+            run.end = range.end;
+            return;
+        }
         if runs.len() == ZERO_RUNS_MAX {
             runs.pop_front();
         }

@@ -1,9 +1,9 @@
-// Fills 78 MiB with words that do not compress, reads 200 MiB of fresh memory, and checks its words.
+// Fills 80 MiB with words that do not compress, reads 200 MiB of fresh memory, and checks its words.
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/mman.h>
 
-static const size_t WORDS = 78u << 18, FRESH = 200u << 20;
+static const size_t WORDS = 80u << 18, FRESH = 200u << 20;
 
 static void *fresh(size_t bytes) {
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,0 +1,76 @@
+//! Victims that the caller names: each page once, and none that must stay.
+
+use undercroft_base::{Bytes, PAGE_BYTES, PageState, SpaceId, ThreadId, VirtPage, VirtRange};
+use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome};
+use undercroft_engine::{Room, Taken, VecLedger};
+
+fn range(start: u64, end: u64) -> VirtRange {
+    VirtRange::new(VirtPage(start), VirtPage(end))
+}
+
+/// An engine with pages 0 to 200 resident; the last 32 of them are recent.
+fn engine() -> (Engine<VecLedger>, SpaceId) {
+    let config = Config {
+        limit: Bytes(1000 * PAGE_BYTES as u64),
+        retain: vec![false],
+        demotes: vec![false],
+        room: Room::Ahead,
+    };
+    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
+    let mut engine = Engine::new(VecLedger::new(2), reclaim, prefetch, config);
+    let space = engine.add_space();
+    engine.attached(space, range(0, 512));
+    let mut plan = LoadPlan::default();
+    for page in 0..200 {
+        let fault = Fault {
+            space,
+            page: VirtPage(page),
+            write: false,
+            thread: ThreadId(1),
+        };
+        assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);
+        engine.validate(&mut plan.items);
+        plan.items[0].install = Install::Done;
+        engine.finish(space, &mut plan.items);
+    }
+    (engine, space)
+}
+
+/// Names `ranges` and lets what was chosen leave; the pages chosen.
+fn take(engine: &mut Engine<VecLedger>, space: SpaceId, ranges: &[VirtRange]) -> Vec<u64> {
+    let (mut batch, mut wake) = (Vec::new(), Vec::new());
+    let any = engine.select_these(space, ranges, &mut batch);
+    assert_eq!(any, !batch.is_empty());
+    for at in 0..batch.len() {
+        engine.settle(at, Taken::Moved, &mut wake);
+        engine.publish(at, Outcome::Fill(0), &mut wake);
+    }
+    engine.audit();
+    batch.iter().map(|item| item.page.0).collect()
+}
+
+#[test]
+fn ranges_that_overlap_name_each_page_once() {
+    let (mut engine, space) = engine();
+    let named = [range(10, 14), range(12, 16), range(10, 11)];
+    assert_eq!(take(&mut engine, space, &named), [10, 11, 12, 13, 14, 15]);
+    let left = engine.entry(space, VirtPage(12));
+    assert_eq!(left.state, PageState::Stored);
+}
+
+#[test]
+fn pages_that_are_gone_locked_recent_or_untouched_stay() {
+    let (mut engine, space) = engine();
+    assert_eq!(take(&mut engine, space, &[range(0, 3)]), [0, 1, 2]);
+    assert_eq!(engine.lock(space, range(5, 6), true).0, 0);
+    assert_eq!(take(&mut engine, space, &[range(0, 8)]), [3, 4, 6, 7]);
+    assert_eq!(take(&mut engine, space, &[range(166, 300)]), [166, 167]);
+}
+
+#[test]
+fn a_batch_is_the_most() {
+    let (mut engine, space) = engine();
+    let taken = take(&mut engine, space, &[range(0, 50), range(50, 100)]);
+    assert_eq!(taken, (0..64).collect::<Vec<_>>());
+}
