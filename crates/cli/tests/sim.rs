@@ -19,7 +19,7 @@ const TRACE: &str = "zipf:pages=500,refs=20000,writes=0.3,seed=1";
 
 #[test]
 fn a_sweep_prints_json_with_one_outcome_for_each_combination() {
-    let output = sim(&[
+    let sweep = [
         "--trace",
         TRACE,
         "-m",
@@ -29,7 +29,8 @@ fn a_sweep_prints_json_with_one_outcome_for_each_combination() {
         "--tier",
         "pcm/hdd-7200",
         "--json",
-    ]);
+    ];
+    let output = sim(&sweep);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(output.stderr.is_empty(), "no progress without a terminal");
     let results: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -44,17 +45,7 @@ fn a_sweep_prints_json_with_one_outcome_for_each_combination() {
         "Belady's misses are fewer than CLOCK's"
     );
     assert!(outcomes[0]["tiers"][0]["lifetime_years"].is_number());
-    let again = sim(&[
-        "--trace",
-        TRACE,
-        "-m",
-        "5%,50p",
-        "--reclaim",
-        "clock,belady",
-        "--tier",
-        "pcm/hdd-7200",
-        "--json",
-    ]);
+    let again = sim(&sweep);
     assert_eq!(
         output.stdout, again.stdout,
         "the same run gives the same bytes"

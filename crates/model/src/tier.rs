@@ -86,6 +86,16 @@ struct Inner {
 }
 
 impl Inner {
+    /// Which of `kinds` happens now, if any; each with its chance in 1000.
+    fn draw<T, const N: usize>(&mut self, kinds: [(u64, T); N]) -> Option<T> {
+        let strikes = self.random.below(1000);
+        let mut sum = 0;
+        kinds.into_iter().find_map(|(rate, kind)| {
+            sum += rate;
+            (strikes < sum).then_some(kind)
+        })
+    }
+
     fn strike(&mut self, what: &'static str) {
         *self.struck.entry(what).or_default() += 1;
     }
@@ -223,30 +233,25 @@ impl Tier for FakeTier {
                 (_, true) => Some(("full", StoreError::Full)),
                 _ => {
                     let kinds = [
-                        (rates.full, "full", StoreError::Full),
+                        (rates.full, ("full", StoreError::Full)),
                         (
                             rates.incompressible,
-                            "incompressible",
-                            StoreError::Incompressible,
+                            ("incompressible", StoreError::Incompressible),
                         ),
                         (
                             rates.no_space,
-                            "ENOSPC",
-                            StoreError::Failed(FailKind::NoSpace),
+                            ("ENOSPC", StoreError::Failed(FailKind::NoSpace)),
                         ),
                         (
                             rates.store_io,
-                            "EIO of a store",
-                            StoreError::Failed(FailKind::Io),
+                            ("EIO of a store", StoreError::Failed(FailKind::Io)),
                         ),
-                        (rates.short, "short write", StoreError::Failed(FailKind::Io)),
+                        (
+                            rates.short,
+                            ("short write", StoreError::Failed(FailKind::Io)),
+                        ),
                     ];
-                    let strikes = inner.random.below(1000);
-                    let mut sum = 0;
-                    kinds.into_iter().find_map(|(rate, name, error)| {
-                        sum += rate;
-                        (strikes < sum).then_some((name, error))
-                    })
+                    inner.draw(kinds)
                 }
             };
             if let Some((name, error)) = failed {
@@ -273,12 +278,7 @@ impl Tier for FakeTier {
                 (rates.torn, "torn write"),
                 (rates.lost, "lost write"),
             ];
-            let strikes = inner.random.below(1000);
-            let mut sum = 0;
-            let damage = kinds.into_iter().find_map(|(rate, name)| {
-                sum += rate;
-                (strikes < sum).then_some(name)
-            });
+            let damage = inner.draw(kinds);
             if let Some(name) = damage {
                 inner.strike(name);
                 let kept = match name {
@@ -335,12 +335,7 @@ impl Tier for FakeTier {
             (rates.stale, "stale read"),
             (rates.misdirected, "misdirected read"),
         ];
-        let strikes = inner.random.below(1000);
-        let mut sum = 0;
-        let failure = kinds.into_iter().find_map(|(rate, name)| {
-            sum += rate;
-            (strikes < sum).then_some(name)
-        });
+        let failure = inner.draw(kinds);
         let slots = inner.kept.len();
         let other = inner.random.index(slots);
         let mut failure = failure;

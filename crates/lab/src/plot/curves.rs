@@ -1,22 +1,12 @@
 //! Curves over one axis: a line for each, with its name at the side. Used for miss ratios.
 
-use super::{Drawn, WIDTH, font};
+use super::{COLOURS, Drawn, WIDTH, font};
 use anyhow::{anyhow, bail};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::path::Path;
 
 const HEIGHT: u32 = 900;
-/// Okabe-Ito, in the order curves take them.
-const COLOURS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(60, 60, 60),
-];
 
 /// One picture of curves, both axes linear and from 0.
 #[derive(Clone, Debug)]

@@ -21,6 +21,17 @@ const WIDTH: u32 = 1600;
 
 pub(crate) type Drawn<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
+/// Okabe-Ito, in the order series and curves without a name of their own take them.
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(60, 60, 60),
+];
+
 /// Okabe-Ito, readable by colour-blind people; ours are the two strongest.
 fn colour(rig: &str) -> RGBColor {
     match rig {

@@ -1,6 +1,6 @@
 //! Panels two by two over named places: the figures of simulated experiments, each marked so.
 
-use super::Drawn;
+use super::{COLOURS, Drawn};
 use crate::results::{Figure, Panel, number};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
@@ -8,16 +8,6 @@ use plotters::prelude::*;
 
 const HEAD: u32 = 90;
 const PANEL_HEIGHT: u32 = 420;
-/// Okabe-Ito, in the order series take them; a light to dark row follows for many.
-const COLOURS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(60, 60, 60),
-];
 
 /// Pixels of a figure.
 pub(crate) fn height(figure: &Figure) -> u32 {

@@ -104,14 +104,23 @@ fn write_all(text: &mut String, results: &Results) -> std::fmt::Result {
     Ok(())
 }
 
-fn write_row(text: &mut String, row: &Row) -> std::fmt::Result {
-    let bound = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value}"));
-    let reached = match (row.must_reached, row.aim_reached) {
+/// The word for a target: the best that was reached, or that it was not; `-` where there is none.
+pub(super) fn reached(must: Option<bool>, aim: Option<bool>) -> &'static str {
+    match (must, aim) {
         (_, Some(true)) => "aim",
         (Some(true), _) => "must",
         (Some(false), _) => "**no**",
         (None, _) => "-",
-    };
+    }
+}
+
+/// A bound as it was given; `-` where there is none.
+pub(super) fn bound(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |value| format!("{value}"))
+}
+
+fn write_row(text: &mut String, row: &Row) -> std::fmt::Result {
+    let reached = reached(row.must_reached, row.aim_reached);
     writeln!(
         text,
         "| {} | {} | {} | {} | {} | {} | {:.3} | {:.2}-{:.2} | {} | {} | {reached} |",

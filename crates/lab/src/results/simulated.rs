@@ -1,6 +1,7 @@
 //! What a simulated experiment found: every run, the claims judged, the tables and pictures drawn from them.
 
 use super::Better;
+use super::markdown::{bound, reached};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
@@ -220,22 +221,15 @@ pub(super) fn markdown(text: &mut String, simulated: &Simulated) -> std::fmt::Re
         let header = "| measure | paper | must | aim | ours | reached |\n|---|--:|--:|--:|--:|---|";
         writeln!(text, "## Claims\n\n{header}")?;
         for verdict in &simulated.verdicts {
-            let value =
-                |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value}"));
-            let reached = match (verdict.must_reached, verdict.aim_reached) {
-                (_, Some(true)) => "aim",
-                (Some(true), _) => "must",
-                (Some(false), _) => "**no**",
-                (None, _) => "-",
-            };
+            let reached = reached(verdict.must_reached, verdict.aim_reached);
             writeln!(
                 text,
                 "| {} ({}) | {} | {} | {} | {} | {reached} |",
                 verdict.measure,
                 verdict.unit,
-                value(verdict.paper),
-                value(verdict.must),
-                value(verdict.aim),
+                bound(verdict.paper),
+                bound(verdict.must),
+                bound(verdict.aim),
                 number(verdict.ours)
             )?;
         }
