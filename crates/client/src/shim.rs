@@ -26,6 +26,7 @@ mod nr {
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const SCHED_YIELD: usize = 24;
+    pub const MINCORE: usize = 27;
     pub const MADVISE: usize = 28;
     pub const DUP2: usize = 33;
     pub const GETPID: usize = 39;
@@ -41,6 +42,7 @@ mod nr {
 
 const EINTR: isize = -4;
 const EBUSY: isize = -16;
+const EEXIST: isize = -17;
 const EINVAL: isize = -22;
 
 /// A raw system call.
@@ -580,11 +582,7 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             }
             let result = call3(nr::IOCTL, 0, UFFD_MOVE, request.as_mut_ptr() as usize);
             admit_reader(page);
-            let bytes = core::ptr::read_volatile(&request[4]) as i64;
-            let done = match result {
-                0 => end - at,
-                _ => bytes.max(0) as usize / PAGE,
-            };
+            let done = pages_moved(result, &request);
             let mut i = at;
             while i < at + done {
                 moved |= 1 << i;
@@ -619,10 +617,7 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             let len = ((end - at) * PAGE) as u64;
             let mut request = [to as u64, from as u64, len, 0, 0u64];
             let result = call3(nr::IOCTL, 1, UFFD_MOVE, request.as_mut_ptr() as usize);
-            let done = match result {
-                0 => end - at,
-                _ => (core::ptr::read_volatile(&request[4]) as i64).max(0) as usize / PAGE,
-            };
+            let done = pages_moved(result, &request);
             at += done;
             if done == 0 {
                 stranded |= 1 << at; // nothing in the kernel does this to private pages; the manager ends the program
@@ -633,6 +628,27 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
         page.refused.store(refused, Relaxed);
         page.stranded.store(stranded, Relaxed);
     }
+}
+
+/// Pages that a MOVE (its `uffdio_move`, and what the call said) has moved, from the first on. Its target was empty.
+///
+/// Linux 6.18 forgets pages that it moved right after it had to look at one again (a page used by another processor meanwhile is
+/// enough): it then finds them at the target and says EEXIST. So where something is at the target, it has moved.
+unsafe fn pages_moved(result: isize, request: &[u64; 5]) -> usize {
+    let (target, pages) = (request[0] as usize, request[2] as usize / PAGE);
+    if result == 0 {
+        return pages;
+    }
+    // SAFETY: `request` is live; the kernel has written to it.
+    let said = unsafe { core::ptr::read_volatile(&request[4]) } as i64;
+    let done = said.max(0) as usize / PAGE;
+    if done > 0 || result != EEXIST {
+        return done;
+    }
+    let mut there = [0u8; STAGING_PAGES];
+    // SAFETY: at most STAGING_PAGES pages, each with its byte.
+    unsafe { call3(nr::MINCORE, target, pages * PAGE, there.as_mut_ptr() as usize) };
+    there.iter().take_while(|byte| **byte & 1 == 1).count()
 }
 
 /// Sets `busy` at a time when the manager is not reading messages.

@@ -30,6 +30,7 @@ crate::facts! {
     the_target_must_be_registered_with_the_same_userfaultfd,
     the_shared_zero_page_moves_and_reads_zeros,
     a_write_protected_page_moves,
+    what_is_at_an_empty_target_after_exists_has_moved,
     a_huge_page_is_split_and_moves,
     a_fork_shared_huge_page_moves_once_populated,
     another_process_cannot_move,
@@ -328,6 +329,66 @@ fn a_write_protected_page_moves() {
     let staging = Staging::new(1);
     staging.take(0, source).unwrap();
     assert_eq!(staging.area.read(0), 10);
+}
+
+/// Pages move while their table entries change. Linux 6.18 does not count those that it moved after it had to look again, and then
+/// finds them at the target: what moved is what it counted, and after EXISTS what is at the target from there on.
+fn what_is_at_an_empty_target_after_exists_has_moved() {
+    const PAGES: usize = 16;
+    let source = Area::filled(PAGES);
+    let ear = Ear::new(Features::PAGEFAULT_FLAG_WP);
+    ear.register(source.range(), RegisterMode::MISSING_WP)
+        .unwrap();
+    let staging = Staging::new(PAGES);
+    let (ear, stop) = (Arc::new(ear), Arc::new(AtomicBool::new(false)));
+    let (other, stopped) = (ear.clone(), stop.clone());
+    let restless = doing(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            for on in [true, false] {
+                let _ = other.write_protect(source.range(), on);
+            }
+        }
+    });
+    let there = || {
+        let mut there = [0u8; PAGES];
+        let start = staging.area.at(0).address() as *mut libc::c_void;
+        // SAFETY: one byte for each page of the area.
+        let result = unsafe { libc::mincore(start, PAGES * PAGE, there.as_mut_ptr()) };
+        assert_eq!(result, 0);
+        there.map(|byte| byte & 1 == 1)
+    };
+    let (begin, mut forgotten) = (Instant::now(), 0);
+    while begin.elapsed() < Duration::from_millis(500) {
+        assert_eq!(there(), [false; PAGES]);
+        let (mut at, mut moved) = (0, [false; PAGES]);
+        while at < PAGES {
+            let done = match staging.take(at, source.part(at, PAGES - at)) {
+                Ok(()) => PAGES - at,
+                Err(UffdError::LayoutChanging { done }) if done > 0 => done as usize,
+                Err(UffdError::Exists { .. }) => {
+                    let run = there()[at..].iter().take_while(|is| **is).count();
+                    forgotten += run;
+                    run
+                }
+                other => panic!("{other:?} at {at}"),
+            };
+            assert!(done > 0, "EXISTS with nothing there");
+            moved[at..at + done].fill(true);
+            at += done;
+        }
+        assert_eq!(moved, there());
+        for page in 0..PAGES {
+            assert_eq!(staging.area.read(page), 10 + page as u8);
+        }
+        // Back, by the way that raises nothing.
+        staging.area.advise(libc::MADV_DONTNEED);
+        for page in 0..PAGES {
+            ear.serve(source.at(page), 10 + page as u8);
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    restless.done();
+    println!("  {forgotten} pages moved and were not counted");
 }
 
 const HUGE: usize = 512;
