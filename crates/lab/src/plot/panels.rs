@@ -72,7 +72,8 @@ where
             )
         }
         false => {
-            let range = 0.0..most * 1.05;
+            let lowest = values().fold(0.0, f64::min);
+            let range = lowest * 1.05..most * 1.05;
             fill(
                 figure,
                 panel,
