@@ -145,6 +145,10 @@ pub(super) fn causes(cases: &[Case]) -> Table {
             format!("{:+} ({:+.1})", more(|laps| laps.read_written), parts[1]),
             format!("{:+} ({:+.1})", more(|laps| laps.write_outs), parts[2]),
             format!("{:+.2}", parts[3]),
+            format!(
+                "{} ({})",
+                case.clock_w.read_forgotten, case.clock_w.written_forgotten
+            ),
             format!("{} / {}", case.clock.laps, case.clock_w.laps),
             format!("{} / {}", wasted(&case.clock), wasted(&case.clock_w)),
         ]
@@ -152,7 +156,8 @@ pub(super) fn causes(cases: &[Case]) -> Table {
     Table {
         title: "Where CLOCK-W is worse, and why: every such case with 512 B pages".to_owned(),
         text: "Pages more or fewer than under CLOCK, in brackets what that costs in percent of CLOCK's time: a page read at the read's cost, \
-               one written out at the write's; the three add up to the column `time`. Laps: pages the hand passed because of their \
+               one written out at the write's; the three add up to the column `time`. Forgotten: pages read back that had left though they were used since the hand last \
+               passed, which CLOCK would have kept for a lap; in brackets those written out on leaving. Laps: pages the hand passed because of their \
                bit, CLOCK / CLOCK-W; of them in percent those that left without being used again. Counted by a second replay in plain \
                code (`laps.rs`), whose reads and writes equal the engine's in every case."
             .to_owned(),
@@ -163,6 +168,7 @@ pub(super) fn causes(cases: &[Case]) -> Table {
             "reads, written at some time",
             "written out",
             "time %",
+            "forgotten",
             "laps",
             "wasted %",
         ]

@@ -32,6 +32,10 @@ pub(super) struct Laps {
     pub(super) laps: u64,
     /// ... to pages that left without being used again: frames held for nothing.
     pub(super) laps_wasted: u64,
+    /// Reads of pages that had left though they were used since the hand last passed: CLOCK would have let them stay.
+    pub(super) read_forgotten: u64,
+    /// ... and had been written out when they left.
+    pub(super) written_forgotten: u64,
 }
 
 impl Laps {
@@ -40,19 +44,25 @@ impl Laps {
     }
 }
 
-const USED: u8 = 1;
-const WRITTEN: u8 = 2;
+const USED: u16 = 1;
+const WRITTEN: u16 = 2;
 /// To be written out when it leaves.
-const DIRTY: u8 = 4;
-const RESIDENT: u8 = 8;
+const DIRTY: u16 = 4;
+const RESIDENT: u16 = 8;
 /// Given a lap and not used since.
-const PASSED: u8 = 16;
+const PASSED: u16 = 16;
 /// Some reference of the trace writes it.
-const EVER_WRITTEN: u8 = 32;
+const EVER_WRITTEN: u16 = 32;
+/// Used since the hand last passed, whatever the rule looks at.
+const RECENT: u16 = 64;
+/// Left while recent.
+const LEFT_RECENT: u16 = 128;
+/// Left while recent, and was written out.
+const LEFT_DIRTY: u16 = 256;
 
 /// Replays one client's pages in `frames` frames; the access that faulted sets the page's bits, as in the experiment.
 pub(super) fn replay(stream: &PageStream, frames: u64, rule: Rule) -> Laps {
-    let mut pages = vec![0u8; stream.numbers as usize];
+    let mut pages = vec![0u16; stream.numbers as usize];
     for reference in stream.references.iter().filter(|word| *word & 1 != 0) {
         pages[(reference >> 1) as usize] |= EVER_WRITTEN;
     }
@@ -68,10 +78,13 @@ pub(super) fn replay(stream: &PageStream, frames: u64, rule: Rule) -> Laps {
                 true => laps.read_written += 1,
                 false => laps.read_clean += 1,
             }
+            laps.read_forgotten += u64::from(pages[page] & LEFT_RECENT != 0);
+            laps.written_forgotten += u64::from(pages[page] & LEFT_DIRTY != 0);
+            pages[page] &= EVER_WRITTEN;
             pages[page] |= RESIDENT;
             ring.push_back(page as u32);
         }
-        pages[page] |= USED;
+        pages[page] |= USED | RECENT;
         pages[page] &= !PASSED;
         if reference & 1 != 0 {
             pages[page] |= WRITTEN | DIRTY;
@@ -81,7 +94,7 @@ pub(super) fn replay(stream: &PageStream, frames: u64, rule: Rule) -> Laps {
 }
 
 /// Turns the hand until a page has left.
-fn leave(ring: &mut VecDeque<u32>, pages: &mut [u8], rule: Rule, laps: &mut Laps) {
+fn leave(ring: &mut VecDeque<u32>, pages: &mut [u16], rule: Rule, laps: &mut Laps) {
     while let Some(number) = ring.pop_front() {
         let page = &mut pages[number as usize];
         let again = match rule {
@@ -95,10 +108,15 @@ fn leave(ring: &mut VecDeque<u32>, pages: &mut [u8], rule: Rule, laps: &mut Laps
         if again == 0 {
             laps.write_outs += u64::from(*page & DIRTY != 0);
             laps.laps_wasted += u64::from(*page & PASSED != 0);
-            *page &= EVER_WRITTEN;
+            let left = match (*page & RECENT != 0, *page & DIRTY != 0) {
+                (false, _) => 0,
+                (true, false) => LEFT_RECENT,
+                (true, true) => LEFT_RECENT | LEFT_DIRTY,
+            };
+            *page = *page & EVER_WRITTEN | left;
             return;
         }
-        *page = *page & !again | PASSED;
+        *page = *page & !(again | RECENT) | PASSED;
         if rule == Rule::CleanedInPassing {
             laps.write_outs += u64::from(*page & DIRTY != 0);
             *page &= !DIRTY;
@@ -152,5 +170,8 @@ mod tests {
         assert!(of(Rule::CleanedInPassing).write_outs > of(Rule::ClockW).write_outs);
         assert!(of(Rule::ReadsCount).reads() < of(Rule::ClockW).reads());
         assert!(of(Rule::ClockW).laps_wasted <= of(Rule::ClockW).laps);
+        // CLOCK lets every page stay that was used since the hand passed; CLOCK-W does not.
+        assert_eq!(of(Rule::Clock).read_forgotten, 0);
+        assert!(of(Rule::ClockW).read_forgotten > of(Rule::ClockW).written_forgotten);
     }
 }
