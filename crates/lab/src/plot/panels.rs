@@ -73,7 +73,9 @@ where
         }
         false => {
             let lowest = values().fold(0.0, f64::min);
-            let range = lowest * 1.05..most * 1.05;
+            // Lines on both sides of zero leave room for the legend above them.
+            let room = if lowest < 0.0 { 0.4 } else { 0.05 };
+            let range = lowest * 1.05..most + (most - lowest) * room;
             fill(
                 figure,
                 panel,

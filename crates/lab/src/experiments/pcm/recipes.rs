@@ -1,8 +1,9 @@
 //! The four programs whose traces stand for the paper's: what makes their inputs, how they are called, behind which cache.
 //!
-//! Chosen by footprint and by reads to writes (Table 1). The two that write more than they read need a cache that does not
-//! fetch a line it is about to overwrite (`validate`); behind one that fetches, no trace writes more than it reads.
-//! Inputs are made from seeds, so the references are the same wherever the program and its libraries are.
+//! Chosen for the kind of work, footprint and reads to writes (Table 1); `bench/pcm-traces/README.md` has what was passed over. The
+//! two that write more than they read need a cache that does not fetch a line it is about to overwrite (`validate`); behind
+//! one that fetches, no trace writes more than it reads. Inputs are made from seeds, so the references
+//! are the same wherever the program and its libraries are.
 
 use anyhow::{Context, ensure};
 use std::fmt::Write as _;
@@ -314,7 +315,13 @@ fn photograph(directory: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::walkers::WALKERS;
     use super::*;
+
+    fn all() -> impl Iterator<Item = &'static Recipe> {
+        static BOTH: [[Recipe; 4]; 2] = [RECIPES, WALKERS];
+        BOTH.iter().flatten()
+    }
 
     #[test]
     fn papers_table_gives_its_ratios() {
@@ -337,7 +344,9 @@ mod tests {
 
     #[test]
     fn caches_and_small_traces_parse() {
-        for recipe in &RECIPES {
+        let names: std::collections::BTreeSet<&str> = all().map(|recipe| recipe.name).collect();
+        assert_eq!(names.len(), 8, "a trace is kept under its name");
+        for recipe in all() {
             assert!(recipe.cache.parse::<undercroft_trace::CacheSpec>().is_ok());
             assert!(recipe.small.parse::<undercroft_trace::Spec>().is_ok());
         }
