@@ -72,7 +72,10 @@ where
             )
         }
         false => {
-            let range = 0.0..most * 1.05;
+            let lowest = values().fold(0.0, f64::min);
+            // Lines on both sides of zero leave room for the legend above them.
+            let room = if lowest < 0.0 { 0.4 } else { 0.05 };
+            let range = lowest * 1.05..most + (most - lowest) * room;
             fill(
                 figure,
                 panel,

@@ -1,13 +1,16 @@
 //! Experiments of the PCM-swap paper, simulated: its table and figures over our traces, with what the model assumes.
 
+mod causes;
 mod clock_w;
 mod energy;
+mod laps;
 mod page_size;
 mod read_ahead;
 mod recipes;
 mod record;
 mod study;
 mod table;
+mod walkers;
 
 pub(super) use clock_w::run as fig5;
 pub(super) use energy::run as fig6;

@@ -5,6 +5,7 @@
 
 use super::recipes::{RECIPES, Recipe};
 use super::study;
+use super::walkers::WALKERS;
 use crate::experiments::{Lab, progress, skip};
 use crate::results::{Results, Simulated, TraceFacts};
 use anyhow::{Context, bail, ensure};
@@ -53,6 +54,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             binary,
             &lab.options.out,
             &command,
+            None,
             "16K,8,64",
             &lab.options.out.join("sort.trace"),
         )?;
@@ -69,7 +71,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
         exists("valgrind"),
         "valgrind does the recording and is missing; install it (Debian: apt-get install valgrind)"
     );
-    for recipe in &RECIPES {
+    for recipe in RECIPES.iter().chain(&WALKERS) {
         if !exists(recipe.needs) {
             bail!(
                 "{} is missing, which is traced as {}; install it (Debian: apt-get install {})",
@@ -79,7 +81,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             );
         }
     }
-    for recipe in &RECIPES {
+    for recipe in RECIPES.iter().chain(&WALKERS) {
         let kept = study::recorded_at(&directory, recipe.name).ok();
         let command = (recipe.command)()?;
         let same = |facts: &TraceFacts| {
@@ -111,20 +113,32 @@ fn one(binary: &Path, recipe: &Recipe, command: &[String], directory: &Path) -> 
     std::fs::create_dir_all(&inputs).with_context(|| format!("create {}", inputs.display()))?;
     (recipe.inputs)(&inputs)?;
     let trace = directory.join(format!("{}.trace", recipe.name));
-    let recorded = record(binary, &inputs, command, recipe.cache, &trace);
+    let recorded = record(binary, &inputs, command, recipe.stdin, recipe.cache, &trace);
     let _ = std::fs::remove_dir_all(&inputs);
+    if recorded.is_err() {
+        // A part of a recording would be kept as a whole one next time.
+        let _ = std::fs::remove_file(&trace);
+    }
     recorded
 }
+
+/// Where the programs are looked for; games have a place of their own.
+const PROGRAMS: &str = "/usr/local/bin:/usr/bin:/bin:/usr/games";
 
 /// In an environment of its own, so that addresses and locales do not depend on who calls.
 fn record(
     binary: &Path,
     inputs: &Path,
     command: &[String],
+    stdin: Option<&str>,
     cache: &str,
     trace: &Path,
 ) -> anyhow::Result<()> {
     let trace = std::path::absolute(trace)?;
+    let input = match stdin {
+        Some(name) => Stdio::from(std::fs::File::open(inputs.join(name))?),
+        None => Stdio::null(),
+    };
     let output = Command::new(binary)
         .args(["trace", "record", "--quiet", "--cache", cache, "--out"])
         .arg(&trace)
@@ -132,9 +146,9 @@ fn record(
         .args(command)
         .current_dir(inputs)
         .env_clear()
-        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("PATH", PROGRAMS)
         .env("LC_ALL", "C")
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(Stdio::null())
         .output()
         .with_context(|| format!("run {}", binary.display()))?;
@@ -149,5 +163,6 @@ fn record(
 
 fn exists(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+    let mut directories = std::env::split_paths(&path).chain(std::env::split_paths(PROGRAMS));
+    directories.any(|directory| directory.join(program).is_file())
 }

@@ -43,8 +43,21 @@ pub(super) struct Loaded {
 
 /// The four traces: recorded ones, or, in small runs, generated ones of similar mixes.
 pub(super) fn load(lab: &Lab, found: &mut Simulated) -> anyhow::Result<Vec<Loaded>> {
+    of_recipes(lab, found, &recipes::RECIPES)
+}
+
+/// The four traces of programs that walk through their memory in order.
+pub(super) fn walkers(lab: &Lab, found: &mut Simulated) -> anyhow::Result<Vec<Loaded>> {
+    of_recipes(lab, found, &super::walkers::WALKERS)
+}
+
+fn of_recipes(
+    lab: &Lab,
+    found: &mut Simulated,
+    recipes: &[recipes::Recipe],
+) -> anyhow::Result<Vec<Loaded>> {
     let mut all = Vec::new();
-    for recipe in &recipes::RECIPES {
+    for recipe in recipes {
         progress(&format!("reading {}", recipe.name));
         let loaded = match lab.options.small {
             true => generated(recipe.name, recipe.small)?,
@@ -250,7 +263,7 @@ impl Constants {
 pub(super) struct Pages<'a> {
     name: &'a str,
     page_bytes: u64,
-    streams: Vec<PageStream>,
+    pub(super) streams: Vec<PageStream>,
     footprint: u64,
 }
 
@@ -266,13 +279,18 @@ impl<'a> Pages<'a> {
         })
     }
 
+    /// Pages of memory that are `percent` of the footprint.
+    pub(super) fn frames(&self, percent: f64) -> u64 {
+        (self.footprint as f64 * percent / 100.0).round().max(1.0) as u64
+    }
+
     /// One simulation; what it found, and its line in the results.
     pub(super) fn simulate(
         &self,
         percent: f64,
         base: &Setup,
     ) -> anyhow::Result<(Outcome, SimulatedRun)> {
-        let pages = (self.footprint as f64 * percent / 100.0).round().max(1.0) as u64;
+        let pages = self.frames(percent);
         let setup = Setup {
             page_bytes: self.page_bytes,
             memory: Memory::Pages(pages),
