@@ -314,8 +314,10 @@ impl<L: Ledger> Engine<L> {
     /// policy knows of the use now. False: such a use is a fault. O(1), no search.
     #[inline]
     pub fn touch(&mut self, no: PageNo, write: bool) -> bool {
-        let resident = self.table.entry(no).state == PageState::Resident;
-        if resident {
+        let entry = self.table.entry(no);
+        let resident = entry.state == PageState::Resident;
+        // An inherited page is the parent's frame: the policy does not know it.
+        if resident && !entry.flags.has(Flags::INHERITED) {
             self.reclaim.touch(no, write);
         }
         resident
