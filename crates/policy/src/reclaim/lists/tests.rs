@@ -21,6 +21,7 @@ impl PageLists {
                 listed += block.listed().count_ones() as u16;
                 holes += block.holes().count_ones() as u16;
                 assert_eq!(chunk.until[index], links);
+                assert_eq!(chunk.holed >> index & 1 == 1, block.holes() != 0);
                 assert_eq!((block.mark[0] | block.mark[1]) & !block.listed(), 0);
             }
             assert_eq!((chunk.listed, chunk.holes), (listed, holes));
