@@ -176,13 +176,11 @@ impl Ledger for VecLedger {
     }
 
     #[inline]
-
     fn chunks(&self) -> &[AtomicU64] {
         &self.chunks
     }
 
     #[inline]
-
     fn notes(&self) -> &[AtomicU64] {
         &self.notes
     }
@@ -206,7 +204,6 @@ impl ChunkHead {
     }
 
     #[inline]
-
     pub(crate) fn unpack(word: u64) -> Option<ChunkHead> {
         (word >> 63 == 1).then_some(ChunkHead {
             space: SpaceId((word >> 36) as u32 & 0xff_ffff),
@@ -223,19 +220,16 @@ pub(crate) trait LedgerWords: Ledger {
     }
 
     #[inline]
-
     fn set_entry(&self, page: PageNo, entry: Entry) {
         self.write(&self.entries()[page.0 as usize], entry.pack());
     }
 
     #[inline]
-
     fn head(&self, chunk: ChunkNo) -> Option<ChunkHead> {
         ChunkHead::unpack(self.chunks()[chunk.0 as usize].load(Ordering::Relaxed))
     }
 
     #[inline]
-
     fn set_head(&self, chunk: ChunkNo, head: Option<ChunkHead>) {
         let word = head.map_or(0, ChunkHead::pack);
         self.write(&self.chunks()[chunk.0 as usize], word);

@@ -18,17 +18,17 @@
 //! that few others have to make way; when 32 have gathered, the chunk's links move together.
 //!
 //! Bytes a page of the chunks: 0.7 when all are in a list and came in order, 7.8 when all are and came at random; at random,
-//! 2.3 when 12 % are in a list, 5.0 when half are. Nanoseconds, and in brackets those of links packed without holes for every
-//! page, put beside it for the same runs; all accesses at random (2026-11-21, Linux 6.18, 2 noisy cores, the better of two;
+//! 2.3 when 12 % are in a list, 5.0 when half are. Nanoseconds, and in brackets those of packed links for every listed
+//! page, run in turn; half of the pages listed, all accesses at random (2026-11-21, Linux 6.18, 2 noisy cores, the better of two;
 //! `cargo test --release -p undercroft-policy -- --ignored --nocapture lists_table` prints ours):
 //!
 //! ```text
-//!                             2^18 pages, half listed   2^21 pages, half listed
-//! mark a page (CLOCK touch)   2       (2)               3       (2)
-//! front to back (the hand)    23      (31)              191     (104-190)
-//! move to back (LRU touch)    26      (37)              264-307 (181-268)
-//! remove one, insert one      93      (134)             347-386 (275-525)
-//! ... all listed              75      (171)             244     (587)
+//!                             2^18 pages     2^21 pages
+//! mark a page (CLOCK touch)   2   (2)        3   (2)
+//! front to back (the hand)    22  (30)       99  (54)
+//! move to back (LRU touch)    25  (35)       103 (139)
+//! remove one, insert one      90  (141)      169 (192)
+//! ... every page listed       64  (171)      181 (253)
 //! ```
 //! Rejected: queues of page numbers in which a moved page leaves a stale entry (1 + 5 bytes for a resident page): runs of
 //! stale entries in front make a rare call long, and tags that tell them apart wrap. Links in a heap array a chunk: 11
@@ -408,6 +408,7 @@ struct Ends {
 #[derive(Default)]
 pub struct PageLists {
     chunks: Vec<Option<Box<Chunk>>>,
+    #[expect(clippy::vec_box, reason = "they go to `chunks` and come from there")]
     spare: Vec<Box<Chunk>>,
     chunks_used: usize,
     chunks_used_peak: usize,
