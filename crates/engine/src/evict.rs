@@ -193,20 +193,20 @@ impl<L: Ledger> Engine<L> {
                 retained,
             });
         }
-        out.sort_unstable_by_key(|item| (item.space, item.page));
+        if out.len() > 1 {
+            out.sort_unstable_by_key(|item| (item.space, item.page));
+        }
         self.note_batch(out);
         for item in out.iter() {
-            let state = PageState::Evicting;
-            let entry = self.table.entry(item.no);
             self.reclaim.remove(item.no);
-            self.table.set(item.no, Entry { state, ..entry });
+            self.table.set_state(item.no, PageState::Evicting);
+            self.batch.pages.push(InFlight {
+                item: *item,
+                dead: false,
+                wanted: false,
+                settled: false,
+            });
         }
-        self.batch.pages.extend(out.iter().map(|item| InFlight {
-            item: *item,
-            dead: false,
-            wanted: false,
-            settled: false,
-        }));
         !out.is_empty()
     }
 
@@ -276,10 +276,14 @@ impl<L: Ledger> Engine<L> {
 
     /// Tells whether item `at` could be taken. An item that was not `Moved` is settled by this: it is resident again.
     /// Appends to `wake` where threads wait.
+    #[inline]
     pub fn settle(&mut self, at: usize, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
-        if taken == Taken::Moved {
-            return;
+        if taken != Taken::Moved {
+            self.settle_here(at, taken, wake);
         }
+    }
+
+    fn settle_here(&mut self, at: usize, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
         self.stats.refused_busy += u64::from(taken == Taken::Busy);
         self.wake_waiting(at, wake);
         while let Some(child) = self.take_follower(at) {
@@ -415,6 +419,7 @@ impl<L: Ledger> Engine<L> {
         Some(self.batch.followers.swap_remove(found).1)
     }
 
+    #[inline]
     fn wake_waiting(&self, at: usize, wake: &mut Vec<(SpaceId, VirtPage)>) {
         if self.batch.pages[at].wanted {
             self.places_of(at, wake);

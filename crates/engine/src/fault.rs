@@ -12,7 +12,7 @@ use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
 use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITERS_MAX};
-use crate::{Engine, Room};
+use crate::{Engine, LedgerFull, Room};
 
 /// One fault message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,11 +118,13 @@ impl<L: Ledger> Engine<L> {
         plan.space = fault.space;
         plan.write = fault.write;
         self.stats.faults += 1;
-        if !self.table.has_space(fault.space) {
-            return FaultAnswer::Unmanaged;
-        }
-        let Ok(no) = self.table.find_or_add(fault.space, fault.page) else {
-            return FaultAnswer::Unmanaged;
+        let no = match self.table.find(fault.space, fault.page) {
+            Some(no) => no,
+            None if !self.table.has_space(fault.space) => return FaultAnswer::Unmanaged,
+            None => match self.table.find_or_add(fault.space, fault.page) {
+                Ok(no) => no,
+                Err(LedgerFull) => return FaultAnswer::Unmanaged,
+            },
         };
         let entry = self.table.entry(no);
         let fresh = match entry.state {
@@ -174,6 +176,7 @@ impl<L: Ledger> Engine<L> {
         FaultAnswer::NoRoom
     }
 
+    #[inline]
     fn plan_page(
         &mut self,
         plan: &mut LoadPlan,
@@ -225,13 +228,16 @@ impl<L: Ledger> Engine<L> {
             self.stats.prefetch_hits += self.expected.pages;
         }
         self.expected.at = None;
+        if count == 0 || stride == 0 {
+            return;
+        }
         let spare = match self.config.room {
             Room::Ahead => room,
             Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
         };
         let most = (spare / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1);
         let count = i64::from(count).min(most);
-        if count == 0 || stride == 0 {
+        if count == 0 {
             return;
         }
         let wanted = match fresh {
@@ -272,26 +278,31 @@ impl<L: Ledger> Engine<L> {
     /// the space can be acknowledged, then calls [`Engine::finish`].
     pub fn validate(&self, items: &mut [LoadItem]) {
         for item in items {
-            let entry = self.table.entry(item.no);
-            // The address too: a chunk whose pages were all dropped is given back, and its numbers may name pages of
-            // another place by now.
-            item.valid = entry.state == PageState::Loading
-                && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp)
-                && self.table.address(item.no) == (item.space, item.page);
+            item.valid = self.is_expected(item, self.table.entry(item.no));
         }
+    }
+
+    /// Whether the page, with this entry, is still the one to be installed.
+    #[inline]
+    fn is_expected(&self, item: &LoadItem, entry: Entry) -> bool {
+        // The address too: a chunk whose pages were all dropped is given back, and its numbers may name pages of
+        // another place by now.
+        entry.state == PageState::Loading
+            && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp)
+            && self.table.address(item.no) == (item.space, item.page)
     }
 
     /// Settles pages of a plan by their `install` result. Each item is finished exactly once.
     pub fn finish(&mut self, space: SpaceId, items: &mut [LoadItem]) {
-        self.validate(items);
         for item in items {
+            let entry = self.table.entry(item.no);
+            item.valid = self.is_expected(item, entry);
             if !item.valid {
                 // Dropped or moved while it was loading; the plan held the last claim on the slot.
                 self.release(item.tier, item.slot);
                 continue;
             }
-            debug_assert_eq!(self.table.address(item.no), (space, item.page));
-            let entry = self.table.entry(item.no);
+            debug_assert_eq!(item.space, space);
             match item.install {
                 Install::Done => self.installed(item, entry),
                 Install::NotYet => {
@@ -323,6 +334,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
+    #[inline]
     fn installed(&mut self, item: &LoadItem, entry: Entry) {
         let arrival = match (item.fresh, item.demanded) {
             (true, _) => Arrival::FirstTouch,

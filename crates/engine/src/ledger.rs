@@ -25,6 +25,7 @@ pub trait Ledger: Send {
     fn notes(&self) -> &[AtomicU64];
     /// Writes one of the words above. Release order keeps a word from becoming visible to a successor before what it points
     /// to. Replaced only to have a manager die between two words.
+    #[inline]
     fn write(&self, word: &AtomicU64, value: u64) {
         word.store(value, Ordering::Release);
     }
@@ -169,14 +170,17 @@ impl VecLedger {
 }
 
 impl Ledger for VecLedger {
+    #[inline]
     fn entries(&self) -> &[AtomicU64] {
         &self.entries
     }
 
+    #[inline]
     fn chunks(&self) -> &[AtomicU64] {
         &self.chunks
     }
 
+    #[inline]
     fn notes(&self) -> &[AtomicU64] {
         &self.notes
     }
@@ -190,6 +194,7 @@ pub(crate) struct ChunkHead {
 }
 
 impl ChunkHead {
+    #[inline]
     pub(crate) fn pack(self) -> u64 {
         assert!(
             self.space.0 < 1 << 24,
@@ -198,6 +203,7 @@ impl ChunkHead {
         (1 << 63) | (u64::from(self.space.0) << 36) | (self.first.0 / u64::from(CHUNK_PAGES))
     }
 
+    #[inline]
     pub(crate) fn unpack(word: u64) -> Option<ChunkHead> {
         (word >> 63 == 1).then_some(ChunkHead {
             space: SpaceId((word >> 36) as u32 & 0xff_ffff),
@@ -208,18 +214,22 @@ impl ChunkHead {
 
 /// Reads and writes of single words. The engine is the only writer, so relaxed order is enough for reading.
 pub(crate) trait LedgerWords: Ledger {
+    #[inline]
     fn entry(&self, page: PageNo) -> Entry {
         Entry::unpack(self.entries()[page.0 as usize].load(Ordering::Relaxed))
     }
 
+    #[inline]
     fn set_entry(&self, page: PageNo, entry: Entry) {
         self.write(&self.entries()[page.0 as usize], entry.pack());
     }
 
+    #[inline]
     fn head(&self, chunk: ChunkNo) -> Option<ChunkHead> {
         ChunkHead::unpack(self.chunks()[chunk.0 as usize].load(Ordering::Relaxed))
     }
 
+    #[inline]
     fn set_head(&self, chunk: ChunkNo, head: Option<ChunkHead>) {
         let word = head.map_or(0, ChunkHead::pack);
         self.write(&self.chunks()[chunk.0 as usize], word);

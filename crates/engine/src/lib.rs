@@ -102,12 +102,14 @@ struct Recent {
 }
 
 impl Recent {
+    #[inline]
     fn push(&mut self, page: PageNo) {
         self.pages[self.next] = page;
         self.next = (self.next + 1) % limits::RECENT_PAGES;
     }
 
     /// Whether `page` is one of the `count` last.
+    #[inline]
     fn holds(&self, page: PageNo, count: usize) -> bool {
         let size = limits::RECENT_PAGES;
         (1..=count.min(size)).any(|back| self.pages[(self.next + size - back) % size] == page)
@@ -214,8 +216,11 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Moves the slots to free into `out` (appends). The caller gives them back to their tiers.
+    #[inline]
     pub fn take_freed(&mut self, out: &mut Vec<(TierId, Slot)>) {
-        out.append(&mut self.freed);
+        if !self.freed.is_empty() {
+            out.append(&mut self.freed);
+        }
     }
 
     /// Pages that fit below the limit; negative when it is exceeded.
@@ -314,11 +319,19 @@ impl<L: Ledger> Engine<L> {
     /// policy knows of the use now. False: such a use is a fault. O(1), no search.
     #[inline]
     pub fn touch(&mut self, no: PageNo, write: bool) -> bool {
-        let resident = self.table.entry(no).state == PageState::Resident;
-        if resident {
+        let entry = self.table.entry(no);
+        let resident = entry.state == PageState::Resident;
+        // An inherited page is the parent's frame: the policy does not know it.
+        if resident && !entry.flags.has(Flags::INHERITED) {
             self.reclaim.touch(no, write);
         }
         resident
+    }
+
+    /// Whether the page is in memory. O(1).
+    #[inline]
+    pub fn is_resident(&self, no: PageNo) -> bool {
+        self.table.entry(no).state == PageState::Resident
     }
 
     /// The entry of a page, for status, takeover and tests.

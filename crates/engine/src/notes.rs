@@ -41,11 +41,13 @@ pub(crate) struct Note {
 }
 
 impl Note {
+    #[inline]
     fn pack(self) -> u64 {
         let page = self.page.map_or(u32::MAX, |page| page.0);
         1 << 63 | u64::from(self.owner.0) << 38 | (self.place as u64) << 32 | u64::from(page)
     }
 
+    #[inline]
     fn unpack(word: u64) -> Option<Note> {
         let page = word as u32;
         (word >> 63 == 1).then_some(Note {

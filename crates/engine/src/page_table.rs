@@ -1,5 +1,6 @@
 //! Where each page's entry is: address spaces, their regions, and the chunks of the ledger they use.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -27,7 +28,12 @@ pub(crate) struct PageTable<L> {
     /// Chunks from here on were never used.
     fresh: u32,
     next_space: u32,
+    /// Chunks found lately, by place: each holds what its head in the ledger says, which may be another place by now.
+    found: [Cell<ChunkNo>; FOUND],
 }
+
+/// Places of chunks remembered.
+const FOUND: usize = 512;
 
 /// The ledger has no free chunk: the client manages more address space than it was laid out for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +109,7 @@ impl<L: Ledger> PageTable<L> {
             free: Vec::new(),
             fresh: 0,
             next_space: 1,
+            found: [const { Cell::new(ChunkNo(0)) }; FOUND],
         }
     }
 
@@ -175,9 +182,19 @@ impl<L: Ledger> PageTable<L> {
     }
 
     /// The entry's page number, if its chunk exists. O(1), no allocation.
+    #[inline]
     pub fn find(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
-        let (chunk, offset) = position(page);
-        let chunk = self.spaces.get(&space)?.chunks.get(&chunk)?;
+        let (at, offset) = position(page);
+        let found = &self.found[(at ^ u64::from(space.0)) as usize % FOUND];
+        let first = VirtPage(at * u64::from(CHUNK_PAGES));
+        let chunk = found.get();
+        let head = self.ledger.chunks().get(chunk.0 as usize);
+        let head = head.and_then(|word| ChunkHead::unpack(word.load(Ordering::Relaxed)));
+        if head == Some(ChunkHead { space, first }) {
+            return Some(chunk.page(offset));
+        }
+        let chunk = *self.spaces.get(&space)?.chunks.get(&at)?;
+        found.set(chunk);
         Some(chunk.page(offset))
     }
 
@@ -206,15 +223,30 @@ impl<L: Ledger> PageTable<L> {
         Ok(chunk.page(offset))
     }
 
+    #[inline]
     pub fn entry(&self, page: PageNo) -> Entry {
         self.ledger.entry(page)
     }
 
+    #[inline]
     pub fn set(&mut self, page: PageNo, entry: Entry) {
         self.ledger.set_entry(page, entry);
     }
 
+    /// Changes the state alone.
+    #[inline]
+    pub fn set_state(&mut self, page: PageNo, state: PageState) {
+        self.set(
+            page,
+            Entry {
+                state,
+                ..self.entry(page)
+            },
+        );
+    }
+
     /// Where a page is mapped. Panics for a page of a free chunk: nothing may refer to one.
+    #[inline]
     pub fn address(&self, page: PageNo) -> (SpaceId, VirtPage) {
         let head = self
             .ledger

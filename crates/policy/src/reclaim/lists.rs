@@ -1,34 +1,40 @@
 //! Doubly linked lists over page numbers: the common ground of every reclaim policy.
 //!
-//! Only pages that are in a list have links. Those of a chunk (512 pages) lie one after the other, in the order of their
-//! page numbers, in pieces of a common pool. Two bits a page say which list it is in and two are the policy's mark; the
-//! listed pages counted up to a page say where its link is, so nothing stores that:
+//! Only pages that are in a list have links, and of those only the ones whose neighbours are not the pages before and after
+//! them in memory: pages that came one after the other, as most do, need none. The links of a chunk (512 pages) lie in the
+//! order of their page numbers in pieces of a common pool. Two bits a page say which list it is in, two are the policy's mark,
+//! and one says that it has a link; those bits counted up to a page say where, so nothing stores that:
 //!
 //! ```text
-//! Chunk: 512 pages, 304 bytes; none while no page of it is in a list
-//! +----------------------------------------------------------------------+
-//! | blocks: 8 x 64 pages: list bit 0, list bit 1, mark bit 0, mark bit 1 |     Link, 7 bytes
-//! | listed: u16 x 8: pages in a list, up to the end of each block        |     +--------------+------------------+
-//! | pieces: u32 x 8 ---> Piece: 64 links (the last is partly filled)     |     | next page 28 | previous page 28 |
-//! +----------------------------------------------------------------------+     +--------------+------------------+
+//! Chunk: 512 pages, 376 bytes; none while no page of it is in a list
+//! +------------------------------------------------------------------------------+
+//! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link       |     Link, 7 bytes
+//! | until: u16 x 8: links up to the end of each block                            |     +--------------+------------------+
+//! | pieces: u32 x 8 ---> Piece: 64 links (the last is partly filled)             |     | next page 28 | previous page 28 |
+//! | listed, holes: u16; holed: blocks with holes                                 |     +--------------+------------------+
+//! +------------------------------------------------------------------------------+
 //! ```
-//! Bytes a page of the chunks, residents spread at random: 1.8 when 12 % are in a list, 4.6 when half are, 7.6 when all
-//! are (8.0 always with two links of 4 bytes for every page, as it was); the manager's memory grows by as much.
-//! Nanoseconds, and in brackets those of the 8-byte links of c86e851 put beside it for the same two runs; half of the
-//! pages resident, all accesses at random (2026-11-21, Linux 6.18, 2 noisy cores;
+//! A page that leaves its list leaves its link behind as a *hole*. The next link of the chunk goes into the nearest hole, so
+//! that few others have to make way; when 32 have gathered, the chunk's links move together.
+//!
+//! Bytes a page of the chunks: 0.7 when all are in a list and came in order, 7.8 when all are and came at random; at random,
+//! 2.3 when 12 % are in a list, 5.0 when half are. Nanoseconds, and in brackets those of packed links for every listed
+//! page, run in turn; half of the pages listed, all accesses at random (2026-11-21, Linux 6.18, 2 noisy cores, the better of two;
 //! `cargo test --release -p undercroft-policy -- --ignored --nocapture lists_table` prints ours):
 //!
 //! ```text
-//!                             2^18 pages               2^21 pages
-//! mark a page (CLOCK touch)   4-5     (3-4)            4       (30-31)
-//! front to back (the hand)    40-42   (14-16)          183-215 (166-171)
-//! move to back (LRU touch)    49-51   (12-26)          243-253 (134-147)
-//! remove one, insert one      174-221 (14-25)          355-697 (128-143)
+//!                             2^18 pages     2^21 pages
+//! mark a page (CLOCK touch)   2   (2)        3   (2)
+//! front to back (the hand)    22  (30)       99  (54)
+//! move to back (LRU touch)    25  (35)       103 (139)
+//! remove one, insert one      90  (141)      169 (192)
+//! ... every page listed       64  (171)      181 (253)
 //! ```
 //! Rejected: queues of page numbers in which a moved page leaves a stale entry (1 + 5 bytes for a resident page): runs of
 //! stale entries in front make a rare call long, and tags that tell them apart wrap. Links in a heap array a chunk: 11
 //! bytes a page in the process when all are resident, 7.6 of them counted, for holes between arrays that grow. Chunks of
-//! 128 or 256 pages: no faster where it counts, 0.1 to 0.7 bytes more.
+//! 128 or 256 pages: no faster where it counts, 0.1 to 0.7 bytes more. Links packed without holes: each removal moves the
+//! links of all higher pages of the chunk, up to 3.5 KiB.
 //!
 //! At an end of a list the link that leads nowhere holds any number: who asks compares with the list's front and back.
 //! Limit: page numbers below 2^28 (1 TiB of address space, what the ledger is laid out for).
@@ -45,6 +51,10 @@ const PIECE_LINKS: usize = 64;
 const PIECES: usize = PER_CHUNK / PIECE_LINKS;
 /// Pieces allocated at once.
 const SLAB_PIECES: usize = 16;
+/// Holes at which the links of a chunk move together.
+const HOLES_MAX: u16 = 32;
+/// Empty chunks kept for the next one to come.
+const SPARE_CHUNKS: usize = 16;
 
 /// One of the lists that share the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,19 +80,31 @@ struct Link {
 const _: () = assert!(size_of::<Link>() == 7, "the metadata budget of a page");
 
 impl Link {
+    #[inline]
+    fn new(next: u32, prev: u32) -> Link {
+        let mut link = Link::default();
+        link.set_next(next);
+        link.set_prev(prev);
+        link
+    }
+
+    #[inline]
     fn next(&self) -> u32 {
         u32::from_le_bytes(self.low) & PAGE_MASK
     }
 
+    #[inline]
     fn prev(&self) -> u32 {
         let high = u32::from(u16::from_le_bytes(self.middle)) | u32::from(self.high) << 16;
         high << (32 - PAGE_BITS) | u32::from_le_bytes(self.low) >> PAGE_BITS
     }
 
+    #[inline]
     fn set_next(&mut self, page: u32) {
         self.low = (u32::from_le_bytes(self.low) & !PAGE_MASK | page).to_le_bytes();
     }
 
+    #[inline]
     fn set_prev(&mut self, page: u32) {
         self.low = (self.next() | page << PAGE_BITS).to_le_bytes();
         let high = page >> (32 - PAGE_BITS);
@@ -91,24 +113,55 @@ impl Link {
     }
 }
 
+/// Neighbours of a page that has no link.
+#[inline]
+fn after(page: u32) -> u32 {
+    page.wrapping_add(1) & PAGE_MASK
+}
+
+#[inline]
+fn before(page: u32) -> u32 {
+    page.wrapping_sub(1) & PAGE_MASK
+}
+
+/// How far from `bit` the nearest set bit is, upwards and below; 64 when there is none.
+#[inline]
+fn nearest(bits: u64, bit: u32) -> (u32, u32) {
+    let (above, below) = (bits >> bit, bits & ((1 << bit) - 1));
+    let down = match below {
+        0 => 64,
+        below => bit + below.leading_zeros() - 63,
+    };
+    (above.trailing_zeros(), down)
+}
+
 /// Bit planes of 64 pages.
 #[derive(Clone, Copy, Default)]
 struct Block {
     list: [u64; 2],
     mark: [u64; 2],
+    /// Pages that own a link: a listed one's says its neighbours, another's is a hole.
+    links: u64,
 }
 
 impl Block {
+    #[inline]
     fn listed(&self) -> u64 {
         self.list[0] | self.list[1]
+    }
+
+    fn holes(&self) -> u64 {
+        self.links & !self.listed()
     }
 }
 
 /// Number at `bit` of two planes.
+#[inline]
 fn get(planes: [u64; 2], bit: u32) -> u8 {
     (planes[0] >> bit & 1) as u8 | ((planes[1] >> bit & 1) as u8) << 1
 }
 
+#[inline]
 fn set(planes: &mut [u64; 2], bit: u32, value: u8) {
     for (plane, value) in planes.iter_mut().zip([value & 1, value >> 1]) {
         *plane = *plane & !(1 << bit) | u64::from(value) << bit;
@@ -116,6 +169,7 @@ fn set(planes: &mut [u64; 2], bit: u32, value: u8) {
 }
 
 /// Place of a page in its chunk: its block, and its bit there.
+#[inline]
 fn place(page: u32) -> (usize, u32) {
     (page as usize / PER_BLOCK % BLOCKS, page % PER_BLOCK as u32)
 }
@@ -150,6 +204,7 @@ impl Pool {
         self.piece(piece)[0].set_next(free);
     }
 
+    #[inline]
     fn piece(&mut self, piece: u32) -> &mut Piece {
         let piece = piece as usize;
         &mut self.slabs[piece / SLAB_PIECES][piece % SLAB_PIECES]
@@ -159,75 +214,183 @@ impl Pool {
 #[derive(Default)]
 struct Chunk {
     blocks: [Block; BLOCKS],
-    listed: [u16; BLOCKS],
+    /// Links, holes among them, up to the end of each block.
+    until: [u16; BLOCKS],
     /// Those that the links need; the rest is of no meaning.
     pieces: [u32; PIECES],
+    /// Pages in a list.
+    listed: u16,
+    holes: u16,
+    /// Blocks that have a hole, one bit each.
+    holed: u8,
 }
 
 impl Chunk {
+    #[inline]
     fn list(&self, page: u32) -> u8 {
         let (block, bit) = place(page);
         get(self.blocks[block].list, bit)
     }
 
-    /// Pages in a list.
+    /// Links, holes among them.
     fn len(&self) -> usize {
-        usize::from(self.listed[BLOCKS - 1])
+        usize::from(self.until[BLOCKS - 1])
     }
 
-    /// Where the link of a page in a list is, or would go.
-    fn slot(&self, page: u32) -> usize {
+    #[inline]
+    fn has_link(&self, page: u32) -> bool {
         let (block, bit) = place(page);
-        let not_below = self.blocks[block].listed() >> bit;
-        usize::from(self.listed[block]) - not_below.count_ones() as usize
+        self.blocks[block].links >> bit & 1 == 1
     }
 
-    fn insert(&mut self, page: u32, list: List, link: Link, pool: &mut Pool) {
-        let (slot, len) = (self.slot(page), self.len());
-        let (first, last) = (slot / PIECE_LINKS, len / PIECE_LINKS);
-        if len.is_multiple_of(PIECE_LINKS) {
-            self.pieces[last] = pool.take();
+    /// Where the page's link is, or would go: the links of lower pages.
+    #[inline]
+    fn rank(&self, page: u32) -> usize {
+        let (block, bit) = place(page);
+        let not_below = self.blocks[block].links >> bit;
+        usize::from(self.until[block]) - not_below.count_ones() as usize
+    }
+
+    #[inline]
+    fn link<'a>(&self, rank: usize, pool: &'a mut Pool) -> &'a mut Link {
+        &mut pool.piece(self.pieces[rank / PIECE_LINKS])[rank % PIECE_LINKS]
+    }
+
+    /// Gives a listed page that has no link this one.
+    fn add_link(&mut self, page: u32, link: Link, pool: &mut Pool) {
+        let (block, bit) = place(page);
+        let rank = self.rank(page);
+        let rank = match self.hole_near(block, bit) {
+            Some((at, hole)) => {
+                let from = self.rank((at * PER_BLOCK) as u32 + hole);
+                self.blocks[at].links &= !(1 << hole);
+                self.count_holes(at, 1, 0);
+                for until in &mut self.until[at.min(block)..block] {
+                    *until -= 1;
+                }
+                for until in &mut self.until[block..at.max(block)] {
+                    *until += 1;
+                }
+                if from < rank {
+                    self.shift_down(from, rank - 1, pool);
+                    rank - 1
+                } else {
+                    self.shift_up(rank, from, pool);
+                    rank
+                }
+            }
+            None => {
+                let len = self.len();
+                if len.is_multiple_of(PIECE_LINKS) {
+                    self.pieces[len / PIECE_LINKS] = pool.take();
+                }
+                for until in &mut self.until[block..] {
+                    *until += 1;
+                }
+                self.shift_up(rank, len, pool);
+                rank
+            }
+        };
+        self.blocks[block].links |= 1 << bit;
+        *self.link(rank, pool) = link;
+    }
+
+    /// The hole nearest to a page that has no link, in its own block if there is one; its block and bit there.
+    fn hole_near(&self, block: usize, bit: u32) -> Option<(usize, u32)> {
+        if self.holed == 0 {
+            return None;
         }
-        let (mut from, mut carried) = (slot % PIECE_LINKS, link);
-        for index in first..=last {
-            let piece = pool.piece(self.pieces[index]);
+        let own = self.blocks[block].holes();
+        if own != 0 {
+            let (up, down) = nearest(own, bit);
+            return Some((block, if up < down { bit + up } else { bit - down }));
+        }
+        let (up, down) = nearest(self.holed.into(), block as u32);
+        if up < down {
+            let at = block + up as usize;
+            return Some((at, self.blocks[at].holes().trailing_zeros()));
+        }
+        let at = block - down as usize;
+        Some((at, 63 - self.blocks[at].holes().leading_zeros()))
+    }
+
+    /// Counts holes of a block that were filled, and holes that came.
+    #[inline]
+    fn count_holes(&mut self, block: usize, filled: u16, came: u16) {
+        self.holes = self.holes + came - filled;
+        let any = self.blocks[block].holes() != 0;
+        self.holed = self.holed & !(1 << block) | u8::from(any) << block;
+    }
+
+    /// Moves links `from..to` one place up.
+    fn shift_up(&self, from: usize, to: usize, pool: &mut Pool) {
+        let (first, last) = (from / PIECE_LINKS, to / PIECE_LINKS);
+        for index in (first..=last).rev() {
+            let start = if index > first { 0 } else { from % PIECE_LINKS };
             let end = if index < last {
                 PIECE_LINKS - 1
             } else {
-                len % PIECE_LINKS
+                to % PIECE_LINKS
             };
-            let out = piece[end];
-            piece.copy_within(from..end, from + 1);
-            piece[from] = carried;
-            (from, carried) = (0, out);
-        }
-        let (block, bit) = place(page);
-        set(&mut self.blocks[block].list, bit, list as u8);
-        for (index, listed) in self.listed.iter_mut().enumerate() {
-            *listed += u16::from(index >= block);
+            pool.piece(self.pieces[index])
+                .copy_within(start..end, start + 1);
+            if index > first {
+                pool.piece(self.pieces[index])[0] =
+                    pool.piece(self.pieces[index - 1])[PIECE_LINKS - 1];
+            }
         }
     }
 
-    fn remove(&mut self, page: u32, pool: &mut Pool) {
-        let (slot, len) = (self.slot(page), self.len());
-        let (first, last) = (slot / PIECE_LINKS, (len - 1) / PIECE_LINKS);
-        let mut carried = Link::default();
-        for index in (first..=last).rev() {
-            let piece = pool.piece(self.pieces[index]);
-            let to = if index > first { 0 } else { slot % PIECE_LINKS };
-            let out = piece[to];
-            piece.copy_within(to + 1.., to);
-            piece[PIECE_LINKS - 1] = carried;
-            carried = out;
+    /// Moves links `from + 1..=to` one place down.
+    fn shift_down(&self, from: usize, to: usize, pool: &mut Pool) {
+        let (first, last) = (from / PIECE_LINKS, to / PIECE_LINKS);
+        for index in first..=last {
+            let start = if index > first { 0 } else { from % PIECE_LINKS };
+            let end = if index < last {
+                PIECE_LINKS - 1
+            } else {
+                to % PIECE_LINKS
+            };
+            pool.piece(self.pieces[index])
+                .copy_within(start + 1..=end, start);
+            if index < last {
+                pool.piece(self.pieces[index])[PIECE_LINKS - 1] =
+                    pool.piece(self.pieces[index + 1])[0];
+            }
         }
-        if len % PIECE_LINKS == 1 {
-            pool.give(self.pieces[last]);
+    }
+
+    /// Moves the links together, less the holes and those that say what is understood. * `first`: the chunk's first page.
+    fn compact(&mut self, first: u32, pool: &mut Pool) {
+        let (len, mut rank, mut kept) = (self.len(), 0, 0);
+        for index in 0..BLOCKS {
+            let listed = self.blocks[index].listed();
+            let mut links = self.blocks[index].links;
+            while links != 0 {
+                let bit = links.trailing_zeros();
+                links &= links - 1;
+                let page = first + (index * PER_BLOCK) as u32 + bit;
+                let link = *self.link(rank, pool);
+                rank += 1;
+                let understood = link.next() == after(page) && link.prev() == before(page);
+                if listed >> bit & 1 == 0 || understood {
+                    self.blocks[index].links &= !(1 << bit);
+                } else {
+                    *self.link(kept, pool) = link;
+                    kept += 1;
+                }
+            }
+            self.until[index] = kept as u16;
         }
-        let (block, bit) = place(page);
-        set(&mut self.blocks[block].list, bit, 0);
-        set(&mut self.blocks[block].mark, bit, 0);
-        for (index, listed) in self.listed.iter_mut().enumerate() {
-            *listed -= u16::from(index >= block);
+        for index in kept.div_ceil(PIECE_LINKS)..len.div_ceil(PIECE_LINKS) {
+            pool.give(self.pieces[index]);
+        }
+        (self.holes, self.holed) = (0, 0);
+    }
+
+    fn give_all(&self, pool: &mut Pool) {
+        for index in 0..self.len().div_ceil(PIECE_LINKS) {
+            pool.give(self.pieces[index]);
         }
     }
 }
@@ -241,10 +404,12 @@ struct Ends {
 }
 
 /// Up to three lists; a page is in one of them or in none. No operation looks at more than a page and its neighbours;
-/// `push_back` and `remove` also move the links of the chunk's higher pages (at most 3.5 KiB).
+/// `push_back`, `remove` and `move_to_back` may also move links of the chunks concerned (at most 3.5 KiB each).
 #[derive(Default)]
 pub struct PageLists {
     chunks: Vec<Option<Box<Chunk>>>,
+    #[expect(clippy::vec_box, reason = "they go to `chunks` and come from there")]
+    spare: Vec<Box<Chunk>>,
     chunks_used: usize,
     chunks_used_peak: usize,
     pool: Pool,
@@ -258,7 +423,8 @@ impl PageLists {
     }
 
     /// Puts the page at the back, with mark 0. Panics when it is in a list already, or its number does not fit 28 bits
-    /// (the link would name another page). Allocates at the first page of a chunk, and 7 KiB when the pool has no free piece.
+    /// (the link would name another page). Allocates at the first page of a chunk when no spare chunk is there, and 7 KiB when
+    /// the pool has no free piece.
     pub fn push_back(&mut self, list: List, page: PageNo) {
         assert!(page.0 <= PAGE_MASK, "{page:?} needs more than 28 bits");
         let index = page.chunk().0 as usize;
@@ -266,28 +432,45 @@ impl PageLists {
             self.chunks.resize_with(index + 1, || None);
         }
         let slot = &mut self.chunks[index];
-        if slot.is_none() {
-            self.chunks_used += 1;
-            self.chunks_used_peak = self.chunks_used_peak.max(self.chunks_used);
+        let chunk = match slot {
+            Some(chunk) => chunk,
+            None => {
+                self.chunks_used += 1;
+                self.chunks_used_peak = self.chunks_used_peak.max(self.chunks_used);
+                slot.insert(self.spare.pop().unwrap_or_default())
+            }
+        };
+        let (at, bit) = place(page.0);
+        let block = &mut chunk.blocks[at];
+        assert!(get(block.list, bit) == 0, "{page:?} is inserted twice");
+        set(&mut block.list, bit, list as u8);
+        let is_hole = block.links >> bit & 1 == 1;
+        chunk.listed += 1;
+        if is_hole {
+            chunk.count_holes(at, 1, 0);
         }
-        let chunk = slot.get_or_insert_default();
-        assert!(chunk.list(page.0) == 0, "{page:?} is inserted twice");
-        let mut link = Link::default();
-        link.set_prev(self.ends[list as usize - 1].back);
-        chunk.insert(page.0, list, link, &mut self.pool);
         self.join_back(list, page.0);
     }
 
     /// Takes the page out of its list and says which it was. Panics when it is in none.
     pub fn remove(&mut self, page: PageNo) -> List {
-        let list = self.unlink(page);
-        let slot = &mut self.chunks[page.chunk().0 as usize];
-        if let Some(chunk) = slot {
-            chunk.remove(page.0, &mut self.pool);
-            if chunk.len() == 0 {
-                *slot = None;
-                self.chunks_used -= 1;
-            }
+        let list = self.listed(page);
+        let (next, prev) = self.neighbours(page.0);
+        let chunk = self.chunk_mut(page.0);
+        let (at, bit) = place(page.0);
+        let block = &mut chunk.blocks[at];
+        set(&mut block.list, bit, 0);
+        set(&mut block.mark, bit, 0);
+        let is_hole = block.links >> bit & 1 == 1;
+        chunk.listed -= 1;
+        if is_hole {
+            chunk.count_holes(at, 0, 1);
+        }
+        let settle = chunk.listed == 0 || chunk.holes >= HOLES_MAX;
+        // The neighbours after the page has left: its link is then the nearest hole for theirs.
+        self.join_neighbours(list, page.0, next, prev);
+        if settle {
+            self.settle(page);
         }
         list
     }
@@ -298,7 +481,10 @@ impl PageLists {
         if ends.len > 0 && ends.back == page.0 {
             return;
         }
-        if self.unlink(page) != list {
+        let old = self.listed(page);
+        let (next, prev) = self.neighbours(page.0);
+        self.join_neighbours(old, page.0, next, prev);
+        if old != list {
             let (block, bit) = place(page.0);
             set(
                 &mut self.chunk_mut(page.0).blocks[block].list,
@@ -306,8 +492,6 @@ impl PageLists {
                 list as u8,
             );
         }
-        let back = self.ends[list as usize - 1].back;
-        self.link_mut(page.0).set_prev(back);
         self.join_back(list, page.0);
     }
 
@@ -382,7 +566,16 @@ impl PageLists {
         Bytes((slabs + chunks + tables * size_of::<usize>()) as u64)
     }
 
-    /// Joins a page behind the back of `list`; its link says so already.
+    /// The list of a page that must be in one.
+    #[inline]
+    fn listed(&self, page: PageNo) -> List {
+        match self.list(page) {
+            Some(list) => list,
+            None => panic!("{page:?} is in no list: removed twice, or never inserted"),
+        }
+    }
+
+    /// Joins a page, whose bits say that it is in `list`, behind the back of it.
     fn join_back(&mut self, list: List, page: u32) {
         let ends = &mut self.ends[list as usize - 1];
         let Ends { back, len, .. } = *ends;
@@ -391,19 +584,15 @@ impl PageLists {
         if len == 0 {
             ends.front = page;
         } else {
-            self.link_mut(back).set_next(page);
+            self.set_prev(page, back);
+            self.set_next(back, page);
         }
     }
 
-    /// Joins the neighbours of a page. Its bits and its link stay.
-    fn unlink(&mut self, page: PageNo) -> List {
-        let Some(list) = self.list(page) else {
-            panic!("{page:?} is in no list: removed twice, or never inserted");
-        };
-        let link = self.link_mut(page.0);
-        let (next, prev) = (link.next(), link.prev());
+    /// Joins the neighbours of a page that leaves the list.
+    fn join_neighbours(&mut self, list: List, page: u32, next: u32, prev: u32) {
         let ends = &mut self.ends[list as usize - 1];
-        let (is_front, is_back) = (ends.front == page.0, ends.back == page.0);
+        let (is_front, is_back) = (ends.front == page, ends.back == page);
         ends.len -= 1;
         if is_front {
             ends.front = next;
@@ -411,19 +600,41 @@ impl PageLists {
         if is_back {
             ends.back = prev;
         }
-        if !is_front {
-            self.link_mut(prev).set_next(next);
+        if !is_front && !is_back {
+            self.set_next(prev, next);
+            self.set_prev(next, prev);
         }
-        if !is_back {
-            self.link_mut(next).set_prev(prev);
-        }
-        list
     }
 
+    /// Gives back what a chunk no longer needs.
+    #[cold]
+    fn settle(&mut self, page: PageNo) {
+        let slot = &mut self.chunks[page.chunk().0 as usize];
+        let Some(chunk) = slot else {
+            return;
+        };
+        if chunk.listed > 0 {
+            if chunk.holes >= HOLES_MAX {
+                chunk.compact(page.chunk().page(0).0, &mut self.pool);
+            }
+            return;
+        }
+        chunk.give_all(&mut self.pool);
+        self.chunks_used -= 1;
+        if let Some(mut chunk) = slot.take()
+            && self.spare.len() < SPARE_CHUNKS
+        {
+            *chunk = Chunk::default();
+            self.spare.push(chunk);
+        }
+    }
+
+    #[inline]
     fn chunk(&self, page: u32) -> Option<&Chunk> {
         self.chunks.get(page as usize / PER_CHUNK)?.as_deref()
     }
 
+    #[inline]
     fn chunk_mut(&mut self, page: u32) -> &mut Chunk {
         match self.chunks.get_mut(page as usize / PER_CHUNK) {
             Some(Some(chunk)) => chunk,
@@ -431,12 +642,40 @@ impl PageLists {
         }
     }
 
-    /// The link of a page that is in a list.
-    fn link_mut(&mut self, page: u32) -> &mut Link {
-        let chunk = self.chunk_mut(page);
-        let slot = chunk.slot(page);
-        let piece = chunk.pieces[slot / PIECE_LINKS];
-        &mut self.pool.piece(piece)[slot % PIECE_LINKS]
+    /// The pages after and before a page that is in a list.
+    fn neighbours(&mut self, page: u32) -> (u32, u32) {
+        let PageLists { chunks, pool, .. } = self;
+        match chunks.get(page as usize / PER_CHUNK) {
+            Some(Some(chunk)) if chunk.has_link(page) => {
+                let link = chunk.link(chunk.rank(page), pool);
+                (link.next(), link.prev())
+            }
+            _ => (after(page), before(page)),
+        }
+    }
+
+    fn set_next(&mut self, page: u32, next: u32) {
+        let PageLists { chunks, pool, .. } = self;
+        let Some(Some(chunk)) = chunks.get_mut(page as usize / PER_CHUNK) else {
+            return;
+        };
+        if chunk.has_link(page) {
+            chunk.link(chunk.rank(page), pool).set_next(next);
+        } else if next != after(page) {
+            chunk.add_link(page, Link::new(next, before(page)), pool);
+        }
+    }
+
+    fn set_prev(&mut self, page: u32, prev: u32) {
+        let PageLists { chunks, pool, .. } = self;
+        let Some(Some(chunk)) = chunks.get_mut(page as usize / PER_CHUNK) else {
+            return;
+        };
+        if chunk.has_link(page) {
+            chunk.link(chunk.rank(page), pool).set_prev(prev);
+        } else if prev != before(page) {
+            chunk.add_link(page, Link::new(after(page), prev), pool);
+        }
     }
 }
 

@@ -25,6 +25,9 @@ pub const KNOWN: u8 = 8;
 /// Longest latency told apart: 1000 s.
 const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
 
+/// References looked at ahead of time, together.
+const LOOK_AHEAD: usize = 8;
+
 /// Where a client's time went.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
@@ -200,6 +203,9 @@ impl<'a> Client<'a> {
         let references = &references[..references.len().min(most)];
         for (done, word) in references.iter().enumerate() {
             position(self.at + done);
+            if (self.at + done).is_multiple_of(LOOK_AHEAD) {
+                self.look_ahead(self.at + done + LOOK_AHEAD);
+            }
             let (no, write) = (PageNo(word >> 1), word & 1 != 0);
             if !self.engine.touch(no, write) {
                 self.at += done;
@@ -221,6 +227,21 @@ impl<'a> Client<'a> {
             true => Stop::End,
             false => Stop::Paused,
         }
+    }
+
+    /// Looks at what the references from `from` on will need, so that it is in cache by then: the looks do not depend on each
+    /// other, and the processor waits for them all at once.
+    #[inline]
+    fn look_ahead(&self, from: usize) {
+        let references = &self.stream.references;
+        let Some(next) = references.get(from..from + LOOK_AHEAD) else {
+            return;
+        };
+        let look = |word: &u32| {
+            let resident = self.engine.is_resident(PageNo(word >> 1));
+            u32::from(resident) + u32::from(self.marks[(word >> 1) as usize])
+        };
+        std::hint::black_box(next.iter().map(look).sum::<u32>());
     }
 
     /// Puts the time of references done, the one at hand included, on the clock.
