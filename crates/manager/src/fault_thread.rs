@@ -14,10 +14,11 @@ use undercroft_base::{
     page_checksum,
 };
 use undercroft_engine::limits::LOAD_PAGES_MAX;
-use undercroft_engine::{Fault, FaultAnswer, Install, LoadPlan};
+use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
 use undercroft_sys::mapping::ZeroPages;
 use undercroft_sys::ring::Ring;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
+use undercroft_trace::Movement;
 
 use crate::process::Process;
 use crate::shared::{Shared, lock};
@@ -284,6 +285,22 @@ impl FaultThread {
                 engine.set_over_limit(allowed);
             }
             let kick = engine.reclaim_wanted();
+            // With the engine locked, as all that is recorded: in the order of its books.
+            if let Some(record) = &self.shared.record {
+                let Fault {
+                    space,
+                    page,
+                    write,
+                    thread,
+                } = fault;
+                match answer {
+                    FaultAnswer::Load => record.fault(space, page, write, thread),
+                    FaultAnswer::Wait if engine.entry(space, page).state == PageState::Evicting => {
+                        record.waits(space, page, write, thread);
+                    }
+                    _ => {}
+                }
+            }
             drop(engine);
             if kick {
                 self.shared.kick_evictor();
@@ -293,9 +310,6 @@ impl FaultThread {
         let decided = Instant::now();
         if answer == FaultAnswer::Load {
             process.puzzled.store(0, Ordering::Relaxed);
-            if let Some(record) = &self.shared.record {
-                record.fault(fault.space, fault.page, fault.write, fault.thread);
-            }
             self.lanes[lane].process = Some(process.clone());
             self.lanes[lane].started = arrived;
             self.load(lane);
@@ -365,7 +379,11 @@ impl FaultThread {
             let entry = self.shared.engine().entry(process.space, page);
             let sure = entry.state == PageState::Resident && process.is_settled();
             if sure && process.uffd.zeropage(range, false).is_ok() {
-                self.shared.engine().vanished(process.space, page);
+                let mut engine = self.shared.engine();
+                engine.vanished(process.space, page);
+                if let Some(record) = &self.shared.record {
+                    record.dropped(process.space, range);
+                }
             }
         }
         let _ = process.uffd.wake(range);
@@ -636,6 +654,12 @@ impl FaultThread {
             let held = self.shared.pool_held();
             let mut engine = self.shared.engine();
             engine.finish(space, items);
+            if let Some(record) = &self.shared.record {
+                let came = |item: &&LoadItem| item.valid && item.install == Install::Done;
+                for item in items.iter().filter(came).filter(|item| !item.demanded) {
+                    record.moved(space, item.page, Movement::Ahead);
+                }
+            }
             engine.take_freed(&mut self.freed);
             engine.set_pool_held(held);
             drop(engine);
