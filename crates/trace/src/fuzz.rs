@@ -72,7 +72,7 @@ fn events(bytes: &[u8]) -> Vec<Event> {
 }
 
 /// `bytes` with right checksums wherever a part can be told, so that what they guard is reached.
-fn mended(bytes: &[u8]) -> Vec<u8> {
+pub fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let mut chain = 0;
     let mut begin = 0;

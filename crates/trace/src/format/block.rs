@@ -231,3 +231,35 @@ pub(crate) fn decode<T: Entry>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_that_nobody_writes_are_refused_with_their_byte() {
+        let claims = Claims {
+            count: 2,
+            first_time: 0,
+            last_time: 0,
+            granularity: 0,
+            clients: 1,
+        };
+        for kind in 0..=u8::MAX {
+            if kind & OWNER != 0 {
+                continue;
+            }
+            let columns = [0, kind, 0, 0, 5, 6];
+            let mut events: Vec<Event> = Vec::new();
+            let result = decode(&columns, &claims, &mut events);
+            let known = [0, 1, 2, 3, 11, 19, 27, 35].contains(&kind);
+            match result {
+                Ok(()) => assert!(known && code(events[1].kind) == kind),
+                Err((at, why)) => assert!(!known && at == 1, "{kind}: byte {at}: {why}"),
+            }
+            let mut references: Vec<Reference> = Vec::new();
+            let result = decode(&columns, &claims, &mut references);
+            assert_eq!(result.is_ok(), kind < 3, "{kind}: {result:?}");
+        }
+    }
+}
