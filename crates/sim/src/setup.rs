@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use undercroft_base::{Bytes, Nanos, TierId};
+pub use undercroft_engine::Room;
 use undercroft_model::device::{Attach, Law, Profile, Time, profiles};
 
 use crate::bound;
@@ -377,6 +378,8 @@ pub struct Setup {
     pub software: Cost,
     /// Context switches of a fault.
     pub context_switch: Cost,
+    /// When room for a fault is made: at the last moment, or ahead of it as the live manager does it.
+    pub room: Room,
     /// For `random`.
     pub seed: u64,
 }
@@ -399,6 +402,7 @@ impl Default for Setup {
             reference_time: Nanos(0),
             software: Cost::Auto,
             context_switch: Cost::Auto,
+            room: Room::AfterPlan,
             seed: 1,
         }
     }

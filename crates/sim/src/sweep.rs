@@ -159,9 +159,19 @@ impl Sweep {
 
 /// The trace as pages of one size.
 pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream>, SetupError> {
-    let clients = trace.clients.iter();
-    let streams: Result<Vec<_>, _> = clients
-        .map(|(name, references)| PageStream::build(name, references, page_bytes))
+    let mut moved = trace.moved.iter();
+    let streams: Result<Vec<_>, _> = trace
+        .clients
+        .iter()
+        .map(|(name, references)| {
+            let moved = moved.next().map_or(&[][..], Vec::as_slice);
+            if page_bytes == trace.granule_bytes {
+                return PageStream::build_moved(name, references, moved, page_bytes);
+            }
+            // A part of a page that is dropped leaves the rest.
+            let found: Vec<_> = moved.iter().copied().filter(|moved| moved.found).collect();
+            PageStream::build_moved(name, references, &found, page_bytes)
+        })
         .collect();
     streams.map_err(|error| {
         SetupError::option(
