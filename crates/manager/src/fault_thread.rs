@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use undercroft_base::{
-    FailKind, LoadError, Loaded, PAGE_BYTES, PageCount, PageState, TierId, VirtPage, VirtRange,
-    page_checksum,
+    FailKind, LoadError, Loaded, PAGE_BYTES, PageCount, PageState, ThreadId, TierId, VirtPage,
+    VirtRange, page_checksum,
 };
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
@@ -46,6 +46,8 @@ struct Lane {
     /// Per item: not to be installed this time.
     skipped: [bool; LOAD_PAGES_MAX],
     process: Option<Arc<Process>>,
+    /// Who faulted.
+    thread: ThreadId,
     started: Instant,
     read_at: Instant,
     installed: Instant,
@@ -63,6 +65,7 @@ impl Lane {
             finished: [false; LOAD_PAGES_MAX],
             skipped: [false; LOAD_PAGES_MAX],
             process: None,
+            thread: ThreadId(0),
             started: now,
             read_at: now,
             installed: now,
@@ -285,21 +288,11 @@ impl FaultThread {
                 engine.set_over_limit(allowed);
             }
             let kick = engine.reclaim_wanted();
-            // With the engine locked, as all that is recorded: in the order of its books.
-            if let Some(record) = &self.shared.record {
-                let Fault {
-                    space,
-                    page,
-                    write,
-                    thread,
-                } = fault;
-                match answer {
-                    FaultAnswer::Load => record.fault(space, page, write, thread),
-                    FaultAnswer::Wait if engine.entry(space, page).state == PageState::Evicting => {
-                        record.waits(space, page, write, thread);
-                    }
-                    _ => {}
-                }
+            if let Some(record) = &self.shared.record
+                && answer == FaultAnswer::Wait
+                && engine.entry(fault.space, fault.page).state == PageState::Evicting
+            {
+                record.waits(fault.space, fault.page, fault.write, fault.thread);
             }
             drop(engine);
             if kick {
@@ -312,6 +305,7 @@ impl FaultThread {
             process.puzzled.store(0, Ordering::Relaxed);
             self.lanes[lane].process = Some(process.clone());
             self.lanes[lane].started = arrived;
+            self.lanes[lane].thread = fault.thread;
             self.load(lane);
             let loaded = Instant::now();
             self.install_ready(lane);
@@ -654,10 +648,14 @@ impl FaultThread {
             let held = self.shared.pool_held();
             let mut engine = self.shared.engine();
             engine.finish(space, items);
+            // With the engine locked, as all that is recorded: in the order of its books.
             if let Some(record) = &self.shared.record {
                 let came = |item: &&LoadItem| item.valid && item.install == Install::Done;
-                for item in items.iter().filter(came).filter(|item| !item.demanded) {
-                    record.moved(space, item.page, Movement::Ahead);
+                for item in items.iter().filter(came) {
+                    match item.demanded {
+                        true => record.fault(space, item.page, this.plan.write, this.thread),
+                        false => record.moved(space, item.page, Movement::Ahead),
+                    }
                 }
             }
             engine.take_freed(&mut self.freed);

@@ -142,7 +142,7 @@ impl Record {
         })
     }
 
-    /// A fault that brings a page in. Fault path: no allocation, no I/O.
+    /// A fault that brought a page in. Fault path: no allocation, no I/O.
     pub fn fault(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
         self.push(space, page, What::Fault { write, thread });
     }
