@@ -23,19 +23,30 @@ pub struct MemoryTrace {
     pub granule_bytes: u64,
     /// Name and references of each client, in order; clients that do nothing are left out.
     pub clients: Vec<(String, Vec<u64>)>,
-    /// Of each client, what of its pages neither it nor a policy does; shorter where there is nothing.
+    /// Of each client, what became of its pages beside references; shorter where there is nothing.
     pub moved: Vec<Vec<Moved>>,
 }
 
-/// A granule that is in memory, or no longer, by nobody's decision: what a live trace tells beside references.
+/// What a live trace tells of a page beside references.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Becomes {
+    /// It is in memory, by nobody's decision.
+    Found,
+    /// Its content is gone, by the program's.
+    Dropped,
+    /// The live manager took it out: whether the simulation does so too, its own policy decides.
+    Evicted,
+}
+
+/// A granule, and what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// References of the client that come before.
     pub after: usize,
     /// First byte.
     pub address: u64,
-    /// It was found in memory; else its content was dropped.
-    pub found: bool,
+    /// What.
+    pub what: Becomes,
 }
 
 impl MemoryTrace {
@@ -68,27 +79,28 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// Takes in one entry. Of movements only those that no policy decides: pages that are found, and pages that are dropped.
+    /// Takes in one entry. Of movements those that no policy decides, and when pages were evicted.
     pub fn add(&mut self, event: Event) {
         let client = usize::from(event.client);
         if client >= self.streams.len() {
             self.streams.resize_with(client + 1, Default::default);
         }
         let (references, moved) = &mut self.streams[client];
-        let found = match event.kind {
+        let what = match event.kind {
             Kind::Access(access) => {
                 let write = u64::from(access.is_write()) * WRITE;
                 references.push(event.address << 1 | write);
                 return;
             }
-            Kind::Movement(Movement::Found) => true,
-            Kind::Movement(Movement::Dropped) => false,
-            Kind::Movement(Movement::Evicted | Movement::Ahead | Movement::Returned) => return,
+            Kind::Movement(Movement::Found) => Becomes::Found,
+            Kind::Movement(Movement::Dropped) => Becomes::Dropped,
+            Kind::Movement(Movement::Evicted) => Becomes::Evicted,
+            Kind::Movement(Movement::Ahead | Movement::Returned) => return,
         };
         moved.push(Moved {
             after: references.len(),
             address: event.address,
-            found,
+            what,
         });
     }
 
@@ -128,19 +140,19 @@ pub struct PageStream {
     pub touched: Vec<u32>,
     /// References that write.
     pub writes: u64,
-    /// What of its pages neither it nor a policy does, in order.
+    /// What became of its pages beside references, in order.
     pub moved: Vec<MovedPage>,
 }
 
-/// A page that is in memory, or no longer, by nobody's decision.
+/// A page, and what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MovedPage {
     /// References that come before.
     pub after: usize,
     /// The page.
     pub number: u32,
-    /// It was found in memory; else its content was dropped.
-    pub found: bool,
+    /// What.
+    pub what: Becomes,
 }
 
 /// The trace touches more pages than can be numbered.
@@ -205,7 +217,7 @@ impl PageStream {
                 after: moved.after,
                 // As references lose the top bit.
                 number: number_of((moved.address << 1) >> shift)?,
-                found: moved.found,
+                what: moved.what,
             });
         }
         let mut order: Vec<u32> = (0..chunks.len() as u32).collect();
@@ -225,10 +237,8 @@ impl PageStream {
         }
         for moved in &mut moves {
             moved.number = ranked(moved.number);
-            touched[moved.number as usize] |= moved.found;
+            touched[moved.number as usize] |= moved.what == Becomes::Found;
         }
-        // Of the others nobody ever sees anything.
-        moves.retain(|moved| touched[moved.number as usize]);
         let firsts: Vec<u64> = order.iter().map(|at| chunks[*at as usize]).collect();
         let mut stream = PageStream::numbered(name, references, moves, &touched, &firsts);
         // Granules of one page, found together.

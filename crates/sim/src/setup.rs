@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use undercroft_base::{Bytes, Nanos, TierId};
-pub use undercroft_engine::Room;
 use undercroft_model::device::{Attach, Law, Profile, Time, profiles};
 
 use crate::bound;
@@ -353,6 +352,17 @@ pub enum FaultTouch {
     Write,
     /// Always: as a processor does when the access is repeated.
     All,
+}
+
+/// When pages leave to make room for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// When a page is to come and there is no room: memory is used to the last page.
+    AfterPlan,
+    /// As the live manager does it: in batches that keep a reserve free.
+    Ahead,
+    /// When they left in the live run that was recorded, and as many; which ones, the policy says.
+    Traced,
 }
 
 /// One simulation.

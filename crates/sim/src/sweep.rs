@@ -3,7 +3,7 @@
 use serde::Serialize;
 use undercroft_base::Bytes;
 
-use crate::memory_trace::{MemoryTrace, PageStream};
+use crate::memory_trace::{Becomes, MemoryTrace, Moved, PageStream};
 use crate::outcome::Outcome;
 use crate::setup::{Memory, Setup, SetupError, TierSpec};
 use crate::simulate;
@@ -168,8 +168,9 @@ pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream
             if page_bytes == trace.granule_bytes {
                 return PageStream::build_moved(name, references, moved, page_bytes);
             }
-            // A part of a page that is dropped leaves the rest.
-            let found: Vec<_> = moved.iter().copied().filter(|moved| moved.found).collect();
+            // A part of a page that leaves does not take the rest along.
+            let found = |moved: &&Moved| moved.what == Becomes::Found;
+            let found: Vec<_> = moved.iter().filter(found).copied().collect();
             PageStream::build_moved(name, references, &found, page_bytes)
         })
         .collect();

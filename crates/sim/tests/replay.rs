@@ -5,7 +5,7 @@
 use undercroft_base::Nanos;
 use undercroft_model::Random;
 use undercroft_model::device::profiles;
-use undercroft_sim::memory_trace::Moved;
+use undercroft_sim::memory_trace::{Becomes, Moved};
 use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, Outcome, Sweep, simulate};
@@ -287,7 +287,11 @@ fn live(references: &[u64], moved: &[(usize, u64, bool)]) -> MemoryTrace {
     let moved = moved.iter().map(|(after, page, found)| Moved {
         after: *after,
         address: page * PAGE,
-        found: *found,
+        what: if *found {
+            Becomes::Found
+        } else {
+            Becomes::Dropped
+        },
     });
     MemoryTrace {
         granule_bytes: PAGE,

@@ -74,7 +74,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// When room for a fault is made: after it, page by page, or ahead of it as `run` does, in batches that keep a reserve free
+    /// When pages leave to make room: at the last moment, ahead of it as `run` does, or when they did in the live run
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = RoomArg::After)]
     pub room: RoomArg,
 
@@ -151,10 +151,12 @@ impl From<FaultTouchArg> for FaultTouch {
 /// `--room` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RoomArg {
-    /// When the page is planned: memory is used to the last page
+    /// When a page is to come: memory is used to the last page
     After,
     /// As the live manager: a reserve of a 64th is kept free
     Ahead,
+    /// When pages left in the live run that was recorded, and as many
+    Traced,
 }
 
 impl From<RoomArg> for Room {
@@ -162,6 +164,7 @@ impl From<RoomArg> for Room {
         match arg {
             RoomArg::After => Room::AfterPlan,
             RoomArg::Ahead => Room::Ahead,
+            RoomArg::Traced => Room::Traced,
         }
     }
 }

@@ -11,7 +11,7 @@ use undercroft_policy::reclaim::Reclaim;
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
 use crate::memory_trace::PageStream;
-use crate::setup::{Setup, SetupError, TierKind};
+use crate::setup::{Room, Setup, SetupError, TierKind};
 
 /// The page differs from its copy below, if it has one.
 pub const DIRTY: u8 = 1;
@@ -154,7 +154,10 @@ impl<'a> Client<'a> {
             limit: Bytes(frames * PAGE_BYTES as u64),
             retain: (0..count).map(device).collect(),
             demotes: (0..count).map(|at| at + 1 < count).collect(),
-            room: setup.room,
+            room: match setup.room {
+                Room::AfterPlan => undercroft_engine::Room::AfterPlan,
+                Room::Ahead | Room::Traced => undercroft_engine::Room::Ahead,
+            },
         };
         let chunks = stream.numbers as usize / undercroft_base::CHUNK_PAGES as usize;
         let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);

@@ -19,11 +19,11 @@ use std::collections::BinaryHeap;
 
 use undercroft_base::{Bytes, PAGE_BYTES, PageNo, Slot, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
-use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Room, Taken};
+use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
 use undercroft_model::device::{Attach, Device, Time, profiles};
 
-use crate::memory_trace::PageStream;
-use crate::setup::{FaultTouch, Initial, Memory, Setup, SetupError, TierKind};
+use crate::memory_trace::{Becomes, PageStream};
+use crate::setup::{FaultTouch, Initial, Memory, Room, Setup, SetupError, TierKind};
 
 use client::{AHEAD, DIRTY, KNOWN, WRITTEN};
 pub use client::{Client, Seen, Spent, Stop};
@@ -175,8 +175,8 @@ impl<'a> Replay<'a> {
             thread: ThreadId(0),
         };
         client.at += 1;
-        if self.setup.room == Room::Ahead {
-            // A limit too small for a reserve.
+        if self.setup.room != Room::AfterPlan {
+            // A limit too small for a reserve, or smaller than that of the live run.
             while self.clients[at].engine.room() < 1 {
                 self.evict(at, 1)?;
             }
@@ -234,7 +234,19 @@ impl<'a> Replay<'a> {
             let page = VirtPage(u64::from(moved.number));
             let range = VirtRange::new(page, page.plus(1));
             let mark = &mut client.marks[moved.number as usize];
-            if moved.found {
+            if moved.what == Becomes::Evicted {
+                let next = &client.stream.moved[client.moved..];
+                let batch = next.iter().take(EVICT_PAGES_MAX - 1);
+                let with =
+                    batch.take_while(|next| (next.what, next.after) == (moved.what, moved.after));
+                let count = 1 + with.count();
+                client.moved += count - 1;
+                if self.setup.room == Room::Traced {
+                    self.evict_so_many(at, count)?;
+                }
+                continue;
+            }
+            if moved.what == Becomes::Found {
                 client.engine.found_resident(client.space, range);
                 // It was used before, and nobody knows its bytes.
                 *mark |= KNOWN | WRITTEN | DIRTY;
@@ -255,6 +267,15 @@ impl<'a> Replay<'a> {
             }
             self.collect(at);
         }
+    }
+
+    /// Evicts `count` pages, or all there are.
+    fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
+        let mut left = count;
+        while left > 0 && self.clients[at].engine.resident().0 > 0 {
+            left -= self.evict(at, left)?;
+        }
+        Ok(())
     }
 
     /// Makes the reserve whole again, where there is one and it was broken into.
@@ -328,8 +349,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Evicts up to `want` pages, at least one.
-    fn evict(&mut self, at: usize, want: usize) -> Result<(), SetupError> {
+    /// Evicts up to `want` pages, at least one; how many.
+    fn evict(&mut self, at: usize, want: usize) -> Result<usize, SetupError> {
         let client = &mut self.clients[at];
         let mut tries = 0;
         while !client.engine.select(want, &mut client.batch) {
@@ -348,7 +369,7 @@ impl<'a> Replay<'a> {
         if self.has_pool {
             self.collect(at);
         }
-        Ok(())
+        Ok(self.clients[at].batch.len())
     }
 
     /// Evicts page `index` of the batch at hand.
