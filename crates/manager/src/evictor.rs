@@ -509,6 +509,12 @@ impl Evictor {
                 Some(None) => {} // put back already
                 Some(Some(outcome)) => {
                     let mut engine = self.shared.engine();
+                    if let Some(record) = &self.shared.record
+                        && outcome == Outcome::Clean
+                        && engine.is_at(start + at, group[*at].page)
+                    {
+                        record.moved(group[*at].space, group[*at].page, Movement::Clean);
+                    }
                     engine.publish(start + at, outcome, &mut self.wakes);
                 }
                 None => self.put_back(start + at, *at),

@@ -36,6 +36,8 @@ pub enum Becomes {
     Dropped,
     /// The live manager took it out: whether the simulation does so too, its own policy decides.
     Evicted,
+    /// The program has written it, or will before it is evicted live.
+    Written,
 }
 
 /// A granule, and what became of it.
@@ -76,9 +78,20 @@ impl MemoryTrace {
 #[derive(Default)]
 pub(crate) struct Collector {
     streams: Vec<(Vec<u64>, Vec<Moved>)>,
+    /// Of a live trace, by client and address: the reference that brought the page, and that of the last time it was evicted.
+    came: FxHashMap<(u16, u64), (usize, Option<usize>)>,
+    live: bool,
 }
 
 impl Collector {
+    /// * `live`: there are movements.
+    pub fn new(live: bool) -> Collector {
+        Collector {
+            live,
+            ..Collector::default()
+        }
+    }
+
     /// Takes in one entry. Of movements those that no policy decides, and when pages were evicted.
     pub fn add(&mut self, event: Event) {
         let client = usize::from(event.client);
@@ -89,12 +102,32 @@ impl Collector {
         let what = match event.kind {
             Kind::Access(access) => {
                 let write = u64::from(access.is_write()) * WRITE;
+                if self.live {
+                    let came = self.came.entry((event.client, event.address)).or_default();
+                    came.0 = references.len();
+                }
                 references.push(event.address << 1 | write);
                 return;
             }
             Kind::Movement(Movement::Found) => Becomes::Found,
             Kind::Movement(Movement::Dropped) => Becomes::Dropped,
-            Kind::Movement(Movement::Evicted) => Becomes::Evicted,
+            Kind::Movement(Movement::Evicted) => {
+                // Not known to be clean yet: see below, or it was written.
+                if let Some(came) = self.came.get_mut(&(event.client, event.address)) {
+                    moved.extend(
+                        came.1
+                            .replace(came.0)
+                            .map(|after| written(after, event.address)),
+                    );
+                }
+                Becomes::Evicted
+            }
+            Kind::Movement(Movement::Clean) => {
+                if let Some(came) = self.came.get_mut(&(event.client, event.address)) {
+                    came.1 = None;
+                }
+                return;
+            }
             Kind::Movement(Movement::Ahead | Movement::Returned) => return,
         };
         moved.push(Moved {
@@ -105,7 +138,7 @@ impl Collector {
     }
 
     /// All of it; see [`MemoryTrace::collect`].
-    pub fn finish(self, name: &str, granule_bytes: u64, clients: &[String]) -> MemoryTrace {
+    pub fn finish(mut self, name: &str, granule_bytes: u64, clients: &[String]) -> MemoryTrace {
         let name_of = |at: usize| match clients.get(at) {
             Some(name) if !name.is_empty() => name.clone(),
             _ => format!("client {at}"),
@@ -115,13 +148,30 @@ impl Collector {
             granule_bytes: granule_bytes.max(1),
             ..MemoryTrace::default()
         };
-        for (at, (references, moved)) in self.streams.into_iter().enumerate() {
+        for ((client, address), (_, evicted)) in self.came {
+            let (_, moved) = &mut self.streams[usize::from(client)];
+            moved.extend(evicted.map(|after| written(after, address)));
+        }
+        for (at, (references, mut moved)) in self.streams.into_iter().enumerate() {
+            moved.sort_by_key(|moved| match moved.what {
+                Becomes::Written => (moved.after, 0, moved.address),
+                _ => (moved.after, 1, 0), // as they came
+            });
             if !references.is_empty() {
                 trace.clients.push((name_of(at), references));
                 trace.moved.push(moved);
             }
         }
         trace
+    }
+}
+
+/// That a page was written at some time after reference `brought`, and before it left.
+fn written(brought: usize, address: u64) -> Moved {
+    Moved {
+        after: brought + 1,
+        address,
+        what: Becomes::Written,
     }
 }
 

@@ -169,7 +169,7 @@ pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream
                 return PageStream::build_moved(name, references, moved, page_bytes);
             }
             // A part of a page that leaves does not take the rest along.
-            let found = |moved: &&Moved| moved.what == Becomes::Found;
+            let found = |moved: &&Moved| matches!(moved.what, Becomes::Found | Becomes::Written);
             let found: Vec<_> = moved.iter().filter(found).copied().collect();
             PageStream::build_moved(name, references, &found, page_bytes)
         })

@@ -109,12 +109,13 @@ fn check_turns(trace: &str) {
             }
             "found" => assert_ne!(before, Some(true), "line {at}: {line}: it is in memory"),
             "returned" => assert_eq!(before, Some(false), "line {at}: {line}: it was not out"),
+            "clean" => assert_eq!(before, Some(false), "line {at}: {line}: it is not out"),
             "evicted" | "dropped" => {
                 assert_eq!(before, Some(true), "line {at}: {line}: it is not in memory");
             }
             other => panic!("line {at}: {line}: {other} without prefetch"),
         }
-        present.insert(page, what != "evicted" && what != "dropped");
+        present.insert(page, !matches!(what, "evicted" | "dropped" | "clean"));
     }
     assert!(faults_after_eviction > 10_000, "{faults_after_eviction}");
 }

@@ -50,16 +50,19 @@ pub enum Movement {
     Returned,
     /// Left: the program dropped its content, or unmapped or moved it.
     Dropped,
+    /// Is out, and was not written since it came: its bytes were those of the copy below when it was evicted.
+    Clean,
 }
 
 impl Movement {
     /// All of them, in the order of their codes and of the end block.
-    pub const ALL: [Movement; 5] = [
+    pub const ALL: [Movement; 6] = [
         Movement::Evicted,
         Movement::Found,
         Movement::Ahead,
         Movement::Returned,
         Movement::Dropped,
+        Movement::Clean,
     ];
 
     /// Whether the page is in memory afterwards.

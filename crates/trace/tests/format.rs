@@ -206,9 +206,9 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
 #[test]
 fn the_end_block_must_count_movements_right() {
     let (_, bytes) = live();
-    let end = bytes.len() - 100;
+    let end = bytes.len() - 108;
     assert_eq!(&bytes[end..end + 4], b"END.");
-    for field in 0..5 {
+    for field in 0..6 {
         let mut bad = bytes.clone();
         bad[end + 56 + 8 * field] ^= 1;
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();
@@ -487,8 +487,8 @@ fn fuzz_entry_holds_on_mutated_traces() {
         for _ in 0..count {
             let owner = random(2);
             owners += owner;
-            let kinds = [0, 1, 2, 3, 0b1011, 0b10011, 0b11011, 0b100011];
-            columns.push(kinds[random(8)] + 4 * owner as u8);
+            let kinds = [0, 1, 2, 3, 0b1011, 0b10011, 0b11011, 0b100011, 0b101011];
+            columns.push(kinds[random(9)] + 4 * owner as u8);
         }
         columns.push(0);
         for _ in 1..2 * count {
@@ -538,7 +538,7 @@ proptest! {
         // The same with every other one a movement.
         let moved = references.iter().enumerate().map(|(n, reference)| match n % 2 {
             0 => Event::from(*reference),
-            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % 5]), ..Event::from(*reference) },
+            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % 6]), ..Event::from(*reference) },
         });
         let events: Vec<Event> = moved.collect();
         let bytes = write_events(Header { movements: true, ..header }, &events, u64::MAX);

@@ -264,7 +264,7 @@ pub struct CatArgs {
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<u64>,
 
-    /// Also what became of pages without a reference, where a live trace tells: evicted, found, ahead, returned, dropped;
+    /// Also what became of pages without a reference, where a live trace tells: evicted, found, ahead, returned, dropped, clean;
     /// such lines cannot be imported
     #[arg(long)]
     pub movements: bool,

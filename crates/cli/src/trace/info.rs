@@ -67,6 +67,8 @@ struct References {
 #[derive(Serialize)]
 struct Movements {
     evicted: u64,
+    /// ... and had not been written since they came.
+    evicted_clean: u64,
     found: u64,
     brought_along: u64,
     returned: u64,
@@ -77,6 +79,7 @@ impl Movements {
     fn of(totals: &Totals) -> Movements {
         Movements {
             evicted: totals.moved(Movement::Evicted),
+            evicted_clean: totals.moved(Movement::Clean),
             found: totals.moved(Movement::Found),
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),
@@ -280,7 +283,10 @@ fn text(info: &Info) -> String {
         ),
     );
     if let Some(moved) = &info.movements {
-        row("evictions", moved.evicted.to_string());
+        row(
+            "evictions",
+            format!("{}, {} of them clean", moved.evicted, moved.evicted_clean),
+        );
         row(
             "other pages",
             format!(

@@ -17,7 +17,9 @@ pub mod tiers;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageNo, Slot, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_base::{
+    Bytes, PAGE_BYTES, PageNo, PageState, Slot, ThreadId, TierId, VirtPage, VirtRange,
+};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
 use undercroft_model::device::{Attach, Device, Time, profiles};
@@ -234,6 +236,12 @@ impl<'a> Replay<'a> {
             let page = VirtPage(u64::from(moved.number));
             let range = VirtRange::new(page, page.plus(1));
             let mark = &mut client.marks[moved.number as usize];
+            if moved.what == Becomes::Written {
+                if client.engine.entry(client.space, page).state == PageState::Resident {
+                    client.marks[moved.number as usize] |= DIRTY | WRITTEN;
+                }
+                continue;
+            }
             if moved.what == Becomes::Evicted {
                 let next = &client.stream.moved[client.moved..];
                 let batch = next.iter().take(EVICT_PAGES_MAX - 1);

@@ -23,6 +23,7 @@ pub fn row(event: &Event) -> String {
         Kind::Movement(Movement::Ahead) => "ahead",
         Kind::Movement(Movement::Returned) => "returned",
         Kind::Movement(Movement::Dropped) => "dropped",
+        Kind::Movement(Movement::Clean) => "clean",
     };
     format!(
         "{},{:#x},{what},{},{}",
