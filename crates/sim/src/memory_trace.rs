@@ -400,4 +400,51 @@ mod tests {
             assert_eq!(stream(&addresses, page_bytes).footprint(), pages);
         }
     }
+
+    #[test]
+    fn pages_are_written_from_the_fault_that_brought_them_unless_they_leave_clean() {
+        use undercroft_trace::Access;
+        let mut collector = Collector::new(true);
+        let (read, gone, clean) = (
+            Kind::Access(Access::Read),
+            Kind::Movement(Movement::Evicted),
+            Kind::Movement(Movement::Clean),
+        );
+        let entries = [
+            (1, read),
+            (2, read),
+            (1, gone),
+            (2, gone),
+            (1, clean),
+            (2, read),
+            (1, read),
+            (2, gone),
+            (2, clean),
+            (1, gone),
+        ];
+        for (time, (page, kind)) in entries.into_iter().enumerate() {
+            collector.add(Event {
+                time: time as u64,
+                address: page * 4096,
+                kind,
+                client: 0,
+                thread: 0,
+            });
+        }
+        let trace = collector.finish("t", 4096, &[]);
+        let short: Vec<_> = trace.moved[0]
+            .iter()
+            .map(|moved| (moved.after, moved.address / 4096, moved.what))
+            .collect();
+        use Becomes::{Evicted, Written};
+        let expected = [
+            (2, 2, Written), // the second reference, before the evictions that follow it
+            (2, 1, Evicted),
+            (2, 2, Evicted),
+            (4, 1, Written),
+            (4, 2, Evicted),
+            (4, 1, Evicted),
+        ];
+        assert_eq!(short, expected);
+    }
 }

@@ -5,7 +5,8 @@
 use undercroft_base::Nanos;
 use undercroft_model::Random;
 use undercroft_model::device::profiles;
-use undercroft_sim::memory_trace::{Becomes, Moved};
+use undercroft_sim::memory_trace::Becomes::{self, Dropped, Evicted, Found, Written};
+use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, Outcome, Sweep, simulate};
@@ -281,17 +282,13 @@ fn a_sweep_runs_every_combination_once_and_reports_progress_to_the_end() {
     assert_eq!(last.references, last.references_total);
 }
 
-/// A trace of whole pages in which pages are found and dropped: (references before, page, found).
-fn live(references: &[u64], moved: &[(usize, u64, bool)]) -> MemoryTrace {
+/// A trace of whole pages, and what became of some: (references before, page, what).
+fn live(references: &[u64], moved: &[(usize, u64, Becomes)]) -> MemoryTrace {
     let packed = references.iter().map(|page| (page * PAGE) << 1).collect();
-    let moved = moved.iter().map(|(after, page, found)| Moved {
+    let moved = moved.iter().map(|(after, page, what)| Moved {
         after: *after,
         address: page * PAGE,
-        what: if *found {
-            Becomes::Found
-        } else {
-            Becomes::Dropped
-        },
+        what: *what,
     });
     MemoryTrace {
         granule_bytes: PAGE,
@@ -309,7 +306,7 @@ fn pages(count: u64) -> impl FnOnce(&mut Setup) {
 
 #[test]
 fn pages_that_are_found_are_in_memory_until_others_push_them_out() {
-    let found: Vec<_> = (0..4).map(|page| (0, page, true)).collect();
+    let found: Vec<_> = (0..4).map(|page| (0, page, Found)).collect();
     // All hits; then page 9 pushes out page 0, which has to be read: it was used before, and its bytes are unknown.
     let outcome = run(&live(&[3, 2, 9, 0], &found), pages(4));
     assert_eq!((outcome.misses, outcome.first_touches), (2, 1));
@@ -318,7 +315,7 @@ fn pages_that_are_found_are_in_memory_until_others_push_them_out() {
     assert_eq!(outcome.footprint_pages, 5);
     // More than fit: the first found left first. One that is found in the middle of the run is there from then on.
     let outcome = run(
-        &live(&[3, 2, 0, 7], &[&found[..], &[(3, 7, true)]].concat()),
+        &live(&[3, 2, 0, 7], &[&found[..], &[(3, 7, Found)]].concat()),
         pages(2),
     );
     assert_eq!(outcome.misses, 1);
@@ -333,20 +330,20 @@ fn pages_that_are_dropped_are_gone_from_memory_and_below() {
     let none = run(&live(&references, &[]), pages(3));
     assert_eq!((none.misses, none.first_touches), (3, 3));
     // Page 2 from memory, and everything else in its chunk too: its numbers are as before.
-    let drops: Vec<_> = (1..4).map(|page| (3, page, false)).collect();
+    let drops: Vec<_> = (1..4).map(|page| (3, page, Dropped)).collect();
     let outcome = run(&live(&references, &drops), pages(3));
     assert_eq!((outcome.misses, outcome.first_touches), (6, 6));
     assert_eq!((outcome.evictions, outcome.swap_ins), (0, 0));
     // From below: page 1 was evicted, and comes back as zeros, from nowhere.
-    let outcome = run(&live(&[1, 2, 1], &[(2, 1, false)]), pages(1));
+    let outcome = run(&live(&[1, 2, 1], &[(2, 1, Dropped)]), pages(1));
     assert_eq!((outcome.misses, outcome.swap_ins), (3, 0));
     // The last page of a chunk, with an empty chunk behind it, and pages nobody touches.
     let edge = [511, 512, 511, 512, 1600];
     let drops = [
-        (2, 511, false),
-        (2, 512, false),
-        (2, 5, false),
-        (4, 513, false),
+        (2, 511, Dropped),
+        (2, 512, Dropped),
+        (2, 5, Dropped),
+        (4, 513, Dropped),
     ];
     let outcome = run(&live(&edge, &drops), pages(3));
     assert_eq!((outcome.misses, outcome.first_touches), (5, 5));
@@ -380,4 +377,41 @@ fn room_made_ahead_keeps_a_reserve_and_hits_no_more_than_without() {
         // A limit without a reserve still serves.
         assert_eq!(of(Room::Ahead, 1).misses, of(Room::AfterPlan, 1).misses);
     }
+}
+
+#[test]
+fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
+    let references = [1, 2, 3, 1, 2, 3];
+    // Two pages left after the third reference, whichever.
+    let evicted = [(3, 7, Evicted), (3, 8, Evicted)];
+    let ignored = run(&live(&references, &evicted), pages(3));
+    assert_eq!((ignored.misses, ignored.evictions), (3, 0));
+    let followed = run(&live(&references, &evicted), |s| {
+        pages(3)(s);
+        s.room = Room::Traced;
+    });
+    // LRU names 1 and 2; both come back.
+    assert_eq!((followed.misses, followed.evictions), (5, 2));
+    // More than there are.
+    let many: Vec<_> = (0..100).map(|page| (3, page, Evicted)).collect();
+    let followed = run(&live(&references, &many), |s| {
+        pages(3)(s);
+        s.room = Room::Traced;
+    });
+    assert_eq!((followed.misses, followed.evictions), (6, 3));
+}
+
+#[test]
+fn a_page_that_the_live_run_found_written_is_stored_again() {
+    // Page 1 is read twice and pushed out twice; the second time it is clean, unless it was written in memory.
+    let references = [1, 2, 1, 2];
+    let of = |moved: &[_]| run(&live(&references, moved), pages(1));
+    let (zeros, once) = (of(&[]), of(&[(1, 1, Written)]));
+    assert_eq!((zeros.zero_evictions, zeros.tiers[0].pages_written), (3, 0));
+    assert_eq!((once.clean_evictions, once.tiers[0].pages_written), (1, 1));
+    let twice = of(&[(1, 1, Written), (3, 1, Written)]);
+    assert_eq!(
+        (twice.clean_evictions, twice.tiers[0].pages_written),
+        (0, 2)
+    );
 }

@@ -7,10 +7,12 @@ use undercroft_tests::{Job, MIB, one_at_a_time, plain_only, say, skip, undercrof
 
 const LIMIT: u64 = 32 * MIB;
 
-/// How far the simulation may be off, in percent. Seen: 0.1 to 0.3.
-const APART_MAX: f64 = 1.0;
+/// How far the simulation may be off, in percent, when it makes room as the live manager does (seen: 0.9), and when it makes
+/// it at the recorded times (seen: 0.4).
+const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 1.0)];
 
-/// Fills twice its memory and reads from it at random, under `policy`; then the same in the simulator, over what was recorded.
+/// Fills twice its memory, reads it at random, writes some of it often and loops over it, under `policy`; then the same in the
+/// simulator, over what was recorded.
 fn recorded_and_replayed(policy: &str) {
     let _turn = one_at_a_time();
     if plain_only() {
@@ -21,7 +23,9 @@ fn recorded_and_replayed(policy: &str) {
     let (spill, trace) = (path("spill"), path("live.uct"));
     let live = Job::new(undercroft())
         .args(["lab-touch", "--mode", "patterns", "--footprint-mib", "64"])
-        .args(["--phase", "random:read:1:40000"])
+        .args(["--phase", "random:read:1:20000"])
+        .args(["--phase", "zipf:write:1:60000"])
+        .args(["--phase", "seq:read:1:40000"])
         .options(["--policy", policy, "--prefetch", "none"])
         .options(["--trace", &trace])
         .limit(LIMIT)
@@ -43,6 +47,7 @@ fn recorded_and_replayed(policy: &str) {
         (recorded / faults - 1.0).abs() < 0.001,
         "{recorded} of {faults} faults were recorded"
     );
+    let returned = float(&info["movements"]["returned"]) + number("counters.recalled");
     // The batch in hand when the program ended may be in one and not in the other.
     let swapped_out = number("pages.swapped_out");
     assert!(
@@ -50,40 +55,42 @@ fn recorded_and_replayed(policy: &str) {
         "{evicted} evictions recorded, {returned} of them returned; {swapped_out} in the report"
     );
 
-    // The limit is that of the run; room is made as there.
+    // The limit is that of the run.
     let limit = LIMIT.to_string();
-    let simulated = json([
-        "sim",
-        "--trace",
-        &trace,
-        "--memory",
-        &limit,
-        "--room",
-        "ahead",
-        "--reclaim",
-        policy,
-        "--prefetch",
-        "none",
-        "--tier",
-        "nvme",
-        "--json",
-    ]);
-    let outcome = &simulated["outcomes"][0];
-    let apart = |live: f64, simulated: &str| {
-        let simulated = float(&outcome[simulated]);
-        let percent = 100.0 * (simulated / live - 1.0);
-        (simulated, percent)
-    };
-    let (misses, by) = apart(faults, "misses");
-    let (evictions, evictions_by) = apart(evicted, "evictions");
-    say(&format!(
-        "{policy}: {faults} faults live, {misses} simulated ({by:+.2} %); {evicted} evictions, {evictions} ({evictions_by:+.2} %)"
-    ));
-    assert!(by.abs() < APART_MAX, "{misses} simulated, {faults} live");
-    assert!(
-        evictions_by.abs() < APART_MAX,
-        "{evictions} simulated, {evicted} live"
-    );
+    for (room, most) in APART_MAX {
+        let simulated = json([
+            "sim",
+            "--trace",
+            &trace,
+            "--memory",
+            &limit,
+            "--room",
+            room,
+            "--reclaim",
+            policy,
+            "--prefetch",
+            "none",
+            "--tier",
+            "nvme",
+            "--json",
+        ]);
+        let outcome = &simulated["outcomes"][0];
+        let apart = |live: f64, simulated: &str| {
+            let simulated = float(&outcome[simulated]);
+            (simulated, 100.0 * (simulated / live - 1.0))
+        };
+        let (misses, by) = apart(faults, "misses");
+        let (evictions, evictions_by) = apart(evicted, "evictions");
+        say(&format!(
+            "{policy}, room {room}: {faults} faults live, {misses} simulated ({by:+.2} %); \
+             {evicted} evictions, {evictions} ({evictions_by:+.2} %)"
+        ));
+        assert!(by.abs() < most, "{misses} simulated, {faults} live");
+        assert!(
+            evictions_by.abs() < most,
+            "{evictions} simulated, {evicted} live"
+        );
+    }
     check_turns(&trace);
 }
 
