@@ -123,6 +123,7 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Adds a reference or, where the header announces movements, one of those. Errors: as [`TraceWriter::write`].
+    #[inline]
     pub fn write_event(&mut self, event: Event) -> Result<(), WriteError> {
         let index = self.totals.entries();
         let last = self.totals.time_end;

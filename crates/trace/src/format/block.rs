@@ -15,8 +15,9 @@ const MOVEMENT: u8 = 3;
 const OWNER: u8 = 0b100;
 /// Place of the movement's bits.
 const WHAT_SHIFT: u8 = 3;
-/// Kinds of entries, each with addresses of its own.
-const KINDS: usize = 3 + Movement::ALL.len();
+/// Room for the last address of each kind: a power of two, so that the index needs no check.
+const WAYS: usize = 16;
+const _: () = assert!(MOVEMENT as usize + Movement::ALL.len() <= WAYS);
 
 /// The bits of a kind, without [`OWNER`].
 fn code(kind: Kind) -> u8 {
@@ -48,16 +49,25 @@ fn kind_of(byte: u8) -> Result<Kind, &'static str> {
     }
 }
 
+/// Why a byte of the kinds' column is no reference.
+#[cold]
+fn refusal(byte: u8) -> &'static str {
+    match kind_of(byte) {
+        Ok(_) => "a movement, and the header does not announce any",
+        Err(why) => why,
+    }
+}
+
 /// Which of the last addresses belongs to a valid byte of the kinds' column.
 #[inline]
 fn way(byte: u8) -> usize {
-    usize::from((byte & ACCESS) + (byte >> WHAT_SHIFT)) % KINDS
+    usize::from((byte & ACCESS) + (byte >> WHAT_SHIFT)) % WAYS
 }
 
 /// What a block decodes to: every entry, or references alone where the header says that there is nothing else.
 pub(crate) trait Entry: Copy {
-    /// An entry without its place and owner. Errors: it cannot be of this kind.
-    fn new(time: u64, kind: Kind) -> Result<Self, &'static str>;
+    /// An entry without its place and owner, from its byte of the kinds' column without [`OWNER`]. Errors: what is wrong with it.
+    fn new(time: u64, byte: u8) -> Result<Self, &'static str>;
     fn kind(&self) -> Kind;
     fn time(&self) -> u64;
     fn set_address(&mut self, address: u64);
@@ -66,17 +76,20 @@ pub(crate) trait Entry: Copy {
 
 impl Entry for Reference {
     #[inline]
-    fn new(time: u64, kind: Kind) -> Result<Reference, &'static str> {
-        match kind {
-            Kind::Access(access) => Ok(Reference {
-                time,
-                address: 0,
-                access,
-                client: 0,
-                thread: 0,
-            }),
-            Kind::Movement(_) => Err("a movement, and the header does not announce any"),
-        }
+    fn new(time: u64, byte: u8) -> Result<Reference, &'static str> {
+        let access = match byte {
+            0 => Access::Instruction,
+            1 => Access::Read,
+            2 => Access::Write,
+            _ => return Err(refusal(byte)),
+        };
+        Ok(Reference {
+            time,
+            address: 0,
+            access,
+            client: 0,
+            thread: 0,
+        })
     }
 
     fn kind(&self) -> Kind {
@@ -98,11 +111,11 @@ impl Entry for Reference {
 
 impl Entry for Event {
     #[inline]
-    fn new(time: u64, kind: Kind) -> Result<Event, &'static str> {
+    fn new(time: u64, byte: u8) -> Result<Event, &'static str> {
         Ok(Event {
             time,
             address: 0,
-            kind,
+            kind: kind_of(byte)?,
             client: 0,
             thread: 0,
         })
@@ -139,7 +152,7 @@ pub(crate) fn encode(entries: &[Event], granularity: u8, out: &mut Vec<u8>) {
         varint::put(out, entry.time - last);
         last = entry.time;
     }
-    let mut before = [0u64; KINDS];
+    let mut before = [0u64; WAYS];
     for entry in entries {
         let granule = entry.address >> granularity;
         let before = &mut before[way(code(entry.kind))];
@@ -189,18 +202,17 @@ pub(crate) fn decode<T: Entry>(
     let mut at = claims.count;
     let mut time = claims.first_time;
     for (index, &kind) in kinds.iter().enumerate() {
-        let kind = kind_of(kind & !OWNER).map_err(|why| (index, why))?;
         let step = varint::get(columns, &mut at).map_err(|why| (at, why))?;
         time = time
             .checked_add(step)
             .ok_or((at, "time is larger than 64 bits"))?;
-        out.push(T::new(time, kind).map_err(|why| (index, why))?);
+        out.push(T::new(time, kind & !OWNER).map_err(|why| (index, why))?);
     }
     if out[begin].time() != claims.first_time || time != claims.last_time {
         return Err((at, "the times are not those the block claims"));
     }
     let largest = u64::MAX >> claims.granularity;
-    let mut before = [0u64; KINDS];
+    let mut before = [0u64; WAYS];
     for (entry, &kind) in out[begin..].iter_mut().zip(kinds) {
         let step = varint::get(columns, &mut at).map_err(|why| (at, why))?;
         let before = &mut before[way(kind & !OWNER)];
