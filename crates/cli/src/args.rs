@@ -119,7 +119,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
-    /// Record the page faults as a trace, for `undercroft trace info` and `undercroft sim`
+    /// Record page faults and evictions as a trace, for `undercroft trace info` and `undercroft sim`
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use undercroft_base::{VirtPage, VirtRange};
+use undercroft_base::{PageState, VirtPage, VirtRange};
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process::robust_list_head;
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
+use undercroft_trace::Movement;
 
 use crate::keeper::SHIM_NAME;
 use crate::layout::{settle, subtract};
@@ -115,12 +116,31 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         if scanned {
             let mut engine = shared.engine();
             for (found, _) in &present {
+                if let Some(record) = &shared.record {
+                    let new =
+                        |page| engine.entry(process.space, page).state == PageState::Untouched;
+                    for run in runs(*found, new) {
+                        record.found(process.space, run);
+                    }
+                }
                 engine.found_resident(process.space, *found);
             }
         }
         start = part.end;
     }
     shared.kick_evictor();
+}
+
+/// The pages of `range` for which `of` is true, as ranges, ascending.
+fn runs(range: VirtRange, of: impl Fn(VirtPage) -> bool) -> Vec<VirtRange> {
+    let mut runs: Vec<VirtRange> = Vec::new();
+    for page in range.pages().filter(|page| of(*page)) {
+        match runs.last_mut() {
+            Some(last) if last.end == page => last.end = page.plus(1),
+            _ => runs.push(VirtRange::new(page, page.plus(1))),
+        }
+    }
+    runs
 }
 
 /// As [`settle`], with the agent kept from moving pages meanwhile.
@@ -183,7 +203,14 @@ pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [
             let mut engine = shared.engine();
             for (at, entry) in entries.enumerate() {
                 if entry.present() && entry.exclusive() {
-                    engine.own_frame(process.space, start.plus(at as u64));
+                    let page = start.plus(at as u64);
+                    let before = engine.resident();
+                    engine.own_frame(process.space, page);
+                    if let Some(record) = &shared.record
+                        && engine.resident() != before
+                    {
+                        record.moved(process.space, page, Movement::Found);
+                    }
                 }
             }
             start = start.plus(count);

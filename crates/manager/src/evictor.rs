@@ -15,6 +15,7 @@ use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{futex, process, procfs};
+use undercroft_trace::Movement;
 
 use crate::process::{Agent, Process};
 use crate::protocol::{OP_MOVE, next_run};
@@ -195,6 +196,9 @@ impl Evictor {
 
     fn evict_batch(&mut self) -> bool {
         let mut items = std::mem::take(&mut self.items);
+        if let Some(record) = &self.shared.record {
+            record.nobody_waits(); // every page of the last batch is settled
+        }
         // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.engine().stats().pages_swapped_out;
@@ -345,6 +349,18 @@ impl Evictor {
         let readable = readable && done.stranded == 0;
         let (moved, refused) = (done.moved, done.refused);
         let mut engine = self.shared.engine();
+        if let Some(record) = &self.shared.record {
+            for at in (0..group.len()).filter(|at| moved >> at & 1 == 1) {
+                self.places.clear();
+                engine.places_of(start + at, &mut self.places);
+                // The first is the page itself, unless the program dropped it; fork children follow.
+                if let Some((space, page)) = self.places.first()
+                    && engine.is_at(start + at, *page)
+                {
+                    record.moved(*space, *page, Movement::Evicted);
+                }
+            }
+        }
         for at in 0..group.len() {
             let taken = match (moved >> at & 1, refused >> at & 1) {
                 (1, _) => Taken::Moved,
@@ -493,6 +509,12 @@ impl Evictor {
                 Some(None) => {} // put back already
                 Some(Some(outcome)) => {
                     let mut engine = self.shared.engine();
+                    if let Some(record) = &self.shared.record
+                        && outcome == Outcome::Clean
+                        && engine.is_at(start + at, group[*at].page)
+                    {
+                        record.moved(group[*at].space, group[*at].page, Movement::Clean);
+                    }
                     engine.publish(start + at, outcome, &mut self.wakes);
                 }
                 None => self.put_back(start + at, *at),
@@ -552,9 +574,18 @@ impl Evictor {
                 std::thread::sleep(Duration::from_micros(20));
                 continue;
             }
-            self.shared
-                .engine()
-                .publish(index, Outcome::PutBack, &mut self.wakes);
+            let mut engine = self.shared.engine();
+            if let Some(record) = &self.shared.record {
+                let own = self.places.first();
+                let own = own.is_some_and(|(_, page)| engine.is_at(index, *page));
+                for (at, (space, page)) in self.places.iter().enumerate() {
+                    match own && at == 0 {
+                        true => record.put_back(*space, *page),
+                        false => record.moved(*space, *page, Movement::Found),
+                    }
+                }
+            }
+            engine.publish(index, Outcome::PutBack, &mut self.wakes);
             return;
         }
     }

@@ -10,14 +10,15 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use undercroft_base::{
-    FailKind, LoadError, Loaded, PAGE_BYTES, PageCount, PageState, TierId, VirtPage, VirtRange,
-    page_checksum,
+    FailKind, LoadError, Loaded, PAGE_BYTES, PageCount, PageState, ThreadId, TierId, VirtPage,
+    VirtRange, page_checksum,
 };
 use undercroft_engine::limits::LOAD_PAGES_MAX;
-use undercroft_engine::{Fault, FaultAnswer, Install, LoadPlan};
+use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
 use undercroft_sys::mapping::ZeroPages;
 use undercroft_sys::ring::Ring;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
+use undercroft_trace::Movement;
 
 use crate::process::Process;
 use crate::shared::{Shared, lock};
@@ -45,6 +46,8 @@ struct Lane {
     /// Per item: not to be installed this time.
     skipped: [bool; LOAD_PAGES_MAX],
     process: Option<Arc<Process>>,
+    /// Who faulted.
+    thread: ThreadId,
     started: Instant,
     read_at: Instant,
     installed: Instant,
@@ -62,6 +65,7 @@ impl Lane {
             finished: [false; LOAD_PAGES_MAX],
             skipped: [false; LOAD_PAGES_MAX],
             process: None,
+            thread: ThreadId(0),
             started: now,
             read_at: now,
             installed: now,
@@ -284,6 +288,12 @@ impl FaultThread {
                 engine.set_over_limit(allowed);
             }
             let kick = engine.reclaim_wanted();
+            if let Some(record) = &self.shared.record
+                && answer == FaultAnswer::Wait
+                && engine.entry(fault.space, fault.page).state == PageState::Evicting
+            {
+                record.waits(fault.space, fault.page, fault.write, fault.thread);
+            }
             drop(engine);
             if kick {
                 self.shared.kick_evictor();
@@ -293,11 +303,9 @@ impl FaultThread {
         let decided = Instant::now();
         if answer == FaultAnswer::Load {
             process.puzzled.store(0, Ordering::Relaxed);
-            if let Some(record) = &self.shared.record {
-                record.fault(fault.space, fault.page, fault.write, fault.thread);
-            }
             self.lanes[lane].process = Some(process.clone());
             self.lanes[lane].started = arrived;
+            self.lanes[lane].thread = fault.thread;
             self.load(lane);
             let loaded = Instant::now();
             self.install_ready(lane);
@@ -365,7 +373,11 @@ impl FaultThread {
             let entry = self.shared.engine().entry(process.space, page);
             let sure = entry.state == PageState::Resident && process.is_settled();
             if sure && process.uffd.zeropage(range, false).is_ok() {
-                self.shared.engine().vanished(process.space, page);
+                let mut engine = self.shared.engine();
+                engine.vanished(process.space, page);
+                if let Some(record) = &self.shared.record {
+                    record.dropped(process.space, range);
+                }
             }
         }
         let _ = process.uffd.wake(range);
@@ -636,6 +648,16 @@ impl FaultThread {
             let held = self.shared.pool_held();
             let mut engine = self.shared.engine();
             engine.finish(space, items);
+            // With the engine locked, as all that is recorded: in the order of its books.
+            if let Some(record) = &self.shared.record {
+                let came = |item: &&LoadItem| item.valid && item.install == Install::Done;
+                for item in items.iter().filter(came) {
+                    match item.demanded {
+                        true => record.fault(space, item.page, this.plan.write, this.thread),
+                        false => record.moved(space, item.page, Movement::Ahead),
+                    }
+                }
+            }
             engine.take_freed(&mut self.freed);
             engine.set_pool_held(held);
             drop(engine);

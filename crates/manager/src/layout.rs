@@ -44,18 +44,29 @@ fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
 
 fn apply(shared: &Shared, process: &Process, event: Message) {
     let space = process.space;
+    if let Message::Fork { child } = event {
+        return fork(shared, process, child);
+    }
+    let record = shared.record.as_ref();
+    let mut engine = shared.engine();
     let (effect, range) = match event {
-        Message::Fault { .. } => return,
-        Message::Remove(range) => (shared.engine().removed(space, range), range),
-        Message::Unmap(range) => (shared.engine().unmapped(space, range), range),
-        Message::Remap { from, to } => match shared.engine().remapped(space, from, to) {
+        Message::Fault { .. } | Message::Fork { .. } => return,
+        Message::Remove(range) => (engine.removed(space, range), range),
+        Message::Unmap(range) => (engine.unmapped(space, range), range),
+        Message::Remap { from, to } => match engine.remapped(space, from, to) {
             Ok(effect) => (effect, from),
             Err(_) => {
+                drop(engine);
                 return shared.doom("the page table is full: the program maps too much memory");
             }
         },
-        Message::Fork { child } => return fork(shared, process, child),
     };
+    match (record, event) {
+        (Some(record), Message::Remap { from, to }) => record.remapped(space, from, to),
+        (Some(record), _) => record.dropped(space, range),
+        (None, _) => {}
+    }
+    drop(engine);
     if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {
         agent.commands.cancel();
     }

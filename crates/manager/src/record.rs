@@ -1,54 +1,93 @@
-//! Records the page faults of a live run as a trace: fault threads put them into a bounded queue, the control thread writes.
+//! Records a live run as a trace: page faults, and how pages came and left otherwise. A thread of its own writes the file.
 //!
-//! One client of the trace is one address space, in the order they came. What is recorded is what the manager sees: faults
-//! that brought a page in. Uses of pages in memory raise no fault, and evictions have no place in the format.
+//! Whatever changes where a page is calls here with the engine still locked, so the queue has the order of the engine's books:
+//! an eviction stands after the fault that brought the page, and before the one that brings it back. Nothing here waits for
+//! the file: what does not fit the queue is dropped and counted.
+//!
+//! One client of the trace is one address space, in the order they came. What is recorded is what the manager sees: uses of
+//! pages in memory raise no fault, and without access bits nothing else tells of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
-use std::path::Path;
-use std::sync::Mutex;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage};
-use undercroft_trace::{Access, Header, Reference, TimeUnit, TraceWriter};
+use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage, VirtRange};
+use undercroft_trace::{Access, Event, Header, Kind, Movement, TimeUnit, TraceWriter};
 
 use crate::shared::lock;
 
-/// Faults that wait to be written: half a second of the most a CPU can serve.
+/// Entries that wait to be written: a quarter of a second of the most faults and evictions a CPU can do.
 const QUEUE_MAX: usize = 1 << 16;
 
-/// Address spaces of one trace; the faults of later ones are counted as dropped.
+/// Entries from which on the writer is woken before its time.
+const QUEUE_FULL: usize = QUEUE_MAX / 4;
+
+/// Longest an entry waits.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Address spaces of one trace; what happens in later ones is counted as dropped.
 const CLIENTS: u16 = 256;
 
-#[derive(Clone, Copy)]
+/// What happened to pages from `Seen::page` on.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// A fault brought it in.
+    Fault { write: bool, thread: ThreadId },
+    /// So many of them moved.
+    Moved(Movement, u64),
+    /// So many were dropped by the program: those of them that are in memory.
+    Dropped(u64),
+    /// So many were given another address.
+    Remapped(u64, VirtPage),
+}
+
+#[derive(Clone, Copy, Debug)]
 struct Seen {
     time: u64,
     space: SpaceId,
     page: VirtPage,
+    what: What,
+}
+
+/// A thread that waits for a page on its way out.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    place: (SpaceId, VirtPage),
     write: bool,
     thread: ThreadId,
 }
 
-/// The recorder of one run.
-pub(crate) struct Record {
-    queue: Mutex<Vec<Seen>>,
+#[derive(Default)]
+struct Queue {
+    seen: Vec<Seen>,
+    waiting: Vec<Waiting>,
+    ends: bool,
+}
+
+/// What the recording threads share with the writer.
+struct Inbox {
+    queue: Mutex<Queue>,
+    wake: Condvar,
     dropped: AtomicU64,
-    out: Mutex<Option<Out>>,
     started: Instant,
 }
 
-/// The trace being written, and numbers for what it names from 0.
-struct Out {
-    writer: TraceWriter<File>,
-    spaces: HashMap<SpaceId, u16>,
-    threads: HashMap<ThreadId, u16>,
-    taken: Vec<Seen>,
+/// The recorder of one run.
+pub(crate) struct Record {
+    inbox: Arc<Inbox>,
+    writer: Mutex<Option<JoinHandle<Result<(), String>>>>,
 }
 
 impl Record {
-    /// Starts a trace in a new file. Errors: the file cannot be made, or not written.
-    pub fn create(path: &Path, command: &[String]) -> Result<Record, String> {
+    /// Starts a trace in a new file, and its writer. * `settings`: for people, beside the version.
+    ///
+    /// Errors: the file cannot be made, or not written.
+    pub fn create(path: &Path, command: &[String], settings: &str) -> Result<Record, String> {
         let failed = |why: &dyn std::fmt::Display| {
             format!(
                 "cannot write the trace {}: {why}; give --trace a file that can be written",
@@ -56,94 +95,265 @@ impl Record {
             )
         };
         let file = File::create(path).map_err(|error| failed(&error))?;
+        Record::start(file, path, command, settings).map_err(|error| failed(&error))
+    }
+
+    fn start<W: Write + Send + 'static>(
+        output: W,
+        path: &Path,
+        command: &[String],
+        settings: &str,
+    ) -> Result<Record, Box<dyn std::error::Error>> {
         let header = Header {
             granularity: PAGE_BYTES.trailing_zeros() as u8,
             time_unit: TimeUnit::Nanoseconds,
             filtered: false,
             synthetic: false,
             live: true,
+            movements: true,
             command: command.to_vec(),
             clients: (0..CLIENTS).map(|at| format!("space {at}")).collect(),
-            source: format!("undercroft {} run", env!("CARGO_PKG_VERSION")),
+            source: format!("undercroft {} run, {settings}", env!("CARGO_PKG_VERSION")),
         };
-        let writer = TraceWriter::new(file, header).map_err(|error| failed(&error))?;
-        Ok(Record {
-            queue: Mutex::new(Vec::with_capacity(QUEUE_MAX)),
+        let inbox = Arc::new(Inbox {
+            queue: Mutex::new(Queue {
+                seen: Vec::with_capacity(QUEUE_MAX),
+                ..Queue::default()
+            }),
+            wake: Condvar::new(),
             dropped: AtomicU64::new(0),
-            out: Mutex::new(Some(Out {
-                writer,
-                spaces: HashMap::new(),
-                threads: HashMap::new(),
-                taken: Vec::with_capacity(QUEUE_MAX),
-            })),
             started: Instant::now(),
+        });
+        let out = Out {
+            inbox: inbox.clone(),
+            path: path.to_owned(),
+            writer: TraceWriter::new(output, header)?,
+            spaces: HashMap::new(),
+            threads: HashMap::new(),
+            present: Vec::new(),
+            taken: Vec::with_capacity(QUEUE_MAX),
+        };
+        let writer = std::thread::Builder::new()
+            .name("uc-trace".into())
+            .spawn(move || out.run())?;
+        Ok(Record {
+            inbox,
+            writer: Mutex::new(Some(writer)),
         })
     }
 
-    /// A fault that brings a page in. Fault path: no allocation, no I/O; dropped and counted when the queue is full.
+    /// A fault that brought a page in. Fault path: no allocation, no I/O.
     pub fn fault(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
-        let mut queue = lock(&self.queue);
-        if queue.len() == QUEUE_MAX {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+        self.push(space, page, What::Fault { write, thread });
+    }
+
+    /// A page came or left without a reference.
+    pub fn moved(&self, space: SpaceId, page: VirtPage, movement: Movement) {
+        self.push(space, page, What::Moved(movement, 1));
+    }
+
+    /// Pages that are in memory, and were not in the books.
+    pub fn found(&self, space: SpaceId, range: VirtRange) {
+        let count = range.count().0;
+        self.push(space, range.start, What::Moved(Movement::Found, count));
+    }
+
+    /// The program dropped what it had in `range`, or there is nothing mapped any more.
+    pub fn dropped(&self, space: SpaceId, range: VirtRange) {
+        self.push(space, range.start, What::Dropped(range.count().0));
+    }
+
+    /// The program moved a mapping; what was at its new place is gone.
+    pub fn remapped(&self, space: SpaceId, from: VirtRange, to: VirtPage) {
+        let count = from.count().0;
+        self.push(space, to, What::Dropped(count));
+        self.push(space, from.start, What::Remapped(count, to));
+    }
+
+    /// A thread faulted on a page that is on its way out, and waits: [`Record::recalled`], or it faults again.
+    pub fn waits(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
+        let place = (space, page);
+        let mut queue = lock(&self.inbox.queue);
+        if queue.waiting.iter().all(|w| w.place != place) {
+            queue.waiting.push(Waiting {
+                place,
+                write,
+                thread,
+            });
+        }
+    }
+
+    /// A page that had been taken out came back: for a thread that waits for it, which is a fault, or because nobody took it.
+    pub fn put_back(&self, space: SpaceId, page: VirtPage) {
+        let waiting = {
+            let mut queue = lock(&self.inbox.queue);
+            let at = queue.waiting.iter().position(|w| w.place == (space, page));
+            at.map(|at| queue.waiting.swap_remove(at))
+        };
+        match waiting {
+            Some(Waiting { write, thread, .. }) => self.fault(space, page, write, thread),
+            None => self.moved(space, page, Movement::Returned),
+        }
+    }
+
+    /// No page is on its way out.
+    pub fn nobody_waits(&self) {
+        lock(&self.inbox.queue).waiting.clear();
+    }
+
+    fn push(&self, space: SpaceId, page: VirtPage, what: What) {
+        let mut queue = lock(&self.inbox.queue);
+        if queue.seen.len() == QUEUE_MAX {
+            self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
         // Inside the lock, so that time never goes back.
-        let time = self.started.elapsed().as_nanos() as u64;
-        queue.push(Seen {
+        let time = self.inbox.started.elapsed().as_nanos() as u64;
+        queue.seen.push(Seen {
             time,
             space,
             page,
-            write,
-            thread,
+            what,
         });
+        let full = queue.seen.len() == QUEUE_FULL;
+        drop(queue);
+        if full {
+            self.inbox.wake.notify_one();
+        }
     }
 
-    /// Writes what waits. Errors end the recording, with the reason.
-    pub fn drain(&self) -> Result<(), String> {
-        let mut out = lock(&self.out);
-        let Some(this) = out.as_mut() else {
-            return Ok(());
+    /// Writes what waits and ends the trace; how much is not in it. Waits for the file. 0 when called again.
+    pub fn finish(&self) -> Result<u64, String> {
+        let Some(writer) = lock(&self.writer).take() else {
+            return Ok(0);
         };
-        std::mem::swap(&mut *lock(&self.queue), &mut this.taken);
-        for seen in &this.taken {
-            let spaces = this.spaces.len() as u16;
-            let client = *this.spaces.entry(seen.space).or_insert(spaces);
-            if client >= CLIENTS {
-                this.spaces.remove(&seen.space);
-                self.dropped.fetch_add(1, Ordering::Relaxed);
-                continue;
+        lock(&self.inbox.queue).ends = true;
+        self.inbox.wake.notify_one();
+        match writer.join() {
+            Ok(result) => result.map(|()| self.inbox.dropped.load(Ordering::Relaxed)),
+            Err(_) => Err("the trace ends early: its writer failed".to_owned()),
+        }
+    }
+}
+
+/// The writer: the trace, numbers for what it names from 0, and which pages are in memory.
+struct Out<W: Write> {
+    inbox: Arc<Inbox>,
+    path: PathBuf,
+    writer: TraceWriter<W>,
+    spaces: HashMap<SpaceId, u16>,
+    threads: HashMap<ThreadId, u16>,
+    /// Of each client, the pages in memory that the trace told of: what a range that is dropped had.
+    present: Vec<BTreeSet<u64>>,
+    taken: Vec<Seen>,
+}
+
+impl<W: Write> Out<W> {
+    /// Until the run ends, or the file cannot be written: what comes then is dropped.
+    fn run(mut self) -> Result<(), String> {
+        loop {
+            let ends = {
+                let mut queue = lock(&self.inbox.queue);
+                if !queue.ends && queue.seen.len() < QUEUE_FULL {
+                    let waited = self.inbox.wake.wait_timeout(queue, NAP);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                std::mem::swap(&mut queue.seen, &mut self.taken);
+                queue.ends
+            };
+            let taken = std::mem::take(&mut self.taken);
+            for seen in &taken {
+                if let Err(error) = self.write(*seen) {
+                    return Err(format!(
+                        "the trace {} ends early: {error}",
+                        self.path.display()
+                    ));
+                }
             }
-            // The last number is for all threads that find none left.
-            let threads = this.threads.len().min(usize::from(u16::MAX)) as u16;
-            let reference = Reference {
+            self.taken = taken;
+            self.taken.clear();
+            if ends {
+                let end = self.inbox.started.elapsed().as_nanos() as u64;
+                return match self.writer.finish(end) {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(format!(
+                        "the trace {} could not be ended: {error}",
+                        self.path.display()
+                    )),
+                };
+            }
+        }
+    }
+
+    fn write(&mut self, seen: Seen) -> Result<(), undercroft_trace::WriteError> {
+        let spaces = self.spaces.len() as u16;
+        let client = match self.spaces.get(&seen.space) {
+            Some(client) => *client,
+            None if spaces < CLIENTS => {
+                self.spaces.insert(seen.space, spaces);
+                self.present.push(BTreeSet::new());
+                spaces
+            }
+            None => {
+                self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+        };
+        let present = &mut self.present[usize::from(client)];
+        let writer = &mut self.writer;
+        let mut put = |page: u64, kind, thread| {
+            writer.write_event(Event {
                 time: seen.time,
-                address: seen.page.address(),
-                access: match seen.write {
+                address: VirtPage(page).address(),
+                kind,
+                client,
+                thread,
+            })
+        };
+        let first = seen.page.0;
+        let moved = Kind::Movement;
+        match seen.what {
+            What::Fault { write, thread } => {
+                // The last number is for all threads that find none left.
+                let threads = self.threads.len().min(usize::from(u16::MAX)) as u16;
+                let thread = *self.threads.entry(thread).or_insert(threads);
+                let access = match write {
                     true => Access::Write,
                     false => Access::Read,
-                },
-                client,
-                thread: *this.threads.entry(seen.thread).or_insert(threads),
-            };
-            if let Err(error) = this.writer.write(reference) {
-                *out = None;
-                return Err(format!("the trace ends early: {error}"));
+                };
+                present.insert(first);
+                put(first, Kind::Access(access), thread)
+            }
+            What::Moved(movement, count) => {
+                for page in first..first + count {
+                    match movement.is_arrival() {
+                        true => present.insert(page),
+                        false => present.remove(&page),
+                    };
+                    put(page, moved(movement), 0)?;
+                }
+                Ok(())
+            }
+            What::Dropped(count) => {
+                while let Some(page) = present.range(first..first + count).next().copied() {
+                    present.remove(&page);
+                    put(page, moved(Movement::Dropped), 0)?;
+                }
+                Ok(())
+            }
+            What::Remapped(count, to) => {
+                let pages: Vec<u64> = present.range(first..first + count).copied().collect();
+                for page in &pages {
+                    present.remove(page);
+                    put(*page, moved(Movement::Dropped), 0)?;
+                }
+                for page in &pages {
+                    present.insert(page - first + to.0);
+                    put(page - first + to.0, moved(Movement::Found), 0)?;
+                }
+                Ok(())
             }
         }
-        this.taken.clear();
-        Ok(())
-    }
-
-    /// Ends the trace; the faults that are not in it.
-    pub fn finish(&self) -> Result<u64, String> {
-        self.drain()?;
-        if let Some(out) = lock(&self.out).take() {
-            let end = self.started.elapsed().as_nanos() as u64;
-            out.writer
-                .finish(end)
-                .map_err(|error| format!("the trace could not be ended: {error}"))?;
-        }
-        Ok(self.dropped.load(Ordering::Relaxed))
     }
 }
 
@@ -156,7 +366,7 @@ mod tests {
     fn faults_come_back_in_order_with_spaces_and_threads_from_zero() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.uct");
-        let record = Record::create(&path, &["prog".to_owned()]).unwrap();
+        let record = Record::create(&path, &["prog".to_owned()], "").unwrap();
         for (space, page, write, thread) in [
             (7, 100, false, 4001),
             (9, 100, true, 4002),
@@ -177,19 +387,151 @@ mod tests {
         assert_eq!(short, [(0, 100, r, 0), (1, 100, w, 1), (0, 101, w, 0)]);
     }
 
+    /// A sink that takes nothing until it is told to.
+    struct Stalled(std::sync::mpsc::Receiver<()>, File);
+
+    impl Write for Stalled {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let _ = self.0.recv();
+            self.1.write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            self.1.flush()
+        }
+    }
+
     #[test]
-    fn a_full_queue_drops_and_counts() {
+    fn a_stalled_file_holds_nobody_up_and_what_it_misses_is_counted() {
         let folder = tempfile::tempdir().unwrap();
-        let record = Record::create(&folder.path().join("t.uct"), &[]).unwrap();
-        for page in 0..QUEUE_MAX as u64 + 5 {
+        let path = folder.path().join("t.uct");
+        let (go, stalled) = std::sync::mpsc::channel();
+        go.send(()).unwrap(); // the header
+        let sink = Stalled(stalled, File::create(&path).unwrap());
+        let record = Record::start(sink, &path, &[], "").unwrap();
+        // What the writer has taken, what it writes from there (blocks of as many entries as the queue), and what waits.
+        let most = 3 * QUEUE_MAX as u64;
+        for page in 0..most {
+            record.fault(SpaceId(0), VirtPage(page), false, ThreadId(1));
+            if page % 1000 == 0 {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        drop(go);
+        let dropped = record.finish().unwrap();
+        let written = events(&path).len() as u64;
+        assert_eq!(written + dropped, most);
+        assert!(dropped > 0, "the queue has no bound");
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_trace_with_a_reason_and_nothing_else() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        // The header fills the disk already.
+        assert!(Record::start(full, Path::new("/dev/full"), &[], "").is_err());
+        let (reader, pipe) = std::io::pipe().unwrap();
+        let record = Record::start(pipe, Path::new("pipe"), &[], "").unwrap();
+        drop(reader);
+        for page in 0..QUEUE_MAX as u64 {
             record.fault(SpaceId(0), VirtPage(page), false, ThreadId(1));
         }
-        assert_eq!(record.finish(), Ok(5));
+        let why = record.finish().unwrap_err();
+        assert!(why.contains("trace pipe"), "{why}");
+        assert_eq!(record.finish(), Ok(0));
+    }
+
+    fn events(path: &Path) -> Vec<Event> {
+        let mut reader = undercroft_trace::TraceReader::new(File::open(path).unwrap()).unwrap();
+        let mut events = Vec::new();
+        while reader.next_events(&mut events).unwrap() {}
+        events
+    }
+
+    /// Pages and what happened to them, of one space.
+    fn recorded(of: impl Fn(&Record)) -> Vec<(u64, Kind)> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.uct");
+        let record = Record::create(&path, &[], "").unwrap();
+        of(&record);
+        assert_eq!(record.finish(), Ok(0));
+        let short = |event: &Event| (event.address / 4096, event.kind);
+        events(&path).iter().map(short).collect()
+    }
+
+    const READ: Kind = Kind::Access(Access::Read);
+    const WRITE: Kind = Kind::Access(Access::Write);
+
+    fn pages(start: u64, end: u64) -> VirtRange {
+        VirtRange::new(VirtPage(start), VirtPage(end))
+    }
+
+    #[test]
+    fn a_range_is_dropped_as_the_pages_of_it_that_are_in_memory() {
+        let (space, thread) = (SpaceId(3), ThreadId(9));
+        let found = recorded(|record| {
+            record.found(space, pages(10, 13));
+            record.moved(space, VirtPage(11), Movement::Evicted);
+            record.fault(space, VirtPage(20), true, thread);
+            record.dropped(space, pages(0, u64::MAX));
+            record.dropped(space, pages(0, 100));
+            record.fault(space, VirtPage(10), false, thread);
+        });
+        let moved = |page, movement| (page, Kind::Movement(movement));
+        let three = [10, 11, 12].map(|page| moved(page, Movement::Found));
+        let gone = [10, 12, 20].map(|page| moved(page, Movement::Dropped));
+        let mut expected = three.to_vec();
+        expected.push(moved(11, Movement::Evicted));
+        expected.push((20, WRITE));
+        expected.extend(gone);
+        expected.push((10, READ));
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_mapping_that_moves_takes_its_pages_along_even_over_itself() {
+        let space = SpaceId(0);
+        let found = recorded(|record| {
+            record.found(space, pages(10, 12));
+            record.found(space, pages(50, 51));
+            record.remapped(space, pages(10, 12), VirtPage(49));
+            record.dropped(space, pages(0, 100));
+        });
+        let moved: Vec<u64> = found[3..].iter().map(|(page, _)| *page).collect();
+        assert_eq!(moved, [50, 10, 11, 49, 50, 49, 50]);
+    }
+
+    #[test]
+    fn a_page_that_is_recalled_is_a_fault_of_who_waited_and_one_that_returns_is_not() {
+        let space = SpaceId(0);
+        let found = recorded(|record| {
+            for page in [1, 2, 3] {
+                record.moved(space, VirtPage(page), Movement::Evicted);
+            }
+            record.waits(space, VirtPage(1), true, ThreadId(5));
+            record.waits(space, VirtPage(1), false, ThreadId(6));
+            record.waits(space, VirtPage(3), true, ThreadId(5));
+            record.put_back(space, VirtPage(1));
+            record.put_back(space, VirtPage(2));
+            record.nobody_waits(); // page 3 was stored after all; its thread faults again
+            record.fault(space, VirtPage(3), true, ThreadId(5));
+        });
+        let returned = Kind::Movement(Movement::Returned);
+        assert_eq!(found[3..], [(1, WRITE), (2, returned), (3, WRITE)]);
+    }
+
+    #[test]
+    fn the_257th_space_is_not_in_it_and_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = Record::create(&folder.path().join("t.uct"), &[], "").unwrap();
+        for space in 0..u32::from(CLIENTS) + 3 {
+            record.fault(SpaceId(space), VirtPage(1), false, ThreadId(1));
+        }
+        assert_eq!(record.finish(), Ok(3));
     }
 
     #[test]
     fn a_file_that_cannot_be_made_is_named() {
-        let refused = Record::create(Path::new("/no/such/folder/t.uct"), &[]);
+        let refused = Record::create(Path::new("/no/such/folder/t.uct"), &[], "");
         let why = refused.err().expect("no such folder");
         assert!(
             why.contains("/no/such/folder/t.uct") && why.contains("--trace"),

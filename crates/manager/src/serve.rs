@@ -246,7 +246,14 @@ fn share(
         room: Room::Ahead,
     };
     let record = match &options.trace {
-        Some(path) => Some(Record::create(path, &launch.command).map_err(|e| invalid(&e))?),
+        Some(path) => {
+            let settings = format!(
+                "--memory-max {} --policy {} --prefetch {}",
+                options.memory_max, options.reclaim, options.prefetch
+            );
+            let record = Record::create(path, &launch.command, &settings);
+            Some(record.map_err(|e| invalid(&e))?)
+        }
         None => None,
     };
     let ledger = crate::ledger::create(ledger, launch.ledger_chunks)?;
@@ -370,9 +377,6 @@ impl Control {
                 self.wait_for_keeper();
                 return;
             }
-            if let Some(Err(why)) = self.shared.record.as_ref().map(Record::drain) {
-                warn(&why);
-            }
             self.look_around();
         }
     }
@@ -402,6 +406,7 @@ impl Control {
             Ok(got) if got > 0 => got,
             _ => {
                 self.end_client("the keeper is gone");
+                self.end_record();
                 return true;
             }
         };
@@ -424,7 +429,9 @@ impl Control {
         match self.shared.record.as_ref().map(Record::finish) {
             None | Some(Ok(0)) => {}
             Some(Ok(dropped)) => {
-                warn(&format!("{dropped} faults are not in the trace"));
+                warn(&format!(
+                    "{dropped} faults and movements of pages are not in the trace"
+                ));
             }
             Some(Err(why)) => warn(&why),
         }

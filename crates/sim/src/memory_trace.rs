@@ -9,7 +9,7 @@
 
 use rustc_hash::FxHashMap;
 use undercroft_base::CHUNK_PAGES;
-use undercroft_trace::Reference;
+use undercroft_trace::{Event, Kind, Movement, Reference};
 
 /// What a stream packs: address, one bit for a write.
 const WRITE: u64 = 1;
@@ -23,6 +23,32 @@ pub struct MemoryTrace {
     pub granule_bytes: u64,
     /// Name and references of each client, in order; clients that do nothing are left out.
     pub clients: Vec<(String, Vec<u64>)>,
+    /// Of each client, what became of its pages beside references; shorter where there is nothing.
+    pub moved: Vec<Vec<Moved>>,
+}
+
+/// What a live trace tells of a page beside references.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Becomes {
+    /// It is in memory, by nobody's decision.
+    Found,
+    /// Its content is gone, by the program's.
+    Dropped,
+    /// The live manager took it out: whether the simulation does so too, its own policy decides.
+    Evicted,
+    /// The program has written it, or will before it is evicted live.
+    Written,
+}
+
+/// A granule, and what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// References of the client that come before.
+    pub after: usize,
+    /// First byte.
+    pub address: u64,
+    /// What.
+    pub what: Becomes,
 }
 
 impl MemoryTrace {
@@ -35,34 +61,117 @@ impl MemoryTrace {
         clients: &[String],
         references: impl IntoIterator<Item = Result<Reference, E>>,
     ) -> Result<MemoryTrace, E> {
-        let mut streams: Vec<Vec<u64>> = Vec::new();
+        let mut collector = Collector::default();
         for reference in references {
-            let reference = reference?;
-            let client = usize::from(reference.client);
-            if client >= streams.len() {
-                streams.resize_with(client + 1, Vec::new);
-            }
-            let write = u64::from(reference.access.is_write()) * WRITE;
-            streams[client].push(reference.address << 1 | write);
+            collector.add(reference?.into());
         }
-        let name_of = |at: usize| match clients.get(at) {
-            Some(name) if !name.is_empty() => name.clone(),
-            _ => format!("client {at}"),
-        };
-        let streams = streams.into_iter().enumerate();
-        Ok(MemoryTrace {
-            name: name.to_owned(),
-            granule_bytes: granule_bytes.max(1),
-            clients: streams
-                .filter(|(_, stream)| !stream.is_empty())
-                .map(|(at, stream)| (name_of(at), stream))
-                .collect(),
-        })
+        Ok(collector.finish(name, granule_bytes, clients))
     }
 
     /// References of all clients.
     pub fn references(&self) -> u64 {
         self.clients.iter().map(|(_, refs)| refs.len() as u64).sum()
+    }
+}
+
+/// Splits a trace by client.
+#[derive(Default)]
+pub(crate) struct Collector {
+    streams: Vec<(Vec<u64>, Vec<Moved>)>,
+    /// Of a live trace, by client and address: the reference that brought the page, and that of the last time it was evicted.
+    came: FxHashMap<(u16, u64), (usize, Option<usize>)>,
+    live: bool,
+}
+
+impl Collector {
+    /// * `live`: there are movements.
+    pub fn new(live: bool) -> Collector {
+        Collector {
+            live,
+            ..Collector::default()
+        }
+    }
+
+    /// Takes in one entry. Of movements those that no policy decides, and when pages were evicted.
+    pub fn add(&mut self, event: Event) {
+        let client = usize::from(event.client);
+        if client >= self.streams.len() {
+            self.streams.resize_with(client + 1, Default::default);
+        }
+        let (references, moved) = &mut self.streams[client];
+        let what = match event.kind {
+            Kind::Access(access) => {
+                let write = u64::from(access.is_write()) * WRITE;
+                if self.live {
+                    let came = self.came.entry((event.client, event.address)).or_default();
+                    came.0 = references.len();
+                }
+                references.push(event.address << 1 | write);
+                return;
+            }
+            Kind::Movement(Movement::Found) => Becomes::Found,
+            Kind::Movement(Movement::Dropped) => Becomes::Dropped,
+            Kind::Movement(Movement::Evicted) => {
+                // Not known to be clean yet: see below, or it was written.
+                if let Some(came) = self.came.get_mut(&(event.client, event.address)) {
+                    moved.extend(
+                        came.1
+                            .replace(came.0)
+                            .map(|after| written(after, event.address)),
+                    );
+                }
+                Becomes::Evicted
+            }
+            Kind::Movement(Movement::Clean) => {
+                if let Some(came) = self.came.get_mut(&(event.client, event.address)) {
+                    came.1 = None;
+                }
+                return;
+            }
+            Kind::Movement(Movement::Ahead | Movement::Returned) => return,
+        };
+        moved.push(Moved {
+            after: references.len(),
+            address: event.address,
+            what,
+        });
+    }
+
+    /// All of it; see [`MemoryTrace::collect`].
+    pub fn finish(mut self, name: &str, granule_bytes: u64, clients: &[String]) -> MemoryTrace {
+        let name_of = |at: usize| match clients.get(at) {
+            Some(name) if !name.is_empty() => name.clone(),
+            _ => format!("client {at}"),
+        };
+        let mut trace = MemoryTrace {
+            name: name.to_owned(),
+            granule_bytes: granule_bytes.max(1),
+            ..MemoryTrace::default()
+        };
+        for ((client, address), (_, evicted)) in self.came {
+            let (_, moved) = &mut self.streams[usize::from(client)];
+            moved.extend(evicted.map(|after| written(after, address)));
+        }
+        for (at, (references, mut moved)) in self.streams.into_iter().enumerate() {
+            moved.sort_by_key(|moved| match moved.what {
+                Becomes::Written => (moved.after, 0, moved.address),
+                _ => (moved.after, 1, 0), // as they came
+            });
+            if !references.is_empty() {
+                trace.clients.push((name_of(at), references));
+                trace.moved.push(moved);
+            }
+        }
+        trace
+    }
+}
+
+/// That a page was written at some time after reference `brought`, and before it left.
+fn written(brought: usize, address: u64) -> Moved {
+    Moved {
+        after: brought + 1,
+        address,
+        what: Becomes::Written,
     }
 }
 
@@ -77,10 +186,23 @@ pub struct PageStream {
     pub runs: Vec<(u32, u32)>,
     /// Numbers given, pages nobody touches included; a multiple of 512.
     pub numbers: u32,
-    /// Pages that are touched, ascending.
+    /// Pages that are touched, or found in memory; ascending.
     pub touched: Vec<u32>,
     /// References that write.
     pub writes: u64,
+    /// What became of its pages beside references, in order.
+    pub moved: Vec<MovedPage>,
+}
+
+/// A page, and what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovedPage {
+    /// References that come before.
+    pub after: usize,
+    /// The page.
+    pub number: u32,
+    /// What.
+    pub what: Becomes,
 }
 
 /// The trace touches more pages than can be numbered.
@@ -103,6 +225,16 @@ impl PageStream {
     /// Errors: more than 2^20 chunks of 512 pages are touched.
     /// Cost: two passes over the references; a hash lookup where the chunk is another than the reference's before.
     pub fn build(name: &str, packed: &[u64], page_bytes: u64) -> Result<PageStream, TooManyPages> {
+        PageStream::build_moved(name, packed, &[], page_bytes)
+    }
+
+    /// As [`PageStream::build`], with what else becomes of pages. What is dropped must be whole pages.
+    pub fn build_moved(
+        name: &str,
+        packed: &[u64],
+        moved: &[Moved],
+        page_bytes: u64,
+    ) -> Result<PageStream, TooManyPages> {
         let shift = page_bytes.trailing_zeros() + 1;
         let too_many = TooManyPages { page_bytes };
         let per_chunk = u64::from(CHUNK_PAGES);
@@ -110,8 +242,7 @@ impl PageStream {
         let mut chunks: Vec<u64> = Vec::new();
         let mut references = Vec::with_capacity(packed.len());
         let mut last = (u64::MAX, 0);
-        for word in packed {
-            let page = word >> shift;
+        let mut number_of = |page: u64| {
             let chunk = page / per_chunk;
             if chunk != last.0 {
                 let fresh = chunks.len() as u32;
@@ -124,8 +255,20 @@ impl PageStream {
                 }
                 last = (chunk, number);
             }
-            let number = last.1 * CHUNK_PAGES + (page % per_chunk) as u32;
+            Ok(last.1 * CHUNK_PAGES + (page % per_chunk) as u32)
+        };
+        for word in packed {
+            let number = number_of(word >> shift)?;
             references.push(number << 1 | (word & WRITE) as u32);
+        }
+        let mut moves = Vec::with_capacity(moved.len());
+        for moved in moved {
+            moves.push(MovedPage {
+                after: moved.after,
+                // As references lose the top bit.
+                number: number_of((moved.address << 1) >> shift)?,
+                what: moved.what,
+            });
         }
         let mut order: Vec<u32> = (0..chunks.len() as u32).collect();
         order.sort_unstable_by_key(|at| chunks[*at as usize]);
@@ -134,21 +277,30 @@ impl PageStream {
             ranks[*at as usize] = rank as u32;
         }
         let mut touched = vec![false; chunks.len() * per_chunk as usize];
+        let ranked = |number: u32| {
+            ranks[(number / CHUNK_PAGES) as usize] * CHUNK_PAGES + number % CHUNK_PAGES
+        };
         for word in &mut references {
-            let number = *word >> 1;
-            let ranked =
-                ranks[(number / CHUNK_PAGES) as usize] * CHUNK_PAGES + number % CHUNK_PAGES;
+            let ranked = ranked(*word >> 1);
             touched[ranked as usize] = true;
             *word = ranked << 1 | (*word & 1);
         }
+        for moved in &mut moves {
+            moved.number = ranked(moved.number);
+            touched[moved.number as usize] |= moved.what == Becomes::Found;
+        }
         let firsts: Vec<u64> = order.iter().map(|at| chunks[*at as usize]).collect();
-        Ok(PageStream::numbered(name, references, &touched, &firsts))
+        let mut stream = PageStream::numbered(name, references, moves, &touched, &firsts);
+        // Granules of one page, found together.
+        stream.moved.dedup();
+        Ok(stream)
     }
 
     /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place of each chunk.
     fn numbered(
         name: &str,
         mut references: Vec<u32>,
+        mut moved: Vec<MovedPage>,
         touched: &[bool],
         firsts: &[u64],
     ) -> PageStream {
@@ -185,19 +337,23 @@ impl PageStream {
             for word in &mut references {
                 *word = renumber((*word >> 1) as usize) << 1 | (*word & 1);
             }
+            for moved in &mut moved {
+                moved.number = renumber(moved.number as usize);
+            }
         }
         let touched = (0..touched.len()).filter(|number| touched[*number]);
         PageStream {
             name: name.to_owned(),
             writes: references.iter().map(|word| u64::from(word & 1)).sum(),
             references,
+            moved,
             runs,
             numbers: ((kept.len() * granule) as u32).next_multiple_of(CHUNK_PAGES),
             touched: touched.map(renumber).collect(),
         }
     }
 
-    /// Pages touched.
+    /// Pages touched or found.
     pub fn footprint(&self) -> u64 {
         self.touched.len() as u64
     }
@@ -243,5 +399,52 @@ mod tests {
         for (page_bytes, pages) in [(512, 64), (4096, 8), (2 << 20, 1)] {
             assert_eq!(stream(&addresses, page_bytes).footprint(), pages);
         }
+    }
+
+    #[test]
+    fn pages_are_written_from_the_fault_that_brought_them_unless_they_leave_clean() {
+        use undercroft_trace::Access;
+        let mut collector = Collector::new(true);
+        let (read, gone, clean) = (
+            Kind::Access(Access::Read),
+            Kind::Movement(Movement::Evicted),
+            Kind::Movement(Movement::Clean),
+        );
+        let entries = [
+            (1, read),
+            (2, read),
+            (1, gone),
+            (2, gone),
+            (1, clean),
+            (2, read),
+            (1, read),
+            (2, gone),
+            (2, clean),
+            (1, gone),
+        ];
+        for (time, (page, kind)) in entries.into_iter().enumerate() {
+            collector.add(Event {
+                time: time as u64,
+                address: page * 4096,
+                kind,
+                client: 0,
+                thread: 0,
+            });
+        }
+        let trace = collector.finish("t", 4096, &[]);
+        let short: Vec<_> = trace.moved[0]
+            .iter()
+            .map(|moved| (moved.after, moved.address / 4096, moved.what))
+            .collect();
+        use Becomes::{Evicted, Written};
+        let expected = [
+            (2, 2, Written), // the second reference, before the evictions that follow it
+            (2, 1, Evicted),
+            (2, 2, Evicted),
+            (4, 1, Written),
+            (4, 2, Evicted),
+            (4, 1, Evicted),
+        ];
+        assert_eq!(short, expected);
     }
 }

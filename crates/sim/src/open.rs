@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use undercroft_trace::{Generator, Spec, SpecError, TraceError, TraceReader};
 
-use crate::memory_trace::MemoryTrace;
+use crate::memory_trace::{Collector, MemoryTrace};
 
 /// Why there is no trace.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +61,12 @@ pub fn open(text: &str) -> Result<MemoryTrace, OpenError> {
         path: path.to_owned(),
         source,
     };
-    let reader = TraceReader::new(file).map_err(trace_error)?;
-    let header = reader.header().clone();
-    MemoryTrace::collect(text, header.granule_bytes(), &header.clients, reader).map_err(trace_error)
+    let mut reader = TraceReader::new(file).map_err(&trace_error)?;
+    let mut collector = Collector::new(reader.header().movements);
+    let mut block = Vec::new();
+    while reader.next_events(&mut block).map_err(&trace_error)? {
+        block.drain(..).for_each(|event| collector.add(event));
+    }
+    let header = reader.header();
+    Ok(collector.finish(text, header.granule_bytes(), &header.clients))
 }

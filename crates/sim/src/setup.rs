@@ -354,6 +354,17 @@ pub enum FaultTouch {
     All,
 }
 
+/// When pages leave to make room for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// When a page is to come and there is no room: memory is used to the last page.
+    AfterPlan,
+    /// As the live manager does it: in batches that keep a reserve free.
+    Ahead,
+    /// When they left in the live run that was recorded, and as many; which ones, the policy says.
+    Traced,
+}
+
 /// One simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
@@ -377,6 +388,8 @@ pub struct Setup {
     pub software: Cost,
     /// Context switches of a fault.
     pub context_switch: Cost,
+    /// When room for a fault is made: at the last moment, or ahead of it as the live manager does it.
+    pub room: Room,
     /// For `random`.
     pub seed: u64,
 }
@@ -399,6 +412,7 @@ impl Default for Setup {
             reference_time: Nanos(0),
             software: Cost::Auto,
             context_switch: Cost::Auto,
+            room: Room::AfterPlan,
             seed: 1,
         }
     }

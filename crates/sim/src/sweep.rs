@@ -3,7 +3,7 @@
 use serde::Serialize;
 use undercroft_base::Bytes;
 
-use crate::memory_trace::{MemoryTrace, PageStream};
+use crate::memory_trace::{Becomes, MemoryTrace, Moved, PageStream};
 use crate::outcome::Outcome;
 use crate::setup::{Memory, Setup, SetupError, TierSpec};
 use crate::simulate;
@@ -159,9 +159,20 @@ impl Sweep {
 
 /// The trace as pages of one size.
 pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream>, SetupError> {
-    let clients = trace.clients.iter();
-    let streams: Result<Vec<_>, _> = clients
-        .map(|(name, references)| PageStream::build(name, references, page_bytes))
+    let mut moved = trace.moved.iter();
+    let streams: Result<Vec<_>, _> = trace
+        .clients
+        .iter()
+        .map(|(name, references)| {
+            let moved = moved.next().map_or(&[][..], Vec::as_slice);
+            if page_bytes == trace.granule_bytes {
+                return PageStream::build_moved(name, references, moved, page_bytes);
+            }
+            // A part of a page that leaves does not take the rest along.
+            let found = |moved: &&Moved| matches!(moved.what, Becomes::Found | Becomes::Written);
+            let found: Vec<_> = moved.iter().filter(found).copied().collect();
+            PageStream::build_moved(name, references, &found, page_bytes)
+        })
         .collect();
     streams.map_err(|error| {
         SetupError::option(

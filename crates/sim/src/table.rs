@@ -266,6 +266,7 @@ mod tests {
             name: "loop, \"quoted\"".to_owned(),
             granule_bytes: 1,
             clients: vec![("a".to_owned(), packed)],
+            ..MemoryTrace::default()
         };
         let mut sweep = Sweep::single(Setup::default());
         sweep.memory = vec!["10%".parse().expect("valid"), "50p".parse().expect("valid")];

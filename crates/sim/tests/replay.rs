@@ -5,7 +5,9 @@
 use undercroft_base::Nanos;
 use undercroft_model::Random;
 use undercroft_model::device::profiles;
-use undercroft_sim::setup::{Cost, Initial, Memory, Setup, SetupError};
+use undercroft_sim::memory_trace::Becomes::{self, Dropped, Evicted, Found, Written};
+use undercroft_sim::memory_trace::Moved;
+use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, Outcome, Sweep, simulate};
 
@@ -33,6 +35,7 @@ fn trace(clients: Vec<Vec<u64>>) -> MemoryTrace {
         name: "test".to_owned(),
         granule_bytes: 1,
         clients: named.map(|(at, refs)| (format!("c{at}"), refs)).collect(),
+        ..MemoryTrace::default()
     }
 }
 
@@ -277,4 +280,138 @@ fn a_sweep_runs_every_combination_once_and_reports_progress_to_the_end() {
     assert_eq!(settings.len(), 48);
     let last = last.unwrap();
     assert_eq!(last.references, last.references_total);
+}
+
+/// A trace of whole pages, and what became of some: (references before, page, what).
+fn live(references: &[u64], moved: &[(usize, u64, Becomes)]) -> MemoryTrace {
+    let packed = references.iter().map(|page| (page * PAGE) << 1).collect();
+    let moved = moved.iter().map(|(after, page, what)| Moved {
+        after: *after,
+        address: page * PAGE,
+        what: *what,
+    });
+    MemoryTrace {
+        granule_bytes: PAGE,
+        moved: vec![moved.collect()],
+        ..trace(vec![packed])
+    }
+}
+
+fn pages(count: u64) -> impl FnOnce(&mut Setup) {
+    move |setup| {
+        setup.memory = Memory::Pages(count);
+        setup.reclaim = "lru".to_owned();
+    }
+}
+
+#[test]
+fn pages_that_are_found_are_in_memory_until_others_push_them_out() {
+    let found: Vec<_> = (0..4).map(|page| (0, page, Found)).collect();
+    // All hits; then page 9 pushes out page 0, which has to be read: it was used before, and its bytes are unknown.
+    let outcome = run(&live(&[3, 2, 9, 0], &found), pages(4));
+    assert_eq!((outcome.misses, outcome.first_touches), (2, 1));
+    assert_eq!((outcome.swap_ins, outcome.evictions), (1, 2));
+    assert_eq!(outcome.zero_evictions, 0, "found pages may hold anything");
+    assert_eq!(outcome.footprint_pages, 5);
+    // More than fit: the first found left first. One that is found in the middle of the run is there from then on.
+    let outcome = run(
+        &live(&[3, 2, 0, 7], &[&found[..], &[(3, 7, Found)]].concat()),
+        pages(2),
+    );
+    assert_eq!(outcome.misses, 1);
+    // Without being told, all are first touches.
+    let outcome = run(&live(&[3, 2, 9, 0], &[]), pages(4));
+    assert_eq!((outcome.misses, outcome.first_touches), (4, 4));
+}
+
+#[test]
+fn pages_that_are_dropped_are_gone_from_memory_and_below() {
+    let references = [1, 2, 3, 1, 2, 3];
+    let none = run(&live(&references, &[]), pages(3));
+    assert_eq!((none.misses, none.first_touches), (3, 3));
+    // Page 2 from memory, and everything else in its chunk too: its numbers are as before.
+    let drops: Vec<_> = (1..4).map(|page| (3, page, Dropped)).collect();
+    let outcome = run(&live(&references, &drops), pages(3));
+    assert_eq!((outcome.misses, outcome.first_touches), (6, 6));
+    assert_eq!((outcome.evictions, outcome.swap_ins), (0, 0));
+    // From below: page 1 was evicted, and comes back as zeros, from nowhere.
+    let outcome = run(&live(&[1, 2, 1], &[(2, 1, Dropped)]), pages(1));
+    assert_eq!((outcome.misses, outcome.swap_ins), (3, 0));
+    // The last page of a chunk, with an empty chunk behind it, and pages nobody touches.
+    let edge = [511, 512, 511, 512, 1600];
+    let drops = [
+        (2, 511, Dropped),
+        (2, 512, Dropped),
+        (2, 5, Dropped),
+        (4, 513, Dropped),
+    ];
+    let outcome = run(&live(&edge, &drops), pages(3));
+    assert_eq!((outcome.misses, outcome.first_touches), (5, 5));
+    // A part of a larger page leaves the rest.
+    let outcome = run(&live(&references, &drops), |s| {
+        pages(3)(s);
+        s.page_bytes = 2 * PAGE;
+    });
+    assert_eq!(outcome.misses, 2);
+}
+
+#[test]
+fn room_made_ahead_keeps_a_reserve_and_hits_no_more_than_without() {
+    let trace = trace(vec![skewed(60_000, 4_000, 3, 9)]);
+    for reclaim in ["clock", "active_inactive", "lru"] {
+        let of = |room, memory| {
+            run(&trace, |s| {
+                s.memory = Memory::Pages(memory);
+                s.reclaim = reclaim.to_owned();
+                s.room = room;
+            })
+        };
+        let (after, ahead) = (of(Room::AfterPlan, 1024), of(Room::Ahead, 1024));
+        // A reserve of 32 pages, 48 after a batch; batches of 64 pass that by.
+        assert_eq!(ahead.evictions % 64, 0, "{reclaim}");
+        let held = ahead.misses - ahead.evictions;
+        assert!((1024 - 32 - 64..=1024 - 32).contains(&held), "{held}");
+        assert!(ahead.misses > after.misses, "{reclaim}");
+        let small = of(Room::AfterPlan, 1024 - 32 - 64);
+        assert!(ahead.misses < small.misses * 101 / 100, "{reclaim}");
+        // A limit without a reserve still serves.
+        assert_eq!(of(Room::Ahead, 1).misses, of(Room::AfterPlan, 1).misses);
+    }
+}
+
+#[test]
+fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
+    let references = [1, 2, 3, 1, 2, 3];
+    // Two pages left after the third reference, whichever.
+    let evicted = [(3, 7, Evicted), (3, 8, Evicted)];
+    let ignored = run(&live(&references, &evicted), pages(3));
+    assert_eq!((ignored.misses, ignored.evictions), (3, 0));
+    let followed = run(&live(&references, &evicted), |s| {
+        pages(3)(s);
+        s.room = Room::Traced;
+    });
+    // LRU names 1 and 2; both come back.
+    assert_eq!((followed.misses, followed.evictions), (5, 2));
+    // More than there are.
+    let many: Vec<_> = (0..100).map(|page| (3, page, Evicted)).collect();
+    let followed = run(&live(&references, &many), |s| {
+        pages(3)(s);
+        s.room = Room::Traced;
+    });
+    assert_eq!((followed.misses, followed.evictions), (6, 3));
+}
+
+#[test]
+fn a_page_that_the_live_run_found_written_is_stored_again() {
+    // Page 1 is read twice and pushed out twice; the second time it is clean, unless it was written in memory.
+    let references = [1, 2, 1, 2];
+    let of = |moved: &[_]| run(&live(&references, moved), pages(1));
+    let (zeros, once) = (of(&[]), of(&[(1, 1, Written)]));
+    assert_eq!((zeros.zero_evictions, zeros.tiers[0].pages_written), (3, 0));
+    assert_eq!((once.clean_evictions, once.tiers[0].pages_written), (1, 1));
+    let twice = of(&[(1, 1, Written), (3, 1, Written)]);
+    assert_eq!(
+        (twice.clean_evictions, twice.tiers[0].pages_written),
+        (0, 2)
+    );
 }

@@ -93,9 +93,9 @@ pub enum WriteError {
     #[error("the trace's header cannot be stored: {0}")]
     Header(&'static str),
     /// Time goes back.
-    #[error("reference {index}: time {time} comes after time {last}")]
+    #[error("entry {index}: time {time} comes after time {last}")]
     TimeGoesBack {
-        /// Which reference, from 0.
+        /// Which entry, from 0.
         index: u64,
         /// Its time.
         time: u64,
@@ -103,9 +103,9 @@ pub enum WriteError {
         last: u64,
     },
     /// The address is not a multiple of the header's granularity.
-    #[error("reference {index}: address {address:#x} is no multiple of the granularity {granule}")]
+    #[error("entry {index}: address {address:#x} is no multiple of the granularity {granule}")]
     Misaligned {
-        /// Which reference, from 0.
+        /// Which entry, from 0.
         index: u64,
         /// Its address.
         address: u64,
@@ -113,13 +113,19 @@ pub enum WriteError {
         granule: u64,
     },
     /// The header names fewer clients.
-    #[error("reference {index}: client {client}, but the header names {clients}")]
+    #[error("entry {index}: client {client}, but the header names {clients}")]
     UnknownClient {
-        /// Which reference, from 0.
+        /// Which entry, from 0.
         index: u64,
         /// Its client.
         client: u16,
         /// How many the header names.
         clients: usize,
+    },
+    /// A movement, and the header does not announce any.
+    #[error("entry {index}: a movement of a page, but the header does not announce movements")]
+    Unannounced {
+        /// Which entry, from 0.
+        index: u64,
     },
 }

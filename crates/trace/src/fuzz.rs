@@ -1,15 +1,17 @@
 //! What the fuzz target runs, and what the tests run over mutated traces: hostile bytes, and the promises that must hold.
 
+use crate::format::header::MOVEMENTS;
 use crate::format::{
-    BLOCK_BYTES, BLOCK_TAG, END_BYTES, END_TAG, HEADER_BYTES, block, checksum, u32_at,
+    BLOCK_BYTES, BLOCK_TAG, END_BYTES, END_MOVEMENTS_BYTES, END_TAG, HEADER_BYTES, block, checksum,
+    u32_at,
 };
 use crate::reader::TraceReader;
-use crate::reference::Reference;
+use crate::reference::{Event, Reference};
 use crate::writer::TraceWriter;
 
 /// Reads `bytes` as a trace, as one whose checksums are put right, and as the columns of a block. Panics when a promise is broken: that the two ways of reading
 /// agree, and that what was read without an error is written and read back the same. Returns how many
-/// references were read without an error.
+/// entries were read without an error.
 pub fn trace(bytes: &[u8]) -> u64 {
     columns(bytes) + whole(bytes) + whole(&mended(bytes))
 }
@@ -45,25 +47,36 @@ fn whole(bytes: &[u8]) -> u64 {
     assert_eq!(one_by_one, references);
     let totals = *blocks.totals().expect("the end was read");
     assert_eq!(totals.references(), references.len() as u64);
+    let events = events(bytes);
+    assert_eq!(totals.entries(), events.len() as u64);
+    assert!(events.iter().filter_map(|e| e.reference()).eq(references));
     let mut writer = TraceWriter::new(Vec::new(), header).expect("a header that was read");
-    for reference in &references {
-        writer.write(*reference).expect("a reference that was read");
+    for event in &events {
+        writer.write_event(*event).expect("an entry that was read");
     }
     let (again, written) = writer.finish(totals.time_end).expect("memory takes all");
-    assert_eq!(again.references(), totals.references());
-    let back: Vec<Reference> = TraceReader::new(written.as_slice())
-        .expect("a header that was written")
-        .map(|reference| reference.expect("a reference that was written"))
-        .collect();
-    assert_eq!(back, references);
-    totals.references()
+    assert_eq!(again.movements, totals.movements);
+    assert_eq!(self::events(&written), events);
+    totals.entries()
+}
+
+/// Every entry of a good trace.
+fn events(bytes: &[u8]) -> Vec<Event> {
+    let mut reader = TraceReader::new(bytes).expect("a header that was read or written");
+    let mut events = Vec::new();
+    while reader
+        .next_events(&mut events)
+        .expect("blocks that were read or written")
+    {}
+    events
 }
 
 /// `bytes` with right checksums wherever a part can be told, so that what they guard is reached.
-fn mended(bytes: &[u8]) -> Vec<u8> {
+pub fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let mut chain = 0;
     let mut begin = 0;
+    let movements = bytes.len() >= HEADER_BYTES && u32_at(&bytes, 12) & MOVEMENTS != 0;
     while let Some(rest) = bytes.get(begin..) {
         let length = match rest {
             _ if begin == 0 && rest.len() >= HEADER_BYTES => {
@@ -72,6 +85,7 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
             _ if rest.starts_with(&BLOCK_TAG) && rest.len() >= BLOCK_BYTES => {
                 BLOCK_BYTES + u32_at(rest, 12) as usize
             }
+            _ if rest.starts_with(&END_TAG) && movements => END_BYTES + END_MOVEMENTS_BYTES - 4,
             _ if rest.starts_with(&END_TAG) => END_BYTES - 4,
             _ => break,
         };
@@ -105,7 +119,7 @@ fn columns(bytes: &[u8]) -> u64 {
             .take(claims.count)
             .fold(0, |sum, step| sum + u64::from(step & 0x7f));
     }
-    let mut out = Vec::new();
+    let mut out: Vec<Event> = Vec::new();
     if block::decode(columns, &claims, &mut out).is_err() {
         return 0;
     }
@@ -114,5 +128,10 @@ fn columns(bytes: &[u8]) -> u64 {
     let mut back = Vec::new();
     block::decode(&again, &claims, &mut back).expect("columns that were encoded");
     assert_eq!(out, back);
+    // Where no movements are announced, the first of them is an error, and all else is the same.
+    let mut references: Vec<Reference> = Vec::new();
+    let only: Option<Vec<Reference>> = out.iter().map(|event| event.reference()).collect();
+    let whole = block::decode(columns, &claims, &mut references).is_ok();
+    assert_eq!(whole.then_some(references), only);
     out.len() as u64
 }

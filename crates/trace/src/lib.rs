@@ -1,4 +1,4 @@
-//! Traces of memory references: what one is, how they are stored, read, made, and what they say about a program.
+//! Traces of memory references (and of pages moved, where a live manager saw them): what one is, how they are stored, read, made, and what they say about a program.
 //!
 //! Level 1: depends on the base words only. Streams everywhere: a trace is never in memory as a whole unless
 //! [`PageTrace`] is asked for. The bytes are drawn in docs/formats/trace.md.
@@ -27,6 +27,6 @@ pub use generate::{Generator, Spec, SpecError};
 pub use pages::{PageEntry, PageTrace};
 pub use reader::TraceReader;
 pub use recorder::Recorder;
-pub use reference::{Access, Reference};
+pub use reference::{Access, Event, Kind, Movement, Reference};
 pub use touch::Touch;
 pub use writer::{Totals, TraceWriter};

@@ -7,7 +7,7 @@ use std::io::Read;
 use crate::error::TraceError;
 use crate::format::header::Header;
 use crate::reader::TraceReader;
-use crate::reference::{Access, Reference};
+use crate::reference::{Access, Kind, Reference};
 use crate::writer::Totals;
 
 /// One reference to a page.
@@ -86,7 +86,7 @@ impl PageTrace {
     ) -> Result<PageTrace, PageTraceError> {
         let mut builder = Builder::new(header, page_shift, times)?;
         for reference in references {
-            builder.trace.totals.count(reference.access);
+            builder.trace.totals.count(Kind::Access(reference.access));
             builder.trace.totals.time_end = reference.time;
             builder.add(reference)?;
         }

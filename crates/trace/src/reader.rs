@@ -5,16 +5,17 @@ use std::io::{self, Read};
 use crate::error::TraceError;
 use crate::format::header::{Header, not_a_trace};
 use crate::format::{
-    BLOCK_BYTES, BLOCK_REFERENCES_MAX, BLOCK_TAG, END_BYTES, END_TAG, HEADER_BYTES, MAGIC, block,
-    checksum, u32_at, u64_at,
+    BLOCK_BYTES, BLOCK_REFERENCES_MAX, BLOCK_TAG, END_BYTES, END_MOVEMENTS_BYTES, END_TAG,
+    HEADER_BYTES, MAGIC, block, checksum, u32_at, u64_at,
 };
-use crate::reference::Reference;
+use crate::reference::{Event, Reference};
 use crate::writer::Totals;
 
 /// Reads one trace, a block at a time; about 4 MiB of memory. Iterate it, or take whole blocks with
-/// [`TraceReader::next_block`], which is faster.
+/// [`TraceReader::next_block`], which is faster: both give references alone. [`TraceReader::next_events`] gives the
+/// movements of pages between them as well.
 ///
-/// The references of a block are given out only when its checksum fits. An error is given once; then there is nothing more.
+/// The entries of a block are given out only when its checksum fits. An error is given once; then there is nothing more.
 pub struct TraceReader<R: Read> {
     input: Input<R>,
     header: Header,
@@ -24,6 +25,7 @@ pub struct TraceReader<R: Read> {
     failed: bool,
     block: Vec<Reference>,
     given: usize,
+    events: Vec<Event>,
     frame: Vec<u8>,
     columns: Vec<u8>,
     decompressor: zstd::bulk::Decompressor<'static>,
@@ -59,6 +61,7 @@ impl<R: Read> TraceReader<R> {
             failed: false,
             block: Vec::new(),
             given: 0,
+            events: Vec::new(),
             frame: Vec::new(),
             columns: Vec::new(),
             decompressor,
@@ -80,8 +83,8 @@ impl<R: Read> TraceReader<R> {
         self.input.offset
     }
 
-    /// Appends the next block's references to `out`; false at the end. References that iteration has not given out yet
-    /// come first. On error `out` is as it was.
+    /// Appends the next block's references to `out` (none, where it holds movements only); false at the end. References that
+    /// iteration has not given out yet come first. On error `out` is as it was.
     pub fn next_block(&mut self, out: &mut Vec<Reference>) -> Result<bool, TraceError> {
         if self.given < self.block.len() {
             out.extend(self.block.drain(..).skip(self.given));
@@ -91,6 +94,28 @@ impl<R: Read> TraceReader<R> {
         if self.failed || self.end.is_some() {
             return Ok(false);
         }
+        if !self.header.movements {
+            return self.part(out);
+        }
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        let result = self.part(&mut events);
+        out.extend(events.iter().filter_map(|event| event.reference()));
+        self.events = events;
+        result
+    }
+
+    /// Appends the next block's references and movements to `out`, in order; false at the end. On error `out` is as it was.
+    /// For a reader that is used in this way from the beginning.
+    pub fn next_events(&mut self, out: &mut Vec<Event>) -> Result<bool, TraceError> {
+        if self.failed || self.end.is_some() {
+            return Ok(false);
+        }
+        self.part(out)
+    }
+
+    /// As [`TraceReader::read_part`], once and for all where it fails.
+    fn part<T: block::Entry>(&mut self, out: &mut Vec<T>) -> Result<bool, TraceError> {
         let length = out.len();
         let result = self.read_part(out);
         if result.is_err() {
@@ -101,9 +126,9 @@ impl<R: Read> TraceReader<R> {
     }
 
     /// Reads a block (true) or the end block (false).
-    fn read_part(&mut self, out: &mut Vec<Reference>) -> Result<bool, TraceError> {
+    fn read_part<T: block::Entry>(&mut self, out: &mut Vec<T>) -> Result<bool, TraceError> {
         let begin = self.input.offset;
-        let mut head = [0; END_BYTES];
+        let mut head = [0; END_BYTES + END_MOVEMENTS_BYTES];
         self.input.fill(&mut head[..4], "a block", begin)?;
         if head[..4] == BLOCK_TAG {
             self.input
@@ -120,16 +145,20 @@ impl<R: Read> TraceReader<R> {
                 ),
             });
         }
-        self.input.fill(&mut head[4..], "the end block", begin)?;
-        self.read_end(begin, &head)?;
+        let end = match self.header.movements {
+            true => &mut head[..],
+            false => &mut head[..END_BYTES],
+        };
+        self.input.fill(&mut end[4..], "the end block", begin)?;
+        self.read_end(begin, end)?;
         Ok(false)
     }
 
-    fn read_block(
+    fn read_block<T: block::Entry>(
         &mut self,
         begin: u64,
         head: &[u8],
-        out: &mut Vec<Reference>,
+        out: &mut Vec<T>,
     ) -> Result<(), TraceError> {
         let [count, columns, frame] = [u32_at(head, 4), u32_at(head, 8), u32_at(head, 12)];
         let claims = block::Claims {
@@ -144,7 +173,7 @@ impl<R: Read> TraceReader<R> {
             why,
         };
         if count == 0 || count > BLOCK_REFERENCES_MAX {
-            return Err(corrupt(4, format!("a block claims {count} references")));
+            return Err(corrupt(4, format!("a block claims {count} entries")));
         }
         let most = block::columns_bytes_max(count);
         if columns as usize > most {
@@ -186,16 +215,16 @@ impl<R: Read> TraceReader<R> {
                 format!("in the block that begins here, byte {at} of its columns: {why}"),
             )
         })?;
-        for reference in &out[length..] {
-            self.seen.count(reference.access);
+        for entry in &out[length..] {
+            self.seen.count(entry.kind());
         }
         self.seen.blocks += 1;
         self.seen.time_end = claims.last_time;
         Ok(())
     }
 
-    fn read_end(&mut self, begin: u64, end: &[u8; END_BYTES]) -> Result<(), TraceError> {
-        let sum_at = END_BYTES - 4;
+    fn read_end(&mut self, begin: u64, end: &[u8]) -> Result<(), TraceError> {
+        let sum_at = end.len() - 4;
         let computed = checksum(self.chain, &[&end[..sum_at]]);
         let stored = u32_at(end, sum_at);
         if stored != computed {
@@ -213,6 +242,10 @@ impl<R: Read> TraceReader<R> {
             reads: u64_at(end, 32),
             writes: u64_at(end, 40),
             time_end: u64_at(end, 48),
+            movements: std::array::from_fn(|at| match self.header.movements {
+                true => u64_at(end, 56 + 8 * at),
+                false => 0,
+            }),
         };
         let seen = Totals {
             time_end: said.time_end,
@@ -230,7 +263,7 @@ impl<R: Read> TraceReader<R> {
         }
         if self.input.read(&mut [0])? != 0 {
             return Err(TraceError::Corrupt {
-                offset: begin + END_BYTES as u64,
+                offset: begin + end.len() as u64,
                 why: "bytes after the end block".to_owned(),
             });
         }
@@ -243,7 +276,7 @@ impl<R: Read> Iterator for TraceReader<R> {
     type Item = Result<Reference, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.given == self.block.len() {
+        while self.given == self.block.len() {
             let mut block = std::mem::take(&mut self.block);
             block.clear();
             self.given = 0;

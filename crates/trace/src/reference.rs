@@ -1,4 +1,4 @@
-//! One memory reference of a trace.
+//! One entry of a trace: a memory reference of a program or, in live traces, the movement of a page between memory and below.
 
 /// What a reference does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,4 +35,90 @@ pub struct Reference {
     pub client: u16,
     /// Which thread of that client, from 0.
     pub thread: u16,
+}
+
+/// How a page came into memory or left it without a reference of the program. Never counted as a reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Movement {
+    /// Left: taken out by the manager.
+    Evicted,
+    /// Was there when the manager first looked at its mapping, or a fork child has a frame of its own for it now.
+    Found,
+    /// Came: brought along with a page that was faulted on.
+    Ahead,
+    /// Came back: it had been evicted, and could not be stored.
+    Returned,
+    /// Left: the program dropped its content, or unmapped or moved it.
+    Dropped,
+    /// Is out, and was not written since it came: its bytes were those of the copy below when it was evicted.
+    Clean,
+}
+
+impl Movement {
+    /// All of them, in the order of their codes and of the end block.
+    pub const ALL: [Movement; 6] = [
+        Movement::Evicted,
+        Movement::Found,
+        Movement::Ahead,
+        Movement::Returned,
+        Movement::Dropped,
+        Movement::Clean,
+    ];
+
+    /// Whether the page is in memory afterwards.
+    pub fn is_arrival(self) -> bool {
+        matches!(self, Movement::Found | Movement::Ahead | Movement::Returned)
+    }
+}
+
+/// What an entry of a trace is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A reference.
+    Access(Access),
+    /// A movement.
+    Movement(Movement),
+}
+
+/// One entry of a trace; fields as those of [`Reference`]. The thread of a movement means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event {
+    /// When.
+    pub time: u64,
+    /// Where.
+    pub address: u64,
+    /// What.
+    pub kind: Kind,
+    /// Which client.
+    pub client: u16,
+    /// Which thread.
+    pub thread: u16,
+}
+
+impl Event {
+    /// The reference it is; `None` of a movement.
+    pub fn reference(self) -> Option<Reference> {
+        match self.kind {
+            Kind::Access(access) => Some(Reference {
+                time: self.time,
+                address: self.address,
+                access,
+                client: self.client,
+                thread: self.thread,
+            }),
+            Kind::Movement(_) => None,
+        }
+    }
+}
+
+impl From<Reference> for Event {
+    fn from(reference: Reference) -> Event {
+        Event {
+            time: reference.time,
+            address: reference.address,
+            kind: Kind::Access(reference.access),
+            client: reference.client,
+            thread: reference.thread,
+        }
+    }
 }

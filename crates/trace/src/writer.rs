@@ -1,11 +1,11 @@
-//! Writes a trace as a stream: references in, header, compressed blocks and the end block out. Never seeks.
+//! Writes a trace as a stream: references and movements in, header, compressed blocks and the end block out. Never seeks.
 
 use std::io::Write;
 
 use crate::error::WriteError;
 use crate::format::header::Header;
 use crate::format::{BLOCK_BYTES, BLOCK_REFERENCES_MAX, BLOCK_TAG, END_TAG, block, checksum};
-use crate::reference::{Access, Reference};
+use crate::reference::{Access, Event, Kind, Movement, Reference};
 
 /// zstd's own default: 1 is hardly faster on these columns, 9 hardly smaller.
 const COMPRESSION_LEVEL: i32 = 3;
@@ -13,7 +13,7 @@ const COMPRESSION_LEVEL: i32 = 3;
 /// What a trace holds, as its end block says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Blocks of references.
+    /// Blocks of entries.
     pub blocks: u64,
     /// Instruction reads.
     pub instructions: u64,
@@ -21,8 +21,10 @@ pub struct Totals {
     pub reads: u64,
     /// Data writes.
     pub writes: u64,
-    /// When the recording ended; not before the last reference.
+    /// When the recording ended; not before the last entry.
     pub time_end: u64,
+    /// Movements of each kind, in the order of [`Movement::ALL`]. No references.
+    pub movements: [u64; Movement::ALL.len()],
 }
 
 impl Totals {
@@ -31,16 +33,28 @@ impl Totals {
         self.instructions + self.reads + self.writes
     }
 
-    pub(crate) fn count(&mut self, access: Access) {
-        match access {
-            Access::Instruction => self.instructions += 1,
-            Access::Read => self.reads += 1,
-            Access::Write => self.writes += 1,
+    /// References and movements.
+    pub fn entries(&self) -> u64 {
+        self.references() + self.movements.iter().sum::<u64>()
+    }
+
+    /// Movements of one kind.
+    pub fn moved(&self, movement: Movement) -> u64 {
+        self.movements[movement as usize]
+    }
+
+    #[inline]
+    pub(crate) fn count(&mut self, kind: Kind) {
+        match kind {
+            Kind::Access(Access::Instruction) => self.instructions += 1,
+            Kind::Access(Access::Read) => self.reads += 1,
+            Kind::Access(Access::Write) => self.writes += 1,
+            Kind::Movement(movement) => self.movements[movement as usize] += 1,
         }
     }
 
-    /// The end block after a part with checksum `before`; with its own checksum.
-    pub(crate) fn encode(&self, before: u32) -> Vec<u8> {
+    /// The end block after a part with checksum `before`; with its own checksum. * `movements`: as the header says.
+    pub(crate) fn encode(&self, before: u32, movements: bool) -> Vec<u8> {
         let mut bytes = END_TAG.to_vec();
         bytes.extend([0; 4]);
         for number in [
@@ -51,6 +65,9 @@ impl Totals {
             self.writes,
             self.time_end,
         ] {
+            bytes.extend(number.to_le_bytes());
+        }
+        for number in self.movements.iter().filter(|_| movements) {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(checksum(before, &[&bytes]).to_le_bytes());
@@ -65,7 +82,7 @@ pub struct TraceWriter<W: Write> {
     output: W,
     header: Header,
     chain: u32,
-    pending: Vec<Reference>,
+    pending: Vec<Event>,
     totals: Totals,
     columns: Vec<u8>,
     frame: Vec<u8>,
@@ -100,49 +117,60 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Adds a reference. Errors: it is not as the header says (nothing is written, the trace can go on), or `output` failed.
+    #[inline]
     pub fn write(&mut self, reference: Reference) -> Result<(), WriteError> {
-        let index = self.totals.references();
+        self.write_event(reference.into())
+    }
+
+    /// Adds a reference or, where the header announces movements, one of those. Errors: as [`TraceWriter::write`].
+    #[inline]
+    pub fn write_event(&mut self, event: Event) -> Result<(), WriteError> {
+        let index = self.totals.entries();
         let last = self.totals.time_end;
-        if reference.time < last {
+        if matches!(event.kind, Kind::Movement(_)) && !self.header.movements {
+            return Err(WriteError::Unannounced { index });
+        }
+        if event.time < last {
             return Err(WriteError::TimeGoesBack {
                 index,
-                time: reference.time,
+                time: event.time,
                 last,
             });
         }
-        if reference.address & (self.header.granule_bytes() - 1) != 0 {
+        if event.address & (self.header.granule_bytes() - 1) != 0 {
             return Err(WriteError::Misaligned {
                 index,
-                address: reference.address,
+                address: event.address,
                 granule: self.header.granule_bytes(),
             });
         }
-        if usize::from(reference.client) >= self.header.clients.len() {
+        if usize::from(event.client) >= self.header.clients.len() {
             return Err(WriteError::UnknownClient {
                 index,
-                client: reference.client,
+                client: event.client,
                 clients: self.header.clients.len(),
             });
         }
-        self.totals.count(reference.access);
-        self.totals.time_end = reference.time;
-        self.pending.push(reference);
+        self.totals.count(event.kind);
+        self.totals.time_end = event.time;
+        self.pending.push(event);
         if self.pending.len() == BLOCK_REFERENCES_MAX as usize {
             self.flush_block()?;
         }
         Ok(())
     }
 
-    /// Ends the trace at `time_end` (or at its last reference, when that is later); what it holds, and the output, flushed.
+    /// Ends the trace at `time_end` (or at its last entry, when that is later); what it holds, and the output, flushed.
     pub fn finish(mut self, time_end: u64) -> Result<(Totals, W), WriteError> {
         self.flush_block()?;
         self.totals.time_end = self.totals.time_end.max(time_end);
-        self.output.write_all(&self.totals.encode(self.chain))?;
+        let end = self.totals.encode(self.chain, self.header.movements);
+        self.output.write_all(&end)?;
         self.output.flush()?;
         Ok((self.totals, self.output))
     }
 
-    /// Writes the pending references as a block, so that a reader of a pipe has them; a block of few compresses badly.
+    /// Writes the pending entries as a block, so that a reader of a pipe has them; a block of few compresses badly.
     pub fn flush_block(&mut self) -> Result<(), WriteError> {
         let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
             return Ok(());

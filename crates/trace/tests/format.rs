@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use undercroft_trace::{
-    Access, Header, PageTrace, Reference, TimeUnit, TraceError, TraceReader, TraceWriter,
-    WriteError, fuzz,
+    Access, Analysis, Event, Header, Kind, Movement, PageTrace, Reference, Sampling, TimeUnit,
+    TraceError, TraceReader, TraceWriter, WriteError, fuzz,
 };
 
 fn write(header: Header, references: &[Reference], time_end: u64) -> Vec<u8> {
@@ -56,6 +56,168 @@ fn small() -> (Header, Vec<Reference>, Vec<u8>) {
     }
     let bytes = writer.finish(20_000).unwrap().1;
     (header, references, bytes)
+}
+
+fn write_events(header: Header, events: &[Event], time_end: u64) -> Vec<u8> {
+    let mut writer = TraceWriter::new(Vec::new(), header).unwrap();
+    for event in events {
+        writer.write_event(*event).unwrap();
+    }
+    writer.finish(time_end).unwrap().1
+}
+
+fn read_events(bytes: &[u8]) -> Result<Vec<Event>, TraceError> {
+    let mut reader = TraceReader::new(bytes)?;
+    let mut events = Vec::new();
+    while reader.next_events(&mut events)? {}
+    Ok(events)
+}
+
+/// A live trace: every kind of entry, some blocks of one kind only.
+fn live() -> (Vec<Event>, Vec<u8>) {
+    let header = Header {
+        granularity: 12,
+        live: true,
+        movements: true,
+        clients: vec!["a".to_owned(), "b".to_owned()],
+        ..Header::default()
+    };
+    let kinds: Vec<Kind> = [Access::Instruction, Access::Read, Access::Write]
+        .map(Kind::Access)
+        .into_iter()
+        .chain(Movement::ALL.map(Kind::Movement))
+        .collect();
+    let events: Vec<Event> = (0..80u64)
+        .map(|n| Event {
+            time: n * 5,
+            address: (n * n * 7 % 1000) << 12,
+            kind: match n {
+                20..40 => Kind::Movement(Movement::Evicted),
+                40..50 => Kind::Access(Access::Write),
+                n => kinds[n as usize % kinds.len()],
+            },
+            client: (n / 30 % 2) as u16,
+            thread: (n / 9 % 3) as u16,
+        })
+        .collect();
+    let mut writer = TraceWriter::new(Vec::new(), header).unwrap();
+    for (n, event) in events.iter().enumerate() {
+        writer.write_event(*event).unwrap();
+        if matches!(n, 19 | 39 | 49) {
+            writer.flush_block().unwrap();
+        }
+    }
+    let bytes = writer.finish(400).unwrap().1;
+    (events, bytes)
+}
+
+#[test]
+fn movements_come_back_in_their_places_and_are_no_references() {
+    let (events, bytes) = live();
+    assert_eq!(read_events(&bytes).unwrap(), events);
+    let references: Vec<Reference> = events.iter().filter_map(|e| e.reference()).collect();
+    assert!(references.len() < events.len() - 20);
+    let (header, iterated) = read(&bytes).unwrap();
+    assert!(header.movements);
+    assert_eq!(iterated, references);
+    let mut reader = TraceReader::new(bytes.as_slice()).unwrap();
+    let (mut in_blocks, mut blocks) = (Vec::new(), 0);
+    while reader.next_block(&mut in_blocks).unwrap() {
+        blocks += 1;
+    }
+    assert_eq!((in_blocks, blocks), (references.clone(), 4));
+    let totals = *reader.totals().unwrap();
+    for movement in Movement::ALL {
+        let moved = |event: &&Event| event.kind == Kind::Movement(movement);
+        let count = events.iter().filter(moved).count() as u64;
+        assert_eq!(totals.moved(movement), count);
+        assert!(count > 0);
+    }
+    assert_eq!(totals.entries(), events.len() as u64);
+    // What is counted and curved is the references.
+    let mut reader = TraceReader::new(bytes.as_slice()).unwrap();
+    let analysis = Analysis::read(&mut reader, 12, Sampling::Exact, |_| ()).unwrap();
+    assert_eq!(analysis.accesses().total(), references.len() as u64);
+    let pages = PageTrace::read(TraceReader::new(bytes.as_slice()).unwrap(), 12, false).unwrap();
+    assert_eq!(pages.entries.len(), references.len());
+    fuzz::trace(&bytes);
+}
+
+#[test]
+fn a_live_trace_cut_or_damaged_anywhere_is_refused_with_the_byte() {
+    let (events, bytes) = live();
+    for length in 0..bytes.len() {
+        fuzz::trace(&bytes[..length]);
+        let error = read_events(&bytes[..length]).expect_err("a cut trace");
+        match error {
+            TraceError::Truncated { offset, .. } => assert_eq!(offset, length as u64),
+            TraceError::NotATrace { .. } => assert_eq!(length, 0),
+            error => panic!("cut at {length}: {error}"),
+        }
+    }
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut bad = bytes.clone();
+            bad[at] ^= 1 << bit;
+            let error = read_events(&bad).expect_err("a flipped bit");
+            assert!(error.to_string().contains("byte "), "{error}");
+            let Ok(mut reader) = TraceReader::new(bad.as_slice()) else {
+                continue;
+            };
+            let mut good = Vec::new();
+            while let Ok(true) = reader.next_events(&mut good) {}
+            assert_eq!(good, events[..good.len()], "byte {at}, bit {bit}");
+        }
+    }
+}
+
+#[test]
+fn movements_without_their_flag_are_neither_written_nor_read() {
+    let (events, bytes) = live();
+    let moved = events[30];
+    let mut writer = TraceWriter::new(Vec::new(), Header::default()).unwrap();
+    let refused = writer.write_event(moved).unwrap_err();
+    assert!(
+        matches!(refused, WriteError::Unannounced { index: 0 }),
+        "{refused}"
+    );
+    // A file that was made to say so: the first movement is the fourth entry of the first block.
+    let mut bad = bytes.clone();
+    bad[12] &= !8;
+    let bad = fuzz::mended(&bad);
+    let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
+    let error = read(&bad).unwrap_err();
+    assert_eq!(error.offset(), block as u64, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("byte 3 of its columns: a movement"), "{text}");
+    // And the other way round: the end block lacks the counts.
+    let (_, _, bytes) = small();
+    let mut bad = bytes.clone();
+    bad[12] |= 8;
+    let error = read_events(&fuzz::mended(&bad)).unwrap_err();
+    assert!(matches!(error, TraceError::Truncated { .. }), "{error}");
+    // A flag of tomorrow.
+    let mut bad = bytes;
+    bad[12] |= 16;
+    let error = read(&fuzz::mended(&bad)).unwrap_err();
+    assert_eq!(error.offset(), 12, "{error}");
+}
+
+#[test]
+fn the_end_block_must_count_movements_right() {
+    let (_, bytes) = live();
+    let end = bytes.len() - 108;
+    assert_eq!(&bytes[end..end + 4], b"END.");
+    for field in 0..6 {
+        let mut bad = bytes.clone();
+        bad[end + 56 + 8 * field] ^= 1;
+        let error = read_events(&fuzz::mended(&bad)).unwrap_err();
+        assert!(
+            matches!(error, TraceError::Corrupt { offset, .. } if offset == end as u64),
+            "{error}"
+        );
+    }
+    assert!(read_events(&fuzz::mended(&bytes)).is_ok());
 }
 
 #[test]
@@ -284,7 +446,7 @@ fn page_trace_numbers_pages_by_first_touch_and_keeps_clients_apart() {
 /// Mutated traces through the function that the fuzz target runs; fixed seeds, so that a failure comes back.
 #[test]
 fn fuzz_entry_holds_on_mutated_traces() {
-    let (_, _, bytes) = small();
+    let traces = [small().2, live().1];
     let mut state = 1u64;
     let mut random = |below: usize| {
         state = state
@@ -293,8 +455,8 @@ fn fuzz_entry_holds_on_mutated_traces() {
         (state >> 33) as usize % below
     };
     let mut mended = 0;
-    for _ in 0..3_000 {
-        let mut bad = bytes.clone();
+    for round in 0..6_000 {
+        let mut bad = traces[round % 2].clone();
         for _ in 0..=random(4) {
             let at = random(bad.len());
             match random(5) {
@@ -325,7 +487,8 @@ fn fuzz_entry_holds_on_mutated_traces() {
         for _ in 0..count {
             let owner = random(2);
             owners += owner;
-            columns.push((random(3) + 4 * owner) as u8);
+            let kinds = [0, 1, 2, 3, 0b1011, 0b10011, 0b11011, 0b100011, 0b101011];
+            columns.push(kinds[random(9)] + 4 * owner as u8);
         }
         columns.push(0);
         for _ in 1..2 * count {
@@ -370,7 +533,15 @@ proptest! {
         };
         let bytes = write(header.clone(), &references, u64::MAX);
         let (header_read, back) = read(&bytes).unwrap();
-        prop_assert_eq!(header_read, header);
-        prop_assert_eq!(back, references);
+        prop_assert_eq!(header_read, header.clone());
+        prop_assert_eq!(back, &references[..]);
+        // The same with every other one a movement.
+        let moved = references.iter().enumerate().map(|(n, reference)| match n % 2 {
+            0 => Event::from(*reference),
+            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % 6]), ..Event::from(*reference) },
+        });
+        let events: Vec<Event> = moved.collect();
+        let bytes = write_events(Header { movements: true, ..header }, &events, u64::MAX);
+        prop_assert_eq!(read_events(&bytes).unwrap(), events);
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Nanos;
-use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, TierSpec};
+use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, Room, TierSpec};
 
 /// `undercroft sim`.
 #[derive(Debug, Args)]
@@ -74,6 +74,10 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
+    /// When pages leave to make room: at the last moment, ahead of it as `run` does, or when they did in the live run
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = RoomArg::After)]
+    pub room: RoomArg,
+
     /// Seed of `random`
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
@@ -140,6 +144,27 @@ impl From<FaultTouchArg> for FaultTouch {
             FaultTouchArg::None => FaultTouch::None,
             FaultTouchArg::Write => FaultTouch::Write,
             FaultTouchArg::All => FaultTouch::All,
+        }
+    }
+}
+
+/// `--room` as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RoomArg {
+    /// When a page is to come: memory is used to the last page
+    After,
+    /// As the live manager: a reserve of a 64th is kept free
+    Ahead,
+    /// When pages left in the live run that was recorded, and as many
+    Traced,
+}
+
+impl From<RoomArg> for Room {
+    fn from(arg: RoomArg) -> Room {
+        match arg {
+            RoomArg::After => Room::AfterPlan,
+            RoomArg::Ahead => Room::Ahead,
+            RoomArg::Traced => Room::Traced,
         }
     }
 }

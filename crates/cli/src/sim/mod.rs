@@ -74,6 +74,7 @@ fn sweep(args: &ReplayArgs) -> Sweep {
     let base = Setup {
         initial: args.initial.into(),
         fault_touch: args.fault_touch.into(),
+        room: args.room.into(),
         reference_time: args.reference_time,
         software: args.software,
         context_switch: args.context_switch,

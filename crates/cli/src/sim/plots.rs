@@ -142,6 +142,7 @@ mod tests {
             name: "squares".to_owned(),
             granule_bytes: 1,
             clients: vec![("a".to_owned(), packed)],
+            ..MemoryTrace::default()
         };
         let mut sweep = Sweep::single(Setup::default());
         let directory = tempfile::tempdir().expect("a directory");

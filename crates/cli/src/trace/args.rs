@@ -260,7 +260,12 @@ pub struct CatArgs {
     /// The trace; - = standard input
     pub trace: PathBuf,
 
-    /// Stop after so many references
+    /// Stop after so many lines
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<u64>,
+
+    /// Also what became of pages without a reference, where a live trace tells: evicted, found, ahead, returned, dropped, clean;
+    /// such lines cannot be imported
+    #[arg(long)]
+    pub movements: bool,
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use undercroft_base::Bytes;
 use undercroft_trace::format::VERSION;
 use undercroft_trace::pages::PageTraceError;
-use undercroft_trace::{Analysis, Header, Sampling};
+use undercroft_trace::{Analysis, Header, Movement, Sampling, Totals};
 
 use super::args::InfoArgs;
 use super::files::{bad_trace, reader};
@@ -41,6 +41,9 @@ struct Info {
     time_end: u64,
     page_bytes: u64,
     references: References,
+    /// What became of pages without a reference; absent where the trace does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    movements: Option<Movements>,
     reads_per_write: Option<f64>,
     footprint: Footprint,
     clients: Vec<ClientInfo>,
@@ -58,6 +61,31 @@ struct References {
     instructions: u64,
     reads: u64,
     writes: u64,
+}
+
+/// Pages that came or left without a reference. No curve counts them.
+#[derive(Serialize)]
+struct Movements {
+    evicted: u64,
+    /// ... and had not been written since they came.
+    evicted_clean: u64,
+    found: u64,
+    brought_along: u64,
+    returned: u64,
+    dropped: u64,
+}
+
+impl Movements {
+    fn of(totals: &Totals) -> Movements {
+        Movements {
+            evicted: totals.moved(Movement::Evicted),
+            evicted_clean: totals.moved(Movement::Clean),
+            found: totals.moved(Movement::Found),
+            brought_along: totals.moved(Movement::Ahead),
+            returned: totals.moved(Movement::Returned),
+            dropped: totals.moved(Movement::Dropped),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -120,13 +148,13 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
             "give another --page-size",
         ),
     })?;
-    let time_end = reader.totals().map_or(0, |totals| totals.time_end);
+    let totals = reader.totals().copied().unwrap_or_default();
     let info = collect(
         &args.trace.display().to_string(),
         &header,
         &analysis,
         reader.offset(),
-        time_end,
+        &totals,
     );
     if let Some(path) = &args.plot {
         plot(&info, path)?;
@@ -142,7 +170,7 @@ fn collect(
     header: &Header,
     analysis: &Analysis,
     file_bytes: u64,
-    time_end: u64,
+    totals: &Totals,
 ) -> Info {
     let page_bytes = 1u64 << analysis.page_shift();
     let pages = analysis.footprint_pages();
@@ -178,9 +206,10 @@ fn collect(
         time_unit: header.time_unit.to_string(),
         time_first,
         time_last,
-        time_end,
+        time_end: totals.time_end,
         page_bytes,
         references: references(accesses),
+        movements: header.movements.then(|| Movements::of(totals)),
         reads_per_write: accesses.reads_per_write(),
         footprint: Footprint {
             pages,
@@ -231,6 +260,9 @@ fn text(info: &Info) -> String {
     }
     let kind = match (info.filtered, info.synthetic, info.live) {
         (_, true, _) => "made by a generator",
+        (_, _, true) if info.movements.is_some() => {
+            "page faults and evictions that a live manager saw"
+        }
         (_, _, true) => "page faults that a live manager saw",
         (true, ..) => "what reached memory behind a cache",
         _ => "every reference",
@@ -244,12 +276,25 @@ fn text(info: &Info) -> String {
     row("time", format!("{} {}", info.time_end, info.time_unit));
     let references = &info.references;
     row(
-        "references",
+        if info.live { "faults" } else { "references" },
         format!(
             "{}: {} instruction reads, {} reads, {} writes",
             references.total, references.instructions, references.reads, references.writes
         ),
     );
+    if let Some(moved) = &info.movements {
+        row(
+            "evictions",
+            format!("{}, {} of them clean", moved.evicted, moved.evicted_clean),
+        );
+        row(
+            "other pages",
+            format!(
+                "{} found in memory, {} brought along, {} returned, {} dropped by the program",
+                moved.found, moved.brought_along, moved.returned, moved.dropped
+            ),
+        );
+    }
     row("reads:writes", ratio(info.reads_per_write));
     let footprint = &info.footprint;
     row(

@@ -184,7 +184,7 @@ fn bad_text(path: &Path, error: &ImportError) -> Failure {
 }
 
 fn cat(args: &CatArgs) -> Result<(), Failure> {
-    let (reader, _) = files::reader(&args.trace)?;
+    let (mut reader, _) = files::reader(&args.trace)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     let mut print = |text: &str| match writeln!(out, "{text}") {
         Ok(()) => Ok(true),
@@ -194,11 +194,21 @@ fn cat(args: &CatArgs) -> Result<(), Failure> {
     if !print(csv::HEADER)? {
         return Ok(());
     }
-    for reference in reader.take(args.limit.map_or(usize::MAX, |limit| limit as usize)) {
-        let reference = reference.map_err(|error| files::bad_trace(&args.trace, &error))?;
-        if !print(&csv::row(&reference))? {
-            return Ok(());
+    let mut left = args.limit.unwrap_or(u64::MAX);
+    let mut block = Vec::new();
+    while left > 0 {
+        block.clear();
+        let more = reader.next_events(&mut block);
+        if !more.map_err(|error| files::bad_trace(&args.trace, &error))? {
+            break;
         }
+        block.retain(|event| args.movements || event.reference().is_some());
+        for event in block.iter().take(left.min(block.len() as u64) as usize) {
+            if !print(&csv::row(event))? {
+                return Ok(());
+            }
+        }
+        left = left.saturating_sub(block.len() as u64);
     }
     match out.flush() {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 use undercroft_base::{Bytes, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange};
-use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
+use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Stats, VecLedger};
 use undercroft_model::device::Time;
 use undercroft_policy::reclaim::Reclaim;
 
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
 use crate::memory_trace::PageStream;
-use crate::setup::{Setup, SetupError, TierKind};
+use crate::setup::{Room, Setup, SetupError, TierKind};
 
 /// The page differs from its copy below, if it has one.
 pub const DIRTY: u8 = 1;
@@ -85,6 +85,8 @@ pub struct Client<'a> {
     pub frames: u64,
     /// References done.
     pub at: usize,
+    /// Movements done.
+    pub moved: usize,
     /// References whose time is in the clock.
     pub timed: usize,
     /// Its own virtual time.
@@ -117,6 +119,8 @@ pub struct Client<'a> {
 pub enum Stop {
     /// This page is not in memory, or is on its way.
     Fault(PageNo, bool),
+    /// The trace says that a page is found in memory, or dropped.
+    Moved,
     /// As many as were asked for.
     Paused,
     /// The trace is over.
@@ -153,7 +157,10 @@ impl<'a> Client<'a> {
             limit: Bytes(frames * PAGE_BYTES as u64),
             retain: (0..count).map(device).collect(),
             demotes: (0..count).map(|at| at + 1 < count).collect(),
-            room: Room::AfterPlan,
+            room: match setup.room {
+                Room::AfterPlan => undercroft_engine::Room::AfterPlan,
+                Room::Ahead | Room::Traced => undercroft_engine::Room::Ahead,
+            },
         };
         let chunks = stream.numbers as usize / undercroft_base::CHUNK_PAGES as usize;
         let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);
@@ -173,6 +180,7 @@ impl<'a> Client<'a> {
             space,
             frames,
             at: 0,
+            moved: 0,
             timed: 0,
             clock: Time::default(),
             marks: vec![0; numbers],
@@ -191,6 +199,11 @@ impl<'a> Client<'a> {
 
     /// Runs on while pages are in memory, at most `most` references. The one that stops it is not counted as done.
     pub fn run(&mut self, most: usize) -> Stop {
+        let most = match self.stream.moved.get(self.moved) {
+            Some(next) if next.after > self.at => most.min(next.after - self.at),
+            Some(_) if self.at < self.stream.references.len() => return Stop::Moved,
+            _ => most,
+        };
         match self.future.clone() {
             None => self.run_on(most, |_| ()),
             Some(future) => self.run_on(most, |at| future.at(at)),

@@ -4,6 +4,12 @@
 //! table and one call of the policy. A fault: the engine plans; pages are evicted until the plan fits (a dirty one is written,
 //! a clean one whose copy is kept below is dropped: the engine decides, told only whether the bytes changed); the plan is
 //! read from the tiers and installed. Every client has a processor to itself.
+//!
+//! With [`Room::Ahead`] pages leave as they do live: in batches, after a fault that broke into the reserve, until a reserve and
+//! a half is free. Only in no time: the live evictor works while the program goes on.
+//!
+//! Where a live trace says so, pages are found in memory, as they were when the recording began, or dropped by the program.
+//! Evictions that it tells, and pages brought along, are not followed: those the policies under test decide.
 
 mod client;
 pub mod tiers;
@@ -11,13 +17,15 @@ pub mod tiers;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageNo, Slot, ThreadId, TierId, VirtPage};
-use undercroft_engine::limits::DEMOTE_PAGES_MAX;
+use undercroft_base::{
+    Bytes, PAGE_BYTES, PageNo, PageState, Slot, ThreadId, TierId, VirtPage, VirtRange,
+};
+use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
 use undercroft_model::device::{Attach, Device, Time, profiles};
 
-use crate::memory_trace::PageStream;
-use crate::setup::{FaultTouch, Initial, Memory, Setup, SetupError, TierKind};
+use crate::memory_trace::{Becomes, PageStream};
+use crate::setup::{FaultTouch, Initial, Memory, Room, Setup, SetupError, TierKind};
 
 use client::{AHEAD, DIRTY, KNOWN, WRITTEN};
 pub use client::{Client, Seen, Spent, Stop};
@@ -145,6 +153,7 @@ impl<'a> Replay<'a> {
                             break;
                         }
                     }
+                    Stop::Moved => self.follow(at)?,
                     Stop::Paused => {}
                     Stop::End => {
                         client.tell_time(per_reference);
@@ -168,6 +177,13 @@ impl<'a> Replay<'a> {
             thread: ThreadId(0),
         };
         client.at += 1;
+        if self.setup.room != Room::AfterPlan {
+            // A limit too small for a reserve, or smaller than that of the live run.
+            while self.clients[at].engine.room() < 1 {
+                self.evict(at, 1)?;
+            }
+        }
+        let client = &mut self.clients[at];
         match client.engine.fault(fault, &mut client.plan) {
             FaultAnswer::Load => {}
             FaultAnswer::Wake => {
@@ -204,6 +220,78 @@ impl<'a> Replay<'a> {
             client.seen.loads += 1;
             let nanos = (client.clock - start).0 / 1000;
             client.latency.saturating_record(nanos.max(1));
+        }
+        self.reclaim(at)
+    }
+
+    /// What the trace says of pages before the next reference of a client.
+    fn follow(&mut self, at: usize) -> Result<(), SetupError> {
+        loop {
+            let client = &mut self.clients[at];
+            let moved = match client.stream.moved.get(client.moved) {
+                Some(moved) if moved.after <= client.at => *moved,
+                _ => return Ok(()),
+            };
+            client.moved += 1;
+            let page = VirtPage(u64::from(moved.number));
+            let range = VirtRange::new(page, page.plus(1));
+            let mark = &mut client.marks[moved.number as usize];
+            if moved.what == Becomes::Written {
+                if client.engine.entry(client.space, page).state == PageState::Resident {
+                    client.marks[moved.number as usize] |= DIRTY | WRITTEN;
+                }
+                continue;
+            }
+            if moved.what == Becomes::Evicted {
+                let next = &client.stream.moved[client.moved..];
+                let batch = next.iter().take(EVICT_PAGES_MAX - 1);
+                let with =
+                    batch.take_while(|next| (next.what, next.after) == (moved.what, moved.after));
+                let count = 1 + with.count();
+                client.moved += count - 1;
+                if self.setup.room == Room::Traced {
+                    self.evict_so_many(at, count)?;
+                }
+                continue;
+            }
+            if moved.what == Becomes::Found {
+                client.engine.found_resident(client.space, range);
+                // It was used before, and nobody knows its bytes.
+                *mark |= KNOWN | WRITTEN | DIRTY;
+                self.make_room(at)?;
+                self.reclaim(at)?;
+                continue;
+            }
+            *mark = 0;
+            client.engine.removed(client.space, range);
+            // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers: the lowest free
+            // ones, as all others are taken.
+            for number in [moved.number, moved.number + 1] {
+                if number < client.stream.numbers {
+                    let page = VirtPage(u64::from(number));
+                    let no = client.engine.number(client.space, page);
+                    assert_eq!(no, Ok(PageNo(number)), "a page keeps its number");
+                }
+            }
+            self.collect(at);
+        }
+    }
+
+    /// Evicts `count` pages, or all there are.
+    fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
+        let mut left = count;
+        while left > 0 && self.clients[at].engine.resident().0 > 0 {
+            left -= self.evict(at, left)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the reserve whole again, where there is one and it was broken into.
+    fn reclaim(&mut self, at: usize) -> Result<(), SetupError> {
+        if self.setup.room == Room::Ahead && self.clients[at].engine.reclaim_wanted() {
+            while self.clients[at].engine.reclaim_unfinished() {
+                self.evict(at, EVICT_PAGES_MAX)?;
+            }
         }
         Ok(())
     }
@@ -264,15 +352,16 @@ impl<'a> Replay<'a> {
     /// Evicts until the plan of the client fits.
     fn make_room(&mut self, at: usize) -> Result<(), SetupError> {
         while self.clients[at].engine.room() < 0 {
-            self.evict_one(at)?;
+            self.evict(at, 1)?;
         }
         Ok(())
     }
 
-    fn evict_one(&mut self, at: usize) -> Result<(), SetupError> {
+    /// Evicts up to `want` pages, at least one; how many.
+    fn evict(&mut self, at: usize, want: usize) -> Result<usize, SetupError> {
         let client = &mut self.clients[at];
         let mut tries = 0;
-        while !client.engine.select(1, &mut client.batch) {
+        while !client.engine.select(want, &mut client.batch) {
             // A policy looks at a bounded number of pages a call; two laps find somebody.
             tries += 1;
             assert!(
@@ -282,8 +371,20 @@ impl<'a> Replay<'a> {
                 client.engine.resident()
             );
         }
-        let item = client.batch[0];
-        client.engine.settle(0, Taken::Moved, &mut self.wake);
+        for index in 0..self.clients[at].batch.len() {
+            self.evict_one(at, index)?;
+        }
+        if self.has_pool {
+            self.collect(at);
+        }
+        Ok(self.clients[at].batch.len())
+    }
+
+    /// Evicts page `index` of the batch at hand.
+    fn evict_one(&mut self, at: usize, index: usize) -> Result<(), SetupError> {
+        let client = &mut self.clients[at];
+        let item = client.batch[index];
+        client.engine.settle(index, Taken::Moved, &mut self.wake);
         let mark = client.marks[item.no.0 as usize];
         let outcome = if item.retained.is_some() && mark & DIRTY == 0 {
             Outcome::Clean
@@ -294,10 +395,7 @@ impl<'a> Replay<'a> {
         };
         let client = &mut self.clients[at];
         client.marks[item.no.0 as usize] &= !(DIRTY | AHEAD);
-        client.engine.publish(0, outcome, &mut self.wake);
-        if self.has_pool {
-            self.collect(at);
-        }
+        client.engine.publish(index, outcome, &mut self.wake);
         Ok(())
     }
 

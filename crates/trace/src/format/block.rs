@@ -1,64 +1,182 @@
-//! The columns of one block of references: encoded for compression, and decoded from bytes that nobody vouches for.
+//! The columns of one block of entries: encoded for compression, and decoded from bytes that nobody vouches for.
 //!
-//! Columns, one after the other: kinds (a byte a reference), times, addresses, owners. An address is the difference to the
-//! last one of the same access in this block, in granules, because instructions, reads and writes each go their own
-//! way. A block needs nothing of the blocks before it.
+//! Columns, one after the other: kinds (a byte an entry), times, addresses, owners. An address is the difference to the
+//! last one of the same kind in this block, in granules, because instructions, reads, writes and each kind of movement go
+//! their own way. A block needs nothing of the blocks before it.
 
 use super::{REFERENCE_BYTES_MAX, varint};
-use crate::reference::{Access, Reference};
+use crate::reference::{Access, Event, Kind, Movement, Reference};
 
-/// Bits of a kind: the access.
+/// Bits of a kind: the access, or [`MOVEMENT`].
 const ACCESS: u8 = 0b011;
-/// Bit of a kind: client and thread are not those of the reference before; they are in the owners' column.
+/// Instead of an access: the entry is a movement, and the bits from [`WHAT_SHIFT`] on say which.
+const MOVEMENT: u8 = 3;
+/// Bit of a kind: client and thread are not those of the entry before; they are in the owners' column.
 const OWNER: u8 = 0b100;
+/// Place of the movement's bits.
+const WHAT_SHIFT: u8 = 3;
+/// Room for the last address of each kind: a power of two, so that the index needs no check.
+const WAYS: usize = 16;
+const _: () = assert!(MOVEMENT as usize + Movement::ALL.len() <= WAYS);
 
-fn code(access: Access) -> u8 {
-    match access {
-        Access::Instruction => 0,
-        Access::Read => 1,
-        Access::Write => 2,
+/// The bits of a kind, without [`OWNER`].
+fn code(kind: Kind) -> u8 {
+    match kind {
+        Kind::Access(Access::Instruction) => 0,
+        Kind::Access(Access::Read) => 1,
+        Kind::Access(Access::Write) => 2,
+        Kind::Movement(movement) => MOVEMENT | (movement as u8) << WHAT_SHIFT,
     }
 }
 
-/// Appends the columns of `references` (not empty, times in order, addresses multiples of the granule) to `out`.
-pub(crate) fn encode(references: &[Reference], granularity: u8, out: &mut Vec<u8>) {
-    out.reserve(references.len() * 6);
+/// The kind of a byte of the kinds' column. Errors: what is wrong with it.
+#[inline]
+fn kind_of(byte: u8) -> Result<Kind, &'static str> {
+    let what = usize::from(byte >> WHAT_SHIFT);
+    let access = match byte & ACCESS {
+        MOVEMENT => {
+            let movement = Movement::ALL.get(what);
+            let movement = movement.ok_or("this kind of movement is unknown")?;
+            return Ok(Kind::Movement(*movement));
+        }
+        0 => Access::Instruction,
+        1 => Access::Read,
+        _ => Access::Write,
+    };
+    match what {
+        0 => Ok(Kind::Access(access)),
+        _ => Err("this kind of reference is unknown"),
+    }
+}
+
+/// Why a byte of the kinds' column is no reference.
+#[cold]
+fn refusal(byte: u8) -> &'static str {
+    match kind_of(byte) {
+        Ok(_) => "a movement, and the header does not announce any",
+        Err(why) => why,
+    }
+}
+
+/// Which of the last addresses belongs to a valid byte of the kinds' column.
+#[inline]
+fn way(byte: u8) -> usize {
+    usize::from((byte & ACCESS) + (byte >> WHAT_SHIFT)) % WAYS
+}
+
+/// What a block decodes to: every entry, or references alone where the header says that there is nothing else.
+pub(crate) trait Entry: Copy {
+    /// An entry without its place and owner, from its byte of the kinds' column without [`OWNER`]. Errors: what is wrong with it.
+    fn new(time: u64, byte: u8) -> Result<Self, &'static str>;
+    fn kind(&self) -> Kind;
+    fn time(&self) -> u64;
+    fn set_address(&mut self, address: u64);
+    fn set_owner(&mut self, owner: (u16, u16));
+}
+
+impl Entry for Reference {
+    #[inline]
+    fn new(time: u64, byte: u8) -> Result<Reference, &'static str> {
+        let access = match byte {
+            0 => Access::Instruction,
+            1 => Access::Read,
+            2 => Access::Write,
+            _ => return Err(refusal(byte)),
+        };
+        Ok(Reference {
+            time,
+            address: 0,
+            access,
+            client: 0,
+            thread: 0,
+        })
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Access(self.access)
+    }
+
+    fn time(&self) -> u64 {
+        self.time
+    }
+
+    fn set_address(&mut self, address: u64) {
+        self.address = address;
+    }
+
+    fn set_owner(&mut self, owner: (u16, u16)) {
+        (self.client, self.thread) = owner;
+    }
+}
+
+impl Entry for Event {
+    #[inline]
+    fn new(time: u64, byte: u8) -> Result<Event, &'static str> {
+        Ok(Event {
+            time,
+            address: 0,
+            kind: kind_of(byte)?,
+            client: 0,
+            thread: 0,
+        })
+    }
+
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn time(&self) -> u64 {
+        self.time
+    }
+
+    fn set_address(&mut self, address: u64) {
+        self.address = address;
+    }
+
+    fn set_owner(&mut self, owner: (u16, u16)) {
+        (self.client, self.thread) = owner;
+    }
+}
+
+/// Appends the columns of `entries` (not empty, times in order, addresses multiples of the granule) to `out`.
+pub(crate) fn encode(entries: &[Event], granularity: u8, out: &mut Vec<u8>) {
+    out.reserve(entries.len() * 6);
     let mut owner = (0, 0);
-    for reference in references {
-        let changed = (reference.client, reference.thread) != owner;
-        owner = (reference.client, reference.thread);
-        out.push(code(reference.access) | if changed { OWNER } else { 0 });
+    for entry in entries {
+        let changed = (entry.client, entry.thread) != owner;
+        owner = (entry.client, entry.thread);
+        out.push(code(entry.kind) | if changed { OWNER } else { 0 });
     }
-    let mut last = references.first().map_or(0, |reference| reference.time);
-    for reference in references {
-        varint::put(out, reference.time - last);
-        last = reference.time;
+    let mut last = entries.first().map_or(0, |entry| entry.time);
+    for entry in entries {
+        varint::put(out, entry.time - last);
+        last = entry.time;
     }
-    let mut before = [0u64; 3];
-    for reference in references {
-        let granule = reference.address >> granularity;
-        let before = &mut before[usize::from(code(reference.access))];
+    let mut before = [0u64; WAYS];
+    for entry in entries {
+        let granule = entry.address >> granularity;
+        let before = &mut before[way(code(entry.kind))];
         varint::put(out, varint::zigzag(granule.wrapping_sub(*before) as i64));
         *before = granule;
     }
     let mut owner = (0, 0);
-    for reference in references {
-        if (reference.client, reference.thread) != owner {
-            owner = (reference.client, reference.thread);
+    for entry in entries {
+        if (entry.client, entry.thread) != owner {
+            owner = (entry.client, entry.thread);
             varint::put(out, u64::from(owner.0));
             varint::put(out, u64::from(owner.1));
         }
     }
 }
 
-/// Most bytes the columns of `count` references can have.
+/// Most bytes the columns of `count` entries can have.
 pub(crate) fn columns_bytes_max(count: u32) -> usize {
     count as usize * REFERENCE_BYTES_MAX
 }
 
 /// What a block's own header says of its columns.
 pub(crate) struct Claims {
-    /// References in the block, at least 1.
+    /// Entries in the block, at least 1.
     pub count: usize,
     /// Time of the first.
     pub first_time: u64,
@@ -70,12 +188,12 @@ pub(crate) struct Claims {
     pub clients: usize,
 }
 
-/// Appends the references of `columns` to `out`. Errors: (byte of the columns, what is wrong there); `out` then holds
-/// nothing of use. Cost: a few ns a reference.
-pub(crate) fn decode(
+/// Appends the entries of `columns` to `out`. Errors: (byte of the columns, what is wrong there); `out` then holds
+/// nothing of use. Cost: a few ns an entry.
+pub(crate) fn decode<T: Entry>(
     columns: &[u8],
     claims: &Claims,
-    out: &mut Vec<Reference>,
+    out: &mut Vec<T>,
 ) -> Result<(), (usize, &'static str)> {
     let kinds = columns
         .get(..claims.count)
@@ -84,44 +202,29 @@ pub(crate) fn decode(
     let mut at = claims.count;
     let mut time = claims.first_time;
     for (index, &kind) in kinds.iter().enumerate() {
-        let access = match kind & ACCESS {
-            0 => Access::Instruction,
-            1 => Access::Read,
-            2 => Access::Write,
-            _ => return Err((index, "this kind of access is unknown")),
-        };
-        if kind & !(ACCESS | OWNER) != 0 {
-            return Err((index, "this kind of reference is unknown"));
-        }
         let step = varint::get(columns, &mut at).map_err(|why| (at, why))?;
         time = time
             .checked_add(step)
             .ok_or((at, "time is larger than 64 bits"))?;
-        out.push(Reference {
-            time,
-            address: 0,
-            access,
-            client: 0,
-            thread: 0,
-        });
+        out.push(T::new(time, kind & !OWNER).map_err(|why| (index, why))?);
     }
-    if out[begin].time != claims.first_time || time != claims.last_time {
+    if out[begin].time() != claims.first_time || time != claims.last_time {
         return Err((at, "the times are not those the block claims"));
     }
     let largest = u64::MAX >> claims.granularity;
-    let mut before = [0u64; 3];
-    for reference in &mut out[begin..] {
+    let mut before = [0u64; WAYS];
+    for (entry, &kind) in out[begin..].iter_mut().zip(kinds) {
         let step = varint::get(columns, &mut at).map_err(|why| (at, why))?;
-        let before = &mut before[usize::from(code(reference.access))];
+        let before = &mut before[way(kind & !OWNER)];
         let granule = before.wrapping_add(varint::unzigzag(step) as u64);
         if granule > largest {
             return Err((at, "an address is larger than 64 bits"));
         }
         *before = granule;
-        reference.address = granule << claims.granularity;
+        entry.set_address(granule << claims.granularity);
     }
     let mut owner = (0u16, 0u16);
-    for (reference, &kind) in out[begin..].iter_mut().zip(kinds) {
+    for (entry, &kind) in out[begin..].iter_mut().zip(kinds) {
         if kind & OWNER != 0 {
             let place = at;
             let mut word = || {
@@ -133,10 +236,42 @@ pub(crate) fn decode(
                 return Err((place, "the header does not name this client"));
             }
         }
-        (reference.client, reference.thread) = owner;
+        entry.set_owner(owner);
     }
     if at != columns.len() {
         return Err((at, "bytes after the last column"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_that_nobody_writes_are_refused_with_their_byte() {
+        let claims = Claims {
+            count: 2,
+            first_time: 0,
+            last_time: 0,
+            granularity: 0,
+            clients: 1,
+        };
+        for kind in 0..=u8::MAX {
+            if kind & OWNER != 0 {
+                continue;
+            }
+            let columns = [0, kind, 0, 0, 5, 6];
+            let mut events: Vec<Event> = Vec::new();
+            let result = decode(&columns, &claims, &mut events);
+            let known = [0, 1, 2, 3, 11, 19, 27, 35, 43].contains(&kind);
+            match result {
+                Ok(()) => assert!(known && code(events[1].kind) == kind),
+                Err((at, why)) => assert!(!known && at == 1, "{kind}: byte {at}: {why}"),
+            }
+            let mut references: Vec<Reference> = Vec::new();
+            let result = decode(&columns, &claims, &mut references);
+            assert_eq!(result.is_ok(), kind < 3, "{kind}: {result:?}");
+        }
+    }
 }

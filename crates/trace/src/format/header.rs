@@ -61,6 +61,8 @@ pub struct Header {
     pub synthetic: bool,
     /// A live manager saw it: the references are page faults, not every touch of memory.
     pub live: bool,
+    /// There are movements of pages between the references.
+    pub movements: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
@@ -78,6 +80,7 @@ impl Default for Header {
             filtered: false,
             synthetic: false,
             live: false,
+            movements: false,
             command: Vec::new(),
             clients: vec![String::new()],
             source: String::new(),
@@ -88,6 +91,7 @@ impl Default for Header {
 const FILTERED: u32 = 1;
 const SYNTHETIC: u32 = 2;
 const LIVE: u32 = 4;
+pub(crate) const MOVEMENTS: u32 = 8;
 
 impl Header {
     /// Bytes of a granule.
@@ -120,6 +124,7 @@ impl Header {
             (self.filtered, FILTERED),
             (self.synthetic, SYNTHETIC),
             (self.live, LIVE),
+            (self.movements, MOVEMENTS),
         ] {
             flags |= if set { bit } else { 0 };
         }
@@ -167,7 +172,7 @@ impl Header {
         let time_unit = TimeUnit::from_code(fixed[11])
             .ok_or_else(|| corrupt(11, format!("time unit {} is unknown", fixed[11])))?;
         let flags = u32_at(fixed, 12);
-        if flags & !(FILTERED | SYNTHETIC | LIVE) != 0 {
+        if flags & !(FILTERED | SYNTHETIC | LIVE | MOVEMENTS) != 0 {
             return Err(corrupt(12, format!("flags {flags:#x} are unknown")));
         }
         let mut texts = Texts { text, at: 0 };
@@ -189,6 +194,7 @@ impl Header {
             filtered: flags & FILTERED != 0,
             synthetic: flags & SYNTHETIC != 0,
             live: flags & LIVE != 0,
+            movements: flags & MOVEMENTS != 0,
             command,
             clients,
             source,

@@ -1,6 +1,6 @@
 //! The bytes of a trace, version 1: constants and layout. Drawn in docs/formats/trace.md.
 //!
-//! A trace is a header, blocks of references, an end block. Each checksum is the CRC-32 of its part begun from the checksum
+//! A trace is a header, blocks of entries (references, and movements of pages where the header announces them), an end block. Each checksum is the CRC-32 of its part begun from the checksum
 //! before it, so that a block that is missing, doubled or from elsewhere is found as surely as one that is damaged.
 
 pub(crate) mod block;
@@ -11,11 +11,11 @@ pub(crate) mod varint;
 pub const MAGIC: [u8; 8] = *b"UCTRACE\n";
 /// The version that is written, and the only one that is read.
 pub const VERSION: u16 = 1;
-/// First bytes of a block of references.
+/// First bytes of a block of entries.
 pub const BLOCK_TAG: [u8; 4] = *b"REFS";
 /// First bytes of the end block.
 pub const END_TAG: [u8; 4] = *b"END.";
-/// Most references of a block; bounds the memory a reader needs to about 4 MiB.
+/// Most entries of a block; bounds the memory a reader needs to about 4 MiB.
 pub const BLOCK_REFERENCES_MAX: u32 = 1 << 16;
 /// Most bytes of the header's texts.
 pub const HEADER_TEXT_BYTES_MAX: u32 = 1 << 20;
@@ -28,7 +28,9 @@ pub(crate) const HEADER_BYTES: usize = 20;
 pub(crate) const BLOCK_BYTES: usize = 32;
 /// Bytes of the end block with its checksum.
 pub(crate) const END_BYTES: usize = 60;
-/// Most bytes of the columns of one reference: kind, time, address, client, thread.
+/// Bytes of the end block's counts of movements, before its checksum, where the header announces movements.
+pub(crate) const END_MOVEMENTS_BYTES: usize = 8 * crate::reference::Movement::ALL.len();
+/// Most bytes of the columns of one entry: kind, time, address, client, thread.
 pub(crate) const REFERENCE_BYTES_MAX: usize = 1 + 2 * varint::VARINT_BYTES_MAX + 3 + 3;
 
 /// The checksum of `parts`, in the chain after `before`.

@@ -6,22 +6,28 @@
 use std::io::BufRead;
 
 use super::{ImportError, Lines};
-use crate::reference::{Access, Reference};
+use crate::reference::{Access, Event, Kind, Movement};
 use crate::touch::Touch;
 
 /// The first line of what [`row`] writes.
 pub const HEADER: &str = "time,address,access,client,thread";
 
-/// One reference as a line, without its end.
-pub fn row(reference: &Reference) -> String {
-    let access = match reference.access {
-        Access::Instruction => 'I',
-        Access::Read => 'R',
-        Access::Write => 'W',
+/// One entry as a line, without its end. Lines of movements are for people and scripts: they are not imported.
+pub fn row(event: &Event) -> String {
+    let what = match event.kind {
+        Kind::Access(Access::Instruction) => "I",
+        Kind::Access(Access::Read) => "R",
+        Kind::Access(Access::Write) => "W",
+        Kind::Movement(Movement::Evicted) => "evicted",
+        Kind::Movement(Movement::Found) => "found",
+        Kind::Movement(Movement::Ahead) => "ahead",
+        Kind::Movement(Movement::Returned) => "returned",
+        Kind::Movement(Movement::Dropped) => "dropped",
+        Kind::Movement(Movement::Clean) => "clean",
     };
     format!(
-        "{},{:#x},{access},{},{}",
-        reference.time, reference.address, reference.client, reference.thread
+        "{},{:#x},{what},{},{}",
+        event.time, event.address, event.client, event.thread
     )
 }
 
@@ -219,7 +225,7 @@ mod tests {
             .expect("one")
             .expect("a row");
         let reference = touch.references(0).next().expect("one");
-        assert_eq!(row(&reference), "5,0xfff,I,3,4");
+        assert_eq!(row(&reference.into()), "5,0xfff,I,3,4");
     }
 
     #[test]
