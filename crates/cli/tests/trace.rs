@@ -177,46 +177,6 @@ fn recorded_program_has_the_references_it_made() {
     assert!((32_768..40_000).contains(&reads), "{reads}");
 }
 
-/// The way the paper's set of traces is made, on a program of a second.
-#[test]
-fn lab_records_a_small_program_as_it_does_the_large_ones() {
-    let test = "lab_records_a_small_program_as_it_does_the_large_ones";
-    if !have(test, &["valgrind", "sort"]) {
-        return;
-    }
-    let place = Place::new();
-    let out = place.file("out");
-    let run = Command::new(env!("CARGO_BIN_EXE_undercroft"))
-        .args(["lab", "run", "pcm-traces", "--small", "--out", name(&out)])
-        .output()
-        .expect("undercroft starts");
-    assert_eq!(run.status.code(), Some(0), "{}", errors(&run));
-    let results = fs::read(out.join("results.json")).expect("results");
-    let results: serde_json::Value = serde_json::from_slice(&results).expect("JSON");
-    let found = &results["simulated"]["traces"][0];
-    let info = json(&out.join("sort.trace"), &[]);
-    let number = |value: &serde_json::Value| value.as_u64().expect("a number");
-    for (of, kind) in [
-        ("instruction_reads", "instructions"),
-        ("data_reads", "reads"),
-        ("data_writes", "writes"),
-    ] {
-        assert_eq!(
-            number(&found[of]),
-            number(&info["references"][kind]),
-            "{of}"
-        );
-        assert!(number(&found[of]) > 1000, "{of}: {found}");
-    }
-    // A cache of 16 KiB lets a part through: `sort` makes a million references for 2,000 lines.
-    let before = number(&found["program_references"]);
-    assert!(before > 500_000, "{found}");
-    assert!(
-        number(&info["references"]["total"]) < before / 10,
-        "{found}"
-    );
-}
-
 #[test]
 fn program_that_is_killed_or_cannot_run_gives_its_status() {
     if !have(

@@ -556,6 +556,7 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
         let hold = staging + STAGING_PAGES * PAGE;
         call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4); // DONTNEED: what was there is stored
         let (mut moved, mut refused) = (0u64, 0u64);
+        let mut whole = true;
         let mut retried = usize::MAX;
         let mut alone = usize::MAX;
         let mut at = 0;
@@ -582,6 +583,7 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             }
             let result = call3(nr::IOCTL, 0, UFFD_MOVE, request.as_mut_ptr() as usize);
             admit_reader(page);
+            whole &= result == 0;
             let done = pages_moved(result, &request);
             let mut i = at;
             while i < at + done {
@@ -609,6 +611,9 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             refused |= 1 << at;
             at += 1;
         }
+        if !whole {
+            moved |= staged(staging);
+        }
         let mut stranded = 0u64;
         let mut at = 0;
         while let Some((first, end)) = next_run(moved, at, count) {
@@ -633,22 +638,24 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
 /// Pages that a MOVE (its `uffdio_move`, and what the call said) has moved, from the first on. Its target was empty.
 ///
 /// Linux 6.18 forgets pages that it moved right after it had to look at one again (a page used by another processor meanwhile is
-/// enough): it then finds them at the target and says EEXIST. So where something is at the target, it has moved.
+/// enough). It then finds them at the target and says EEXIST: so where EEXIST comes first, one has moved.
 unsafe fn pages_moved(result: isize, request: &[u64; 5]) -> usize {
-    let (target, pages) = (request[0] as usize, request[2] as usize / PAGE);
-    if result == 0 {
-        return pages;
-    }
     // SAFETY: `request` is live; the kernel has written to it.
     let said = unsafe { core::ptr::read_volatile(&request[4]) } as i64;
-    let done = said.max(0) as usize / PAGE;
-    if done > 0 || result != EEXIST {
-        return done;
+    match (result, said.max(0) as usize / PAGE) {
+        (0, _) => request[2] as usize / PAGE,
+        (EEXIST, 0) => 1,
+        (_, done) => done,
     }
+}
+
+/// Bit i: page i of the staging area, which was empty before this order, holds something. A forgotten page that no second MOVE came
+/// across (another error, a cancelled order) is found here.
+unsafe fn staged(staging: usize) -> u64 {
     let mut there = [0u8; STAGING_PAGES];
-    // SAFETY: at most STAGING_PAGES pages, each with its byte.
-    unsafe { call3(nr::MINCORE, target, pages * PAGE, there.as_mut_ptr() as usize) };
-    there.iter().take_while(|byte| **byte & 1 == 1).count()
+    // SAFETY: as many pages as bytes.
+    unsafe { call3(nr::MINCORE, staging, STAGING_PAGES * PAGE, there.as_mut_ptr() as usize) };
+    there.iter().rev().fold(0, |bits, byte| bits << 1 | u64::from(byte & 1))
 }
 
 /// Sets `busy` at a time when the manager is not reading messages.

@@ -255,7 +255,7 @@ impl Shared {
             run.end = range.end;
             return;
         }
-        if runs.len() == ZERO_RUNS_MAX {
+        while runs.len() >= ZERO_RUNS_MAX {
             runs.pop_front();
         }
         runs.push_back((space, range));

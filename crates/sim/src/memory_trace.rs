@@ -289,25 +289,32 @@ impl PageStream {
             moved.number = ranked(moved.number);
             touched[moved.number as usize] |= moved.what == Becomes::Found;
         }
+        // Pages brought along, say, and never used have numbers too, though they are no part of the footprint.
+        let mut named = touched.clone();
+        for moved in &moves {
+            named[moved.number as usize] = true;
+        }
         let firsts: Vec<u64> = order.iter().map(|at| chunks[*at as usize]).collect();
-        let mut stream = PageStream::numbered(name, references, moves, &touched, &firsts);
+        let mut stream = PageStream::numbered(name, references, moves, &touched, &named, &firsts);
         // Granules of one page, found together.
         stream.moved.dedup();
         Ok(stream)
     }
 
-    /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place of each chunk.
+    /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place of each chunk; `named`:
+    /// pages that need a number, `touched`: those of the footprint.
     fn numbered(
         name: &str,
         mut references: Vec<u32>,
         mut moved: Vec<MovedPage>,
         touched: &[bool],
+        named: &[bool],
         firsts: &[u64],
     ) -> PageStream {
-        let distinct = touched.iter().filter(|touched| **touched).count();
+        let distinct = named.iter().filter(|touched| **touched).count();
         let per_chunk = CHUNK_PAGES as usize;
         let kept = |granule: usize| -> Vec<usize> {
-            let granules = touched.chunks(granule).enumerate();
+            let granules = named.chunks(granule).enumerate();
             granules
                 .filter(|(_, pages)| pages.iter().any(|touched| *touched))
                 .map(|(at, _)| at)
@@ -333,7 +340,8 @@ impl PageStream {
             before = Some(place + granule as u64);
         }
         let renumber = |number: usize| new_number[number / granule] + (number % granule) as u32;
-        if granule != per_chunk {
+        // Also where whole chunks are left out.
+        if kept.len() * granule != touched.len() {
             for word in &mut references {
                 *word = renumber((*word >> 1) as usize) << 1 | (*word & 1);
             }
@@ -446,5 +454,29 @@ mod tests {
             (4, 1, Evicted),
         ];
         assert_eq!(short, expected);
+    }
+    /// Pages that only movements name have numbers of their own, and are no part of the footprint.
+    #[test]
+    fn movements_of_pages_never_used_have_their_own_numbers() {
+        let mib2 = 512 * 4096;
+        let packed: Vec<u64> = [mib2, 9 * mib2 + 4096].map(|address| address << 1).to_vec();
+        let of = |address, what| Moved {
+            after: 1,
+            address,
+            what,
+        };
+        let moved = [
+            of(0, Becomes::Evicted),
+            of(4 * mib2, Becomes::Evicted),
+            of(mib2 + 4096, Becomes::Dropped),
+            of(9 * mib2 + 4096, Becomes::Evicted),
+        ];
+        let built = PageStream::build_moved("test", &packed, &moved, 4096).expect("few pages");
+        let mut numbers: Vec<_> = built.moved.iter().map(|moved| moved.number).collect();
+        assert_eq!(numbers[3], built.references[1] >> 1);
+        numbers[3] = built.references[0] >> 1;
+        assert_eq!(numbers, [0, 1024, 513, 512]);
+        assert!(numbers.iter().all(|number| *number < built.numbers));
+        assert_eq!((built.footprint(), built.numbers), (2, 4 * 512));
     }
 }
