@@ -26,7 +26,6 @@ mod nr {
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const SCHED_YIELD: usize = 24;
-    pub const MINCORE: usize = 27;
     pub const MADVISE: usize = 28;
     pub const DUP2: usize = 33;
     pub const GETPID: usize = 39;
@@ -585,11 +584,7 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             admit_reader(page);
             whole &= result == 0;
             let done = pages_moved(result, &request);
-            let mut i = at;
-            while i < at + done {
-                moved |= 1 << i;
-                i += 1;
-            }
+            moved |= low_bits(done) << at;
             at += done;
             // After some progress the kernel says EAGAIN whatever stopped it: the next call tells.
             if result == 0 || done > 0 {
@@ -611,26 +606,27 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             refused |= 1 << at;
             at += 1;
         }
-        if !whole {
-            moved |= staged(staging);
-        }
+        // A forgotten page lies in the staging area, unknown: after an order that did not go through whole every place is tried.
+        let sought = if whole { moved } else { u64::MAX };
         let mut stranded = 0u64;
         let mut at = 0;
-        while let Some((first, end)) = next_run(moved, at, count) {
+        while let Some((first, end)) = next_run(sought, at, count) {
             at = first;
             let (to, from) = (hold + at * PAGE, staging + at * PAGE);
             let len = ((end - at) * PAGE) as u64;
             let mut request = [to as u64, from as u64, len, 0, 0u64];
             let result = call3(nr::IOCTL, 1, UFFD_MOVE, request.as_mut_ptr() as usize);
             let done = pages_moved(result, &request);
+            moved |= low_bits(done) << at;
             at += done;
             if done == 0 {
-                stranded |= 1 << at; // nothing in the kernel does this to private pages; the manager ends the program
+                // An empty place; or what nothing in the kernel does to private pages: the manager ends the program.
+                stranded |= moved & 1 << at;
                 at += 1;
             }
         }
         page.moved.store(moved, Relaxed);
-        page.refused.store(refused, Relaxed);
+        page.refused.store(refused & !moved, Relaxed);
         page.stranded.store(stranded, Relaxed);
     }
 }
@@ -649,13 +645,9 @@ unsafe fn pages_moved(result: isize, request: &[u64; 5]) -> usize {
     }
 }
 
-/// Bit i: page i of the staging area, which was empty before this order, holds something. A forgotten page that no second MOVE came
-/// across (another error, a cancelled order) is found here.
-unsafe fn staged(staging: usize) -> u64 {
-    let mut there = [0u8; STAGING_PAGES];
-    // SAFETY: as many pages as bytes.
-    unsafe { call3(nr::MINCORE, staging, STAGING_PAGES * PAGE, there.as_mut_ptr() as usize) };
-    there.iter().rev().fold(0, |bits, byte| bits << 1 | u64::from(byte & 1))
+/// The lowest `count` bits, at most [`MOVE_PAGES_MAX`] or all of a staging area.
+fn low_bits(count: usize) -> u64 {
+    1u64.checked_shl(count as u32).unwrap_or(0).wrapping_sub(1)
 }
 
 /// Sets `busy` at a time when the manager is not reading messages.

@@ -130,3 +130,10 @@ fn threads_that_end_are_joined() {
     let joins = build("joins").display().to_string();
     same(Job::new(joins).args(["2000", "48"]), 16 * MIB, 1000.0);
 }
+
+/// Table entries change while the agent moves pages: the kernel forgets to say what it has moved.
+#[test]
+fn pages_that_a_move_forgot_are_found() {
+    let restless = build("restless").display().to_string();
+    same(Job::new(restless).args(["64", "6"]), 8 * MIB, 1000.0);
+}
