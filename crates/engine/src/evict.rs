@@ -58,6 +58,8 @@ pub(crate) struct InFlight {
     pub dead: bool,
     pub wanted: bool,
     pub settled: bool,
+    /// Whose frame it was as well: see [`Engine::leave_frame`].
+    pub heir: Option<(SpaceId, VirtPage)>,
 }
 
 /// The batch in flight.
@@ -140,7 +142,7 @@ impl<L: Ledger> Engine<L> {
 
     /// As [`Engine::select`], with the victims named by the caller, who knows that they are worth nothing in memory: pages of
     /// `ranges` (which may overlap) that may leave, in order, at most a batch. For zero pages that were mapped ahead and never
-    /// written.
+    /// written, and for the heirs of pages that have left.
     pub fn select_these(
         &mut self,
         space: SpaceId,
@@ -205,6 +207,7 @@ impl<L: Ledger> Engine<L> {
                 dead: false,
                 wanted: false,
                 settled: false,
+                heir: None,
             });
         }
         !out.is_empty()
@@ -362,6 +365,9 @@ impl<L: Ledger> Engine<L> {
                 1 => {}
                 more => _ = self.refs.insert((tier, slot), more),
             }
+        }
+        if let (false, Some((space, heir))) = (page.dead, page.heir) {
+            self.retain_for(space, heir, self.table.entry(page.item.no));
         }
         self.batch.pages[at].settled = true;
         self.forget_note(at);

@@ -164,7 +164,7 @@ impl<L: Ledger> Engine<L> {
 
     /// The thread waits; it is let in when there is room. A page is listed once, however often it faults: the list is as long
     /// as there are threads. Beyond the bound the thread faults again at once, at the price of a spin.
-    fn wait_for_room(&mut self, fault: Fault) -> FaultAnswer {
+    pub(crate) fn wait_for_room(&mut self, fault: Fault) -> FaultAnswer {
         let place = (fault.space, fault.page);
         if self.waiters.contains(&place) {
             return FaultAnswer::NoRoom;

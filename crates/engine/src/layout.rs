@@ -208,7 +208,7 @@ impl<L: Ledger> Engine<L> {
         Ok(effect)
     }
 
-    /// A fork child's page has a frame of its own now (the sharing was broken): it counts, and may be evicted.
+    /// An inherited page has a frame of its own, or is charged for the shared one from now on: it counts, and may be evicted.
     pub fn own_frame(&mut self, space: SpaceId, page: VirtPage) {
         let Some(no) = self.table.find(space, page) else {
             return;
@@ -222,7 +222,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Ranges of pages that are still the parent's frames. O(pages of the space).
+    /// Ranges of pages whose frames a relative is charged for. O(pages of the space).
     pub fn inherited(&self, space: SpaceId) -> Vec<VirtRange> {
         let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
         let mut ranges: Vec<VirtRange> = Vec::new();

@@ -8,6 +8,7 @@
 //! Between tiers: [`Engine::select_demotions`] -> [`Engine::demoted`].
 //! After a manager's death: [`Engine::recover`] -> the layout events that were read or wait -> [`Engine::reconcile`].
 
+mod cow;
 mod evict;
 mod fault;
 #[doc(hidden)]

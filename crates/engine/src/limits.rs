@@ -34,3 +34,6 @@ pub const RETAIN_AHEAD_PERCENT: u128 = 65;
 pub fn reserve(limit: PageCount) -> PageCount {
     PageCount((limit.0 / 64).clamp(32, 2048).min(limit.0 / 4))
 }
+
+/// Pages that lose their write protection at once at most.
+pub const COPY_PAGES_MAX: u64 = 64;

@@ -332,15 +332,12 @@ impl<L: Ledger> PageTable<L> {
             return;
         };
         let regions = &mut owner.regions;
-        let from = regions.partition_point(|old| old.end <= range.start);
-        let to = regions
-            .partition_point(|old| old.start < range.end)
-            .max(from);
+        let touched = range.overlapping(regions);
         let mut merged = range;
-        for old in &regions[from..to] {
+        for old in &regions[touched.clone()] {
             merged = VirtRange::new(old.start.min(merged.start), old.end.max(merged.end));
         }
-        regions.splice(from..to, [merged]);
+        regions.splice(touched, [merged]);
     }
 
     /// Takes a range out of the managed ones.
@@ -348,17 +345,17 @@ impl<L: Ledger> PageTable<L> {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
         };
-        let regions = std::mem::take(&mut owner.regions);
-        for old in regions {
-            for rest in [
-                VirtRange::new(old.start, old.end.min(range.start)),
-                VirtRange::new(old.start.max(range.end), old.end),
-            ] {
-                if !rest.is_empty() {
-                    owner.regions.push(rest);
-                }
-            }
-        }
+        let regions = &mut owner.regions;
+        let cut = range.overlapping(regions);
+        let (Some(first), Some(last)) = (regions[cut.clone()].first(), regions[cut.clone()].last())
+        else {
+            return;
+        };
+        let rest = [
+            VirtRange::new(first.start, first.end.min(range.start)),
+            VirtRange::new(last.start.max(range.end), last.end),
+        ];
+        regions.splice(cut, rest.into_iter().filter(|rest| !rest.is_empty()));
     }
 
     /// The managed ranges of a space, sorted.

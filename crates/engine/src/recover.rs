@@ -245,6 +245,7 @@ impl<L: Ledger> Engine<L> {
                 dead: no.is_none(),
                 wanted: false,
                 settled: note.is_none(),
+                heir: None,
             });
         }
         let mut followers = Vec::new();

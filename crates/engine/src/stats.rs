@@ -13,7 +13,9 @@ pub struct Stats {
     pub swap_in: u64,
     /// ... of pages being loaded or evicted, or already there.
     pub repeated: u64,
-    /// ... that found no room and waited for reclaim.
+    /// Writes to pages protected because fork relatives may share them; not among `faults`.
+    pub write_protect: u64,
+    /// Faults, of either kind, that found no room and waited for reclaim.
     pub waited_for_room: u64,
     /// Faults at the page a running prefetch trend expected, each standing for its window's pages: the prefetched
     /// pages taken to have been used.

@@ -47,6 +47,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     if procfs::status_number(pid, "VmLck").unwrap_or(0) > LOCKED_MIN {
         let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut locked)]);
     }
+    process.counting.fetch_add(1, Ordering::SeqCst);
     let mut fresh = Vec::new();
     let mut before: Option<Vma<'_>> = None;
     for vma in text.lines().filter_map(Vma::parse) {
@@ -55,14 +56,18 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
             before.is_some_and(|b| b.name.ends_with(SHIM_NAME) && b.range.end == vma.range.start);
         before = Some(vma);
         if vma.is_private_anonymous() && vma.read && vma.write && !vma.exec && !ours {
-            for range in subtract(vma.range, &locked) {
+            for range in subtract(vma.range, &locked[vma.range.overlapping(&locked)]) {
                 fresh.extend(register(shared, process, agent, range));
             }
         }
     }
+    if process.recount.swap(false, Ordering::AcqRel) {
+        fresh = shared.engine().regions(process.space).to_vec();
+    }
     for range in fresh {
         count_present(shared, process, agent, range);
     }
+    process.counting.fetch_sub(1, Ordering::SeqCst);
     lock_threads(shared, process, pid);
 }
 
@@ -74,14 +79,21 @@ pub(crate) fn register(
     range: VirtRange,
 ) -> Vec<VirtRange> {
     let beacon = VirtRange::new(process.beacon, process.beacon.plus(1));
-    let mut holes = shared.engine().regions(process.space).to_vec();
-    holes.retain(|hole| !hole.intersect(range).is_empty());
+    let mut holes = {
+        let engine = shared.engine();
+        let regions = engine.regions(process.space);
+        regions[range.overlapping(regions)].to_vec()
+    };
     holes.extend([agent.private, beacon]);
     let mut fresh = subtract(range, &holes);
     fresh.retain(|part| {
         let _layout = process.layout.write();
-        // Refused: it changed under us, or is of a kind that cannot be registered. It stays the kernel's.
-        let registered = process.uffd.register(*part, RegisterMode::MISSING).is_ok();
+        // Refused: it changed under us, or is of a kind that cannot be registered. It stays the kernel's. Nothing is protected
+        // yet (see `crate::cow`).
+        let registered = process
+            .uffd
+            .register(*part, RegisterMode::MISSING_WP)
+            .is_ok();
         if registered {
             shared.engine().attached(process.space, *part);
         }
@@ -96,6 +108,9 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         return;
     };
     let mut present = Vec::new();
+    let relatives = shared.relatives(process);
+    let mut words = vec![0u8; SCAN_PAGES as usize * 8];
+    let mut shares = Vec::new();
     let mut start = range.start;
     while start < range.end {
         let part = VirtRange::new(start, start.plus(SCAN_PAGES).min(range.end));
@@ -105,6 +120,12 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         let layout = process.layout.write();
         let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
         let scanned = pagemap.scan(part, any, &mut present).is_ok();
+        shares.clear();
+        if !relatives.is_empty()
+            && let Ok(entries) = pagemap.entries(start, &mut words[..part.count().0 as usize * 8])
+        {
+            shares.extend(entries.map(|entry| entry.present() && !entry.exclusive()));
+        }
         if process.event_pending() || !settle_without_agent(shared, process, agent) {
             drop(layout);
             if !process.is_alive() {
@@ -123,7 +144,12 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
                         record.found(process.space, run);
                     }
                 }
-                engine.found_resident(process.space, *found);
+                for page in found.pages() {
+                    let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
+                    if !shares || !engine.found_shared(process.space, page, &relatives) {
+                        engine.found_resident(process.space, VirtRange::new(page, page.plus(1)));
+                    }
+                }
             }
         }
         start = part.end;

@@ -202,7 +202,9 @@ impl Evictor {
         // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.engine().stats().pages_swapped_out;
-        let any = zeros || self.shared.engine().select(EVICT_PAGES_MAX, &mut items);
+        let any = zeros
+            || self.select_next(&mut items)
+            || self.shared.engine().select(EVICT_PAGES_MAX, &mut items);
         let mut start = 0;
         while start < items.len() {
             let space = items[start].space;
@@ -217,6 +219,23 @@ impl Evictor {
         self.zeros_in_vain = zeros && self.shared.engine().stats().pages_swapped_out == before;
         self.shared.free_released();
         any
+    }
+
+    /// What a page's eviction has freed is a page's worth only when its fork relatives' copies leave too: they are next.
+    fn select_next(&self, items: &mut Vec<EvictItem>) -> bool {
+        let (mut of, mut ranges, mut pages) = (None, Vec::new(), 0);
+        let mut runs = lock(&self.shared.leave_next);
+        while let Some((space, range)) = runs.front().copied()
+            && of.is_none_or(|of| of == space)
+            && pages + range.count().0 <= EVICT_PAGES_MAX as u64
+        {
+            runs.pop_front();
+            of = Some(space);
+            pages += range.count().0;
+            ranges.push(range);
+        }
+        drop(runs);
+        of.is_some_and(|space| self.shared.engine().select_these(space, &ranges, items))
     }
 
     /// Zero pages that were mapped for reads and are still unwritten go first: they are counted like others, and hold nothing.
@@ -326,6 +345,8 @@ impl Evictor {
         start: usize,
     ) -> u64 {
         self.settle_events(process);
+        let pages = group.iter().map(|item| item.page);
+        let sharing = crate::cow::leaving(&self.shared, process, pages);
         let seq = {
             // An event acknowledged before this is in the books; one acknowledged after it cancels the command.
             let _layout = process.layout.read();
@@ -348,6 +369,8 @@ impl Evictor {
         let readable = read_staging(agent, done.moved, group.len(), &mut self.buffer);
         let readable = readable && done.stranded == 0;
         let (moved, refused) = (done.moved, done.refused);
+        let copied = (0..group.len()).filter(|at| moved & sharing & 1 << at != 0);
+        crate::cow::left(&self.shared, process, copied.map(|at| start + at));
         let mut engine = self.shared.engine();
         if let Some(record) = &self.shared.record {
             for at in (0..group.len()).filter(|at| moved >> at & 1 == 1) {

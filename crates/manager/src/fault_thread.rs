@@ -1,5 +1,5 @@
 //! One fault thread: reads messages, applies layout events, serves faults. The fault path: allocates nothing once warm but 304
-//! bytes for the first listed page of 512, never waits for eviction, never logs.
+//! bytes for the first listed page of 512 (and what a write to a fork relative's page asks for), never waits for eviction, never logs.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -21,7 +21,7 @@ use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 use undercroft_trace::Movement;
 
 use crate::process::Process;
-use crate::shared::{Shared, lock};
+use crate::shared::{Shared, lock, note_run};
 
 /// Plans a thread can have waiting for storage at once.
 const LANES: usize = 16;
@@ -85,6 +85,8 @@ pub(crate) struct FaultThread {
     active: bool,
     messages: MessageBuf,
     faults: Vec<Fault>,
+    /// Writes to protected pages.
+    writes: Vec<Fault>,
     ring: Ring,
     lanes: Vec<Lane>,
     idle: Vec<usize>,
@@ -121,6 +123,7 @@ impl FaultThread {
             active: false,
             messages: MessageBuf::default(),
             faults: Vec::with_capacity(64),
+            writes: Vec::with_capacity(64),
             ring,
             lanes: (0..LANES).map(|_| Lane::new()).collect(),
             idle: (0..LANES).rev().collect(),
@@ -210,6 +213,12 @@ impl FaultThread {
             }
             self.fault(process, fault, arrived, read);
         }
+        self.writes.dedup_by_key(|fault| fault.page);
+        for fault in self.writes.drain(..) {
+            let zeros = &self.zeros[..PAGE_BYTES];
+            crate::layout::settle_fork_child(&self.shared, process, fault.thread.0, zeros);
+            crate::cow::written(&self.shared, process, fault);
+        }
     }
 
     /// Step 1: read, and apply layout events before anything can be installed.
@@ -226,11 +235,16 @@ impl FaultThread {
                         Message::Fault {
                             page,
                             write,
+                            wp,
                             thread,
                             ..
                         } => {
                             let space = process.space;
-                            self.faults.push(Fault {
+                            let list = match wp {
+                                true => &mut self.writes,
+                                false => &mut self.faults,
+                            };
+                            list.push(Fault {
                                 space,
                                 page,
                                 write,
@@ -248,7 +262,7 @@ impl FaultThread {
         }
         if !crate::layout::settle(&self.shared, process) {
             // The books are behind the kernel for the moment, and nothing can be installed: who faulted faults again.
-            for fault in self.faults.drain(..) {
+            for fault in self.faults.drain(..).chain(self.writes.drain(..)) {
                 let page = VirtRange::new(fault.page, fault.page.plus(1));
                 let _ = process.uffd.wake(page);
             }
@@ -625,7 +639,7 @@ impl FaultThread {
                 }
                 if done > 0 && items[at].fresh && !this.plan.write {
                     let zeros = VirtRange::new(page, page.plus(done as u64));
-                    self.shared.note_zeros(space, zeros);
+                    note_run(&self.shared.zero_runs, space, zeros);
                 }
                 at += done;
                 if exists && at < stop {

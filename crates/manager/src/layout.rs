@@ -31,9 +31,7 @@ fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
         let event = lock(&process.order).next(late_ones_come, |range| {
             let engine = shared.engine();
             let regions = engine.regions(process.space);
-            regions
-                .iter()
-                .any(|region| !region.intersect(range).is_empty())
+            !range.overlapping(regions).is_empty()
         });
         match event {
             Some(event) => apply(shared, process, event),
@@ -87,8 +85,16 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     if let (true, Some(agent)) = (effect.cancel_batch, parent.agent.get()) {
         agent.commands.cancel();
     }
-    let process = Process::new(space, child, parent.beacon, true);
+    let process = Process::new(
+        space,
+        child,
+        parent.beacon,
+        Some(parent.space),
+        Some(parent.family),
+    );
     process.managed.store(true, Ordering::Relaxed);
+    let uncounted = parent.counting.load(Ordering::SeqCst) > 0;
+    process.recount.store(uncounted, Ordering::Release);
     shared.add_process(Arc::new(process));
 }
 
@@ -96,7 +102,7 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
 /// `MADV_WIPEONFORK` are zeros. Called before the first page of the child is served, while its one thread (`tid`) waits, so that
 /// the marks are those of the fork. Reads the child's smaps: a few ms a GiB, once.
 pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, zeros: &[u8]) {
-    if !process.is_fork_child || process.settled.swap(true, Ordering::AcqRel) {
+    if process.parent.is_none() || process.settled.swap(true, Ordering::AcqRel) {
         return;
     }
     let (mut wiped, mut present) = (Vec::new(), Vec::new());
@@ -108,10 +114,10 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
         }
         return; // killed meanwhile
     }
-    let _layout = process.layout.write();
+    let layout = process.layout.write();
     let regions = shared.engine().regions(process.space).to_vec();
     for region in regions {
-        for absent in subtract(region, &present) {
+        for absent in subtract(region, &present[region.overlapping(&present)]) {
             shared.engine().unmapped(process.space, absent);
         }
     }
@@ -119,6 +125,8 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
         shared.engine().removed(process.space, range);
     }
     shared.free_released();
+    drop(layout);
+    crate::cow::protect(shared, process); // its one thread waits
 }
 
 /// Moves the evictor and all agents to where no client thread faults.

@@ -12,6 +12,7 @@ use undercroft_sys::procfs;
 use undercroft_sys::uffd::Uffd;
 
 use crate::command::Commands;
+use crate::cow::Trail;
 use crate::order::Order;
 use crate::shared::lock;
 
@@ -48,8 +49,15 @@ pub(crate) struct Process {
     pub agent: OnceLock<Agent>,
     /// The page whose fault tells which userfaultfd a fork child has.
     pub beacon: VirtPage,
-    /// Came into being by fork: some of its pages may still be the parent's frames.
-    pub is_fork_child: bool,
+    /// The address space it was forked from under management: its books are a copy of the parent's.
+    pub parent: Option<SpaceId>,
+    /// The first address space of its tree of forks: who has the same may share frames with it.
+    pub family: SpaceId,
+    pub trail: Trail,
+    /// Threads that are counting the pages of new regions: a child forked now inherits books that miss them.
+    pub counting: AtomicU32,
+    /// So it was when this child was forked: what it has is to be counted too.
+    pub recount: AtomicBool,
     /// A fork child's books have been corrected by its own mappings.
     pub settled: AtomicBool,
     /// Registered with the kernel: pressure has come.
@@ -66,7 +74,14 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub fn new(space: SpaceId, uffd: Uffd, beacon: VirtPage, is_fork_child: bool) -> Process {
+    /// A process that connected, or one that `parent` forked under management. `family`: that of the process it came from by fork.
+    pub fn new(
+        space: SpaceId,
+        uffd: Uffd,
+        beacon: VirtPage,
+        parent: Option<SpaceId>,
+        family: Option<SpaceId>,
+    ) -> Process {
         Process {
             space,
             uffd,
@@ -75,7 +90,11 @@ impl Process {
             identity: OnceLock::new(),
             agent: OnceLock::new(),
             beacon,
-            is_fork_child,
+            parent,
+            family: family.unwrap_or(space),
+            trail: Trail::default(),
+            counting: AtomicU32::new(0),
+            recount: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             managed: AtomicBool::new(false),
             exited: AtomicBool::new(false),

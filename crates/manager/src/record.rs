@@ -1,6 +1,7 @@
 //! Records a live run as a trace: page faults, and how pages came and left otherwise. A thread of its own writes the file.
 //!
-//! Whatever changes where a page is calls here with the engine still locked, so the queue has the order of the engine's books:
+//! Whatever changes where a page is (but for frames that fork relatives share) calls here with the engine still locked, so the queue
+//! has the order of the engine's books:
 //! an eviction stands after the fault that brought the page, and before the one that brings it back. Nothing here waits for
 //! the file: what does not fit the queue is dropped and counted.
 //!

@@ -220,8 +220,6 @@ pub struct ReportInputs<'a> {
     pub memory_max: u64,
     /// The engine's counters.
     pub stats: &'a Stats,
-    /// Write-protect faults, which the engine does not see.
-    pub write_protect_faults: u64,
     /// Fault latency in nanoseconds.
     pub fault_latency: &'a Histogram<u64>,
     /// Sum of waiting times.
@@ -367,13 +365,13 @@ impl Rates {
 }
 
 impl Faults {
-    /// The engine's counts, with write-protect faults counted by the caller.
-    pub fn of(stats: &Stats, write_protect: u64) -> Faults {
+    /// The engine's counts.
+    pub fn of(stats: &Stats) -> Faults {
         Faults {
             total: stats.faults,
             first_touch: stats.first_touch,
             swap_in: stats.swap_in,
-            write_protect,
+            write_protect: stats.write_protect,
             prefetch_hits: stats.prefetch_hits,
         }
     }
@@ -460,7 +458,7 @@ impl Report {
             memory_max_bytes: limit(inputs.memory_max),
             resident_bytes_peak: stats.resident_peak.bytes().0,
             dram_bytes_peak: stats.dram_peak.0,
-            faults: Faults::of(stats, inputs.write_protect_faults),
+            faults: Faults::of(stats),
             fault_latency_seconds: Quantiles::of(inputs.fault_latency),
             fault_breakdown_seconds: inputs.fault_breakdown,
             stall_seconds: inputs.stall.seconds(),

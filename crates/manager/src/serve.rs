@@ -197,6 +197,8 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         pagemap: vec![0; 4096 * 8],
         last_faults: 0,
         tick: TICK_MAX,
+        look_at: Instant::now(),
+        rest_until: Instant::now(),
         last_snapshot: (Instant::now(), Stats::default()),
         zeros: PageBuf::new(1)?,
         shared,
@@ -277,6 +279,7 @@ fn share(
         fault_latency: Mutex::new(new_histogram()),
         breakdown: Breakdown::default(),
         exceeded: Mutex::new(Exceeded::default()),
+        leave_next: Mutex::default(),
         zero_runs: Mutex::default(),
         spaces_seen: AtomicU64::new(0),
         managed_pages_peak: AtomicU64::new(0),
@@ -302,7 +305,10 @@ struct Control {
     maps: String,
     pagemap: Vec<u8>,
     last_faults: u64,
+    /// Between two looks while the client is managed.
     tick: Duration,
+    look_at: Instant,
+    rest_until: Instant,
     last_snapshot: (Instant, Stats),
     zeros: PageBuf,
 }
@@ -335,9 +341,10 @@ impl Control {
                     ));
                 }
             }
+            let wait = self.look_at.saturating_duration_since(Instant::now());
             let timeout = rustix::fs::Timespec {
                 tv_sec: 0,
-                tv_nsec: i64::from(self.tick.subsec_nanos()),
+                tv_nsec: i64::from(wait.min(TICK_MAX).subsec_nanos()),
             };
             let _ = poll(&mut fds, Some(&timeout));
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -377,8 +384,33 @@ impl Control {
                 self.wait_for_keeper();
                 return;
             }
-            self.look_around();
+            let began = Instant::now();
+            if !self.managing || began >= self.look_at {
+                let tick = self.look_around();
+                // Before pressure a look costs next to nothing; then at most a fifth of the time goes into looking.
+                self.rest_until = match self.managing {
+                    true => began + 5 * began.elapsed(),
+                    false => began,
+                };
+                self.look_at = self.rest_until.max(began + tick);
+            }
         }
+    }
+
+    /// Something has changed: the next look is not to wait for its turn.
+    fn look_soon(&mut self, within: Duration) {
+        let at = self.rest_until.max(Instant::now() + within);
+        self.look_at = self.look_at.min(at);
+    }
+
+    /// The family of the process that forked `pid`, if it is known.
+    fn family_of(&self, pid: u32) -> Option<SpaceId> {
+        let parent = procfs::status_number(pid, "PPid")?;
+        let known = self.shared.all_processes();
+        let of = known
+            .iter()
+            .find(|p| p.pid().map(u64::from) == Some(parent))?;
+        Some(of.family)
     }
 
     fn forget(&mut self, process: &Process) {
@@ -494,7 +526,12 @@ impl Control {
                     }
                 }
                 let space = self.shared.engine().add_space();
-                Arc::new(Process::new(space, uffd, beacon, false))
+                // Forked before there was anything to manage: no event told of it.
+                let family = match hello.kind {
+                    KIND_FORK => self.family_of(peer.pid),
+                    _ => None,
+                };
+                Arc::new(Process::new(space, uffd, beacon, None, family))
             }
         };
         let staging: Uffd = fds.next().ok_or(io::ErrorKind::InvalidData)?.into();
@@ -520,8 +557,14 @@ impl Control {
         if self.managing {
             self.watch(&process);
             discover::manage(&self.shared, &process, &mut self.maps);
+        } else if hello.kind == KIND_FORK {
+            // A fork doubles what can be written to: it is looked at while the child waits.
+            self.look_around();
         }
-        self.tick = TICK_MIN;
+        if hello.kind == KIND_FORK && process.parent.is_none() {
+            crate::cow::protect(&self.shared, &process); // its one thread waits for the answer
+        }
+        self.look_soon(if self.managing { TICK_BUSY } else { TICK_MIN });
         fdpass::send(socket, &answer(false), &[process.uffd.as_fd()])
     }
 
@@ -545,8 +588,8 @@ impl Control {
         }
     }
 
-    /// Pressure, discovery, and what no event tells.
-    fn look_around(&mut self) {
+    /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
+    fn look_around(&mut self) -> Duration {
         let processes = self.shared.all_processes();
         let limit = self.shared.engine().limit().0;
         let mut unmanaged = 0u64;
@@ -575,9 +618,8 @@ impl Control {
         }
         if !self.managing {
             let headroom = threshold.saturating_sub(used) as f64;
-            self.tick =
-                Duration::from_secs_f64((headroom / GROWTH).min(1.0)).clamp(TICK_MIN, TICK_MAX);
-            return;
+            let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
+            return wait.clamp(TICK_MIN, TICK_MAX);
         }
         let now = self.shared.elapsed().as_nanos() as u64;
         self.shared.placement.pin.expire(now);
@@ -612,9 +654,12 @@ impl Control {
                 self.forget(process); // it called exec, and what it runs now has no shim
                 continue;
             }
-            if process.is_fork_child {
+        }
+        // When the dead are forgotten: what only they were charged for is found then.
+        for process in self.shared.all_processes() {
+            if process.parent.is_some() || process.family != process.space {
                 let began = Instant::now();
-                forked |= discover::note_own_frames(&self.shared, process, &mut self.pagemap);
+                forked |= discover::note_own_frames(&self.shared, &process, &mut self.pagemap);
                 looking += began.elapsed();
             }
         }
@@ -632,6 +677,7 @@ impl Control {
         for tier in &self.shared.tiers {
             tier.note_usage();
         }
+        self.tick
     }
 
     fn tell_status(&mut self) {
@@ -694,7 +740,7 @@ impl Control {
             resident_bytes: resident.0,
             dram_bytes: dram.0,
             tiers: shared.tiers.iter().map(tier).collect(),
-            faults: crate::report::Faults::of(&stats, 0),
+            faults: crate::report::Faults::of(&stats),
             fault_latency_seconds: crate::report::Quantiles::of(&lock(&shared.fault_latency)),
             pages: (&stats).into(),
             rates,
@@ -743,7 +789,6 @@ impl Control {
             wall: undercroft_base::Nanos(wall_ns),
             memory_max: shared.options.memory_max,
             stats: &stats,
-            write_protect_faults: 0,
             fault_latency: &latency,
             stall: undercroft_base::Nanos(stall),
             tiers,

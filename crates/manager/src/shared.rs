@@ -24,11 +24,14 @@ use crate::report::{FaultBreakdown, LimitExceeded};
 /// Tries before a thread sleeps for the engine: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
 
-/// Runs of zero pages remembered: 256 MiB of them where each is of 64 pages.
-const ZERO_RUNS_MAX: usize = 1024;
+/// Runs of pages remembered that should leave before others: 256 MiB of them where each is of 64 pages.
+const RUNS_MAX: usize = 1024;
 
 /// A run does not grow beyond this, a batch of the evictor.
-const ZERO_RUN_PAGES: u64 = 64;
+const RUN_PAGES: u64 = 64;
+
+/// Fork relatives asked whether they share a page.
+const RELATIVES_MAX: usize = 32;
 
 /// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it may be
 /// exceeded by already, if that is more).
@@ -150,6 +153,8 @@ pub(crate) struct Shared {
     pub exceeded: Mutex<Exceeded>,
     /// Runs of zero pages mapped for reads, oldest first: counted in full, worth nothing while unwritten.
     pub zero_runs: Mutex<VecDeque<(SpaceId, VirtRange)>>,
+    /// Pages whose frames are the last to hold what a fork relative's copy was evicted of.
+    pub leave_next: Mutex<VecDeque<(SpaceId, VirtRange)>>,
     pub spaces_seen: AtomicU64,
     pub managed_pages_peak: AtomicU64,
     /// Records of new mappings were lost: the control thread looks at everything anew.
@@ -194,12 +199,33 @@ impl Shared {
         processes.get(&space).cloned()
     }
 
+    /// Oldest first.
     pub fn all_processes(&self) -> Vec<Arc<Process>> {
         let processes = self
             .processes
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        processes.values().cloned().collect()
+        let mut all: Vec<_> = processes.values().cloned().collect();
+        all.sort_unstable_by_key(|process| process.space);
+        all
+    }
+
+    /// Address spaces that may share frames with this one by fork: the oldest few.
+    pub fn relatives(&self, process: &Process) -> Vec<SpaceId> {
+        let processes = self
+            .processes
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let related =
+            |other: &&Arc<Process>| other.family == process.family && other.space != process.space;
+        let mut found: Vec<_> = processes
+            .values()
+            .filter(related)
+            .map(|other| other.space)
+            .collect();
+        found.sort_unstable();
+        found.truncate(RELATIVES_MAX);
+        found
     }
 
     pub fn add_process(&self, process: Arc<Process>) {
@@ -223,8 +249,12 @@ impl Shared {
         let known = processes.remove(&process.space).is_some();
         drop(processes);
         if known {
+            let relatives = self.relatives(process);
             let _layout = process.layout.write();
-            let effect = self.engine().remove_space(process.space);
+            let mut engine = self.engine();
+            engine.bequeath(process.space, &relatives);
+            let effect = engine.remove_space(process.space);
+            drop(engine);
             if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {
                 agent.commands.cancel();
             }
@@ -242,23 +272,6 @@ impl Shared {
         for wakeup in &self.wakeups {
             let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes());
         }
-    }
-
-    /// Zero pages have been mapped. The oldest run is forgotten when there are too many: its pages then leave in their turn.
-    pub fn note_zeros(&self, space: SpaceId, range: VirtRange) {
-        let mut runs = lock(&self.zero_runs);
-        if let Some((last, run)) = runs.back_mut()
-            && *last == space
-            && run.end == range.start
-            && run.count().0 + range.count().0 <= ZERO_RUN_PAGES
-        {
-            run.end = range.end;
-            return;
-        }
-        while runs.len() >= ZERO_RUNS_MAX {
-            runs.pop_front();
-        }
-        runs.push_back((space, range));
     }
 
     /// Wakes the evictor if it sleeps. Cost when it does not: one load.
@@ -361,6 +374,27 @@ impl Shared {
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
+}
+
+/// Adds pages to a queue of runs. The oldest run is forgotten when there are too many: its pages then leave in their turn.
+pub(crate) fn note_run(
+    runs: &Mutex<VecDeque<(SpaceId, VirtRange)>>,
+    space: SpaceId,
+    range: VirtRange,
+) {
+    let mut runs = lock(runs);
+    if let Some((last, run)) = runs.back_mut()
+        && *last == space
+        && run.end == range.start
+        && run.count().0 + range.count().0 <= RUN_PAGES
+    {
+        run.end = range.end;
+        return;
+    }
+    while runs.len() >= RUNS_MAX {
+        runs.pop_front();
+    }
+    runs.push_back((space, range));
 }
 
 /// One whole page of a buffer.

@@ -84,9 +84,11 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
                     continue;
                 };
                 if process.pid() == Some(*pid) && managed {
+                    process.counting.fetch_add(1, Ordering::SeqCst);
                     for fresh in discover::register(shared, &process, agent, *range) {
                         discover::count_present(shared, &process, agent, fresh);
                     }
+                    process.counting.fetch_sub(1, Ordering::SeqCst);
                 }
             }
         }

@@ -32,7 +32,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// What the default run must have met, or it proves nothing about it.
-const MUST_SEE: [&str; 70] = [
+const MUST_SEE: [&str; 75] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -40,6 +40,8 @@ const MUST_SEE: [&str; 70] = [
     "batch cancelled",
     "bit flip",
     "checked every byte",
+    "copied for a write",
+    "copied for a write: a run",
     "demotion: copy gone or damaged",
     "demotion: done",
     "demotion: too late",
@@ -55,6 +57,7 @@ const MUST_SEE: [&str; 70] = [
     "fault of a resident page",
     "fault waits",
     "fault with a full ledger",
+    "found shared",
     "frame of its own",
     "full",
     "gone",
@@ -69,10 +72,11 @@ const MUST_SEE: [&str; 70] = [
     "killed: pages in hand",
     "ledger full at fork",
     "ledger full at remap",
+    "left its frame to an heir",
     "load: right at the second try",
     "lost write",
-    "manager killed",
     "manager killed between two words",
+    "manager killed",
     "misdirected read",
     "not taken, shared by a fork",
     "not taken: busy",
@@ -88,8 +92,8 @@ const MUST_SEE: [&str; 70] = [
     "published: stored",
     "resident page healed",
     "short write",
-    "space: EAGAIN",
     "space: EAGAIN of a move",
+    "space: EAGAIN",
     "space: EEXIST",
     "space: ENOMEM",
     "stale read",
@@ -102,6 +106,7 @@ const MUST_SEE: [&str; 70] = [
     "takeover: pages in hand",
     "tier hangs",
     "torn write",
+    "waits for room to copy",
     "wake-up late and out of order",
 ];
 

@@ -81,6 +81,11 @@ impl PagemapEntry {
         self.0 >> 61 & 1 == 1
     }
 
+    /// Write-protected by a userfaultfd.
+    pub fn write_protected(self) -> bool {
+        self.0 >> 57 & 1 == 1
+    }
+
     /// Mapped by this process only: not shared with a fork relative.
     pub fn exclusive(self) -> bool {
         self.0 >> 56 & 1 == 1

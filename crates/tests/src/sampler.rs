@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::processes::{anonymous_kib, descendants, processes};
+use crate::processes::{anonymous_part_kib, descendants, processes};
 
 /// What one look saw, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Since the sampler began.
     pub at: Duration,
-    /// Anonymous memory of the client's processes (stacks and other unmanaged memory included).
+    /// Anonymous memory of the client's processes (stacks and other unmanaged memory included); a frame they share counts once.
     pub anonymous: u64,
     /// Memory allocated to memfds that `undercroft` processes hold: the RAM pool and the ledger.
     pub memfds: u64,
@@ -48,7 +48,7 @@ fn memfds(pid: i32, seen: &mut HashSet<u64>) -> u64 {
 
 impl Sampler {
     /// Begins to sample the tree of `root`, an `undercroft run` process. Finding the processes costs more than a look
-    /// at them, so the tree is read again only every 20 samples.
+    /// at them, so the tree is read again only every 5 samples.
     pub fn start(root: i32) -> Sampler {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
@@ -57,7 +57,7 @@ impl Sampler {
             let mut samples = Vec::new();
             let (mut ours, mut clients) = (Vec::new(), Vec::new());
             while !seen.load(Ordering::Relaxed) {
-                if samples.len() % 20 == 0 {
+                if samples.len() % 5 == 0 {
                     (ours, clients) = descendants(&processes(), root)
                         .into_iter()
                         .partition(|process| process.pid == root || is_ours(&process.command));
@@ -65,7 +65,10 @@ impl Sampler {
                 let mut inodes = HashSet::new();
                 samples.push(Sample {
                     at: begin.elapsed(),
-                    anonymous: clients.iter().map(|p| anonymous_kib(p.pid) * 1024).sum(),
+                    anonymous: clients
+                        .iter()
+                        .map(|p| anonymous_part_kib(p.pid) * 1024)
+                        .sum(),
                     memfds: ours.iter().map(|p| memfds(p.pid, &mut inodes)).sum(),
                 });
                 std::thread::sleep(Duration::from_millis(10));

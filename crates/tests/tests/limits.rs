@@ -20,14 +20,30 @@ fn longest(samples: &[Sample], over: impl Fn(&Sample) -> bool) -> Duration {
     longest
 }
 
-fn stays_below(name: &str, limit: u64, tier: &str, args: &[&str]) {
+/// At most 2 % over, and that for at most 100 ms.
+fn stays_below(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) {
+    let (outside, reported) = most(name, limit, tier, program, args);
+    let bound = limit + limit / 50;
+    assert!(
+        outside <= bound + UNMANAGED,
+        "peak {outside} is more than 2 % over the limit {limit}"
+    );
+    assert!(
+        reported <= bound,
+        "the report itself says {reported} of {limit}"
+    );
+}
+
+/// Runs it, over the limit for at most 100 ms; the most DRAM used, seen from outside and by its own account.
+fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u64, u64) {
     let _turn = one_at_a_time();
     if plain_only() {
-        return skip(name, "a plain run has no limit");
+        skip(name, "a plain run has no limit");
+        return (0, 0);
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let spill = folder.path().join("spill").display().to_string();
-    let run = Job::new(build("touch"))
+    let run = Job::new(build(program))
         .args(args)
         .limit(limit)
         .tier(&tier.replace("SPILL", &spill))
@@ -45,10 +61,9 @@ fn stays_below(name: &str, limit: u64, tier: &str, args: &[&str]) {
     );
     let used = |sample: &Sample| sample.anonymous + sample.memfds;
     let peak = samples.iter().map(used).max().unwrap_or(0);
-    let bound = limit + limit / 50 + UNMANAGED;
-    let over = longest(&samples, |sample| used(sample) > limit + UNMANAGED);
+    let time = longest(&samples, |sample| used(sample) > limit + UNMANAGED);
     say(&format!(
-        "{name}: limit {} MiB, peak {:.1} MiB from outside in {} samples, longest time over {over:.0?}; {:?} reported",
+        "{name}: limit {} MiB, peak {:.1} MiB from outside in {} samples, longest time over {time:.0?}; {:?} reported",
         limit / MIB,
         peak as f64 / MIB as f64,
         samples.len(),
@@ -59,27 +74,20 @@ fn stays_below(name: &str, limit: u64, tier: &str, args: &[&str]) {
         "the run was never near its limit: peak {peak} of {limit}"
     );
     assert!(
-        peak <= bound,
-        "peak {peak} is more than 2 % over the limit {limit}: {:?}",
-        samples.iter().max_by_key(|sample| used(sample))
+        time <= Duration::from_millis(100),
+        "over the limit for {time:?}"
     );
-    assert!(
-        over <= Duration::from_millis(100),
-        "over the limit for {over:?}"
-    );
-    let reported = outcome
-        .number("dram_bytes_peak")
-        .expect("dram_bytes_peak in the report");
-    assert!(
-        reported <= limit as f64 * 1.02,
-        "the report itself says {reported} of {limit}"
-    );
+    let reported = outcome.number("dram_bytes_peak");
+    (
+        peak,
+        reported.expect("dram_bytes_peak in the report") as u64,
+    )
 }
 
 #[test]
 fn limit_holds_with_compressible_data_on_the_ram_tier() {
     let name = "limit_holds_with_compressible_data_on_the_ram_tier";
-    stays_below(name, 48 * MIB, "ram", &["160", "--rounds", "6"]);
+    stays_below(name, 48 * MIB, "ram", "touch", &["160", "--rounds", "6"]);
 }
 
 #[test]
@@ -89,7 +97,21 @@ fn limit_holds_on_the_file_tier() {
         name,
         32 * MIB,
         "file:SPILL,size=1G",
+        "touch",
         &["128", "--rounds", "4"],
+    );
+}
+
+/// Three children at once rewrite what they inherited: 160 MiB of frames in all, which the kernel would copy without a word. The
+/// first three are forked before there is anything to manage. In one run of some twenty the limit is passed by half for some 15 ms; before
+/// they were protected it was passed by its double each time.
+#[test]
+fn limit_holds_under_a_storm_of_forks() {
+    let name = "limit_holds_under_a_storm_of_forks";
+    let (outside, reported) = most(name, 64 * MIB, "ram", "forks", &["40", "4", "3"]);
+    assert!(
+        outside.max(reported) <= 112 * MIB,
+        "{outside} from outside, {reported} reported"
     );
 }
 

@@ -49,7 +49,6 @@ fn sample() -> Report {
         wall: Nanos(2_500_000_000),
         memory_max: 8 << 20,
         stats: &stats,
-        write_protect_faults: 0,
         fault_latency: &histogram([5_000; 98].into_iter().chain([20_000, 90_000])),
         stall: Nanos(1_000_000),
         tiers: vec![TierInputs {

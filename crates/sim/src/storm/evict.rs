@@ -159,6 +159,7 @@ impl World {
         };
         let mut wake = Vec::new();
         let mut vanished = false;
+        let mut copied = false;
         let taken = match (cancelled, self.proc_of(item.space)) {
             (true, _) => Err(Taken::NotTried),
             (false, None) => panic!("{item:?}: its space went without a cancel"),
@@ -172,6 +173,7 @@ impl World {
                     false => self.memory.move_out(mm, item.page),
                 };
                 if moved == Err(MoveRefusal::Busy) && (self.calm || self.random.chance(3, 4)) {
+                    copied = self.memory.is_shared(mm, item.page);
                     self.memory.break_sharing(mm, item.page);
                     moved = self.memory.move_out(mm, item.page);
                 }
@@ -200,6 +202,12 @@ impl World {
                 let place = place_of(&batch.items, at);
                 self.holding.insert((item.space, place), content);
                 self.engine.settle(at, Taken::Moved, &mut wake);
+                if copied && self.random.chance(3, 4) {
+                    let relatives = self.relatives(item.space);
+                    if self.engine.leave_frame(at, &relatives).is_some() {
+                        self.saw("left its frame to an heir");
+                    }
+                }
             }
             Err(taken) => {
                 let mut places = Vec::new();

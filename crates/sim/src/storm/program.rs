@@ -1,6 +1,7 @@
 //! The program: its threads touch pages, it changes its address space, and the kernel tells of it.
 
-use undercroft_base::{Bytes, PageState, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageState, SpaceId, ThreadId, VirtPage, VirtRange};
+use undercroft_engine::Fault;
 use undercroft_model::{Touch, oracle::Expect};
 
 use super::world::{Doing, Event, Intake, Message, PAGE, Thread, World, Zap};
@@ -36,6 +37,10 @@ impl World {
         self.accesses += 1;
         self.operations += u64::from(!self.calm);
         self.touched.push((mm, page));
+        if content.is_some() && self.waits_to_copy(thread, page) {
+            self.threads[thread].doing = Doing::Stopped { page, write };
+            return;
+        }
         match self.memory.touch(mm, page, content) {
             Touch::Done(found) => {
                 assert_eq!(
@@ -65,6 +70,39 @@ impl World {
                 page.0
             ),
         }
+    }
+
+    /// A write to a page that a fork relative shares asks for its copy first, where the page is protected; true: no room for it.
+    fn waits_to_copy(&mut self, thread: usize, page: VirtPage) -> bool {
+        let proc = self.threads[thread].proc;
+        let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
+        if self.is_down() || !self.memory.is_shared(mm, page) || self.random.chance(1, 4) {
+            return false;
+        }
+        let run = VirtRange::new(page, page.plus(1 + self.random.below(6)));
+        let shared: Vec<bool> = run.pages().map(|p| self.memory.is_shared(mm, p)).collect();
+        let relatives = self.relatives(space);
+        let fault = Fault {
+            space,
+            page,
+            write: true,
+            thread: ThreadId(thread as u32),
+        };
+        let answer = self.engine.copy_on_write(fault, &shared, &relatives, false);
+        self.log(|| format!("copy p{proc} {} {shared:?} -> {answer:?}", page.0));
+        self.kick_evictor();
+        self.saw(match answer {
+            Ok(1) => "copied for a write",
+            Ok(_) => "copied for a write: a run",
+            Err(_) => "waits for room to copy",
+        });
+        answer.is_err()
+    }
+
+    /// All other spaces, as if all were relatives: a wrong guess costs room, never a byte.
+    pub fn relatives(&self, space: SpaceId) -> Vec<SpaceId> {
+        let others = self.procs.iter().filter(|p| p.alive && p.space != space);
+        others.map(|p| p.space).collect()
     }
 
     /// Lets one thread that can run touch one page; false when none can.
@@ -130,6 +168,13 @@ impl World {
         self.engine.attached(space, range);
         for page in range.pages() {
             if self.memory.is_present(mm, page) {
+                if self.memory.is_shared(mm, page) {
+                    let relatives = self.relatives(space);
+                    if self.engine.found_shared(space, page, &relatives) {
+                        self.saw("found shared");
+                        continue;
+                    }
+                }
                 self.engine
                     .found_resident(space, VirtRange::new(page, page.plus(1)));
                 if self.engine.entry(space, page).state != PageState::Resident {
@@ -541,6 +586,8 @@ impl World {
             None => self.threads.clear(),
         }
         if !self.is_down() {
+            let heirs = self.relatives(space);
+            self.engine.bequeath(space, &heirs);
             let effect = self.engine.remove_space(space);
             self.effect(effect);
         }

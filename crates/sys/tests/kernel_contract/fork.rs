@@ -20,6 +20,7 @@ crate::facts! {
     a_fork_of_the_child_is_told_on_the_child_s_userfaultfd,
     vfork_and_spawn_raise_no_event,
     memory_not_copied_on_fork_is_not_in_the_child,
+    protection_is_inherited_and_each_process_is_asked_for_its_own,
     the_event_is_refused_without_cap_sys_ptrace,
     the_device_descriptor_serves_a_client_without_capabilities,
 }
@@ -167,6 +168,34 @@ fn memory_not_copied_on_fork_is_not_in_the_child() {
     let status = child.end();
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV);
     drop(ear);
+}
+
+fn protection_is_inherited_and_each_process_is_asked_for_its_own() {
+    let wp = Features::EVENTS.with(Features::PAGEFAULT_FLAG_WP);
+    let (mut ear, area) = (Ear::new(wp), Area::filled(2));
+    ear.register(area.range(), RegisterMode::MISSING_WP)
+        .unwrap();
+    ear.write_protect(area.range(), true).unwrap();
+    let forking = doing(move || {
+        let write = move |_: &Parent| {
+            area.fill(0, 7);
+            (area.read(0) + area.read(1)).into()
+        };
+        child(write).exit_status()
+    });
+    let mut child_ear = ear.fork();
+    let fault = child_ear.fault();
+    assert!(fault.wp && fault.write && fault.page == area.at(0));
+    child_ear.write_protect(area.range(), false).unwrap();
+    assert_eq!(forking.done(), 7 + 11);
+    ear.silent();
+    // The parent's is as it was, protection included.
+    assert_eq!(area.read(0), 10);
+    let writer = doing(move || area.fill(0, 5));
+    assert!(ear.fault().wp);
+    ear.write_protect(area.part(0, 1).range(), false).unwrap();
+    writer.done();
+    assert_eq!(area.read(0), 5);
 }
 
 /// Gives up every capability.

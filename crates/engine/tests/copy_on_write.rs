@@ -1,0 +1,144 @@
+//! Frames that fork relatives take from each other by writing: counted once each, and only where there is room.
+
+use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Outcome, Room, Taken, VecLedger};
+
+const THREAD: ThreadId = ThreadId(1);
+
+/// A parent with `pages` resident, and its child, under a limit of `limit` pages.
+fn family(pages: u64, limit: u64) -> (Engine<VecLedger>, SpaceId, SpaceId) {
+    let config = Config {
+        limit: Bytes(limit * PAGE_BYTES as u64),
+        retain: vec![false],
+        demotes: vec![false],
+        room: Room::Ahead,
+    };
+    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
+    let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
+    let parent = engine.add_space();
+    let all = VirtRange::new(VirtPage(0), VirtPage(pages));
+    engine.attached(parent, all);
+    engine.found_resident(parent, all);
+    let (child, _) = engine.forked(parent, &[]).expect("room in the ledger");
+    assert_eq!(engine.resident().0, pages, "what is shared is counted once");
+    (engine, parent, child)
+}
+
+fn write(space: SpaceId, page: u64) -> Fault {
+    Fault {
+        space,
+        page: VirtPage(page),
+        write: true,
+        thread: THREAD,
+    }
+}
+
+#[test]
+fn whoever_writes_first_costs_one_frame_and_the_second_none() {
+    for child_first in [true, false] {
+        let (mut engine, parent, child) = family(8, 1000);
+        let (first, second) = match child_first {
+            true => (child, parent),
+            false => (parent, child),
+        };
+        let granted = engine.copy_on_write(write(first, 2), &[true; 4], &[second], false);
+        assert_eq!((granted, engine.resident().0), (Ok(4), 12));
+        let granted = engine.copy_on_write(write(second, 2), &[false; 4], &[first], false);
+        assert_eq!((granted, engine.resident().0), (Ok(4), 12));
+        // A look that finds the same frames changes nothing.
+        engine.own_frame(child, VirtPage(3));
+        assert_eq!(engine.resident().0, 12);
+        engine.audit();
+    }
+}
+
+#[test]
+fn a_run_ends_where_the_room_or_the_pages_end() {
+    let (mut engine, parent, child) = family(8, 11);
+    let run = |engine: &mut Engine<VecLedger>, space, other, page, most| {
+        engine.copy_on_write(write(space, page), &vec![true; most], &[other], false)
+    };
+    assert_eq!(run(&mut engine, child, parent, 0, 64), Ok(3));
+    assert_eq!(engine.room(), 0);
+    // No room: it waits, and is listed once.
+    for _ in 0..3 {
+        let answer = run(&mut engine, child, parent, 3, 64);
+        assert_eq!(answer, Err(FaultAnswer::NoRoom));
+    }
+    assert_eq!(engine.resident().0, 11);
+    // The frames of what is its own already are there: no room is needed.
+    assert_eq!(run(&mut engine, child, parent, 0, 3), Ok(3));
+    assert_eq!(run(&mut engine, parent, child, 0, 3), Ok(3));
+    // Whoever makes room does not wait for it.
+    let urgent = engine.copy_on_write(write(child, 3), &[true], &[parent], true);
+    assert_eq!((urgent, engine.resident().0), (Ok(1), 12));
+    let mut waiters = Vec::new();
+    engine.take_waiters(&mut waiters);
+    assert!(waiters.is_empty(), "there is still none");
+    engine.unmapped(child, VirtRange::new(VirtPage(0), VirtPage(4)));
+    engine.take_waiters(&mut waiters);
+    assert_eq!(waiters, [(child, VirtPage(3))]);
+    // Past the last page nothing is known; the one asked for is let through.
+    assert_eq!(run(&mut engine, child, parent, 7, 64), Ok(1));
+    assert_eq!(run(&mut engine, child, parent, 8, 64), Ok(1));
+    engine.audit();
+}
+
+/// What nobody shares costs nothing and needs no room, and a copy does not follow it on a guess.
+#[test]
+fn pages_that_nobody_shares_come_along() {
+    let (mut engine, parent, child) = family(8, 8);
+    let shared = [false, false, true, false];
+    let granted = engine.copy_on_write(write(child, 2), &shared, &[parent], false);
+    assert_eq!(granted, Ok(2));
+    assert_eq!(
+        engine.resident().0,
+        10,
+        "two inherited pages turn out to be the child's own"
+    );
+    let waits = engine.copy_on_write(write(child, 4), &shared[2..], &[parent], false);
+    assert_eq!(waits, Err(FaultAnswer::NoRoom));
+    engine.audit();
+}
+
+/// A page that parent and child share leaves: the child is charged, finds the parent's copy when its own turn comes, and the frame is
+/// free when both have left, with one copy for the two.
+#[test]
+fn a_shared_page_leaves_with_its_heir_s_and_is_stored_once() {
+    let (mut engine, parent, child) = family(8, 1000);
+    let page = VirtRange::new(VirtPage(5), VirtPage(6));
+    let (mut batch, mut wake, mut freed) = (Vec::new(), Vec::new(), Vec::new());
+    assert!(engine.select_these(parent, &[page], &mut batch));
+    engine.settle(0, Taken::Moved, &mut wake);
+    assert_eq!(engine.leave_frame(0, &[child]), Some((child, VirtPage(5))));
+    let stored = Outcome::Stored(TierId(0), Slot(77));
+    engine.publish(0, stored, &mut wake);
+    assert_eq!(engine.resident().0, 8, "the child has the frame");
+    assert!(engine.select_these(child, &[page], &mut batch));
+    let (tier, slot, _) = batch[0].retained.expect("the parent's copy");
+    assert_eq!((tier, slot), (TierId(0), Slot(77)));
+    engine.settle(0, Taken::Moved, &mut wake);
+    engine.publish(0, Outcome::Clean, &mut wake);
+    assert_eq!(engine.resident().0, 7);
+    engine.audit();
+    // The copy lives as long as one of the two needs it.
+    engine.remove_space(parent);
+    engine.take_freed(&mut freed);
+    assert_eq!(freed, []);
+    engine.remove_space(child);
+    engine.take_freed(&mut freed);
+    assert_eq!(freed, [(TierId(0), Slot(77))]);
+}
+
+/// What only a process that ends was charged for goes to an heir; what another is charged for does not.
+#[test]
+fn frames_pass_to_an_heir_when_their_owner_ends() {
+    let (mut engine, parent, child) = family(8, 1000);
+    let granted = engine.copy_on_write(write(parent, 0), &[true; 2], &[child], false);
+    assert_eq!((granted, engine.resident().0), (Ok(2), 10));
+    engine.bequeath(parent, &[child]);
+    engine.remove_space(parent);
+    assert_eq!(engine.resident().0, 8, "each of the child's pages once");
+    engine.audit();
+}

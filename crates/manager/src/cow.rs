@@ -1,0 +1,149 @@
+//! Fork relatives share frames until one of them writes. A child's pages are write-protected, so that each copy the kernel makes for
+//! such a write is counted, and waits for room, before it is made. Protection serves the limit only: where it is missing, as in the
+//! parent, a look at the child's pages finds what it has alone ([`crate::discover::note_own_frames`]).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use undercroft_base::{VirtPage, VirtRange};
+use undercroft_engine::limits::COPY_PAGES_MAX;
+use undercroft_engine::{Fault, FaultAnswer};
+
+use crate::process::Process;
+use crate::shared::{Shared, note_run};
+
+/// Where the writes of a process have got to. Several fault threads may use it at once: a wrong guess costs a fault.
+#[derive(Default)]
+pub(crate) struct Trail {
+    next: AtomicU64,
+    granted: AtomicU64,
+}
+
+impl Trail {
+    /// Pages worth freeing for a write at `page`: twice as many as the last time where it goes on from there, else one.
+    fn guess(&self, page: u64) -> u64 {
+        match self.next.load(Ordering::Relaxed) == page {
+            true => (2 * self.granted.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX),
+            false => 1,
+        }
+    }
+
+    fn went(&self, page: u64, granted: u64) {
+        self.next.store(page + granted, Ordering::Relaxed);
+        self.granted.store(granted, Ordering::Relaxed);
+    }
+}
+
+/// Protects all pages of a fork child whose one thread waits for us. Not its parent's, and not later: the kernel's write when a thread
+/// ends, which wakes whoever joins it, is not delivered where a page is protected.
+pub(crate) fn protect(shared: &Shared, process: &Process) {
+    let regions = shared.engine().regions(process.space).to_vec();
+    for region in regions {
+        let _ = process.uffd.write_protect(region, true);
+    }
+}
+
+/// A thread writes to a protected page: the protection goes, and the thread goes on, as soon as there is room for the copy.
+pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
+    let page = VirtRange::new(fault.page, fault.page.plus(1));
+    let relatives = shared.relatives(process);
+    if relatives.is_empty() {
+        // Nobody shares anything any more.
+        let regions = shared.engine().regions(process.space).to_vec();
+        for region in regions {
+            let _ = process.uffd.write_protect(region, false);
+        }
+    }
+    let mut copies = process.trail.guess(fault.page.0);
+    let mut words = [0u8; 8 * COPY_PAGES_MAX as usize];
+    let mut sharing = [true; COPY_PAGES_MAX as usize];
+    let mut looked = 0;
+    if let Ok(pagemap) = process.pagemap()
+        && let Ok(mut entries) = pagemap.entries(fault.page, &mut words)
+    {
+        while let Some(entry) = entries.next()
+            && copies > 0
+        {
+            if looked == 0 && entry.present() && !entry.write_protected() {
+                // Another thread was first.
+                let _ = process.uffd.wake(page);
+                return;
+            }
+            sharing[looked] = entry.present() && !entry.exclusive();
+            copies -= u64::from(sharing[looked]);
+            looked += 1;
+        }
+    }
+    let looked = looked.max(1); // what cannot be looked at is taken to be shared
+    let agent = process.agent.get().map(|agent| agent.commands.agent());
+    let urgent = agent == Some(fault.thread.0) && fault.thread.0 != 0;
+    let (answer, kick) = {
+        let mut engine = shared.engine();
+        let answer = engine.copy_on_write(fault, &sharing[..looked], &relatives, urgent);
+        (answer, engine.reclaim_wanted())
+    };
+    if kick {
+        shared.kick_evictor();
+    }
+    match answer {
+        Ok(granted) => {
+            process.trail.went(fault.page.0, granted);
+            let range = VirtRange::new(fault.page, fault.page.plus(granted));
+            // Wakes whoever waits there. A range that reaches over the end of a mapping, or a layout that changes: the one page, or
+            // a fault more.
+            if process.uffd.write_protect(range, false).is_err()
+                && process.uffd.write_protect(page, false).is_err()
+            {
+                let _ = process.uffd.wake(page);
+            }
+        }
+        Err(FaultAnswer::NoRoom) => {}
+        Err(_) => {
+            let _ = process.uffd.wake(page);
+        }
+    }
+}
+
+/// Pages of a group that is about to be taken out; bit i = page i shares its frame with relatives. Those lose their protection, so that
+/// the agent, which breaks the sharing, does not have to ask for each.
+pub(crate) fn leaving(
+    shared: &Shared,
+    process: &Process,
+    pages: impl Iterator<Item = VirtPage>,
+) -> u64 {
+    if shared.relatives(process).is_empty() {
+        return 0;
+    }
+    let Ok(pagemap) = process.pagemap() else {
+        return 0;
+    };
+    let mut sharing = 0;
+    for (at, page) in pages.enumerate() {
+        let mut word = [0u8; 8];
+        let entry = pagemap.entries(page, &mut word).ok();
+        let is_shared = entry
+            .and_then(|mut entries| entries.next())
+            .is_some_and(|entry| entry.present() && !entry.exclusive());
+        if is_shared {
+            let range = VirtRange::new(page, page.plus(1));
+            let _ = process.uffd.write_protect(range, false);
+            sharing |= 1 << at;
+        }
+    }
+    sharing
+}
+
+/// Pages of the batch, by their places in it, were copied and the copies taken out, which has freed nothing: the frame that each
+/// shared is charged to an heir, which is to leave next.
+pub(crate) fn left(shared: &Shared, process: &Process, places: impl Iterator<Item = usize>) {
+    let relatives = shared.relatives(process);
+    for at in places {
+        let heir = shared.engine().leave_frame(at, &relatives);
+        if let Some((space, page)) = heir {
+            note_run(
+                &shared.leave_next,
+                space,
+                VirtRange::new(page, page.plus(1)),
+            );
+        }
+    }
+}
