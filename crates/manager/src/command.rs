@@ -94,7 +94,8 @@ impl Commands {
 
     /// Posts an order; returns its number. The caller holds the layout lock for reading since it made sure that each page is
     /// still what it thinks it is: an event acknowledged later cancels this command, one acknowledged before has been seen.
-    /// One command at a time.
+    /// One command at a time. The agent is told by [`Commands::wake_agent`], with no lock held: it may take the caller's CPU at once, for
+    /// the whole order.
     pub fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
         let mut count = 0;
         for (slot, page) in self.pages().iter().zip(pages) {
@@ -105,8 +106,12 @@ impl Commands {
         self.half(7).store(count, Ordering::Relaxed);
         let seq = self.seq().load(Ordering::Relaxed).wrapping_add(1);
         self.seq().store(seq, Ordering::SeqCst);
-        futex::wake(self.seq(), 1);
         seq
+    }
+
+    /// There is a new order.
+    pub fn wake_agent(&self) {
+        futex::wake(self.seq(), 1);
     }
 
     /// Waits for the result of command `seq`; `None` when the agent died. `alive` is asked now and then.
