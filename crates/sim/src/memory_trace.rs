@@ -128,7 +128,7 @@ impl Collector {
                 }
                 return;
             }
-            Kind::Movement(Movement::Ahead | Movement::Returned) => return,
+            Kind::Movement(Movement::Ahead | Movement::Returned | Movement::Accessed) => return,
         };
         moved.push(Moved {
             after: references.len(),

@@ -63,6 +63,8 @@ const GIB: u64 = 1 << 30;
 
 /// Ranges of one call (UIO_MAXIOV).
 const VECTORS_MAX: usize = 1024;
+/// Pages of one call: bounds how long what changes the layout waits for it, to some 0.5 ms.
+const CLEAR_PAGES: u64 = 4096;
 
 static OBJECT: &[u8] = include_bytes!("../bpf/access.bpf.o");
 
@@ -377,49 +379,65 @@ impl ClearRefs {
 /// Errors: no CAP_SYS_NICE, or the process is gone. Cost: some 50 ns a page in memory, and an interrupt to each CPU that runs
 /// the process, a range; page faults go on meanwhile.
 pub fn clear(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
-    let mut vectors: Vec<libc::iovec> = ranges
+    let mut group: Vec<VirtRange> = Vec::with_capacity(VECTORS_MAX);
+    let mut pages = 0;
+    for range in ranges {
+        let mut start = range.start;
+        while start < range.end {
+            let end = start.plus(CLEAR_PAGES - pages).min(range.end);
+            group.push(VirtRange::new(start, end));
+            pages += end.0 - start.0;
+            start = end;
+            if pages == CLEAR_PAGES || group.len() == VECTORS_MAX {
+                cool(pidfd, &group)?;
+                group.clear();
+                pages = 0;
+            }
+        }
+    }
+    cool(pidfd, &group)
+}
+
+/// [`clear`] of at most [`VECTORS_MAX`] ranges.
+fn cool(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
+    let vectors: Vec<libc::iovec> = ranges
         .iter()
         .map(|range| libc::iovec {
             iov_base: range.start.address() as *mut libc::c_void,
             iov_len: range.count().bytes().0 as usize,
         })
         .collect();
-    let mut rest = &mut vectors[..];
-    while !rest.is_empty() {
-        let count = rest.len().min(VECTORS_MAX);
-        // SAFETY: the addresses are another process's (or hints for our own), and MADV_COLD changes no content; the vectors
-        // are a live slice of `count`.
+    let mut rest = &vectors[..];
+    while let Some(first) = rest.first() {
+        // SAFETY: the addresses are another process's, or our own, where MADV_COLD changes no content; the vectors are a live
+        // slice of that length.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
                 pidfd.as_raw_fd(),
                 rest.as_ptr(),
-                count,
+                rest.len(),
                 libc::MADV_COLD,
                 0,
             )
         };
-        let mut done = match done {
+        let done = match done {
             -1 => {
                 let error = io::Error::last_os_error();
                 match error.raw_os_error() {
-                    // The first range is not what it was: it is left out.
-                    Some(libc::ENOMEM | libc::EINVAL) => {
-                        rest = &mut rest[1..];
-                        continue;
-                    }
+                    // The first range has holes, or is locked.
+                    Some(libc::ENOMEM | libc::EINVAL) => first.iov_len,
                     _ => return Err(error),
                 }
             }
-            done => done as usize,
+            // It stopped short of a range that has holes or is locked, which is left out.
+            done => done as usize + 1,
         };
-        // Whole ranges are done up to one that failed, which is left out.
-        let mut at = 0;
-        while at < count && done >= rest[at].iov_len {
-            done -= rest[at].iov_len;
-            at += 1;
+        let mut left = done.max(1);
+        while let (Some(next), true) = (rest.first(), left > 0) {
+            left = left.saturating_sub(next.iov_len);
+            rest = &rest[1..];
         }
-        rest = &mut rest[(at + usize::from(at < count)).min(count)..];
     }
     Ok(())
 }
