@@ -249,13 +249,13 @@ mod tests {
             last = next;
             used.iter().map(|page| page.0 - 512).collect()
         };
-        assert_eq!(look(&[(1, 7, true), (2, 8, true), (3, 9, false)]), []);
+        assert_eq!(look(&[(1, 7, true), (2, 8, true), (3, 9, false)]), [0; 0]);
         // 2 left and came back; 4 is new; 3 is used for the first time.
         assert_eq!(
             look(&[(1, 7, true), (2, 5, true), (3, 9, true), (4, 6, true)]),
             [1, 3]
         );
         assert_eq!(look(&[(1, 7, false), (2, 5, true), (4, 6, true)]), [2, 4]);
-        assert_eq!(look(&[(3, 9, true)]), [], "it was away meanwhile");
+        assert_eq!(look(&[(3, 9, true)]), [0; 0], "it was away meanwhile");
     }
 }

@@ -559,6 +559,46 @@ mod tests {
     }
 
     #[test]
+    fn uses_are_recorded_of_pages_that_the_trace_knows_in_memory() {
+        let space = SpaceId(0);
+        let found = recorded(|record| {
+            record.found(space, pages(10, 12));
+            for page in [10, 11, 12, 20] {
+                record.accessed(space, VirtPage(page)); // 12 and 20 are a fork child's, say
+            }
+            record.moved(space, VirtPage(11), Movement::Evicted);
+            record.accessed(space, VirtPage(10));
+            record.accessed(SpaceId(1), VirtPage(11));
+        });
+        let used = |page| (page, Kind::Movement(Movement::Accessed));
+        let evicted = (11, Kind::Movement(Movement::Evicted));
+        assert_eq!(found[2..], [used(10), used(11), evicted, used(10)]);
+    }
+
+    #[test]
+    fn uses_leave_half_of_the_queue_to_faults() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.uct");
+        let (go, stalled) = std::sync::mpsc::channel();
+        go.send(()).unwrap(); // the header
+        let sink = Stalled(stalled, File::create(&path).unwrap());
+        let record = Record::start(sink, &path, &[], "", true).unwrap();
+        let (space, thread) = (SpaceId(0), ThreadId(1));
+        record.found(space, pages(0, 1));
+        for page in 0..4 * QUEUE_MAX as u64 {
+            record.accessed(space, VirtPage(2 * page)); // no runs
+        }
+        let before = record.inbox.dropped.load(Ordering::Relaxed);
+        assert!(before > 0, "uses have no bound");
+        for page in 0..QUEUE_MAX as u64 / 4 {
+            record.fault(space, VirtPage(page), false, thread);
+        }
+        assert_eq!(record.inbox.dropped.load(Ordering::Relaxed), before);
+        drop(go);
+        record.finish().unwrap();
+    }
+
+    #[test]
     fn the_257th_space_is_not_in_it_and_counted() {
         let folder = tempfile::tempdir().unwrap();
         let record = Record::create(&folder.path().join("t.uct"), &[], "", true).unwrap();

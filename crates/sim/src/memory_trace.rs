@@ -38,6 +38,8 @@ pub enum Becomes {
     Evicted,
     /// The program has written it, or will before it is evicted live.
     Written,
+    /// It was used in memory, as the live policy was told then.
+    Used,
 }
 
 /// A granule, and what became of it.
@@ -128,7 +130,8 @@ impl Collector {
                 }
                 return;
             }
-            Kind::Movement(Movement::Ahead | Movement::Returned | Movement::Accessed) => return,
+            Kind::Movement(Movement::Accessed) => Becomes::Used,
+            Kind::Movement(Movement::Ahead | Movement::Returned) => return,
         };
         moved.push(Moved {
             after: references.len(),
