@@ -75,6 +75,32 @@ impl Last {
     }
 }
 
+/// The parts of `ranges` in the blocks that begin at `starts`; both ascending. Neighbours are one range.
+fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
+    let mut parts: Vec<VirtRange> = Vec::new();
+    let mut starts = starts.iter().peekable();
+    for range in ranges {
+        while let Some(start) = starts.peek() {
+            let block = VirtRange::new(**start, start.plus(BLOCK_PAGES));
+            let part = block.intersect(*range);
+            match parts.last_mut() {
+                _ if part.is_empty() => {}
+                // Within one range: what lies between two ranges is not ours.
+                Some(last) if last.end == part.start && part.start > range.start => {
+                    last.end = part.end;
+                }
+                _ => parts.push(part),
+            }
+            // The next range may begin in this block, too.
+            if block.end > range.end {
+                break;
+            }
+            starts.next();
+        }
+    }
+    parts
+}
+
 /// The thread's own.
 pub(crate) struct Accesses {
     shared: Arc<Shared>,
@@ -82,6 +108,10 @@ pub(crate) struct Accesses {
     interval: Duration,
     last: HashMap<SpaceId, Last>,
     used: Vec<VirtPage>,
+    /// Blocks with bits set.
+    set: Vec<VirtPage>,
+    /// A look failed, which was said.
+    failed: bool,
     /// The kernel refuses to clear by range here.
     coarse: bool,
 }
@@ -103,6 +133,8 @@ impl Accesses {
             interval,
             last: HashMap::new(),
             used: Vec::new(),
+            set: Vec::new(),
+            failed: false,
             coarse: false,
         }
     }
@@ -161,19 +193,29 @@ impl Accesses {
         let mut last = self.last.remove(&process.space).unwrap_or_default();
         let mut next = Last::default();
         self.used.clear();
-        let used = &mut self.used;
-        let scanned = self
-            .scanner
-            .scan(pid, &blocks, |block| last.used(block, &mut next, used));
+        self.set.clear();
+        let (used, set) = (&mut self.used, &mut self.set);
+        let scanned = self.scanner.scan(pid, &blocks, |block| {
+            if block.accessed != [0; BLOCK_PAGES as usize / 64] {
+                set.push(block.start);
+            }
+            last.used(block, &mut next, used);
+        });
         match scanned {
             Ok(()) => {}
             Err(AccessError::Gone) => return false,
-            // The program worked when the run began: it is told once, by whoever reads the report's missing counts.
-            Err(_) => return false,
+            // It worked when the run began. Policies go on without; the report counts no more looks.
+            Err(error) => {
+                if !std::mem::replace(&mut self.failed, true) {
+                    eprintln!("undercroft: warning: pages cannot be looked at any more: {error}");
+                }
+                return false;
+            }
         }
         self.last.insert(process.space, next);
         self.tell(process);
-        self.clear(pid, identity.pidfd.as_fd(), &ranges, has_relatives);
+        let set = parts(&ranges, &self.set);
+        self.clear(pid, identity.pidfd.as_fd(), &set, has_relatives);
         true
     }
 
@@ -238,6 +280,28 @@ mod tests {
             block.accessed[at / 64] |= u64::from(*accessed) << (at % 64);
         }
         block
+    }
+
+    #[test]
+    fn only_blocks_with_bits_set_are_cleared_and_nothing_between_ranges() {
+        let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
+        let ranges = [
+            range(100, 300),
+            range(300, 600),
+            range(700, 2048),
+            range(5000, 6000),
+        ];
+        let starts = |blocks: &[u64]| -> Vec<VirtPage> {
+            blocks.iter().map(|block| VirtPage(block * 512)).collect()
+        };
+        assert_eq!(parts(&ranges, &[]), []);
+        let of = |blocks: &[u64]| parts(&ranges, &starts(blocks));
+        assert_eq!(of(&[0]), [range(100, 300), range(300, 512)]);
+        assert_eq!(of(&[1, 2]), [range(512, 600), range(700, 1536)]);
+        assert_eq!(
+            of(&[2, 9, 11]),
+            [range(1024, 1536), range(5000, 5120), range(5632, 6000)]
+        );
     }
 
     #[test]
