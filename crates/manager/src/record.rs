@@ -5,7 +5,7 @@
 //! the file: what does not fit the queue is dropped and counted.
 //!
 //! One client of the trace is one address space, in the order they came. What is recorded is what the manager sees: uses of
-//! pages in memory raise no fault, and without access bits nothing else tells of them.
+//! pages in memory raise no fault, and nothing but a look at access bits tells of them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
