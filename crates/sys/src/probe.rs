@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::{Resource, getrlimit};
 use undercroft_base::{VirtPage, VirtRange};
 
-use crate::access::AccessScanner;
+use crate::access::{AccessError, AccessScanner};
 use crate::pagemap::{Category, Pagemap};
 use crate::process;
 use crate::sideband::Sideband;
@@ -447,7 +447,12 @@ fn access_bits() -> Check {
             name,
             State::Degraded,
             format!("not to be had ({error}): policies learn from faults alone"),
-            "see what is missing in brackets; nothing else needs them",
+            match error {
+                AccessError::NotPermitted(_) => "run as root, or give CAP_BPF and CAP_PERFMON",
+                AccessError::NoTypes(_) => "a kernel built with CONFIG_DEBUG_INFO_BTF",
+                AccessError::FiveLevels => "boot with no5lvl",
+                _ => "leave --access-scan out; nothing else needs them",
+            },
         ),
     }
 }
