@@ -22,6 +22,9 @@ const TRACE_ITER: u32 = 28;
 /// What the verifier says when it refuses: the end of it is what matters.
 const LOG_BYTES: usize = 1 << 18;
 
+/// Most repetitions of a load that was interrupted.
+const LOADS_MAX: u32 = 20;
+
 const NAME_BYTES: usize = 16;
 
 #[repr(C)]
@@ -159,10 +162,18 @@ impl Program {
             attach_btf_id: target,
             ..ProgLoad::default()
         };
-        // SAFETY: PROG_LOAD takes these 120 bytes; code and licence are live slices, and there is no log.
-        if let Ok(fd) = unsafe { call(PROG_LOAD, &mut load) } {
-            return Ok(Program(fd));
-        }
+        let mut tries = 0;
+        let error = loop {
+            // SAFETY: PROG_LOAD takes these 120 bytes; code and licence are live slices, and there is no log.
+            match unsafe { call(PROG_LOAD, &mut load) } {
+                Ok(fd) => return Ok(Program(fd)),
+                // The verifier gives up when work waits for this thread (a signal, something an io_uring left).
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && tries < LOADS_MAX => {
+                    tries += 1;
+                }
+                Err(error) => break error,
+            }
+        };
         // Once more, to hear why.
         let mut log = vec![0u8; LOG_BYTES];
         load.log_level = 1;
@@ -176,7 +187,8 @@ impl Program {
         let log: String = last.iter().rev().map(|line| format!("; {line}")).collect();
         match result {
             Ok(fd) => Ok(Program(fd)),
-            Err(error) => Err(AccessError::of("the BPF program", error, log)),
+            // The first answer: this one may be that the log is too short.
+            Err(_) => Err(AccessError::of("the BPF program", error, log)),
         }
     }
 
