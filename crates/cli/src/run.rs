@@ -53,6 +53,7 @@ pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             when_full: args.when_full.into(),
             quiet: args.quiet,
             trace: args.trace,
+            access_scan: args.access_scan,
         },
         command: args.command,
         report: args.report,

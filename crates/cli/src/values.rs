@@ -1,6 +1,8 @@
 //! Parses each option's value, and refuses with what, why and the fix. Used by the argument parser.
 
-use undercroft_base::{Bytes, PAGE_BYTES};
+use std::time::Duration;
+
+use undercroft_base::{Bytes, Nanos, PAGE_BYTES};
 use undercroft_policy::{prefetch, reclaim};
 use undercroft_tier::spec::TierSpec;
 
@@ -10,6 +12,9 @@ pub const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
 pub const PREFETCH_DEFAULT: &str = prefetch::NAMES[0];
 /// Smallest limit: below it the reserve and the pages one instruction may need leave no room to make progress.
 pub const MEMORY_MAX_MIN: Bytes = Bytes(1 << 20);
+/// Shortest and longest `--access-scan`.
+const ACCESS_SCAN_MIN: Duration = Duration::from_millis(10);
+const ACCESS_SCAN_MAX: Duration = Duration::from_secs(3600);
 /// Smallest `demo --size`: below it the store itself outweighs its values.
 const DEMO_SIZE_MIN: Bytes = Bytes(16 << 20);
 
@@ -73,6 +78,19 @@ pub fn memory_max(text: &str) -> Result<MemoryMax, String> {
         .map_err(|error| format!("{error}, or a share such as 50%, or max"))?;
     enough(size)?;
     Ok(MemoryMax::Size(size))
+}
+
+/// `--access-scan`: an interval of at least 10 ms; more often, looking would be all that is done.
+pub fn access_scan(text: &str) -> Result<Duration, String> {
+    let interval = text.parse::<Nanos>().map_err(|error| error.to_string())?;
+    let interval = Duration::from_nanos(interval.0);
+    match (ACCESS_SCAN_MIN..=ACCESS_SCAN_MAX).contains(&interval) {
+        true => Ok(interval),
+        false => Err(format!(
+            "an interval of {ACCESS_SCAN_MIN:?} to {ACCESS_SCAN_MAX:?} is useful, such as 100ms; leave the option out to \
+             look never"
+        )),
+    }
 }
 
 /// `--page-size`: 4 KiB only, so far.

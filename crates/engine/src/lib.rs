@@ -329,6 +329,15 @@ impl<L: Ledger> Engine<L> {
         resident
     }
 
+    /// As [`Engine::touch`], by address: for who looked at the page a while ago, since when it may have left. Reserves nothing.
+    #[inline]
+    pub fn touch_at(&mut self, space: SpaceId, page: VirtPage, write: bool) -> bool {
+        match self.table.find(space, page) {
+            Some(no) => self.touch(no, write),
+            None => false,
+        }
+    }
+
     /// Whether the page is in memory. O(1).
     #[inline]
     pub fn is_resident(&self, no: PageNo) -> bool {

@@ -1,5 +1,6 @@
 //! One client's runtime: the keeper that owns a run, the manager that serves its faults, and the report of both.
 
+mod access;
 mod command;
 mod cow;
 mod discover;

@@ -1,6 +1,7 @@
 //! What a run is asked for: parsed by the command line, carried to the manager unchanged.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,8 @@ pub struct ClientOptions {
     pub quiet: bool,
     /// Where to record the page faults; `None` = nowhere.
     pub trace: Option<PathBuf>,
+    /// How often the pages in memory are looked at for use; `None` = never.
+    pub access_scan: Option<Duration>,
 }
 
 /// One `undercroft run`.

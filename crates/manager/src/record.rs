@@ -6,7 +6,7 @@
 //! the file: what does not fit the queue is dropped and counted.
 //!
 //! One client of the trace is one address space, in the order they came. What is recorded is what the manager sees: uses of
-//! pages in memory raise no fault, and without access bits nothing else tells of them.
+//! pages in memory raise no fault, and nothing but a look at access bits tells of them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -86,9 +86,15 @@ pub(crate) struct Record {
 
 impl Record {
     /// Starts a trace in a new file, and its writer. * `settings`: for people, beside the version.
+    /// * `accesses`: uses of pages in memory are recorded, too.
     ///
     /// Errors: the file cannot be made, or not written.
-    pub fn create(path: &Path, command: &[String], settings: &str) -> Result<Record, String> {
+    pub fn create(
+        path: &Path,
+        command: &[String],
+        settings: &str,
+        accesses: bool,
+    ) -> Result<Record, String> {
         let failed = |why: &dyn std::fmt::Display| {
             format!(
                 "cannot write the trace {}: {why}; give --trace a file that can be written",
@@ -96,7 +102,7 @@ impl Record {
             )
         };
         let file = File::create(path).map_err(|error| failed(&error))?;
-        Record::start(file, path, command, settings).map_err(|error| failed(&error))
+        Record::start(file, path, command, settings, accesses).map_err(|error| failed(&error))
     }
 
     fn start<W: Write + Send + 'static>(
@@ -104,6 +110,7 @@ impl Record {
         path: &Path,
         command: &[String],
         settings: &str,
+        accesses: bool,
     ) -> Result<Record, Box<dyn std::error::Error>> {
         let header = Header {
             granularity: PAGE_BYTES.trailing_zeros() as u8,
@@ -112,6 +119,7 @@ impl Record {
             synthetic: false,
             live: true,
             movements: true,
+            accesses,
             command: command.to_vec(),
             clients: (0..CLIENTS).map(|at| format!("space {at}")).collect(),
             source: format!("undercroft {} run, {settings}", env!("CARGO_PKG_VERSION")),
@@ -151,6 +159,30 @@ impl Record {
     /// A page came or left without a reference.
     pub fn moved(&self, space: SpaceId, page: VirtPage, movement: Movement) {
         self.push(space, page, What::Moved(movement, 1));
+    }
+
+    /// A page in memory was used. Dropped sooner than anything else: a look at a large program finds very many.
+    pub fn accessed(&self, space: SpaceId, page: VirtPage) {
+        {
+            let mut queue = lock(&self.inbox.queue);
+            if queue.seen.len() >= QUEUE_MAX / 2 {
+                self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            if let Some(Seen {
+                space: last,
+                page: first,
+                what: What::Moved(Movement::Accessed, count),
+                ..
+            }) = queue.seen.last_mut()
+                && *last == space
+                && first.plus(*count) == page
+            {
+                *count += 1;
+                return;
+            }
+        }
+        self.moved(space, page, Movement::Accessed);
     }
 
     /// Pages that are in memory, and were not in the books.
@@ -327,6 +359,13 @@ impl<W: Write> Out<W> {
             }
             What::Moved(movement, count) => {
                 for page in first..first + count {
+                    if movement == Movement::Accessed {
+                        // What a fork child shares with its parent is not in the trace.
+                        if present.contains(&page) {
+                            put(page, moved(movement), 0)?;
+                        }
+                        continue;
+                    }
                     match movement.is_arrival() {
                         true => present.insert(page),
                         false => present.remove(&page),
@@ -367,7 +406,7 @@ mod tests {
     fn faults_come_back_in_order_with_spaces_and_threads_from_zero() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.uct");
-        let record = Record::create(&path, &["prog".to_owned()], "").unwrap();
+        let record = Record::create(&path, &["prog".to_owned()], "", true).unwrap();
         for (space, page, write, thread) in [
             (7, 100, false, 4001),
             (9, 100, true, 4002),
@@ -409,7 +448,7 @@ mod tests {
         let (go, stalled) = std::sync::mpsc::channel();
         go.send(()).unwrap(); // the header
         let sink = Stalled(stalled, File::create(&path).unwrap());
-        let record = Record::start(sink, &path, &[], "").unwrap();
+        let record = Record::start(sink, &path, &[], "", true).unwrap();
         // What the writer has taken, what it writes from there (blocks of as many entries as the queue), and what waits.
         let most = 3 * QUEUE_MAX as u64;
         for page in 0..most {
@@ -429,9 +468,9 @@ mod tests {
     fn a_full_disk_ends_the_trace_with_a_reason_and_nothing_else() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         // The header fills the disk already.
-        assert!(Record::start(full, Path::new("/dev/full"), &[], "").is_err());
+        assert!(Record::start(full, Path::new("/dev/full"), &[], "", true).is_err());
         let (reader, pipe) = std::io::pipe().unwrap();
-        let record = Record::start(pipe, Path::new("pipe"), &[], "").unwrap();
+        let record = Record::start(pipe, Path::new("pipe"), &[], "", true).unwrap();
         drop(reader);
         for page in 0..QUEUE_MAX as u64 {
             record.fault(SpaceId(0), VirtPage(page), false, ThreadId(1));
@@ -452,7 +491,7 @@ mod tests {
     fn recorded(of: impl Fn(&Record)) -> Vec<(u64, Kind)> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.uct");
-        let record = Record::create(&path, &[], "").unwrap();
+        let record = Record::create(&path, &[], "", true).unwrap();
         of(&record);
         assert_eq!(record.finish(), Ok(0));
         let short = |event: &Event| (event.address / 4096, event.kind);
@@ -521,9 +560,49 @@ mod tests {
     }
 
     #[test]
+    fn uses_are_recorded_of_pages_that_the_trace_knows_in_memory() {
+        let space = SpaceId(0);
+        let found = recorded(|record| {
+            record.found(space, pages(10, 12));
+            for page in [10, 11, 12, 20] {
+                record.accessed(space, VirtPage(page)); // 12 and 20 are a fork child's, say
+            }
+            record.moved(space, VirtPage(11), Movement::Evicted);
+            record.accessed(space, VirtPage(10));
+            record.accessed(SpaceId(1), VirtPage(11));
+        });
+        let used = |page| (page, Kind::Movement(Movement::Accessed));
+        let evicted = (11, Kind::Movement(Movement::Evicted));
+        assert_eq!(found[2..], [used(10), used(11), evicted, used(10)]);
+    }
+
+    #[test]
+    fn uses_leave_half_of_the_queue_to_faults() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.uct");
+        let (go, stalled) = std::sync::mpsc::channel();
+        go.send(()).unwrap(); // the header
+        let sink = Stalled(stalled, File::create(&path).unwrap());
+        let record = Record::start(sink, &path, &[], "", true).unwrap();
+        let (space, thread) = (SpaceId(0), ThreadId(1));
+        record.found(space, pages(0, 1));
+        for page in 0..4 * QUEUE_MAX as u64 {
+            record.accessed(space, VirtPage(2 * page)); // no runs
+        }
+        let before = record.inbox.dropped.load(Ordering::Relaxed);
+        assert!(before > 0, "uses have no bound");
+        for page in 0..QUEUE_MAX as u64 / 4 {
+            record.fault(space, VirtPage(page), false, thread);
+        }
+        assert_eq!(record.inbox.dropped.load(Ordering::Relaxed), before);
+        drop(go);
+        record.finish().unwrap();
+    }
+
+    #[test]
     fn the_257th_space_is_not_in_it_and_counted() {
         let folder = tempfile::tempdir().unwrap();
-        let record = Record::create(&folder.path().join("t.uct"), &[], "").unwrap();
+        let record = Record::create(&folder.path().join("t.uct"), &[], "", true).unwrap();
         for space in 0..u32::from(CLIENTS) + 3 {
             record.fault(SpaceId(space), VirtPage(1), false, ThreadId(1));
         }
@@ -532,7 +611,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_made_is_named() {
-        let refused = Record::create(Path::new("/no/such/folder/t.uct"), &[], "");
+        let refused = Record::create(Path::new("/no/such/folder/t.uct"), &[], "", true);
         let why = refused.err().expect("no such folder");
         assert!(
             why.contains("/no/such/folder/t.uct") && why.contains("--trace"),

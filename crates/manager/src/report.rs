@@ -60,6 +60,19 @@ pub struct Report {
     pub policies: Policies,
     /// The engine's counters.
     pub counters: Counters,
+    /// Looks at which pages in memory were used; null without `--access-scan`.
+    pub access_scans: Option<AccessScans>,
+}
+
+/// What looking at Accessed bits came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AccessScans {
+    /// Looks at all processes.
+    pub count: u64,
+    /// Time they took, on CPUs of the manager's own where there are such.
+    pub seconds: f64,
+    /// Pages found used, once for each look.
+    pub pages_used: u64,
 }
 
 /// Faults by what they were.
@@ -240,6 +253,8 @@ pub struct ReportInputs<'a> {
     pub fault_breakdown: Option<FaultBreakdown>,
     /// Names in force.
     pub policies: Policies,
+    /// Looks at Accessed bits.
+    pub access_scans: Option<AccessScans>,
 }
 
 /// Plain inputs of one tier.
@@ -473,6 +488,7 @@ impl Report {
             spaces: inputs.spaces,
             policies: inputs.policies.clone(),
             counters: Counters::from(stats),
+            access_scans: inputs.access_scans,
         }
     }
 }

@@ -17,6 +17,7 @@ use undercroft_sys::procfs::{self, Statm};
 use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdDevice};
 use undercroft_sys::{fdpass, interrupts, procfs as proc};
 
+use crate::access::{Accesses, Looks};
 use crate::command::Commands;
 use crate::evictor::Evictor;
 use crate::fault_thread::FaultThread;
@@ -25,7 +26,9 @@ use crate::placement::Placement;
 use crate::process::{Agent, Identity, Process};
 use crate::protocol::{Hello, KIND_FORK, Ready, STAGING_PAGES, answer};
 use crate::record::Record;
-use crate::report::{Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot};
+use crate::report::{
+    AccessScans, Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot,
+};
 use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};
 use crate::tiers::TierLaunch;
 use crate::watch::{self, Watch};
@@ -159,6 +162,10 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         };
         memories.push((memory, backing));
     }
+    let scanner = match launch.options.access_scan {
+        Some(interval) => Some((Accesses::open()?, interval)),
+        None => None,
+    };
     let shared = share(&launch, ledger, memories)?;
     let _ = process::lock_all_memory();
     let device = UffdDevice::open()?;
@@ -187,6 +194,15 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
             .name("uc-layout".into())
             .spawn(move || watch::run(&of, &hears))?,
     );
+
+    if let Some((scanner, interval)) = scanner {
+        let accesses = Accesses::new(shared.clone(), scanner, interval);
+        threads.push(
+            std::thread::Builder::new()
+                .name("uc-access".into())
+                .spawn(move || accesses.run())?,
+        );
+    }
 
     let mut control = Control {
         statm: HashMap::new(),
@@ -249,11 +265,19 @@ fn share(
     };
     let record = match &options.trace {
         Some(path) => {
-            let settings = format!(
+            let mut settings = format!(
                 "--memory-max {} --policy {} --prefetch {}",
                 options.memory_max, options.reclaim, options.prefetch
             );
-            let record = Record::create(path, &launch.command, &settings);
+            if let Some(interval) = options.access_scan {
+                settings.push_str(&format!(" --access-scan {interval:?}"));
+            }
+            let record = Record::create(
+                path,
+                &launch.command,
+                &settings,
+                options.access_scan.is_some(),
+            );
             Some(record.map_err(|e| invalid(&e))?)
         }
         None => None,
@@ -276,6 +300,7 @@ fn share(
         wakeups,
         stop: AtomicBool::new(false),
         record,
+        looks: Looks::default(),
         fault_latency: Mutex::new(new_histogram()),
         breakdown: Breakdown::default(),
         exceeded: Mutex::new(Exceeded::default()),
@@ -799,6 +824,11 @@ impl Control {
             spaces: shared.spaces_seen.load(Ordering::Relaxed),
             fault_breakdown: shared.breakdown.mean(),
             policies: self.policies(),
+            access_scans: shared.options.access_scan.map(|_| AccessScans {
+                count: shared.looks.count.load(Ordering::Relaxed),
+                seconds: shared.looks.nanos.load(Ordering::Relaxed) as f64 / 1e9,
+                pages_used: shared.looks.pages_used.load(Ordering::Relaxed),
+            }),
         })
     }
 }

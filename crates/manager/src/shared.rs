@@ -14,6 +14,7 @@ use undercroft_base::{
 use undercroft_engine::Engine;
 use undercroft_sys::futex;
 
+use crate::access::Looks;
 use crate::ledger::MemfdLedger;
 use crate::options::{ClientOptions, WhenFull};
 use crate::placement::Placement;
@@ -148,6 +149,7 @@ pub(crate) struct Shared {
     pub wakeups: Vec<OwnedFd>,
     pub stop: AtomicBool,
     pub record: Option<Record>,
+    pub looks: Looks,
     pub fault_latency: Mutex<Histogram<u64>>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,

@@ -38,6 +38,8 @@ pub enum Becomes {
     Evicted,
     /// The program has written it, or will before it is evicted live.
     Written,
+    /// It was used in memory, as the live policy was told then.
+    Used,
 }
 
 /// A granule, and what became of it.
@@ -128,6 +130,7 @@ impl Collector {
                 }
                 return;
             }
+            Kind::Movement(Movement::Accessed) => Becomes::Used,
             Kind::Movement(Movement::Ahead | Movement::Returned) => return,
         };
         moved.push(Moved {
@@ -413,14 +416,16 @@ mod tests {
     fn pages_are_written_from_the_fault_that_brought_them_unless_they_leave_clean() {
         use undercroft_trace::Access;
         let mut collector = Collector::new(true);
-        let (read, gone, clean) = (
+        let (read, gone, clean, seen) = (
             Kind::Access(Access::Read),
             Kind::Movement(Movement::Evicted),
             Kind::Movement(Movement::Clean),
+            Kind::Movement(Movement::Accessed),
         );
         let entries = [
             (1, read),
             (2, read),
+            (1, seen),
             (1, gone),
             (2, gone),
             (1, clean),
@@ -444,9 +449,10 @@ mod tests {
             .iter()
             .map(|moved| (moved.after, moved.address / 4096, moved.what))
             .collect();
-        use Becomes::{Evicted, Written};
+        use Becomes::{Evicted, Used, Written};
         let expected = [
             (2, 2, Written), // the second reference, before the evictions that follow it
+            (2, 1, Used),
             (2, 1, Evicted),
             (2, 2, Evicted),
             (4, 1, Written),

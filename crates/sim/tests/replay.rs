@@ -5,7 +5,7 @@
 use undercroft_base::Nanos;
 use undercroft_model::Random;
 use undercroft_model::device::profiles;
-use undercroft_sim::memory_trace::Becomes::{self, Dropped, Evicted, Found, Written};
+use undercroft_sim::memory_trace::Becomes::{self, Dropped, Evicted, Found, Used, Written};
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
 use undercroft_sim::sweep::streams_of;
@@ -322,6 +322,20 @@ fn pages_that_are_found_are_in_memory_until_others_push_them_out() {
     // Without being told, all are first touches.
     let outcome = run(&live(&[3, 2, 9, 0], &[]), pages(4));
     assert_eq!((outcome.misses, outcome.first_touches), (4, 4));
+}
+
+#[test]
+fn a_page_that_was_seen_used_in_memory_outlives_one_that_was_not() {
+    // Page 3 pushes out the one used longest ago: page 1, unless it was seen used after page 2.
+    let references = [1, 2, 3, 1];
+    assert_eq!(run(&live(&references, &[]), pages(2)).misses, 4);
+    let used = run(&live(&references, &[(2, 1, Used)]), pages(2));
+    assert_eq!(used.misses, 3);
+    // What is not in memory here, though it was live, is not there for it.
+    let used = run(&live(&references, &[(2, 1, Used), (3, 1, Used)]), pages(1));
+    assert_eq!(used.misses, 4);
+    // It is no reference.
+    assert_eq!(used.references, 4);
 }
 
 #[test]

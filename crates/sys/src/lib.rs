@@ -2,6 +2,7 @@
 //!
 //! Level 1. errno is folded into meanings here; nobody above looks at a number.
 
+pub mod access;
 pub mod arena;
 pub mod fdpass;
 pub mod futex;

@@ -58,6 +58,11 @@ impl SharedMemory {
             ));
         }
         let fd = OwnedFd::from(file);
+        SharedMemory::of_length(fd, len)
+    }
+
+    /// Maps `len` bytes of what `fd` is.
+    pub(crate) fn of_length(fd: OwnedFd, len: usize) -> io::Result<SharedMemory> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping at an address the kernel chooses; it overlaps nothing.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::process::{Resource, getrlimit};
 use undercroft_base::{VirtPage, VirtRange};
 
+use crate::access::{AccessError, AccessScanner};
 use crate::pagemap::{Category, Pagemap};
 use crate::process;
 use crate::sideband::Sideband;
@@ -62,6 +63,7 @@ impl KernelReport {
             memlock(),
             fifo(),
             layout_watch(),
+            access_bits(),
             swap(&fs::read_to_string("/proc/swaps").unwrap_or_default()),
             huge_pages(&sysfs("/sys/kernel/mm/transparent_hugepage/enabled")),
             cpus(process::allowed_cpus(0)),
@@ -433,6 +435,24 @@ fn layout_watch() -> Check {
             State::Degraded,
             format!("perf side-band refused ({error}): new mappings are found by re-scanning"),
             "sysctl kernel.perf_event_paranoid=2 or lower, or give CAP_PERFMON",
+        ),
+    }
+}
+
+fn access_bits() -> Check {
+    let name = "access bits";
+    match AccessScanner::open() {
+        Ok(_) => ok(name, "page tables can be walked: `run --access-scan` works"),
+        Err(error) => bad(
+            name,
+            State::Degraded,
+            format!("not to be had ({error}): policies learn from faults alone"),
+            match error {
+                AccessError::NotPermitted(_) => "run as root, or give CAP_BPF and CAP_PERFMON",
+                AccessError::NoTypes(_) => "a kernel built with CONFIG_DEBUG_INFO_BTF",
+                AccessError::FiveLevels => "boot with no5lvl",
+                _ => "leave --access-scan out; nothing else needs them",
+            },
         ),
     }
 }

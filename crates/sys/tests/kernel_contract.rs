@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use undercroft_sys::uffd::{Features, UffdDevice};
 
+#[path = "kernel_contract/access.rs"]
+mod access;
 #[path = "kernel_contract/bed.rs"]
 mod bed;
 #[path = "kernel_contract/death.rs"]
@@ -107,6 +109,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let wanted: Vec<&String> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
     let all = [
+        access::FACTS,
         death::FACTS,
         faults::FACTS,
         fork::FACTS,

@@ -35,6 +35,24 @@ pub fn skip(name: &str, reason: &str) {
     say(&format!("SKIPPED: {name}: {reason}"));
 }
 
+/// Whether `run --access-scan` works here; says that `name` is skipped where it does not.
+pub fn has_access_bits(name: &str) -> bool {
+    if plain_only() {
+        skip(name, "a plain run looks at nothing");
+        return false;
+    }
+    let doctor = Job::new(undercroft()).args(["doctor", "--json"]).run();
+    let found: serde_json::Value = serde_json::from_str(&doctor.text()).unwrap_or_default();
+    let checks = found["checks"].as_array().cloned().unwrap_or_default();
+    let check = checks.iter().find(|check| check["name"] == "access bits");
+    let check = check.unwrap_or_else(|| panic!("doctor tells nothing of access bits: {doctor}"));
+    if check["state"] != "ok" {
+        skip(name, &format!("no access bits here: {}", check["detail"]));
+        return false;
+    }
+    true
+}
+
 /// Writes one line to standard error past the harness's capture: progress and results worth keeping in a CI log.
 pub fn say(line: &str) {
     // A closed standard error is no reason to fail a test.

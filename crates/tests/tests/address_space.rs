@@ -1,7 +1,8 @@
 //! `asfuzz` at a quarter of its memory (60 % where RAM is the only tier): random address-space operations against an oracle of every byte.
 
 use undercroft_tests::{
-    Job, MIB, build, find, one_at_a_time, plain_only, say, setting, skip, target_folder,
+    Job, MIB, build, find, has_access_bits, one_at_a_time, plain_only, say, setting, skip,
+    target_folder,
 };
 
 const FOOTPRINT_MIB: u64 = 64;
@@ -154,6 +155,28 @@ fn address_space_survives_each_policy_and_prefetcher() {
             &["--policy", policy, "--prefetch", prefetch],
             Case {
                 seed: 20 + number as u64,
+                ops: ops(5_000),
+                threads: 2,
+                tiers: WIDE,
+                percent: 25,
+                more: &[],
+            },
+        );
+    }
+}
+
+/// Pages are looked at while they move, fork, vanish and come back.
+#[test]
+fn address_space_survives_looks_at_access_bits() {
+    if !has_access_bits("address_space_survives_looks_at_access_bits") {
+        return;
+    }
+    for (seed, policy) in [(24, "lru"), (25, "active_inactive")] {
+        fuzz_with(
+            &[],
+            &["--policy", policy, "--access-scan", "10ms"],
+            Case {
+                seed,
                 ops: ops(5_000),
                 threads: 2,
                 tiers: WIDE,

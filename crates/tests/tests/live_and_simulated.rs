@@ -11,9 +11,9 @@ const LIMIT: u64 = 32 * MIB;
 /// it at the recorded times (seen: 0.4).
 const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 1.0)];
 
-/// Fills twice its memory, reads it at random, writes some of it often and loops over it, under `policy`; then the same in the
-/// simulator, over what was recorded.
-fn recorded_and_replayed(policy: &str) {
+/// Fills twice its memory, reads it at random, writes some of it often and loops over it, under `policy` with `more` options; then
+/// the same in the simulator, over what was recorded.
+fn recorded_and_replayed(policy: &str, more: &[&str]) {
     let _turn = one_at_a_time();
     if plain_only() {
         return skip("live_and_simulated", "a plain run has no faults of ours");
@@ -28,6 +28,7 @@ fn recorded_and_replayed(policy: &str) {
         .args(["--phase", "seq:read:1:40000"])
         .options(["--policy", policy, "--prefetch", "none"])
         .options(["--trace", &trace])
+        .options(more)
         .limit(LIMIT)
         .tier(&format!("file:{spill},size=1G"))
         .timeout(100)
@@ -82,7 +83,7 @@ fn recorded_and_replayed(policy: &str) {
         let (misses, by) = apart(faults, "misses");
         let (evictions, evictions_by) = apart(evicted, "evictions");
         say(&format!(
-            "{policy}, room {room}: {faults} faults live, {misses} simulated ({by:+.2} %); \
+            "{policy} {more:?}, room {room}: {faults} faults live, {misses} simulated ({by:+.2} %); \
              {evicted} evictions, {evictions} ({evictions_by:+.2} %)"
         ));
         assert!(by.abs() < most, "{misses} simulated, {faults} live");
@@ -114,6 +115,11 @@ fn check_turns(trace: &str) {
                 assert_ne!(before, Some(true), "line {at}: {line}: it is in memory");
                 faults_after_eviction += u64::from(before == Some(false));
             }
+            // A use in memory moves nothing.
+            "accessed" => {
+                assert_eq!(before, Some(true), "line {at}: {line}: it is not in memory");
+                continue;
+            }
             "found" => assert_ne!(before, Some(true), "line {at}: {line}: it is in memory"),
             "returned" => assert_eq!(before, Some(false), "line {at}: {line}: it was not out"),
             "clean" => assert_eq!(before, Some(false), "line {at}: {line}: it is not out"),
@@ -138,11 +144,24 @@ fn float(value: &Value) -> f64 {
 
 #[test]
 fn clock_faults_as_often_in_the_simulator_and_pages_come_and_leave_in_turn() {
-    recorded_and_replayed("clock");
+    recorded_and_replayed("clock", &[]);
 }
 
 /// It also weighs how long a page was away, so that what was in memory at first matters.
 #[test]
 fn active_inactive_faults_as_often_in_the_simulator_and_pages_come_and_leave_in_turn() {
-    recorded_and_replayed("active_inactive");
+    recorded_and_replayed("active_inactive", &[]);
+}
+
+/// The policies are told of the same uses live and simulated.
+#[test]
+fn policies_with_access_bits_fault_as_often_in_the_simulator() {
+    if !undercroft_tests::has_access_bits(
+        "policies_with_access_bits_fault_as_often_in_the_simulator",
+    ) {
+        return;
+    }
+    for policy in ["clock", "lru", "active_inactive"] {
+        recorded_and_replayed(policy, &["--access-scan", "20ms"]);
+    }
 }

@@ -123,7 +123,7 @@ pub enum WriteError {
         clients: usize,
     },
     /// A movement, and the header does not announce any.
-    #[error("entry {index}: a movement of a page, but the header does not announce movements")]
+    #[error("entry {index}: a movement or a use of a page, which the header does not announce")]
     Unannounced {
         /// Which entry, from 0.
         index: u64,

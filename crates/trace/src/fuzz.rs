@@ -1,9 +1,8 @@
 //! What the fuzz target runs, and what the tests run over mutated traces: hostile bytes, and the promises that must hold.
 
-use crate::format::header::MOVEMENTS;
+use crate::format::header::{ACCESSES, MOVEMENTS, movement_kinds};
 use crate::format::{
-    BLOCK_BYTES, BLOCK_TAG, END_BYTES, END_MOVEMENTS_BYTES, END_TAG, HEADER_BYTES, block, checksum,
-    u32_at,
+    BLOCK_BYTES, BLOCK_TAG, END_BYTES, END_TAG, HEADER_BYTES, block, checksum, u32_at,
 };
 use crate::reader::TraceReader;
 use crate::reference::{Event, Reference};
@@ -76,7 +75,8 @@ pub fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let mut chain = 0;
     let mut begin = 0;
-    let movements = bytes.len() >= HEADER_BYTES && u32_at(&bytes, 12) & MOVEMENTS != 0;
+    let flag = |flag| bytes.len() >= HEADER_BYTES && u32_at(&bytes, 12) & flag != 0;
+    let movements = movement_kinds(flag(MOVEMENTS), flag(ACCESSES));
     while let Some(rest) = bytes.get(begin..) {
         let length = match rest {
             _ if begin == 0 && rest.len() >= HEADER_BYTES => {
@@ -85,8 +85,7 @@ pub fn mended(bytes: &[u8]) -> Vec<u8> {
             _ if rest.starts_with(&BLOCK_TAG) && rest.len() >= BLOCK_BYTES => {
                 BLOCK_BYTES + u32_at(rest, 12) as usize
             }
-            _ if rest.starts_with(&END_TAG) && movements => END_BYTES + END_MOVEMENTS_BYTES - 4,
-            _ if rest.starts_with(&END_TAG) => END_BYTES - 4,
+            _ if rest.starts_with(&END_TAG) => END_BYTES + 8 * movements - 4,
             _ => break,
         };
         let (part, sum) = (begin..begin + length, begin + length..begin + length + 4);

@@ -8,7 +8,7 @@ use crate::format::{
     BLOCK_BYTES, BLOCK_REFERENCES_MAX, BLOCK_TAG, END_BYTES, END_MOVEMENTS_BYTES, END_TAG,
     HEADER_BYTES, MAGIC, block, checksum, u32_at, u64_at,
 };
-use crate::reference::{Event, Reference};
+use crate::reference::{Event, Movement, Reference};
 use crate::writer::Totals;
 
 /// Reads one trace, a block at a time; about 4 MiB of memory. Iterate it, or take whole blocks with
@@ -145,10 +145,7 @@ impl<R: Read> TraceReader<R> {
                 ),
             });
         }
-        let end = match self.header.movements {
-            true => &mut head[..],
-            false => &mut head[..END_BYTES],
-        };
+        let end = &mut head[..END_BYTES + 8 * self.header.movement_kinds()];
         self.input.fill(&mut end[4..], "the end block", begin)?;
         self.read_end(begin, end)?;
         Ok(false)
@@ -218,6 +215,10 @@ impl<R: Read> TraceReader<R> {
         for entry in &out[length..] {
             self.seen.count(entry.kind());
         }
+        if !self.header.accesses && self.seen.moved(Movement::Accessed) > 0 {
+            let why = "a use of a page in memory, and the header does not announce any";
+            return Err(corrupt(0, why.to_owned()));
+        }
         self.seen.blocks += 1;
         self.seen.time_end = claims.last_time;
         Ok(())
@@ -242,7 +243,7 @@ impl<R: Read> TraceReader<R> {
             reads: u64_at(end, 32),
             writes: u64_at(end, 40),
             time_end: u64_at(end, 48),
-            movements: std::array::from_fn(|at| match self.header.movements {
+            movements: std::array::from_fn(|at| match at < self.header.movement_kinds() {
                 true => u64_at(end, 56 + 8 * at),
                 false => 0,
             }),

@@ -52,17 +52,20 @@ pub enum Movement {
     Dropped,
     /// Is out, and was not written since it came: its bytes were those of the copy below when it was evicted.
     Clean,
+    /// Stayed where it is, in memory, and was used since the look before: its Accessed bit was set.
+    Accessed,
 }
 
 impl Movement {
     /// All of them, in the order of their codes and of the end block.
-    pub const ALL: [Movement; 6] = [
+    pub const ALL: [Movement; 7] = [
         Movement::Evicted,
         Movement::Found,
         Movement::Ahead,
         Movement::Returned,
         Movement::Dropped,
         Movement::Clean,
+        Movement::Accessed,
     ];
 
     /// Whether the page is in memory afterwards.

@@ -53,8 +53,9 @@ impl Totals {
         }
     }
 
-    /// The end block after a part with checksum `before`; with its own checksum. * `movements`: as the header says.
-    pub(crate) fn encode(&self, before: u32, movements: bool) -> Vec<u8> {
+    /// The end block after a part with checksum `before`; with its own checksum. * `movements`: how many kinds the header
+    /// announces.
+    pub(crate) fn encode(&self, before: u32, movements: usize) -> Vec<u8> {
         let mut bytes = END_TAG.to_vec();
         bytes.extend([0; 4]);
         for number in [
@@ -67,7 +68,7 @@ impl Totals {
         ] {
             bytes.extend(number.to_le_bytes());
         }
-        for number in self.movements.iter().filter(|_| movements) {
+        for number in &self.movements[..movements] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(checksum(before, &[&bytes]).to_le_bytes());
@@ -122,12 +123,13 @@ impl<W: Write> TraceWriter<W> {
         self.write_event(reference.into())
     }
 
-    /// Adds a reference or, where the header announces movements, one of those. Errors: as [`TraceWriter::write`].
+    /// Adds a reference or, where the header announces its kind, a movement. Errors: as [`TraceWriter::write`].
     #[inline]
     pub fn write_event(&mut self, event: Event) -> Result<(), WriteError> {
         let index = self.totals.entries();
         let last = self.totals.time_end;
-        if matches!(event.kind, Kind::Movement(_)) && !self.header.movements {
+        let kinds = self.header.movement_kinds();
+        if matches!(event.kind, Kind::Movement(movement) if movement as usize >= kinds) {
             return Err(WriteError::Unannounced { index });
         }
         if event.time < last {
@@ -164,7 +166,7 @@ impl<W: Write> TraceWriter<W> {
     pub fn finish(mut self, time_end: u64) -> Result<(Totals, W), WriteError> {
         self.flush_block()?;
         self.totals.time_end = self.totals.time_end.max(time_end);
-        let end = self.totals.encode(self.chain, self.header.movements);
+        let end = self.totals.encode(self.chain, self.header.movement_kinds());
         self.output.write_all(&end)?;
         self.output.flush()?;
         Ok((self.totals, self.output))

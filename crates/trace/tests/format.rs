@@ -79,6 +79,7 @@ fn live() -> (Vec<Event>, Vec<u8>) {
         granularity: 12,
         live: true,
         movements: true,
+        accesses: true,
         clients: vec!["a".to_owned(), "b".to_owned()],
         ..Header::default()
     };
@@ -183,7 +184,7 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     );
     // A file that was made to say so: the first movement is the fourth entry of the first block.
     let mut bad = bytes.clone();
-    bad[12] &= !8;
+    bad[12] &= !(8 | 16);
     let bad = fuzz::mended(&bad);
     let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
     let error = read(&bad).unwrap_err();
@@ -198,7 +199,48 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     assert!(matches!(error, TraceError::Truncated { .. }), "{error}");
     // A flag of tomorrow.
     let mut bad = bytes;
-    bad[12] |= 16;
+    bad[12] |= 32;
+    let error = read(&fuzz::mended(&bad)).unwrap_err();
+    assert_eq!(error.offset(), 12, "{error}");
+}
+
+#[test]
+fn uses_of_pages_in_memory_need_a_flag_of_their_own() {
+    let (events, bytes) = live();
+    let used = Kind::Movement(Movement::Accessed);
+    assert!(events.iter().any(|event| event.kind == used));
+    let header = TraceReader::new(bytes.as_slice()).unwrap().header().clone();
+    let without = Header {
+        accesses: false,
+        ..header.clone()
+    };
+    let mut writer = TraceWriter::new(Vec::new(), without.clone()).unwrap();
+    let event = events.iter().find(|event| event.kind == used).unwrap();
+    let refused = writer.write_event(*event).unwrap_err();
+    assert!(
+        matches!(refused, WriteError::Unannounced { index: 0 }),
+        "{refused}"
+    );
+    // Without them a trace is what it was before there were any: the end block counts six kinds.
+    let old: Vec<Event> = events.iter().copied().filter(|e| e.kind != used).collect();
+    let old_bytes = write_events(without, &old, 400);
+    assert_eq!(&old_bytes[old_bytes.len() - 108..][..4], b"END.");
+    assert_eq!(read_events(&old_bytes).unwrap(), old);
+    // A file that was made to have them.
+    let mut bad = bytes.clone();
+    bad[12] &= !16;
+    let error = read_events(&fuzz::mended(&bad)).unwrap_err();
+    let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
+    assert_eq!(error.offset(), block as u64, "{error}");
+    assert!(error.to_string().contains("a use of a page"), "{error}");
+    // They are movements: the flag does not stand alone.
+    let alone = Header {
+        movements: false,
+        ..header
+    };
+    assert!(TraceWriter::new(Vec::new(), alone).is_err());
+    let mut bad = bytes;
+    bad[12] &= !8;
     let error = read(&fuzz::mended(&bad)).unwrap_err();
     assert_eq!(error.offset(), 12, "{error}");
 }
@@ -206,9 +248,9 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
 #[test]
 fn the_end_block_must_count_movements_right() {
     let (_, bytes) = live();
-    let end = bytes.len() - 108;
+    let end = bytes.len() - 116;
     assert_eq!(&bytes[end..end + 4], b"END.");
-    for field in 0..6 {
+    for field in 0..7 {
         let mut bad = bytes.clone();
         bad[end + 56 + 8 * field] ^= 1;
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();
@@ -538,10 +580,10 @@ proptest! {
         // The same with every other one a movement.
         let moved = references.iter().enumerate().map(|(n, reference)| match n % 2 {
             0 => Event::from(*reference),
-            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % 6]), ..Event::from(*reference) },
+            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % 7]), ..Event::from(*reference) },
         });
         let events: Vec<Event> = moved.collect();
-        let bytes = write_events(Header { movements: true, ..header }, &events, u64::MAX);
+        let bytes = write_events(Header { movements: true, accesses: true, ..header }, &events, u64::MAX);
         prop_assert_eq!(read_events(&bytes).unwrap(), events);
     }
 }

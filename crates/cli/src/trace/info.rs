@@ -73,10 +73,13 @@ struct Movements {
     brought_along: u64,
     returned: u64,
     dropped: u64,
+    /// Pages seen used in memory, each time they were looked at; absent where nobody looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accessed: Option<u64>,
 }
 
 impl Movements {
-    fn of(totals: &Totals) -> Movements {
+    fn of(totals: &Totals, accesses: bool) -> Movements {
         Movements {
             evicted: totals.moved(Movement::Evicted),
             evicted_clean: totals.moved(Movement::Clean),
@@ -84,6 +87,7 @@ impl Movements {
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),
             dropped: totals.moved(Movement::Dropped),
+            accessed: accesses.then(|| totals.moved(Movement::Accessed)),
         }
     }
 }
@@ -209,7 +213,9 @@ fn collect(
         time_end: totals.time_end,
         page_bytes,
         references: references(accesses),
-        movements: header.movements.then(|| Movements::of(totals)),
+        movements: header
+            .movements
+            .then(|| Movements::of(totals, header.accesses)),
         reads_per_write: accesses.reads_per_write(),
         footprint: Footprint {
             pages,
@@ -294,6 +300,12 @@ fn text(info: &Info) -> String {
                 moved.found, moved.brought_along, moved.returned, moved.dropped
             ),
         );
+        if let Some(accessed) = moved.accessed {
+            row(
+                "uses in memory",
+                format!("{accessed}: pages whose Accessed bit was set, at each look"),
+            );
+        }
     }
     row("reads:writes", ratio(info.reads_per_write));
     let footprint = &info.footprint;

@@ -76,6 +76,11 @@ fn sample() -> Report {
             reclaim: "active_inactive".into(),
             prefetch: "majority".into(),
         },
+        access_scans: Some(AccessScans {
+            count: 10,
+            seconds: 0.01,
+            pages_used: 1000,
+        }),
     })
 }
 

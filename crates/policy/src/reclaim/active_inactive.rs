@@ -7,8 +7,8 @@
 //!            v                                    (a used page goes round again)
 //!         victims; active fronts when inactive is empty
 //! ```
-//! A live client gives no access bits, so arrivals must tell which pages are hot. A page that comes back after few
-//! evictions left too early. *Few* is relative: the threshold follows the lowest tenth of the distances seen (within a
+//! A live client gives no access bits unless it is looked at (`--access-scan`), so arrivals must tell which pages are
+//! hot. A page that comes back after few evictions left too early. *Few* is relative: the threshold follows the lowest tenth of the distances seen (within a
 //! quarter and four times the resident pages), so active changes slowly and fills with the hottest pages whatever the
 //! load; in a loop larger than memory a part of it sticks and hits, where plain FIFO never does. A scan passes through
 //! the inactive tenth only.

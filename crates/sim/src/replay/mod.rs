@@ -242,6 +242,11 @@ impl<'a> Replay<'a> {
                 }
                 continue;
             }
+            if moved.what == Becomes::Used {
+                // Where the simulation has evicted it, that it was used in memory says nothing.
+                client.engine.touch(PageNo(moved.number), false);
+                continue;
+            }
             if moved.what == Becomes::Evicted {
                 let next = &client.stream.moved[client.moved..];
                 let batch = next.iter().take(EVICT_PAGES_MAX - 1);

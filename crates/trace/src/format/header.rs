@@ -6,6 +6,7 @@ use super::{
     GRANULARITY_MAX, HEADER_BYTES, HEADER_TEXT_BYTES_MAX, MAGIC, VERSION, checksum, u16_at, u32_at,
 };
 use crate::error::{TraceError, WriteError};
+use crate::reference::Movement;
 
 /// What one step of time is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +64,8 @@ pub struct Header {
     pub live: bool,
     /// There are movements of pages between the references.
     pub movements: bool,
+    /// Among them are uses of pages in memory ([`crate::Movement::Accessed`]); only where there are movements.
+    pub accesses: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
@@ -81,6 +84,7 @@ impl Default for Header {
             synthetic: false,
             live: false,
             movements: false,
+            accesses: false,
             command: Vec::new(),
             clients: vec![String::new()],
             source: String::new(),
@@ -92,11 +96,26 @@ const FILTERED: u32 = 1;
 const SYNTHETIC: u32 = 2;
 const LIVE: u32 = 4;
 pub(crate) const MOVEMENTS: u32 = 8;
+pub(crate) const ACCESSES: u32 = 16;
+
+/// See [`Header::movement_kinds`].
+pub(crate) fn movement_kinds(movements: bool, accesses: bool) -> usize {
+    match (movements, accesses) {
+        (false, _) => 0,
+        (true, false) => Movement::Accessed as usize,
+        (true, true) => Movement::ALL.len(),
+    }
+}
 
 impl Header {
     /// Bytes of a granule.
     pub fn granule_bytes(&self) -> u64 {
         1 << self.granularity
+    }
+
+    /// How many kinds of movements there may be, so many counts are in the end block: the first of [`Movement::ALL`].
+    pub(crate) fn movement_kinds(&self) -> usize {
+        movement_kinds(self.movements, self.accesses)
     }
 
     /// The header's bytes with its checksum, and that checksum.
@@ -107,6 +126,11 @@ impl Header {
         }
         if self.clients.is_empty() {
             return Err(WriteError::Header("it names no client"));
+        }
+        if self.accesses && !self.movements {
+            return Err(WriteError::Header(
+                "it announces uses of pages and no movements",
+            ));
         }
         let mut text = Vec::new();
         for list in [&self.command, &self.clients] {
@@ -125,6 +149,7 @@ impl Header {
             (self.synthetic, SYNTHETIC),
             (self.live, LIVE),
             (self.movements, MOVEMENTS),
+            (self.accesses, ACCESSES),
         ] {
             flags |= if set { bit } else { 0 };
         }
@@ -172,7 +197,8 @@ impl Header {
         let time_unit = TimeUnit::from_code(fixed[11])
             .ok_or_else(|| corrupt(11, format!("time unit {} is unknown", fixed[11])))?;
         let flags = u32_at(fixed, 12);
-        if flags & !(FILTERED | SYNTHETIC | LIVE | MOVEMENTS) != 0 {
+        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES;
+        if flags & !known != 0 || flags & (MOVEMENTS | ACCESSES) == ACCESSES {
             return Err(corrupt(12, format!("flags {flags:#x} are unknown")));
         }
         let mut texts = Texts { text, at: 0 };
@@ -195,6 +221,7 @@ impl Header {
             synthetic: flags & SYNTHETIC != 0,
             live: flags & LIVE != 0,
             movements: flags & MOVEMENTS != 0,
+            accesses: flags & ACCESSES != 0,
             command,
             clients,
             source,

@@ -28,7 +28,7 @@ pub(crate) const HEADER_BYTES: usize = 20;
 pub(crate) const BLOCK_BYTES: usize = 32;
 /// Bytes of the end block with its checksum.
 pub(crate) const END_BYTES: usize = 60;
-/// Bytes of the end block's counts of movements, before its checksum, where the header announces movements.
+/// Most bytes of the end block's counts of movements, before its checksum: one for each kind the header announces.
 pub(crate) const END_MOVEMENTS_BYTES: usize = 8 * crate::reference::Movement::ALL.len();
 /// Most bytes of the columns of one entry: kind, time, address, client, thread.
 pub(crate) const REFERENCE_BYTES_MAX: usize = 1 + 2 * varint::VARINT_BYTES_MAX + 3 + 3;

@@ -24,6 +24,7 @@ pub fn row(event: &Event) -> String {
         Kind::Movement(Movement::Returned) => "returned",
         Kind::Movement(Movement::Dropped) => "dropped",
         Kind::Movement(Movement::Clean) => "clean",
+        Kind::Movement(Movement::Accessed) => "accessed",
     };
     format!(
         "{},{:#x},{what},{},{}",

@@ -1,0 +1,325 @@
+//! Tells the reclaim policy which pages in memory were used: a thread looks at Accessed bits at an interval, off the fault path.
+//!
+//! ```text
+//!   each interval, each managed process:  scan -> used = bit set, and the same frame as at the last look -> touch -> clear
+//! ```
+//! - The kernel sets the bit of whatever it maps: of the page a fault asked for, which the policy knows of, and of those that
+//!   came along, which nobody may ever use. So a page counts as used from the *second* look on at which it has the same frame:
+//!   one that came, or left and came back, since the last look is only remembered.
+//! - A look is a hint and may be late: pages leave, move and come meanwhile. [`Engine::touch_at`] asks the books under the
+//!   engine's lock, and a batch is let go while a layout event is unread. What is wrong after that costs a wrong guess of the policy.
+//! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held; the time for looking is at most
+//!   a tenth, so that large programs are looked at less often than asked for.
+//!
+//! Bits tell of use, not of writes: a page installed through userfaultfd is dirty from the start. So `clock_w`, which keeps what
+//! is written, is first in, first out still.
+//!
+//! [`Engine::touch_at`]: undercroft_engine::Engine::touch_at
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_sys::access::{self, AccessError, AccessScanner, BLOCK_PAGES, BlockScan, ClearRefs};
+use undercroft_sys::process;
+
+use crate::process::Process;
+use crate::shared::Shared;
+
+/// Pages told to the engine under one hold of its lock: some 5 us.
+const TOUCH_PAGES: usize = 64;
+
+/// Of the time, at most one part in so many goes into looking.
+const SHARE: u32 = 10;
+
+/// Longest sleep without a look at whether the run has ended.
+const NAP: Duration = Duration::from_millis(100);
+
+/// What the looks came to.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    pub count: AtomicU64,
+    pub nanos: AtomicU64,
+    pub pages_used: AtomicU64,
+}
+
+/// The frames of one block's pages at the last look: 0 = none.
+type Frames = Box<[u8; BLOCK_PAGES as usize]>;
+
+/// What was seen of one address space at the last look; blocks without pages in memory are left out.
+#[derive(Default)]
+struct Last {
+    blocks: HashMap<VirtPage, Frames>,
+}
+
+impl Last {
+    /// Appends the pages of `block` that were used since the last look, and remembers the block.
+    fn used(&mut self, block: &BlockScan, next: &mut Last, out: &mut Vec<VirtPage>) {
+        let mut frames = match self.blocks.remove(&block.start) {
+            Some(before) => {
+                for (at, frame) in before.iter().enumerate() {
+                    if *frame != 0 && *frame == block.frames[at] && block.is_accessed(at) {
+                        out.push(block.start.plus(at as u64));
+                    }
+                }
+                before
+            }
+            None => Box::new([0; BLOCK_PAGES as usize]),
+        };
+        *frames = block.frames;
+        next.blocks.insert(block.start, frames);
+    }
+}
+
+/// The parts of `ranges` in the blocks that begin at `starts`; both ascending. Neighbours are one range.
+fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
+    let mut parts: Vec<VirtRange> = Vec::new();
+    let mut starts = starts.iter().peekable();
+    for range in ranges {
+        while let Some(start) = starts.peek() {
+            let block = VirtRange::new(**start, start.plus(BLOCK_PAGES));
+            let part = block.intersect(*range);
+            match parts.last_mut() {
+                _ if part.is_empty() => {}
+                // Within one range: what lies between two ranges is not ours.
+                Some(last) if last.end == part.start && part.start > range.start => {
+                    last.end = part.end;
+                }
+                _ => parts.push(part),
+            }
+            // The next range may begin in this block, too.
+            if block.end > range.end {
+                break;
+            }
+            starts.next();
+        }
+    }
+    parts
+}
+
+/// The thread's own.
+pub(crate) struct Accesses {
+    shared: Arc<Shared>,
+    scanner: AccessScanner,
+    interval: Duration,
+    last: HashMap<SpaceId, Last>,
+    used: Vec<VirtPage>,
+    /// Blocks with bits set.
+    set: Vec<VirtPage>,
+    /// A look failed, which was said.
+    failed: bool,
+    /// The kernel refuses to clear by range here.
+    coarse: bool,
+}
+
+impl Accesses {
+    /// Opens the scanner. Errors: this machine gives no access bits; the text names the fix.
+    pub fn open() -> io::Result<AccessScanner> {
+        AccessScanner::open().map_err(|error| {
+            io::Error::other(format!(
+                "--access-scan: {error}; or leave the option out: policies then learn from faults alone"
+            ))
+        })
+    }
+
+    pub fn new(shared: Arc<Shared>, scanner: AccessScanner, interval: Duration) -> Accesses {
+        Accesses {
+            shared,
+            scanner,
+            interval,
+            last: HashMap::new(),
+            used: Vec::new(),
+            set: Vec::new(),
+            failed: false,
+            coarse: false,
+        }
+    }
+
+    /// Looks until the run ends.
+    pub fn run(mut self) {
+        let mut pause = self.interval;
+        while self.sleep(pause) {
+            let _ = process::set_affinity(0, &self.shared.placement.worker_cpus());
+            let began = Instant::now();
+            let processes = self.shared.all_processes();
+            self.last
+                .retain(|space, _| processes.iter().any(|p| p.space == *space));
+            let mut looked = false;
+            for process in &processes {
+                if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
+                    looked |= self.look(process, processes.len() > 1);
+                }
+            }
+            let took = began.elapsed();
+            if looked {
+                let looks = &self.shared.looks;
+                looks.count.fetch_add(1, Ordering::Relaxed);
+                let nanos = took.as_nanos() as u64;
+                looks.nanos.fetch_add(nanos, Ordering::Relaxed);
+            }
+            pause = self.interval.saturating_sub(took).max(took * (SHARE - 1));
+        }
+    }
+
+    /// False when the run has ended.
+    fn sleep(&self, pause: Duration) -> bool {
+        let until = Instant::now() + pause;
+        loop {
+            if self.shared.stop.load(Ordering::Acquire) {
+                return false;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            std::thread::sleep(left.min(NAP));
+        }
+    }
+
+    /// One process: scan, touch, clear. False when there was nothing to see.
+    fn look(&mut self, process: &Process, has_relatives: bool) -> bool {
+        let (Some(pid), Some(identity)) = (process.pid(), process.identity.get()) else {
+            return false;
+        };
+        let ranges = self.shared.engine().regions(process.space).to_vec();
+        let blocks = access::blocks_of(&ranges);
+        if blocks.is_empty() {
+            return false;
+        }
+        let mut last = self.last.remove(&process.space).unwrap_or_default();
+        let mut next = Last::default();
+        self.used.clear();
+        self.set.clear();
+        let (used, set) = (&mut self.used, &mut self.set);
+        let scanned = self.scanner.scan(pid, &blocks, |block| {
+            if block.accessed != [0; BLOCK_PAGES as usize / 64] {
+                set.push(block.start);
+            }
+            last.used(block, &mut next, used);
+        });
+        match scanned {
+            Ok(()) => {}
+            Err(AccessError::Gone) => return false,
+            // It worked when the run began. Policies go on without; the report counts no more looks.
+            Err(error) => {
+                if !std::mem::replace(&mut self.failed, true) {
+                    eprintln!("undercroft: warning: pages cannot be looked at any more: {error}");
+                }
+                return false;
+            }
+        }
+        self.last.insert(process.space, next);
+        self.tell(process);
+        let set = parts(&ranges, &self.set);
+        self.clear(pid, identity.pidfd.as_fd(), &set, has_relatives);
+        true
+    }
+
+    /// Tells the engine of the pages used, and the trace.
+    fn tell(&self, process: &Process) {
+        for batch in self.used.chunks(TOUCH_PAGES) {
+            // What was seen may be ahead of the books: a mapping that moved is at its new place already.
+            if process.event_pending() || !process.is_alive() {
+                continue;
+            }
+            let mut known = 0;
+            let mut engine = self.shared.engine();
+            for page in batch {
+                if engine.touch_at(process.space, *page, false) {
+                    known += 1;
+                    if let Some(record) = &self.shared.record {
+                        record.accessed(process.space, *page);
+                    }
+                }
+            }
+            drop(engine);
+            self.shared
+                .looks
+                .pages_used
+                .fetch_add(known, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears the bits. Those of pages that fork relatives share are cleared by `clear_refs` only, which on the other hand
+    /// leaves cached translations alone: pages then look unused though they were.
+    fn clear(
+        &mut self,
+        pid: u32,
+        pidfd: BorrowedFd<'_>,
+        ranges: &[VirtRange],
+        has_relatives: bool,
+    ) {
+        if !self.coarse
+            && let Err(error) = access::clear(pidfd, ranges)
+            && error.kind() == io::ErrorKind::PermissionDenied
+        {
+            self.coarse = true;
+        }
+        if self.coarse || has_relatives {
+            let _ = ClearRefs::open(pid).and_then(|all| all.clear());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(pages: &[(usize, u8, bool)]) -> BlockScan {
+        let mut block = BlockScan {
+            start: VirtPage(512),
+            frames: [0; 512],
+            accessed: [0; 8],
+        };
+        for (at, frame, accessed) in pages {
+            block.frames[*at] = *frame;
+            block.accessed[at / 64] |= u64::from(*accessed) << (at % 64);
+        }
+        block
+    }
+
+    #[test]
+    fn only_blocks_with_bits_set_are_cleared_and_nothing_between_ranges() {
+        let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
+        let ranges = [
+            range(100, 300),
+            range(300, 600),
+            range(700, 2048),
+            range(5000, 6000),
+        ];
+        let starts = |blocks: &[u64]| -> Vec<VirtPage> {
+            blocks.iter().map(|block| VirtPage(block * 512)).collect()
+        };
+        assert_eq!(parts(&ranges, &[]), []);
+        let of = |blocks: &[u64]| parts(&ranges, &starts(blocks));
+        assert_eq!(of(&[0]), [range(100, 300), range(300, 512)]);
+        assert_eq!(of(&[1, 2]), [range(512, 600), range(700, 1536)]);
+        assert_eq!(
+            of(&[2, 9, 11]),
+            [range(1024, 1536), range(5000, 5120), range(5632, 6000)]
+        );
+    }
+
+    #[test]
+    fn a_page_is_used_from_the_second_look_on_and_only_in_the_same_frame() {
+        let mut last = Last::default();
+        let mut look = |pages: &[(usize, u8, bool)]| -> Vec<u64> {
+            let (mut next, mut used) = (Last::default(), Vec::new());
+            last.used(&block(pages), &mut next, &mut used);
+            last = next;
+            used.iter().map(|page| page.0 - 512).collect()
+        };
+        assert_eq!(look(&[(1, 7, true), (2, 8, true), (3, 9, false)]), [0; 0]);
+        // 2 left and came back; 4 is new; 3 is used for the first time.
+        assert_eq!(
+            look(&[(1, 7, true), (2, 5, true), (3, 9, true), (4, 6, true)]),
+            [1, 3]
+        );
+        assert_eq!(look(&[(1, 7, false), (2, 5, true), (4, 6, true)]), [2, 4]);
+        assert_eq!(look(&[(3, 9, true)]), [0; 0], "it was away meanwhile");
+    }
+}

@@ -1,0 +1,553 @@
+//! Tells which pages of a process were used: a BPF program walks its page tables and reports the Accessed bits.
+//!
+//! ```text
+//!  scan:   control map (blocks of 2 MiB wanted) -> BPF iterator over the process's threads (bpf/access.bpf.c): walks from
+//!          mm->pgd, copies each block's 512 entries to the tables map -> read here, both maps being mapped
+//!  clear:  `1` to /proc/PID/clear_refs: the kernel clears the bit of every page of the process
+//! ```
+//! The walk takes no lock, so its answer is a *hint*: an entry may be torn from its time by whatever changes the tables
+//! meanwhile. It reads memory only (every table address is checked against the end of memory), never writes.
+//!
+//! A bit is also set by the kernel when it maps a page (a fault's own page and those mapped along), so a bit alone says
+//! nothing of a page that came since the last look: [`BlockScan::frames`] tells those.
+//!
+//! Source: measured, see `docs/design/0010-access-bits.md`. Limits: x86-64 with 4-level paging, kernels with BTF, CAP_BPF and
+//! CAP_PERFMON. A page whose translation a CPU still has cached is used without its bit being set.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
+
+use crate::mapping::SharedMemory;
+
+mod bpf;
+mod btf;
+mod object;
+
+/// Pages of a block: what one lowest-level table maps.
+pub const BLOCK_PAGES: u64 = 512;
+
+/// Blocks of one run of the program, so many tables: half a MiB; a run takes some 100 us.
+const BLOCKS: usize = 128;
+/// Addresses tried in one run while calibrating.
+const CANDIDATES: u64 = 32;
+
+// `struct control` of bpf/access.bpf.c, in words.
+const PHYS_MAX: usize = 0;
+const BASE: usize = 1;
+const CANDIDATE: usize = 2;
+const FOUND: usize = 3;
+const DONE: usize = 4;
+const COUNT: usize = 5;
+const TASK_MM: usize = 6;
+const MM_PGD: usize = 7;
+const BLOCK: usize = 8;
+const STATE: usize = BLOCK + BLOCKS;
+const CONTROL_WORDS: usize = STATE + BLOCKS;
+
+// `enum state`.
+const TABLE: u64 = 1;
+const HUGE: u64 = 2;
+const HUGE_ACCESSED: u64 = 3;
+
+// Of a page-table entry.
+const PRESENT: u64 = 1;
+const ACCESSED: u64 = 1 << 5;
+const FRAME: u64 = 0x000f_ffff_ffff_f000;
+
+const GIB: u64 = 1 << 30;
+
+/// Ranges of one call (UIO_MAXIOV).
+const VECTORS_MAX: usize = 1024;
+/// Pages of one call: bounds how long what changes the layout waits for it, to some 0.5 ms.
+const CLEAR_PAGES: u64 = 4096;
+
+static OBJECT: &[u8] = include_bytes!("../bpf/access.bpf.o");
+
+/// Why access bits cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// The kernel does not let this process load the program.
+    #[error(
+        "the kernel refused {0} (not permitted): run as root or with CAP_BPF and CAP_PERFMON, on a kernel that is not locked down for confidentiality"
+    )]
+    NotPermitted(&'static str),
+    /// The kernel does not describe its own types.
+    #[error(
+        "/sys/kernel/btf/vmlinux cannot be read ({0}): a kernel built with CONFIG_DEBUG_INFO_BTF is needed"
+    )]
+    NoTypes(io::Error),
+    /// The kernel's types lack one that is needed, or cannot be understood.
+    #[error(
+        "the kernel's types say nothing of {0}: access bits are read on kernels 6.1 and newer with BPF iterators"
+    )]
+    UnknownKernel(&'static str),
+    /// The machine walks five levels.
+    #[error(
+        "this kernel uses 5-level page tables (la57), which are not walked: boot with no5lvl to have access bits"
+    )]
+    FiveLevels,
+    /// No base of the direct map explains the page tables.
+    #[error(
+        "where the kernel maps memory was not found, so page tables cannot be walked (encrypted memory, or a kernel that is built otherwise): {0}"
+    )]
+    NotCalibrated(&'static str),
+    /// Another refusal; the verifier's last words are in it.
+    #[error("the kernel refused {what}: {source}{log}")]
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// Its answer.
+        source: io::Error,
+        /// What the verifier said last; may be empty.
+        log: String,
+    },
+    /// The process has ended, or has no memory any more.
+    #[error("the process is gone")]
+    Gone,
+}
+
+impl AccessError {
+    fn of(what: &'static str, source: io::Error, log: String) -> AccessError {
+        match source.kind() {
+            io::ErrorKind::PermissionDenied if log.is_empty() => AccessError::NotPermitted(what),
+            _ => AccessError::Refused { what, source, log },
+        }
+    }
+}
+
+/// What one block's page table says.
+#[derive(Clone, Debug)]
+pub struct BlockScan {
+    /// Its first page, a multiple of [`BLOCK_PAGES`].
+    pub start: VirtPage,
+    /// Of each page 0 when it is not in memory, else a fingerprint of its page frame: a page that left and came back since
+    /// the last look has another one, but for one in 255.
+    pub frames: [u8; BLOCK_PAGES as usize],
+    /// A bit a page: used since its bit was cleared, or mapped since.
+    pub accessed: [u64; BLOCK_PAGES as usize / 64],
+}
+
+impl BlockScan {
+    fn empty() -> BlockScan {
+        BlockScan {
+            start: VirtPage(0),
+            frames: [0; BLOCK_PAGES as usize],
+            accessed: [0; BLOCK_PAGES as usize / 64],
+        }
+    }
+
+    fn set(&mut self, at: usize, frame: u64, accessed: bool) {
+        // Neighbours differ, and so do frames that differ in high bits only.
+        let mixed = (frame.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 255;
+        self.frames[at] = 1 + mixed as u8;
+        self.accessed[at / 64] |= u64::from(accessed) << (at % 64);
+    }
+
+    /// Whether the page at `at` is in memory.
+    pub fn is_present(&self, at: usize) -> bool {
+        self.frames[at] != 0
+    }
+
+    /// Whether the bit of the page at `at` is set.
+    pub fn is_accessed(&self, at: usize) -> bool {
+        self.accessed[at / 64] >> (at % 64) & 1 == 1
+    }
+}
+
+/// The blocks that `ranges` touch, ascending and once each when the ranges are ascending.
+pub fn blocks_of(ranges: &[VirtRange]) -> Vec<VirtPage> {
+    let mut blocks: Vec<VirtPage> = Vec::new();
+    for range in ranges.iter().filter(|range| !range.is_empty()) {
+        let first = range.start.0 / BLOCK_PAGES;
+        let last = (range.end.0 - 1) / BLOCK_PAGES;
+        for block in first..=last {
+            let page = VirtPage(block * BLOCK_PAGES);
+            if blocks.last() != Some(&page) {
+                blocks.push(page);
+            }
+        }
+    }
+    blocks
+}
+
+/// A loaded program and its maps. Nothing is pinned: all of it is gone when this is dropped or the process ends.
+#[derive(Debug)]
+pub struct AccessScanner {
+    program: bpf::Program,
+    control: SharedMemory,
+    tables: SharedMemory,
+    found: Box<BlockScan>,
+}
+
+impl AccessScanner {
+    /// Loads the program, finds where the kernel maps memory, and checks both on this process's own memory.
+    /// Cost: some 45 ms, most of it for reading the kernel's types; 7 MB meanwhile.
+    pub fn open() -> Result<AccessScanner, AccessError> {
+        if has_five_levels() {
+            return Err(AccessError::FiveLevels);
+        }
+        let types = btf::Types::read().map_err(AccessError::NoTypes)?;
+        let unknown = AccessError::UnknownKernel;
+        let known = |number: Option<u32>, name| number.ok_or(unknown(name));
+        let target = known(types.function("bpf_iter_task"), "bpf_iter_task")?;
+        let task_mm = known(types.member("task_struct", "mm"), "task_struct.mm")?;
+        let mm_pgd = known(types.member("mm_struct", "pgd"), "mm_struct.pgd")?;
+        drop(types);
+        let control = bpf::array(c"uc_control", CONTROL_WORDS * 8, 1)?;
+        let tables = bpf::array(c"uc_tables", PAGE_BYTES, BLOCKS)?;
+        let maps = [("control", &control), ("tables", &tables)];
+        let code = object::link(OBJECT, &maps)
+            .ok_or_else(|| unknown("the program this was built with"))?;
+        let program = bpf::Program::load_iterator(&code, target)?;
+        let mut scanner = AccessScanner {
+            program,
+            control,
+            tables,
+            found: Box::new(BlockScan::empty()),
+        };
+        scanner.put(TASK_MM, task_mm.into());
+        scanner.put(MM_PGD, mm_pgd.into());
+        scanner.calibrate()?;
+        scanner.check()?;
+        Ok(scanner)
+    }
+
+    fn put(&self, word: usize, value: u64) {
+        self.control.words()[word].store(value, Ordering::Relaxed);
+    }
+
+    fn get(&self, word: usize) -> u64 {
+        self.control.words()[word].load(Ordering::Relaxed)
+    }
+
+    /// Finds the base of the direct map: the one under which the address of this process's own top table translates to itself.
+    fn calibrate(&mut self) -> Result<(), AccessError> {
+        let text = std::fs::read_to_string("/proc/zoneinfo").unwrap_or_default();
+        let phys_max = end_of_memory(&text).ok_or(AccessError::NotCalibrated(
+            "/proc/zoneinfo tells no end of memory",
+        ))?;
+        self.put(PHYS_MAX, phys_max);
+        // The direct map begins on a GiB, at or below every table and less than the size of memory away; it is randomised, and no
+        // table's address is known here. So all of where it can be is tried, from above.
+        let run = self.program.on(std::process::id())?;
+        self.put(BASE, 0);
+        self.put(FOUND, 0);
+        // Relative to the top table's own address: the program knows it.
+        let mut tried = 0;
+        while tried <= phys_max / GIB {
+            self.put(CANDIDATE, tried + 1);
+            self.run(&run)?;
+            let found = self.get(FOUND);
+            if found != 0 {
+                self.put(CANDIDATE, 0);
+                self.put(BASE, found);
+                return Ok(());
+            }
+            tried += CANDIDATES;
+        }
+        Err(AccessError::NotCalibrated(
+            "no base of the direct map explains this process's tables",
+        ))
+    }
+
+    fn run(&self, run: &bpf::Link) -> Result<(), AccessError> {
+        self.put(DONE, 0);
+        run.read_once()?;
+        match self.get(DONE) {
+            0 => Err(AccessError::Gone),
+            _ => Ok(()),
+        }
+    }
+
+    /// Looks at memory of our own whose state is known.
+    fn check(&mut self) -> Result<(), AccessError> {
+        const TOUCHED: [usize; 4] = [0, 1, 5, 100];
+        let failed = AccessError::NotCalibrated("a look at this process's own memory is wrong");
+        let Ok(memory) = OwnMemory::new(2 * BLOCK_PAGES as usize) else {
+            return Err(failed);
+        };
+        for at in TOUCHED {
+            memory.touch(at);
+        }
+        let range = memory.range();
+        let mut right = true;
+        self.scan(std::process::id(), &blocks_of(&[range]), |block| {
+            for at in 0..BLOCK_PAGES {
+                let page = block.start.plus(at);
+                if range.contains(page) {
+                    let touched = TOUCHED.contains(&((page.0 - range.start.0) as usize));
+                    let at = at as usize;
+                    right &= block.is_present(at) == touched && block.is_accessed(at) == touched;
+                }
+            }
+        })?;
+        match right {
+            true => Ok(()),
+            false => Err(failed),
+        }
+    }
+
+    /// Calls `each` for every block of `blocks` (multiples of [`BLOCK_PAGES`]) that has pages in memory, in their order.
+    ///
+    /// Errors: `Gone`, when no thread of the process has memory. Cost: some 4 ns a page of the blocks.
+    pub fn scan(
+        &mut self,
+        pid: u32,
+        blocks: &[VirtPage],
+        mut each: impl FnMut(&BlockScan),
+    ) -> Result<(), AccessError> {
+        let link = self.program.on(pid)?;
+        for group in blocks.chunks(BLOCKS) {
+            for (at, block) in group.iter().enumerate() {
+                assert!(
+                    block.0.is_multiple_of(BLOCK_PAGES),
+                    "not the start of a block"
+                );
+                self.put(BLOCK + at, block.address());
+                self.put(STATE + at, 0);
+            }
+            self.put(COUNT, group.len() as u64);
+            self.run(&link)?;
+            for (at, block) in group.iter().enumerate() {
+                if self.decode(at, *block) {
+                    each(&self.found);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `found` from table `at`; false when nothing is in memory.
+    fn decode(&mut self, at: usize, block: VirtPage) -> bool {
+        let state = self.get(STATE + at);
+        if state == 0 {
+            return false;
+        }
+        *self.found = BlockScan::empty();
+        self.found.start = block;
+        let pages = BLOCK_PAGES as usize;
+        if state == HUGE || state == HUGE_ACCESSED {
+            // Which frames is not told; a huge page that was replaced by another has not been evicted by us.
+            for page in 0..pages {
+                self.found.set(page, page as u64, state == HUGE_ACCESSED);
+            }
+            return true;
+        }
+        assert_eq!(state, TABLE, "the program answered what it cannot");
+        let mut any = false;
+        let words = &self.tables.words()[at * pages..][..pages];
+        for (page, word) in words.iter().enumerate() {
+            let entry = word.load(Ordering::Relaxed);
+            if entry & PRESENT != 0 {
+                any = true;
+                let frame = (entry & FRAME) / PAGE_BYTES as u64;
+                self.found.set(page, frame, entry & ACCESSED != 0);
+            }
+        }
+        any
+    }
+}
+
+/// An open `/proc/PID/clear_refs`; stays with the process, not with its number.
+#[derive(Debug)]
+pub struct ClearRefs(File);
+
+impl ClearRefs {
+    /// Errors: the process is gone, or another user's.
+    pub fn open(pid: u32) -> io::Result<ClearRefs> {
+        let path = format!("/proc/{pid}/clear_refs");
+        Ok(ClearRefs(File::options().write(true).open(path)?))
+    }
+
+    /// Clears the Accessed bit of every page of the process, managed or not. Translations cached by a CPU stay.
+    ///
+    /// Cost: some 75 ns a page in memory; page faults and installations of the process wait meanwhile.
+    pub fn clear(&self) -> io::Result<()> {
+        (&self.0).write_all(b"1")
+    }
+}
+
+/// Clears the Accessed bits of `ranges` of a process, and translations that a CPU has cached: a page used after this has its bit
+/// set. Pages that fork relatives share keep their bits. What of a range is not mapped, or locked, is left out.
+///
+/// The kernel takes the pages for cold (`MADV_COLD`): they are the first it reclaims itself when the whole machine runs short.
+/// Errors: no CAP_SYS_NICE, or the process is gone. Cost: some 90 ns a page that was used, and an interrupt to each CPU that runs
+/// the process, a range; page faults go on meanwhile.
+pub fn clear(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
+    let mut group: Vec<VirtRange> = Vec::with_capacity(VECTORS_MAX);
+    let mut pages = 0;
+    for range in ranges {
+        let mut start = range.start;
+        while start < range.end {
+            let end = start.plus(CLEAR_PAGES - pages).min(range.end);
+            group.push(VirtRange::new(start, end));
+            pages += end.0 - start.0;
+            start = end;
+            if pages == CLEAR_PAGES || group.len() == VECTORS_MAX {
+                cool(pidfd, &group)?;
+                group.clear();
+                pages = 0;
+            }
+        }
+    }
+    cool(pidfd, &group)
+}
+
+/// [`clear`] of at most [`VECTORS_MAX`] ranges.
+fn cool(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
+    let vectors: Vec<libc::iovec> = ranges
+        .iter()
+        .map(|range| libc::iovec {
+            iov_base: range.start.address() as *mut libc::c_void,
+            iov_len: range.count().bytes().0 as usize,
+        })
+        .collect();
+    let mut rest = &vectors[..];
+    while let Some(first) = rest.first() {
+        // SAFETY: the addresses are another process's, or our own, where MADV_COLD changes no content; the vectors are a live
+        // slice of that length.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                pidfd.as_raw_fd(),
+                rest.as_ptr(),
+                rest.len(),
+                libc::MADV_COLD,
+                0,
+            )
+        };
+        let done = match done {
+            -1 => {
+                let error = io::Error::last_os_error();
+                match error.raw_os_error() {
+                    // The first range has holes, or is locked.
+                    Some(libc::ENOMEM | libc::EINVAL) => first.iov_len,
+                    _ => return Err(error),
+                }
+            }
+            // It stopped short of a range that has holes or is locked, which is left out.
+            done => done as usize + 1,
+        };
+        let mut left = done.max(1);
+        while let (Some(next), true) = (rest.first(), left > 0) {
+            left = left.saturating_sub(next.iov_len);
+            rest = &rest[1..];
+        }
+    }
+    Ok(())
+}
+
+/// Fresh private memory of this process, without huge pages, unmapped on drop.
+struct OwnMemory {
+    start: *mut u8,
+    pages: usize,
+}
+
+impl OwnMemory {
+    fn new(pages: usize) -> io::Result<OwnMemory> {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a fresh anonymous mapping at an address the kernel chooses; it overlaps nothing.
+        let start =
+            unsafe { mm::mmap_anonymous(std::ptr::null_mut(), pages * PAGE_BYTES, prot, flags) }?
+                .cast();
+        let memory = OwnMemory { start, pages };
+        // SAFETY: the whole of our own mapping; the advice changes no content. A kernel without huge pages refuses it.
+        let _ = unsafe { mm::madvise(start.cast(), pages * PAGE_BYTES, Advice::LinuxNoHugepage) };
+        Ok(memory)
+    }
+
+    fn touch(&self, page: usize) {
+        assert!(page < self.pages);
+        // SAFETY: inside our mapping (asserted), writable, and nothing refers to it.
+        unsafe { self.start.add(page * PAGE_BYTES).write_volatile(1) };
+    }
+
+    fn range(&self) -> VirtRange {
+        let start = VirtPage::of(self.start as u64);
+        VirtRange::new(start, start.plus(self.pages as u64))
+    }
+}
+
+impl Drop for OwnMemory {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping with this length; nothing refers to it.
+        let _ = unsafe { mm::munmap(self.start.cast(), self.pages * PAGE_BYTES) };
+    }
+}
+
+/// Whether the kernel walks five levels: it hides the flag when it does not.
+fn has_five_levels() -> bool {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = text.lines().find(|line| line.starts_with("flags"));
+    flags.is_some_and(|line| line.split_whitespace().any(|flag| flag == "la57"))
+}
+
+/// The first physical address behind all memory, of `/proc/zoneinfo`.
+fn end_of_memory(zones: &str) -> Option<u64> {
+    let number = |line: &str, name: &str| -> Option<u64> {
+        let rest = line.trim_start().strip_prefix(name)?;
+        rest.trim_start_matches(':').trim().parse().ok()
+    };
+    let (mut spanned, mut end) = (0, 0);
+    for line in zones.lines() {
+        if let Some(pages) = number(line, "spanned ") {
+            spanned = pages;
+        } else if let Some(first) = number(line, "start_pfn") {
+            if spanned > 0 {
+                end = end.max(first + spanned);
+            }
+            spanned = 0;
+        }
+    }
+    (end > 0).then_some(end * PAGE_BYTES as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> VirtRange {
+        VirtRange::new(VirtPage(start), VirtPage(end))
+    }
+
+    #[test]
+    fn blocks_of_ranges_come_once_each() {
+        let blocks = blocks_of(&[
+            range(5, 6),
+            range(10, 511),
+            range(511, 1025),
+            range(1500, 1500),
+        ]);
+        assert_eq!(blocks, [VirtPage(0), VirtPage(512), VirtPage(1024)]);
+    }
+
+    #[test]
+    fn end_of_memory_is_that_of_the_highest_zone_that_has_any() {
+        let zones = "Node 0, zone   DMA\n  pages free 3\n        spanned  4095\n        present  3997\n  start_pfn:           1\n\
+                     Node 0, zone  Normal\n        spanned  5000000\n  start_pfn:           1048576\n\
+                     Node 0, zone  Movable\n        spanned  0\n  start_pfn:           9999999\n";
+        assert_eq!(end_of_memory(zones), Some(6_048_576 * 4096));
+        assert_eq!(end_of_memory(""), None);
+    }
+
+    #[test]
+    fn fingerprints_are_never_zero_and_tell_neighbours_apart() {
+        let mut block = BlockScan::empty();
+        for at in 0..512 {
+            block.set(at, 0x12_3456 + at as u64, at % 2 == 0);
+        }
+        assert!((0..512).all(|at| block.is_present(at)));
+        let same = block
+            .frames
+            .windows(2)
+            .filter(|pair| pair[0] == pair[1])
+            .count();
+        assert!(same < 16, "{same} neighbours look the same");
+        assert!(block.is_accessed(2) && !block.is_accessed(3));
+    }
+}

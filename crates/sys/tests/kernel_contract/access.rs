@@ -1,0 +1,235 @@
+//! Which pages were used: Accessed bits by a walk of the page tables.
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use undercroft_base::VirtRange;
+use undercroft_sys::access::{AccessError, AccessScanner, BlockScan, ClearRefs, blocks_of, clear};
+use undercroft_sys::process::PidFd;
+
+use crate::bed::*;
+
+crate::facts! {
+    a_scan_finds_exactly_the_pages_that_were_touched,
+    clear_refs_clears_every_bit_of_a_process_and_no_other,
+    a_page_that_came_back_has_another_frame,
+    a_huge_page_is_used_as_a_whole,
+    a_page_mapped_by_an_installation_counts_as_used,
+    a_scan_of_a_process_that_is_gone_says_so,
+    a_scan_costs_nanoseconds_a_page,
+}
+
+fn scanner() -> AccessScanner {
+    match AccessScanner::open() {
+        Ok(scanner) => scanner,
+        Err(error) => crate::skip(&format!("no access bits here: {error}")),
+    }
+}
+
+/// (present, accessed) pages of a range of a process.
+fn look(scanner: &mut AccessScanner, pid: u32, range: VirtRange) -> (Vec<usize>, Vec<usize>) {
+    let (mut present, mut accessed) = (Vec::new(), Vec::new());
+    scan(scanner, pid, range, |block, at, page| {
+        if block.is_present(at) {
+            present.push(page);
+        }
+        if block.is_accessed(at) {
+            accessed.push(page);
+        }
+    });
+    (present, accessed)
+}
+
+/// Calls `each` with every page of `range` in blocks that have any: block, place in it, place in the range.
+fn scan(
+    scanner: &mut AccessScanner,
+    pid: u32,
+    range: VirtRange,
+    mut each: impl FnMut(&BlockScan, usize, usize),
+) {
+    let result = scanner.scan(pid, &blocks_of(&[range]), |block| {
+        for at in 0..512 {
+            let page = block.start.plus(at as u64);
+            if range.contains(page) {
+                each(block, at, (page.0 - range.start.0) as usize);
+            }
+        }
+    });
+    result.unwrap();
+}
+
+fn a_scan_finds_exactly_the_pages_that_were_touched() {
+    let mut scanner = scanner();
+    let own = std::process::id();
+    let area = Area::new(20_000);
+    assert_eq!(look(&mut scanner, own, area.range()), (vec![], vec![]));
+    let touched: Vec<usize> = (0..20_000).filter(|page| page % 7 == 3).collect();
+    for page in &touched {
+        area.fill(*page, 1);
+    }
+    let found = look(&mut scanner, own, area.range());
+    assert_eq!(found, (touched.clone(), touched.clone()));
+    let myself = PidFd::open(own).unwrap();
+    clear(myself.as_fd(), &[area.range()]).unwrap();
+    let left = look(&mut scanner, own, area.range());
+    println!("  {} bits are left", left.1.len());
+    assert_eq!(left, (touched.clone(), vec![]));
+    let again: Vec<usize> = touched
+        .iter()
+        .copied()
+        .filter(|page| page % 3 == 0)
+        .collect();
+    for page in &again {
+        assert_eq!(area.read(*page), 1);
+    }
+    let (present, accessed) = look(&mut scanner, own, area.range());
+    println!(
+        "  touched {} of {}, found {}",
+        again.len(),
+        present.len(),
+        accessed.len()
+    );
+    assert_eq!((present, accessed), (touched, again));
+}
+
+fn clear_refs_clears_every_bit_of_a_process_and_no_other() {
+    let mut scanner = scanner();
+    let area = Area::filled(64);
+    let client = child(|_| {
+        pause(SOON);
+        0
+    });
+    for page in 0..64 {
+        area.fill(page, 2);
+    }
+    let own = std::process::id();
+    ClearRefs::open(own).unwrap().clear().unwrap();
+    assert_eq!(look(&mut scanner, own, area.range()).1, Vec::<usize>::new());
+    let (present, accessed) = look(&mut scanner, client.pid, area.range());
+    assert_eq!(present.len(), 64);
+    println!("  bits of a fork child's pages: {}", accessed.len());
+}
+
+fn a_page_that_came_back_has_another_frame() {
+    let mut scanner = scanner();
+    let area = Area::new(512);
+    let fill = |area: Area| (0..512).for_each(|page| area.fill(page, 1));
+    fill(area);
+    let frames = |scanner: &mut AccessScanner| {
+        let mut frames = vec![0; 512];
+        scan(
+            scanner,
+            std::process::id(),
+            area.range(),
+            |block, at, page| {
+                frames[page] = block.frames[at];
+            },
+        );
+        frames
+    };
+    let before = frames(&mut scanner);
+    assert_eq!(frames(&mut scanner), before);
+    area.advise(libc::MADV_DONTNEED);
+    fill(Area::new(512)); // takes what the first had
+    fill(area);
+    let after = frames(&mut scanner);
+    let same = (0..512).filter(|at| before[*at] == after[*at]).count();
+    println!("  {same} of 512 look the same");
+    assert!(same < 32);
+}
+
+fn a_huge_page_is_used_as_a_whole() {
+    let mut scanner = scanner();
+    let area = Area::new(2048);
+    if area.advise(libc::MADV_HUGEPAGE) != 0 {
+        crate::skip("this kernel has no transparent huge pages");
+    }
+    let first = area.range().start.0.next_multiple_of(512);
+    let block = VirtRange::new(
+        undercroft_base::VirtPage(first),
+        undercroft_base::VirtPage(first + 512),
+    );
+    area.fill((first - area.range().start.0) as usize + 17, 1);
+    let (present, accessed) = look(&mut scanner, std::process::id(), block);
+    if present.len() == 1 {
+        crate::skip("the kernel made no huge page");
+    }
+    assert_eq!((present.len(), accessed.len()), (512, 512));
+    ClearRefs::open(std::process::id())
+        .unwrap()
+        .clear()
+        .unwrap();
+    let (present, accessed) = look(&mut scanner, std::process::id(), block);
+    assert_eq!((present.len(), accessed.len()), (512, 0));
+}
+
+fn a_page_mapped_by_an_installation_counts_as_used() {
+    let mut scanner = scanner();
+    let (ear, area) = Ear::with_area(undercroft_sys::uffd::Features::default(), 8);
+    area.advise(libc::MADV_DONTNEED);
+    for at in [2, 3] {
+        ear.serve(area.at(at), 5);
+    }
+    let found = look(&mut scanner, std::process::id(), area.range());
+    assert_eq!(found, (vec![2, 3], vec![2, 3]), "nobody touched them");
+}
+
+fn a_scan_of_a_process_that_is_gone_says_so() {
+    let mut scanner = scanner();
+    let range = Area::filled(1).range();
+    let mut client = child(|_| 0);
+    client.end();
+    let gone = scanner.scan(client.pid, &blocks_of(&[range]), |_| {
+        panic!("it has no pages")
+    });
+    assert!(matches!(gone, Err(AccessError::Gone)), "{gone:?}");
+}
+
+fn a_scan_costs_nanoseconds_a_page() {
+    drop(scanner()); // or SKIPPED
+    let began = Instant::now();
+    let mut scanner = scanner();
+    println!("  opened in {:?}", began.elapsed());
+    let pages = 50_000;
+    let area = Area::new(pages);
+    for page in 0..pages {
+        area.fill(page, 1);
+    }
+    let all = ClearRefs::open(std::process::id()).unwrap();
+    let myself = PidFd::open(std::process::id()).unwrap();
+    let (mut scans, mut clears, mut colds) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..9 {
+        (0..pages).for_each(|page| area.write(page, 1));
+        let began = Instant::now();
+        let mut found = 0;
+        let blocks = blocks_of(&[area.range()]);
+        let result = scanner.scan(std::process::id(), &blocks, |block| {
+            found += block
+                .accessed
+                .iter()
+                .map(|word| word.count_ones())
+                .sum::<u32>();
+        });
+        result.unwrap();
+        scans.push(began.elapsed());
+        assert!(found as usize >= pages);
+        let began = Instant::now();
+        all.clear().unwrap();
+        clears.push(began.elapsed());
+        (0..pages).for_each(|page| area.write(page, 1));
+        let began = Instant::now();
+        clear(myself.as_fd(), &[area.range()]).unwrap();
+        colds.push(began.elapsed());
+        (0..pages).for_each(|page| area.write(page, 1));
+    }
+    let each = |times: &mut Vec<std::time::Duration>| {
+        times.sort();
+        times[times.len() / 2].as_nanos() as f64 / pages as f64
+    };
+    println!(
+        "  scan {:.1} ns a page, clear {:.1}, clear_refs {:.1} (medians of 9, {pages} pages)",
+        each(&mut scans),
+        each(&mut colds),
+        each(&mut clears)
+    );
+}

@@ -1,0 +1,160 @@
+//! `--access-scan`: pages that are used in memory stay there, though no fault tells of them.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde_json::Value;
+use undercroft_tests::{
+    Job, MIB, build, find, has_access_bits, one_at_a_time, plain_only, say, skip, undercroft,
+};
+
+const LIMIT: u64 = 32 * MIB;
+const HOT_MIB: u64 = 18;
+const COLD_MIB: u64 = 64;
+const STEPS: u64 = 500;
+const COLD_A_STEP: u64 = 32;
+
+/// A hot set of more than half the memory, used at each step, beside a walk through cold memory; every word read is verified.
+fn job(policy: &str, folder: &Path) -> Job {
+    let rest_us = "2000";
+    let spill = folder.join("spill").display().to_string();
+    Job::new(build("hot_and_cold"))
+        .args([HOT_MIB, COLD_MIB, STEPS, COLD_A_STEP].map(|number| number.to_string()))
+        .arg(rest_us)
+        .options(["--policy", policy, "--prefetch", "none"])
+        .limit(LIMIT)
+        .tier(&format!("file:{spill},size=1G"))
+        .timeout(100)
+}
+
+/// Pages swapped in that the program could have kept: what the cold walk and the verification at the end read is not.
+fn hot_faults(job: Job) -> (f64, Value) {
+    let outcome = job.run().expect(0);
+    assert!(outcome.text().contains("0 wrong"), "{outcome}");
+    let number = |name: &str| outcome.number(name).expect("a number in the report");
+    let cold = (STEPS * COLD_A_STEP + COLD_MIB * 256) as f64;
+    let hot = number("pages.swapped_in") - cold;
+    let report = outcome.report.expect("a report");
+    (hot.max(0.0), report)
+}
+
+#[test]
+fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
+    let name = "a_hot_set_stays_in_memory_where_its_uses_are_seen";
+    if !has_access_bits(name) {
+        return;
+    }
+    let _turn = one_at_a_time();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    for policy in ["clock", "lru"] {
+        let (without, report) = hot_faults(job(policy, folder.path()));
+        assert_eq!(report["access_scans"], Value::Null);
+        let (with, report) =
+            hot_faults(job(policy, folder.path()).options(["--access-scan", "50ms"]));
+        let looks = &report["access_scans"];
+        say(&format!(
+            "{policy}: {without} faults of the hot set without access bits, {with} with; {looks}"
+        ));
+        assert!(looks["count"].as_u64() > Some(5), "{looks}");
+        // First in, first out evicts the hot set once for each lap; once it is in memory, it need not leave again.
+        assert!(without > 2.0 * (HOT_MIB * 256) as f64, "{without}");
+        assert!(with < without / 2.0, "{with} of {without}");
+    }
+}
+
+/// Looks while the program forks: the children's pages are the parent's frames until written.
+#[test]
+fn looking_at_a_tree_of_processes_costs_no_byte() {
+    if !has_access_bits("looking_at_a_tree_of_processes_costs_no_byte") {
+        return;
+    }
+    let _turn = one_at_a_time();
+    for policy in ["lru", "active_inactive"] {
+        let outcome = Job::new(build("touch"))
+            .args(["48", "--rounds", "3", "--fork", "3", "--exit", "7"])
+            .options(["--policy", policy, "--access-scan", "10ms"])
+            .limit(24 * MIB)
+            .timeout(100)
+            .run()
+            .expect(7);
+        let report = outcome.report.expect("a report");
+        say(&format!("{policy}: {}", report["access_scans"]));
+        assert!(report["access_scans"]["count"].as_u64() > Some(0));
+    }
+}
+
+#[test]
+fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
+    if !has_access_bits("a_trace_has_the_uses_of_pages_in_memory_and_only_of_those") {
+        return;
+    }
+    let _turn = one_at_a_time();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let trace = folder.path().join("live.uct").display().to_string();
+    let (_, report) = hot_faults(job("clock", folder.path()).options([
+        "--access-scan",
+        "50ms",
+        "--trace",
+        &trace,
+    ]));
+    let info = Job::new(undercroft())
+        .args(["trace", "info", &trace, "--json"])
+        .run()
+        .expect(0);
+    let info: Value = serde_json::from_str(&info.text()).expect("JSON");
+    let recorded = info["movements"]["accessed"].as_u64().expect("a number");
+    assert_eq!(
+        Some(recorded),
+        report["access_scans"]["pages_used"].as_u64()
+    );
+    assert!(recorded > 10 * HOT_MIB * 256, "{recorded}");
+    let cat = Job::new(undercroft())
+        .args(["trace", "cat", "--movements", &trace])
+        .run()
+        .expect(0);
+    let (mut present, mut seen) = (HashSet::new(), 0);
+    let text = cat.text();
+    for line in text.lines().skip(1) {
+        let words: Vec<&str> = line.split(',').collect();
+        let [_, page, what, ..] = words[..] else {
+            panic!("{line}");
+        };
+        match what {
+            "accessed" => {
+                seen += 1;
+                assert!(present.contains(page), "{line}: it is not in memory");
+            }
+            "evicted" | "dropped" | "clean" => {
+                present.remove(page);
+            }
+            _ => {
+                present.insert(page);
+            }
+        }
+    }
+    assert_eq!(seen, recorded);
+}
+
+/// Without the right to load programs into the kernel the option is refused, with its name and the fix.
+#[test]
+fn without_the_right_to_look_the_option_is_refused() {
+    let name = "without_the_right_to_look_the_option_is_refused";
+    if plain_only() || !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
+        return skip(name, "needs root, setpriv and undercroft");
+    }
+    let _turn = one_at_a_time();
+    let lost = "-bpf,-perfmon,-sys_admin";
+    let outcome = Job::new("setpriv")
+        .args([
+            format!("--bounding-set={lost}"),
+            format!("--inh-caps={lost}"),
+        ])
+        .arg(undercroft())
+        .args(["run", "--access-scan", "100ms", "--", "true"])
+        .timeout(30)
+        .run();
+    assert_eq!(outcome.code(), Some(125), "{outcome}");
+    for word in ["--access-scan", "CAP_BPF", "leave the option out"] {
+        assert!(outcome.errors.contains(word), "{word}: {outcome}");
+    }
+}
