@@ -224,9 +224,9 @@ pub fn after_fork(page: &impl Shared) {
     page.add(Word::Forking, u32::MAX);
 }
 
-/// Sets [`Word::Busy`] at a time when the manager is not reading messages.
+/// Sets [`Word::Busy`] at a time when the manager is not reading messages. Half of [`between_events`].
 #[inline]
-fn exclude_reader<S: Shared>(page: &S) {
+pub fn exclude_reader<S: Shared>(page: &S) {
     loop {
         page.store(Word::Busy, 1, SeqCst);
         if page.load(Word::ReaderWants, SeqCst) == 0 {
