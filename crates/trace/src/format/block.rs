@@ -74,6 +74,23 @@ pub(crate) trait Entry: Copy {
     fn set_owner(&mut self, owner: (u16, u16));
 }
 
+/// What both kinds of entries have under the same names.
+macro_rules! same_fields {
+    () => {
+        fn time(&self) -> u64 {
+            self.time
+        }
+
+        fn set_address(&mut self, address: u64) {
+            self.address = address;
+        }
+
+        fn set_owner(&mut self, owner: (u16, u16)) {
+            (self.client, self.thread) = owner;
+        }
+    };
+}
+
 impl Entry for Reference {
     #[inline]
     fn new(time: u64, byte: u8) -> Result<Reference, &'static str> {
@@ -96,17 +113,7 @@ impl Entry for Reference {
         Kind::Access(self.access)
     }
 
-    fn time(&self) -> u64 {
-        self.time
-    }
-
-    fn set_address(&mut self, address: u64) {
-        self.address = address;
-    }
-
-    fn set_owner(&mut self, owner: (u16, u16)) {
-        (self.client, self.thread) = owner;
-    }
+    same_fields!();
 }
 
 impl Entry for Event {
@@ -125,17 +132,7 @@ impl Entry for Event {
         self.kind
     }
 
-    fn time(&self) -> u64 {
-        self.time
-    }
-
-    fn set_address(&mut self, address: u64) {
-        self.address = address;
-    }
-
-    fn set_owner(&mut self, owner: (u16, u16)) {
-        (self.client, self.thread) = owner;
-    }
+    same_fields!();
 }
 
 /// Appends the columns of `entries` (not empty, times in order, addresses multiples of the granule) to `out`.
