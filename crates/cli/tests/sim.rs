@@ -45,6 +45,10 @@ fn a_sweep_prints_json_with_one_outcome_for_each_combination() {
         "Belady's misses are fewer than CLOCK's"
     );
     assert!(outcomes[0]["tiers"][0]["lifetime_years"].is_number());
+    assert_eq!(outcomes[7]["setting"]["room"], "after");
+    let ahead = sim(&[&sweep[..], &["--room", "ahead"]].concat());
+    let ahead: serde_json::Value = serde_json::from_slice(&ahead.stdout).expect("JSON");
+    assert_eq!(ahead["outcomes"][7]["setting"]["room"], "ahead");
     let again = sim(&sweep);
     assert_eq!(
         output.stdout, again.stdout,

@@ -191,6 +191,12 @@ fn program_that_is_killed_or_cannot_run_gives_its_status() {
     let output = undercroft(&["record", "--out", out, "--", "sh", "-c", "kill -KILL $$"]);
     assert_eq!(output.status.code(), Some(137), "{}", errors(&output));
     assert!(json(&trace, &[])["references"]["total"].as_u64() > Some(1000));
+    assert!(
+        errors(&output).contains("signal 9 ended sh: the trace ends there"),
+        "{}",
+        errors(&output)
+    );
+    assert_eq!(place.files(), 1);
     fs::remove_file(&trace).expect("it was there");
     refused(
         &["record", "--out", out, "--", "/nowhere/prog"],
@@ -198,6 +204,47 @@ fn program_that_is_killed_or_cannot_run_gives_its_status() {
         &["nothing of /nowhere/prog", "fix:"],
     );
     assert_eq!(place.files(), 0);
+}
+
+#[test]
+fn recording_that_is_asked_to_end_keeps_its_trace_and_nothing_else() {
+    let test = "recording_that_is_asked_to_end_keeps_its_trace_and_nothing_else";
+    if !have(test, &["valgrind"]) {
+        return;
+    }
+    for (signal, status) in [("TERM", 143), ("HUP", 129)] {
+        let place = Place::new();
+        let (trace, begun) = (place.file("t.uct"), place.file("begun"));
+        // Some minutes of work, so that nothing stays for ever.
+        let script = format!(
+            ": > {}; i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done",
+            name(&begun)
+        );
+        // The signal may be ignored where the tests run: under nohup.
+        let recording = Command::new("env")
+            .arg(format!("--default-signal={signal}"))
+            .arg(env!("CARGO_BIN_EXE_undercroft"))
+            .args(["trace", "record", "--out", name(&trace), "--"])
+            .args(["sh", "-c", &script])
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        for _ in 0..600 {
+            if begun.exists() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        assert!(begun.exists(), "the program did not begin");
+        let kill = Command::new("kill")
+            .args(["-s", signal, &recording.id().to_string()])
+            .status();
+        assert!(kill.expect("kill runs").success());
+        let output = recording.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(status), "{}", errors(&output));
+        assert!(json(&trace, &[])["references"]["total"].as_u64() > Some(1000));
+        assert_eq!(place.files(), 2, "the trace and the program's own file");
+    }
 }
 
 #[test]

@@ -8,7 +8,10 @@
 //! manager -> shim   Go + [uffd of the process]
 //! ```
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::command::Word;
 
 /// First word of every message.
 pub const MAGIC: u32 = 0x5543_0001;
@@ -74,10 +77,7 @@ pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> 
     Some((first, end))
 }
 
-/// Value of [`CommandPage::reader_wants`].
-pub const READER_SLEEPS: u32 = 2;
-
-/// The page shared by one agent and the manager. All zero at first.
+/// The page shared by one agent and the manager. All zero at first. What is done to it, and in which order: `command.rs`.
 ///
 /// `seq`/`done`: a command is posted by writing `op`, `count`, `pages`, then increasing `seq` and waking it; it is done when
 /// `done == seq`. `busy`/`reader_wants` keep the agent from moving pages while a layout event is being acknowledged:
@@ -92,7 +92,7 @@ pub struct CommandPage {
     pub agent: AtomicU32,
     /// The agent is inside a MOVE; futex.
     pub busy: AtomicU32,
-    /// The manager is about to read, or is reading, messages; [`READER_SLEEPS`]: it sleeps until `busy` is cleared.
+    /// The manager is about to read, or is reading, messages; `READER_SLEEPS`: it sleeps until `busy` is cleared.
     pub reader_wants: AtomicU32,
     /// Number of a command that must not go on.
     pub cancelled: AtomicU32,
@@ -115,4 +115,21 @@ pub struct CommandPage {
     pub in_hand: AtomicU32,
     /// The agent has a descriptor table of its own; futex. Between the agent and the thread that starts it.
     pub ready: AtomicU32,
+}
+
+impl CommandPage {
+    /// Where the word of that name is, in bytes.
+    pub const fn offset(word: Word) -> usize {
+        match word {
+            Word::Seq => offset_of!(CommandPage, seq),
+            Word::Done => offset_of!(CommandPage, done),
+            Word::Agent => offset_of!(CommandPage, agent),
+            Word::Busy => offset_of!(CommandPage, busy),
+            Word::ReaderWants => offset_of!(CommandPage, reader_wants),
+            Word::Cancelled => offset_of!(CommandPage, cancelled),
+            Word::Forking => offset_of!(CommandPage, forking),
+            Word::InHand => offset_of!(CommandPage, in_hand),
+            Word::Ready => offset_of!(CommandPage, ready),
+        }
+    }
 }

@@ -8,13 +8,17 @@
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[allow(dead_code)] // the manager's half
+mod command;
 mod protocol;
 mod threads;
 
 use core::arch::{asm, global_asm};
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::*};
+use core::time::Duration;
 
+use command::{Shared, Word};
 use protocol::*;
 
 const PAGE: usize = 4096;
@@ -199,25 +203,15 @@ unsafe fn find_socket(mut envp: *const *const u8) -> bool {
 
 /// Runs in the parent before fork(): no page may be on its way out while the child's memory is copied.
 extern "C" fn before_fork() {
-    let Some(page) = command_page() else {
-        return;
-    };
-    page.forking.fetch_add(1, SeqCst);
-    let mut spins = 0;
-    while page.in_hand.load(SeqCst) != 0 {
-        spins += 1;
-        if spins > 100 {
-            // SAFETY: `in_hand` is a live futex word.
-            unsafe { futex_wait(&page.in_hand, 1) };
-        }
-        core::hint::spin_loop();
+    if let Some(page) = command_page() {
+        command::before_fork(page);
     }
 }
 
 /// Runs in the parent after fork().
 extern "C" fn after_fork() {
     if let Some(page) = command_page() {
-        page.forking.fetch_sub(1, SeqCst);
+        command::after_fork(page);
     }
 }
 
@@ -484,24 +478,59 @@ unsafe fn start_agent(
         if result < 0 {
             return false;
         }
-        let ready = &(*page).ready;
-        while ready.load(Acquire) == 0 {
-            futex_wait(ready, 0);
-        }
+        command::wait_for_agent(&*page);
         true
     }
 }
 
-unsafe fn futex_wait(word: &AtomicU32, expected: u32) {
-    let at = core::ptr::from_ref(word) as usize;
-    // SAFETY: `word` is live; no time-out.
-    unsafe { call6(nr::FUTEX, at, 0, expected as usize, 0, 0, 0) };
+/// The word of that name.
+#[inline(always)]
+fn word_of(page: &CommandPage, word: Word) -> &AtomicU32 {
+    // SAFETY: the offset is that of a field of this type.
+    unsafe { &*core::ptr::from_ref(page).byte_add(CommandPage::offset(word)).cast() }
 }
 
-unsafe fn futex_wake(word: &AtomicU32) {
-    let at = core::ptr::from_ref(word) as usize;
-    // SAFETY: `word` is live.
-    unsafe { call6(nr::FUTEX, at, 1, 1, 0, 0, 0) };
+/// The words as they are: in the mapped page, with the processor's own atomics and the kernel's futexes.
+impl Shared for CommandPage {
+    #[inline(always)]
+    fn load(&self, word: Word, order: Ordering) -> u32 {
+        word_of(self, word).load(order)
+    }
+
+    #[inline(always)]
+    fn store(&self, word: Word, value: u32, order: Ordering) {
+        word_of(self, word).store(value, order);
+    }
+
+    #[inline(always)]
+    fn add(&self, word: Word, value: u32) {
+        word_of(self, word).fetch_add(value, SeqCst);
+    }
+
+    #[inline(always)]
+    fn wait(&self, word: Word, expected: u32, limit: Option<Duration>) {
+        let limit = limit.map(|limit| [limit.as_secs(), u64::from(limit.subsec_nanos())]);
+        let limit = limit.as_ref().map_or(0, |limit| limit.as_ptr() as usize);
+        let at = core::ptr::from_ref(word_of(self, word)) as usize;
+        // SAFETY: the word is live, and so is the time-out if there is one.
+        unsafe { call6(nr::FUTEX, at, 0, expected as usize, limit, 0, 0) };
+    }
+
+    #[inline(always)]
+    fn wake(&self, word: Word, count: u32) {
+        let at = core::ptr::from_ref(word_of(self, word)) as usize;
+        // SAFETY: the word is live.
+        unsafe { call6(nr::FUTEX, at, 1, count as usize, 0, 0, 0) };
+    }
+
+    #[inline(always)]
+    fn pause(&self, long: bool) {
+        core::hint::spin_loop();
+        if long {
+            // SAFETY: takes no arguments.
+            unsafe { call3(nr::SCHED_YIELD, 0, 0, 0) };
+        }
+    }
 }
 
 /// The agent thread.
@@ -520,23 +549,16 @@ unsafe extern "C" fn agent(
         call3(nr::DUP2, uffd as usize, 1, 0);
         call3(nr::CLOSE_RANGE, 2, u32::MAX as usize, 0);
         let page = &*page;
-        page.ready.store(1, Release);
-        futex_wake(&page.ready);
-        let mut last = 0;
+        command::announce(page);
+        let mut seq = 0;
         loop {
-            let seq = page.seq.load(Acquire);
-            if seq == last {
-                futex_wait(&page.seq, last);
-                continue;
-            }
-            last = seq;
+            seq = command::next_order(page, seq);
             let count = (page.count.load(Relaxed) as usize).min(STAGING_PAGES);
             match page.op.load(Relaxed) {
                 OP_MOVE => move_out(page, seq, count, staging),
                 _ => {}
             }
-            page.done.store(seq, Release);
-            futex_wake(&page.done);
+            command::answer(page, seq);
         }
     }
 }
@@ -575,13 +597,11 @@ unsafe fn move_out(page: &CommandPage, seq: u32, count: usize, staging: usize) {
             }
             let len = ((end - at) * PAGE) as u64;
             let mut request = [(staging + at * PAGE) as u64, start, len, 0, 0u64];
-            exclude_reader(page);
-            if page.cancelled.load(Acquire) == seq {
-                admit_reader(page);
-                break;
-            }
-            let result = call3(nr::IOCTL, 0, UFFD_MOVE, request.as_mut_ptr() as usize);
-            admit_reader(page);
+            let request_at = request.as_mut_ptr() as usize;
+            let moving = || call3(nr::IOCTL, 0, UFFD_MOVE, request_at);
+            let Some(result) = command::between_events(page, seq, moving) else {
+                break; // cancelled
+            };
             whole &= result == 0;
             let done = pages_moved(result, &request);
             moved |= low_bits(done) << at;
@@ -648,33 +668,4 @@ unsafe fn pages_moved(result: isize, request: &[u64; 5]) -> usize {
 /// The lowest `count` bits, at most [`MOVE_PAGES_MAX`] or all of a staging area.
 fn low_bits(count: usize) -> u64 {
     1u64.checked_shl(count as u32).unwrap_or(0).wrapping_sub(1)
-}
-
-/// Sets `busy` at a time when the manager is not reading messages.
-unsafe fn exclude_reader(page: &CommandPage) {
-    loop {
-        page.busy.store(1, SeqCst);
-        if page.reader_wants.load(SeqCst) == 0 {
-            return;
-        }
-        admit_reader(page);
-        let mut spins = 0;
-        while page.reader_wants.load(Acquire) != 0 {
-            core::hint::spin_loop();
-            spins += 1;
-            if spins > 2000 {
-                // SAFETY: takes no arguments.
-                unsafe { call3(nr::SCHED_YIELD, 0, 0, 0) };
-            }
-        }
-    }
-}
-
-/// Clears `busy`, and wakes the manager if it sleeps until then.
-fn admit_reader(page: &CommandPage) {
-    page.busy.store(0, SeqCst);
-    if page.reader_wants.load(SeqCst) == READER_SLEEPS {
-        // SAFETY: `busy` is a live futex word.
-        unsafe { futex_wake(&page.busy) };
-    }
 }

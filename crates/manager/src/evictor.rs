@@ -360,7 +360,6 @@ impl Evictor {
             });
             agent.commands.post(OP_MOVE, pages)
         };
-        agent.commands.wake_agent();
         let done = agent.commands.wait(seq, || process.is_alive());
         let Some(done) = done else {
             // It died over the command: whatever was moved is gone with it, and only a child could miss it.

@@ -4,10 +4,8 @@
 #[allow(dead_code)] // each side uses its half
 mod wire;
 
-#[cfg(test)]
-use wire::CommandPage;
 pub(crate) use wire::{
-    KIND_FORK, KIND_START, MAGIC, OP_MOVE, READER_SLEEPS, SOCKET_VARIABLE, STAGING_PAGES, next_run,
+    CommandPage, KIND_FORK, KIND_START, MAGIC, OP_MOVE, SOCKET_VARIABLE, STAGING_PAGES, next_run,
 };
 
 /// What a shim says first.
@@ -71,34 +69,6 @@ pub(crate) fn answer(refused: bool) -> [u8; 8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::offset_of;
-
-    #[test]
-    fn command_page_fields_are_where_the_manager_looks() {
-        assert_eq!(offset_of!(CommandPage, seq), 0);
-        assert_eq!(offset_of!(CommandPage, done), 4);
-        assert_eq!(offset_of!(CommandPage, agent), 8);
-        assert_eq!(offset_of!(CommandPage, busy), 12);
-        assert_eq!(offset_of!(CommandPage, reader_wants), 16);
-        assert_eq!(offset_of!(CommandPage, cancelled), 20);
-        assert_eq!(offset_of!(CommandPage, op), 24);
-        assert_eq!(offset_of!(CommandPage, count), 28);
-        assert_eq!(offset_of!(CommandPage, moved), 32);
-        assert_eq!(offset_of!(CommandPage, refused), 40);
-        assert_eq!(offset_of!(CommandPage, pages), 48);
-        assert_eq!(
-            offset_of!(CommandPage, stranded),
-            8 * super::super::command::STRANDED
-        );
-        assert_eq!(
-            offset_of!(CommandPage, forking),
-            4 * super::super::command::FORKING
-        );
-        assert_eq!(
-            offset_of!(CommandPage, in_hand),
-            4 * super::super::command::IN_HAND
-        );
-    }
 
     #[test]
     fn hostile_messages_are_refused() {

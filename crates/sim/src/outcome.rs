@@ -23,6 +23,8 @@ pub struct Setting {
     pub prefetch: String,
     /// Tiers, fastest first.
     pub tiers: Vec<String>,
+    /// When pages leave to make room: `after`, `ahead` or `traced`.
+    pub room: String,
 }
 
 /// Where virtual time went, summed over clients.
@@ -221,6 +223,7 @@ impl Outcome {
                 reclaim: setup.reclaim.clone(),
                 prefetch: setup.prefetch.clone(),
                 tiers: setup.tiers.iter().map(|tier| tier.text.clone()).collect(),
+                room: setup.room.to_string(),
             },
             references,
             writes: sum(&|c| c.stream.writes),

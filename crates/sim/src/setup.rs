@@ -365,6 +365,17 @@ pub enum Room {
     Traced,
 }
 
+impl fmt::Display for Room {
+    /// As the user writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Room::AfterPlan => "after",
+            Room::Ahead => "ahead",
+            Room::Traced => "traced",
+        })
+    }
+}
+
 /// One simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {

@@ -205,16 +205,13 @@ impl<R: Read> TraceReader<R> {
                 format!("a block claims {columns} bytes of columns, it has {got}"),
             ));
         }
-        let length = out.len();
         block::decode(&self.columns, &claims, out).map_err(|(at, why)| {
             corrupt(
                 0,
                 format!("in the block that begins here, byte {at} of its columns: {why}"),
             )
         })?;
-        for entry in &out[length..] {
-            self.seen.count(entry.kind());
-        }
+        block::count(&self.columns[..claims.count], &mut self.seen);
         if !self.header.accesses && self.seen.moved(Movement::Accessed) > 0 {
             let why = "a use of a page in memory, and the header does not announce any";
             return Err(corrupt(0, why.to_owned()));

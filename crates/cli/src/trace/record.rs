@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use undercroft_trace::import::{ImportError, lackey::Lackey};
 use undercroft_trace::{Header, Recorder, TimeUnit};
 
@@ -90,6 +90,13 @@ pub fn record(args: &RecordArgs) -> Result<u8, Failure> {
         .finish(touches)
         .map_err(|error| cannot_write(error.to_string()))?;
     let bytes = output.keep()?;
+    if let Some(signal) = exit.signal() {
+        // Whoever stops a server has the trace they want; whoever did not, should know.
+        eprintln!(
+            "undercroft: signal {signal} ended {}: the trace ends there",
+            args.command[0].to_string_lossy()
+        );
+    }
     if !args.quiet {
         if let Some(counts) = filtered {
             let share = 100.0 * counts.misses as f64 / counts.touches.max(1) as f64;
@@ -178,9 +185,13 @@ fn take(
     recorder: &mut Recorder<Output>,
     quiet: bool,
 ) -> Result<u64, Failure> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let terminated = Arc::new(AtomicBool::new(false));
-    for (signal, flag) in [(SIGINT, &interrupted), (SIGTERM, &terminated)] {
+    let [interrupted, terminated, hung_up] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+    let flags = [
+        (SIGINT, &interrupted),
+        (SIGTERM, &terminated),
+        (SIGHUP, &hung_up),
+    ];
+    for (signal, flag) in flags {
         signal_hook::flag::register(signal, flag.clone())
             .map_err(|error| failed("cannot handle signals", error))?;
     }
@@ -188,7 +199,7 @@ fn take(
     let log = Log {
         pipe: log,
         // A terminal sends SIGINT to the program as well; the trace ends when the program does.
-        terminated,
+        requests: [(terminated, Signal::TERM), (hung_up, Signal::HUP)],
         pid,
         short: false,
     };
@@ -221,7 +232,7 @@ fn take(
 /// The pipe; passes a request to end on to the program while it waits.
 struct Log {
     pipe: OwnedFd,
-    terminated: Arc<AtomicBool>,
+    requests: [(Arc<AtomicBool>, Signal); 2],
     pid: Pid,
     /// The last read found little: the writer is slower than this reader.
     short: bool,
@@ -230,9 +241,11 @@ struct Log {
 impl Read for Log {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            if self.terminated.swap(false, Ordering::Relaxed) {
-                // It may have ended by itself; it is not waited for before the log ends, so the number is still its own.
-                let _ = kill_process(self.pid, Signal::TERM);
+            for (request, signal) in &self.requests {
+                if request.swap(false, Ordering::Relaxed) {
+                    // It may have ended by itself; it is not waited for before the log ends, so the number is still its own.
+                    let _ = kill_process(self.pid, *signal);
+                }
             }
             let mut ready = [PollFd::from_borrowed_fd(self.pipe.as_fd(), PollFlags::IN)];
             match poll(&mut ready, Some(&LOOK_AROUND)) {

@@ -655,26 +655,26 @@ impl PageLists {
     }
 
     fn set_next(&mut self, page: u32, next: u32) {
-        let PageLists { chunks, pool, .. } = self;
-        let Some(Some(chunk)) = chunks.get_mut(page as usize / PER_CHUNK) else {
-            return;
-        };
-        if chunk.has_link(page) {
-            chunk.link(chunk.rank(page), pool).set_next(next);
-        } else if next != after(page) {
-            chunk.add_link(page, Link::new(next, before(page)), pool);
-        }
+        self.set_link(page, next == after(page), |link| link.set_next(next));
     }
 
     fn set_prev(&mut self, page: u32, prev: u32) {
+        self.set_link(page, prev == before(page), |link| link.set_prev(prev));
+    }
+
+    /// Changes the link of a page; one that has none gets one unless it is `straight` without.
+    #[inline]
+    fn set_link(&mut self, page: u32, straight: bool, set: impl FnOnce(&mut Link)) {
         let PageLists { chunks, pool, .. } = self;
         let Some(Some(chunk)) = chunks.get_mut(page as usize / PER_CHUNK) else {
             return;
         };
         if chunk.has_link(page) {
-            chunk.link(chunk.rank(page), pool).set_prev(prev);
-        } else if prev != before(page) {
-            chunk.add_link(page, Link::new(after(page), prev), pool);
+            set(chunk.link(chunk.rank(page), pool));
+        } else if !straight {
+            let mut link = Link::new(after(page), before(page));
+            set(&mut link);
+            chunk.add_link(page, link, pool);
         }
     }
 }

@@ -5,6 +5,7 @@
 //! their own way. A block needs nothing of the blocks before it.
 
 use super::{REFERENCE_BYTES_MAX, varint};
+use crate::Totals;
 use crate::reference::{Access, Event, Kind, Movement, Reference};
 
 /// Bits of a kind: the access, or [`MOVEMENT`].
@@ -68,10 +69,28 @@ fn way(byte: u8) -> usize {
 pub(crate) trait Entry: Copy {
     /// An entry without its place and owner, from its byte of the kinds' column without [`OWNER`]. Errors: what is wrong with it.
     fn new(time: u64, byte: u8) -> Result<Self, &'static str>;
-    fn kind(&self) -> Kind;
+    /// Which of the last addresses belongs to it; `byte` is what it was made of.
+    fn way(&self, byte: u8) -> usize;
     fn time(&self) -> u64;
     fn set_address(&mut self, address: u64);
     fn set_owner(&mut self, owner: (u16, u16));
+}
+
+/// What both kinds of entries have under the same names.
+macro_rules! same_fields {
+    () => {
+        fn time(&self) -> u64 {
+            self.time
+        }
+
+        fn set_address(&mut self, address: u64) {
+            self.address = address;
+        }
+
+        fn set_owner(&mut self, owner: (u16, u16)) {
+            (self.client, self.thread) = owner;
+        }
+    };
 }
 
 impl Entry for Reference {
@@ -92,21 +111,12 @@ impl Entry for Reference {
         })
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Access(self.access)
+    #[inline]
+    fn way(&self, _: u8) -> usize {
+        self.access as usize
     }
 
-    fn time(&self) -> u64 {
-        self.time
-    }
-
-    fn set_address(&mut self, address: u64) {
-        self.address = address;
-    }
-
-    fn set_owner(&mut self, owner: (u16, u16)) {
-        (self.client, self.thread) = owner;
-    }
+    same_fields!();
 }
 
 impl Entry for Event {
@@ -121,21 +131,12 @@ impl Entry for Event {
         })
     }
 
-    fn kind(&self) -> Kind {
-        self.kind
+    #[inline]
+    fn way(&self, byte: u8) -> usize {
+        way(byte)
     }
 
-    fn time(&self) -> u64 {
-        self.time
-    }
-
-    fn set_address(&mut self, address: u64) {
-        self.address = address;
-    }
-
-    fn set_owner(&mut self, owner: (u16, u16)) {
-        (self.client, self.thread) = owner;
-    }
+    same_fields!();
 }
 
 /// Appends the columns of `entries` (not empty, times in order, addresses multiples of the granule) to `out`.
@@ -215,7 +216,7 @@ pub(crate) fn decode<T: Entry>(
     let mut before = [0u64; WAYS];
     for (entry, &kind) in out[begin..].iter_mut().zip(kinds) {
         let step = varint::get(columns, &mut at).map_err(|why| (at, why))?;
-        let before = &mut before[way(kind & !OWNER)];
+        let before = &mut before[entry.way(kind & !OWNER)];
         let granule = before.wrapping_add(varint::unzigzag(step) as u64);
         if granule > largest {
             return Err((at, "an address is larger than 64 bits"));
@@ -242,6 +243,21 @@ pub(crate) fn decode<T: Entry>(
         return Err((at, "bytes after the last column"));
     }
     Ok(())
+}
+
+/// Adds the entries of a column of kinds that has been decoded. Runs over it a few times, with vector instructions; a look at each
+/// entry, which may be a read or a write, costs a wrong guess of the processor for many.
+pub(crate) fn count(kinds: &[u8], totals: &mut Totals) {
+    let of = |what: u8| kinds.iter().filter(|kind| **kind & !OWNER == what).count() as u64;
+    let accesses = [0, 1, 2].map(of);
+    totals.instructions += accesses[0];
+    totals.reads += accesses[1];
+    totals.writes += accesses[2];
+    if accesses.iter().sum::<u64>() < kinds.len() as u64 {
+        for movement in Movement::ALL {
+            totals.movements[movement as usize] += of(code(Kind::Movement(movement)));
+        }
+    }
 }
 
 #[cfg(test)]

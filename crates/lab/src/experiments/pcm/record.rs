@@ -1,17 +1,19 @@
 //! `pcm-traces`: makes the inputs, records each program under valgrind, keeps the traces outside the repository.
 //!
-//! They go to `$UNDERCROFT_TRACES`, or `undercroft/traces` in the user's cache directory. One that is there already, of the same
-//! command behind the same cache, is kept: recording takes minutes. Remove the file to record it again.
+//! They go to `$UNDERCROFT_TRACES`, or `undercroft/traces` in the user's cache directory. One that is there already, made by the same
+//! recipe from the same inputs, is kept: recording takes minutes. What it was made of is beside it (`NAME.made`): a digest of program,
+//! command, cache and inputs, which are made anew each time, and one of the trace. Remove either file to record it again.
 
 use super::recipes::{RECIPES, Recipe};
-use super::study;
+use super::study::{self, Loaded};
 use super::walkers::WALKERS;
 use crate::experiments::{Lab, progress, skip};
-use crate::results::{Results, Simulated, TraceFacts};
+use crate::results::{Results, Simulated};
 use anyhow::{Context, bail, ensure};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use undercroft_trace::CacheSpec;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Where recorded traces are. Errors: no home directory is known.
 pub(super) fn directory() -> anyhow::Result<PathBuf> {
@@ -48,7 +50,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
         let lines: Vec<String> = (0..2000u64)
             .map(|at| format!("{}\n", undercroft_trace::random::mix(at)))
             .collect();
-        std::fs::write(lab.options.out.join("lines"), lines.concat())?;
+        fs::write(lab.options.out.join("lines"), lines.concat())?;
         let command = ["sort", "lines"].map(str::to_owned);
         record(
             binary,
@@ -65,8 +67,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
         return Ok(());
     }
     let directory = directory()?;
-    std::fs::create_dir_all(&directory)
-        .with_context(|| format!("create {}", directory.display()))?;
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     ensure!(
         exists("valgrind"),
         "valgrind does the recording and is missing; install it (Debian: apt-get install valgrind)"
@@ -82,14 +83,10 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
         }
     }
     for recipe in RECIPES.iter().chain(&WALKERS) {
-        let kept = study::recorded_at(&directory, recipe.name).ok();
         let command = (recipe.command)()?;
-        let same = |facts: &TraceFacts| {
-            let cache = recipe.cache.parse::<CacheSpec>();
-            let behind = cache.is_ok_and(|cache| facts.source.ends_with(&format!("cache {cache}")));
-            facts.command == command.join(" ") && behind
-        };
-        let loaded = match kept.filter(|loaded| same(&loaded.facts)) {
+        let inputs = Inputs::make(&directory, recipe)?;
+        let made_of = digest(recipe, &command, &inputs.0)?;
+        let loaded = match kept(&directory, recipe.name, made_of) {
             Some(loaded) => {
                 let note = format!("{} was there already and is kept", recipe.name);
                 results.notes.push(note);
@@ -97,8 +94,19 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             }
             None => {
                 progress(&format!("recording {}: {}", recipe.name, recipe.about));
-                one(binary, recipe, &command, &directory)?;
-                study::recorded_at(&directory, recipe.name)?
+                let trace = directory.join(format!("{}.trace", recipe.name));
+                record(
+                    binary,
+                    &inputs.0,
+                    &command,
+                    recipe.stdin,
+                    recipe.cache,
+                    &trace,
+                )?;
+                let loaded = study::recorded_at(&directory, recipe.name)?;
+                // Only now: a recording that was broken off leaves a trace, and nothing that says what it is.
+                keep(&directory, recipe.name, made_of, &loaded)?;
+                loaded
             }
         };
         found.traces.push(loaded.facts);
@@ -107,19 +115,73 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     Ok(())
 }
 
-fn one(binary: &Path, recipe: &Recipe, command: &[String], directory: &Path) -> anyhow::Result<()> {
-    let inputs = directory.join(format!("{}.inputs", recipe.name));
-    let _ = std::fs::remove_dir_all(&inputs);
-    std::fs::create_dir_all(&inputs).with_context(|| format!("create {}", inputs.display()))?;
-    (recipe.inputs)(&inputs)?;
-    let trace = directory.join(format!("{}.trace", recipe.name));
-    let recorded = record(binary, &inputs, command, recipe.stdin, recipe.cache, &trace);
-    let _ = std::fs::remove_dir_all(&inputs);
-    if recorded.is_err() {
-        // A part of a recording would be kept as a whole one next time.
-        let _ = std::fs::remove_file(&trace);
+/// A directory with the inputs of a recipe, which goes when this does.
+struct Inputs(PathBuf);
+
+impl Inputs {
+    fn make(directory: &Path, recipe: &Recipe) -> anyhow::Result<Inputs> {
+        let inputs = Inputs(directory.join(format!("{}.inputs", recipe.name)));
+        let _ = fs::remove_dir_all(&inputs.0);
+        fs::create_dir_all(&inputs.0).with_context(|| format!("create {}", inputs.0.display()))?;
+        progress(&format!("making the inputs of {}", recipe.name));
+        (recipe.inputs)(&inputs.0)?;
+        Ok(inputs)
     }
-    recorded
+}
+
+impl Drop for Inputs {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What decides what a recording has: the program, its command, standard input and cache, and every file of `inputs`. Not the libraries.
+fn digest(recipe: &Recipe, command: &[String], inputs: &Path) -> anyhow::Result<u64> {
+    let mut hash = Xxh3::new();
+    let mut add = |bytes: &[u8]| {
+        hash.update(&(bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    for word in command {
+        add(word.as_bytes());
+    }
+    add(recipe.stdin.unwrap_or_default().as_bytes());
+    add(recipe.cache.as_bytes());
+    if let Some(program) = command.first().and_then(|name| find(name)) {
+        add(&fs::read(&program).with_context(|| format!("read {}", program.display()))?);
+    }
+    let entries = fs::read_dir(inputs)?.collect::<Result<Vec<_>, _>>()?;
+    let mut files: Vec<PathBuf> = entries.iter().map(|entry| entry.path()).collect();
+    files.sort();
+    for file in files {
+        add(file.file_name().unwrap_or_default().as_encoded_bytes());
+        add(&fs::read(&file).with_context(|| format!("read {}", file.display()))?);
+    }
+    Ok(hash.digest())
+}
+
+/// The file that says what the trace `name` was made of.
+fn made(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.made"))
+}
+
+/// What is in it.
+fn made_text(made_of: u64, loaded: &Loaded) -> String {
+    format!("recipe {made_of:016x}\ntrace {}\n", loaded.facts.identity)
+}
+
+/// The trace that is there, if it was made of this and is still what it was.
+fn kept(directory: &Path, name: &str, made_of: u64) -> Option<Loaded> {
+    let text = fs::read_to_string(made(directory, name)).ok()?;
+    let loaded = study::recorded_at(directory, name).ok()?;
+    (text == made_text(made_of, &loaded)).then_some(loaded)
+}
+
+/// Notes what a trace was made of.
+fn keep(directory: &Path, name: &str, made_of: u64, loaded: &Loaded) -> anyhow::Result<()> {
+    let path = made(directory, name);
+    fs::write(&path, made_text(made_of, loaded))
+        .with_context(|| format!("write {}", path.display()))
 }
 
 /// Where the programs are looked for; games have a place of their own.
@@ -136,7 +198,7 @@ fn record(
 ) -> anyhow::Result<()> {
     let trace = std::path::absolute(trace)?;
     let input = match stdin {
-        Some(name) => Stdio::from(std::fs::File::open(inputs.join(name))?),
+        Some(name) => Stdio::from(fs::File::open(inputs.join(name))?),
         None => Stdio::null(),
     };
     let output = Command::new(binary)
@@ -165,4 +227,88 @@ fn exists(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut directories = std::env::split_paths(&path).chain(std::env::split_paths(PROGRAMS));
     directories.any(|directory| directory.join(program).is_file())
+}
+
+/// The program that a recording of `name` runs.
+fn find(name: &str) -> Option<PathBuf> {
+    // Joining an absolute name gives that name.
+    let mut places = std::env::split_paths(PROGRAMS).map(|directory| directory.join(name));
+    places.find(|place| place.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recipes::RECIPES;
+    use super::*;
+    use undercroft_trace::{Generator, TraceWriter};
+
+    fn write_trace(directory: &Path, seed: u64) {
+        let spec = format!("zipf:page=512,pages=50,refs=500,seed={seed}");
+        let generator = Generator::new(spec.parse().expect("a pattern"));
+        let mut writer = TraceWriter::new(Vec::new(), generator.header()).expect("a trace");
+        for reference in generator {
+            writer.write(reference).expect("memory");
+        }
+        let (_, bytes) = writer.finish(0).expect("memory");
+        fs::write(directory.join("t.trace"), bytes).expect("a file");
+    }
+
+    #[test]
+    fn a_trace_is_kept_only_with_the_note_of_its_own_recipe() {
+        let place = tempfile::tempdir().expect("a directory");
+        let directory = place.path();
+        write_trace(directory, 1);
+        assert!(kept(directory, "t", 7).is_none(), "it may be part of one");
+        let loaded = study::recorded_at(directory, "t").expect("a trace");
+        keep(directory, "t", 7, &loaded).expect("a note");
+        assert!(kept(directory, "t", 7).is_some());
+        assert!(kept(directory, "t", 8).is_none(), "another recipe");
+        write_trace(directory, 2);
+        assert!(kept(directory, "t", 7).is_none(), "another trace");
+    }
+
+    #[test]
+    fn whatever_a_recording_hangs_on_changes_its_digest() {
+        let place = tempfile::tempdir().expect("a directory");
+        let inputs = place.path();
+        let command = |text: &str| super::super::recipes::words(text);
+        let recipe = |cache, stdin| {
+            let [first, ..] = RECIPES;
+            Recipe {
+                cache,
+                stdin,
+                ..first
+            }
+        };
+        let of = |recipe: Recipe, text: &str| {
+            digest(&recipe, &command(text), inputs).expect("readable files")
+        };
+        fs::write(inputs.join("a"), "one").expect("a file");
+        let first = of(recipe("1M,16,64", None), "sh a");
+        assert_eq!(of(recipe("1M,16,64", None), "sh a"), first);
+        let mut all = vec![
+            first,
+            of(recipe("2M,16,64", None), "sh a"),
+            of(recipe("1M,16,64", Some("a")), "sh a"),
+            of(recipe("1M,16,64", None), "sh b"),
+            of(recipe("1M,16,64", None), "cat a"),
+        ];
+        fs::write(inputs.join("a"), "two").expect("a file");
+        all.push(of(recipe("1M,16,64", None), "sh a"));
+        fs::rename(inputs.join("a"), inputs.join("c")).expect("a file");
+        all.push(of(recipe("1M,16,64", None), "sh a"));
+        fs::write(inputs.join("b"), "").expect("a file");
+        all.push(of(recipe("1M,16,64", None), "sh a"));
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn programs_are_found_by_name_and_by_path() {
+        let shell = find("sh").expect("every system has one");
+        assert_eq!(find(&shell.display().to_string()), Some(shell));
+        assert_eq!(find("no-such-program"), None);
+    }
 }

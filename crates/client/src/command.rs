@@ -1,0 +1,252 @@
+//! The protocol of the command page, both halves: what the manager, the agent and forking threads do to its words, and in which order.
+//!
+//! Compiled into the shim, into the manager, and into a model that runs these same functions through the interleavings and
+//! stale reads that the memory allows (`crates/manager/tests/command_model`). `no_std`: only `core`. Nothing here knows what an order
+//! says or what is done about it: that is between the callers, who may touch it when these functions say so.
+//!
+//! Two exclusions, each Dekker's: a side sets its word, then looks at the other's, all of it sequentially consistent, so at least one
+//! of two sees the other.
+
+use core::sync::atomic::Ordering::{self, *};
+use core::time::Duration;
+
+/// The words that decide who may do what; see `CommandPage` for what each says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    Seq,
+    Done,
+    Agent,
+    Busy,
+    ReaderWants,
+    Cancelled,
+    Forking,
+    InHand,
+    Ready,
+}
+
+/// What the protocol asks of the memory that it is in, and of the kernel.
+pub trait Shared {
+    /// An atomic load.
+    fn load(&self, word: Word, order: Ordering) -> u32;
+    /// An atomic store.
+    fn store(&self, word: Word, value: u32, order: Ordering);
+    /// Adds `value`, wrapping; sequentially consistent.
+    fn add(&self, word: Word, value: u32);
+    /// Sleeps while `word` is `expected`, until woken, or for `limit`; may return for no reason. A full barrier before the look.
+    fn wait(&self, word: Word, expected: u32, limit: Option<Duration>);
+    /// Wakes up to `count` who sleep on `word`. A full barrier first.
+    fn wake(&self, word: Word, count: u32);
+    /// A moment between two looks at a word; `long`: others may have the processor.
+    fn pause(&self, long: bool);
+    /// How often to look before something slower is done. The model has no time for more than a few.
+    #[inline(always)]
+    fn looks(most: u32) -> u32 {
+        most
+    }
+}
+
+/// Value of [`Word::ReaderWants`]: the reader sleeps until [`Word::Busy`] is cleared.
+pub const READER_SLEEPS: u32 = 2;
+
+/// Longest wait for an agent before the caller looks whether its process still lives.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Looks at a busy agent before sleeping until it is done: some 5 us.
+const EXCLUDE_LOOKS: u32 = 200;
+
+/// Longest sleep until a busy agent is looked at again.
+const NAP: Duration = Duration::from_millis(1);
+
+/// Looks at the fork gate before sleeping.
+const FORK_LOOKS: u32 = 100;
+
+/// Looks at the reader before giving the processor away between them: it has read a few messages by then, or lost its CPU.
+const READER_LOOKS: u32 = 2000;
+
+/// All who sleep.
+const ALL: u32 = u32::MAX >> 1;
+
+// The manager's half.
+
+/// Claims the right to take pages out: fork() in the program waits until [`release`]. False while the program is inside
+/// fork(), and while it has no agent that runs: try later. An agent that is still to start would carry out an order long after
+/// it was given up.
+#[inline]
+pub fn claim(page: &impl Shared) -> bool {
+    if page.load(Word::Agent, Acquire) == 0 {
+        return false;
+    }
+    page.store(Word::InHand, 1, SeqCst);
+    if page.load(Word::Forking, SeqCst) == 0 {
+        return true;
+    }
+    release(page);
+    false
+}
+
+/// What was moved out has been read and published.
+#[inline]
+pub fn release(page: &impl Shared) {
+    page.store(Word::InHand, 0, SeqCst);
+    if page.load(Word::Forking, SeqCst) != 0 {
+        page.wake(Word::InHand, ALL);
+    }
+}
+
+/// Posts an order, which `write` writes down; returns its number. One at a time, between [`claim`] and [`release`]. The caller
+/// holds the layout lock for reading since it made sure that each page is still what it thinks it is: an event acknowledged
+/// later cancels this order, one acknowledged before has been seen. [`wait`] tells the agent.
+#[inline]
+pub fn post(page: &impl Shared, write: impl FnOnce()) -> u32 {
+    write();
+    let seq = page.load(Word::Seq, Relaxed).wrapping_add(1);
+    page.store(Word::Seq, seq, SeqCst);
+    seq
+}
+
+/// Tells the agent of order `seq` and waits until it is answered; false when the agent died. `alive` is asked now and then. With no
+/// lock held: the agent may take the caller's CPU at once, for the whole order.
+#[inline]
+pub fn wait(page: &impl Shared, seq: u32, alive: impl Fn() -> bool) -> bool {
+    page.wake(Word::Seq, 1);
+    loop {
+        let done = page.load(Word::Done, Acquire);
+        if done == seq {
+            return true;
+        }
+        if page.load(Word::Agent, Acquire) == 0 || !alive() {
+            return false;
+        }
+        page.wait(Word::Done, done, Some(PATIENCE));
+    }
+}
+
+/// The order in progress must not move pages any more. Called between [`exclude_agent`] and [`admit_agent`], so it takes
+/// effect before the next page.
+#[inline]
+pub fn cancel(page: &impl Shared) {
+    let seq = page.load(Word::Seq, Acquire);
+    page.store(Word::Cancelled, seq, Release);
+}
+
+/// Returns when the agent is not moving pages; it will not start before [`admit_agent`]. The caller holds the layout lock for
+/// writing. Cost: two loads when it is idle; at most one MOVE otherwise.
+#[inline]
+pub fn exclude_agent<S: Shared>(page: &S, alive: impl Fn() -> bool) {
+    if page.load(Word::Done, Acquire) == page.load(Word::Seq, Acquire) {
+        return; // it has no order, and is given none while the layout lock is held
+    }
+    page.store(Word::ReaderWants, 1, SeqCst);
+    for _ in 0..S::looks(EXCLUDE_LOOKS) {
+        if page.load(Word::Busy, SeqCst) == 0 {
+            return;
+        }
+        page.pause(false);
+    }
+    // It lost its CPU inside the MOVE, perhaps to this very thread, or died there.
+    page.store(Word::ReaderWants, READER_SLEEPS, SeqCst);
+    while page.load(Word::Busy, SeqCst) != 0 {
+        if page.load(Word::Agent, Acquire) == 0 || !alive() {
+            return;
+        }
+        page.wait(Word::Busy, 1, Some(NAP));
+    }
+}
+
+/// Lets the agent go on.
+#[inline]
+pub fn admit_agent(page: &impl Shared) {
+    page.store(Word::ReaderWants, 0, Release);
+}
+
+// The program's half: its agent, and those of its threads that fork.
+
+/// Tells who started the agent that it has what it needs of the starter.
+#[inline]
+pub fn announce(page: &impl Shared) {
+    page.store(Word::Ready, 1, Release);
+    page.wake(Word::Ready, 1);
+}
+
+/// Waits for [`announce`].
+#[inline]
+pub fn wait_for_agent(page: &impl Shared) {
+    while page.load(Word::Ready, Acquire) == 0 {
+        page.wait(Word::Ready, 0, None);
+    }
+}
+
+/// The agent waits for an order other than `last`; returns its number.
+#[inline]
+pub fn next_order(page: &impl Shared, last: u32) -> u32 {
+    loop {
+        let seq = page.load(Word::Seq, Acquire);
+        if seq != last {
+            return seq;
+        }
+        page.wait(Word::Seq, last, None);
+    }
+}
+
+/// What the agent does to pages for order `seq`, at a time when the manager acknowledges no event; `None`: it is cancelled.
+#[inline]
+pub fn between_events<S: Shared, R>(page: &S, seq: u32, act: impl FnOnce() -> R) -> Option<R> {
+    exclude_reader(page);
+    let cancelled = page.load(Word::Cancelled, Acquire) == seq;
+    let result = if cancelled { None } else { Some(act()) };
+    admit_reader(page);
+    result
+}
+
+/// The agent has written down what it did for order `seq`.
+#[inline]
+pub fn answer(page: &impl Shared, seq: u32) {
+    page.store(Word::Done, seq, Release);
+    page.wake(Word::Done, 1);
+}
+
+/// A thread that is about to fork waits until no page is on its way out, and keeps it so until [`after_fork`].
+#[inline]
+pub fn before_fork<S: Shared>(page: &S) {
+    page.add(Word::Forking, 1);
+    let mut looks = 0;
+    while page.load(Word::InHand, SeqCst) != 0 {
+        looks += 1;
+        if looks > S::looks(FORK_LOOKS) {
+            page.wait(Word::InHand, 1, None);
+        }
+        page.pause(false);
+    }
+}
+
+/// The fork is over, in the parent.
+#[inline]
+pub fn after_fork(page: &impl Shared) {
+    page.add(Word::Forking, u32::MAX);
+}
+
+/// Sets [`Word::Busy`] at a time when the manager is not reading messages. Half of [`between_events`].
+#[inline]
+pub fn exclude_reader<S: Shared>(page: &S) {
+    loop {
+        page.store(Word::Busy, 1, SeqCst);
+        if page.load(Word::ReaderWants, SeqCst) == 0 {
+            return;
+        }
+        admit_reader(page);
+        let mut looks = 0;
+        while page.load(Word::ReaderWants, Acquire) != 0 {
+            looks += 1;
+            page.pause(looks > S::looks(READER_LOOKS));
+        }
+    }
+}
+
+/// Clears [`Word::Busy`], and wakes the manager if it sleeps until then.
+#[inline]
+fn admit_reader(page: &impl Shared) {
+    page.store(Word::Busy, 0, SeqCst);
+    if page.load(Word::ReaderWants, SeqCst) == READER_SLEEPS {
+        page.wake(Word::Busy, 1);
+    }
+}

@@ -1,0 +1,502 @@
+//! The scenes of the model: which threads do what to one command page, and what must hold whatever the order.
+//!
+//! What the protocol guards is in cells of `loom`, which fail when two threads use one without the first's use happening before the
+//! second's. Who never ends is a deadlock, which fails too.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+
+use loom::cell::UnsafeCell;
+use loom::sync::RwLock;
+use loom::thread;
+
+use crate::command::{self, Shared, Word};
+use crate::memory::{Broken, Made, Page, Side, accesses_made};
+
+/// The agent's thread id.
+const AGENT: u32 = 7;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scene {
+    /// Orders, and nothing else.
+    Orders,
+    /// An order while layout events are acknowledged.
+    Events,
+    /// As before, with two events.
+    EventsTwice,
+    /// Orders while a thread of the program forks.
+    Fork,
+    /// Two threads fork.
+    Forks,
+    /// A thread forks while the agent moves pages.
+    ForkAndOrder,
+    /// The agent is not there yet.
+    Late,
+    /// The agent dies: 0 before it sees its order, 1 inside a MOVE, 2 before it answers.
+    Death(u32),
+    /// An agent starts.
+    Start,
+}
+
+pub const ALL: [Scene; 11] = [
+    Scene::Orders,
+    Scene::Events,
+    Scene::EventsTwice,
+    Scene::Fork,
+    Scene::Forks,
+    Scene::ForkAndOrder,
+    Scene::Late,
+    Scene::Death(0),
+    Scene::Death(1),
+    Scene::Death(2),
+    Scene::Start,
+];
+
+/// What a caller, or the protocol itself, does otherwise than it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    AsItIs,
+    /// The agent looks whether its order is cancelled before it keeps the reader out.
+    CancelledSeenEarly,
+    /// The agent looks whether the reader wants to read before it says that it moves.
+    LooksThenSets,
+    /// The reader lets the agent go on before the event is in the books.
+    AdmitsEarly,
+    /// The reader keeps nobody out.
+    ExcludesNobody,
+    /// The order is posted without the layout lock.
+    PostsUnlocked,
+    /// The fork gate opens before the pages are published.
+    ReleasesEarly,
+    /// The evictor looks for a fork before it claims.
+    ClaimLooksThenSets,
+    /// The thread that forks looks before it says that it forks.
+    ForkLooksThenSets,
+    /// An order is posted to whoever is there.
+    PostsUnclaimed,
+}
+
+/// Something that threads use by turns. Using it at a time when another may be using it fails the model.
+struct Guarded {
+    turn: UnsafeCell<()>,
+    value: AtomicU32,
+}
+
+impl Guarded {
+    /// `Rc`, because all threads of a model are one to the system.
+    fn new() -> Rc<Guarded> {
+        let (turn, value) = (UnsafeCell::new(()), AtomicU32::new(0));
+        Rc::new(Guarded { turn, value })
+    }
+
+    fn get(&self) -> u32 {
+        self.turn.with(|_| self.value.load(Relaxed))
+    }
+
+    fn set(&self, value: u32) {
+        self.turn.with_mut(|_| self.value.store(value, Relaxed));
+    }
+
+    /// Uses it as one who changes it does.
+    fn change(&self) -> u32 {
+        self.turn.with_mut(|_| self.value.load(Relaxed))
+    }
+}
+
+/// What came of running a scene in every way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// In so many ways, and it held in each.
+    Held(usize),
+    /// Two threads used at once what they use by turns.
+    Race,
+    /// Nobody can go on.
+    Hang,
+    /// An assertion of the scene.
+    Wrong(String),
+}
+
+/// Threads of this name fail without a word, and without the second that a backtrace takes: it is told by the outcome.
+const MODEL: &str = "model";
+static HUSH: std::sync::Once = std::sync::Once::new();
+
+impl Scene {
+    /// Context switches forced upon threads that could go on, at most: what can be tried within seconds. The environment
+    /// variable `LOOM_MAX_PREEMPTIONS` has more tried.
+    fn preemptions(self) -> usize {
+        match self {
+            Scene::EventsTwice => 2,
+            Scene::Events | Scene::Forks | Scene::ForkAndOrder | Scene::Death(1..) => 3,
+            Scene::Orders | Scene::Fork => 5,
+            Scene::Late | Scene::Death(_) | Scene::Start => 8,
+        }
+    }
+
+    /// Runs the scene in every way, until one fails; also the accesses it made if it is not broken.
+    pub fn run(self, broken: Broken, variant: Variant) -> (Outcome, Vec<Made>) {
+        self.run_with(self.preemptions(), broken, variant)
+    }
+
+    /// As [`Scene::run`] without a variant, with one forced switch less: ten times as fast.
+    pub fn run_briefly(self, broken: Broken) -> Outcome {
+        self.run_with(self.preemptions() - 1, broken, Variant::AsItIs)
+            .0
+    }
+
+    fn run_with(
+        self,
+        preemptions: usize,
+        broken: Broken,
+        variant: Variant,
+    ) -> (Outcome, Vec<Made>) {
+        let ways = Arc::new(AtomicUsize::new(0));
+        let count = ways.clone();
+        let all = move || {
+            let mut model = loom::model::Builder::new();
+            model.preemption_bound.get_or_insert(preemptions);
+            model.check(move || {
+                count.fetch_add(1, Relaxed);
+                match self {
+                    Scene::Orders => orders(broken),
+                    Scene::Events => events(broken, variant, 1),
+                    Scene::EventsTwice => events(broken, variant, 2),
+                    Scene::Fork => fork(broken, variant, 1),
+                    Scene::Forks => fork(broken, variant, 2),
+                    Scene::ForkAndOrder => fork_and_order(broken),
+                    Scene::Late => late(broken, variant),
+                    Scene::Death(stage) => death(broken, stage),
+                    Scene::Start => start(broken),
+                }
+            });
+            accesses_made()
+        };
+        // A thread of its own: what `loom` keeps for each thread may be left in disorder by a failure.
+        HUSH.call_once(|| {
+            let loud = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                if std::thread::current().name() != Some(MODEL) {
+                    loud(panic);
+                }
+            }));
+        });
+        let thread = std::thread::Builder::new().name(MODEL.into());
+        let thread = thread.spawn(all).expect("a thread");
+        let panic = match thread.join() {
+            Ok(made) => return (Outcome::Held(ways.load(Relaxed)), made),
+            Err(panic) => panic,
+        };
+        let text = match panic.downcast::<String>() {
+            Ok(text) => *text,
+            Err(panic) => panic
+                .downcast::<&str>()
+                .map_or_else(|_| "?".into(), |text| text.to_string()),
+        };
+        let outcome = match &text {
+            text if text.contains("Causality violation") => Outcome::Race,
+            text if text.contains("deadlock") => Outcome::Hang,
+            _ => Outcome::Wrong(text),
+        };
+        (outcome, Vec::new())
+    }
+}
+
+/// A page whose agent runs.
+fn page_with_agent(broken: Broken) -> Arc<Page> {
+    let page = Page::new(broken);
+    page.side().agent_is(AGENT);
+    page
+}
+
+/// Carries out `count` orders; `act` is given the number of each, and what it said.
+fn agent(side: &Side, count: usize, said: &Guarded, result: &Guarded, act: impl Fn(u32)) {
+    let mut seq = 0;
+    for _ in 0..count {
+        seq = command::next_order(side, seq);
+        let order = said.get();
+        act(seq);
+        result.set(order);
+        command::answer(side, seq);
+    }
+}
+
+/// Each order is carried out once, with what it said, and answered; the answer says what was done for it.
+fn orders(broken: Broken) {
+    const ORDERS: usize = 2;
+    let page = page_with_agent(broken);
+    let (said, result) = (Guarded::new(), Guarded::new());
+    let agent_thread = {
+        let (page, said, result) = (page.clone(), said.clone(), result.clone());
+        thread::spawn(move || agent(&page.side(), ORDERS, &said, &result, |_| ()))
+    };
+    let side = page.side();
+    for order in 0..ORDERS as u32 {
+        assert!(command::claim(&side));
+        let seq = command::post(&side, || said.set(10 + order));
+        assert!(command::wait(&side, seq, || true));
+        assert_eq!(result.get(), 10 + order, "the result is of another order");
+        command::release(&side);
+    }
+    agent_thread.join().expect("the agent ends");
+}
+
+/// While an event is acknowledged, the agent is in no MOVE; after one that cancels its order, it starts none for it.
+fn events(broken: Broken, variant: Variant, events: usize) {
+    const MOVES: usize = 2;
+    let page = page_with_agent(broken);
+    let layout = Arc::new(RwLock::new(()));
+    let (said, result) = (Guarded::new(), Guarded::new());
+    // The number of the order whose pages an event has dropped. Used by MOVEs and acknowledgements.
+    let dropped = Guarded::new();
+    let posted = Arc::new(AtomicU32::new(0));
+    let agent_thread = {
+        let (page, said, result) = (page.clone(), said.clone(), result.clone());
+        let dropped = dropped.clone();
+        thread::spawn(move || {
+            let side = page.side();
+            let one_move = |seq| assert_ne!(dropped.change(), seq, "moved after the event");
+            agent(&side, 1, &said, &result, |seq| {
+                for _ in 0..MOVES {
+                    let done = match variant {
+                        Variant::CancelledSeenEarly => {
+                            match side.load(Word::Cancelled, Acquire) == seq {
+                                true => None,
+                                false => command::between_events(&side, 0, || one_move(seq)),
+                            }
+                        }
+                        Variant::LooksThenSets => {
+                            while side.load(Word::ReaderWants, SeqCst) != 0 {
+                                side.pause(true);
+                            }
+                            side.store(Word::Busy, 1, SeqCst);
+                            one_move(seq);
+                            side.store(Word::Busy, 0, SeqCst);
+                            side.wake(Word::Busy, 1);
+                            Some(())
+                        }
+                        _ => command::between_events(&side, seq, || one_move(seq)),
+                    };
+                    if done.is_none() {
+                        break;
+                    }
+                }
+            });
+        })
+    };
+    let reader = {
+        let (page, layout, posted) = (page.clone(), layout.clone(), posted.clone());
+        thread::spawn(move || {
+            let side = page.side();
+            for _ in 0..events {
+                let _layout = layout.write().expect("nobody panics and goes on");
+                if variant != Variant::ExcludesNobody {
+                    command::exclude_agent(&side, || true);
+                }
+                if variant == Variant::AdmitsEarly {
+                    command::admit_agent(&side);
+                }
+                dropped.set(posted.load(Relaxed));
+                command::cancel(&side);
+                command::admit_agent(&side);
+            }
+        })
+    };
+    let side = page.side();
+    assert!(command::claim(&side));
+    let locked = match variant {
+        Variant::PostsUnlocked => None,
+        _ => Some(layout.read().expect("nobody panics and goes on")),
+    };
+    let seq = command::post(&side, || {
+        said.set(10);
+        posted.store(1, Relaxed);
+    });
+    assert_eq!(seq, 1);
+    drop(locked);
+    assert!(command::wait(&side, seq, || true));
+    assert_eq!(result.get(), 10);
+    command::release(&side);
+    agent_thread.join().expect("the agent ends");
+    reader.join().expect("the reader ends");
+}
+
+/// No page is between selected and published while a fork copies the address space; both go on in the end.
+fn fork(broken: Broken, variant: Variant, forks: usize) {
+    let page = page_with_agent(broken);
+    let memory = Guarded::new();
+    let forking = |_| {
+        let (page, memory) = (page.clone(), memory.clone());
+        thread::spawn(move || {
+            let side = page.side();
+            if variant == Variant::ForkLooksThenSets {
+                while side.load(Word::InHand, SeqCst) != 0 {
+                    side.pause(true);
+                }
+                side.add(Word::Forking, 1);
+            } else {
+                command::before_fork(&side);
+            }
+            assert_eq!(memory.get(), 0, "a page is on its way out");
+            command::after_fork(&side);
+        })
+    };
+    let threads: Vec<_> = (0..forks).map(forking).collect();
+    let side = page.side();
+    for _ in 0..3 - forks {
+        let claimed = match variant {
+            Variant::ClaimLooksThenSets => {
+                let free = side.load(Word::Forking, SeqCst) == 0;
+                if free {
+                    side.store(Word::InHand, 1, SeqCst);
+                }
+                free
+            }
+            _ => command::claim(&side),
+        };
+        if claimed {
+            memory.set(1);
+            if variant == Variant::ReleasesEarly {
+                command::release(&side);
+            }
+            memory.set(0);
+            command::release(&side);
+        }
+    }
+    for thread in threads {
+        thread.join().expect("the fork ends");
+    }
+}
+
+/// As `fork`, with the agent that moves the pages.
+fn fork_and_order(broken: Broken) {
+    let page = page_with_agent(broken);
+    let (said, result, memory) = (Guarded::new(), Guarded::new(), Guarded::new());
+    let agent_thread = {
+        let (page, said, result) = (page.clone(), said.clone(), result.clone());
+        let memory = memory.clone();
+        thread::spawn(move || {
+            let side = page.side();
+            agent(&side, 1, &said, &result, |seq| {
+                command::between_events(&side, seq, || memory.set(1));
+            });
+        })
+    };
+    let forking = {
+        let (page, memory) = (page.clone(), memory.clone());
+        thread::spawn(move || {
+            let side = page.side();
+            command::before_fork(&side);
+            assert_eq!(memory.get(), 0, "a page is on its way out");
+            command::after_fork(&side);
+        })
+    };
+    let side = page.side();
+    let mut forking = Some(forking);
+    if !command::claim(&side) {
+        // Trying again at once could go on for ever, in theory: each try holds up the fork that it waits for.
+        let forking = forking.take().expect("one fork");
+        forking.join().expect("the fork ends");
+        assert!(command::claim(&side), "nobody forks any more");
+    }
+    let seq = command::post(&side, || said.set(10));
+    assert!(command::wait(&side, seq, || true));
+    assert_eq!(memory.get(), 1, "the page was not moved");
+    memory.set(0);
+    command::release(&side);
+    agent_thread.join().expect("the agent ends");
+    if let Some(forking) = forking {
+        forking.join().expect("the fork ends");
+    }
+}
+
+/// An order is not carried out after it was given up: none is posted to an agent that has not started.
+fn late(broken: Broken, variant: Variant) {
+    let page = Page::new(broken);
+    let given_up = Arc::new(AtomicBool::new(false));
+    let agent_thread = {
+        let (page, given_up) = (page.clone(), given_up.clone());
+        thread::spawn(move || {
+            let side = page.side();
+            side.agent_is(AGENT);
+            let (said, result) = (Guarded::new(), Guarded::new());
+            agent(&side, 1, &said, &result, |_| {
+                assert!(!given_up.load(Relaxed), "carried out after it was given up");
+            });
+        })
+    };
+    let side = page.side();
+    while variant != Variant::PostsUnclaimed && !command::claim(&side) {
+        thread::yield_now();
+    }
+    let seq = command::post(&side, || ());
+    if !command::wait(&side, seq, || true) {
+        given_up.store(true, Relaxed);
+    }
+    command::release(&side);
+    agent_thread.join().expect("the agent ends");
+}
+
+/// Nobody waits for an agent that died (limits pass then), and it does nothing after its order was given up.
+fn death(broken: Broken, stage: u32) {
+    let page = page_with_agent(broken);
+    let layout = Arc::new(RwLock::new(()));
+    let given_up = Arc::new(AtomicBool::new(false));
+    // Used by MOVEs and acknowledgements.
+    let memory = Guarded::new();
+    let agent_thread = {
+        let (page, given_up, memory) = (page.clone(), given_up.clone(), memory.clone());
+        thread::spawn(move || {
+            let side = page.side();
+            if stage > 0 {
+                let seq = command::next_order(&side, 0);
+                if stage == 1 {
+                    // What `between_events` does until it has the right to move, and no more.
+                    command::exclude_reader(&side);
+                } else {
+                    command::between_events(&side, seq, || memory.set(1));
+                }
+            }
+            assert!(!given_up.load(Relaxed), "still there after it was given up");
+            side.agent_is(0);
+            side.time_passes(Word::Done);
+            side.time_passes(Word::Busy);
+        })
+    };
+    let reader = {
+        let (page, layout) = (page.clone(), layout.clone());
+        thread::spawn(move || {
+            let side = page.side();
+            let _layout = layout.write().expect("nobody panics and goes on");
+            command::exclude_agent(&side, || true);
+            memory.set(2);
+            command::admit_agent(&side);
+        })
+    };
+    let side = page.side();
+    if command::claim(&side) {
+        let locked = layout.read().expect("nobody panics and goes on");
+        let seq = command::post(&side, || ());
+        drop(locked);
+        assert!(!command::wait(&side, seq, || true), "nobody answered");
+        given_up.store(true, Relaxed);
+        command::release(&side);
+    }
+    agent_thread.join().expect("the agent ends");
+    reader.join().expect("the reader ends");
+}
+
+/// Who starts an agent goes on when it has what it needs, and only then.
+fn start(broken: Broken) {
+    let page = Page::new(broken);
+    let descriptors = Guarded::new();
+    let agent_thread = {
+        let (page, descriptors) = (page.clone(), descriptors.clone());
+        thread::spawn(move || {
+            descriptors.get();
+            command::announce(&page.side());
+        })
+    };
+    command::wait_for_agent(&page.side());
+    descriptors.set(1); // closed
+    agent_thread.join().expect("the agent ends");
+}
