@@ -26,24 +26,17 @@ use crate::placement::Placement;
 use crate::process::{Agent, Identity, Process};
 use crate::protocol::{Hello, KIND_FORK, Ready, STAGING_PAGES, answer};
 use crate::record::Record;
-use crate::report::{
-    AccessScans, Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot,
-};
+use crate::report::Report;
 use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};
 use crate::tiers::TierLaunch;
 use crate::watch::{self, Watch};
 use crate::{discover, tiers};
 
+mod looks;
+mod tell;
+
 /// Longest a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(2);
-
-/// How often the control thread looks around at least, while the client is busy, and at most.
-const TICK_MAX: Duration = Duration::from_millis(100);
-const TICK_BUSY: Duration = Duration::from_millis(5);
-const TICK_MIN: Duration = Duration::from_micros(500);
-
-/// Fastest growth of a program that is to be noticed in time, bytes a second (first touch of fresh memory).
-const GROWTH: f64 = 4e9;
 
 /// Everything the keeper gives its manager: options, and numbers of inherited descriptors.
 #[derive(Debug, Serialize, Deserialize)]
@@ -212,7 +205,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         maps: String::new(),
         pagemap: vec![0; 4096 * 8],
         last_faults: 0,
-        tick: TICK_MAX,
+        tick: Duration::ZERO,
         look_at: Instant::now(),
         rest_until: Instant::now(),
         last_snapshot: (Instant::now(), Stats::default()),
@@ -366,10 +359,9 @@ impl Control {
                     ));
                 }
             }
-            let wait = self.look_at.saturating_duration_since(Instant::now());
             let timeout = rustix::fs::Timespec {
                 tv_sec: 0,
-                tv_nsec: i64::from(wait.min(TICK_MAX).subsec_nanos()),
+                tv_nsec: i64::from(self.until_look().subsec_nanos()),
             };
             let _ = poll(&mut fds, Some(&timeout));
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -409,23 +401,8 @@ impl Control {
                 self.wait_for_keeper();
                 return;
             }
-            let began = Instant::now();
-            if !self.managing || began >= self.look_at {
-                let tick = self.look_around();
-                // Before pressure a look costs next to nothing; then at most a fifth of the time goes into looking.
-                self.rest_until = match self.managing {
-                    true => began + 5 * began.elapsed(),
-                    false => began,
-                };
-                self.look_at = self.rest_until.max(began + tick);
-            }
+            self.look_if_due();
         }
-    }
-
-    /// Something has changed: the next look is not to wait for its turn.
-    fn look_soon(&mut self, within: Duration) {
-        let at = self.rest_until.max(Instant::now() + within);
-        self.look_at = self.look_at.min(at);
     }
 
     /// The family of the process that forked `pid`, if it is known.
@@ -589,7 +566,7 @@ impl Control {
         if hello.kind == KIND_FORK && process.parent.is_none() {
             crate::cow::protect(&self.shared, &process); // its one thread waits for the answer
         }
-        self.look_soon(if self.managing { TICK_BUSY } else { TICK_MIN });
+        self.look_soon();
         fdpass::send(socket, &answer(false), &[process.uffd.as_fd()])
     }
 
@@ -611,224 +588,5 @@ impl Control {
         if let (Some(sideband), Some(pid)) = (lock(&self.watch).as_mut(), process.pid()) {
             let _ = sideband.watch(pid);
         }
-    }
-
-    /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
-    fn look_around(&mut self) -> Duration {
-        let processes = self.shared.all_processes();
-        let limit = self.shared.engine().limit().0;
-        let mut unmanaged = 0u64;
-        for process in processes
-            .iter()
-            .filter(|p| !p.managed.load(Ordering::Relaxed))
-        {
-            if let Some(statm) = self.statm.get(&process.space) {
-                unmanaged += process.anonymous_pages(statm) * PAGE_BYTES as u64;
-            }
-        }
-        let held = self.shared.pool_held();
-        let (dram, faults) = {
-            let mut engine = self.shared.engine();
-            engine.set_pool_held(held);
-            (engine.dram_used(), engine.stats().faults)
-        };
-        self.shared.note_limit(dram, Bytes(limit));
-        let used = unmanaged + dram.0;
-        let threshold = limit - limit / 16;
-        if !self.managing && used >= threshold {
-            self.managing = true;
-            for process in &processes {
-                self.watch(process);
-            }
-        }
-        if !self.managing {
-            let headroom = threshold.saturating_sub(used) as f64;
-            let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
-            return wait.clamp(TICK_MIN, TICK_MAX);
-        }
-        let now = self.shared.elapsed().as_nanos() as u64;
-        self.shared.placement.pin.expire(now);
-        let everything = self.shared.look_again.swap(false, Ordering::Relaxed);
-        let mut growing = false;
-        // A fork child takes frames of its own without a fault of ours: only a look tells.
-        let (mut forked, mut looking) = (false, Duration::ZERO);
-        for process in &processes {
-            let Some(pid) = process.pid() else {
-                if process.has_lost_its_memory(&self.zeros) {
-                    self.forget(process);
-                }
-                continue;
-            };
-            if process.exited.load(Ordering::Relaxed) {
-                if process.has_lost_its_memory(&self.zeros) {
-                    self.forget(process);
-                }
-                continue;
-            }
-            let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
-            let size = size.unwrap_or_default().virtual_size.0;
-            let before = self.virtual_sizes.insert(process.space, size);
-            if everything || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
-                growing = true;
-                discover::manage(&self.shared, process, &mut self.maps);
-            } else {
-                discover::lock_threads(&self.shared, process, pid);
-            }
-            let agent_gone = process.agent.get().is_some_and(|a| a.commands.agent() == 0);
-            if agent_gone && process.has_lost_its_memory(&self.zeros) {
-                self.forget(process); // it called exec, and what it runs now has no shim
-                continue;
-            }
-        }
-        // When the dead are forgotten: what only they were charged for is found then.
-        for process in self.shared.all_processes() {
-            if process.parent.is_some() || process.family != process.space {
-                let began = Instant::now();
-                forked |= discover::note_own_frames(&self.shared, &process, &mut self.pagemap);
-                looking += began.elapsed();
-            }
-        }
-        let busy = growing || forked || faults != self.last_faults;
-        self.last_faults = faults;
-        self.tick = match busy {
-            // At most a twentieth of the time goes into looking.
-            true => TICK_BUSY.max(looking * 20).min(TICK_MAX),
-            false => (self.tick * 2).clamp(TICK_BUSY, TICK_MAX),
-        };
-        let managed = self.shared.engine().managed_pages().0;
-        self.shared
-            .managed_pages_peak
-            .fetch_max(managed, Ordering::Relaxed);
-        for tier in &self.shared.tiers {
-            tier.note_usage();
-        }
-        self.tick
-    }
-
-    fn tell_status(&mut self) {
-        let Ok(socket) = rustix::net::accept_with(&self.status, rustix::net::SocketFlags::CLOEXEC)
-        else {
-            return;
-        };
-        let timeout = Some(HANDSHAKE);
-        let send = rustix::net::sockopt::Timeout::Send;
-        let _ = rustix::net::sockopt::set_socket_timeout(&socket, send, timeout);
-        let snapshot = self.snapshot();
-        if let Ok(bytes) = serde_json::to_vec(&snapshot) {
-            let _ = std::fs::File::from(socket).write_all(&bytes);
-        }
-    }
-
-    fn policies(&self) -> Policies {
-        Policies {
-            reclaim: self.launch.options.reclaim.clone(),
-            prefetch: self.launch.options.prefetch.clone(),
-        }
-    }
-
-    fn snapshot(&mut self) -> Snapshot {
-        let shared = &self.shared;
-        let held = shared.pool_held();
-        let (stats, resident, dram) = {
-            let mut engine = shared.engine();
-            engine.set_pool_held(held);
-            (
-                *engine.stats(),
-                engine.resident().bytes(),
-                engine.dram_used(),
-            )
-        };
-        let rates = Rates::between(
-            &self.last_snapshot.1,
-            &stats,
-            self.last_snapshot.0.elapsed().as_secs_f64(),
-        );
-        let tier = |metered: &MeteredTier| {
-            let reads = metered.reads.load(Ordering::Relaxed);
-            let writes = metered.writes.load(Ordering::Relaxed);
-            TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
-        };
-        let first = procfs::children(self.launch.keeper);
-        let own = std::process::id();
-        let client = first
-            .into_iter()
-            .find(|pid| *pid != own && *pid != self.holder);
-        let snapshot = Snapshot {
-            schema_version: crate::report::SCHEMA_VERSION,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: self.launch.keeper,
-            client_pid: client.unwrap_or(0),
-            manager_pid: own,
-            command: self.launch.command.clone(),
-            uptime_seconds: shared.elapsed().as_secs_f64(),
-            memory_max_bytes: crate::report::limit(shared.options.memory_max),
-            resident_bytes: resident.0,
-            dram_bytes: dram.0,
-            tiers: shared.tiers.iter().map(tier).collect(),
-            faults: crate::report::Faults::of(&stats),
-            fault_latency_seconds: crate::report::Quantiles::of(&lock(&shared.fault_latency)),
-            pages: (&stats).into(),
-            rates,
-            limit_exceeded: lock(&shared.exceeded).total,
-            policies: self.policies(),
-            counters: (&stats).into(),
-        };
-        self.last_snapshot = (Instant::now(), stats);
-        snapshot
-    }
-
-    fn report(&self, exit_status: i32, wall_ns: u64) -> Report {
-        let shared = &self.shared;
-        let (stats, metadata) = {
-            let engine = shared.engine();
-            (*engine.stats(), engine.metadata_bytes())
-        };
-        let latencies: Vec<_> = shared
-            .tiers
-            .iter()
-            .map(|tier| lock(&tier.read_latency).clone())
-            .collect();
-        let tiers = shared
-            .tiers
-            .iter()
-            .zip(&latencies)
-            .map(|(metered, latency)| {
-                let (peak, at_logical_peak) = metered.note_usage();
-                TierInputs {
-                    info: metered.tier.info(),
-                    peak,
-                    at_logical_peak,
-                    reads: metered.reads.load(Ordering::Relaxed),
-                    writes: metered.writes.load(Ordering::Relaxed),
-                    errors: metered.errors.load(Ordering::Relaxed),
-                    read_latency: latency,
-                }
-            })
-            .collect();
-        let latency = lock(&shared.fault_latency).clone();
-        let stall = (latency.mean() * latency.len() as f64) as u64;
-        let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);
-        Report::new(&ReportInputs {
-            command: self.launch.command.clone(),
-            exit_status,
-            wall: undercroft_base::Nanos(wall_ns),
-            memory_max: shared.options.memory_max,
-            stats: &stats,
-            fault_latency: &latency,
-            stall: undercroft_base::Nanos(stall),
-            tiers,
-            limit_exceeded: lock(&shared.exceeded).total,
-            manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
-            metadata: Bytes(metadata),
-            managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
-            spaces: shared.spaces_seen.load(Ordering::Relaxed),
-            fault_breakdown: shared.breakdown.mean(),
-            policies: self.policies(),
-            access_scans: shared.options.access_scan.map(|_| AccessScans {
-                count: shared.looks.count.load(Ordering::Relaxed),
-                seconds: shared.looks.nanos.load(Ordering::Relaxed) as f64 / 1e9,
-                pages_used: shared.looks.pages_used.load(Ordering::Relaxed),
-            }),
-        })
     }
 }

@@ -1,0 +1,138 @@
+//! The control thread's look around: pressure, discovery, and what no event tells.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use undercroft_base::{Bytes, PAGE_BYTES};
+
+use super::Control;
+use crate::discover;
+
+/// How often the control thread looks around at least, while the client is busy, and at most.
+const TICK_MAX: Duration = Duration::from_millis(100);
+const TICK_BUSY: Duration = Duration::from_millis(5);
+const TICK_MIN: Duration = Duration::from_micros(500);
+
+/// Fastest growth of a program that is to be noticed in time, bytes a second (first touch of fresh memory).
+const GROWTH: f64 = 4e9;
+
+impl Control {
+    /// Time until the next look; below a second.
+    pub(super) fn until_look(&self) -> Duration {
+        let wait = self.look_at.saturating_duration_since(Instant::now());
+        wait.min(TICK_MAX)
+    }
+
+    /// Something has changed: the next look is not to wait for its turn.
+    pub(super) fn look_soon(&mut self) {
+        let within = if self.managing { TICK_BUSY } else { TICK_MIN };
+        let at = self.rest_until.max(Instant::now() + within);
+        self.look_at = self.look_at.min(at);
+    }
+
+    /// Before pressure a look costs next to nothing, and is due always; then at most a fifth of the time goes into looking.
+    pub(super) fn look_if_due(&mut self) {
+        let began = Instant::now();
+        if self.managing && began < self.look_at {
+            return;
+        }
+        let tick = self.look_around();
+        self.rest_until = match self.managing {
+            true => began + 5 * began.elapsed(),
+            false => began,
+        };
+        self.look_at = self.rest_until.max(began + tick);
+    }
+
+    /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
+    pub(super) fn look_around(&mut self) -> Duration {
+        let processes = self.shared.all_processes();
+        let limit = self.shared.engine().limit().0;
+        let mut unmanaged = 0u64;
+        for process in processes
+            .iter()
+            .filter(|p| !p.managed.load(Ordering::Relaxed))
+        {
+            if let Some(statm) = self.statm.get(&process.space) {
+                unmanaged += process.anonymous_pages(statm) * PAGE_BYTES as u64;
+            }
+        }
+        let held = self.shared.pool_held();
+        let (dram, faults) = {
+            let mut engine = self.shared.engine();
+            engine.set_pool_held(held);
+            (engine.dram_used(), engine.stats().faults)
+        };
+        self.shared.note_limit(dram, Bytes(limit));
+        let used = unmanaged + dram.0;
+        let threshold = limit - limit / 16;
+        if !self.managing && used >= threshold {
+            self.managing = true;
+            for process in &processes {
+                self.watch(process);
+            }
+        }
+        if !self.managing {
+            let headroom = threshold.saturating_sub(used) as f64;
+            let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
+            return wait.clamp(TICK_MIN, TICK_MAX);
+        }
+        let now = self.shared.elapsed().as_nanos() as u64;
+        self.shared.placement.pin.expire(now);
+        let everything = self.shared.look_again.swap(false, Ordering::Relaxed);
+        let mut growing = false;
+        // A fork child takes frames of its own without a fault of ours: only a look tells.
+        let (mut forked, mut looking) = (false, Duration::ZERO);
+        for process in &processes {
+            let Some(pid) = process.pid() else {
+                if process.has_lost_its_memory(&self.zeros) {
+                    self.forget(process);
+                }
+                continue;
+            };
+            if process.exited.load(Ordering::Relaxed) {
+                if process.has_lost_its_memory(&self.zeros) {
+                    self.forget(process);
+                }
+                continue;
+            }
+            let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
+            let size = size.unwrap_or_default().virtual_size.0;
+            let before = self.virtual_sizes.insert(process.space, size);
+            if everything || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
+                growing = true;
+                discover::manage(&self.shared, process, &mut self.maps);
+            } else {
+                discover::lock_threads(&self.shared, process, pid);
+            }
+            let agent_gone = process.agent.get().is_some_and(|a| a.commands.agent() == 0);
+            if agent_gone && process.has_lost_its_memory(&self.zeros) {
+                self.forget(process); // it called exec, and what it runs now has no shim
+                continue;
+            }
+        }
+        // When the dead are forgotten: what only they were charged for is found then.
+        for process in self.shared.all_processes() {
+            if process.parent.is_some() || process.family != process.space {
+                let began = Instant::now();
+                forked |= discover::note_own_frames(&self.shared, &process, &mut self.pagemap);
+                looking += began.elapsed();
+            }
+        }
+        let busy = growing || forked || faults != self.last_faults;
+        self.last_faults = faults;
+        self.tick = match busy {
+            // At most a twentieth of the time goes into looking.
+            true => TICK_BUSY.max(looking * 20).min(TICK_MAX),
+            false => (self.tick * 2).clamp(TICK_BUSY, TICK_MAX),
+        };
+        let managed = self.shared.engine().managed_pages().0;
+        self.shared
+            .managed_pages_peak
+            .fetch_max(managed, Ordering::Relaxed);
+        for tier in &self.shared.tiers {
+            tier.note_usage();
+        }
+        self.tick
+    }
+}

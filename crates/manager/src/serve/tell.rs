@@ -1,0 +1,143 @@
+//! What is told of a run: status while it goes on, the report at its end.
+
+use std::io::Write;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use undercroft_base::Bytes;
+use undercroft_sys::procfs;
+
+use super::{Control, HANDSHAKE};
+use crate::report::{
+    AccessScans, Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot,
+};
+use crate::shared::{MeteredTier, lock};
+
+impl Control {
+    pub(super) fn tell_status(&mut self) {
+        let Ok(socket) = rustix::net::accept_with(&self.status, rustix::net::SocketFlags::CLOEXEC)
+        else {
+            return;
+        };
+        let timeout = Some(HANDSHAKE);
+        let send = rustix::net::sockopt::Timeout::Send;
+        let _ = rustix::net::sockopt::set_socket_timeout(&socket, send, timeout);
+        let snapshot = self.snapshot();
+        if let Ok(bytes) = serde_json::to_vec(&snapshot) {
+            let _ = std::fs::File::from(socket).write_all(&bytes);
+        }
+    }
+
+    fn policies(&self) -> Policies {
+        Policies {
+            reclaim: self.launch.options.reclaim.clone(),
+            prefetch: self.launch.options.prefetch.clone(),
+        }
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let shared = &self.shared;
+        let held = shared.pool_held();
+        let (stats, resident, dram) = {
+            let mut engine = shared.engine();
+            engine.set_pool_held(held);
+            (
+                *engine.stats(),
+                engine.resident().bytes(),
+                engine.dram_used(),
+            )
+        };
+        let rates = Rates::between(
+            &self.last_snapshot.1,
+            &stats,
+            self.last_snapshot.0.elapsed().as_secs_f64(),
+        );
+        let tier = |metered: &MeteredTier| {
+            let reads = metered.reads.load(Ordering::Relaxed);
+            let writes = metered.writes.load(Ordering::Relaxed);
+            TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
+        };
+        let first = procfs::children(self.launch.keeper);
+        let own = std::process::id();
+        let client = first
+            .into_iter()
+            .find(|pid| *pid != own && *pid != self.holder);
+        let snapshot = Snapshot {
+            schema_version: crate::report::SCHEMA_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: self.launch.keeper,
+            client_pid: client.unwrap_or(0),
+            manager_pid: own,
+            command: self.launch.command.clone(),
+            uptime_seconds: shared.elapsed().as_secs_f64(),
+            memory_max_bytes: crate::report::limit(shared.options.memory_max),
+            resident_bytes: resident.0,
+            dram_bytes: dram.0,
+            tiers: shared.tiers.iter().map(tier).collect(),
+            faults: crate::report::Faults::of(&stats),
+            fault_latency_seconds: crate::report::Quantiles::of(&lock(&shared.fault_latency)),
+            pages: (&stats).into(),
+            rates,
+            limit_exceeded: lock(&shared.exceeded).total,
+            policies: self.policies(),
+            counters: (&stats).into(),
+        };
+        self.last_snapshot = (Instant::now(), stats);
+        snapshot
+    }
+
+    pub(super) fn report(&self, exit_status: i32, wall_ns: u64) -> Report {
+        let shared = &self.shared;
+        let (stats, metadata) = {
+            let engine = shared.engine();
+            (*engine.stats(), engine.metadata_bytes())
+        };
+        let latencies: Vec<_> = shared
+            .tiers
+            .iter()
+            .map(|tier| lock(&tier.read_latency).clone())
+            .collect();
+        let tiers = shared
+            .tiers
+            .iter()
+            .zip(&latencies)
+            .map(|(metered, latency)| {
+                let (peak, at_logical_peak) = metered.note_usage();
+                TierInputs {
+                    info: metered.tier.info(),
+                    peak,
+                    at_logical_peak,
+                    reads: metered.reads.load(Ordering::Relaxed),
+                    writes: metered.writes.load(Ordering::Relaxed),
+                    errors: metered.errors.load(Ordering::Relaxed),
+                    read_latency: latency,
+                }
+            })
+            .collect();
+        let latency = lock(&shared.fault_latency).clone();
+        let stall = (latency.mean() * latency.len() as f64) as u64;
+        let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);
+        Report::new(&ReportInputs {
+            command: self.launch.command.clone(),
+            exit_status,
+            wall: undercroft_base::Nanos(wall_ns),
+            memory_max: shared.options.memory_max,
+            stats: &stats,
+            fault_latency: &latency,
+            stall: undercroft_base::Nanos(stall),
+            tiers,
+            limit_exceeded: lock(&shared.exceeded).total,
+            manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
+            metadata: Bytes(metadata),
+            managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
+            spaces: shared.spaces_seen.load(Ordering::Relaxed),
+            fault_breakdown: shared.breakdown.mean(),
+            policies: self.policies(),
+            access_scans: shared.options.access_scan.map(|_| AccessScans {
+                count: shared.looks.count.load(Ordering::Relaxed),
+                seconds: shared.looks.nanos.load(Ordering::Relaxed) as f64 / 1e9,
+                pages_used: shared.looks.pages_used.load(Ordering::Relaxed),
+            }),
+        })
+    }
+}
