@@ -150,7 +150,7 @@ impl Results {
             schema_version: SCHEMA_VERSION,
             experiment: experiment.to_owned(),
             size: size.to_owned(),
-            command: std::env::args().collect(),
+            command: command_line(std::env::args()),
             date: machine::now_utc(),
             commit: machine::commit(),
             machine: Machine::here(),
@@ -292,6 +292,13 @@ impl Results {
     }
 }
 
+/// A command as it can be typed elsewhere: the program by its name, wherever it was built.
+fn command_line(mut args: impl Iterator<Item = String>) -> Vec<String> {
+    let program = args.next().unwrap_or_default();
+    let name = program.rsplit('/').next().unwrap_or_default().to_owned();
+    std::iter::once(name).chain(args).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,6 +311,13 @@ mod tests {
             values: BTreeMap::from([("p99_ns".to_owned(), value)]),
             memory: MemoryUse::default(),
         }
+    }
+
+    #[test]
+    fn a_command_names_no_place_of_this_machine() {
+        let args = ["/somewhere/undercroft", "lab", "run", "--out", "x/y"].map(str::to_owned);
+        let line = command_line(args.into_iter());
+        assert_eq!(line, ["undercroft", "lab", "run", "--out", "x/y"]);
     }
 
     #[test]
