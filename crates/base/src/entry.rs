@@ -44,7 +44,7 @@ impl Flags {
     pub const PREFETCHED: Flags = Flags(4);
     /// The slot is shared with a forked relative: consult the engine's reference counts before freeing it.
     pub const SHARED: Flags = Flags(8);
-    /// Present in a fork child but still the parent's frame: costs no memory of its own yet.
+    /// Present, in a frame that a fork relative is charged for: costs no memory of its own yet.
     pub const INHERITED: Flags = Flags(16);
 
     /// True when every bit of `other` is set.

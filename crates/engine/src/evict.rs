@@ -140,9 +140,9 @@ impl<L: Ledger> Engine<L> {
         self.start_batch(out)
     }
 
-    /// As [`Engine::select`], with the victims named by the caller, who knows that they are worth nothing in memory: pages of
+    /// As [`Engine::select`], with the victims named by the caller, who has a reason to see them leave first: pages of
     /// `ranges` (which may overlap) that may leave, in order, at most a batch. For zero pages that were mapped ahead and never
-    /// written, and for the heirs of pages that have left.
+    /// written, and for pages whose relatives' copies have left: their frames are freed only when they have, too.
     pub fn select_these(
         &mut self,
         space: SpaceId,

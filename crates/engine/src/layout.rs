@@ -118,8 +118,8 @@ impl<L: Ledger> Engine<L> {
         Ok(effect)
     }
 
-    /// The client forked: the child has the parent's pages. Present pages are the parent's frames until one of the two
-    /// writes ([`Engine::own_frame`]); stored copies are shared.
+    /// The client forked: the child has the parent's pages. Present pages are in frames that the parent is charged
+    /// for, until one of the two writes or leaves ([`Engine::own_frame`]); stored copies are shared.
     ///
     /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros. What is marked `MADV_DONTFORK` the caller
     ///   unmaps in the child.

@@ -322,7 +322,7 @@ impl<L: Ledger> Engine<L> {
     pub fn touch(&mut self, no: PageNo, write: bool) -> bool {
         let entry = self.table.entry(no);
         let resident = entry.state == PageState::Resident;
-        // An inherited page is the parent's frame: the policy does not know it.
+        // A relative is charged for an inherited page's frame: the policy does not know it.
         if resident && !entry.flags.has(Flags::INHERITED) {
             self.reclaim.touch(no, write);
         }

@@ -151,7 +151,8 @@ impl Accesses {
             let mut looked = false;
             for process in &processes {
                 if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
-                    looked |= self.look(process, processes.len() > 1);
+                    let has_relatives = !self.shared.relatives(process).is_empty();
+                    looked |= self.look(process, has_relatives);
                 }
             }
             let took = began.elapsed();

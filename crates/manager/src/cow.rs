@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_engine::limits::COPY_PAGES_MAX;
 use undercroft_engine::{Fault, FaultAnswer};
+use undercroft_sys::procfs;
 
 use crate::process::Process;
 use crate::shared::{Shared, note_run};
@@ -15,27 +16,31 @@ use crate::shared::{Shared, note_run};
 #[derive(Default)]
 pub(crate) struct Trail {
     next: AtomicU64,
-    granted: AtomicU64,
+    copies: AtomicU64,
 }
 
 impl Trail {
-    /// Pages worth freeing for a write at `page`: twice as many as the last time where it goes on from there, else one.
+    /// Copies worth charging for a write at `page`: twice as many as the last time where it goes on from there, else one.
     fn guess(&self, page: u64) -> u64 {
         match self.next.load(Ordering::Relaxed) == page {
-            true => (2 * self.granted.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX),
+            true => (2 * self.copies.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX),
             false => 1,
         }
     }
 
-    fn went(&self, page: u64, granted: u64) {
+    fn went(&self, page: u64, granted: u64, copies: u64) {
         self.next.store(page + granted, Ordering::Relaxed);
-        self.granted.store(granted, Ordering::Relaxed);
+        self.copies.store(copies, Ordering::Relaxed);
     }
 }
 
-/// Protects all pages of a fork child whose one thread waits for us. Not its parent's, and not later: the kernel's write when a thread
+/// Protects all pages of a fork child whose one thread, `thread`, waits for us. Not its parent's, and not later: the kernel's write when a thread
 /// ends, which wakes whoever joins it, is not delivered where a page is protected.
-pub(crate) fn protect(shared: &Shared, process: &Process) {
+pub(crate) fn protect(shared: &Shared, process: &Process, thread: u32) {
+    // A child that did not announce itself may have come far by now.
+    if procfs::status_number(thread, "Threads") != Some(1) {
+        return;
+    }
     let regions = shared.engine().regions(process.space).to_vec();
     for region in regions {
         let _ = process.uffd.write_protect(region, true);
@@ -86,13 +91,16 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     }
     match answer {
         Ok(granted) => {
-            process.trail.went(fault.page.0, granted);
+            let copies = sharing[..granted as usize].iter().filter(|is| **is).count();
+            process.trail.went(fault.page.0, granted, copies as u64);
             let range = VirtRange::new(fault.page, fault.page.plus(granted));
-            // Wakes whoever waits there. A range that reaches over the end of a mapping, or a layout that changes: the one page, or
-            // a fault more.
-            if process.uffd.write_protect(range, false).is_err()
-                && process.uffd.write_protect(page, false).is_err()
-            {
+            // Wakes whoever waits there.
+            if process.uffd.write_protect(range, false).is_err() {
+                // It reaches over the end of a mapping, or the layout changes: each page for itself, or a fault more. What stays
+                // protected has been charged, and is again when it is written to: too much, until it leaves.
+                for page in range.pages() {
+                    let _ = (process.uffd).write_protect(VirtRange::new(page, page.plus(1)), false);
+                }
                 let _ = process.uffd.wake(page);
             }
         }

@@ -109,7 +109,10 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
     };
     let mut present = Vec::new();
     let relatives = shared.relatives(process);
-    let mut words = vec![0u8; SCAN_PAGES as usize * 8];
+    let mut words = match relatives.is_empty() {
+        true => Vec::new(),
+        false => vec![0u8; SCAN_PAGES as usize * 8],
+    };
     let mut shares = Vec::new();
     let mut start = range.start;
     while start < range.end {
@@ -209,7 +212,7 @@ pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
     seen.retain(|tid| threads.contains(tid));
 }
 
-/// Counts pages of a fork child that are no longer the parent's frames; false when there were none to look at.
+/// Counts inherited pages that the process has alone by now; false when there were none to look at.
 pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [u8]) -> bool {
     let Ok(pagemap) = process.pagemap() else {
         return false;

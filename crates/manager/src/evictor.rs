@@ -369,8 +369,10 @@ impl Evictor {
         let readable = read_staging(agent, done.moved, group.len(), &mut self.buffer);
         let readable = readable && done.stranded == 0;
         let (moved, refused) = (done.moved, done.refused);
-        let copied = (0..group.len()).filter(|at| moved & sharing & 1 << at != 0);
-        crate::cow::left(&self.shared, process, copied.map(|at| start + at));
+        if moved & sharing != 0 {
+            let copied = (0..group.len()).filter(|at| moved & sharing & 1 << at != 0);
+            crate::cow::left(&self.shared, process, copied.map(|at| start + at));
+        }
         let mut engine = self.shared.engine();
         if let Some(record) = &self.shared.record {
             for at in (0..group.len()).filter(|at| moved >> at & 1 == 1) {

@@ -376,8 +376,8 @@ impl FaultThread {
 
     /// The page is there: wake the thread. If it keeps faulting, the kernel knows better: zeros can only be installed where
     /// nothing is, and where no layout event is pending. Two things take a page away without an event: guard pages, which
-    /// read as zeros afterwards; and fork, which does not copy the page tables of a mapping that has held nothing but the
-    /// shared zero page.
+    /// read as zeros afterwards; and fork, where a mapping has held nothing but the shared zero page and is not registered for
+    /// write protection.
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
         let range = VirtRange::new(page, page.plus(1));
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;

@@ -93,7 +93,8 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
         Some(parent.family),
     );
     process.managed.store(true, Ordering::Relaxed);
-    let uncounted = parent.counting.load(Ordering::SeqCst) > 0;
+    let uncounted =
+        parent.counting.load(Ordering::SeqCst) > 0 || parent.recount.load(Ordering::Acquire);
     process.recount.store(uncounted, Ordering::Release);
     shared.add_process(Arc::new(process));
 }
@@ -126,7 +127,7 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
     }
     shared.free_released();
     drop(layout);
-    crate::cow::protect(shared, process); // its one thread waits
+    crate::cow::protect(shared, process, tid);
 }
 
 /// Moves the evictor and all agents to where no client thread faults.

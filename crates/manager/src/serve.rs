@@ -564,7 +564,7 @@ impl Control {
             self.look_around();
         }
         if hello.kind == KIND_FORK && process.parent.is_none() {
-            crate::cow::protect(&self.shared, &process); // its one thread waits for the answer
+            crate::cow::protect(&self.shared, &process, peer.pid); // its one thread waits for the answer
         }
         self.look_soon();
         fdpass::send(socket, &answer(false), &[process.uffd.as_fd()])

@@ -155,7 +155,7 @@ pub(crate) struct Shared {
     pub exceeded: Mutex<Exceeded>,
     /// Runs of zero pages mapped for reads, oldest first: counted in full, worth nothing while unwritten.
     pub zero_runs: Mutex<VecDeque<(SpaceId, VirtRange)>>,
-    /// Pages whose frames are the last to hold what a fork relative's copy was evicted of.
+    /// Pages charged for frames that fork relatives' evictions left behind.
     pub leave_next: Mutex<VecDeque<(SpaceId, VirtRange)>>,
     pub spaces_seen: AtomicU64,
     pub managed_pages_peak: AtomicU64,
@@ -212,14 +212,16 @@ impl Shared {
         all
     }
 
-    /// Address spaces that may share frames with this one by fork: the oldest few.
+    /// Address spaces that may share frames with this one by fork and can be evicted from: the oldest few.
     pub fn relatives(&self, process: &Process) -> Vec<SpaceId> {
         let processes = self
             .processes
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let related =
-            |other: &&Arc<Process>| other.family == process.family && other.space != process.space;
+        let related = |other: &&Arc<Process>| {
+            let same = other.family == process.family && other.space != process.space;
+            same && other.agent.get().is_some()
+        };
         let mut found: Vec<_> = processes
             .values()
             .filter(related)

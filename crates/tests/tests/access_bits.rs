@@ -62,7 +62,7 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
     }
 }
 
-/// Looks while the program forks: the children's pages are the parent's frames until written.
+/// Looks while the program forks: the children share the parent's frames until they write.
 #[test]
 fn looking_at_a_tree_of_processes_costs_no_byte() {
     if !has_access_bits("looking_at_a_tree_of_processes_costs_no_byte") {

@@ -13,6 +13,9 @@ const TICK_MAX: Duration = Duration::from_millis(100);
 const TICK_BUSY: Duration = Duration::from_millis(5);
 const TICK_MIN: Duration = Duration::from_micros(500);
 
+/// Longest that a look which took long makes the next one wait.
+const REST_MAX: Duration = Duration::from_millis(250);
+
 /// Fastest growth of a program that is to be noticed in time, bytes a second (first touch of fresh memory).
 const GROWTH: f64 = 4e9;
 
@@ -30,15 +33,17 @@ impl Control {
         self.look_at = self.look_at.min(at);
     }
 
-    /// Before pressure a look costs next to nothing, and is due always; then at most a fifth of the time goes into looking.
+    /// Before pressure a look costs next to nothing, and is due always; then a fifth of the time goes into looking at most, but for looks of
+    /// more than [`REST_MAX`] / 5, and for new mappings that nobody told of.
     pub(super) fn look_if_due(&mut self) {
         let began = Instant::now();
-        if self.managing && began < self.look_at {
+        let unheard = self.shared.look_again.load(Ordering::Relaxed);
+        if self.managing && began < self.look_at && !unheard {
             return;
         }
         let tick = self.look_around();
         self.rest_until = match self.managing {
-            true => began + 5 * began.elapsed(),
+            true => began + (5 * began.elapsed()).min(REST_MAX),
             false => began,
         };
         self.look_at = self.rest_until.max(began + tick);
