@@ -51,8 +51,8 @@ pub const READER_SLEEPS: u32 = 2;
 /// Longest wait for an agent before the caller looks whether its process still lives.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Looks at a busy agent before sleeping until it is done: some 5 us.
-const EXCLUDE_LOOKS: u32 = 200;
+/// Looks at a busy agent before sleeping until it is done: some 20 us, as long as it may take.
+const EXCLUDE_LOOKS: u32 = 800;
 
 /// Longest sleep until a busy agent is looked at again.
 const NAP: Duration = Duration::from_millis(1);
@@ -130,7 +130,7 @@ pub fn cancel(page: &impl Shared) {
 }
 
 /// Returns when the agent is not moving pages; it will not start before [`admit_agent`]. The caller holds the layout lock for
-/// writing. Cost: two loads when it is idle; at most one MOVE otherwise.
+/// writing. Cost: two loads when it is idle; at most what [`between_events`] is given to do otherwise.
 #[inline]
 pub fn exclude_agent<S: Shared>(page: &S, alive: impl Fn() -> bool) {
     if page.load(Word::Done, Acquire) == page.load(Word::Seq, Acquire) {
