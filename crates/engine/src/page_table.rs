@@ -389,7 +389,7 @@ impl<L: Ledger> PageTable<L> {
         counts
     }
 
-    /// Pages that are present in a fork child but cost nothing of their own, for audits. O(all entries).
+    /// Pages in frames that a fork relative is charged for, for audits. O(all entries).
     pub fn count_inherited(&self) -> (u64, u64) {
         let (mut resident, mut evicting) = (0, 0);
         for owner in self.spaces.values() {

@@ -441,14 +441,19 @@ mod tests {
         }
     }
 
+    /// A record whose file takes the header, and more when what comes with it is dropped.
+    fn stalled(path: &Path) -> (Record, std::sync::mpsc::Sender<()>) {
+        let (go, stalled) = std::sync::mpsc::channel();
+        go.send(()).unwrap(); // the header
+        let sink = Stalled(stalled, File::create(path).unwrap());
+        (Record::start(sink, path, &[], "", true).unwrap(), go)
+    }
+
     #[test]
     fn a_stalled_file_holds_nobody_up_and_what_it_misses_is_counted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.uct");
-        let (go, stalled) = std::sync::mpsc::channel();
-        go.send(()).unwrap(); // the header
-        let sink = Stalled(stalled, File::create(&path).unwrap());
-        let record = Record::start(sink, &path, &[], "", true).unwrap();
+        let (record, go) = stalled(&path);
         // What the writer has taken, what it writes from there (blocks of as many entries as the queue), and what waits.
         let most = 3 * QUEUE_MAX as u64;
         for page in 0..most {
@@ -580,10 +585,7 @@ mod tests {
     fn uses_leave_half_of_the_queue_to_faults() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.uct");
-        let (go, stalled) = std::sync::mpsc::channel();
-        go.send(()).unwrap(); // the header
-        let sink = Stalled(stalled, File::create(&path).unwrap());
-        let record = Record::start(sink, &path, &[], "", true).unwrap();
+        let (record, go) = stalled(&path);
         let (space, thread) = (SpaceId(0), ThreadId(1));
         record.found(space, pages(0, 1));
         for page in 0..4 * QUEUE_MAX as u64 {
