@@ -37,9 +37,12 @@ const FRUITLESS_MAX: u32 = 8;
 /// Pages lent above the limit each time that nothing can leave for the moment.
 const LEND_STEP: u64 = 16;
 
-/// Pause when nothing could be evicted, doubled up to the most.
+/// Pause when nothing could be evicted, doubled up to the most while every tier is full.
 const PAUSE: Duration = Duration::from_millis(1);
-const PAUSE_MAX: Duration = Duration::from_millis(16);
+const PAUSE_MAX: Duration = Duration::from_millis(32);
+
+/// Pages that try whether there is room again, while every tier is full: each is moved out and back in vain.
+const TRIAL_PAGES: usize = 4;
 
 /// Longest sleep while threads may be waiting for room that others make.
 const NAP: Duration = Duration::from_millis(100);
@@ -58,6 +61,8 @@ pub(crate) struct Evictor {
     /// Pages stored at a time.
     store_pages: usize,
     fruitless: u32,
+    /// Every tier was full when pages were to be stored last.
+    full: bool,
     /// Pages lent above the limit while nothing can leave for the moment.
     lent: u64,
 }
@@ -80,6 +85,7 @@ impl Evictor {
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
             fruitless: 0,
+            full: false,
             lent: 0,
         })
     }
@@ -145,7 +151,9 @@ impl Evictor {
             };
             self.admit_waiters();
             if any && after.0 > before.0 {
-                self.fruitless = 0;
+                // After full tiers the next batch that finds no room is the last one of its size.
+                self.fruitless = if self.full { FRUITLESS_MAX - 1 } else { 0 };
+                self.full = false;
                 pause = PAUSE;
                 self.lend(0);
                 continue;
@@ -159,13 +167,9 @@ impl Evictor {
                 continue;
             }
             self.fruitless += 1;
-            if self.fruitless >= FRUITLESS_MAX {
-                self.fruitless = 0;
-                if self.shared.engine().room() < 1 {
-                    self.shared.everything_full();
-                    self.admit_waiters();
-                }
-                std::thread::sleep(pause);
+            if self.full || self.fruitless >= FRUITLESS_MAX {
+                self.full = true;
+                self.stay_full(pause);
                 pause = (pause * 2).min(PAUSE_MAX);
             }
         }
@@ -175,6 +179,21 @@ impl Evictor {
         self.admit_waiters();
         for tier in &self.shared.tiers {
             tier.note_usage();
+        }
+    }
+
+    /// Every tier is full: for `time` nothing is tried. Threads that find no room meanwhile wait for a millisecond at most.
+    fn stay_full(&mut self, time: Duration) {
+        let until = self.shared.elapsed() + time;
+        loop {
+            if self.shared.engine().room() < 1 {
+                self.shared.everything_full();
+                self.admit_waiters();
+            }
+            std::thread::sleep(PAUSE);
+            if self.shared.elapsed() >= until || self.shared.stop.load(Ordering::Acquire) {
+                return;
+            }
         }
     }
 
@@ -202,9 +221,12 @@ impl Evictor {
         // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.engine().stats().pages_swapped_out;
-        let any = zeros
-            || self.select_next(&mut items)
-            || self.shared.engine().select(EVICT_PAGES_MAX, &mut items);
+        let most = match self.full {
+            true => TRIAL_PAGES,
+            false => EVICT_PAGES_MAX,
+        };
+        let any =
+            zeros || self.select_next(&mut items) || self.shared.engine().select(most, &mut items);
         let mut start = 0;
         while start < items.len() {
             let space = items[start].space;

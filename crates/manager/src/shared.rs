@@ -169,9 +169,40 @@ pub(crate) struct Shared {
 /// Time spent above the limit.
 #[derive(Debug, Default)]
 pub(crate) struct Exceeded {
-    pub total: LimitExceeded,
-    pub since: Option<Instant>,
-    pub warned: bool,
+    /// Of the times that have ended.
+    ended: LimitExceeded,
+    /// Since when it has been above it.
+    since: Option<Instant>,
+    warned: bool,
+}
+
+impl Exceeded {
+    /// It is so many bytes above the limit at `now`.
+    fn note(&mut self, over: u64, now: Instant) {
+        match (over > 0, self.since) {
+            (true, None) => {
+                self.since = Some(now);
+                self.ended.events += 1;
+            }
+            (false, Some(_)) => {
+                self.ended.seconds = self.until(now).seconds;
+                self.since = None;
+            }
+            _ => {}
+        }
+        self.ended.bytes_peak = self.ended.bytes_peak.max(over);
+    }
+
+    /// All of it, with the time since the limit was crossed last if it has not come down since.
+    pub fn until(&self, now: Instant) -> LimitExceeded {
+        let going_on = self
+            .since
+            .map_or(0.0, |since| now.duration_since(since).as_secs_f64());
+        LimitExceeded {
+            seconds: self.ended.seconds + going_on,
+            ..self.ended
+        }
+    }
 }
 
 impl Shared {
@@ -327,20 +358,8 @@ impl Shared {
 
     /// Keeps the books of time above the limit; called by the control thread on each tick and by the evictor.
     pub fn note_limit(&self, dram: Bytes, limit: Bytes) {
-        let mut exceeded = lock(&self.exceeded);
         let over = dram.0.saturating_sub(limit.0);
-        match (over > 0, exceeded.since) {
-            (true, None) => {
-                exceeded.since = Some(Instant::now());
-                exceeded.total.events += 1;
-            }
-            (false, Some(since)) => {
-                exceeded.total.seconds += since.elapsed().as_secs_f64();
-                exceeded.since = None;
-            }
-            _ => {}
-        }
-        exceeded.total.bytes_peak = exceeded.total.bytes_peak.max(over);
+        lock(&self.exceeded).note(over, Instant::now());
     }
 
     /// No tier has room and the limit is reached: says so once, and decides as the user chose.
@@ -404,4 +423,30 @@ pub(crate) fn note_run(
 /// One whole page of a buffer.
 pub(crate) fn page_of(buffer: &[u8], index: usize) -> &[u8] {
     &buffer[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_above_the_limit_counts_while_it_lasts() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut exceeded = Exceeded::default();
+        exceeded.note(0, at(0));
+        assert_eq!(exceeded.until(at(1)), LimitExceeded::default());
+        exceeded.note(5, at(1));
+        exceeded.note(9, at(2));
+        let seen = |events, seconds| LimitExceeded {
+            events,
+            bytes_peak: 9,
+            seconds,
+        };
+        assert_eq!(exceeded.until(at(4)), seen(1, 3.0));
+        exceeded.note(0, at(5));
+        assert_eq!(exceeded.until(at(100)), seen(1, 4.0));
+        exceeded.note(1, at(100));
+        assert_eq!(exceeded.until(at(101)), seen(2, 5.0));
+    }
 }

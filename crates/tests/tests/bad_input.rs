@@ -335,6 +335,13 @@ fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
             .is_some_and(|bytes| bytes > 16e6),
         "the report says how far the limit was exceeded: {stayed}"
     );
+    // Each is a page moved out and back in vain. Without a rest between tries: tens of thousands.
+    let refused_stores = stayed.number("counters.refused_store");
+    println!("refused stores: {refused_stores:?}");
+    assert!(
+        refused_stores.is_some_and(|pages| pages < 5000.0),
+        "while nothing has room, little is tried: {stayed}"
+    );
     let killed = job
         .tier(&tier("kill"))
         .options(["--when-full", "kill"])

@@ -78,7 +78,7 @@ impl Control {
             fault_latency_seconds: crate::report::Quantiles::of(&lock(&shared.fault_latency)),
             pages: (&stats).into(),
             rates,
-            limit_exceeded: lock(&shared.exceeded).total,
+            limit_exceeded: lock(&shared.exceeded).until(Instant::now()),
             policies: self.policies(),
             counters: (&stats).into(),
         };
@@ -126,7 +126,7 @@ impl Control {
             fault_latency: &latency,
             stall: undercroft_base::Nanos(stall),
             tiers,
-            limit_exceeded: lock(&shared.exceeded).total,
+            limit_exceeded: lock(&shared.exceeded).until(Instant::now()),
             manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
             metadata: Bytes(metadata),
             managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
