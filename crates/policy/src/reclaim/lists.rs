@@ -6,10 +6,10 @@
 //! and one says that it has a link; those bits counted up to a page say where, so nothing stores that:
 //!
 //! ```text
-//! Chunk: 512 pages, 376 bytes; none while no page of it is in a list
+//! Chunk: 512 pages, 368 bytes; none while no page of it is in a list
 //! +------------------------------------------------------------------------------+
 //! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link       |     Link, 7 bytes
-//! | until: u16 x 8: links up to the end of each block                            |     +--------------+------------------+
+//! | until, len: links up to the end of each block, 9 bits each; in all           |     +--------------+------------------+
 //! | pieces: u32 x 8 ---> Piece: 64 links (the last is partly filled)             |     | next page 28 | previous page 28 |
 //! | listed, holes: u16; holed: blocks with holes                                 |     +--------------+------------------+
 //! +------------------------------------------------------------------------------+
@@ -36,7 +36,8 @@
 //! 128 or 256 pages: no faster where it counts, 0.1 to 0.7 bytes more. Links packed without holes: each removal moves the
 //! links of all higher pages of the chunk, up to 3.5 KiB.
 //!
-//! At an end of a list the link that leads nowhere holds any number: who asks compares with the list's front and back.
+//! The page at the back keeps its place in the list's ends, not in its link: that is written once, when the next page comes
+//! and both neighbours are known. At the front the link that leads nowhere holds any number: who asks compares with the front.
 //! Limit: page numbers below 2^28 (1 TiB of address space, what the ledger is laid out for).
 
 use undercroft_base::{Bytes, CHUNK_PAGES, PageCount, PageNo};
@@ -46,6 +47,8 @@ const PAGE_MASK: u32 = (1 << PAGE_BITS) - 1;
 const PER_CHUNK: usize = CHUNK_PAGES as usize;
 const PER_BLOCK: usize = 64;
 const BLOCKS: usize = PER_CHUNK / PER_BLOCK;
+const LAST_BLOCK: usize = BLOCKS - 1;
+const UNTIL_BITS: usize = 9;
 /// Links in a piece, and the most pieces of a chunk.
 const PIECE_LINKS: usize = 64;
 const PIECES: usize = PER_CHUNK / PIECE_LINKS;
@@ -82,10 +85,12 @@ const _: () = assert!(size_of::<Link>() == 7, "the metadata budget of a page");
 impl Link {
     #[inline]
     fn new(next: u32, prev: u32) -> Link {
-        let mut link = Link::default();
-        link.set_next(next);
-        link.set_prev(prev);
-        link
+        let high = prev >> (32 - PAGE_BITS);
+        Link {
+            low: (next | prev << PAGE_BITS).to_le_bytes(),
+            middle: (high as u16).to_le_bytes(),
+            high: (high >> 16) as u8,
+        }
     }
 
     #[inline]
@@ -102,14 +107,6 @@ impl Link {
     #[inline]
     fn set_next(&mut self, page: u32) {
         self.low = (u32::from_le_bytes(self.low) & !PAGE_MASK | page).to_le_bytes();
-    }
-
-    #[inline]
-    fn set_prev(&mut self, page: u32) {
-        self.low = (self.next() | page << PAGE_BITS).to_le_bytes();
-        let high = page >> (32 - PAGE_BITS);
-        self.middle = (high as u16).to_le_bytes();
-        self.high = (high >> 16) as u8;
     }
 }
 
@@ -168,6 +165,13 @@ fn set(planes: &mut [u64; 2], bit: u32, value: u8) {
     }
 }
 
+/// One for each of the first `blocks` blocks, as they are counted in [`Chunk::until`].
+#[inline]
+fn ones(blocks: usize) -> u64 {
+    const ONES: u64 = ((1 << (UNTIL_BITS * LAST_BLOCK)) - 1) / ((1 << UNTIL_BITS) - 1);
+    ONES & ((1 << (UNTIL_BITS * blocks)) - 1)
+}
+
 /// Place of a page in its chunk: its block, and its bit there.
 #[inline]
 fn place(page: u32) -> (usize, u32) {
@@ -185,6 +189,7 @@ struct Pool {
 }
 
 impl Pool {
+    #[inline(never)]
     fn take(&mut self) -> u32 {
         if self.free == 0 {
             let first = (self.slabs.len() * SLAB_PIECES) as u32;
@@ -212,12 +217,15 @@ impl Pool {
 }
 
 #[derive(Default)]
+#[repr(align(64))] // what is counted and the pieces lie in one line of the cache
 struct Chunk {
     blocks: [Block; BLOCKS],
-    /// Links, holes among them, up to the end of each block.
-    until: [u16; BLOCKS],
+    /// Links, holes among them, up to the end of each block but the last, 9 bits each: counted up and down all at once.
+    until: u64,
     /// Those that the links need; the rest is of no meaning.
     pieces: [u32; PIECES],
+    /// Links, holes among them.
+    len: u16,
     /// Pages in a list.
     listed: u16,
     holes: u16,
@@ -227,14 +235,28 @@ struct Chunk {
 
 impl Chunk {
     #[inline]
-    fn list(&self, page: u32) -> u8 {
+    fn list(&self, page: u32) -> Option<List> {
         let (block, bit) = place(page);
-        get(self.blocks[block].list, bit)
+        match get(self.blocks[block].list, bit) {
+            0 => None,
+            1 => Some(List::A),
+            2 => Some(List::B),
+            _ => Some(List::C),
+        }
     }
 
     /// Links, holes among them.
     fn len(&self) -> usize {
-        usize::from(self.until[BLOCKS - 1])
+        self.len.into()
+    }
+
+    /// Links, holes among them, up to the end of a block.
+    #[inline]
+    fn end(&self, block: usize) -> usize {
+        match block {
+            LAST_BLOCK => self.len(),
+            _ => (self.until >> (UNTIL_BITS * block)) as usize & ((1 << UNTIL_BITS) - 1),
+        }
     }
 
     #[inline]
@@ -248,7 +270,7 @@ impl Chunk {
     fn rank(&self, page: u32) -> usize {
         let (block, bit) = place(page);
         let not_below = self.blocks[block].links >> bit;
-        usize::from(self.until[block]) - not_below.count_ones() as usize
+        self.end(block) - not_below.count_ones() as usize
     }
 
     #[inline]
@@ -260,39 +282,50 @@ impl Chunk {
     fn add_link(&mut self, page: u32, link: Link, pool: &mut Pool) {
         let (block, bit) = place(page);
         let rank = self.rank(page);
-        let rank = match self.hole_near(block, bit) {
+        let free = match self.hole_near(block, bit) {
             Some((at, hole)) => {
-                let from = self.rank((at * PER_BLOCK) as u32 + hole);
+                let hole_rank = self.rank((at * PER_BLOCK) as u32 + hole);
                 self.blocks[at].links &= !(1 << hole);
-                self.count_holes(at, 1, 0);
-                for until in &mut self.until[at.min(block)..block] {
-                    *until -= 1;
-                }
-                for until in &mut self.until[block..at.max(block)] {
-                    *until += 1;
-                }
-                if from < rank {
-                    self.shift_down(from, rank - 1, pool);
-                    rank - 1
-                } else {
-                    self.shift_up(rank, from, pool);
-                    rank
-                }
+                self.hole_filled(at);
+                self.until = self.until.wrapping_add(ones(at));
+                hole_rank
             }
             None => {
                 let len = self.len();
                 if len.is_multiple_of(PIECE_LINKS) {
                     self.pieces[len / PIECE_LINKS] = pool.take();
                 }
-                for until in &mut self.until[block..] {
-                    *until += 1;
-                }
-                self.shift_up(rank, len, pool);
-                rank
+                self.until += ones(LAST_BLOCK);
+                self.len += 1;
+                len
             }
         };
+        self.until = self.until.wrapping_sub(ones(block));
         self.blocks[block].links |= 1 << bit;
-        *self.link(rank, pool) = link;
+        self.put_link(free, rank, link, pool);
+    }
+
+    /// Puts a link before the one at `rank`. The one at `from` is of no meaning; those between make way.
+    #[inline]
+    fn put_link(&self, from: usize, rank: usize, link: Link, pool: &mut Pool) {
+        let down = from < rank;
+        let to = rank - usize::from(down);
+        if from / PIECE_LINKS != to / PIECE_LINKS {
+            match down {
+                true => self.shift_down(from, to, pool),
+                false => self.shift_up(to, from, pool),
+            }
+            *self.link(to, pool) = link;
+            return;
+        }
+        let piece = pool.piece(self.pieces[to / PIECE_LINKS]);
+        let (from, to) = (from % PIECE_LINKS, to % PIECE_LINKS);
+        let (start, end, dest) = match down {
+            true => (from + 1, to + 1, from),
+            false => (to, from, to + 1),
+        };
+        piece.copy_within(start..end, dest);
+        piece[to] = link;
     }
 
     /// The hole nearest to a page that has no link, in its own block if there is one; its block and bit there.
@@ -314,12 +347,13 @@ impl Chunk {
         Some((at, 63 - self.blocks[at].holes().leading_zeros()))
     }
 
-    /// Counts holes of a block that were filled, and holes that came.
+    /// One hole less in a block.
     #[inline]
-    fn count_holes(&mut self, block: usize, filled: u16, came: u16) {
-        self.holes = self.holes + came - filled;
-        let any = self.blocks[block].holes() != 0;
-        self.holed = self.holed & !(1 << block) | u8::from(any) << block;
+    fn hole_filled(&mut self, block: usize) {
+        self.holes -= 1;
+        if self.blocks[block].holes() == 0 {
+            self.holed &= !(1 << block);
+        }
     }
 
     /// Moves links `from..to` one place up.
@@ -362,7 +396,13 @@ impl Chunk {
 
     /// Moves the links together, less the holes and those that say what is understood. * `first`: the chunk's first page.
     fn compact(&mut self, first: u32, pool: &mut Pool) {
-        let (len, mut rank, mut kept) = (self.len(), 0, 0);
+        let (len, mut rank, mut kept, mut until) = (self.len(), 0, 0, 0);
+        let pieces = &self.pieces[..len.div_ceil(PIECE_LINKS)];
+        let mut all = [[Link::default(); PIECE_LINKS]; PIECES];
+        for (links, piece) in all.iter_mut().zip(pieces) {
+            *links = *pool.piece(*piece);
+        }
+        let links_of_chunk = all.as_flattened_mut();
         for index in 0..BLOCKS {
             let listed = self.blocks[index].listed();
             let mut links = self.blocks[index].links;
@@ -370,21 +410,28 @@ impl Chunk {
                 let bit = links.trailing_zeros();
                 links &= links - 1;
                 let page = first + (index * PER_BLOCK) as u32 + bit;
-                let link = *self.link(rank, pool);
+                let link = links_of_chunk[rank];
                 rank += 1;
                 let understood = link.next() == after(page) && link.prev() == before(page);
                 if listed >> bit & 1 == 0 || understood {
                     self.blocks[index].links &= !(1 << bit);
                 } else {
-                    *self.link(kept, pool) = link;
+                    links_of_chunk[kept] = link;
                     kept += 1;
                 }
             }
-            self.until[index] = kept as u16;
+            if index < LAST_BLOCK {
+                until |= (kept as u64) << (UNTIL_BITS * index);
+            }
         }
-        for index in kept.div_ceil(PIECE_LINKS)..len.div_ceil(PIECE_LINKS) {
-            pool.give(self.pieces[index]);
+        let (used, free) = pieces.split_at(kept.div_ceil(PIECE_LINKS));
+        for (links, piece) in all.iter().zip(used) {
+            *pool.piece(*piece) = *links;
         }
+        for piece in free {
+            pool.give(*piece);
+        }
+        (self.until, self.len) = (until, kept as u16);
         (self.holes, self.holed) = (0, 0);
     }
 
@@ -395,11 +442,12 @@ impl Chunk {
     }
 }
 
-/// `front` and `back` are pages only while `len` is not 0.
+/// `front` and `back` are pages only while `len` is not 0, `before_back` only while it is above 1.
 #[derive(Clone, Copy, Default)]
 struct Ends {
     front: u32,
     back: u32,
+    before_back: u32,
     len: u64,
 }
 
@@ -447,28 +495,48 @@ impl PageLists {
         let is_hole = block.links >> bit & 1 == 1;
         chunk.listed += 1;
         if is_hole {
-            chunk.count_holes(at, 1, 0);
+            chunk.hole_filled(at);
         }
         self.join_back(list, page.0);
     }
 
     /// Takes the page out of its list and says which it was. Panics when it is in none.
     pub fn remove(&mut self, page: PageNo) -> List {
-        let list = self.listed(page);
-        let (next, prev) = self.neighbours(page.0);
-        let chunk = self.chunk_mut(page.0);
+        let PageLists {
+            chunks, pool, ends, ..
+        } = self;
+        let chunk = chunks.get_mut(page.0 as usize / PER_CHUNK);
+        let chunk = chunk.and_then(Option::as_deref_mut);
+        let Some((list, chunk)) = chunk.and_then(|chunk| Some((chunk.list(page.0)?, chunk))) else {
+            panic!("{page:?} is in no list: removed twice, or never inserted");
+        };
         let (at, bit) = place(page.0);
         let block = &mut chunk.blocks[at];
-        set(&mut block.list, bit, 0);
-        set(&mut block.mark, bit, 0);
-        let is_hole = block.links >> bit & 1 == 1;
+        let others = !(1 << bit);
+        for plane in block.list.iter_mut().chain(&mut block.mark) {
+            *plane &= others;
+        }
         chunk.listed -= 1;
-        if is_hole {
-            chunk.count_holes(at, 0, 1);
+        let (mut next, mut prev) = (after(page.0), before(page.0));
+        if chunk.has_link(page.0) {
+            let link = chunk.link(chunk.rank(page.0), pool);
+            (next, prev) = (link.next(), link.prev());
+            // It is a hole now.
+            chunk.holes += 1;
+            chunk.holed |= 1 << at;
         }
         let settle = chunk.listed == 0 || chunk.holes >= HOLES_MAX;
-        // The neighbours after the page has left: its link is then the nearest hole for theirs.
-        self.join_neighbours(list, page.0, next, prev);
+        let ends = &mut ends[list as usize - 1];
+        if ends.front == page.0 {
+            ends.front = next;
+            ends.len -= 1;
+        } else {
+            if ends.back == page.0 {
+                prev = ends.before_back;
+            }
+            // After the page has left: its link is then the nearest hole for those of its neighbours.
+            self.join_neighbours(list, page.0, next, prev);
+        }
         if settle {
             self.settle(page);
         }
@@ -482,7 +550,7 @@ impl PageLists {
             return;
         }
         let old = self.listed(page);
-        let (next, prev) = self.neighbours(page.0);
+        let (next, prev) = self.neighbours(old, page.0);
         self.join_neighbours(old, page.0, next, prev);
         if old != list {
             let (block, bit) = place(page.0);
@@ -510,12 +578,7 @@ impl PageLists {
 
     /// The list the page is in.
     pub fn list(&self, page: PageNo) -> Option<List> {
-        match self.chunk(page.0)?.list(page.0) {
-            0 => None,
-            1 => Some(List::A),
-            2 => Some(List::B),
-            _ => Some(List::C),
-        }
+        self.chunk(page.0)?.list(page.0)
     }
 
     /// Pages in `list`.
@@ -576,34 +639,43 @@ impl PageLists {
     }
 
     /// Joins a page, whose bits say that it is in `list`, behind the back of it.
+    #[inline]
     fn join_back(&mut self, list: List, page: u32) {
         let ends = &mut self.ends[list as usize - 1];
-        let Ends { back, len, .. } = *ends;
+        let old = *ends;
         ends.back = page;
         ends.len += 1;
-        if len == 0 {
+        if old.len == 0 {
             ends.front = page;
+            ends.before_back = before(page);
         } else {
-            self.set_prev(page, back);
-            self.set_next(back, page);
+            ends.before_back = old.back;
+            let link = Link::new(page, old.before_back);
+            self.set_link(old.back, |of| *of = link);
         }
     }
 
     /// Joins the neighbours of a page that leaves the list.
     fn join_neighbours(&mut self, list: List, page: u32, next: u32, prev: u32) {
         let ends = &mut self.ends[list as usize - 1];
-        let (is_front, is_back) = (ends.front == page, ends.back == page);
         ends.len -= 1;
-        if is_front {
+        if ends.front == page {
             ends.front = next;
+            return;
         }
-        if is_back {
+        if ends.back == page {
             ends.back = prev;
+            let (_, before) = self.link_of(prev);
+            self.ends[list as usize - 1].before_back = before;
+            return;
         }
-        if !is_front && !is_back {
-            self.set_next(prev, next);
+        let next_is_back = ends.back == next;
+        if next_is_back {
+            ends.before_back = prev;
+        } else {
             self.set_prev(next, prev);
         }
+        self.set_next(prev, next);
     }
 
     /// Gives back what a chunk no longer needs.
@@ -642,8 +714,18 @@ impl PageLists {
         }
     }
 
-    /// The pages after and before a page that is in a list.
-    fn neighbours(&mut self, page: u32) -> (u32, u32) {
+    /// The pages after and before a page of `list`; any number where there is none.
+    #[inline]
+    fn neighbours(&mut self, list: List, page: u32) -> (u32, u32) {
+        let ends = self.ends[list as usize - 1];
+        match ends.back == page {
+            true => (after(page), ends.before_back),
+            false => self.link_of(page),
+        }
+    }
+
+    /// What the page's link says, or that it has none: its neighbours, unless it is at the back of its list.
+    fn link_of(&mut self, page: u32) -> (u32, u32) {
         let PageLists { chunks, pool, .. } = self;
         match chunks.get(page as usize / PER_CHUNK) {
             Some(Some(chunk)) if chunk.has_link(page) => {
@@ -655,25 +737,27 @@ impl PageLists {
     }
 
     fn set_next(&mut self, page: u32, next: u32) {
-        self.set_link(page, next == after(page), |link| link.set_next(next));
+        self.set_link(page, |link| link.set_next(next));
     }
 
     fn set_prev(&mut self, page: u32, prev: u32) {
-        self.set_link(page, prev == before(page), |link| link.set_prev(prev));
+        self.set_link(page, |link| *link = Link::new(link.next(), prev));
     }
 
-    /// Changes the link of a page; one that has none gets one unless it is `straight` without.
+    /// Changes the link of a page; one that has none gets one unless it says as much without.
     #[inline]
-    fn set_link(&mut self, page: u32, straight: bool, set: impl FnOnce(&mut Link)) {
+    fn set_link(&mut self, page: u32, set: impl FnOnce(&mut Link)) {
         let PageLists { chunks, pool, .. } = self;
         let Some(Some(chunk)) = chunks.get_mut(page as usize / PER_CHUNK) else {
             return;
         };
         if chunk.has_link(page) {
             set(chunk.link(chunk.rank(page), pool));
-        } else if !straight {
-            let mut link = Link::new(after(page), before(page));
-            set(&mut link);
+            return;
+        }
+        let mut link = Link::new(after(page), before(page));
+        set(&mut link);
+        if link.next() != after(page) || link.prev() != before(page) {
             chunk.add_link(page, link, pool);
         }
     }

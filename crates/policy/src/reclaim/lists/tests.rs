@@ -20,7 +20,7 @@ impl PageLists {
                 links += block.links.count_ones() as u16;
                 listed += block.listed().count_ones() as u16;
                 holes += block.holes().count_ones() as u16;
-                assert_eq!(chunk.until[index], links);
+                assert_eq!(chunk.end(index), usize::from(links));
                 assert_eq!(chunk.holed >> index & 1 == 1, block.holes() != 0);
                 assert_eq!((block.mark[0] | block.mark[1]) & !block.listed(), 0);
             }
@@ -37,10 +37,11 @@ impl PageLists {
         }
         assert_eq!(pieces, self.pool.slabs.len() * SLAB_PIECES);
         assert_eq!(self.chunks_used, chunks);
-        for ends in self.ends {
+        for list in LISTS {
+            let ends = self.ends[list as usize - 1];
             let (mut page, mut before) = (ends.front, None);
             for left in (0..ends.len).rev() {
-                let (next, prev) = self.neighbours(page);
+                let (next, prev) = self.neighbours(list, page);
                 assert!(before.is_none_or(|before| before == prev));
                 before = Some(page);
                 page = if left > 0 { next } else { page };
