@@ -178,23 +178,19 @@ impl<L: Ledger> Engine<L> {
         self.batch.pages.clear();
         self.batch.followers.clear();
         let stamp = self.stamp();
-        for at in 0..self.victims.len() {
-            let no = self.victims[at];
-            let entry = self.table.entry(no);
-            let retained =
-                entry
-                    .flags
-                    .has(Flags::RETAINED)
-                    .then_some((entry.tier, entry.slot, entry.stamp));
-            let (space, page) = self.table.address(no);
-            out.push(EvictItem {
+        let table = &self.table;
+        out.extend(self.victims.iter().map(|&no| {
+            let entry = table.entry(no);
+            let kept = entry.flags.has(Flags::RETAINED);
+            let (space, page) = table.address(no);
+            EvictItem {
                 no,
                 space,
                 page,
                 stamp,
-                retained,
-            });
-        }
+                retained: kept.then_some((entry.tier, entry.slot, entry.stamp)),
+            }
+        }));
         if out.len() > 1 {
             out.sort_unstable_by_key(|item| (item.space, item.page));
         }
@@ -315,25 +311,15 @@ impl<L: Ledger> Engine<L> {
     /// Publishes where item `at`, which was `Moved`, went; the old copy may be freed after this. `PutBack`: the caller has
     /// installed the bytes at every place of [`Engine::places_of`]. Appends to `wake` where threads wait.
     pub fn publish(&mut self, at: usize, outcome: Outcome, wake: &mut Vec<(SpaceId, VirtPage)>) {
-        let page = self.batch.pages[at];
+        let page = &self.batch.pages[at];
         assert!(!page.settled, "an evicted page is published once");
+        let (dead, no, stamp) = (page.dead, page.item.no, page.item.stamp);
         self.wake_waiting(at, wake);
         let mut claims = 0;
-        if !page.dead {
-            claims += u32::from(self.publish_one(page.item.no, page.item.stamp, outcome));
+        if !dead {
+            claims += u32::from(self.publish_one(no, stamp, outcome));
             match outcome {
-                Outcome::PutBack => {
-                    match page.wanted {
-                        true => self.stats.recalled += 1,
-                        false => self.stats.refused_store += 1,
-                    }
-                    let distance = PageCount(0);
-                    let arrival = match page.wanted {
-                        true => Arrival::SwapIn { distance },
-                        false => Arrival::Returned,
-                    };
-                    self.back_to_resident(at, arrival);
-                }
+                Outcome::PutBack => self.put_back(at),
                 _ => {
                     self.uncount();
                     self.evictions += 1;
@@ -341,8 +327,46 @@ impl<L: Ledger> Engine<L> {
                 }
             }
         }
+        if !self.batch.followers.is_empty() {
+            claims += self.publish_followers(at, stamp, outcome);
+        }
+        if let Outcome::Stored(tier, slot) = outcome {
+            match claims {
+                0 => self.release(tier, slot),
+                1 => {}
+                more => _ = self.refs.insert((tier, slot), more),
+            }
+        }
+        let page = &mut self.batch.pages[at];
+        page.settled = true;
+        if let (false, Some((space, heir))) = (dead, page.heir) {
+            self.retain_for(space, heir, self.table.entry(no));
+        }
+        self.forget_note(at);
+    }
+
+    /// Item `at` was put back: it is resident again, not cold if a thread waited for it.
+    #[inline(never)]
+    fn put_back(&mut self, at: usize) {
+        let wanted = self.batch.pages[at].wanted;
+        match wanted {
+            true => self.stats.recalled += 1,
+            false => self.stats.refused_store += 1,
+        }
+        let distance = PageCount(0);
+        let arrival = match wanted {
+            true => Arrival::SwapIn { distance },
+            false => Arrival::Returned,
+        };
+        self.back_to_resident(at, arrival);
+    }
+
+    /// Publishes the pages of fork children that share the fate of item `at`; how many claims on the new slot they took.
+    #[inline(never)]
+    fn publish_followers(&mut self, at: usize, stamp: Stamp, outcome: Outcome) -> u32 {
+        let mut claims = 0;
         while let Some(child) = self.take_follower(at) {
-            claims += u32::from(self.publish_one(child, page.item.stamp, outcome));
+            claims += u32::from(self.publish_one(child, stamp, outcome));
             if outcome == Outcome::PutBack {
                 // The child's claim on the copy below, if any, stays retained too.
                 let entry = self.table.entry(child);
@@ -359,22 +383,12 @@ impl<L: Ledger> Engine<L> {
                 self.reclaim.insert(child, Arrival::Returned);
             }
         }
-        if let Outcome::Stored(tier, slot) = outcome {
-            match claims {
-                0 => self.release(tier, slot),
-                1 => {}
-                more => _ = self.refs.insert((tier, slot), more),
-            }
-        }
-        if let (false, Some((space, heir))) = (page.dead, page.heir) {
-            self.retain_for(space, heir, self.table.entry(page.item.no));
-        }
-        self.batch.pages[at].settled = true;
-        self.forget_note(at);
+        claims
     }
 
     /// Gives one page of the batch its stored entry; true when it took a claim on the new slot. Drops its claim on the
     /// retained copy unless that is what serves now.
+    #[inline(always)] // on the way of every page that leaves
     fn publish_one(&mut self, no: PageNo, stamp: Stamp, outcome: Outcome) -> bool {
         let entry = self.table.entry(no);
         assert_eq!(

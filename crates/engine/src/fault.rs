@@ -176,7 +176,7 @@ impl<L: Ledger> Engine<L> {
         FaultAnswer::NoRoom
     }
 
-    #[inline]
+    #[inline(always)] // on the way of every fault
     fn plan_page(
         &mut self,
         plan: &mut LoadPlan,
@@ -214,8 +214,8 @@ impl<L: Ledger> Engine<L> {
         });
     }
 
-    /// Adds the pages that the prefetch policy wants along: those in the same state as the faulting one, inside its
-    /// region, while at least half the room stays free.
+    /// Asks the prefetch policy what comes along, and adds it.
+    #[inline]
     fn plan_window(&mut self, plan: &mut LoadPlan, fault: Fault, fresh: bool, room: i64) {
         let seen = FaultSeen {
             space: fault.space,
@@ -228,9 +228,23 @@ impl<L: Ledger> Engine<L> {
             self.stats.prefetch_hits += self.expected.pages;
         }
         self.expected.at = None;
-        if count == 0 || stride == 0 {
-            return;
+        if count > 0 && stride != 0 {
+            self.plan_along(plan, fault, fresh, room, stride, count);
         }
+    }
+
+    /// Adds those of the window that are in the same state as the faulting page, inside its region, while at least half the
+    /// room stays free.
+    #[inline(never)]
+    fn plan_along(
+        &mut self,
+        plan: &mut LoadPlan,
+        fault: Fault,
+        fresh: bool,
+        room: i64,
+        stride: i64,
+        count: u32,
+    ) {
         let spare = match self.config.room {
             Room::Ahead => room,
             Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
@@ -289,7 +303,7 @@ impl<L: Ledger> Engine<L> {
         // another place by now.
         entry.state == PageState::Loading
             && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp)
-            && self.table.address(item.no) == (item.space, item.page)
+            && self.table.is_at(item.no, item.space, item.page)
     }
 
     /// Settles pages of a plan by their `install` result. Each item is finished exactly once.

@@ -225,9 +225,10 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Pages that fit below the limit; negative when it is exceeded.
+    #[inline]
     pub fn room(&self) -> i64 {
         let limit = self.config.limit.0 as i64;
-        (limit - self.dram_used().0 as i64).div_euclid(PAGE_BYTES as i64)
+        (limit - self.dram_used().0 as i64) >> PAGE_BYTES.trailing_zeros()
     }
 
     fn reserve(&self) -> i64 {
@@ -252,10 +253,15 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// One page refers to the slot no more.
+    #[inline]
     fn release(&mut self, tier: TierId, slot: Slot) {
-        if tier == TierId::FILL {
-            return;
+        if tier != TierId::FILL {
+            self.release_slot(tier, slot);
         }
+    }
+
+    #[inline(never)]
+    fn release_slot(&mut self, tier: TierId, slot: Slot) {
         if let Some(count) = self.refs.get_mut(&(tier, slot)) {
             *count -= 1;
             if *count == 1 {
@@ -274,11 +280,13 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// The page cost DRAM and does no more.
+    #[inline]
     fn uncount(&mut self) {
         assert!(self.resident > 0, "more pages left memory than came");
         self.resident -= 1;
     }
 
+    #[inline]
     fn count(&mut self) {
         self.resident += 1;
         self.stats.resident_peak = self.stats.resident_peak.max(PageCount(self.resident));

@@ -31,11 +31,16 @@ pub struct DemoteItem {
 }
 
 impl<L: Ledger> Engine<L> {
+    #[inline]
     pub(crate) fn remember_age(&mut self, no: PageNo, stored: Entry) {
         let tier = stored.tier.0 as usize;
-        if stored.tier == TierId::FILL || !self.config.demotes.get(tier).copied().unwrap_or(false) {
-            return;
+        if stored.tier != TierId::FILL && self.config.demotes.get(tier).copied().unwrap_or(false) {
+            self.remember_age_in(tier, no, stored);
         }
+    }
+
+    #[inline(never)]
+    fn remember_age_in(&mut self, tier: usize, no: PageNo, stored: Entry) {
         let ages = &mut self.ages[tier];
         ages.queue.push_back((no, stored.stamp));
         if ages.queue.len() >= ages.sweep_at.max(4 * DEMOTE_PAGES_MAX) {

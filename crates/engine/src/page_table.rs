@@ -96,6 +96,7 @@ fn check_entry<L: Ledger>(
     Err(LedgerError::Entry { page, word, why })
 }
 
+#[inline]
 fn position(page: VirtPage) -> (u64, u32) {
     let chunk = u64::from(CHUNK_PAGES);
     (page.0 / chunk, (page.0 % chunk) as u32)
@@ -184,18 +185,35 @@ impl<L: Ledger> PageTable<L> {
     /// The entry's page number, if its chunk exists. O(1), no allocation.
     #[inline]
     pub fn find(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
-        let (at, offset) = position(page);
-        let found = &self.found[(at ^ u64::from(space.0)) as usize % FOUND];
-        let first = VirtPage(at * u64::from(CHUNK_PAGES));
-        let chunk = found.get();
-        let head = self.ledger.chunks().get(chunk.0 as usize);
-        let head = head.and_then(|word| ChunkHead::unpack(word.load(Ordering::Relaxed)));
-        if head == Some(ChunkHead { space, first }) {
-            return Some(chunk.page(offset));
+        let chunk = self.found_slot(space, page).get();
+        let no = chunk.page(position(page).1);
+        match self.is_at(no, space, page) {
+            true => Some(no),
+            false => self.search(space, page),
         }
+    }
+
+    #[inline]
+    fn found_slot(&self, space: SpaceId, page: VirtPage) -> &Cell<ChunkNo> {
+        &self.found[(position(page).0 ^ u64::from(space.0)) as usize % FOUND]
+    }
+
+    #[inline(never)]
+    fn search(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
+        let (at, offset) = position(page);
         let chunk = *self.spaces.get(&space)?.chunks.get(&at)?;
-        found.set(chunk);
+        self.found_slot(space, page).set(chunk);
         Some(chunk.page(offset))
+    }
+
+    /// Whether that is where the page is mapped. O(1), no search.
+    #[inline]
+    pub fn is_at(&self, no: PageNo, space: SpaceId, page: VirtPage) -> bool {
+        let (at, offset) = position(page);
+        let first = VirtPage(at * u64::from(CHUNK_PAGES));
+        let word = self.ledger.chunks().get(no.chunk().0 as usize);
+        let word = word.map_or(0, |word| word.load(Ordering::Relaxed));
+        word == ChunkHead { space, first }.pack() && no.offset() == offset
     }
 
     /// The entry's page number; takes a fresh chunk when there is none yet.
