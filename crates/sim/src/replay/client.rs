@@ -26,7 +26,7 @@ pub const KNOWN: u8 = 8;
 const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
 
 /// References looked at ahead of time, together.
-const LOOK_AHEAD: usize = 8;
+const LOOK_AHEAD: usize = 16;
 
 /// Where a client's time went.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

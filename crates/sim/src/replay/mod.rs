@@ -292,11 +292,18 @@ impl<'a> Replay<'a> {
     }
 
     /// Makes the reserve whole again, where there is one and it was broken into.
+    #[inline]
     fn reclaim(&mut self, at: usize) -> Result<(), SetupError> {
-        if self.setup.room == Room::Ahead && self.clients[at].engine.reclaim_wanted() {
-            while self.clients[at].engine.reclaim_unfinished() {
-                self.evict(at, EVICT_PAGES_MAX)?;
-            }
+        match self.setup.room == Room::Ahead && self.clients[at].engine.reclaim_wanted() {
+            true => self.evict_to_reserve(at),
+            false => Ok(()),
+        }
+    }
+
+    #[inline(never)]
+    fn evict_to_reserve(&mut self, at: usize) -> Result<(), SetupError> {
+        while self.clients[at].engine.reclaim_unfinished() {
+            self.evict(at, EVICT_PAGES_MAX)?;
         }
         Ok(())
     }
@@ -304,7 +311,29 @@ impl<'a> Replay<'a> {
     /// Reads the plan of a client and installs it; whether the faulting page came from a tier.
     fn load(&mut self, at: usize) -> bool {
         let client = &mut self.clients[at];
-        let items = std::mem::take(&mut client.plan.items);
+        let from_tier = match &client.plan.items[..] {
+            // Zeros, and nothing along.
+            [item] if item.tier == TierId::FILL => false,
+            _ => self.read_plan(at),
+        };
+        let client = &mut self.clients[at];
+        for item in &mut client.plan.items {
+            item.install = Install::Done;
+            let mark = &mut client.marks[item.no.0 as usize];
+            *mark &= !DIRTY;
+            if !item.demanded {
+                *mark |= AHEAD;
+            }
+        }
+        client.engine.finish(client.space, &mut client.plan.items);
+        self.collect(at);
+        from_tier
+    }
+
+    /// Reads the plan of a client; whether the faulting page comes from a tier.
+    fn read_plan(&mut self, at: usize) -> bool {
+        let client = &mut self.clients[at];
+        let items = &client.plan.items[..];
         let demanded = items.iter().position(|item| item.demanded).unwrap_or(0);
         let from_tier = items[demanded].tier != TierId::FILL;
         if from_tier {
@@ -320,7 +349,7 @@ impl<'a> Replay<'a> {
             client.spent.context_switch += switches;
             client.clock += software + switches;
         }
-        requests(&self.tiers, &items, demanded, &mut self.requests);
+        requests(&self.tiers, items, demanded, &mut self.requests);
         for (from, to) in self.requests.iter().copied() {
             let tier = &mut self.tiers[items[from].tier.0 as usize];
             let end = tier.read(client.clock, items[from].slot, (to - from) as u64);
@@ -340,17 +369,6 @@ impl<'a> Replay<'a> {
             }
             client.clock = end;
         }
-        client.plan.items = items;
-        for item in &mut client.plan.items {
-            item.install = Install::Done;
-            let mark = &mut client.marks[item.no.0 as usize];
-            *mark &= !DIRTY;
-            if !item.demanded {
-                *mark |= AHEAD;
-            }
-        }
-        client.engine.finish(client.space, &mut client.plan.items);
-        self.collect(at);
         from_tier
     }
 
@@ -485,12 +503,17 @@ impl<'a> Replay<'a> {
     }
 
     /// Gives freed slots back, and tells the engine what the pool holds.
+    #[inline]
     fn collect(&mut self, at: usize) {
-        let client = &mut self.clients[at];
-        client.engine.take_freed(&mut self.freed);
-        if self.freed.is_empty() && !self.has_pool {
-            return;
+        self.clients[at].engine.take_freed(&mut self.freed);
+        if !self.freed.is_empty() || self.has_pool {
+            self.give_back(at);
         }
+    }
+
+    #[inline(never)]
+    fn give_back(&mut self, at: usize) {
+        let client = &mut self.clients[at];
         for (tier, slot) in self.freed.drain(..) {
             self.tiers[tier.0 as usize].free(slot);
             client.held[tier.0 as usize] -= 1;
