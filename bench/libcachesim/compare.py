@@ -116,19 +116,21 @@ def inside(arguments):
     target = subprocess.run(
         ["cargo", "metadata", "--format-version", "1", "--no-deps"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
-    binary = Path(json.loads(target)["target_directory"]) / "release/examples/replay_pages"
+    binary = Path(json.loads(target)["target_directory"]) / "dist/examples/replay_pages"
     if not arguments.no_build:
-        subprocess.run(["cargo", "build", "--release", "-p", "undercroft-sim", "--example", "replay_pages"], cwd=ROOT, check=True)
+        build = ["cargo", "build", "--profile", "dist", "-p", "undercroft-sim", "--example", "replay_pages"]
+        subprocess.run(build, cwd=ROOT, check=True)
     if arguments.binary:
         binary = Path(arguments.binary)
     count = FIXTURE_REFERENCES if arguments.fixture else arguments.references
     footprint = FIXTURE_PAGES if arguments.fixture else arguments.pages
     rows = []
+    of_rounds = min if arguments.best else statistics.median
     with tempfile.TemporaryDirectory() as name:
-        for trace in TRACES:
+        for trace in arguments.traces.split(","):
             ours_path, theirs_path = write_traces(trace, count, footprint, Path(name))
             for policy in POLICIES:
-                for percent in PERCENT:
+                for percent in map(int, arguments.percent.split(",")):
                     frames = footprint * percent // 100
                     ours, theirs = [], []
                     for _ in range(1 if arguments.fixture else arguments.rounds):
@@ -142,9 +144,9 @@ def inside(arguments):
                         misses_libcachesim=theirs[0]["misses"],
                         difference_points=100 * abs(ours[0]["misses"] - theirs[0]["misses"]) / count,
                         miss_ratio=ours[0]["misses"] / count,
-                        ours_references_per_second=count / statistics.median(r["replay_seconds"] for r in ours),
-                        numbering_references_per_second=count / statistics.median(r["numbering_seconds"] for r in ours),
-                        libcachesim_references_per_second=count / statistics.median(r["seconds"] for r in theirs),
+                        ours_references_per_second=count / of_rounds([r["replay_seconds"] for r in ours]),
+                        numbering_references_per_second=count / of_rounds([r["numbering_seconds"] for r in ours]),
+                        libcachesim_references_per_second=count / of_rounds([r["seconds"] for r in theirs]),
                     )
                     row["speed_ratio"] = row["ours_references_per_second"] / row["libcachesim_references_per_second"]
                     rows.append(row)
@@ -190,6 +192,9 @@ def main():
     parser.add_argument("--references", type=int, default=20_000_000)
     parser.add_argument("--pages", type=int, default=1 << 18)
     parser.add_argument("--rounds", type=int, default=3, help="each program runs so often, in turn; the median counts")
+    parser.add_argument("--best", action="store_true", help="the best round counts, for each program: on a noisy machine")
+    parser.add_argument("--traces", default=",".join(TRACES), help="only these")
+    parser.add_argument("--percent", default=",".join(map(str, PERCENT)), help="memory sizes, in percent of the pages")
     parser.add_argument("--venv", help="virtual environment to use or make; default: a temporary one")
     parser.add_argument("--binary", help="our example, already built")
     parser.add_argument("--no-build", action="store_true", help="our example is built")
