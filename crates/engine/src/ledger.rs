@@ -194,6 +194,9 @@ pub(crate) struct ChunkHead {
 }
 
 impl ChunkHead {
+    /// Positions in units of a chunk's pages that fit the word.
+    pub(crate) const POSITIONS: u64 = 1 << 36;
+
     #[inline]
     pub(crate) fn pack(self) -> u64 {
         assert!(
@@ -207,7 +210,7 @@ impl ChunkHead {
     pub(crate) fn unpack(word: u64) -> Option<ChunkHead> {
         (word >> 63 == 1).then_some(ChunkHead {
             space: SpaceId((word >> 36) as u32 & 0xff_ffff),
-            first: VirtPage((word & ((1 << 36) - 1)) * u64::from(CHUNK_PAGES)),
+            first: VirtPage((word & (Self::POSITIONS - 1)) * u64::from(CHUNK_PAGES)),
         })
     }
 }

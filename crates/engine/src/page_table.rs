@@ -213,7 +213,10 @@ impl<L: Ledger> PageTable<L> {
         let first = VirtPage(at * u64::from(CHUNK_PAGES));
         let word = self.ledger.chunks().get(no.chunk().0 as usize);
         let word = word.map_or(0, |word| word.load(Ordering::Relaxed));
-        word == ChunkHead { space, first }.pack() && no.offset() == offset
+        // Addresses that no head can name would look like others.
+        at < ChunkHead::POSITIONS
+            && word == ChunkHead { space, first }.pack()
+            && no.offset() == offset
     }
 
     /// The entry's page number; takes a fresh chunk when there is none yet.

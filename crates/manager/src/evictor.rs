@@ -41,7 +41,8 @@ const LEND_STEP: u64 = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(32);
 
-/// Pages that try whether there is room again, while every tier is full: each is moved out and back in vain.
+/// Pages that try whether there is room again, while every tier is full: each is moved out and back in vain. Twice as many after each
+/// try that was not.
 const TRIAL_PAGES: usize = 4;
 
 /// Longest sleep while threads may be waiting for room that others make.
@@ -61,8 +62,8 @@ pub(crate) struct Evictor {
     /// Pages stored at a time.
     store_pages: usize,
     fruitless: u32,
-    /// Every tier was full when pages were to be stored last.
-    full: bool,
+    /// Pages of the next batch; fewer than [`EVICT_PAGES_MAX`] while every tier is full, or was a moment ago.
+    batch_pages: usize,
     /// Pages lent above the limit while nothing can leave for the moment.
     lent: u64,
 }
@@ -85,7 +86,7 @@ impl Evictor {
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
             fruitless: 0,
-            full: false,
+            batch_pages: EVICT_PAGES_MAX,
             lent: 0,
         })
     }
@@ -151,9 +152,8 @@ impl Evictor {
             };
             self.admit_waiters();
             if any && after.0 > before.0 {
-                // After full tiers the next batch that finds no room is the last one of its size.
-                self.fruitless = if self.full { FRUITLESS_MAX - 1 } else { 0 };
-                self.full = false;
+                self.fruitless = 0;
+                self.batch_pages = (2 * self.batch_pages).min(EVICT_PAGES_MAX);
                 pause = PAUSE;
                 self.lend(0);
                 continue;
@@ -167,13 +167,14 @@ impl Evictor {
                 continue;
             }
             self.fruitless += 1;
-            if self.full || self.fruitless >= FRUITLESS_MAX {
-                self.full = true;
+            if self.batch_pages < EVICT_PAGES_MAX || self.fruitless >= FRUITLESS_MAX {
+                self.batch_pages = TRIAL_PAGES;
                 self.stay_full(pause);
                 pause = (pause * 2).min(PAUSE_MAX);
             }
         }
         self.fruitless = 0;
+        self.batch_pages = EVICT_PAGES_MAX;
         self.lent = 0;
         self.shared.engine().set_over_limit(PageCount(0));
         self.admit_waiters();
@@ -182,18 +183,29 @@ impl Evictor {
         }
     }
 
-    /// Every tier is full: for `time` nothing is tried. Threads that find no room meanwhile wait for a millisecond at most.
+    /// Every tier is full: for `time` nothing is tried, unless the program makes room itself. Threads that find none meanwhile wait for
+    /// a millisecond at most.
     fn stay_full(&mut self, time: Duration) {
         let until = self.shared.elapsed() + time;
         loop {
-            if self.shared.engine().room() < 1 {
+            let (dram, limit, room, wanted) = {
+                let held = self.shared.pool_held();
+                let mut engine = self.shared.engine();
+                engine.set_pool_held(held);
+                let wanted = engine.reclaim_unfinished();
+                (engine.dram_used(), engine.limit(), engine.room(), wanted)
+            };
+            self.shared.note_limit(dram, limit);
+            if room < 1 {
                 self.shared.everything_full();
-                self.admit_waiters();
+                self.lent = 0; // what is allowed now has it
             }
-            std::thread::sleep(PAUSE);
-            if self.shared.elapsed() >= until || self.shared.stop.load(Ordering::Acquire) {
+            self.admit_waiters();
+            let over = self.shared.elapsed() >= until;
+            if over || !wanted || self.shared.stop.load(Ordering::Acquire) {
                 return;
             }
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -202,7 +214,8 @@ impl Evictor {
         if pages != self.lent {
             let mut engine = self.shared.engine();
             let allowed = engine.set_over_limit(PageCount(0)).0;
-            engine.set_over_limit(PageCount(allowed.saturating_sub(self.lent) + pages));
+            let others = allowed.saturating_sub(self.lent);
+            engine.set_over_limit(PageCount(others.saturating_add(pages)));
             self.lent = pages;
         }
     }
@@ -221,10 +234,7 @@ impl Evictor {
         // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.engine().stats().pages_swapped_out;
-        let most = match self.full {
-            true => TRIAL_PAGES,
-            false => EVICT_PAGES_MAX,
-        };
+        let most = self.batch_pages;
         let any =
             zeros || self.select_next(&mut items) || self.shared.engine().select(most, &mut items);
         let mut start = 0;

@@ -34,7 +34,7 @@ const RUN_PAGES: u64 = 64;
 /// Fork relatives asked whether they share a page.
 const RELATIVES_MAX: usize = 32;
 
-/// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it may be
+/// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it is
 /// exceeded by already, if that is more).
 const OVER_LIMIT_STEP: u64 = 256;
 
@@ -382,8 +382,9 @@ impl Shared {
         match self.options.when_full {
             WhenFull::Stay => {
                 let mut engine = self.engine();
-                let before = engine.set_over_limit(PageCount(0)).0;
-                engine.set_over_limit(PageCount(before + OVER_LIMIT_STEP.max(before / 4)));
+                // Of what it is, not of what it may be: asked again and again, it does not grow by itself.
+                let over = engine.room().min(0).unsigned_abs();
+                engine.set_over_limit(PageCount(over + OVER_LIMIT_STEP.max(over / 4)));
             }
             WhenFull::Kill => self.doom("every tier is full (--when-full kill)"),
         }

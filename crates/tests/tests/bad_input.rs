@@ -314,6 +314,48 @@ fn full_disk_never_costs_a_byte() {
     }
 }
 
+/// The program gives most of its memory back: what is left is moved out again, and the limit kept.
+#[test]
+fn room_that_comes_back_is_used() {
+    let name = "room_that_comes_back_is_used";
+    needs_undercroft!(name);
+    let Some(python) = find("python3") else {
+        return skip(name, "no python3");
+    };
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let script = "import hashlib, mmap, os, time\n\
+        data = [os.urandom(1 << 20) for _ in range(24)]\n\
+        sums = [hashlib.md5(part).digest() for part in data]\n\
+        waste = mmap.mmap(-1, 40 << 20, mmap.MAP_PRIVATE)\n\
+        for at in range(0, 40 << 20, 4096): waste[at:at + 4096] = os.urandom(4096)\n\
+        waste.close()\n\
+        time.sleep(4)\n\
+        assert sums == [hashlib.md5(part).digest() for part in data]\n";
+    let outcome = Job::new(python)
+        .args(["-c", script])
+        .limit(24 * MIB)
+        .tier(&format!(
+            "file:{},size=20M",
+            folder.path().join("tier").display()
+        ))
+        .timeout(90)
+        .run()
+        .expect(0);
+    let seconds = outcome.number("limit_exceeded.seconds");
+    let wall = outcome.number("wall_seconds");
+    println!("above the limit for {seconds:?} of {wall:?} s");
+    assert!(
+        outcome
+            .number("limit_exceeded.bytes_peak")
+            .is_some_and(|bytes| bytes > 8e6),
+        "it was far above: {outcome}"
+    );
+    assert!(
+        seconds < wall.map(|wall| wall - 2.0),
+        "it went on above the limit: {outcome}"
+    );
+}
+
 /// The tiers hold far less than what does not fit. Staying is the default, and the report says by how much the limit is
 /// exceeded; with `--when-full kill` the run ends with 125 and says why.
 #[test]
@@ -322,7 +364,16 @@ fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let tier = |name: &str| format!("file:{},size=12M", folder.path().join(name).display());
     let job = Job::new(build("touch"))
-        .args(["64", "--random-data", "--rounds", "2", "--exit", "7"])
+        .args([
+            "64",
+            "--random-data",
+            "--rounds",
+            "2",
+            "--hold",
+            "3",
+            "--exit",
+            "7",
+        ])
         .limit(16 * MIB)
         .timeout(90);
     let stayed = job.clone().tier(&tier("stay")).run().expect(7);
@@ -337,9 +388,10 @@ fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
     );
     // Each is a page moved out and back in vain. Without a rest between tries: tens of thousands.
     let refused_stores = stayed.number("counters.refused_store");
-    println!("refused stores: {refused_stores:?}");
+    let seconds = stayed.number("limit_exceeded.seconds");
+    println!("refused stores: {refused_stores:?} in {seconds:?} s");
     assert!(
-        refused_stores.is_some_and(|pages| pages < 5000.0),
+        refused_stores.is_some_and(|pages| pages < 1000.0 + 250.0 * seconds.unwrap_or(0.0)),
         "while nothing has room, little is tried: {stayed}"
     );
     let killed = job

@@ -217,7 +217,6 @@ impl Pool {
 }
 
 #[derive(Default)]
-#[repr(align(64))] // what is counted and the pieces lie in one line of the cache
 struct Chunk {
     blocks: [Block; BLOCKS],
     /// Links, holes among them, up to the end of each block but the last, 9 bits each: counted up and down all at once.
