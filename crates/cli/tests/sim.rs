@@ -1,7 +1,10 @@
 //! `undercroft sim` as a user meets it: tables, JSON, files, plots, and refusals that name the option.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Output};
+
+use undercroft_trace::{Access, Event, Header, Kind, Movement, TimeUnit, TraceWriter};
 
 fn sim(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_undercroft"))
@@ -97,6 +100,73 @@ fn out_gets_every_form_and_plots_that_say_simulated() {
             .expect("text")
             .contains("simulated")
     );
+}
+
+/// A live run that brought pages along, recorded: twice round eight pages, every second one faulted on.
+fn recorded(directory: &Path) -> String {
+    let header = Header {
+        granularity: 12,
+        time_unit: TimeUnit::Nanoseconds,
+        live: true,
+        movements: true,
+        ..Header::default()
+    };
+    let path = directory.join("live.uct");
+    let file = fs::File::create(&path).expect("a file");
+    let mut writer = TraceWriter::new(file, header).expect("a trace");
+    for time in 0..16 {
+        let kind = match time % 2 {
+            0 => Kind::Access(Access::Read),
+            _ => Kind::Movement(Movement::Ahead),
+        };
+        let event = Event {
+            time,
+            address: time % 8 * 4096,
+            kind,
+            client: 0,
+            thread: 0,
+        };
+        writer.write_event(event).expect("written");
+    }
+    writer.finish(16).expect("ended");
+    path.display().to_string()
+}
+
+#[test]
+fn a_live_trace_brings_along_what_came_along_unless_told_otherwise_and_then_says_what_that_is() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let trace = recorded(directory.path());
+    let of = |more: &[&str]| {
+        let all = [
+            &["--trace", &trace, "-m", "4p", "--reclaim", "lru", "--json"],
+            more,
+        ]
+        .concat();
+        let output = sim(&all);
+        let error = text(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let results: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let first = &results["outcomes"][0];
+        let name = first["setting"]["prefetch"].as_str().map(str::to_owned);
+        (name.expect("a name"), first["misses"].as_u64(), error)
+    };
+    let (name, misses, note) = of(&[]);
+    assert_eq!(
+        (name.as_str(), misses, note.as_str()),
+        ("traced", Some(8), "")
+    );
+    assert_eq!(of(&["--prefetch", "traced"]), (name, misses, note));
+    let (name, misses, note) = of(&["--prefetch", "none"]);
+    assert_eq!((name.as_str(), misses), ("none", Some(4)));
+    assert!(
+        note.contains("--prefetch none") && note.contains("--prefetch traced"),
+        "{note}"
+    );
+    // One that tells of no such pages.
+    let refused = sim(&["--trace", TRACE, "--prefetch", "traced"]);
+    let error = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert!(error.contains("--prefetch traced"), "{error}");
 }
 
 #[test]

@@ -38,8 +38,15 @@ pub enum Becomes {
     Evicted,
     /// The program has written it, or will before it is evicted live.
     Written,
+    /// The write that faulted changed nothing, nor did another before it was evicted live: its copy below is right.
+    Unchanged,
     /// It was used in memory, as the live policy was told then.
     Used,
+    /// The live prefetcher brought it along. What it brings here, the policy asked for says; or the trace, if that was asked for.
+    Ahead {
+        /// The program wrote it before it was evicted live.
+        written: bool,
+    },
 }
 
 /// A granule, and what became of it.
@@ -74,15 +81,42 @@ impl MemoryTrace {
     pub fn references(&self) -> u64 {
         self.clients.iter().map(|(_, refs)| refs.len() as u64).sum()
     }
+
+    /// Whether it tells of pages that were brought along. Their uses are then not in it, but for those seen by access bits.
+    pub fn tells_ahead(&self) -> bool {
+        let mut moved = self.moved.iter().flatten();
+        moved.any(|moved| matches!(moved.what, Becomes::Ahead { .. }))
+    }
 }
 
 /// Splits a trace by client.
 #[derive(Default)]
 pub(crate) struct Collector {
     streams: Vec<(Vec<u64>, Vec<Moved>)>,
-    /// Of a live trace, by client and address: the reference that brought the page, and that of the last time it was evicted.
-    came: FxHashMap<(u16, u64), (usize, Option<usize>)>,
+    /// Of a live trace, by client and address: what brought the page, and what had before it was evicted last.
+    came: FxHashMap<(u16, u64), (Brought, Option<Brought>)>,
     live: bool,
+}
+
+/// What brought a page.
+#[derive(Clone, Copy, Debug)]
+enum Brought {
+    /// The reference of this index.
+    Reference(usize),
+    /// The movement of this index, a [`Becomes::Ahead`].
+    Ahead(usize),
+}
+
+/// That a page was written at some time after it was brought, and before it left.
+fn written(brought: Brought, address: u64, moved: &mut Vec<Moved>) {
+    match brought {
+        Brought::Reference(at) => moved.push(Moved {
+            after: at + 1,
+            address,
+            what: Becomes::Written,
+        }),
+        Brought::Ahead(at) => moved[at].what = Becomes::Ahead { written: true },
+    }
 }
 
 impl Collector {
@@ -105,8 +139,9 @@ impl Collector {
             Kind::Access(access) => {
                 let write = u64::from(access.is_write()) * WRITE;
                 if self.live {
-                    let came = self.came.entry((event.client, event.address)).or_default();
-                    came.0 = references.len();
+                    let brought = Brought::Reference(references.len());
+                    let came = self.came.entry((event.client, event.address));
+                    came.or_insert((brought, None)).0 = brought;
                 }
                 references.push(event.address << 1 | write);
                 return;
@@ -115,23 +150,35 @@ impl Collector {
             Kind::Movement(Movement::Dropped) => Becomes::Dropped,
             Kind::Movement(Movement::Evicted) => {
                 // Not known to be clean yet: see below, or it was written.
-                if let Some(came) = self.came.get_mut(&(event.client, event.address)) {
-                    moved.extend(
-                        came.1
-                            .replace(came.0)
-                            .map(|after| written(after, event.address)),
-                    );
+                if let Some(came) = self.came.get_mut(&(event.client, event.address))
+                    && let Some(brought) = came.1.replace(came.0)
+                {
+                    written(brought, event.address, moved);
                 }
                 Becomes::Evicted
             }
             Kind::Movement(Movement::Clean) => {
-                if let Some(came) = self.came.get_mut(&(event.client, event.address)) {
-                    came.1 = None;
+                let came = self.came.get_mut(&(event.client, event.address));
+                match came.and_then(|came| came.1.take()) {
+                    Some(Brought::Reference(at)) if references[at] & WRITE != 0 => {
+                        moved.push(Moved {
+                            after: at + 1,
+                            address: event.address,
+                            what: Becomes::Unchanged,
+                        });
+                    }
+                    _ => {}
                 }
                 return;
             }
             Kind::Movement(Movement::Accessed) => Becomes::Used,
-            Kind::Movement(Movement::Ahead | Movement::Returned) => return,
+            Kind::Movement(Movement::Ahead) => {
+                let brought = Brought::Ahead(moved.len());
+                let came = self.came.entry((event.client, event.address));
+                came.or_insert((brought, None)).0 = brought;
+                Becomes::Ahead { written: false }
+            }
+            Kind::Movement(Movement::Returned) => return,
         };
         moved.push(Moved {
             after: references.len(),
@@ -153,11 +200,13 @@ impl Collector {
         };
         for ((client, address), (_, evicted)) in self.came {
             let (_, moved) = &mut self.streams[usize::from(client)];
-            moved.extend(evicted.map(|after| written(after, address)));
+            if let Some(brought) = evicted {
+                written(brought, address, moved);
+            }
         }
         for (at, (references, mut moved)) in self.streams.into_iter().enumerate() {
             moved.sort_by_key(|moved| match moved.what {
-                Becomes::Written => (moved.after, 0, moved.address),
+                Becomes::Written | Becomes::Unchanged => (moved.after, 0, moved.address),
                 _ => (moved.after, 1, 0), // as they came
             });
             if !references.is_empty() {
@@ -166,15 +215,6 @@ impl Collector {
             }
         }
         trace
-    }
-}
-
-/// That a page was written at some time after reference `brought`, and before it left.
-fn written(brought: usize, address: u64) -> Moved {
-    Moved {
-        after: brought + 1,
-        address,
-        what: Becomes::Written,
     }
 }
 
@@ -189,7 +229,7 @@ pub struct PageStream {
     pub runs: Vec<(u32, u32)>,
     /// Numbers given, pages nobody touches included; a multiple of 512.
     pub numbers: u32,
-    /// Pages that are touched, or found in memory; ascending.
+    /// Pages that are touched, found in memory or brought along; ascending.
     pub touched: Vec<u32>,
     /// References that write.
     pub writes: u64,
@@ -290,9 +330,10 @@ impl PageStream {
         }
         for moved in &mut moves {
             moved.number = ranked(moved.number);
-            touched[moved.number as usize] |= moved.what == Becomes::Found;
+            touched[moved.number as usize] |=
+                matches!(moved.what, Becomes::Found | Becomes::Ahead { .. });
         }
-        // Pages brought along, say, and never used have numbers too, though they are no part of the footprint.
+        // Pages of which nothing else is known have numbers too, though they are no part of the footprint.
         let mut named = touched.clone();
         for moved in &moves {
             named[moved.number as usize] = true;
@@ -364,7 +405,7 @@ impl PageStream {
         }
     }
 
-    /// Pages touched or found.
+    /// Pages touched, found or brought along.
     pub fn footprint(&self) -> u64 {
         self.touched.len() as u64
     }
@@ -461,6 +502,65 @@ mod tests {
         ];
         assert_eq!(short, expected);
     }
+
+    #[test]
+    fn what_came_along_is_told_with_whether_it_was_written_and_writes_that_changed_nothing_are_told()
+     {
+        use undercroft_trace::Access;
+        let mut collector = Collector::new(true);
+        let (read, write) = (Kind::Access(Access::Read), Kind::Access(Access::Write));
+        let (gone, clean, along) = (
+            Kind::Movement(Movement::Evicted),
+            Kind::Movement(Movement::Clean),
+            Kind::Movement(Movement::Ahead),
+        );
+        let entries = [
+            (1, read),
+            (2, along),
+            (3, along),
+            (1, gone),
+            (2, gone),
+            (3, gone),
+            (2, clean),
+            (1, write),
+            (2, write),
+            (1, gone),
+            (1, clean),
+            (2, gone),
+            (3, along), // never evicted: nothing is known of it
+        ];
+        for (time, (page, kind)) in entries.into_iter().enumerate() {
+            collector.add(Event {
+                time: time as u64,
+                address: page * 4096,
+                kind,
+                client: 0,
+                thread: 0,
+            });
+        }
+        let trace = collector.finish("t", 4096, &[]);
+        assert!(trace.tells_ahead());
+        let short: Vec<_> = trace.moved[0]
+            .iter()
+            .map(|moved| (moved.after, moved.address / 4096, moved.what))
+            .collect();
+        use Becomes::{Ahead, Evicted, Unchanged, Written};
+        let expected = [
+            (1, 1, Written),
+            (1, 2, Ahead { written: false }),
+            (1, 3, Ahead { written: true }),
+            (1, 1, Evicted),
+            (1, 2, Evicted),
+            (1, 3, Evicted),
+            (2, 1, Unchanged), // by the second reference, a write
+            (3, 2, Written),
+            (3, 1, Evicted),
+            (3, 2, Evicted),
+            (3, 3, Ahead { written: false }),
+        ];
+        assert_eq!(short, expected);
+    }
+
     /// Pages that only movements name have numbers of their own, and are no part of the footprint.
     #[test]
     fn movements_of_pages_never_used_have_their_own_numbers() {

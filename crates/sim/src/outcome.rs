@@ -160,7 +160,7 @@ pub struct Outcome {
     pub references: u64,
     /// ... that write.
     pub writes: u64,
-    /// Pages touched.
+    /// Pages touched; of a live trace also those found in memory or brought along.
     pub footprint_pages: u64,
     /// Pages of memory.
     pub memory_pages: u64,
@@ -174,7 +174,7 @@ pub struct Outcome {
     pub miss_ratio: f64,
     /// Pages that came along from a tier.
     pub prefetched: u64,
-    /// Pages that came along and were used before they left.
+    /// Pages that came along and were used before they left; with prefetch as it was recorded, those known to have been.
     pub prefetch_hits: u64,
     /// Pages that left memory.
     pub evictions: u64,

@@ -98,15 +98,21 @@ pub fn reclaim(text: &str) -> Result<String, SetupError> {
     ))
 }
 
-/// A prefetch policy. Errors: an unknown name or window; the fix lists the valid ones.
+/// In place of a prefetch policy: what the live run that was recorded brought along.
+pub const TRACED: &str = "traced";
+
+/// A prefetch policy, or [`TRACED`]. Errors: an unknown name or window; the fix lists the valid ones.
 pub fn prefetch(text: &str) -> Result<String, SetupError> {
+    if text == TRACED {
+        return Ok(text.to_owned());
+    }
     match undercroft_policy::prefetch::by_name(text) {
         Ok(_) => Ok(text.to_owned()),
         Err(error) => Err(SetupError::option(
             "--prefetch",
             text,
             error.to_string(),
-            "example: readahead:8, window:8, none",
+            "example: readahead:8, window:8, none; or traced",
         )),
     }
 }
@@ -385,7 +391,7 @@ pub struct Setup {
     pub page_bytes: u64,
     /// Policy or bound, valid for [`reclaim`].
     pub reclaim: String,
-    /// Policy, valid for [`prefetch`].
+    /// Policy or [`TRACED`], valid for [`prefetch`].
     pub prefetch: String,
     /// Fastest first; at least one, at most [`TierId::MAX`].
     pub tiers: Vec<TierSpec>,

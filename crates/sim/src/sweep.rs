@@ -5,7 +5,7 @@ use undercroft_base::Bytes;
 
 use crate::memory_trace::{Becomes, MemoryTrace, Moved, PageStream};
 use crate::outcome::Outcome;
-use crate::setup::{Memory, Setup, SetupError, TierSpec};
+use crate::setup::{Memory, Setup, SetupError, TRACED, TierSpec};
 use crate::simulate;
 
 /// Version of the results' JSON.
@@ -117,8 +117,17 @@ impl Sweep {
         if references == 0 {
             return Err(SetupError::EmptyTrace(trace.name.clone()));
         }
+        let tells_ahead = trace.tells_ahead();
         for setup in &setups {
             setup.check()?;
+            if setup.prefetch == TRACED && !tells_ahead {
+                return Err(SetupError::option(
+                    "--prefetch",
+                    TRACED,
+                    "the trace tells of no page that was brought along",
+                    "record one with `undercroft run --trace` and a --prefetch, or name a policy: none, majority, readahead, window",
+                ));
+            }
             if setup.page_bytes < trace.granule_bytes {
                 return Err(SetupError::option(
                     "--page-size",
@@ -169,9 +178,12 @@ pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream
                 return PageStream::build_moved(name, references, moved, page_bytes);
             }
             // A part of a page that leaves does not take the rest along.
-            let found = |moved: &&Moved| matches!(moved.what, Becomes::Found | Becomes::Written);
-            let found: Vec<_> = moved.iter().filter(found).copied().collect();
-            PageStream::build_moved(name, references, &found, page_bytes)
+            let whole = |moved: &&Moved| {
+                use Becomes::{Ahead, Found, Written};
+                matches!(moved.what, Found | Written | Ahead { .. })
+            };
+            let kept: Vec<Moved> = moved.iter().filter(whole).copied().collect();
+            PageStream::build_moved(name, references, &kept, page_bytes)
         })
         .collect();
     streams.map_err(|error| {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::outcome::Outcome;
+use crate::setup::TRACED;
 use crate::sweep::Results;
 
 /// How a table is written.
@@ -33,10 +34,15 @@ const COLUMNS: [Column; 13] = [
     }),
     ("prefetch used", |o| match o.prefetched {
         0 => "-".to_owned(),
-        all => format!(
-            "{:.0} % of {all}",
-            o.prefetch_hits as f64 * 100.0 / all as f64
-        ),
+        all => {
+            let percent = o.prefetch_hits as f64 * 100.0 / all as f64;
+            // Of a live run few uses are known.
+            let least = match o.setting.prefetch == TRACED {
+                true => "at least ",
+                false => "",
+            };
+            format!("{least}{percent:.0} % of {all}")
+        }
     }),
     ("elapsed", |o| duration(o.elapsed_seconds)),
     ("p99 fault", |o| duration(o.worst_p99_seconds())),

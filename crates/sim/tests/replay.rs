@@ -5,7 +5,9 @@
 use undercroft_base::Nanos;
 use undercroft_model::Random;
 use undercroft_model::device::profiles;
-use undercroft_sim::memory_trace::Becomes::{self, Dropped, Evicted, Found, Used, Written};
+use undercroft_sim::memory_trace::Becomes::{
+    self, Ahead, Dropped, Evicted, Found, Unchanged, Used, Written,
+};
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
 use undercroft_sim::sweep::streams_of;
@@ -428,4 +430,125 @@ fn a_page_that_the_live_run_found_written_is_stored_again() {
         (twice.clean_evictions, twice.tiers[0].pages_written),
         (0, 2)
     );
+}
+
+#[test]
+fn a_write_that_changed_nothing_leaves_the_copy_below_right() {
+    // Page 1 is written and pushed out, then written again and pushed out again.
+    let packed = [1, 2, 1, 2].map(|page: u64| (page * PAGE) << 1 | u64::from(page == 1));
+    let of = |moved: &[_], frames| {
+        let mut trace = live(&[], moved);
+        trace.clients[0].1 = packed.to_vec();
+        run(&trace, pages(frames))
+    };
+    let changed = of(&[], 1);
+    assert_eq!((changed.clean_evictions, changed.writes), (0, 2));
+    let unchanged = of(&[(3, 1, Unchanged)], 1);
+    assert_eq!((unchanged.clean_evictions, unchanged.writes), (1, 2));
+    // Where the page has stayed, it is as changed as before.
+    let stayed = of(&[(3, 1, Unchanged), (4, 5, Found), (4, 6, Found)], 2);
+    assert_eq!((stayed.misses, stayed.clean_evictions), (2, 0));
+}
+
+/// A scan over twice the memory, as `readahead` would have been recorded: every fourth page is faulted on, the rest comes along.
+fn scanned(rounds: u64) -> MemoryTrace {
+    let (mut references, mut moved) = (Vec::new(), Vec::new());
+    for page in (0..rounds * 512).map(|page| page % 512).step_by(4) {
+        references.push(page);
+        for along in 1..4 {
+            moved.push((references.len(), page + along, Ahead { written: false }));
+        }
+    }
+    live(&references, &moved)
+}
+
+fn prefetch(name: &str) -> impl FnOnce(&mut Setup) + '_ {
+    move |setup| {
+        pages(256)(setup);
+        setup.prefetch = name.to_owned();
+        setup.tiers = tiers(&["nvme"]);
+        setup.initial = Initial::Stored;
+    }
+}
+
+#[test]
+fn what_came_along_live_comes_along_when_that_is_asked_for() {
+    let trace = scanned(4);
+    let traced = run(&trace, prefetch("traced"));
+    // LRU keeps nothing of a loop larger than memory, as live.
+    assert_eq!(traced.misses, trace.references());
+    assert_eq!(traced.prefetched, 3 * traced.misses);
+    assert_eq!(traced.evictions, 4 * traced.misses - 256);
+    // Each page is read once.
+    let device = &traced.tiers[0];
+    assert_eq!(device.pages_read, 4 * traced.misses);
+    // Without, the pages faulted on fit, and there is nothing to see of the rest.
+    let none = run(&trace, prefetch("none"));
+    assert_eq!((none.misses, none.prefetched, none.evictions), (128, 0, 0));
+    let asked_anew = run(&trace, prefetch("majority"));
+    assert!(
+        asked_anew.misses < traced.misses / 2,
+        "{}",
+        asked_anew.misses
+    );
+}
+
+#[test]
+fn what_came_along_below_its_fault_or_with_gaps_or_for_a_hit_comes_too_and_once() {
+    let along = |after, page| (after, page, Ahead { written: false });
+    let moved = [
+        along(0, 8), // a descending window: in the order of addresses
+        along(0, 9),
+        along(1, 21), // every second one of two windows
+        along(1, 23),
+        along(2, 40), // with page 10, which has stayed
+        along(2, 40), // in memory already
+        along(3, 50),
+        along(3, 52), // one was in memory live, and here
+    ];
+    let mut trace = live(&[10, 10, 49, 51, 51], &moved);
+    let of = |trace: &MemoryTrace| run(trace, prefetch("traced"));
+    let outcome = of(&trace);
+    assert_eq!((outcome.misses, outcome.prefetched), (3, 7));
+    assert_eq!(outcome.evictions, 0);
+    assert_eq!(outcome.prefetch_hits, 0, "nobody saw a use");
+    // What was written was used.
+    trace.moved[0][0].what = Ahead { written: true };
+    let written = of(&trace);
+    assert_eq!((written.misses, written.prefetch_hits), (3, 1));
+    // As was what a look at access bits found.
+    trace.moved[0].push(Moved {
+        after: 4,
+        address: 50 * PAGE,
+        what: Used,
+    });
+    assert_eq!(of(&trace).prefetch_hits, 2);
+}
+
+#[test]
+fn a_page_that_came_along_and_was_written_is_stored_again() {
+    let references: Vec<u64> = [0].into_iter().chain(2..300).collect();
+    let of = |written| {
+        let moved = [(1, 1, Ahead { written })];
+        run(&live(&references, &moved), prefetch("traced"))
+    };
+    let (clean, dirty) = (of(false), of(true));
+    assert_eq!((clean.misses, clean.evictions), (299, 44));
+    assert_eq!((clean.clean_evictions, dirty.clean_evictions), (44, 43));
+}
+
+#[test]
+fn prefetch_as_recorded_needs_a_trace_that_tells_of_it() {
+    let setup = Setup {
+        prefetch: "traced".to_owned(),
+        ..Setup::default()
+    };
+    let sweep = Sweep::single(setup);
+    let error = sweep.run(&live(&[1, 2, 3], &[]), &mut |_| ()).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("--prefetch traced") && text.contains("run --trace"),
+        "{text}"
+    );
+    assert!(sweep.run(&scanned(1), &mut |_| ()).is_ok());
 }

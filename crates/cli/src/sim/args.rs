@@ -45,8 +45,9 @@ pub struct ReplayArgs {
     #[arg(long, alias = "policy", value_name = "NAME,..", default_value = "clock", value_delimiter = ',', value_parser = reclaim)]
     pub reclaim: Vec<String>,
 
-    /// Who chooses the pages that come along: none, readahead[:PAGES], window[:PAGES], majority; several by commas
-    #[arg(long, value_name = "NAME,..", default_value = "none", value_delimiter = ',', value_parser = prefetch)]
+    /// Who chooses the pages that come along: none, readahead[:PAGES], window[:PAGES], majority, or traced: those that did in the
+    /// live run that was recorded; several by commas [default: traced where the trace tells of such pages, else none]
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = prefetch)]
     pub prefetch: Vec<String>,
 
     /// Where pages go, fastest first; repeat for more. ram, or a device: pcm, optane-dimm, optane-ssd, nvme, sata-ssd,

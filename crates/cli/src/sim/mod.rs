@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_sim::open::{OpenError, open};
-use undercroft_sim::setup::{Setup, SetupError, TierSpec};
+use undercroft_sim::setup::{Setup, SetupError, TRACED, TierSpec};
 use undercroft_sim::table::{Style, csv, table};
 use undercroft_sim::{Results, Sweep};
 
@@ -28,7 +28,7 @@ pub fn sim(args: SimArgs) -> Result<u8, Failure> {
 }
 
 fn replay(args: &ReplayArgs) -> Result<(), Failure> {
-    let sweep = sweep(args);
+    let mut sweep = sweep(args);
     // Before the trace is read: a wrong option costs no time.
     for setup in sweep.setups() {
         setup.check().map_err(wrong_setup)?;
@@ -45,6 +45,16 @@ fn replay(args: &ReplayArgs) -> Result<(), Failure> {
         fs::create_dir_all(out).map_err(|error| cannot_write(out, &error.to_string()))?;
     }
     let trace = open(name).map_err(|error| wrong_trace(name, &error))?;
+    if trace.tells_ahead() {
+        if args.prefetch.is_empty() {
+            sweep.prefetch = vec![TRACED.to_owned()];
+        } else if let Some(other) = args.prefetch.iter().find(|name| *name != TRACED) {
+            eprintln!(
+                "undercroft: {name} was recorded with prefetch, and uses of pages brought along are not in it: what --prefetch \
+                 {other} would have done is only guessed at; --prefetch traced brings along what came along live"
+            );
+        }
+    }
     let bar = bar(trace.references() * sweep.count() as u64);
     let results = sweep.run(&trace, &mut |progress| {
         bar.set_position(progress.references)
@@ -89,7 +99,10 @@ fn sweep(args: &ReplayArgs) -> Sweep {
         memory: args.memory.clone(),
         page_bytes: args.page_size.clone(),
         reclaim: args.reclaim.clone(),
-        prefetch: args.prefetch.clone(),
+        prefetch: match args.prefetch.is_empty() {
+            true => vec![base.prefetch.clone()],
+            false => args.prefetch.clone(),
+        },
         tiers,
         base,
     }

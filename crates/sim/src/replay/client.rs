@@ -11,7 +11,8 @@ use undercroft_policy::reclaim::Reclaim;
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
 use crate::memory_trace::PageStream;
-use crate::setup::{Room, Setup, SetupError, TierKind};
+use crate::replay::traced::{NextWindow, Traced};
+use crate::setup::{Room, Setup, SetupError, TRACED, TierKind};
 
 /// The page differs from its copy below, if it has one.
 pub const DIRTY: u8 = 1;
@@ -87,6 +88,8 @@ pub struct Client<'a> {
     pub at: usize,
     /// Movements done.
     pub moved: usize,
+    /// References done when a page was faulted on last, that one included.
+    pub missed: usize,
     /// References whose time is in the clock.
     pub timed: usize,
     /// Its own virtual time.
@@ -111,6 +114,8 @@ pub struct Client<'a> {
     pub seen: Seen,
     /// The engine's counters where the simulation proper starts.
     pub before: Stats,
+    /// The prefetcher's other end, where what came along live comes along.
+    pub traced: Option<Arc<NextWindow>>,
     future: Option<Arc<Future>>,
 }
 
@@ -147,9 +152,16 @@ impl<'a> Client<'a> {
             name => undercroft_policy::reclaim::by_name(name)
                 .map_err(|error| SetupError::option("--reclaim", name, error.to_string(), ""))?,
         };
-        let prefetch = undercroft_policy::prefetch::by_name(&setup.prefetch).map_err(|error| {
-            SetupError::option("--prefetch", &setup.prefetch, error.to_string(), "")
-        })?;
+        let mut traced = None;
+        let prefetch = match setup.prefetch.as_str() {
+            TRACED => {
+                let next = Arc::new(NextWindow::default());
+                traced = Some(next.clone());
+                Box::new(Traced::new(next))
+            }
+            name => undercroft_policy::prefetch::by_name(name)
+                .map_err(|error| SetupError::option("--prefetch", name, error.to_string(), ""))?,
+        };
         let count = setup.tiers.len();
         let device = |at: usize| matches!(setup.tiers[at].kind, TierKind::Device { .. });
         let config = Config {
@@ -181,6 +193,7 @@ impl<'a> Client<'a> {
             frames,
             at: 0,
             moved: 0,
+            missed: 0,
             timed: 0,
             clock: Time::default(),
             marks: vec![0; numbers],
@@ -193,6 +206,7 @@ impl<'a> Client<'a> {
             spent: Spent::default(),
             seen: Seen::default(),
             before: Stats::default(),
+            traced,
             future,
         })
     }

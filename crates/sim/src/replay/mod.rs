@@ -9,10 +9,12 @@
 //! a half is free. Only in no time: the live evictor works while the program goes on.
 //!
 //! Where a live trace says so, pages are found in memory, as they were when the recording began, or dropped by the program.
-//! Evictions that it tells, and pages brought along, are not followed: those the policies under test decide.
+//! Evictions that it tells, and pages brought along, are followed only when that is asked for ([`Room::Traced`], `traced.rs`):
+//! otherwise the policies under test decide.
 
 mod client;
 pub mod tiers;
+mod traced;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -184,6 +186,9 @@ impl<'a> Replay<'a> {
             }
         }
         let client = &mut self.clients[at];
+        if let Some(next) = &client.traced {
+            next.expect(no, client.at, &client.stream.moved[client.moved..]);
+        }
         match client.engine.fault(fault, &mut client.plan) {
             FaultAnswer::Load => {}
             FaultAnswer::Wake => {
@@ -198,6 +203,7 @@ impl<'a> Replay<'a> {
             other => unreachable!("a fault is answered {other:?} with no eviction under way"),
         }
         client.seen.misses += 1;
+        client.missed = client.at;
         let mark = &mut client.marks[no.0 as usize];
         client.seen.first_touches += u64::from(*mark & KNOWN == 0);
         *mark |= KNOWN;
@@ -235,6 +241,12 @@ impl<'a> Replay<'a> {
             client.moved += 1;
             let page = VirtPage(u64::from(moved.number));
             let range = VirtRange::new(page, page.plus(1));
+            if let Becomes::Ahead { written } = moved.what {
+                if client.traced.is_some() {
+                    self.bring_along(at, PageNo(moved.number), written)?;
+                }
+                continue;
+            }
             let mark = &mut client.marks[moved.number as usize];
             if moved.what == Becomes::Written {
                 if client.engine.entry(client.space, page).state == PageState::Resident {
@@ -242,9 +254,19 @@ impl<'a> Replay<'a> {
                 }
                 continue;
             }
+            if moved.what == Becomes::Unchanged {
+                // Where the page has been in memory for longer than live, it may have been changed before.
+                if client.missed == moved.after {
+                    *mark &= !DIRTY;
+                }
+                continue;
+            }
             if moved.what == Becomes::Used {
                 // Where the simulation has evicted it, that it was used in memory says nothing.
-                client.engine.touch(PageNo(moved.number), false);
+                if client.engine.touch(PageNo(moved.number), false) && *mark & AHEAD != 0 {
+                    *mark = (*mark & !AHEAD) | KNOWN;
+                    client.seen.ahead_used += 1;
+                }
                 continue;
             }
             if moved.what == Becomes::Evicted {

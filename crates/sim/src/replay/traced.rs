@@ -1,0 +1,138 @@
+//! Prefetch as it was recorded: what came along in the live run comes along, at the same reference.
+//!
+//! Uses of pages in memory raise no fault, so a live trace does not have those of pages that were brought along: a prefetcher
+//! that is asked anew sees other streams than the live one did, and a simulation without one lacks the pages, and the room they
+//! took. What came along is in the trace (`Becomes::Ahead`).
+//!
+//! Two ways, for the same pages. A fault that is one here, too, has its pages through the engine's prefetch port, so that
+//! one request reads them with it: [`NextWindow::expect`] puts the window there before the engine asks. What the engine did not
+//! take then, [`Replay::bring_along`] brings where the trace has it: pages of a window with gaps, of a fault that is a hit
+//! here, of another thread's fault, or below the page faulted on (the trace names a window in the order of addresses).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+
+use undercroft_base::{PageNo, ThreadId, TierId, VirtPage};
+use undercroft_engine::{Fault, FaultAnswer, Install};
+use undercroft_policy::prefetch::{FaultSeen, Prefetch, WINDOW_MAX, Window};
+
+use super::Replay;
+use super::client::{AHEAD, DIRTY, KNOWN, WRITTEN};
+use crate::memory_trace::{Becomes, MovedPage};
+use crate::setup::{Room, SetupError};
+
+/// The window of the fault at hand.
+#[derive(Debug, Default)]
+pub struct NextWindow {
+    stride: AtomicI64,
+    count: AtomicU32,
+}
+
+impl NextWindow {
+    /// The next fault is at `no`, the reference before `after`; `moved` is what the trace says from there on. Its window: the
+    /// pages named first there, as far as they are equally spaced.
+    pub fn expect(&self, no: PageNo, after: usize, moved: &[MovedPage]) {
+        let mut window = Window::default();
+        let ahead = |moved: &&MovedPage| {
+            moved.after == after && matches!(moved.what, Becomes::Ahead { .. })
+        };
+        let ahead = moved.iter().take_while(ahead).take(WINDOW_MAX as usize);
+        for (page, steps) in ahead.zip(1..) {
+            let distance = i64::from(page.number) - i64::from(no.0);
+            if steps == 1 {
+                window.stride = distance;
+            } else if distance != window.stride * steps {
+                break;
+            }
+            window.count += 1;
+        }
+        self.set(window);
+    }
+
+    fn set(&self, window: Window) {
+        self.stride.store(window.stride, Ordering::Relaxed);
+        self.count.store(window.count, Ordering::Relaxed);
+    }
+}
+
+/// Answers each fault with the window that is expected, once.
+pub struct Traced {
+    next: Arc<NextWindow>,
+}
+
+impl Traced {
+    /// * `next`: where the replay puts it.
+    pub fn new(next: Arc<NextWindow>) -> Traced {
+        Traced { next }
+    }
+}
+
+impl Prefetch for Traced {
+    fn on_fault(&mut self, _fault: FaultSeen) -> Window {
+        Window {
+            stride: self.next.stride.load(Ordering::Relaxed),
+            count: self.next.count.swap(0, Ordering::Relaxed),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        crate::setup::TRACED
+    }
+}
+
+impl Replay<'_> {
+    /// A page came along live: it does here, too, unless it is in memory. * `written`: the program wrote it then.
+    pub(super) fn bring_along(
+        &mut self,
+        at: usize,
+        no: PageNo,
+        written: bool,
+    ) -> Result<(), SetupError> {
+        if !self.clients[at].engine.is_resident(no) {
+            self.load_along(at, no)?;
+        }
+        let client = &mut self.clients[at];
+        if written && client.engine.is_resident(no) {
+            let mark = &mut client.marks[no.0 as usize];
+            client.seen.ahead_used += u64::from(*mark & AHEAD != 0);
+            *mark = (*mark & !AHEAD) | KNOWN | DIRTY | WRITTEN;
+        }
+        Ok(())
+    }
+
+    /// As [`Replay::serve`], but that nobody faulted, and nobody waits.
+    fn load_along(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
+        if self.setup.room != Room::AfterPlan {
+            while self.clients[at].engine.room() < 1 {
+                self.evict(at, 1)?;
+            }
+        }
+        let client = &mut self.clients[at];
+        let fault = Fault {
+            space: client.space,
+            page: VirtPage(u64::from(no.0)),
+            write: false,
+            thread: ThreadId(0),
+        };
+        if let Some(next) = &client.traced {
+            next.set(Window::default()); // of a reference that was no fault
+        }
+        let answer = client.engine.fault(fault, &mut client.plan);
+        assert_eq!(answer, FaultAnswer::Load, "{no:?} is not in memory");
+        client.plan.items[0].demanded = false;
+        self.make_room(at)?;
+        let client = &mut self.clients[at];
+        let item = &mut client.plan.items[0];
+        item.install = Install::Done;
+        if item.tier != TierId::FILL {
+            let tier = &mut self.tiers[item.tier.0 as usize];
+            let end = tier.read(client.clock, item.slot, 1);
+            client.ahead_until = client.ahead_until.max(end);
+        }
+        let mark = &mut client.marks[no.0 as usize];
+        *mark = (*mark & !DIRTY) | AHEAD;
+        client.engine.finish(client.space, &mut client.plan.items);
+        self.collect(at);
+        self.reclaim(at)
+    }
+}
