@@ -1,15 +1,19 @@
 //! A live run, recorded and replayed in the simulator: the same engine must fault and evict as often.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use serde_json::Value;
-use undercroft_tests::{Job, MIB, one_at_a_time, plain_only, say, skip, undercroft};
+use undercroft_tests::{Job, MIB, Outcome, one_at_a_time, plain_only, say, skip, undercroft};
 
 const LIMIT: u64 = 32 * MIB;
 
 /// How far the simulation may be off, in percent, when it makes room as the live manager does (seen: 0.9), and when it makes
 /// it at the recorded times (seen: 0.4).
 const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 1.0)];
+
+/// The same with prefetch (seen: 1.1 and 0.4).
+const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 1.5)];
 
 /// Fills twice its memory, reads it at random, writes some of it often and loops over it, under `policy` with `more` options; then
 /// the same in the simulator, over what was recorded.
@@ -19,25 +23,17 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
         return skip("live_and_simulated", "a plain run has no faults of ours");
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let (spill, trace) = (path("spill"), path("live.uct"));
-    let live = Job::new(undercroft())
-        .args(["lab-touch", "--mode", "patterns", "--footprint-mib", "64"])
-        .args(["--phase", "random:read:1:20000"])
-        .args(["--phase", "zipf:write:1:60000"])
-        .args(["--phase", "seq:read:1:40000"])
-        .options(["--policy", policy, "--prefetch", "none"])
-        .options(["--trace", &trace])
-        .options(more)
-        .limit(LIMIT)
-        .tier(&format!("file:{spill},size=1G"))
-        .timeout(100)
-        .run()
-        .expect(0);
+    let (live, trace) = recorded(
+        folder.path(),
+        &[
+            "random:read:1:20000",
+            "zipf:write:1:60000",
+            "seq:read:1:40000",
+        ],
+        &[&["--policy", policy, "--prefetch", "none"], more].concat(),
+    );
     let number = |name: &str| live.number(name).expect("a number in the report");
-    // A page that is wanted back before it is stored is a fault of the program too.
-    let faults =
-        number("faults.first_touch") + number("faults.swap_in") + number("counters.recalled");
+    let faults = faults(&live);
     assert!(faults > 20_000.0, "{faults} faults prove nothing");
 
     let info = json(["trace", "info", &trace, "--json"]);
@@ -56,26 +52,8 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
         "{evicted} evictions recorded, {returned} of them returned; {swapped_out} in the report"
     );
 
-    // The limit is that of the run.
-    let limit = LIMIT.to_string();
     for (room, most) in APART_MAX {
-        let simulated = json([
-            "sim",
-            "--trace",
-            &trace,
-            "--memory",
-            &limit,
-            "--room",
-            room,
-            "--reclaim",
-            policy,
-            "--prefetch",
-            "none",
-            "--tier",
-            "nvme",
-            "--json",
-        ]);
-        let outcome = &simulated["outcomes"][0];
+        let outcome = simulated(&trace, policy, Some("none"), room);
         let apart = |live: f64, simulated: &str| {
             let simulated = float(&outcome[simulated]);
             (simulated, 100.0 * (simulated / live - 1.0))
@@ -93,6 +71,87 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
         );
     }
     check_turns(&trace);
+}
+
+/// A live run of `phases` under the limit with `options`, and its trace in `folder`.
+fn recorded(folder: &Path, phases: &[&str], options: &[&str]) -> (Outcome, String) {
+    let path = |name: &str| folder.join(name).display().to_string();
+    let (spill, trace) = (path("spill"), path("live.uct"));
+    let phases = phases.iter().flat_map(|phase| ["--phase", phase]);
+    let live = Job::new(undercroft())
+        .args(["lab-touch", "--mode", "patterns", "--footprint-mib", "64"])
+        .args(phases)
+        .options(["--trace", &trace])
+        .options(options)
+        .limit(LIMIT)
+        .tier(&format!("file:{spill},size=1G"))
+        .timeout(100)
+        .run()
+        .expect(0);
+    (live, trace)
+}
+
+/// A page that is wanted back before it is stored is a fault of the program too.
+fn faults(live: &Outcome) -> f64 {
+    ["faults.first_touch", "faults.swap_in", "counters.recalled"]
+        .map(|name| live.number(name).expect("a number in the report"))
+        .iter()
+        .sum()
+}
+
+/// What the simulator makes of a trace under the limit of the run.
+fn simulated(trace: &str, policy: &str, prefetch: Option<&str>, room: &str) -> Value {
+    let limit = LIMIT.to_string();
+    let mut words = vec!["sim", "--json", "--tier", "nvme", "--trace", trace];
+    words.extend(["--memory", &limit, "--reclaim", policy, "--room", room]);
+    words.extend(prefetch.iter().flat_map(|name| ["--prefetch", name]));
+    json(words)["outcomes"][0].take()
+}
+
+/// Pages that came along live raise no fault when they are used: with what came along followed, faults, evictions and pages
+/// brought along are those of the run again. With none of it they are not.
+fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("live_and_simulated", "a plain run has no faults of ours");
+    }
+    for policy in policies {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let (live, trace) = recorded(
+            folder.path(),
+            &[
+                "zipf:write:1:20000",
+                "seq:read:1:30000",
+                "random:read:1:5000",
+                "seq:read:1:10000",
+            ],
+            &["--policy", policy, "--prefetch", recorded_with],
+        );
+        let number = |name: &str| live.number(name).expect("a number in the report");
+        let came = number("pages.prefetched");
+        assert!(came > 10_000.0, "{came} pages brought along prove nothing");
+        let expected = [faults(&live), number("pages.swapped_out"), came];
+        let apart = |prefetch: Option<&str>, room: &str| {
+            let outcome = simulated(&trace, policy, prefetch, room);
+            let of = ["misses", "evictions", "prefetched"].map(|name| float(&outcome[name]));
+            let by = std::array::from_fn(|at| 100.0 * (of[at] / expected[at] - 1.0));
+            let [misses, evictions, came]: [f64; 3] = by;
+            say(&format!(
+                "{policy}, recorded with {recorded_with}, {prefetch:?}, room {room}: of {expected:?} faults, evictions, brought \
+                 along {misses:+.2} %, {evictions:+.2} %, {came:+.2} %"
+            ));
+            by
+        };
+        for (room, most) in AHEAD_APART_MAX {
+            let by = apart(None, room);
+            assert!(by.iter().all(|by| by.abs() < most), "{by:?}");
+        }
+        // The check can fail: what came along left out is another run. A prefetcher that is asked anew may come near by chance.
+        let by = apart(Some("none"), "ahead");
+        assert!(by.iter().all(|by| *by < -10.0), "none: {by:?}");
+        apart(Some(recorded_with), "ahead");
+        check_turns(&trace);
+    }
 }
 
 /// Each page comes and leaves in turn: this program drops nothing, and nobody forks.
@@ -120,17 +179,19 @@ fn check_turns(trace: &str) {
                 assert_eq!(before, Some(true), "line {at}: {line}: it is not in memory");
                 continue;
             }
-            "found" => assert_ne!(before, Some(true), "line {at}: {line}: it is in memory"),
+            "found" | "ahead" => {
+                assert_ne!(before, Some(true), "line {at}: {line}: it is in memory")
+            }
             "returned" => assert_eq!(before, Some(false), "line {at}: {line}: it was not out"),
             "clean" => assert_eq!(before, Some(false), "line {at}: {line}: it is not out"),
             "evicted" | "dropped" => {
                 assert_eq!(before, Some(true), "line {at}: {line}: it is not in memory");
             }
-            other => panic!("line {at}: {line}: {other} without prefetch"),
+            other => panic!("line {at}: {line}: {other}"),
         }
         present.insert(page, !matches!(what, "evicted" | "dropped" | "clean"));
     }
-    assert!(faults_after_eviction > 10_000, "{faults_after_eviction}");
+    assert!(faults_after_eviction > 3_000, "{faults_after_eviction}");
 }
 
 fn json<'a>(words: impl IntoIterator<Item = &'a str>) -> Value {
@@ -164,4 +225,14 @@ fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     for policy in ["clock", "lru", "active_inactive"] {
         recorded_and_replayed(policy, &["--access-scan", "20ms"]);
     }
+}
+
+#[test]
+fn what_majority_brought_along_comes_along_in_the_simulator() {
+    recorded_with_prefetch("majority", &["clock", "lru", "active_inactive"]);
+}
+
+#[test]
+fn what_readahead_brought_along_comes_along_in_the_simulator() {
+    recorded_with_prefetch("readahead:8", &["clock", "lru", "active_inactive"]);
 }
