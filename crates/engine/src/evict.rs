@@ -194,6 +194,8 @@ impl<L: Ledger> Engine<L> {
         if out.len() > 1 {
             out.sort_unstable_by_key(|item| (item.space, item.page));
         }
+        // Counted here, not when they are published: how long a page was away must not hang on how long storing takes.
+        self.evictions += out.len() as u64;
         self.note_batch(out);
         for item in out.iter() {
             self.reclaim.remove(item.no);
@@ -322,7 +324,6 @@ impl<L: Ledger> Engine<L> {
                 Outcome::PutBack => self.put_back(at),
                 _ => {
                     self.uncount();
-                    self.evictions += 1;
                     self.stats.pages_swapped_out += 1;
                 }
             }

@@ -78,6 +78,7 @@ pub struct Engine<L> {
     resident: u64,
     /// DRAM held by RAM tiers, as last reported.
     pool_held: Bytes,
+    /// Pages chosen to leave so far, those that came back included: the clock of refault distances.
     evictions: u64,
     /// Slots that more than one page refers to (fork), with how many.
     refs: FxHashMap<(TierId, Slot), u32>,

@@ -1,0 +1,93 @@
+//! The refault distance that a policy is told: pages chosen to leave since this one was, however long storing takes.
+
+use std::sync::{Arc, Mutex};
+
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, ThreadId, VirtPage, VirtRange};
+use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome};
+use undercroft_engine::{Room, Taken, VecLedger};
+use undercroft_policy::reclaim::lru::Lru;
+use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
+
+/// `lru` that notes the last arrival.
+struct Noting(Lru, Arc<Mutex<Option<Arrival>>>);
+
+impl Reclaim for Noting {
+    fn insert(&mut self, page: PageNo, arrival: Arrival) {
+        *self.1.lock().expect("one thread") = Some(arrival);
+        self.0.insert(page, arrival);
+    }
+
+    fn remove(&mut self, page: PageNo) {
+        self.0.remove(page);
+    }
+
+    fn touch(&mut self, page: PageNo, write: bool) {
+        self.0.touch(page, write);
+    }
+
+    fn select(
+        &mut self,
+        want: usize,
+        scan_max: usize,
+        verdict: &mut dyn FnMut(PageNo) -> Verdict,
+        out: &mut Vec<PageNo>,
+    ) {
+        self.0.select(want, scan_max, verdict, out);
+    }
+
+    fn len(&self) -> PageCount {
+        self.0.len()
+    }
+
+    fn metadata_bytes(&self) -> Bytes {
+        self.0.metadata_bytes()
+    }
+
+    fn name(&self) -> &'static str {
+        "noting"
+    }
+}
+
+#[test]
+fn distance_counts_pages_chosen_whether_they_are_published_or_not() {
+    for published in [1, 17, 64] {
+        let last = Arc::new(Mutex::new(None));
+        let config = Config {
+            limit: Bytes(1000 * PAGE_BYTES as u64),
+            retain: vec![false],
+            demotes: vec![false],
+            room: Room::Ahead,
+        };
+        let reclaim = Box::new(Noting(Lru::new(), last.clone()));
+        let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
+        let mut engine = Engine::new(VecLedger::new(2), reclaim, prefetch, config);
+        let space = engine.add_space();
+        engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
+        let mut plan = LoadPlan::default();
+        let mut touch = |engine: &mut Engine<VecLedger>, page| {
+            let fault = Fault {
+                space,
+                page: VirtPage(page),
+                write: false,
+                thread: ThreadId(1),
+            };
+            assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);
+            plan.items[0].install = Install::Done;
+            engine.finish(space, &mut plan.items);
+        };
+        for page in 0..200 {
+            touch(&mut engine, page);
+        }
+        let (mut batch, mut wake) = (Vec::new(), Vec::new());
+        assert!(engine.select(64, &mut batch));
+        for at in 0..published {
+            engine.settle(at, Taken::Moved, &mut wake);
+            engine.publish(at, Outcome::Fill(7), &mut wake);
+        }
+        touch(&mut engine, batch[0].page.0);
+        let distance = PageCount(64);
+        let arrival = *last.lock().expect("one thread");
+        assert_eq!(arrival, Some(Arrival::SwapIn { distance }), "{published}");
+        engine.audit();
+    }
+}
