@@ -198,7 +198,13 @@ pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
         let first = VirtPage::of(head.saturating_sub(CONTROL_BLOCK.0));
         let last = VirtPage::of(head + CONTROL_BLOCK.1);
         let block = VirtRange::new(first, last.plus(1));
-        let absent = shared.engine().lock(process.space, block, true);
+        let absent = {
+            let mut engine = shared.engine();
+            if let Some(record) = &shared.record {
+                record.locked(process.space, block);
+            }
+            engine.lock(process.space, block, true)
+        };
         if absent.0 == 0 {
             seen.push(*tid);
             continue;

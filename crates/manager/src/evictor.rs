@@ -10,13 +10,14 @@ use undercroft_base::{
     page_checksum,
 };
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
-use undercroft_engine::{DemoteItem, EvictItem, Outcome, Taken};
+use undercroft_engine::{DemoteItem, Engine, EvictItem, Outcome, Taken};
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{futex, process, procfs};
 use undercroft_trace::Movement;
 
+use crate::ledger::MemfdLedger;
 use crate::process::{Agent, Process};
 use crate::protocol::{OP_MOVE, next_run};
 use crate::shared::{Shared, lock, page_of};
@@ -235,8 +236,9 @@ impl Evictor {
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.engine().stats().pages_swapped_out;
         let most = self.batch_pages;
-        let any =
-            zeros || self.select_next(&mut items) || self.shared.engine().select(most, &mut items);
+        let any = zeros
+            || self.select_next(&mut items)
+            || self.choose(&mut items, |e, i| e.select(most, i));
         let mut start = 0;
         while start < items.len() {
             let space = items[start].space;
@@ -267,7 +269,43 @@ impl Evictor {
             ranges.push(range);
         }
         drop(runs);
-        of.is_some_and(|space| self.shared.engine().select_these(space, &ranges, items))
+        of.is_some_and(|space| self.choose(items, |e, items| e.select_these(space, &ranges, items)))
+    }
+
+    /// Starts a batch as `select` says. A trace has the pages as evicted from here on: it is here that the policy decides.
+    fn choose(
+        &self,
+        items: &mut Vec<EvictItem>,
+        select: impl FnOnce(&mut Engine<MemfdLedger>, &mut Vec<EvictItem>) -> bool,
+    ) -> bool {
+        let mut engine = self.shared.engine();
+        let any = select(&mut engine, items);
+        if let (Some(record), true) = (&self.shared.record, any) {
+            for item in items.iter() {
+                record.moved(item.space, item.page, Movement::Evicted);
+            }
+        }
+        any
+    }
+
+    /// Settles item `index` of the batch, `item` when it was chosen: it stays where it is.
+    fn stays(&mut self, index: usize, item: &EvictItem, taken: Taken) {
+        let mut engine = self.shared.engine();
+        if let Some(record) = &self.shared.record {
+            self.places.clear();
+            engine.places_of(index, &mut self.places);
+            // The first is the page itself, unless the program dropped it; fork children follow.
+            if let Some((space, page)) = self.places.first()
+                && engine.is_at(index, *page)
+            {
+                let movement = match *page == item.page {
+                    true => Movement::Returned,
+                    false => Movement::Found, // the program moved it meanwhile
+                };
+                record.moved(*space, *page, movement);
+            }
+        }
+        engine.settle(index, taken, &mut self.wakes);
     }
 
     /// Zero pages that were mapped for reads and are still unwritten go first: they are counted like others, and hold nothing.
@@ -322,7 +360,7 @@ impl Evictor {
         }
         match chosen {
             Some((space, _)) if pressed || pages >= ZERO_PAGES_MIN => {
-                self.shared.engine().select_these(space, &ranges, items)
+                self.choose(items, |e, items| e.select_these(space, &ranges, items))
             }
             _ => false,
         }
@@ -405,28 +443,13 @@ impl Evictor {
             let copied = (0..group.len()).filter(|at| moved & sharing & 1 << at != 0);
             crate::cow::left(&self.shared, process, copied.map(|at| start + at));
         }
-        let mut engine = self.shared.engine();
-        if let Some(record) = &self.shared.record {
-            for at in (0..group.len()).filter(|at| moved >> at & 1 == 1) {
-                self.places.clear();
-                engine.places_of(start + at, &mut self.places);
-                // The first is the page itself, unless the program dropped it; fork children follow.
-                if let Some((space, page)) = self.places.first()
-                    && engine.is_at(start + at, *page)
-                {
-                    record.moved(*space, *page, Movement::Evicted);
-                }
+        for (at, item) in group.iter().enumerate() {
+            match (moved >> at & 1, refused >> at & 1) {
+                (1, _) => {} // settled when it is published
+                (_, 1) => self.stays(start + at, item, Taken::Busy),
+                _ => self.stays(start + at, item, Taken::NotTried),
             }
         }
-        for at in 0..group.len() {
-            let taken = match (moved >> at & 1, refused >> at & 1) {
-                (1, _) => Taken::Moved,
-                (_, 1) => Taken::Busy,
-                _ => Taken::NotTried,
-            };
-            engine.settle(start + at, taken, &mut self.wakes);
-        }
-        drop(engine);
         if !readable {
             self.abandon(process, group, start, moved);
             return 0;
@@ -444,9 +467,8 @@ impl Evictor {
 
     /// The address space went away between selecting and taking out: nothing of it is left to take.
     fn leave(&mut self, group: &[EvictItem], start: usize) -> u64 {
-        let mut engine = self.shared.engine();
-        for at in 0..group.len() {
-            engine.settle(start + at, Taken::NotTried, &mut self.wakes);
+        for (at, item) in group.iter().enumerate() {
+            self.stays(start + at, item, Taken::NotTried);
         }
         0
     }

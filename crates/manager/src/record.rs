@@ -120,6 +120,7 @@ impl Record {
             live: true,
             movements: true,
             accesses,
+            locks: true,
             command: command.to_vec(),
             clients: (0..CLIENTS).map(|at| format!("space {at}")).collect(),
             source: format!("undercroft {} run, {settings}", env!("CARGO_PKG_VERSION")),
@@ -189,6 +190,12 @@ impl Record {
     pub fn found(&self, space: SpaceId, range: VirtRange) {
         let count = range.count().0;
         self.push(space, range.start, What::Moved(Movement::Found, count));
+    }
+
+    /// Pages that may not leave from now on.
+    pub fn locked(&self, space: SpaceId, range: VirtRange) {
+        let count = range.count().0;
+        self.push(space, range.start, What::Moved(Movement::Locked, count));
     }
 
     /// The program dropped what it had in `range`, or there is nothing mapped any more.
@@ -364,6 +371,10 @@ impl<W: Write> Out<W> {
                         if present.contains(&page) {
                             put(page, moved(movement), 0)?;
                         }
+                        continue;
+                    }
+                    if movement == Movement::Locked {
+                        put(page, moved(movement), 0)?;
                         continue;
                     }
                     match movement.is_arrival() {
@@ -579,6 +590,20 @@ mod tests {
         let used = |page| (page, Kind::Movement(Movement::Accessed));
         let evicted = (11, Kind::Movement(Movement::Evicted));
         assert_eq!(found[2..], [used(10), used(11), evicted, used(10)]);
+    }
+
+    #[test]
+    fn locked_pages_are_told_where_they_are_and_move_nothing() {
+        let space = SpaceId(0);
+        let found = recorded(|record| {
+            record.found(space, pages(10, 11));
+            record.locked(space, pages(10, 12)); // 11 is not in memory
+            record.dropped(space, pages(0, 100));
+        });
+        let [found_, locked, dropped] =
+            [Movement::Found, Movement::Locked, Movement::Dropped].map(Kind::Movement);
+        let expected = [(10, found_), (10, locked), (11, locked), (10, dropped)];
+        assert_eq!(found, expected);
     }
 
     #[test]

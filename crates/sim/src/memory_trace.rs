@@ -36,6 +36,10 @@ pub enum Becomes {
     Dropped,
     /// The live manager took it out: whether the simulation does so too, its own policy decides.
     Evicted,
+    /// It could not leave after all, live.
+    Returned,
+    /// It may not leave, or not when it comes.
+    Locked,
     /// The program has written it, or will before it is evicted live.
     Written,
     /// The write that faulted changed nothing, nor did another before it was evicted live: its copy below is right.
@@ -178,7 +182,14 @@ impl Collector {
                 came.or_insert((brought, None)).0 = brought;
                 Becomes::Ahead { written: false }
             }
-            Kind::Movement(Movement::Returned) => return,
+            Kind::Movement(Movement::Returned) => {
+                // Nothing is known of its bytes: that eviction came to nothing.
+                if let Some(came) = self.came.get_mut(&(event.client, event.address)) {
+                    came.1 = None;
+                }
+                Becomes::Returned
+            }
+            Kind::Movement(Movement::Locked) => Becomes::Locked,
         };
         moved.push(Moved {
             after: references.len(),

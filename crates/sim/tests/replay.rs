@@ -6,7 +6,7 @@ use undercroft_base::Nanos;
 use undercroft_model::Random;
 use undercroft_model::device::profiles;
 use undercroft_sim::memory_trace::Becomes::{
-    self, Ahead, Dropped, Evicted, Found, Unchanged, Used, Written,
+    self, Ahead, Dropped, Evicted, Found, Locked, Returned, Unchanged, Used, Written,
 };
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
@@ -408,6 +408,24 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     });
     // LRU names 1 and 2; both come back.
     assert_eq!((followed.misses, followed.evictions), (5, 2));
+    let traced = |references: &[u64], moved: &[_]| {
+        run(&live(references, moved), |s| {
+            pages(16)(s);
+            s.room = Room::Traced;
+        })
+    };
+    // With more room they need not be out before they are wanted back.
+    let recalled = traced(&references, &evicted);
+    assert_eq!((recalled.misses, recalled.evictions), (5, 0));
+    // The next batch lets page 2 go for good, and names 3.
+    let more = traced(&references, &[&evicted[..], &[(4, 9, Evicted)]].concat());
+    assert_eq!((more.misses, more.evictions), (6, 1));
+    // Page 1 stayed after all; so it does when it may not leave.
+    let stayed = traced(&references, &[&evicted[..], &[(3, 1, Returned)]].concat());
+    assert_eq!((stayed.misses, stayed.evictions), (4, 0));
+    let last = |moved: &[_]| traced(&[1, 2, 3, 1], moved).misses;
+    assert_eq!(last(&evicted[..1]), 4);
+    assert_eq!(last(&[&[(0, 1, Locked)], &evicted[..1]].concat()), 3);
     // More than there are.
     let many: Vec<_> = (0..100).map(|page| (3, page, Evicted)).collect();
     let followed = run(&live(&references, &many), |s| {

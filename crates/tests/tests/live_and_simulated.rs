@@ -15,6 +15,9 @@ const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 1.0)];
 /// The same with prefetch (seen: 1.1 and 0.4).
 const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 1.5)];
 
+/// In a loop larger than memory at the recorded times (seen: 0.0): one page in another order, and it is 8 and more.
+const LOOP_APART_MAX: f64 = 3.0;
+
 /// Fills twice its memory, reads it at random, writes some of it often and loops over it, under `policy` with `more` options; then
 /// the same in the simulator, over what was recorded.
 fn recorded_and_replayed(policy: &str, more: &[&str]) {
@@ -174,6 +177,7 @@ fn check_turns(trace: &str) {
                 assert_ne!(before, Some(true), "line {at}: {line}: it is in memory");
                 faults_after_eviction += u64::from(before == Some(false));
             }
+            "locked" => continue,
             // A use in memory moves nothing.
             "accessed" => {
                 assert_eq!(before, Some(true), "line {at}: {line}: it is not in memory");
@@ -225,6 +229,41 @@ fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     for policy in ["clock", "lru", "active_inactive"] {
         recorded_and_replayed(policy, &["--access-scan", "20ms"]);
     }
+}
+
+/// Of a loop larger than memory the policy keeps a part. Which, hangs on every page: the trace has what decides it. With
+/// `readahead:8` it is exact most times and far off sometimes (docs/formats/trace.md), so it is no test yet.
+#[test]
+fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("live_and_simulated", "a plain run has no faults of ours");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let policy = "active_inactive";
+    let (live, trace) = recorded(
+        folder.path(),
+        &["seq:write:1:40000", "seq:read:1:80000"],
+        &["--policy", policy, "--prefetch", "none"],
+    );
+    let evicted = live
+        .number("pages.swapped_out")
+        .expect("a number in the report");
+    let expected = [faults(&live), evicted];
+    let apart = |room: &str| {
+        let outcome = simulated(&trace, policy, None, room);
+        let of = ["misses", "evictions"].map(|name| float(&outcome[name]));
+        let by: [f64; 2] = std::array::from_fn(|at| 100.0 * (of[at] / expected[at] - 1.0));
+        say(&format!(
+            "loop, room {room}: of {expected:?} faults and evictions {:+.2} %, {:+.2} %",
+            by[0], by[1]
+        ));
+        by
+    };
+    let by = apart("traced");
+    assert!(by.iter().all(|by| by.abs() < LOOP_APART_MAX), "{by:?}");
+    apart("ahead"); // pages leave at other moments: what is kept is another part
+    check_turns(&trace);
 }
 
 #[test]

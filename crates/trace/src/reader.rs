@@ -216,6 +216,10 @@ impl<R: Read> TraceReader<R> {
             let why = "a use of a page in memory, and the header does not announce any";
             return Err(corrupt(0, why.to_owned()));
         }
+        if !self.header.locks && self.seen.moved(Movement::Locked) > 0 {
+            let why = "a locked page, and the header does not announce any";
+            return Err(corrupt(0, why.to_owned()));
+        }
         self.seen.blocks += 1;
         self.seen.time_end = claims.last_time;
         Ok(())

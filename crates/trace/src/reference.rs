@@ -54,11 +54,13 @@ pub enum Movement {
     Clean,
     /// Stayed where it is, in memory, and was used since the look before: its Accessed bit was set.
     Accessed,
+    /// May not leave from now on, whether it is in memory or not: the manager's own decision, or the program's.
+    Locked,
 }
 
 impl Movement {
     /// All of them, in the order of their codes and of the end block.
-    pub const ALL: [Movement; 7] = [
+    pub const ALL: [Movement; 8] = [
         Movement::Evicted,
         Movement::Found,
         Movement::Ahead,
@@ -66,6 +68,7 @@ impl Movement {
         Movement::Dropped,
         Movement::Clean,
         Movement::Accessed,
+        Movement::Locked,
     ];
 
     /// Whether the page is in memory afterwards.

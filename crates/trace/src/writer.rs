@@ -131,8 +131,7 @@ impl<W: Write> TraceWriter<W> {
     pub fn write_event(&mut self, event: Event) -> Result<(), WriteError> {
         let index = self.totals.entries();
         let last = self.totals.time_end;
-        let kinds = self.header.movement_kinds();
-        if matches!(event.kind, Kind::Movement(movement) if movement as usize >= kinds) {
+        if matches!(event.kind, Kind::Movement(movement) if !self.header.announces(movement)) {
             return Err(WriteError::Unannounced { index });
         }
         if event.time < last {

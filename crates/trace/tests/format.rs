@@ -80,6 +80,7 @@ fn live() -> (Vec<Event>, Vec<u8>) {
         live: true,
         movements: true,
         accesses: true,
+        locks: true,
         clients: vec!["a".to_owned(), "b".to_owned()],
         ..Header::default()
     };
@@ -184,7 +185,7 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     );
     // A file that was made to say so: the first movement is the fourth entry of the first block.
     let mut bad = bytes.clone();
-    bad[12] &= !(8 | 16);
+    bad[12] &= !(8 | 16 | 32);
     let bad = fuzz::mended(&bad);
     let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
     let error = read(&bad).unwrap_err();
@@ -199,7 +200,7 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     assert!(matches!(error, TraceError::Truncated { .. }), "{error}");
     // A flag of tomorrow.
     let mut bad = bytes;
-    bad[12] |= 32;
+    bad[12] |= 64;
     let error = read(&fuzz::mended(&bad)).unwrap_err();
     assert_eq!(error.offset(), 12, "{error}");
 }
@@ -212,6 +213,7 @@ fn uses_of_pages_in_memory_need_a_flag_of_their_own() {
     let header = TraceReader::new(bytes.as_slice()).unwrap().header().clone();
     let without = Header {
         accesses: false,
+        locks: false,
         ..header.clone()
     };
     let mut writer = TraceWriter::new(Vec::new(), without.clone()).unwrap();
@@ -222,7 +224,9 @@ fn uses_of_pages_in_memory_need_a_flag_of_their_own() {
         "{refused}"
     );
     // Without them a trace is what it was before there were any: the end block counts six kinds.
-    let old: Vec<Event> = events.iter().copied().filter(|e| e.kind != used).collect();
+    let locked = Kind::Movement(Movement::Locked);
+    let old = |e: &Event| e.kind != used && e.kind != locked;
+    let old: Vec<Event> = events.iter().copied().filter(old).collect();
     let old_bytes = write_events(without, &old, 400);
     assert_eq!(&old_bytes[old_bytes.len() - 108..][..4], b"END.");
     assert_eq!(read_events(&old_bytes).unwrap(), old);
@@ -246,11 +250,55 @@ fn uses_of_pages_in_memory_need_a_flag_of_their_own() {
 }
 
 #[test]
+fn locked_pages_need_a_flag_of_their_own() {
+    let (events, bytes) = live();
+    let locked = Kind::Movement(Movement::Locked);
+    let used = Kind::Movement(Movement::Accessed);
+    assert!(events.iter().any(|event| event.kind == locked));
+    let header = TraceReader::new(bytes.as_slice()).unwrap().header().clone();
+    let without = Header {
+        locks: false,
+        ..header.clone()
+    };
+    let mut writer = TraceWriter::new(Vec::new(), without).unwrap();
+    let event = events.iter().find(|event| event.kind == locked).unwrap();
+    let refused = writer.write_event(*event).unwrap_err();
+    assert!(
+        matches!(refused, WriteError::Unannounced { index: 0 }),
+        "{refused}"
+    );
+    // Either flag alone: the last kind is counted behind the other, of which there is none.
+    let without_uses = Header {
+        accesses: false,
+        ..header.clone()
+    };
+    let mut writer = TraceWriter::new(Vec::new(), without_uses.clone()).unwrap();
+    let event = events.iter().find(|event| event.kind == used).unwrap();
+    assert!(writer.write_event(*event).is_err());
+    let some: Vec<Event> = events.iter().copied().filter(|e| e.kind != used).collect();
+    let some_bytes = write_events(without_uses, &some, 400);
+    assert_eq!(&some_bytes[some_bytes.len() - 124..][..4], b"END.");
+    assert_eq!(read_events(&some_bytes).unwrap(), some);
+    // A file that was made to have them.
+    let mut bad = bytes.clone();
+    bad[12] &= !32;
+    let error = read_events(&fuzz::mended(&bad)).unwrap_err();
+    assert!(error.to_string().contains("a locked page"), "{error}");
+    // They are movements: the flag does not stand alone.
+    let alone = Header {
+        movements: false,
+        accesses: false,
+        ..header
+    };
+    assert!(TraceWriter::new(Vec::new(), alone).is_err());
+}
+
+#[test]
 fn the_end_block_must_count_movements_right() {
     let (_, bytes) = live();
-    let end = bytes.len() - 116;
+    let end = bytes.len() - 124;
     assert_eq!(&bytes[end..end + 4], b"END.");
-    for field in 0..7 {
+    for field in 0..8 {
         let mut bad = bytes.clone();
         bad[end + 56 + 8 * field] ^= 1;
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();
@@ -580,10 +628,10 @@ proptest! {
         // The same with every other one a movement.
         let moved = references.iter().enumerate().map(|(n, reference)| match n % 2 {
             0 => Event::from(*reference),
-            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % 7]), ..Event::from(*reference) },
+            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % 8]), ..Event::from(*reference) },
         });
         let events: Vec<Event> = moved.collect();
-        let bytes = write_events(Header { movements: true, accesses: true, ..header }, &events, u64::MAX);
+        let bytes = write_events(Header { movements: true, accesses: true, locks: true, ..header }, &events, u64::MAX);
         prop_assert_eq!(read_events(&bytes).unwrap(), events);
     }
 }

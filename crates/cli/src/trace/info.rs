@@ -76,10 +76,13 @@ struct Movements {
     /// Pages seen used in memory, each time they were looked at; absent where nobody looked.
     #[serde(skip_serializing_if = "Option::is_none")]
     accessed: Option<u64>,
+    /// Pages that may not leave, each time it was said; absent where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locked: Option<u64>,
 }
 
 impl Movements {
-    fn of(totals: &Totals, accesses: bool) -> Movements {
+    fn of(totals: &Totals, header: &Header) -> Movements {
         Movements {
             evicted: totals.moved(Movement::Evicted),
             evicted_clean: totals.moved(Movement::Clean),
@@ -87,7 +90,8 @@ impl Movements {
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),
             dropped: totals.moved(Movement::Dropped),
-            accessed: accesses.then(|| totals.moved(Movement::Accessed)),
+            accessed: header.accesses.then(|| totals.moved(Movement::Accessed)),
+            locked: header.locks.then(|| totals.moved(Movement::Locked)),
         }
     }
 }
@@ -213,9 +217,7 @@ fn collect(
         time_end: totals.time_end,
         page_bytes,
         references: references(accesses),
-        movements: header
-            .movements
-            .then(|| Movements::of(totals, header.accesses)),
+        movements: header.movements.then(|| Movements::of(totals, header)),
         reads_per_write: accesses.reads_per_write(),
         footprint: Footprint {
             pages,
@@ -305,6 +307,9 @@ fn text(info: &Info) -> String {
                 "uses in memory",
                 format!("{accessed}: pages whose Accessed bit was set, at each look"),
             );
+        }
+        if let Some(locked) = moved.locked {
+            row("locked", format!("{locked} pages that may not leave"));
         }
     }
     row("reads:writes", ratio(info.reads_per_write));

@@ -106,6 +106,10 @@ pub struct Client<'a> {
     pub plan: LoadPlan,
     /// The eviction at hand.
     pub batch: Vec<EvictItem>,
+    /// Pages of it that are on their way out, one bit each.
+    pub leaving: u64,
+    /// Pages that may not leave, as the trace says.
+    pub locked: u64,
     /// Nanoseconds of each fault that read from a tier.
     pub latency: Histogram<u64>,
     /// Where its time went.
@@ -202,6 +206,8 @@ impl<'a> Client<'a> {
             held: vec![0; count],
             plan: LoadPlan::default(),
             batch: Vec::new(),
+            leaving: 0,
+            locked: 0,
             latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds"),
             spent: Spent::default(),
             seen: Seen::default(),
@@ -209,6 +215,13 @@ impl<'a> Client<'a> {
             traced,
             future,
         })
+    }
+
+    /// The place in the batch of a page that is on its way out.
+    pub fn on_its_way(&self, no: PageNo) -> Option<usize> {
+        let mut batch = self.batch.iter().enumerate();
+        let found = batch.find(|(index, item)| self.leaving >> index & 1 == 1 && item.no == no);
+        found.map(|(index, _)| index)
     }
 
     /// Runs on while pages are in memory, at most `most` references. The one that stops it is not counted as done.

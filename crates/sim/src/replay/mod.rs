@@ -10,7 +10,8 @@
 //!
 //! Where a live trace says so, pages are found in memory, as they were when the recording began, or dropped by the program.
 //! Evictions that it tells, and pages brought along, are followed only when that is asked for ([`Room::Traced`], `traced.rs`):
-//! otherwise the policies under test decide.
+//! otherwise the policies under test decide. A batch that is followed stays on its way out until the next one is chosen, as live:
+//! pages of it may be wanted back, or stay.
 
 mod client;
 pub mod tiers;
@@ -20,7 +21,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use undercroft_base::{
-    Bytes, PAGE_BYTES, PageNo, PageState, Slot, ThreadId, TierId, VirtPage, VirtRange,
+    Bytes, Flags, PAGE_BYTES, PageNo, PageState, Slot, ThreadId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
@@ -159,6 +160,7 @@ impl<'a> Replay<'a> {
                     Stop::Paused => {}
                     Stop::End => {
                         client.tell_time(per_reference);
+                        self.let_go(at)?;
                         break;
                     }
                 }
@@ -181,6 +183,9 @@ impl<'a> Replay<'a> {
         client.at += 1;
         if self.setup.room != Room::AfterPlan {
             // A limit too small for a reserve, or smaller than that of the live run.
+            if self.clients[at].engine.room() < 1 {
+                self.let_go(at)?;
+            }
             while self.clients[at].engine.room() < 1 {
                 self.evict(at, 1)?;
             }
@@ -200,7 +205,8 @@ impl<'a> Replay<'a> {
                 client.marks[no.0 as usize] |= u8::from(write) * (DIRTY | WRITTEN);
                 return Ok(());
             }
-            other => unreachable!("a fault is answered {other:?} with no eviction under way"),
+            FaultAnswer::Wait => return self.recall(at, no, write),
+            other => unreachable!("a fault is answered {other:?} with no other under way"),
         }
         client.seen.misses += 1;
         client.missed = client.at;
@@ -261,6 +267,16 @@ impl<'a> Replay<'a> {
                 }
                 continue;
             }
+            if moved.what == Becomes::Locked {
+                // Not for the bounds and the policies compared, and never so many that nothing can leave.
+                let entry = client.engine.entry(client.space, page);
+                let may = self.setup.room != Room::AfterPlan && client.locked < client.frames / 8;
+                if may && !entry.flags.has(Flags::LOCKED) {
+                    client.locked += 1;
+                    client.engine.lock(client.space, range, true);
+                }
+                continue;
+            }
             if moved.what == Becomes::Used {
                 // Where the simulation has evicted it, that it was used in memory says nothing.
                 if client.engine.touch(PageNo(moved.number), false) && *mark & AHEAD != 0 {
@@ -281,6 +297,14 @@ impl<'a> Replay<'a> {
                 }
                 continue;
             }
+            if moved.what == Becomes::Returned {
+                if let Some(index) = client.on_its_way(PageNo(moved.number)) {
+                    client.leaving &= !(1 << index);
+                    let (engine, wake) = (&mut client.engine, &mut self.wake);
+                    engine.settle(index, Taken::NotTried, wake);
+                }
+                continue;
+            }
             if moved.what == Becomes::Found {
                 client.engine.found_resident(client.space, range);
                 // It was used before, and nobody knows its bytes.
@@ -289,7 +313,9 @@ impl<'a> Replay<'a> {
                 self.reclaim(at)?;
                 continue;
             }
-            *mark = 0;
+            self.let_go(at)?;
+            let client = &mut self.clients[at];
+            client.marks[moved.number as usize] = 0;
             client.engine.removed(client.space, range);
             // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers: the lowest free
             // ones, as all others are taken.
@@ -304,12 +330,54 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Evicts `count` pages, or all there are.
+    /// Has the policy name `count` pages, or all there are. The last batch of them stays on its way out: see
+    /// [`Replay::let_go`].
     fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
         let mut left = count;
-        while left > 0 && self.clients[at].engine.resident().0 > 0 {
-            left -= self.evict(at, left)?;
+        loop {
+            self.let_go(at)?;
+            if left == 0 || self.clients[at].engine.resident().0 == 0 {
+                return Ok(());
+            }
+            let chosen = self.choose(at, left);
+            left -= chosen;
+            if left == 0 {
+                self.clients[at].leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
+                return Ok(());
+            }
+            for index in 0..chosen {
+                self.evict_one(at, index)?;
+            }
         }
+    }
+
+    /// What is on its way out leaves.
+    fn let_go(&mut self, at: usize) -> Result<(), SetupError> {
+        while self.clients[at].leaving != 0 {
+            let index = self.clients[at].leaving.trailing_zeros() as usize;
+            self.clients[at].leaving &= self.clients[at].leaving - 1;
+            self.evict_one(at, index)?;
+        }
+        if self.has_pool {
+            self.collect(at);
+        }
+        Ok(())
+    }
+
+    /// A page on its way out is wanted back.
+    fn recall(&mut self, at: usize, no: PageNo, write: bool) -> Result<(), SetupError> {
+        let client = &mut self.clients[at];
+        let index = client
+            .on_its_way(no)
+            .expect("a page that is waited for is on its way");
+        client.leaving &= !(1 << index);
+        client.seen.misses += 1;
+        client.missed = client.at;
+        client.marks[no.0 as usize] |= u8::from(write) * (DIRTY | WRITTEN);
+        client.engine.settle(index, Taken::Moved, &mut self.wake);
+        client
+            .engine
+            .publish(index, Outcome::PutBack, &mut self.wake);
         Ok(())
     }
 
@@ -396,6 +464,9 @@ impl<'a> Replay<'a> {
 
     /// Evicts until the plan of the client fits.
     fn make_room(&mut self, at: usize) -> Result<(), SetupError> {
+        if self.clients[at].engine.room() < 0 {
+            self.let_go(at)?;
+        }
         while self.clients[at].engine.room() < 0 {
             self.evict(at, 1)?;
         }
@@ -404,6 +475,19 @@ impl<'a> Replay<'a> {
 
     /// Evicts up to `want` pages, at least one; how many.
     fn evict(&mut self, at: usize, want: usize) -> Result<usize, SetupError> {
+        self.let_go(at)?;
+        let chosen = self.choose(at, want);
+        for index in 0..chosen {
+            self.evict_one(at, index)?;
+        }
+        if self.has_pool {
+            self.collect(at);
+        }
+        Ok(chosen)
+    }
+
+    /// Has the policy name up to `want` pages, at least one; how many.
+    fn choose(&mut self, at: usize, want: usize) -> usize {
         let client = &mut self.clients[at];
         let mut tries = 0;
         while !client.engine.select(want, &mut client.batch) {
@@ -416,13 +500,7 @@ impl<'a> Replay<'a> {
                 client.engine.resident()
             );
         }
-        for index in 0..self.clients[at].batch.len() {
-            self.evict_one(at, index)?;
-        }
-        if self.has_pool {
-            self.collect(at);
-        }
-        Ok(self.clients[at].batch.len())
+        client.batch.len()
     }
 
     /// Evicts page `index` of the batch at hand.

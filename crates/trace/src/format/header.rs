@@ -66,6 +66,8 @@ pub struct Header {
     pub movements: bool,
     /// Among them are uses of pages in memory ([`crate::Movement::Accessed`]); only where there are movements.
     pub accesses: bool,
+    /// Among them are pages that may not leave ([`crate::Movement::Locked`]); only where there are movements.
+    pub locks: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
@@ -85,6 +87,7 @@ impl Default for Header {
             live: false,
             movements: false,
             accesses: false,
+            locks: false,
             command: Vec::new(),
             clients: vec![String::new()],
             source: String::new(),
@@ -97,13 +100,15 @@ const SYNTHETIC: u32 = 2;
 const LIVE: u32 = 4;
 pub(crate) const MOVEMENTS: u32 = 8;
 pub(crate) const ACCESSES: u32 = 16;
+pub(crate) const LOCKS: u32 = 32;
 
 /// See [`Header::movement_kinds`].
-pub(crate) fn movement_kinds(movements: bool, accesses: bool) -> usize {
-    match (movements, accesses) {
-        (false, _) => 0,
-        (true, false) => Movement::Accessed as usize,
-        (true, true) => Movement::ALL.len(),
+pub(crate) fn movement_kinds(movements: bool, accesses: bool, locks: bool) -> usize {
+    match (movements, accesses, locks) {
+        (false, ..) => 0,
+        (true, false, false) => Movement::Accessed as usize,
+        (true, true, false) => Movement::Locked as usize,
+        (true, _, true) => Movement::ALL.len(),
     }
 }
 
@@ -113,9 +118,19 @@ impl Header {
         1 << self.granularity
     }
 
+    /// Whether there may be such movements.
+    #[inline]
+    pub(crate) fn announces(&self, movement: Movement) -> bool {
+        match movement {
+            Movement::Accessed => self.accesses,
+            Movement::Locked => self.locks,
+            _ => self.movements,
+        }
+    }
+
     /// How many kinds of movements there may be, so many counts are in the end block: the first of [`Movement::ALL`].
     pub(crate) fn movement_kinds(&self) -> usize {
-        movement_kinds(self.movements, self.accesses)
+        movement_kinds(self.movements, self.accesses, self.locks)
     }
 
     /// The header's bytes with its checksum, and that checksum.
@@ -130,6 +145,11 @@ impl Header {
         if self.accesses && !self.movements {
             return Err(WriteError::Header(
                 "it announces uses of pages and no movements",
+            ));
+        }
+        if self.locks && !self.movements {
+            return Err(WriteError::Header(
+                "it announces locked pages and no movements",
             ));
         }
         let mut text = Vec::new();
@@ -150,6 +170,7 @@ impl Header {
             (self.live, LIVE),
             (self.movements, MOVEMENTS),
             (self.accesses, ACCESSES),
+            (self.locks, LOCKS),
         ] {
             flags |= if set { bit } else { 0 };
         }
@@ -197,8 +218,9 @@ impl Header {
         let time_unit = TimeUnit::from_code(fixed[11])
             .ok_or_else(|| corrupt(11, format!("time unit {} is unknown", fixed[11])))?;
         let flags = u32_at(fixed, 12);
-        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES;
-        if flags & !known != 0 || flags & (MOVEMENTS | ACCESSES) == ACCESSES {
+        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES | LOCKS;
+        let alone = flags & MOVEMENTS == 0 && flags & (ACCESSES | LOCKS) != 0;
+        if flags & !known != 0 || alone {
             return Err(corrupt(12, format!("flags {flags:#x} are unknown")));
         }
         let mut texts = Texts { text, at: 0 };
@@ -222,6 +244,7 @@ impl Header {
             live: flags & LIVE != 0,
             movements: flags & MOVEMENTS != 0,
             accesses: flags & ACCESSES != 0,
+            locks: flags & LOCKS != 0,
             command,
             clients,
             source,

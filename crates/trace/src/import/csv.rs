@@ -25,6 +25,7 @@ pub fn row(event: &Event) -> String {
         Kind::Movement(Movement::Dropped) => "dropped",
         Kind::Movement(Movement::Clean) => "clean",
         Kind::Movement(Movement::Accessed) => "accessed",
+        Kind::Movement(Movement::Locked) => "locked",
     };
     format!(
         "{},{:#x},{what},{},{}",
