@@ -469,10 +469,12 @@ fn a_write_that_changed_nothing_leaves_the_copy_below_right() {
 }
 
 /// A scan over twice the memory, as `readahead` would have been recorded: every fourth page is faulted on, the rest comes along.
-fn scanned(rounds: u64) -> MemoryTrace {
+/// * `written`: the program wrote each of those afterwards.
+fn scanned(rounds: u64, written: bool) -> MemoryTrace {
     let (mut references, mut moved) = (Vec::new(), Vec::new());
     for page in (0..rounds * 512).map(|page| page % 512).step_by(4) {
         references.push(page);
+        moved.extend(written.then_some((references.len(), page, Written)));
         for along in 1..4 {
             moved.push((references.len(), page + along, Ahead { written: false }));
         }
@@ -491,7 +493,7 @@ fn prefetch(name: &str) -> impl FnOnce(&mut Setup) + '_ {
 
 #[test]
 fn what_came_along_live_comes_along_when_that_is_asked_for() {
-    let trace = scanned(4);
+    let trace = scanned(4, false);
     let traced = run(&trace, prefetch("traced"));
     // LRU keeps nothing of a loop larger than memory, as live.
     assert_eq!(traced.misses, trace.references());
@@ -500,6 +502,10 @@ fn what_came_along_live_comes_along_when_that_is_asked_for() {
     // Each page is read once.
     let device = &traced.tiers[0];
     assert_eq!(device.pages_read, 4 * traced.misses);
+    // And with the page faulted on, also where the trace tells more of that.
+    assert_eq!(device.read_requests, traced.misses);
+    let written = run(&scanned(4, true), prefetch("traced"));
+    assert_eq!(written.tiers[0].read_requests, traced.misses);
     // Without, the pages faulted on fit, and there is nothing to see of the rest.
     let none = run(&trace, prefetch("none"));
     assert_eq!((none.misses, none.prefetched, none.evictions), (128, 0, 0));
@@ -568,5 +574,5 @@ fn prefetch_as_recorded_needs_a_trace_that_tells_of_it() {
         text.contains("--prefetch traced") && text.contains("run --trace"),
         "{text}"
     );
-    assert!(sweep.run(&scanned(1), &mut |_| ()).is_ok());
+    assert!(sweep.run(&scanned(1, false), &mut |_| ()).is_ok());
 }

@@ -36,7 +36,12 @@ impl NextWindow {
         let ahead = |moved: &&MovedPage| {
             moved.after == after && matches!(moved.what, Becomes::Ahead { .. })
         };
-        let ahead = moved.iter().take_while(ahead).take(WINDOW_MAX as usize);
+        // What the trace says of the fault itself comes before.
+        let itself = |moved: &&MovedPage| {
+            moved.after == after && matches!(moved.what, Becomes::Written | Becomes::Unchanged)
+        };
+        let moved = moved.iter().skip_while(itself);
+        let ahead = moved.take_while(ahead).take(WINDOW_MAX as usize);
         for (page, steps) in ahead.zip(1..) {
             let distance = i64::from(page.number) - i64::from(no.0);
             if steps == 1 {
