@@ -41,9 +41,9 @@ const LEND_STEP: u64 = 16;
 /// Pause when nothing could be evicted, doubled up to the most while every tier is full.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(32);
+const PAUSE_UNFIT_MAX: Duration = Duration::from_millis(16);
 
-/// Pages that try whether there is room again, while every tier is full: each is moved out and back in vain. Twice as many after each
-/// try that was not.
+/// Pages that try whether there is room again, while every tier is full; twice as many after each try that was not in vain.
 const TRIAL_PAGES: usize = 4;
 
 /// Longest sleep while threads may be waiting for room that others make.
@@ -65,6 +65,8 @@ pub(crate) struct Evictor {
     fruitless: u32,
     /// Pages of the next batch; fewer than [`EVICT_PAGES_MAX`] while every tier is full, or was a moment ago.
     batch_pages: usize,
+    /// A page of the last batch did not compress: others may.
+    unfit: bool,
     /// Pages lent above the limit while nothing can leave for the moment.
     lent: u64,
 }
@@ -88,6 +90,7 @@ impl Evictor {
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
             fruitless: 0,
             batch_pages: EVICT_PAGES_MAX,
+            unfit: false,
             lent: 0,
         })
     }
@@ -168,10 +171,18 @@ impl Evictor {
                 continue;
             }
             self.fruitless += 1;
-            if self.batch_pages < EVICT_PAGES_MAX || self.fruitless >= FRUITLESS_MAX {
-                self.batch_pages = TRIAL_PAGES;
-                self.stay_full(pause);
-                pause = (pause * 2).min(PAUSE_MAX);
+            let full = self.batch_pages < EVICT_PAGES_MAX && !self.unfit;
+            if full || self.fruitless >= FRUITLESS_MAX {
+                self.fruitless = 0;
+                if self.unfit {
+                    self.batch_pages = EVICT_PAGES_MAX;
+                    self.rest(pause);
+                    pause = (pause * 2).min(PAUSE_UNFIT_MAX);
+                } else {
+                    self.batch_pages = TRIAL_PAGES;
+                    self.stay_full(pause);
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
             }
         }
         self.fruitless = 0;
@@ -184,8 +195,17 @@ impl Evictor {
         }
     }
 
-    /// Every tier is full: for `time` nothing is tried, unless the program makes room itself. Threads that find none meanwhile wait for
-    /// a millisecond at most.
+    /// What was tried did not compress: threads that wait for room are let in, and after `time` other pages are tried.
+    fn rest(&mut self, time: Duration) {
+        if self.shared.engine().room() < 1 {
+            self.shared.everything_full();
+            self.lent = 0; // what is allowed now has it
+            self.admit_waiters();
+        }
+        std::thread::sleep(time);
+    }
+
+    /// Every tier is full: for `time` nothing is tried, unless the program makes room. Threads that find none wait for a millisecond.
     fn stay_full(&mut self, time: Duration) {
         let until = self.shared.elapsed() + time;
         loop {
@@ -215,8 +235,7 @@ impl Evictor {
         if pages != self.lent {
             let mut engine = self.shared.engine();
             let allowed = engine.set_over_limit(PageCount(0)).0;
-            let others = allowed.saturating_sub(self.lent);
-            engine.set_over_limit(PageCount(others.saturating_add(pages)));
+            engine.set_over_limit(PageCount(allowed.saturating_sub(self.lent) + pages));
             self.lent = pages;
         }
     }
@@ -229,6 +248,7 @@ impl Evictor {
 
     fn evict_batch(&mut self) -> bool {
         let mut items = std::mem::take(&mut self.items);
+        self.unfit = false;
         if let Some(record) = &self.shared.record {
             record.nobody_waits(); // every page of the last batch is settled
         }
@@ -579,7 +599,8 @@ impl Evictor {
                     Err(StoreError::Failed(_)) => {
                         metered.errors.fetch_add(1, Ordering::Relaxed);
                     }
-                    Err(_) => {}
+                    Err(StoreError::Incompressible) => self.unfit = true,
+                    Err(StoreError::Full) => {}
                 }
             }
         }
