@@ -612,7 +612,8 @@ mod tests {
         let path = folder.path().join("t.uct");
         let (record, go) = stalled(&path);
         let (space, thread) = (SpaceId(0), ThreadId(1));
-        record.found(space, pages(0, 1));
+        // Uses of pages in memory only are written, and more than these are what the writer stalls over.
+        record.found(space, pages(0, 8 * QUEUE_MAX as u64));
         for page in 0..4 * QUEUE_MAX as u64 {
             record.accessed(space, VirtPage(2 * page)); // no runs
         }
