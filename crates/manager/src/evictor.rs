@@ -17,6 +17,7 @@ use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{futex, process, procfs};
 use undercroft_trace::Movement;
 
+use crate::backoff::{Backoff, Next};
 use crate::ledger::MemfdLedger;
 use crate::process::{Agent, Process};
 use crate::protocol::{OP_MOVE, next_run};
@@ -32,19 +33,11 @@ const WRITE_PAGES: usize = EVICT_PAGES_MAX;
 const ZERO_RUNS_A_BATCH: usize = 64;
 const ZERO_PAGES_MIN: u64 = 16;
 
-/// Batches in a row that freed nothing before every tier is called full.
-const FRUITLESS_MAX: u32 = 8;
-
 /// Pages lent above the limit each time that nothing can leave for the moment.
 const LEND_STEP: u64 = 16;
 
-/// Pause when nothing could be evicted, doubled up to the most while every tier is full.
+/// Pause when nothing can leave for the moment, and between looks at whether threads wait for room.
 const PAUSE: Duration = Duration::from_millis(1);
-const PAUSE_MAX: Duration = Duration::from_millis(32);
-const PAUSE_UNFIT_MAX: Duration = Duration::from_millis(16);
-
-/// Pages that try whether there is room again, while every tier is full; twice as many after each try that was not in vain.
-const TRIAL_PAGES: usize = 4;
 
 /// Longest sleep while threads may be waiting for room that others make.
 const NAP: Duration = Duration::from_millis(100);
@@ -62,9 +55,7 @@ pub(crate) struct Evictor {
     demote_buffer: PageBuf,
     /// Pages stored at a time.
     store_pages: usize,
-    fruitless: u32,
-    /// Pages of the next batch; fewer than [`EVICT_PAGES_MAX`] while every tier is full, or was a moment ago.
-    batch_pages: usize,
+    backoff: Backoff,
     /// A page of the last batch did not compress: others may.
     unfit: bool,
     /// Pages lent above the limit while nothing can leave for the moment.
@@ -88,8 +79,7 @@ impl Evictor {
             places: Vec::new(),
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
-            fruitless: 0,
-            batch_pages: EVICT_PAGES_MAX,
+            backoff: Backoff::default(),
             unfit: false,
             lent: 0,
         })
@@ -122,7 +112,6 @@ impl Evictor {
 
     /// Evicts until the reserve is free again.
     fn reclaim(&mut self) {
-        let mut pause = PAUSE;
         loop {
             if self.shared.stop.load(Ordering::Acquire) {
                 return;
@@ -156,9 +145,7 @@ impl Evictor {
             };
             self.admit_waiters();
             if any && after.0 > before.0 {
-                self.fruitless = 0;
-                self.batch_pages = (2 * self.batch_pages).min(EVICT_PAGES_MAX);
-                pause = PAUSE;
+                self.backoff.freed();
                 self.lend(0);
                 continue;
             }
@@ -170,23 +157,13 @@ impl Evictor {
                 std::thread::sleep(PAUSE);
                 continue;
             }
-            self.fruitless += 1;
-            let full = self.batch_pages < EVICT_PAGES_MAX && !self.unfit;
-            if full || self.fruitless >= FRUITLESS_MAX {
-                self.fruitless = 0;
-                if self.unfit {
-                    self.batch_pages = EVICT_PAGES_MAX;
-                    self.rest(pause);
-                    pause = (pause * 2).min(PAUSE_UNFIT_MAX);
-                } else {
-                    self.batch_pages = TRIAL_PAGES;
-                    self.stay_full(pause);
-                    pause = (pause * 2).min(PAUSE_MAX);
-                }
+            match self.backoff.refused(self.unfit) {
+                Next::AtOnce => {}
+                Next::Unfit(time) => self.rest(time),
+                Next::Full(time) => self.stay_full(time),
             }
         }
-        self.fruitless = 0;
-        self.batch_pages = EVICT_PAGES_MAX;
+        self.backoff = Backoff::default();
         self.lent = 0;
         self.shared.engine().set_over_limit(PageCount(0));
         self.admit_waiters();
@@ -255,7 +232,7 @@ impl Evictor {
         // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.engine().stats().pages_swapped_out;
-        let most = self.batch_pages;
+        let most = self.backoff.pages();
         let any = zeros
             || self.select_next(&mut items)
             || self.choose(&mut items, |e, i| e.select(most, i));

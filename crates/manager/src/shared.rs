@@ -382,9 +382,8 @@ impl Shared {
         match self.options.when_full {
             WhenFull::Stay => {
                 let mut engine = self.engine();
-                // Of what it is, not of what it may be: asked again and again, it does not grow by itself.
-                let over = engine.room().min(0).unsigned_abs();
-                engine.set_over_limit(PageCount(over + OVER_LIMIT_STEP.max(over / 4)));
+                let allowed = allowed_over(engine.room());
+                engine.set_over_limit(allowed);
             }
             WhenFull::Kill => self.doom("every tier is full (--when-full kill)"),
         }
@@ -398,6 +397,13 @@ impl Shared {
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
+}
+
+/// How far the limit may be exceeded where pages have nowhere to go and there is `room` below it: as far as it is, and a step. Asked
+/// again and again, it does not grow by itself.
+fn allowed_over(room: i64) -> PageCount {
+    let over = room.min(0).unsigned_abs();
+    PageCount(over.saturating_add(OVER_LIMIT_STEP.max(over / 4)))
 }
 
 /// Adds pages to a queue of runs. The oldest run is forgotten when there are too many: its pages then leave in their turn.
@@ -429,6 +435,16 @@ pub(crate) fn page_of(buffer: &[u8], index: usize) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_allowed_above_the_limit_follows_what_is() {
+        for room in [1, 0] {
+            assert_eq!(allowed_over(room), PageCount(OVER_LIMIT_STEP));
+        }
+        assert_eq!(allowed_over(-100), PageCount(100 + OVER_LIMIT_STEP));
+        assert_eq!(allowed_over(-40_000), PageCount(50_000));
+        assert_eq!(allowed_over(i64::MIN).0, (1 << 63) + (1 << 61));
+    }
 
     #[test]
     fn time_above_the_limit_counts_while_it_lasts() {
