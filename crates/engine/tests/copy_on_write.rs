@@ -1,21 +1,16 @@
 //! Frames that fork relatives take from each other by writing: counted once each, and only where there is room.
 
-use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
-use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Outcome, Room, Taken, VecLedger};
+mod common;
+
+use undercroft_base::{Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_engine::{Engine, Fault, FaultAnswer, Outcome, Taken, VecLedger};
 
 const THREAD: ThreadId = ThreadId(1);
 
 /// A parent with `pages` resident, and its child, under a limit of `limit` pages.
 fn family(pages: u64, limit: u64) -> (Engine<VecLedger>, SpaceId, SpaceId) {
-    let config = Config {
-        limit: Bytes(limit * PAGE_BYTES as u64),
-        retain: vec![false],
-        demotes: vec![false],
-        room: Room::Ahead,
-    };
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
-    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
-    let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
+    let mut engine = common::engine(4, limit, reclaim);
     let parent = engine.add_space();
     let all = VirtRange::new(VirtPage(0), VirtPage(pages));
     engine.attached(parent, all);

@@ -1,10 +1,11 @@
 //! The refault distance that a policy is told: pages chosen to leave since this one was, however long storing takes.
 
+mod common;
+
 use std::sync::{Arc, Mutex};
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, ThreadId, VirtPage, VirtRange};
-use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome};
-use undercroft_engine::{Room, Taken, VecLedger};
+use undercroft_base::{Bytes, PageCount, PageNo, VirtPage, VirtRange};
+use undercroft_engine::{Outcome, Taken};
 use undercroft_policy::reclaim::lru::Lru;
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
 
@@ -52,31 +53,12 @@ impl Reclaim for Noting {
 fn distance_counts_pages_chosen_whether_they_are_published_or_not() {
     for published in [1, 17, 64] {
         let last = Arc::new(Mutex::new(None));
-        let config = Config {
-            limit: Bytes(1000 * PAGE_BYTES as u64),
-            retain: vec![false],
-            demotes: vec![false],
-            room: Room::Ahead,
-        };
         let reclaim = Box::new(Noting(Lru::new(), last.clone()));
-        let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
-        let mut engine = Engine::new(VecLedger::new(2), reclaim, prefetch, config);
+        let mut engine = common::engine(2, 1000, reclaim);
         let space = engine.add_space();
         engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
-        let mut plan = LoadPlan::default();
-        let mut touch = |engine: &mut Engine<VecLedger>, page| {
-            let fault = Fault {
-                space,
-                page: VirtPage(page),
-                write: false,
-                thread: ThreadId(1),
-            };
-            assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);
-            plan.items[0].install = Install::Done;
-            engine.finish(space, &mut plan.items);
-        };
         for page in 0..200 {
-            touch(&mut engine, page);
+            common::touch(&mut engine, space, VirtPage(page));
         }
         let (mut batch, mut wake) = (Vec::new(), Vec::new());
         assert!(engine.select(64, &mut batch));
@@ -84,7 +66,7 @@ fn distance_counts_pages_chosen_whether_they_are_published_or_not() {
             engine.settle(at, Taken::Moved, &mut wake);
             engine.publish(at, Outcome::Fill(7), &mut wake);
         }
-        touch(&mut engine, batch[0].page.0);
+        common::touch(&mut engine, space, batch[0].page);
         let distance = PageCount(64);
         let arrival = *last.lock().expect("one thread");
         assert_eq!(arrival, Some(Arrival::SwapIn { distance }), "{published}");

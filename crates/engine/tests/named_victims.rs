@@ -1,8 +1,9 @@
 //! Victims that the caller names: each page once, and none that must stay.
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageState, SpaceId, ThreadId, VirtPage, VirtRange};
-use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome};
-use undercroft_engine::{Room, Taken, VecLedger};
+mod common;
+
+use undercroft_base::{PageState, SpaceId, VirtPage, VirtRange};
+use undercroft_engine::{Engine, Outcome, Taken, VecLedger};
 
 fn range(start: u64, end: u64) -> VirtRange {
     VirtRange::new(VirtPage(start), VirtPage(end))
@@ -10,29 +11,12 @@ fn range(start: u64, end: u64) -> VirtRange {
 
 /// An engine with pages 0 to 200 resident; the last 32 of them are recent.
 fn engine() -> (Engine<VecLedger>, SpaceId) {
-    let config = Config {
-        limit: Bytes(1000 * PAGE_BYTES as u64),
-        retain: vec![false],
-        demotes: vec![false],
-        room: Room::Ahead,
-    };
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
-    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
-    let mut engine = Engine::new(VecLedger::new(2), reclaim, prefetch, config);
+    let mut engine = common::engine(2, 1000, reclaim);
     let space = engine.add_space();
     engine.attached(space, range(0, 512));
-    let mut plan = LoadPlan::default();
     for page in 0..200 {
-        let fault = Fault {
-            space,
-            page: VirtPage(page),
-            write: false,
-            thread: ThreadId(1),
-        };
-        assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);
-        engine.validate(&mut plan.items);
-        plan.items[0].install = Install::Done;
-        engine.finish(space, &mut plan.items);
+        common::touch(&mut engine, space, VirtPage(page));
     }
     (engine, space)
 }

@@ -1,23 +1,17 @@
 //! Managed ranges: what is attached and unmapped at random is what a set of pages says.
 
+mod common;
+
 use std::collections::BTreeSet;
 
-use undercroft_base::{Bytes, PAGE_BYTES, VirtPage, VirtRange};
-use undercroft_engine::{Config, Engine, Room, VecLedger};
+use undercroft_base::{VirtPage, VirtRange};
 
 const PAGES: u64 = 40;
 
 #[test]
 fn regions_are_the_pages_attached_and_not_unmapped() {
-    let config = Config {
-        limit: Bytes(1000 * PAGE_BYTES as u64),
-        retain: vec![false],
-        demotes: vec![false],
-        room: Room::Ahead,
-    };
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
-    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
-    let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
+    let mut engine = common::engine(4, 1000, reclaim);
     let space = engine.add_space();
     let mut pages = BTreeSet::new();
     let mut state = 1u64;

@@ -464,10 +464,28 @@ mod tests {
         }
     }
 
+    /// A live trace of entries by page; and what became of pages, as (references before, page, what).
+    fn collected(entries: &[(u64, Kind)]) -> (MemoryTrace, Vec<(usize, u64, Becomes)>) {
+        let mut collector = Collector::new(true);
+        for (time, (page, kind)) in entries.iter().enumerate() {
+            collector.add(Event {
+                time: time as u64,
+                address: page * 4096,
+                kind: *kind,
+                client: 0,
+                thread: 0,
+            });
+        }
+        let trace = collector.finish("t", 4096, &[]);
+        let moved = trace.moved[0].iter();
+        let moved = moved.map(|moved| (moved.after, moved.address / 4096, moved.what));
+        let moved = moved.collect();
+        (trace, moved)
+    }
+
     #[test]
     fn pages_are_written_from_the_fault_that_brought_them_unless_they_leave_clean() {
         use undercroft_trace::Access;
-        let mut collector = Collector::new(true);
         let (read, gone, clean, seen) = (
             Kind::Access(Access::Read),
             Kind::Movement(Movement::Evicted),
@@ -487,20 +505,7 @@ mod tests {
             (2, clean),
             (1, gone),
         ];
-        for (time, (page, kind)) in entries.into_iter().enumerate() {
-            collector.add(Event {
-                time: time as u64,
-                address: page * 4096,
-                kind,
-                client: 0,
-                thread: 0,
-            });
-        }
-        let trace = collector.finish("t", 4096, &[]);
-        let short: Vec<_> = trace.moved[0]
-            .iter()
-            .map(|moved| (moved.after, moved.address / 4096, moved.what))
-            .collect();
+        let (_, short) = collected(&entries);
         use Becomes::{Evicted, Used, Written};
         let expected = [
             (2, 2, Written), // the second reference, before the evictions that follow it
@@ -518,7 +523,6 @@ mod tests {
     fn what_came_along_is_told_with_whether_it_was_written_and_writes_that_changed_nothing_are_told()
      {
         use undercroft_trace::Access;
-        let mut collector = Collector::new(true);
         let (read, write) = (Kind::Access(Access::Read), Kind::Access(Access::Write));
         let (gone, clean, along) = (
             Kind::Movement(Movement::Evicted),
@@ -540,21 +544,8 @@ mod tests {
             (2, gone),
             (3, along), // never evicted: nothing is known of it
         ];
-        for (time, (page, kind)) in entries.into_iter().enumerate() {
-            collector.add(Event {
-                time: time as u64,
-                address: page * 4096,
-                kind,
-                client: 0,
-                thread: 0,
-            });
-        }
-        let trace = collector.finish("t", 4096, &[]);
+        let (trace, short) = collected(&entries);
         assert!(trace.tells_ahead());
-        let short: Vec<_> = trace.moved[0]
-            .iter()
-            .map(|moved| (moved.after, moved.address / 4096, moved.what))
-            .collect();
         use Becomes::{Ahead, Evicted, Unchanged, Written};
         let expected = [
             (1, 1, Written),

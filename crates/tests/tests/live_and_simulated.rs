@@ -73,7 +73,7 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
             "{evictions} simulated, {evicted} live"
         );
     }
-    check_turns(&trace);
+    check_turns(&trace, 10_000);
 }
 
 /// A live run of `phases` under the limit with `options`, and its trace in `folder`.
@@ -153,12 +153,13 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
         let by = apart(Some("none"), "ahead");
         assert!(by.iter().all(|by| *by < -10.0), "none: {by:?}");
         apart(Some(recorded_with), "ahead");
-        check_turns(&trace);
+        check_turns(&trace, 3_000);
     }
 }
 
 /// Each page comes and leaves in turn: this program drops nothing, and nobody forks.
-fn check_turns(trace: &str) {
+/// * `least`: pages that come back after they left; fewer prove nothing.
+fn check_turns(trace: &str, least: u64) {
     let cat = Job::new(undercroft())
         .args(["trace", "cat", "--movements", trace])
         .run()
@@ -195,7 +196,7 @@ fn check_turns(trace: &str) {
         }
         present.insert(page, !matches!(what, "evicted" | "dropped" | "clean"));
     }
-    assert!(faults_after_eviction > 3_000, "{faults_after_eviction}");
+    assert!(faults_after_eviction > least, "{faults_after_eviction}");
 }
 
 fn json<'a>(words: impl IntoIterator<Item = &'a str>) -> Value {
@@ -263,7 +264,7 @@ fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
     let by = apart("traced");
     assert!(by.iter().all(|by| by.abs() < LOOP_APART_MAX), "{by:?}");
     apart("ahead"); // pages leave at other moments: what is kept is another part
-    check_turns(&trace);
+    check_turns(&trace, 10_000);
 }
 
 #[test]

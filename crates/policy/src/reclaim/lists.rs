@@ -232,6 +232,11 @@ struct Chunk {
     holed: u8,
 }
 
+const _: () = assert!(
+    size_of::<Chunk>() == 368,
+    "the metadata budget of a page, and the drawing above"
+);
+
 impl Chunk {
     #[inline]
     fn list(&self, page: u32) -> Option<List> {

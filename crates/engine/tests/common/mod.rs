@@ -1,0 +1,33 @@
+//! The engine that several tests begin with.
+
+use undercroft_base::{Bytes, PAGE_BYTES, SpaceId, ThreadId, VirtPage};
+use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Room, VecLedger};
+use undercroft_policy::reclaim::Reclaim;
+
+/// Keeps a reserve below `limit` pages, no copies of pages in memory, and brings nothing along. * `chunks`: of its ledger.
+pub fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<VecLedger> {
+    let config = Config {
+        limit: Bytes(limit * PAGE_BYTES as u64),
+        retain: vec![false],
+        demotes: vec![false],
+        room: Room::Ahead,
+    };
+    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
+    Engine::new(VecLedger::new(chunks), reclaim, prefetch, config)
+}
+
+/// A read of a page that is not in memory, served.
+#[allow(dead_code)] // not every test reads
+pub fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
+    let fault = Fault {
+        space,
+        page,
+        write: false,
+        thread: ThreadId(1),
+    };
+    let mut plan = LoadPlan::default();
+    assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);
+    engine.validate(&mut plan.items);
+    plan.items[0].install = Install::Done;
+    engine.finish(space, &mut plan.items);
+}
