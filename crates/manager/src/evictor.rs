@@ -235,7 +235,7 @@ impl Evictor {
         let most = self.backoff.pages();
         let any = zeros
             || self.select_next(&mut items)
-            || self.choose(&mut items, |e, i| e.select(most, i));
+            || self.choose(Movement::Evicted, &mut items, |e, i| e.select(most, i));
         let mut start = 0;
         while start < items.len() {
             let space = items[start].space;
@@ -266,12 +266,26 @@ impl Evictor {
             ranges.push(range);
         }
         drop(runs);
-        of.is_some_and(|space| self.choose(items, |e, items| e.select_these(space, &ranges, items)))
+        of.is_some_and(|space| self.choose_these(space, &ranges, items))
     }
 
-    /// Starts a batch as `select` says. A trace has the pages as evicted from here on: it is here that the policy decides.
+    /// Starts a batch of pages of `ranges`.
+    fn choose_these(
+        &self,
+        space: SpaceId,
+        ranges: &[VirtRange],
+        items: &mut Vec<EvictItem>,
+    ) -> bool {
+        let select =
+            |engine: &mut Engine<_>, items: &mut _| engine.select_these(space, ranges, items);
+        self.choose(Movement::Named, items, select)
+    }
+
+    /// Starts a batch as `select` says. A trace has the pages as evicted from here on, as `movement`: it is here that the policy
+    /// decides.
     fn choose(
         &self,
+        movement: Movement,
         items: &mut Vec<EvictItem>,
         select: impl FnOnce(&mut Engine<MemfdLedger>, &mut Vec<EvictItem>) -> bool,
     ) -> bool {
@@ -279,7 +293,7 @@ impl Evictor {
         let any = select(&mut engine, items);
         if let (Some(record), true) = (&self.shared.record, any) {
             for item in items.iter() {
-                record.moved(item.space, item.page, Movement::Evicted);
+                record.moved(item.space, item.page, movement);
             }
         }
         any
@@ -357,7 +371,7 @@ impl Evictor {
         }
         match chosen {
             Some((space, _)) if pressed || pages >= ZERO_PAGES_MIN => {
-                self.choose(items, |e, items| e.select_these(space, &ranges, items))
+                self.choose_these(space, &ranges, items)
             }
             _ => false,
         }

@@ -121,6 +121,7 @@ impl Record {
             movements: true,
             accesses,
             locks: true,
+            named: true,
             command: command.to_vec(),
             clients: (0..CLIENTS).map(|at| format!("space {at}")).collect(),
             source: format!("undercroft {} run, {settings}", env!("CARGO_PKG_VERSION")),

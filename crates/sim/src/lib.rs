@@ -7,6 +7,7 @@ pub mod bound;
 pub mod memory_trace;
 pub mod open;
 pub mod outcome;
+pub mod recorded;
 pub mod replay;
 pub mod setup;
 pub mod storm;

@@ -11,6 +11,8 @@ use rustc_hash::FxHashMap;
 use undercroft_base::CHUNK_PAGES;
 use undercroft_trace::{Event, Kind, Movement, Reference};
 
+use crate::recorded::Recorded;
+
 /// What a stream packs: address, one bit for a write.
 const WRITE: u64 = 1;
 
@@ -25,6 +27,8 @@ pub struct MemoryTrace {
     pub clients: Vec<(String, Vec<u64>)>,
     /// Of each client, what became of its pages beside references; shorter where there is nothing.
     pub moved: Vec<Vec<Moved>>,
+    /// The settings of the run, where it is a live one.
+    pub recorded: Option<Recorded>,
 }
 
 /// What a live trace tells of a page beside references.
@@ -36,6 +40,8 @@ pub enum Becomes {
     Dropped,
     /// The live manager took it out: whether the simulation does so too, its own policy decides.
     Evicted,
+    /// The same, and no policy named it: the live manager did, and so does the simulation, where it follows evictions.
+    Named,
     /// It could not leave after all, live.
     Returned,
     /// It may not leave, or not when it comes.
@@ -152,14 +158,17 @@ impl Collector {
             }
             Kind::Movement(Movement::Found) => Becomes::Found,
             Kind::Movement(Movement::Dropped) => Becomes::Dropped,
-            Kind::Movement(Movement::Evicted) => {
+            Kind::Movement(movement @ (Movement::Evicted | Movement::Named)) => {
                 // Not known to be clean yet: see below, or it was written.
                 if let Some(came) = self.came.get_mut(&(event.client, event.address))
                     && let Some(brought) = came.1.replace(came.0)
                 {
                     written(brought, event.address, moved);
                 }
-                Becomes::Evicted
+                match movement {
+                    Movement::Named => Becomes::Named,
+                    _ => Becomes::Evicted,
+                }
             }
             Kind::Movement(Movement::Clean) => {
                 let came = self.came.get_mut(&(event.client, event.address));

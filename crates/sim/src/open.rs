@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use undercroft_trace::{Generator, Spec, SpecError, TraceError, TraceReader};
 
 use crate::memory_trace::{Collector, MemoryTrace};
+use crate::recorded::Recorded;
 
 /// Why there is no trace.
 #[derive(Debug, thiserror::Error)]
@@ -68,5 +69,9 @@ pub fn open(text: &str) -> Result<MemoryTrace, OpenError> {
         block.drain(..).for_each(|event| collector.add(event));
     }
     let header = reader.header();
-    Ok(collector.finish(text, header.granule_bytes(), &header.clients))
+    let recorded = Recorded::of(header);
+    Ok(MemoryTrace {
+        recorded,
+        ..collector.finish(text, header.granule_bytes(), &header.clients)
+    })
 }

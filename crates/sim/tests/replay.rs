@@ -6,7 +6,7 @@ use undercroft_base::Nanos;
 use undercroft_model::Random;
 use undercroft_model::device::profiles;
 use undercroft_sim::memory_trace::Becomes::{
-    self, Ahead, Dropped, Evicted, Found, Locked, Returned, Unchanged, Used, Written,
+    self, Ahead, Dropped, Evicted, Found, Locked, Named, Returned, Unchanged, Used, Written,
 };
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
@@ -433,6 +433,28 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
         s.room = Room::Traced;
     });
     assert_eq!((followed.misses, followed.evictions), (6, 3));
+}
+
+#[test]
+fn pages_that_the_manager_named_leave_whatever_the_policy_says() {
+    // LRU would name page 0; none of the first is among those that came last, which nobody names.
+    let misses = |wanted: u64, what, room| {
+        let references: Vec<u64> = (0..200).chain([wanted]).collect();
+        let run = run(
+            &live(&references, &[(200, 70, what), (200, 999, what)]),
+            |s| {
+                pages(512)(s);
+                s.room = room;
+            },
+        );
+        run.misses - 200
+    };
+    assert_eq!(misses(70, Named, Room::Traced), 1);
+    assert_eq!(misses(0, Named, Room::Traced), 0);
+    assert_eq!(misses(70, Evicted, Room::Traced), 0);
+    assert_eq!(misses(0, Evicted, Room::Traced), 1);
+    // The policies compared decide for themselves.
+    assert_eq!(misses(70, Named, Room::Ahead), 0);
 }
 
 #[test]

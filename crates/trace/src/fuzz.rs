@@ -1,6 +1,6 @@
 //! What the fuzz target runs, and what the tests run over mutated traces: hostile bytes, and the promises that must hold.
 
-use crate::format::header::{ACCESSES, LOCKS, MOVEMENTS, movement_kinds};
+use crate::format::header::movement_kinds;
 use crate::format::{
     BLOCK_BYTES, BLOCK_TAG, END_BYTES, END_TAG, HEADER_BYTES, block, checksum, u32_at,
 };
@@ -75,8 +75,10 @@ pub fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let mut chain = 0;
     let mut begin = 0;
-    let flag = |flag| bytes.len() >= HEADER_BYTES && u32_at(&bytes, 12) & flag != 0;
-    let movements = movement_kinds(flag(MOVEMENTS), flag(ACCESSES), flag(LOCKS));
+    let movements = match bytes.len() >= HEADER_BYTES {
+        true => movement_kinds(u32_at(&bytes, 12)),
+        false => 0,
+    };
     while let Some(rest) = bytes.get(begin..) {
         let length = match rest {
             _ if begin == 0 && rest.len() >= HEADER_BYTES => {

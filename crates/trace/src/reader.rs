@@ -212,13 +212,15 @@ impl<R: Read> TraceReader<R> {
             )
         })?;
         block::count(&self.columns[..claims.count], &mut self.seen);
-        if !self.header.accesses && self.seen.moved(Movement::Accessed) > 0 {
-            let why = "a use of a page in memory, and the header does not announce any";
-            return Err(corrupt(0, why.to_owned()));
-        }
-        if !self.header.locks && self.seen.moved(Movement::Locked) > 0 {
-            let why = "a locked page, and the header does not announce any";
-            return Err(corrupt(0, why.to_owned()));
+        for (kind, what) in [
+            (Movement::Accessed, "a use of a page in memory"),
+            (Movement::Locked, "a locked page"),
+            (Movement::Named, "a page named by the manager"),
+        ] {
+            if self.seen.moved(kind) > 0 && !self.header.announces(kind) {
+                let why = format!("{what}, and the header does not announce any");
+                return Err(corrupt(0, why));
+            }
         }
         self.seen.blocks += 1;
         self.seen.time_end = claims.last_time;

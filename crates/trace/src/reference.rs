@@ -56,11 +56,13 @@ pub enum Movement {
     Accessed,
     /// May not leave from now on, whether it is in memory or not: the manager's own decision, or the program's.
     Locked,
+    /// Left, as [`Movement::Evicted`], but named by the manager itself and not by its policy.
+    Named,
 }
 
 impl Movement {
     /// All of them, in the order of their codes and of the end block.
-    pub const ALL: [Movement; 8] = [
+    pub const ALL: [Movement; 9] = [
         Movement::Evicted,
         Movement::Found,
         Movement::Ahead,
@@ -69,6 +71,7 @@ impl Movement {
         Movement::Clean,
         Movement::Accessed,
         Movement::Locked,
+        Movement::Named,
     ];
 
     /// Whether the page is in memory afterwards.

@@ -81,6 +81,7 @@ fn live() -> (Vec<Event>, Vec<u8>) {
         movements: true,
         accesses: true,
         locks: true,
+        named: true,
         clients: vec!["a".to_owned(), "b".to_owned()],
         ..Header::default()
     };
@@ -185,7 +186,7 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     );
     // A file that was made to say so: the first movement is the fourth entry of the first block.
     let mut bad = bytes.clone();
-    bad[12] &= !(8 | 16 | 32);
+    bad[12] &= !(8 | 16 | 32 | 64);
     let bad = fuzz::mended(&bad);
     let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
     let error = read(&bad).unwrap_err();
@@ -200,105 +201,95 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     assert!(matches!(error, TraceError::Truncated { .. }), "{error}");
     // A flag of tomorrow.
     let mut bad = bytes;
-    bad[12] |= 64;
+    bad[12] |= 128;
     let error = read(&fuzz::mended(&bad)).unwrap_err();
     assert_eq!(error.offset(), 12, "{error}");
 }
 
-#[test]
-fn uses_of_pages_in_memory_need_a_flag_of_their_own() {
-    let (events, bytes) = live();
-    let used = Kind::Movement(Movement::Accessed);
-    assert!(events.iter().any(|event| event.kind == used));
-    let header = TraceReader::new(bytes.as_slice()).unwrap().header().clone();
-    let without = Header {
+/// Kinds of movements that have a flag of their own: which, how errors call them, and the header without the flag.
+type Later = (Movement, u8, &'static str, fn(Header) -> Header);
+const LATER: [Later; 3] = [
+    (Movement::Accessed, 16, "a use of a page", |header| Header {
         accesses: false,
+        ..header
+    }),
+    (Movement::Locked, 32, "a locked page", |header| Header {
         locks: false,
-        ..header.clone()
-    };
-    let mut writer = TraceWriter::new(Vec::new(), without.clone()).unwrap();
-    let event = events.iter().find(|event| event.kind == used).unwrap();
-    let refused = writer.write_event(*event).unwrap_err();
-    assert!(
-        matches!(refused, WriteError::Unannounced { index: 0 }),
-        "{refused}"
-    );
-    // Without them a trace is what it was before there were any: the end block counts six kinds.
-    let locked = Kind::Movement(Movement::Locked);
-    let old = |e: &Event| e.kind != used && e.kind != locked;
+        ..header
+    }),
+    (Movement::Named, 64, "a page named", |header| Header {
+        named: false,
+        ..header
+    }),
+];
+
+#[test]
+fn later_kinds_of_movements_need_flags_of_their_own() {
+    let (events, bytes) = live();
+    let header = TraceReader::new(bytes.as_slice()).unwrap().header().clone();
+    for (movement, flag, called, without) in LATER {
+        let kind = Kind::Movement(movement);
+        let without = without(header.clone());
+        let mut writer = TraceWriter::new(Vec::new(), without.clone()).unwrap();
+        let event = events.iter().find(|event| event.kind == kind).unwrap();
+        let refused = writer.write_event(*event).unwrap_err();
+        assert!(
+            matches!(refused, WriteError::Unannounced { index: 0 }),
+            "{refused}"
+        );
+        // The counts of the others stay where they are: only the last kind's are left out.
+        let some: Vec<Event> = events.iter().copied().filter(|e| e.kind != kind).collect();
+        let some_bytes = write_events(without, &some, 400);
+        let counts = match movement {
+            Movement::Named => 8,
+            _ => 9,
+        };
+        let end = some_bytes.len() - (60 + 8 * counts);
+        assert_eq!(&some_bytes[end..][..4], b"END.", "{movement:?}");
+        assert_eq!(read_events(&some_bytes).unwrap(), some);
+        // A file that was made to have them.
+        let mut bad = bytes.clone();
+        bad[12] &= !flag;
+        let error = read_events(&fuzz::mended(&bad)).unwrap_err();
+        let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
+        assert_eq!(error.offset(), block as u64, "{error}");
+        assert!(error.to_string().contains(called), "{error}");
+        // They are movements: the flag does not stand alone, written or read.
+        let plain = Header {
+            movements: false,
+            accesses: false,
+            locks: false,
+            named: false,
+            ..header.clone()
+        };
+        let with: [fn(&mut Header) -> &mut bool; 3] =
+            [|h| &mut h.accesses, |h| &mut h.locks, |h| &mut h.named];
+        let mut alone = plain.clone();
+        *with[movement as usize - Movement::Accessed as usize](&mut alone) = true;
+        assert!(TraceWriter::new(Vec::new(), alone).is_err(), "{movement:?}");
+        assert!(TraceWriter::new(Vec::new(), plain).is_ok());
+        let mut bad = bytes.clone();
+        bad[12] = bad[12] & !(8 | 16 | 32 | 64) | flag;
+        let error = read(&fuzz::mended(&bad)).unwrap_err();
+        assert_eq!(error.offset(), 12, "{error}");
+    }
+    // Without any a trace is what it was before there were any: the end block counts six kinds.
+    let first = LATER
+        .iter()
+        .fold(header, |header, (.., without)| without(header));
+    let old = |e: &Event| LATER.iter().all(|later| e.kind != Kind::Movement(later.0));
     let old: Vec<Event> = events.iter().copied().filter(old).collect();
-    let old_bytes = write_events(without, &old, 400);
+    let old_bytes = write_events(first, &old, 400);
     assert_eq!(&old_bytes[old_bytes.len() - 108..][..4], b"END.");
     assert_eq!(read_events(&old_bytes).unwrap(), old);
-    // A file that was made to have them.
-    let mut bad = bytes.clone();
-    bad[12] &= !16;
-    let error = read_events(&fuzz::mended(&bad)).unwrap_err();
-    let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
-    assert_eq!(error.offset(), block as u64, "{error}");
-    assert!(error.to_string().contains("a use of a page"), "{error}");
-    // They are movements: the flag does not stand alone.
-    let alone = Header {
-        movements: false,
-        ..header
-    };
-    assert!(TraceWriter::new(Vec::new(), alone).is_err());
-    let mut bad = bytes;
-    bad[12] &= !8;
-    let error = read(&fuzz::mended(&bad)).unwrap_err();
-    assert_eq!(error.offset(), 12, "{error}");
-}
-
-#[test]
-fn locked_pages_need_a_flag_of_their_own() {
-    let (events, bytes) = live();
-    let locked = Kind::Movement(Movement::Locked);
-    let used = Kind::Movement(Movement::Accessed);
-    assert!(events.iter().any(|event| event.kind == locked));
-    let header = TraceReader::new(bytes.as_slice()).unwrap().header().clone();
-    let without = Header {
-        locks: false,
-        ..header.clone()
-    };
-    let mut writer = TraceWriter::new(Vec::new(), without).unwrap();
-    let event = events.iter().find(|event| event.kind == locked).unwrap();
-    let refused = writer.write_event(*event).unwrap_err();
-    assert!(
-        matches!(refused, WriteError::Unannounced { index: 0 }),
-        "{refused}"
-    );
-    // Either flag alone: the last kind is counted behind the other, of which there is none.
-    let without_uses = Header {
-        accesses: false,
-        ..header.clone()
-    };
-    let mut writer = TraceWriter::new(Vec::new(), without_uses.clone()).unwrap();
-    let event = events.iter().find(|event| event.kind == used).unwrap();
-    assert!(writer.write_event(*event).is_err());
-    let some: Vec<Event> = events.iter().copied().filter(|e| e.kind != used).collect();
-    let some_bytes = write_events(without_uses, &some, 400);
-    assert_eq!(&some_bytes[some_bytes.len() - 124..][..4], b"END.");
-    assert_eq!(read_events(&some_bytes).unwrap(), some);
-    // A file that was made to have them.
-    let mut bad = bytes.clone();
-    bad[12] &= !32;
-    let error = read_events(&fuzz::mended(&bad)).unwrap_err();
-    assert!(error.to_string().contains("a locked page"), "{error}");
-    // They are movements: the flag does not stand alone.
-    let alone = Header {
-        movements: false,
-        accesses: false,
-        ..header
-    };
-    assert!(TraceWriter::new(Vec::new(), alone).is_err());
 }
 
 #[test]
 fn the_end_block_must_count_movements_right() {
     let (_, bytes) = live();
-    let end = bytes.len() - 124;
+    let end = bytes.len() - 132;
     assert_eq!(&bytes[end..end + 4], b"END.");
-    for field in 0..8 {
+    for field in 0..9 {
         let mut bad = bytes.clone();
         bad[end + 56 + 8 * field] ^= 1;
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();
@@ -628,10 +619,10 @@ proptest! {
         // The same with every other one a movement.
         let moved = references.iter().enumerate().map(|(n, reference)| match n % 2 {
             0 => Event::from(*reference),
-            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % 8]), ..Event::from(*reference) },
+            _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % Movement::ALL.len()]), ..Event::from(*reference) },
         });
         let events: Vec<Event> = moved.collect();
-        let bytes = write_events(Header { movements: true, accesses: true, locks: true, ..header }, &events, u64::MAX);
+        let bytes = write_events(Header { movements: true, accesses: true, locks: true, named: true, ..header }, &events, u64::MAX);
         prop_assert_eq!(read_events(&bytes).unwrap(), events);
     }
 }

@@ -34,7 +34,8 @@ pub struct ReplayArgs {
     pub trace: Option<String>,
 
     /// DRAM of all clients together: a part of the footprint (10%), a size (64M) or pages (1000p); several by commas
-    #[arg(long, short = 'm', value_name = "SIZE,..", default_value = "10%", value_delimiter = ',', value_parser = parsed::<Memory>)]
+    /// [default: the limit of the live run that was recorded, else 10%]
+    #[arg(long, short = 'm', value_name = "SIZE,..", value_delimiter = ',', value_parser = parsed::<Memory>)]
     pub memory: Vec<Memory>,
 
     /// Bytes of a page, 512 to 2M; several by commas
@@ -42,7 +43,8 @@ pub struct ReplayArgs {
     pub page_size: Vec<u64>,
 
     /// Who chooses the pages that leave: a policy (see `run --policy`), or a bound: belady, random; several by commas
-    #[arg(long, alias = "policy", value_name = "NAME,..", default_value = "clock", value_delimiter = ',', value_parser = reclaim)]
+    /// [default: the policy of the live run that was recorded, else clock]
+    #[arg(long, alias = "policy", value_name = "NAME,..", value_delimiter = ',', value_parser = reclaim)]
     pub reclaim: Vec<String>,
 
     /// Who chooses the pages that come along: none, readahead[:PAGES], window[:PAGES], majority, or traced: those that did in the
@@ -76,8 +78,9 @@ pub struct ReplayArgs {
     pub context_switch: Cost,
 
     /// When pages leave to make room: at the last moment, ahead of it as `run` does, or when they did in the live run
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = RoomArg::After)]
-    pub room: RoomArg,
+    /// [default: traced where a live run is replayed as it was, under its limit and policy, else after]
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub room: Option<RoomArg>,
 
     /// Seed of `random`
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
@@ -101,6 +104,7 @@ const EXAMPLES: &str = "Examples:
   undercroft sim --trace zipf:pages=20000,refs=2000000 --reclaim clock,lru,belady,random --out sweep
   undercroft sim --trace app.uct --tier ram,ratio=3 --tier nvme --prefetch none,readahead:8
   undercroft sim --trace app.uct --tier pcm/hdd-7200 --initial stored --json
+  undercroft sim --trace live.uct         what `run --trace live.uct` recorded, under its limit and policy again
 
 Several values of an option make a sweep: every combination runs. Everything is simulated: the engine and the
 policies are those of `undercroft run`, the devices are models.

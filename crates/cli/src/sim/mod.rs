@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_sim::open::{OpenError, open};
-use undercroft_sim::setup::{Setup, SetupError, TRACED, TierSpec};
+use undercroft_sim::setup::{Memory, Room, Setup, SetupError, TRACED, TierSpec};
 use undercroft_sim::table::{Style, csv, table};
-use undercroft_sim::{Results, Sweep};
+use undercroft_sim::{MemoryTrace, Results, Sweep};
 
 use crate::failure::{Failure, status};
 use crate::show;
@@ -45,15 +45,14 @@ fn replay(args: &ReplayArgs) -> Result<(), Failure> {
         fs::create_dir_all(out).map_err(|error| cannot_write(out, &error.to_string()))?;
     }
     let trace = open(name).map_err(|error| wrong_trace(name, &error))?;
-    if trace.tells_ahead() {
-        if args.prefetch.is_empty() {
-            sweep.prefetch = vec![TRACED.to_owned()];
-        } else if let Some(other) = args.prefetch.iter().find(|name| *name != TRACED) {
-            eprintln!(
-                "undercroft: {name} was recorded with prefetch, and uses of pages brought along are not in it: what --prefetch \
+    as_it_was(&mut sweep, args, &trace);
+    if trace.tells_ahead()
+        && let Some(other) = args.prefetch.iter().find(|name| *name != TRACED)
+    {
+        eprintln!(
+            "undercroft: {name} was recorded with prefetch, and uses of pages brought along are not in it: what --prefetch \
                  {other} would have done is only guessed at; --prefetch traced brings along what came along live"
-            );
-        }
+        );
     }
     let bar = bar(trace.references() * sweep.count() as u64);
     let results = sweep.run(&trace, &mut |progress| {
@@ -84,7 +83,7 @@ fn sweep(args: &ReplayArgs) -> Sweep {
     let base = Setup {
         initial: args.initial.into(),
         fault_touch: args.fault_touch.into(),
-        room: args.room.into(),
+        room: args.room.map_or(Room::AfterPlan, Room::from),
         reference_time: args.reference_time,
         software: args.software,
         context_switch: args.context_switch,
@@ -96,15 +95,50 @@ fn sweep(args: &ReplayArgs) -> Sweep {
         false => hierarchies(&args.tiers),
     };
     Sweep {
-        memory: args.memory.clone(),
+        memory: or_else(&args.memory, base.memory),
         page_bytes: args.page_size.clone(),
-        reclaim: args.reclaim.clone(),
-        prefetch: match args.prefetch.is_empty() {
-            true => vec![base.prefetch.clone()],
-            false => args.prefetch.clone(),
-        },
+        reclaim: or_else(&args.reclaim, base.reclaim.clone()),
+        prefetch: or_else(&args.prefetch, base.prefetch.clone()),
         tiers,
         base,
+    }
+}
+
+/// What was asked for, or else `default`.
+fn or_else<T: Clone>(asked: &[T], default: T) -> Vec<T> {
+    match asked {
+        [] => vec![default],
+        _ => asked.to_vec(),
+    }
+}
+
+/// What was not asked for is as it was in a recorded live run. Under the same limit, with the same policy and what came along
+/// then pages leave when they did.
+fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
+    let along = match trace.tells_ahead() {
+        true => TRACED,
+        false => "none",
+    };
+    sweep.prefetch = or_else(&args.prefetch, along.to_owned());
+    let Some(run) = &trace.recorded else {
+        return;
+    };
+    let (memory, reclaim) = (Memory::Bytes(run.limit), &run.policy);
+    sweep.memory = or_else(&args.memory, memory);
+    sweep.reclaim = or_else(&args.reclaim, reclaim.clone());
+    let same = sweep.memory == [memory]
+        && sweep.page_bytes == [trace.granule_bytes]
+        && sweep.reclaim == [reclaim.as_str()]
+        && sweep.prefetch == [along];
+    if same && args.room.is_none() {
+        sweep.base.room = Room::Traced;
+    }
+    if std::io::stderr().is_terminal() {
+        let room = sweep.base.room;
+        eprintln!(
+            "undercroft: recorded live under {} with {reclaim}; pages leave as --room {room} says",
+            run.limit
+        );
     }
 }
 

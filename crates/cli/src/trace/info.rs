@@ -69,6 +69,9 @@ struct Movements {
     evicted: u64,
     /// ... and had not been written since they came.
     evicted_clean: u64,
+    /// ... and were named by the manager itself, not by its policy; absent where that is not told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evicted_named: Option<u64>,
     found: u64,
     brought_along: u64,
     returned: u64,
@@ -84,8 +87,9 @@ struct Movements {
 impl Movements {
     fn of(totals: &Totals, header: &Header) -> Movements {
         Movements {
-            evicted: totals.moved(Movement::Evicted),
+            evicted: totals.moved(Movement::Evicted) + totals.moved(Movement::Named),
             evicted_clean: totals.moved(Movement::Clean),
+            evicted_named: header.named.then(|| totals.moved(Movement::Named)),
             found: totals.moved(Movement::Found),
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),
@@ -291,10 +295,11 @@ fn text(info: &Info) -> String {
         ),
     );
     if let Some(moved) = &info.movements {
-        row(
-            "evictions",
-            format!("{}, {} of them clean", moved.evicted, moved.evicted_clean),
-        );
+        let mut evictions = format!("{}, {} of them clean", moved.evicted, moved.evicted_clean);
+        if let Some(named) = moved.evicted_named {
+            evictions += &format!(", {named} named by the manager itself");
+        }
+        row("evictions", evictions);
         row(
             "other pages",
             format!(

@@ -285,15 +285,18 @@ impl<'a> Replay<'a> {
                 }
                 continue;
             }
-            if moved.what == Becomes::Evicted {
+            if matches!(moved.what, Becomes::Evicted | Becomes::Named) {
                 let next = &client.stream.moved[client.moved..];
                 let batch = next.iter().take(EVICT_PAGES_MAX - 1);
                 let with =
                     batch.take_while(|next| (next.what, next.after) == (moved.what, moved.after));
                 let count = 1 + with.count();
-                client.moved += count - 1;
-                if self.setup.room == Room::Traced {
-                    self.evict_so_many(at, count)?;
+                let first = client.moved - 1;
+                client.moved = first + count;
+                match (self.setup.room, moved.what) {
+                    (Room::Traced, Becomes::Named) => self.evict_these(at, first, count)?,
+                    (Room::Traced, _) => self.evict_so_many(at, count)?,
+                    _ => {}
                 }
                 continue;
             }

@@ -68,6 +68,8 @@ pub struct Header {
     pub accesses: bool,
     /// Among them are pages that may not leave ([`crate::Movement::Locked`]); only where there are movements.
     pub locks: bool,
+    /// Among them are pages named to leave by the manager itself ([`crate::Movement::Named`]); only where there are movements.
+    pub named: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
@@ -88,6 +90,7 @@ impl Default for Header {
             movements: false,
             accesses: false,
             locks: false,
+            named: false,
             command: Vec::new(),
             clients: vec![String::new()],
             source: String::new(),
@@ -98,18 +101,27 @@ impl Default for Header {
 const FILTERED: u32 = 1;
 const SYNTHETIC: u32 = 2;
 const LIVE: u32 = 4;
-pub(crate) const MOVEMENTS: u32 = 8;
-pub(crate) const ACCESSES: u32 = 16;
-pub(crate) const LOCKS: u32 = 32;
+const MOVEMENTS: u32 = 8;
+const ACCESSES: u32 = 16;
+const LOCKS: u32 = 32;
+const NAMED: u32 = 64;
 
-/// See [`Header::movement_kinds`].
-pub(crate) fn movement_kinds(movements: bool, accesses: bool, locks: bool) -> usize {
-    match (movements, accesses, locks) {
-        (false, ..) => 0,
-        (true, false, false) => Movement::Accessed as usize,
-        (true, true, false) => Movement::Locked as usize,
-        (true, _, true) => Movement::ALL.len(),
+/// The flag that announces a movement.
+fn flag_of(movement: Movement) -> u32 {
+    match movement {
+        Movement::Accessed => ACCESSES,
+        Movement::Locked => LOCKS,
+        Movement::Named => NAMED,
+        _ => MOVEMENTS,
     }
+}
+
+/// How many counts of movements a header's flags put into the end block: those of the first kinds of [`Movement::ALL`], up to the
+/// last that is announced.
+pub(crate) fn movement_kinds(flags: u32) -> usize {
+    let mut kinds = Movement::ALL.iter();
+    let last = kinds.rposition(|kind| flags & MOVEMENTS != 0 && flags & flag_of(*kind) != 0);
+    last.map_or(0, |last| last + 1)
 }
 
 impl Header {
@@ -124,13 +136,28 @@ impl Header {
         match movement {
             Movement::Accessed => self.accesses,
             Movement::Locked => self.locks,
+            Movement::Named => self.named,
             _ => self.movements,
         }
     }
 
-    /// How many kinds of movements there may be, so many counts are in the end block: the first of [`Movement::ALL`].
+    /// See [`movement_kinds`].
     pub(crate) fn movement_kinds(&self) -> usize {
-        movement_kinds(self.movements, self.accesses, self.locks)
+        movement_kinds(self.flags())
+    }
+
+    fn flags(&self) -> u32 {
+        [
+            (self.filtered, FILTERED),
+            (self.synthetic, SYNTHETIC),
+            (self.live, LIVE),
+            (self.movements, MOVEMENTS),
+            (self.accesses, ACCESSES),
+            (self.locks, LOCKS),
+            (self.named, NAMED),
+        ]
+        .into_iter()
+        .fold(0, |flags, (set, bit)| flags | (u32::from(set) * bit))
     }
 
     /// The header's bytes with its checksum, and that checksum.
@@ -142,14 +169,9 @@ impl Header {
         if self.clients.is_empty() {
             return Err(WriteError::Header("it names no client"));
         }
-        if self.accesses && !self.movements {
+        if (self.accesses || self.locks || self.named) && !self.movements {
             return Err(WriteError::Header(
-                "it announces uses of pages and no movements",
-            ));
-        }
-        if self.locks && !self.movements {
-            return Err(WriteError::Header(
-                "it announces locked pages and no movements",
+                "it announces uses of pages, locked pages or pages named by the manager, and no movements",
             ));
         }
         let mut text = Vec::new();
@@ -163,22 +185,11 @@ impl Header {
         if text.len() > HEADER_TEXT_BYTES_MAX as usize {
             return Err(WriteError::Header("its texts are longer than 1 MiB"));
         }
-        let mut flags = 0;
-        for (set, bit) in [
-            (self.filtered, FILTERED),
-            (self.synthetic, SYNTHETIC),
-            (self.live, LIVE),
-            (self.movements, MOVEMENTS),
-            (self.accesses, ACCESSES),
-            (self.locks, LOCKS),
-        ] {
-            flags |= if set { bit } else { 0 };
-        }
         let mut bytes = Vec::with_capacity(HEADER_BYTES + text.len() + 4);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend([self.granularity, self.time_unit.code()]);
-        bytes.extend(u32::to_le_bytes(flags));
+        bytes.extend(self.flags().to_le_bytes());
         bytes.extend((text.len() as u32).to_le_bytes());
         bytes.extend(text);
         let sum = checksum(0, &[&bytes]);
@@ -218,8 +229,8 @@ impl Header {
         let time_unit = TimeUnit::from_code(fixed[11])
             .ok_or_else(|| corrupt(11, format!("time unit {} is unknown", fixed[11])))?;
         let flags = u32_at(fixed, 12);
-        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES | LOCKS;
-        let alone = flags & MOVEMENTS == 0 && flags & (ACCESSES | LOCKS) != 0;
+        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES | LOCKS | NAMED;
+        let alone = flags & MOVEMENTS == 0 && flags & (ACCESSES | LOCKS | NAMED) != 0;
         if flags & !known != 0 || alone {
             return Err(corrupt(12, format!("flags {flags:#x} are unknown")));
         }
@@ -245,6 +256,7 @@ impl Header {
             movements: flags & MOVEMENTS != 0,
             accesses: flags & ACCESSES != 0,
             locks: flags & LOCKS != 0,
+            named: flags & NAMED != 0,
             command,
             clients,
             source,

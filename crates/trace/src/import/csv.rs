@@ -26,6 +26,7 @@ pub fn row(event: &Event) -> String {
         Kind::Movement(Movement::Clean) => "clean",
         Kind::Movement(Movement::Accessed) => "accessed",
         Kind::Movement(Movement::Locked) => "locked",
+        Kind::Movement(Movement::Named) => "named",
     };
     format!(
         "{},{:#x},{what},{},{}",

@@ -1,0 +1,65 @@
+//! The settings of a recorded live run, as its trace tells them.
+
+use undercroft_base::Bytes;
+use undercroft_trace::Header;
+
+use crate::setup;
+
+/// What `undercroft run --trace` was told, as far as a replay can be told the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// `--memory-max`.
+    pub limit: Bytes,
+    /// `--policy`, which can be simulated.
+    pub policy: String,
+}
+
+impl Recorded {
+    /// Of a trace's header; `None` where it is no live run's, or its source is not as docs/formats/trace.md has it.
+    pub fn of(header: &Header) -> Option<Recorded> {
+        let (_, options) = header.source.split_once(" run, ")?;
+        let value = |option: &str| {
+            let mut words = options.split(' ').skip_while(|word| *word != option);
+            words.nth(1)
+        };
+        let limit = value("--memory-max")?.parse().ok()?;
+        let policy = setup::reclaim(value("--policy")?).ok()?;
+        (header.live && limit > 0).then_some(Recorded {
+            limit: Bytes(limit),
+            policy,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_run_says_its_limit_and_policy_and_nothing_else_does() {
+        let of = |live, source: &str| {
+            Recorded::of(&Header {
+                live,
+                source: source.to_owned(),
+                ..Header::default()
+            })
+        };
+        let good =
+            "undercroft 0.1.0 run, --memory-max 33554432 --policy active_inactive --prefetch none";
+        let recorded = of(true, good).unwrap();
+        assert_eq!(recorded.limit, Bytes(32 << 20));
+        assert_eq!(recorded.policy, "active_inactive");
+        assert_eq!(of(false, good), None);
+        for bad in [
+            "",
+            "valgrind-3.19.0 lackey, cache 1048576,16,64,fetch",
+            "undercroft 0.1.0 run, --policy clock",
+            "undercroft 0.1.0 run, --memory-max 0 --policy clock",
+            "undercroft 0.1.0 run, --memory-max -1 --policy clock",
+            "undercroft 0.1.0 run, --memory-max 4096 --policy of_tomorrow",
+            "undercroft 0.1.0 run, --memory-max 4096 --policy",
+        ] {
+            assert_eq!(of(true, bad), None, "{bad}");
+        }
+    }
+}
