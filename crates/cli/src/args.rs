@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_base::Bytes;
-use undercroft_manager::options::WhenFull;
+use undercroft_manager::options::{AccessScan, WhenFull};
 
 use crate::trace::args::TraceArgs;
 use crate::values::{self, MemoryMax};
@@ -123,12 +123,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// Look every INTERVAL (such as 100ms; 10ms to 1h) at which pages in memory were used, and tell the policy: clock and lru
-    /// then keep what is used. Default: never. A look costs some 0.1 us a page in memory, on a CPU that serves no faults
-    /// while there is one, and interrupts the program's CPUs; at most a tenth of the time goes into it. Needs CAP_BPF and
-    /// CAP_PERFMON
-    #[arg(long, value_name = "INTERVAL", value_parser = values::access_scan)]
-    pub access_scan: Option<std::time::Duration>,
+    /// Look at which pages in memory were used, and tell the policy, which then keeps them: every INTERVAL (such as 100ms; 10ms
+    /// to 1h), never, or auto: twice a second at most, while pages leave memory, where the machine allows it. A look costs some
+    /// 0.1 us a page in memory, on a CPU that serves no faults while there is one, and interrupts the program's CPUs; at most a
+    /// tenth of the time goes into it (auto: a fortieth). Needs CAP_BPF and CAP_PERFMON
+    #[arg(long, value_name = "INTERVAL|auto|never", default_value = "auto", value_parser = values::access_scan)]
+    pub access_scan: AccessScan,
 
     /// Print nothing but errors: no summary at the end
     #[arg(long, short)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use undercroft_base::{Bytes, Nanos, PAGE_BYTES};
+use undercroft_manager::options::AccessScan;
 use undercroft_policy::{prefetch, reclaim};
 use undercroft_tier::spec::TierSpec;
 
@@ -80,15 +81,21 @@ pub fn memory_max(text: &str) -> Result<MemoryMax, String> {
     Ok(MemoryMax::Size(size))
 }
 
-/// `--access-scan`: an interval of at least 10 ms; more often, looking would be all that is done.
-pub fn access_scan(text: &str) -> Result<Duration, String> {
-    let interval = text.parse::<Nanos>().map_err(|error| error.to_string())?;
+/// `--access-scan`: an interval of at least 10 ms (more often, looking would be all that is done), `auto` or `never`.
+pub fn access_scan(text: &str) -> Result<AccessScan, String> {
+    match text {
+        "auto" => return Ok(AccessScan::Auto),
+        "never" => return Ok(AccessScan::Never),
+        _ => {}
+    }
+    let interval = text
+        .parse::<Nanos>()
+        .map_err(|error| format!("{error}; or auto, or never"))?;
     let interval = Duration::from_nanos(interval.0);
     match (ACCESS_SCAN_MIN..=ACCESS_SCAN_MAX).contains(&interval) {
-        true => Ok(interval),
+        true => Ok(AccessScan::Every(interval)),
         false => Err(format!(
-            "an interval of {ACCESS_SCAN_MIN:?} to {ACCESS_SCAN_MAX:?} is useful, such as 100ms; leave the option out to \
-             look never"
+            "an interval of {ACCESS_SCAN_MIN:?} to {ACCESS_SCAN_MAX:?} is useful, such as 100ms; or auto, or never"
         )),
     }
 }

@@ -8,8 +8,9 @@
 //!   one that came, or left and came back, since the last look is only remembered.
 //! - A look is a hint and may be late: pages leave, move and come meanwhile. [`Engine::touch_at`] asks the books under the
 //!   engine's lock, and a batch is let go while a layout event is unread. What is wrong after that costs a wrong guess of the policy.
-//! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held; the time for looking is at most
-//!   a tenth, so that large programs are looked at less often than asked for.
+//! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held; the time for looking is bounded
+//!   ([`Pace`]), so that large programs are looked at less often than asked for.
+//! - Unless an interval is asked for, nothing is looked at, and no scanner made, while no page leaves: then no order is needed.
 //!
 //! Bits tell of use, not of writes: a page installed through userfaultfd is dirty from the start. So `clock_w`, which keeps what
 //! is written, is first in, first out still.
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
@@ -33,8 +34,33 @@ use crate::shared::Shared;
 /// Pages told to the engine under one hold of its lock: some 5 us.
 const TOUCH_PAGES: usize = 64;
 
-/// Of the time, at most one part in so many goes into looking.
-const SHARE: u32 = 10;
+/// How often to look.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    interval: Duration,
+    /// Of the time, at most one part in so many goes into looking.
+    share: u32,
+    /// Only while pages leave.
+    on_demand: bool,
+}
+
+impl Pace {
+    /// Unless something else is asked for. Most of what a look every 100 ms saves, for a fifth of its cost: see
+    /// `docs/design/0010-access-bits.md`.
+    const AUTO: Pace = Pace {
+        interval: Duration::from_millis(500),
+        share: 40,
+        on_demand: true,
+    };
+
+    fn every(interval: Duration) -> Pace {
+        Pace {
+            interval,
+            share: 10,
+            on_demand: false,
+        }
+    }
+}
 
 /// Longest sleep without a look at whether the run has ended.
 const NAP: Duration = Duration::from_millis(100);
@@ -45,7 +71,14 @@ pub(crate) struct Looks {
     pub count: AtomicU64,
     pub nanos: AtomicU64,
     pub pages_used: AtomicU64,
+    /// There is a scanner.
+    pub open: AtomicBool,
+    /// Bytes in which pages are remembered from one look to the next.
+    pub metadata: AtomicU64,
 }
+
+/// What it costs to remember a block: its frames, and its place in the table.
+const BLOCK_BYTES: u64 = BLOCK_PAGES + size_of::<(VirtPage, Frames)>() as u64;
 
 /// The frames of one block's pages at the last look: 0 = none.
 type Frames = Box<[u8; BLOCK_PAGES as usize]>;
@@ -101,11 +134,28 @@ fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
     parts
 }
 
+/// False when the run has ended.
+fn sleep(shared: &Shared, pause: Duration) -> bool {
+    let until = Instant::now() + pause;
+    loop {
+        if shared.stop.load(Ordering::Acquire) {
+            return false;
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        std::thread::sleep(left.min(NAP));
+    }
+}
+
 /// The thread's own.
 pub(crate) struct Accesses {
     shared: Arc<Shared>,
     scanner: AccessScanner,
-    interval: Duration,
+    pace: Pace,
+    /// Pages that had left at the last look.
+    left: u64,
     last: HashMap<SpaceId, Last>,
     used: Vec<VirtPage>,
     /// Blocks with bits set.
@@ -121,16 +171,38 @@ impl Accesses {
     pub fn open() -> io::Result<AccessScanner> {
         AccessScanner::open().map_err(|error| {
             io::Error::other(format!(
-                "--access-scan: {error}; or leave the option out: policies then learn from faults alone"
+                "--access-scan: {error}; or leave the option out: policies then learn from faults alone here"
             ))
         })
     }
 
-    pub fn new(shared: Arc<Shared>, scanner: AccessScanner, interval: Duration) -> Accesses {
+    /// Looks at `interval` until the run ends: a thread's life.
+    pub fn every(shared: Arc<Shared>, scanner: AccessScanner, interval: Duration) {
+        Accesses::new(shared, scanner, Pace::every(interval)).run();
+    }
+
+    /// Looks while pages leave, until the run ends; not at all on a machine that gives no access bits (`doctor` tells why). To
+    /// be called when pages begin to leave: a thread's life.
+    pub fn on_demand(shared: Arc<Shared>) {
+        // Short runs, and those that are only near their limit, do not pay for a scanner.
+        while shared.engine().stats().pages_swapped_out == 0 {
+            if !sleep(&shared, Pace::AUTO.interval) {
+                return;
+            }
+        }
+        let _ = process::set_affinity(0, &shared.placement.worker_cpus());
+        if let Ok(scanner) = AccessScanner::open() {
+            Accesses::new(shared, scanner, Pace::AUTO).run();
+        }
+    }
+
+    fn new(shared: Arc<Shared>, scanner: AccessScanner, pace: Pace) -> Accesses {
+        shared.looks.open.store(true, Ordering::Relaxed);
         Accesses {
             shared,
             scanner,
-            interval,
+            pace,
+            left: 0,
             last: HashMap::new(),
             used: Vec::new(),
             set: Vec::new(),
@@ -140,9 +212,15 @@ impl Accesses {
     }
 
     /// Looks until the run ends.
-    pub fn run(mut self) {
-        let mut pause = self.interval;
-        while self.sleep(pause) {
+    fn run(mut self) {
+        let mut pause = self.pace.interval;
+        while sleep(&self.shared, pause) {
+            if self.pace.on_demand && !self.pages_leave() {
+                // What is seen after a rest is of long ago: it is not told, only cleared.
+                self.last = HashMap::new();
+                self.shared.looks.metadata.store(0, Ordering::Relaxed);
+                continue;
+            }
             let _ = process::set_affinity(0, &self.shared.placement.worker_cpus());
             let began = Instant::now();
             let processes = self.shared.all_processes();
@@ -152,8 +230,14 @@ impl Accesses {
             for process in &processes {
                 if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
                     let has_relatives = !self.shared.relatives(process).is_empty();
-                    looked |= self.look(process, has_relatives);
+                    // Bits of what they share are cleared under the lock that installations wait for: only when asked for.
+                    if !(has_relatives && self.pace.on_demand) {
+                        looked |= self.look(process, has_relatives);
+                    }
                 }
+            }
+            if self.coarse && self.pace.on_demand {
+                return; // likewise
             }
             let took = began.elapsed();
             if looked {
@@ -162,23 +246,23 @@ impl Accesses {
                 let nanos = took.as_nanos() as u64;
                 looks.nanos.fetch_add(nanos, Ordering::Relaxed);
             }
-            pause = self.interval.saturating_sub(took).max(took * (SHARE - 1));
+            let blocks = self.last.values().map(|last| last.blocks.len() as u64);
+            let metadata = blocks.sum::<u64>() * BLOCK_BYTES;
+            self.shared
+                .looks
+                .metadata
+                .store(metadata, Ordering::Relaxed);
+            let Pace {
+                interval, share, ..
+            } = self.pace;
+            pause = interval.saturating_sub(took).max(took * (share - 1));
         }
     }
 
-    /// False when the run has ended.
-    fn sleep(&self, pause: Duration) -> bool {
-        let until = Instant::now() + pause;
-        loop {
-            if self.shared.stop.load(Ordering::Acquire) {
-                return false;
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            std::thread::sleep(left.min(NAP));
-        }
+    /// Whether any page has left since this was asked last.
+    fn pages_leave(&mut self) -> bool {
+        let left = self.shared.engine().stats().pages_swapped_out;
+        std::mem::replace(&mut self.left, left) != left
     }
 
     /// One process: scan, touch, clear. False when there was nothing to see.

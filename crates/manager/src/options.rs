@@ -16,6 +16,19 @@ pub enum WhenFull {
     Kill,
 }
 
+/// How often the pages in memory are looked at for use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessScan {
+    /// Now and then while pages leave memory, where the machine allows it.
+    #[default]
+    Auto,
+    /// At this interval; refused where the machine does not allow it.
+    Every(Duration),
+    /// Not at all.
+    Never,
+}
+
 /// Options of one client, validated by whoever builds it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientOptions {
@@ -33,8 +46,8 @@ pub struct ClientOptions {
     pub quiet: bool,
     /// Where to record the page faults; `None` = nowhere.
     pub trace: Option<PathBuf>,
-    /// How often the pages in memory are looked at for use; `None` = never.
-    pub access_scan: Option<Duration>,
+    /// Looks at which pages in memory were used.
+    pub access_scan: AccessScan,
 }
 
 /// One `undercroft run`.

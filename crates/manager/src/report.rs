@@ -60,7 +60,7 @@ pub struct Report {
     pub policies: Policies,
     /// The engine's counters.
     pub counters: Counters,
-    /// Looks at which pages in memory were used; null without `--access-scan`.
+    /// Looks at which pages in memory were used; null where nothing was looked at.
     pub access_scans: Option<AccessScans>,
 }
 

@@ -21,7 +21,7 @@ use crate::access::{Accesses, Looks};
 use crate::command::Commands;
 use crate::evictor::Evictor;
 use crate::fault_thread::FaultThread;
-use crate::options::ClientOptions;
+use crate::options::{AccessScan, ClientOptions};
 use crate::placement::Placement;
 use crate::process::{Agent, Identity, Process};
 use crate::protocol::{Hello, KIND_FORK, Ready, STAGING_PAGES, answer};
@@ -156,8 +156,8 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         memories.push((memory, backing));
     }
     let scanner = match launch.options.access_scan {
-        Some(interval) => Some((Accesses::open()?, interval)),
-        None => None,
+        AccessScan::Every(interval) => Some((Accesses::open()?, interval)),
+        AccessScan::Auto | AccessScan::Never => None,
     };
     let shared = share(&launch, ledger, memories)?;
     let _ = process::lock_all_memory();
@@ -189,11 +189,11 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     );
 
     if let Some((scanner, interval)) = scanner {
-        let accesses = Accesses::new(shared.clone(), scanner, interval);
+        let of = shared.clone();
         threads.push(
             std::thread::Builder::new()
                 .name("uc-access".into())
-                .spawn(move || accesses.run())?,
+                .spawn(move || Accesses::every(of, scanner, interval))?,
         );
     }
 
@@ -262,14 +262,18 @@ fn share(
                 "--memory-max {} --policy {} --prefetch {}",
                 options.memory_max, options.reclaim, options.prefetch
             );
-            if let Some(interval) = options.access_scan {
-                settings.push_str(&format!(" --access-scan {interval:?}"));
+            match options.access_scan {
+                AccessScan::Auto => settings.push_str(" --access-scan auto"),
+                AccessScan::Every(interval) => {
+                    settings.push_str(&format!(" --access-scan {interval:?}"));
+                }
+                AccessScan::Never => {}
             }
             let record = Record::create(
                 path,
                 &launch.command,
                 &settings,
-                options.access_scan.is_some(),
+                options.access_scan != AccessScan::Never,
             );
             Some(record.map_err(|e| invalid(&e))?)
         }

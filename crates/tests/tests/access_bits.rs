@@ -47,7 +47,8 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
     let _turn = one_at_a_time();
     let folder = tempfile::tempdir().expect("a scratch folder");
     for policy in ["clock", "lru"] {
-        let (without, report) = hot_faults(job(policy, folder.path()));
+        let (without, report) =
+            hot_faults(job(policy, folder.path()).options(["--access-scan", "never"]));
         assert_eq!(report["access_scans"], Value::Null);
         let (with, report) =
             hot_faults(job(policy, folder.path()).options(["--access-scan", "50ms"]));
@@ -60,6 +61,29 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
         assert!(without > 2.0 * (HOT_MIB * 256) as f64, "{without}");
         assert!(with < without / 2.0, "{with} of {without}");
     }
+}
+
+/// Nobody has to ask: where pages leave, a look now and then tells which are used. Without pressure there is none.
+#[test]
+fn unless_told_otherwise_a_run_looks_while_pages_leave() {
+    if !has_access_bits("unless_told_otherwise_a_run_looks_while_pages_leave") {
+        return;
+    }
+    let _turn = one_at_a_time();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let never = ["--access-scan", "never"];
+    let (without, _) = hot_faults(job("lru", folder.path()).options(never));
+    let (with, report) = hot_faults(job("lru", folder.path()));
+    let looks = &report["access_scans"];
+    say(&format!(
+        "lru: {without} faults of the hot set without looks, {with} unless told otherwise; {looks}"
+    ));
+    let seconds = report["wall_seconds"].as_f64().expect("seconds");
+    let count = looks["count"].as_f64().expect("a count");
+    assert!(count >= 1.0 && count <= 2.0 * seconds + 1.0, "{looks}");
+    assert!(with < 0.9 * without, "{with} of {without}");
+    let roomy = hot_faults(job("lru", folder.path()).limit(256 * MIB)).1;
+    assert_eq!(roomy["access_scans"], Value::Null, "nothing left memory");
 }
 
 /// Looks while the program forks: the children share the parent's frames until they write.

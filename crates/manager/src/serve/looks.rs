@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use undercroft_base::{Bytes, PAGE_BYTES};
 
-use super::Control;
+use super::{Control, warn};
+use crate::access::Accesses;
 use crate::discover;
+use crate::options::AccessScan;
 
 /// How often the control thread looks around at least, while the client is busy, and at most.
 const TICK_MAX: Duration = Duration::from_millis(100);
@@ -20,6 +22,20 @@ const REST_MAX: Duration = Duration::from_millis(250);
 const GROWTH: f64 = 4e9;
 
 impl Control {
+    /// Pages are about to leave: from now on it may pay to know which are used.
+    fn look_on_demand(&self) {
+        if self.shared.options.access_scan != AccessScan::Auto {
+            return;
+        }
+        let of = self.shared.clone();
+        let thread = std::thread::Builder::new().name("uc-access".into());
+        if let Err(error) = thread.spawn(move || Accesses::on_demand(of)) {
+            warn(&format!(
+                "no thread to look at pages, so policies learn from faults alone: {error}"
+            ));
+        }
+    }
+
     /// Time until the next look; below a second.
     pub(super) fn until_look(&self) -> Duration {
         let wait = self.look_at.saturating_duration_since(Instant::now());
@@ -73,6 +89,7 @@ impl Control {
         let threshold = limit - limit / 16;
         if !self.managing && used >= threshold {
             self.managing = true;
+            self.look_on_demand();
             for process in &processes {
                 self.watch(process);
             }

@@ -92,6 +92,8 @@ impl Control {
             let engine = shared.engine();
             (*engine.stats(), engine.metadata_bytes())
         };
+        let looks = &shared.looks;
+        let metadata = metadata + looks.metadata.load(Ordering::Relaxed);
         let latencies: Vec<_> = shared
             .tiers
             .iter()
@@ -133,10 +135,10 @@ impl Control {
             spaces: shared.spaces_seen.load(Ordering::Relaxed),
             fault_breakdown: shared.breakdown.mean(),
             policies: self.policies(),
-            access_scans: shared.options.access_scan.map(|_| AccessScans {
-                count: shared.looks.count.load(Ordering::Relaxed),
-                seconds: shared.looks.nanos.load(Ordering::Relaxed) as f64 / 1e9,
-                pages_used: shared.looks.pages_used.load(Ordering::Relaxed),
+            access_scans: looks.open.load(Ordering::Relaxed).then(|| AccessScans {
+                count: looks.count.load(Ordering::Relaxed),
+                seconds: looks.nanos.load(Ordering::Relaxed) as f64 / 1e9,
+                pages_used: looks.pages_used.load(Ordering::Relaxed),
             }),
         })
     }
