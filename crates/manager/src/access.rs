@@ -62,9 +62,6 @@ impl Pace {
     }
 }
 
-/// Longest sleep without a look at whether the run has ended.
-const NAP: Duration = Duration::from_millis(100);
-
 /// What the looks came to.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
@@ -134,19 +131,10 @@ fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
     parts
 }
 
-/// False when the run has ended.
+/// False when the run has ended; it does not wait for this thread.
 fn sleep(shared: &Shared, pause: Duration) -> bool {
-    let until = Instant::now() + pause;
-    loop {
-        if shared.stop.load(Ordering::Acquire) {
-            return false;
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return true;
-        }
-        std::thread::sleep(left.min(NAP));
-    }
+    std::thread::sleep(pause);
+    !shared.stop.load(Ordering::Acquire)
 }
 
 /// The thread's own.
@@ -171,7 +159,7 @@ impl Accesses {
     pub fn open() -> io::Result<AccessScanner> {
         AccessScanner::open().map_err(|error| {
             io::Error::other(format!(
-                "--access-scan: {error}; or leave the option out: policies then learn from faults alone here"
+                "--access-scan: {error}; or leave the option out: policies then learn from faults alone"
             ))
         })
     }
@@ -231,8 +219,9 @@ impl Accesses {
                 if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
                     let has_relatives = !self.shared.relatives(process).is_empty();
                     // Bits of what they share are cleared under the lock that installations wait for: only when asked for.
-                    if !(has_relatives && self.pace.on_demand) {
-                        looked |= self.look(process, has_relatives);
+                    match has_relatives && self.pace.on_demand {
+                        true => _ = self.last.remove(&process.space),
+                        false => looked |= self.look(process, has_relatives),
                     }
                 }
             }

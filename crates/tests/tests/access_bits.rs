@@ -148,7 +148,7 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
                 seen += 1;
                 assert!(present.contains(page), "{line}: it is not in memory");
             }
-            "evicted" | "dropped" | "clean" => {
+            "evicted" | "named" | "dropped" | "clean" => {
                 present.remove(page);
             }
             _ => {
