@@ -9,7 +9,7 @@ the miss counts that crates/sim/tests/agreement.rs checks without a network.
 
 libCacheSim runs its own loop in C over a trace in its oracleGeneral format (24 bytes a reference, mapped, read once
 beforehand so that it is in memory): `n_bit_counter=1`, `init_freq=0`, sizes 1, so that a byte is a page. Ours replays
-4 bytes a reference; numbering the pages is shown beside it.
+4 bytes a reference; numbering the pages is shown beside it. Our side is built with --profile dist, and RUSTFLAGS as they are.
 """
 
 import argparse
@@ -112,6 +112,7 @@ def inside(arguments):
         kernel=platform.release(),
         commit=subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip(),
         command="python3 bench/libcachesim/compare.py " + ("--fixture" if arguments.fixture else ""),
+        rustflags=os.environ.get("RUSTFLAGS", ""),
     )
     target = subprocess.run(
         ["cargo", "metadata", "--format-version", "1", "--no-deps"], cwd=ROOT, check=True, capture_output=True, text=True

@@ -337,25 +337,29 @@ impl<'a> Replay<'a> {
     /// [`Replay::let_go`].
     fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
         let mut left = count;
-        loop {
+        while left > 0 {
             self.let_go(at)?;
-            if left == 0 || self.clients[at].engine.resident().0 == 0 {
-                return Ok(());
+            if self.clients[at].engine.resident().0 == 0 {
+                break;
             }
             let chosen = self.choose(at, left);
             left -= chosen;
-            if left == 0 {
-                self.clients[at].leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
-                return Ok(());
-            }
-            for index in 0..chosen {
-                self.evict_one(at, index)?;
-            }
+            self.clients[at].leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
         }
+        Ok(())
     }
 
     /// What is on its way out leaves.
+    #[inline]
     fn let_go(&mut self, at: usize) -> Result<(), SetupError> {
+        match self.clients[at].leaving {
+            0 => Ok(()),
+            _ => self.let_batch_go(at),
+        }
+    }
+
+    #[inline(never)]
+    fn let_batch_go(&mut self, at: usize) -> Result<(), SetupError> {
         while self.clients[at].leaving != 0 {
             let index = self.clients[at].leaving.trailing_zeros() as usize;
             self.clients[at].leaving &= self.clients[at].leaving - 1;
@@ -490,6 +494,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Has the policy name up to `want` pages, at least one; how many.
+    #[inline]
     fn choose(&mut self, at: usize, want: usize) -> usize {
         let client = &mut self.clients[at];
         let mut tries = 0;
@@ -507,6 +512,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Evicts page `index` of the batch at hand.
+    #[inline(always)] // on the way of every fault
     fn evict_one(&mut self, at: usize, index: usize) -> Result<(), SetupError> {
         let client = &mut self.clients[at];
         let item = client.batch[index];
