@@ -17,11 +17,11 @@
 //!
 //! [`Engine::touch_at`]: undercroft_engine::Engine::touch_at
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
@@ -45,8 +45,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Unless something else is asked for. Most of what a look every 100 ms saves, for a fifth of its cost: see
-    /// `docs/design/0010-access-bits.md`.
+    /// Unless something else is asked for; measured in `docs/design/0010-access-bits.md`.
     const AUTO: Pace = Pace {
         interval: Duration::from_millis(500),
         share: 40,
@@ -68,9 +67,7 @@ pub(crate) struct Looks {
     pub count: AtomicU64,
     pub nanos: AtomicU64,
     pub pages_used: AtomicU64,
-    /// There is a scanner.
-    pub open: AtomicBool,
-    /// Bytes in which pages are remembered from one look to the next.
+    /// Most bytes in which pages were remembered from one look to the next.
     pub metadata: AtomicU64,
 }
 
@@ -150,8 +147,8 @@ pub(crate) struct Accesses {
     set: Vec<VirtPage>,
     /// A look failed, which was said.
     failed: bool,
-    /// The kernel refuses to clear by range here.
-    coarse: bool,
+    /// Where the kernel refuses to clear by range.
+    refused: HashSet<SpaceId>,
 }
 
 impl Accesses {
@@ -185,7 +182,6 @@ impl Accesses {
     }
 
     fn new(shared: Arc<Shared>, scanner: AccessScanner, pace: Pace) -> Accesses {
-        shared.looks.open.store(true, Ordering::Relaxed);
         Accesses {
             shared,
             scanner,
@@ -195,7 +191,7 @@ impl Accesses {
             used: Vec::new(),
             set: Vec::new(),
             failed: false,
-            coarse: false,
+            refused: HashSet::new(),
         }
     }
 
@@ -206,27 +202,25 @@ impl Accesses {
             if self.pace.on_demand && !self.pages_leave() {
                 // What is seen after a rest is of long ago: it is not told, only cleared.
                 self.last = HashMap::new();
-                self.shared.looks.metadata.store(0, Ordering::Relaxed);
                 continue;
             }
             let _ = process::set_affinity(0, &self.shared.placement.worker_cpus());
             let began = Instant::now();
             let processes = self.shared.all_processes();
-            self.last
-                .retain(|space, _| processes.iter().any(|p| p.space == *space));
+            let lives = |space: &SpaceId| processes.iter().any(|p| p.space == *space);
+            self.last.retain(|space, _| lives(space));
+            self.refused.retain(lives);
             let mut looked = false;
             for process in &processes {
                 if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
                     let has_relatives = !self.shared.relatives(process).is_empty();
-                    // Bits of what they share are cleared under the lock that installations wait for: only when asked for.
-                    match has_relatives && self.pace.on_demand {
+                    // Bits of what relatives share are cleared under the lock that installations wait for: only when asked for.
+                    let refused = has_relatives || self.refused.contains(&process.space);
+                    match refused && self.pace.on_demand {
                         true => _ = self.last.remove(&process.space),
                         false => looked |= self.look(process, has_relatives),
                     }
                 }
-            }
-            if self.coarse && self.pace.on_demand {
-                return; // likewise
             }
             let took = began.elapsed();
             if looked {
@@ -240,7 +234,7 @@ impl Accesses {
             self.shared
                 .looks
                 .metadata
-                .store(metadata, Ordering::Relaxed);
+                .fetch_max(metadata, Ordering::Relaxed);
             let Pace {
                 interval, share, ..
             } = self.pace;
@@ -289,8 +283,10 @@ impl Accesses {
         self.last.insert(process.space, next);
         self.tell(process);
         let set = parts(&ranges, &self.set);
-        self.clear(pid, identity.pidfd.as_fd(), &set, has_relatives);
-        true
+        let pidfd = identity.pidfd.as_fd();
+        self.clear(process.space, pid, pidfd, &set, has_relatives);
+        // Where bits cannot be cleared, they tell nothing.
+        !(self.pace.on_demand && self.refused.contains(&process.space))
     }
 
     /// Tells the engine of the pages used, and the trace.
@@ -319,21 +315,23 @@ impl Accesses {
     }
 
     /// Clears the bits. Those of pages that fork relatives share are cleared by `clear_refs` only, which on the other hand
-    /// leaves cached translations alone: pages then look unused though they were.
+    /// leaves cached translations alone: pages then look unused though they were; and installations wait for it, so it is done only
+    /// when looking was asked for.
     fn clear(
         &mut self,
+        space: SpaceId,
         pid: u32,
         pidfd: BorrowedFd<'_>,
         ranges: &[VirtRange],
         has_relatives: bool,
     ) {
-        if !self.coarse
+        if !self.refused.contains(&space)
             && let Err(error) = access::clear(pidfd, ranges)
             && error.kind() == io::ErrorKind::PermissionDenied
         {
-            self.coarse = true;
+            self.refused.insert(space);
         }
-        if self.coarse || has_relatives {
+        if !self.pace.on_demand && (has_relatives || self.refused.contains(&space)) {
             let _ = ClearRefs::open(pid).and_then(|all| all.clear());
         }
     }

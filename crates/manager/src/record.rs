@@ -85,7 +85,8 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Starts a trace in a new file, and its writer. * `settings`: for people, beside the version.
+    /// Starts a trace in a new file, and its writer. * `settings`: options of the run, beside the version: docs/formats/trace.md has
+    /// those that the simulator reads.
     /// * `accesses`: uses of pages in memory are recorded, too.
     ///
     /// Errors: the file cannot be made, or not written.

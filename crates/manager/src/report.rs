@@ -60,7 +60,7 @@ pub struct Report {
     pub policies: Policies,
     /// The engine's counters.
     pub counters: Counters,
-    /// Looks at which pages in memory were used; null where nothing was looked at.
+    /// Looks at which pages in memory were used; null where nothing was looked at, and no interval was asked for.
     pub access_scans: Option<AccessScans>,
 }
 

@@ -22,10 +22,10 @@ impl Recorded {
             let mut words = options.split(' ').skip_while(|word| *word != option);
             words.nth(1)
         };
-        let limit = value("--memory-max")?.parse().ok()?;
+        let limit: i64 = value("--memory-max")?.parse().ok()?;
         let policy = setup::reclaim(value("--policy")?).ok()?;
-        (header.live && limit > 0).then_some(Recorded {
-            limit: Bytes(limit),
+        (header.live && header.movements && limit > 0).then_some(Recorded {
+            limit: Bytes(limit as u64),
             policy,
         })
     }
@@ -37,9 +37,10 @@ mod tests {
 
     #[test]
     fn a_live_run_says_its_limit_and_policy_and_nothing_else_does() {
-        let of = |live, source: &str| {
+        let of = |movements, source: &str| {
             Recorded::of(&Header {
-                live,
+                live: true,
+                movements,
                 source: source.to_owned(),
                 ..Header::default()
             })
@@ -56,6 +57,7 @@ mod tests {
             "undercroft 0.1.0 run, --policy clock",
             "undercroft 0.1.0 run, --memory-max 0 --policy clock",
             "undercroft 0.1.0 run, --memory-max -1 --policy clock",
+            "undercroft 0.1.0 run, --memory-max 18446744073709551615 --policy clock",
             "undercroft 0.1.0 run, --memory-max 4096 --policy of_tomorrow",
             "undercroft 0.1.0 run, --memory-max 4096 --policy",
         ] {

@@ -458,6 +458,35 @@ fn pages_that_the_manager_named_leave_whatever_the_policy_says() {
 }
 
 #[test]
+fn where_no_page_may_leave_a_traced_eviction_comes_to_nothing() {
+    // Page 1 is locked, page 2 the newest: nobody can be named while there is room.
+    let moved = [
+        (0, 1, Locked),
+        (2, 2, Evicted),
+        (3, 1, Evicted),
+        (3, 2, Evicted),
+    ];
+    for reclaim in ["lru", "clock", "active_inactive"] {
+        let outcome = run(&live(&[1, 2, 3], &moved), |s| {
+            pages(16)(s);
+            s.reclaim = reclaim.to_owned();
+            s.room = Room::Traced;
+        });
+        assert_eq!(outcome.misses, 3, "{reclaim}");
+        assert!(outcome.evictions <= 1, "{reclaim}");
+    }
+}
+
+#[test]
+fn memory_without_end_is_as_much_as_the_trace_needs() {
+    let outcome = run(&live(&[1, 2, 3, 1], &[]), |s| {
+        pages(u64::MAX)(s);
+        s.room = Room::Ahead;
+    });
+    assert_eq!((outcome.misses, outcome.evictions), (3, 0));
+}
+
+#[test]
 fn a_page_that_the_live_run_found_written_is_stored_again() {
     // Page 1 is read twice and pushed out twice; the second time it is clean, unless it was written in memory.
     let references = [1, 2, 1, 2];

@@ -16,7 +16,11 @@ const COLD_A_STEP: u64 = 32;
 
 /// A hot set of more than half the memory, used at each step, beside a walk through cold memory; every word read is verified.
 fn job(policy: &str, folder: &Path) -> Job {
-    let rest_us = "2000";
+    resting_job(policy, folder, "2000")
+}
+
+/// The same with so many microseconds of rest a step.
+fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
     let spill = folder.join("spill").display().to_string();
     Job::new(build("hot_and_cold"))
         .args([HOT_MIB, COLD_MIB, STEPS, COLD_A_STEP].map(|number| number.to_string()))
@@ -72,8 +76,10 @@ fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     let _turn = one_at_a_time();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let never = ["--access-scan", "never"];
-    let (without, _) = hot_faults(job("lru", folder.path()).options(never));
-    let (with, report) = hot_faults(job("lru", folder.path()));
+    // The first look tells nothing: 4 s and more, so that there are others.
+    let job = || resting_job("lru", folder.path(), "8000");
+    let (without, _) = hot_faults(job().options(never));
+    let (with, report) = hot_faults(job());
     let looks = &report["access_scans"];
     say(&format!(
         "lru: {without} faults of the hot set without looks, {with} unless told otherwise; {looks}"
@@ -82,8 +88,61 @@ fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     let count = looks["count"].as_f64().expect("a count");
     assert!(count >= 1.0 && count <= 2.0 * seconds + 1.0, "{looks}");
     assert!(with < 0.9 * without, "{with} of {without}");
-    let roomy = hot_faults(job("lru", folder.path()).limit(256 * MIB)).1;
+    let roomy = hot_faults(job().limit(256 * MIB)).1;
     assert_eq!(roomy["access_scans"], Value::Null, "nothing left memory");
+}
+
+/// Looks that nobody asked for cost an idle program nothing, and leave out processes with a living fork relative.
+#[test]
+fn without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives() {
+    if !has_access_bits("without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives") {
+        return;
+    }
+    let _turn = one_at_a_time();
+    let idle = Job::new(build("touch"))
+        .args(["48", "--hold", "5"])
+        .limit(24 * MIB)
+        .timeout(60)
+        .run()
+        .expect(0);
+    let looks = &idle.report.expect("a report")["access_scans"];
+    say(&format!("idle for 5 s: {looks}"));
+    assert!(looks["count"].as_u64() <= Some(2), "{looks}");
+
+    if find("python3").is_none() {
+        return skip("fork relatives and looks", "needs python3");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let spill = folder.path().join("spill").display().to_string();
+    let looks = |fork: bool| {
+        let script = format!(
+            "import os, time
+child = os.fork() if {fork} else 1
+if child == 0:
+    time.sleep(60)
+data = [bytearray(os.urandom(1 << 20)) for _ in range(64)]
+end = time.time() + 4
+while time.time() < end:
+    for block in data:
+        block[::4096]
+if child > 1:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+",
+            fork = if fork { "True" } else { "False" }
+        );
+        let outcome = Job::new("python3")
+            .args(["-c", &script])
+            .limit(32 * MIB)
+            .tier(&format!("file:{spill},size=1G"))
+            .timeout(100)
+            .run()
+            .expect(0);
+        outcome.report.expect("a report")["access_scans"].clone()
+    };
+    let (alone, related) = (looks(false), looks(true));
+    assert!(alone["count"].as_u64() > Some(1), "{alone}");
+    assert_eq!(related, Value::Null);
 }
 
 /// Looks while the program forks: the children share the parent's frames until they write.
@@ -159,23 +218,56 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
     assert_eq!(seen, recorded);
 }
 
+/// Undercroft without the capabilities `lost`; none where this machine has no means to take them away.
+fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
+    if plain_only() || !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
+        skip(name, "needs root, setpriv and undercroft");
+        return None;
+    }
+    let sets = [
+        format!("--bounding-set={lost}"),
+        format!("--inh-caps={lost}"),
+    ];
+    Some(Job::new("setpriv").args(sets).arg(undercroft()).timeout(60))
+}
+
+/// Where looking does not work, or bits cannot be cleared without holding installations up, a run goes on without.
+#[test]
+fn without_the_rights_to_look_and_clear_nobody_looks_unless_asked() {
+    let name = "without_the_rights_to_look_and_clear_nobody_looks_unless_asked";
+    let _turn = one_at_a_time();
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    for lost in ["-bpf,-perfmon,-sys_admin", "-sys_nice"] {
+        let Some(job) = undercroft_without(name, lost) else {
+            return;
+        };
+        let tier = format!("file:{},size=1G", path("spill"));
+        let outcome = job
+            .args(["run", "--memory-max", "32M", "--tier", &tier, "--report"])
+            .args([path("report"), "--".to_owned()])
+            .arg(build("hot_and_cold"))
+            .args([HOT_MIB, COLD_MIB, STEPS, COLD_A_STEP, 8000].map(|number| number.to_string()))
+            .run()
+            .expect(0);
+        assert!(outcome.text().contains("0 wrong"), "{lost}: {outcome}");
+        let report = std::fs::read_to_string(path("report")).expect("a report");
+        let report: Value = serde_json::from_str(&report).expect("JSON");
+        assert!(report["pages"]["swapped_out"].as_u64() > Some(10_000));
+        assert_eq!(report["access_scans"], Value::Null, "{lost}");
+    }
+}
+
 /// Without the right to load programs into the kernel the option is refused, with its name and the fix.
 #[test]
 fn without_the_right_to_look_the_option_is_refused() {
     let name = "without_the_right_to_look_the_option_is_refused";
-    if plain_only() || !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
-        return skip(name, "needs root, setpriv and undercroft");
-    }
     let _turn = one_at_a_time();
-    let lost = "-bpf,-perfmon,-sys_admin";
-    let outcome = Job::new("setpriv")
-        .args([
-            format!("--bounding-set={lost}"),
-            format!("--inh-caps={lost}"),
-        ])
-        .arg(undercroft())
+    let Some(job) = undercroft_without(name, "-bpf,-perfmon,-sys_admin") else {
+        return;
+    };
+    let outcome = job
         .args(["run", "--access-scan", "100ms", "--", "true"])
-        .timeout(30)
         .run();
     assert_eq!(outcome.code(), Some(125), "{outcome}");
     for word in ["--access-scan", "CAP_BPF", "leave the option out"] {

@@ -232,8 +232,11 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
     if plain_only() {
         return skip("zeros", "a plain run has no limit");
     }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let trace = folder.path().join("live.uct").display().to_string();
     // 80 of 84 MiB hold data that no RAM tier can make smaller: whoever counts zero pages as memory finds everything full.
     let outcome = Job::new(build("zeros"))
+        .options(["--trace", &trace])
         .limit(84 * MIB)
         .tier("ram")
         .timeout(60)
@@ -252,4 +255,23 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
         out - same
     );
     assert_eq!(number("limit_exceeded.events"), 0.0);
+    // The trace tells that no policy named them, and in the simulation the same ones leave.
+    let said = |words: &[&str]| -> serde_json::Value {
+        let text = Job::new(undercroft()).args(words).run().expect(0).text();
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let info = said(&["trace", "info", &trace, "--json"]);
+    let of = |what: &str| info["movements"][what].as_f64().expect("a count");
+    let (evicted, named) = (of("evicted"), of("evicted_named"));
+    say(&format!(
+        "{named} of {evicted} evictions named by the manager"
+    ));
+    assert!(named > 30_000.0 && named <= evicted, "{named} of {evicted}");
+    let replayed = said(&["sim", "--trace", &trace, "--json"]);
+    let evictions = replayed["outcomes"][0]["evictions"].as_f64();
+    let evictions = evictions.expect("a count");
+    assert!(
+        (evictions / out - 1.0).abs() < 0.02,
+        "{evictions} evictions simulated, {out} live"
+    );
 }

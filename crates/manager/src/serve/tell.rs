@@ -8,6 +8,7 @@ use undercroft_base::Bytes;
 use undercroft_sys::procfs;
 
 use super::{Control, HANDSHAKE};
+use crate::options::AccessScan;
 use crate::report::{
     AccessScans, Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot,
 };
@@ -93,6 +94,8 @@ impl Control {
             (*engine.stats(), engine.metadata_bytes())
         };
         let looks = &shared.looks;
+        let count = looks.count.load(Ordering::Relaxed);
+        let looked = count > 0 || matches!(shared.options.access_scan, AccessScan::Every(_));
         let metadata = metadata + looks.metadata.load(Ordering::Relaxed);
         let latencies: Vec<_> = shared
             .tiers
@@ -135,8 +138,8 @@ impl Control {
             spaces: shared.spaces_seen.load(Ordering::Relaxed),
             fault_breakdown: shared.breakdown.mean(),
             policies: self.policies(),
-            access_scans: looks.open.load(Ordering::Relaxed).then(|| AccessScans {
-                count: looks.count.load(Ordering::Relaxed),
+            access_scans: looked.then(|| AccessScans {
+                count,
                 seconds: looks.nanos.load(Ordering::Relaxed) as f64 / 1e9,
                 pages_used: looks.pages_used.load(Ordering::Relaxed),
             }),

@@ -333,16 +333,16 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Has the policy name `count` pages, or all there are. The last batch of them stays on its way out: see
+    /// Has the policy name `count` pages, or all that may leave. The last batch of them stays on its way out: see
     /// [`Replay::let_go`].
     fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
         let mut left = count;
         while left > 0 {
             self.let_go(at)?;
-            if self.clients[at].engine.resident().0 == 0 {
-                break;
-            }
             let chosen = self.choose(at, left);
+            if chosen == 0 {
+                break; // locked pages, and with room the newest ones
+            }
             left -= chosen;
             self.clients[at].leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
         }
@@ -484,6 +484,12 @@ impl<'a> Replay<'a> {
     fn evict(&mut self, at: usize, want: usize) -> Result<usize, SetupError> {
         self.let_go(at)?;
         let chosen = self.choose(at, want);
+        assert!(
+            chosen > 0,
+            "{} names no victim among {:?}",
+            self.setup.reclaim,
+            self.clients[at].engine.resident()
+        );
         for index in 0..chosen {
             self.evict_one(at, index)?;
         }
@@ -493,7 +499,7 @@ impl<'a> Replay<'a> {
         Ok(chosen)
     }
 
-    /// Has the policy name up to `want` pages, at least one; how many.
+    /// Has the policy name up to `want` pages; how many: none only where no page may leave.
     #[inline]
     fn choose(&mut self, at: usize, want: usize) -> usize {
         let client = &mut self.clients[at];
@@ -501,12 +507,9 @@ impl<'a> Replay<'a> {
         while !client.engine.select(want, &mut client.batch) {
             // A policy looks at a bounded number of pages a call; two laps find somebody.
             tries += 1;
-            assert!(
-                tries <= 4 + client.engine.resident().0,
-                "{} names no victim among {:?}",
-                self.setup.reclaim,
-                client.engine.resident()
-            );
+            if tries > 4 + client.engine.resident().0 {
+                return 0;
+            }
         }
         client.batch.len()
     }
@@ -730,6 +733,9 @@ fn requests(tiers: &[Tier], items: &[LoadItem], demanded: usize, out: &mut Vec<(
     }
 }
 
+/// More pages than any trace touches; so many bytes fit 63 bits.
+const FRAMES_MAX: u64 = 1 << 40;
+
 /// Frames of all clients together. Errors: none at all.
 fn frames(setup: &Setup, footprint: u64) -> Result<u64, SetupError> {
     let frames = match setup.memory {
@@ -748,7 +754,7 @@ fn frames(setup: &Setup, footprint: u64) -> Result<u64, SetupError> {
             "give more memory, or use a smaller --page-size",
         ));
     }
-    Ok(frames)
+    Ok(frames.min(FRAMES_MAX))
 }
 
 fn part(percent: f64, pages: u64) -> u64 {

@@ -74,7 +74,7 @@ pub struct Header {
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
     pub clients: Vec<String>,
-    /// Who made the trace and how, for people.
+    /// Who made the trace and how: for people, and of a live run for the simulator, which goes by its options.
     pub source: String,
 }
 
