@@ -113,7 +113,7 @@ fn or_else<T: Clone>(asked: &[T], default: T) -> Vec<T> {
 }
 
 /// What was not asked for is as it was in a recorded live run. Under the same limit, with the same policy and what came along
-/// then pages leave when they did; not where there are several processes: they shared the limit, and have a part each here.
+/// then pages leave when they did.
 fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
     let along = match trace.tells_ahead() {
         true => TRACED,
@@ -126,8 +126,7 @@ fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
     let (memory, reclaim) = (Memory::Bytes(run.limit), &run.policy);
     sweep.memory = or_else(&args.memory, memory);
     sweep.reclaim = or_else(&args.reclaim, reclaim.clone());
-    let same = trace.clients.len() == 1
-        && sweep.memory == [memory]
+    let same = sweep.memory == [memory]
         && sweep.page_bytes == [trace.granule_bytes]
         && sweep.reclaim == [reclaim.as_str()]
         && sweep.prefetch == [along];

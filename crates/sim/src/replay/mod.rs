@@ -86,8 +86,10 @@ impl<'a> Replay<'a> {
             let upto = |pages: u64| u128::from(frames) * u128::from(pages) / u128::from(footprint);
             let before = upto(so_far);
             so_far += stream.footprint();
-            let share = match setup.memory {
-                Memory::Percent(percent) => part(percent, stream.footprint()),
+            let share = match (setup.memory, setup.room) {
+                (Memory::Percent(percent), _) => part(percent, stream.footprint()),
+                // Live they shared it; what each of them had, the trace's evictions tell.
+                (_, Room::Traced) => frames,
                 _ => (upto(so_far) - before) as u64,
             };
             let share = share.max(1);
