@@ -12,6 +12,10 @@ const LIMIT: u64 = 32 * MIB;
 /// it at the recorded times (seen: 0.4).
 const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 1.0)];
 
+/// The same of evictions (seen: 1.2, with faults exact, once in ten runs: where room runs out in the simulation and did not live,
+/// pages leave for that besides those of the trace).
+const EVICTIONS_APART_MAX: f64 = 2.0;
+
 /// The same with prefetch (seen: 1.1 and 0.4).
 const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 1.5)];
 
@@ -69,7 +73,7 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
         ));
         assert!(by.abs() < most, "{misses} simulated, {faults} live");
         assert!(
-            evictions_by.abs() < most,
+            evictions_by.abs() < EVICTIONS_APART_MAX,
             "{evictions} simulated, {evicted} live"
         );
     }
