@@ -255,7 +255,8 @@ fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     }
 }
 
-/// Of a loop larger than memory the policy keeps a part. Which, hangs on every page: the trace has what decides it.
+/// Of a loop larger than memory the policy keeps a part. Which, hangs on every page: the trace has what decides it. With looks it is
+/// as close most times and 4 % off sometimes (docs/formats/trace.md), so here are none.
 #[test]
 fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -268,7 +269,14 @@ fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
         let (live, trace) = recorded(
             folder.path(),
             &["seq:write:1:40000", "seq:read:1:80000"],
-            &["--policy", policy, "--prefetch", prefetch],
+            &[
+                "--policy",
+                policy,
+                "--prefetch",
+                prefetch,
+                "--access-scan",
+                "never",
+            ],
         );
         let evicted = live
             .number("pages.swapped_out")
