@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -122,7 +122,7 @@ impl Record {
             movements: true,
             accesses,
             locks: true,
-            named: true,
+            batches: true,
             command: command.to_vec(),
             clients: (0..CLIENTS).map(|at| format!("space {at}")).collect(),
             source: format!("undercroft {} run, {settings}", env!("CARGO_PKG_VERSION")),
@@ -227,14 +227,22 @@ impl Record {
 
     /// A page that had been taken out came back: for a thread that waits for it, which is a fault, or because nobody took it.
     pub fn put_back(&self, space: SpaceId, page: VirtPage) {
-        let waiting = {
-            let mut queue = lock(&self.inbox.queue);
-            let at = queue.waiting.iter().position(|w| w.place == (space, page));
-            at.map(|at| queue.waiting.swap_remove(at))
-        };
-        match waiting {
-            Some(Waiting { write, thread, .. }) => self.fault(space, page, write, thread),
-            None => self.moved(space, page, Movement::Returned),
+        let mut queue = lock(&self.inbox.queue);
+        let at = queue.waiting.iter().position(|w| w.place == (space, page));
+        match at.map(|at| queue.waiting.swap_remove(at)) {
+            Some(Waiting { write, thread, .. }) => {
+                let recalled = What::Moved(Movement::Recalled, 1);
+                self.push_all(
+                    queue,
+                    space,
+                    page,
+                    &[recalled, What::Fault { write, thread }],
+                );
+            }
+            None => {
+                let returned = What::Moved(Movement::Returned, 1);
+                self.push_all(queue, space, page, &[returned]);
+            }
         }
     }
 
@@ -244,20 +252,32 @@ impl Record {
     }
 
     fn push(&self, space: SpaceId, page: VirtPage, what: What) {
-        let mut queue = lock(&self.inbox.queue);
-        if queue.seen.len() == QUEUE_MAX {
-            self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
+        self.push_all(lock(&self.inbox.queue), space, page, &[what]);
+    }
+
+    /// Nothing comes between them.
+    fn push_all(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        space: SpaceId,
+        page: VirtPage,
+        all: &[What],
+    ) {
+        let before = queue.seen.len();
+        if before + all.len() > QUEUE_MAX {
+            let count = all.len() as u64;
+            self.inbox.dropped.fetch_add(count, Ordering::Relaxed);
             return;
         }
         // Inside the lock, so that time never goes back.
         let time = self.inbox.started.elapsed().as_nanos() as u64;
-        queue.seen.push(Seen {
+        queue.seen.extend(all.iter().map(|&what| Seen {
             time,
             space,
             page,
             what,
-        });
-        let full = queue.seen.len() == QUEUE_FULL;
+        }));
+        let full = before < QUEUE_FULL && queue.seen.len() >= QUEUE_FULL;
         drop(queue);
         if full {
             self.inbox.wake.notify_one();
@@ -375,7 +395,8 @@ impl<W: Write> Out<W> {
                         }
                         continue;
                     }
-                    if movement == Movement::Locked {
+                    // Whether they are in memory is no news.
+                    if matches!(movement, Movement::Locked | Movement::Recalled) {
                         put(page, moved(movement), 0)?;
                         continue;
                     }
@@ -574,7 +595,9 @@ mod tests {
             record.fault(space, VirtPage(3), true, ThreadId(5));
         });
         let returned = Kind::Movement(Movement::Returned);
-        assert_eq!(found[3..], [(1, WRITE), (2, returned), (3, WRITE)]);
+        let recalled = Kind::Movement(Movement::Recalled);
+        let expected = [(1, recalled), (1, WRITE), (2, returned), (3, WRITE)];
+        assert_eq!(found[3..], expected);
     }
 
     #[test]

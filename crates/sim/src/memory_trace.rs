@@ -42,6 +42,8 @@ pub enum Becomes {
     Evicted,
     /// The same, and no policy named it: the live manager did, and so does the simulation, where it follows evictions.
     Named,
+    /// The next reference faults on it before it is out: it is put back.
+    Recalled,
     /// It could not leave after all, live.
     Returned,
     /// It may not leave, or not when it comes.
@@ -199,6 +201,7 @@ impl Collector {
                 Becomes::Returned
             }
             Kind::Movement(Movement::Locked) => Becomes::Locked,
+            Kind::Movement(Movement::Recalled) => Becomes::Recalled,
         };
         moved.push(Moved {
             after: references.len(),

@@ -6,7 +6,8 @@ use undercroft_base::Nanos;
 use undercroft_model::Random;
 use undercroft_model::device::profiles;
 use undercroft_sim::memory_trace::Becomes::{
-    self, Ahead, Dropped, Evicted, Found, Locked, Named, Returned, Unchanged, Used, Written,
+    self, Ahead, Dropped, Evicted, Found, Locked, Named, Recalled, Returned, Unchanged, Used,
+    Written,
 };
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
@@ -414,15 +415,22 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
             s.room = Room::Traced;
         })
     };
-    // With more room they need not be out before they are wanted back.
-    let recalled = traced(&references, &evicted);
+    // With more room they need not be out before they are wanted back, but are unless the trace says that they were not.
+    let out = traced(&references, &evicted);
+    assert_eq!((out.misses, out.evictions), (5, 2));
+    let both = [&evicted[..], &[(3, 1, Recalled), (4, 2, Recalled)]].concat();
+    let recalled = traced(&references, &both);
     assert_eq!((recalled.misses, recalled.evictions), (5, 0));
+    let one = traced(&references, &[&evicted[..], &[(4, 2, Recalled)]].concat());
+    assert_eq!((one.misses, one.evictions), (5, 1));
     // The next batch lets page 2 go for good, and names 3.
-    let more = traced(&references, &[&evicted[..], &[(4, 9, Evicted)]].concat());
+    let more = [(4, 9, Evicted), (4, 2, Recalled), (5, 3, Recalled)];
+    let more = [&both[..3], &more].concat();
+    let more = traced(&references, &more);
     assert_eq!((more.misses, more.evictions), (6, 1));
     // Page 1 stayed after all; so it does when it may not leave.
     let stayed = traced(&references, &[&evicted[..], &[(3, 1, Returned)]].concat());
-    assert_eq!((stayed.misses, stayed.evictions), (4, 0));
+    assert_eq!((stayed.misses, stayed.evictions), (4, 1));
     let last = |moved: &[_]| traced(&[1, 2, 3, 1], moved).misses;
     assert_eq!(last(&evicted[..1]), 4);
     assert_eq!(last(&[&[(0, 1, Locked)], &evicted[..1]].concat()), 3);

@@ -216,6 +216,7 @@ impl<R: Read> TraceReader<R> {
             (Movement::Accessed, "a use of a page in memory"),
             (Movement::Locked, "a locked page"),
             (Movement::Named, "a page named by the manager"),
+            (Movement::Recalled, "a page called back"),
         ] {
             if self.seen.moved(kind) > 0 && !self.header.announces(kind) {
                 let why = format!("{what}, and the header does not announce any");

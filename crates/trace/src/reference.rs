@@ -58,11 +58,13 @@ pub enum Movement {
     Locked,
     /// Left, as [`Movement::Evicted`], but named by the manager itself and not by its policy.
     Named,
+    /// Had been evicted, and is not out yet: the next entry is a fault on it, which was served by putting it back.
+    Recalled,
 }
 
 impl Movement {
     /// All of them, in the order of their codes and of the end block.
-    pub const ALL: [Movement; 9] = [
+    pub const ALL: [Movement; 10] = [
         Movement::Evicted,
         Movement::Found,
         Movement::Ahead,
@@ -72,6 +74,7 @@ impl Movement {
         Movement::Accessed,
         Movement::Locked,
         Movement::Named,
+        Movement::Recalled,
     ];
 
     /// Whether the page is in memory afterwards.

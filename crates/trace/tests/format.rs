@@ -81,7 +81,7 @@ fn live() -> (Vec<Event>, Vec<u8>) {
         movements: true,
         accesses: true,
         locks: true,
-        named: true,
+        batches: true,
         clients: vec!["a".to_owned(), "b".to_owned()],
         ..Header::default()
     };
@@ -206,46 +206,56 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     assert_eq!(error.offset(), 12, "{error}");
 }
 
-/// Kinds of movements that have a flag of their own: which, how errors call them, and the header without the flag.
-type Later = (Movement, u8, &'static str, fn(Header) -> Header);
+/// Kinds of movements that have a flag of their own: which, how errors call the first, and the header without the flag.
+type Later = (&'static [Movement], u8, &'static str, fn(Header) -> Header);
 const LATER: [Later; 3] = [
-    (Movement::Accessed, 16, "a use of a page", |header| Header {
-        accesses: false,
-        ..header
+    (&[Movement::Accessed], 16, "a use of a page", |header| {
+        Header {
+            accesses: false,
+            ..header
+        }
     }),
-    (Movement::Locked, 32, "a locked page", |header| Header {
+    (&[Movement::Locked], 32, "a locked page", |header| Header {
         locks: false,
         ..header
     }),
-    (Movement::Named, 64, "a page named", |header| Header {
-        named: false,
-        ..header
-    }),
+    (
+        &[Movement::Named, Movement::Recalled],
+        64,
+        "a page named",
+        |header| Header {
+            batches: false,
+            ..header
+        },
+    ),
 ];
 
 #[test]
 fn later_kinds_of_movements_need_flags_of_their_own() {
     let (events, bytes) = live();
     let header = TraceReader::new(bytes.as_slice()).unwrap().header().clone();
-    for (movement, flag, called, without) in LATER {
-        let kind = Kind::Movement(movement);
+    for (at, (movements, flag, called, without)) in LATER.into_iter().enumerate() {
+        let is = |event: &Event| movements.iter().any(|m| event.kind == Kind::Movement(*m));
         let without = without(header.clone());
-        let mut writer = TraceWriter::new(Vec::new(), without.clone()).unwrap();
-        let event = events.iter().find(|event| event.kind == kind).unwrap();
-        let refused = writer.write_event(*event).unwrap_err();
-        assert!(
-            matches!(refused, WriteError::Unannounced { index: 0 }),
-            "{refused}"
-        );
-        // The counts of the others stay where they are: only the last kind's are left out.
-        let some: Vec<Event> = events.iter().copied().filter(|e| e.kind != kind).collect();
+        for movement in movements {
+            let mut writer = TraceWriter::new(Vec::new(), without.clone()).unwrap();
+            let kind = Kind::Movement(*movement);
+            let event = events.iter().find(|event| event.kind == kind).unwrap();
+            let refused = writer.write_event(*event).unwrap_err();
+            assert!(
+                matches!(refused, WriteError::Unannounced { index: 0 }),
+                "{movement:?}: {refused}"
+            );
+        }
+        // The counts of the others stay where they are: only the last kinds' are left out.
+        let some: Vec<Event> = events.iter().copied().filter(|e| !is(e)).collect();
         let some_bytes = write_events(without, &some, 400);
-        let counts = match movement {
-            Movement::Named => 8,
-            _ => 9,
+        let counts = match flag {
+            64 => 8,
+            _ => 10,
         };
         let end = some_bytes.len() - (60 + 8 * counts);
-        assert_eq!(&some_bytes[end..][..4], b"END.", "{movement:?}");
+        assert_eq!(&some_bytes[end..][..4], b"END.", "flag {flag}");
         assert_eq!(read_events(&some_bytes).unwrap(), some);
         // A file that was made to have them.
         let mut bad = bytes.clone();
@@ -259,14 +269,14 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
             movements: false,
             accesses: false,
             locks: false,
-            named: false,
+            batches: false,
             ..header.clone()
         };
         let with: [fn(&mut Header) -> &mut bool; 3] =
-            [|h| &mut h.accesses, |h| &mut h.locks, |h| &mut h.named];
+            [|h| &mut h.accesses, |h| &mut h.locks, |h| &mut h.batches];
         let mut alone = plain.clone();
-        *with[movement as usize - Movement::Accessed as usize](&mut alone) = true;
-        assert!(TraceWriter::new(Vec::new(), alone).is_err(), "{movement:?}");
+        *with[at](&mut alone) = true;
+        assert!(TraceWriter::new(Vec::new(), alone).is_err(), "flag {flag}");
         assert!(TraceWriter::new(Vec::new(), plain).is_ok());
         let mut bad = bytes.clone();
         bad[12] = bad[12] & !(8 | 16 | 32 | 64) | flag;
@@ -277,7 +287,9 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
     let first = LATER
         .iter()
         .fold(header, |header, (.., without)| without(header));
-    let old = |e: &Event| LATER.iter().all(|later| e.kind != Kind::Movement(later.0));
+    let later = LATER.iter().flat_map(|later| later.0);
+    let later: Vec<Kind> = later.map(|movement| Kind::Movement(*movement)).collect();
+    let old = |e: &Event| !later.contains(&e.kind);
     let old: Vec<Event> = events.iter().copied().filter(old).collect();
     let old_bytes = write_events(first, &old, 400);
     assert_eq!(&old_bytes[old_bytes.len() - 108..][..4], b"END.");
@@ -287,9 +299,9 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
 #[test]
 fn the_end_block_must_count_movements_right() {
     let (_, bytes) = live();
-    let end = bytes.len() - 132;
+    let end = bytes.len() - 140;
     assert_eq!(&bytes[end..end + 4], b"END.");
-    for field in 0..9 {
+    for field in 0..10 {
         let mut bad = bytes.clone();
         bad[end + 56 + 8 * field] ^= 1;
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();
@@ -622,7 +634,7 @@ proptest! {
             _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % Movement::ALL.len()]), ..Event::from(*reference) },
         });
         let events: Vec<Event> = moved.collect();
-        let bytes = write_events(Header { movements: true, accesses: true, locks: true, named: true, ..header }, &events, u64::MAX);
+        let bytes = write_events(Header { movements: true, accesses: true, locks: true, batches: true, ..header }, &events, u64::MAX);
         prop_assert_eq!(read_events(&bytes).unwrap(), events);
     }
 }

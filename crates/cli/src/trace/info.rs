@@ -89,7 +89,7 @@ impl Movements {
         Movements {
             evicted: totals.moved(Movement::Evicted) + totals.moved(Movement::Named),
             evicted_clean: totals.moved(Movement::Clean),
-            evicted_named: header.named.then(|| totals.moved(Movement::Named)),
+            evicted_named: header.batches.then(|| totals.moved(Movement::Named)),
             found: totals.moved(Movement::Found),
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),

@@ -90,6 +90,8 @@ pub struct Client<'a> {
     pub moved: usize,
     /// References done when a page was faulted on last, that one included.
     pub missed: usize,
+    /// The same of the fault that the trace said is served by calling a page back.
+    pub recalled: usize,
     /// References whose time is in the clock.
     pub timed: usize,
     /// Its own virtual time.
@@ -198,6 +200,7 @@ impl<'a> Client<'a> {
             at: 0,
             moved: 0,
             missed: 0,
+            recalled: 0,
             timed: 0,
             clock: Time::default(),
             marks: vec![0; numbers],
@@ -219,6 +222,9 @@ impl<'a> Client<'a> {
 
     /// The place in the batch of a page that is on its way out.
     pub fn on_its_way(&self, no: PageNo) -> Option<usize> {
+        if self.leaving == 0 {
+            return None;
+        }
         let mut batch = self.batch.iter().enumerate();
         let found = batch.find(|(index, item)| self.leaving >> index & 1 == 1 && item.no == no);
         found.map(|(index, _)| index)

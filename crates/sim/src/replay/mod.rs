@@ -11,7 +11,7 @@
 //! Where a live trace says so, pages are found in memory, as they were when the recording began, or dropped by the program.
 //! Evictions that it tells, and pages brought along, are followed only when that is asked for ([`Room::Traced`], `traced.rs`):
 //! otherwise the policies under test decide. A batch that is followed stays on its way out until the next one is chosen, as live:
-//! pages of it may be wanted back, or stay.
+//! pages of it may stay, and one that is wanted is called back where the trace says so; otherwise it is out by then.
 
 mod client;
 pub mod tiers;
@@ -191,6 +191,9 @@ impl<'a> Replay<'a> {
             while self.clients[at].engine.room() < 1 {
                 self.evict(at, 1)?;
             }
+            if self.clients[at].recalled != self.clients[at].at {
+                self.let_one_go(at, no)?;
+            }
         }
         let client = &mut self.clients[at];
         if let Some(next) = &client.traced {
@@ -267,6 +270,10 @@ impl<'a> Replay<'a> {
                 if client.missed == moved.after {
                     *mark &= !DIRTY;
                 }
+                continue;
+            }
+            if moved.what == Becomes::Recalled {
+                client.recalled = moved.after + 1;
                 continue;
             }
             if moved.what == Becomes::Locked {
@@ -371,6 +378,17 @@ impl<'a> Replay<'a> {
             self.collect(at);
         }
         Ok(())
+    }
+
+    /// A page leaves, if it is on its way out.
+    fn let_one_go(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
+        match self.clients[at].on_its_way(no) {
+            Some(index) => {
+                self.clients[at].leaving &= !(1 << index);
+                self.evict_one(at, index)
+            }
+            None => Ok(()),
+        }
     }
 
     /// A page on its way out is wanted back.

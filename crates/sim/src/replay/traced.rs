@@ -95,7 +95,7 @@ impl Replay<'_> {
         written: bool,
     ) -> Result<(), SetupError> {
         if !self.clients[at].engine.is_resident(no) {
-            self.let_go(at)?;
+            self.let_one_go(at, no)?;
             self.load_along(at, no)?;
         }
         let client = &mut self.clients[at];

@@ -68,8 +68,9 @@ pub struct Header {
     pub accesses: bool,
     /// Among them are pages that may not leave ([`crate::Movement::Locked`]); only where there are movements.
     pub locks: bool,
-    /// Among them are pages named to leave by the manager itself ([`crate::Movement::Named`]); only where there are movements.
-    pub named: bool,
+    /// Among them is more of batches of evictions ([`crate::Movement::Named`], [`crate::Movement::Recalled`]); only where there are
+    /// movements.
+    pub batches: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
@@ -90,7 +91,7 @@ impl Default for Header {
             movements: false,
             accesses: false,
             locks: false,
-            named: false,
+            batches: false,
             command: Vec::new(),
             clients: vec![String::new()],
             source: String::new(),
@@ -104,14 +105,14 @@ const LIVE: u32 = 4;
 const MOVEMENTS: u32 = 8;
 const ACCESSES: u32 = 16;
 const LOCKS: u32 = 32;
-const NAMED: u32 = 64;
+const BATCHES: u32 = 64;
 
 /// The flag that announces a movement.
 fn flag_of(movement: Movement) -> u32 {
     match movement {
         Movement::Accessed => ACCESSES,
         Movement::Locked => LOCKS,
-        Movement::Named => NAMED,
+        Movement::Named | Movement::Recalled => BATCHES,
         _ => MOVEMENTS,
     }
 }
@@ -136,7 +137,7 @@ impl Header {
         match movement {
             Movement::Accessed => self.accesses,
             Movement::Locked => self.locks,
-            Movement::Named => self.named,
+            Movement::Named | Movement::Recalled => self.batches,
             _ => self.movements,
         }
     }
@@ -154,7 +155,7 @@ impl Header {
             (self.movements, MOVEMENTS),
             (self.accesses, ACCESSES),
             (self.locks, LOCKS),
-            (self.named, NAMED),
+            (self.batches, BATCHES),
         ]
         .into_iter()
         .fold(0, |flags, (set, bit)| flags | (u32::from(set) * bit))
@@ -169,9 +170,9 @@ impl Header {
         if self.clients.is_empty() {
             return Err(WriteError::Header("it names no client"));
         }
-        if (self.accesses || self.locks || self.named) && !self.movements {
+        if (self.accesses || self.locks || self.batches) && !self.movements {
             return Err(WriteError::Header(
-                "it announces uses of pages, locked pages or pages named by the manager, and no movements",
+                "it announces uses of pages, locked pages or more of batches, and no movements",
             ));
         }
         let mut text = Vec::new();
@@ -229,8 +230,8 @@ impl Header {
         let time_unit = TimeUnit::from_code(fixed[11])
             .ok_or_else(|| corrupt(11, format!("time unit {} is unknown", fixed[11])))?;
         let flags = u32_at(fixed, 12);
-        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES | LOCKS | NAMED;
-        let alone = flags & MOVEMENTS == 0 && flags & (ACCESSES | LOCKS | NAMED) != 0;
+        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES | LOCKS | BATCHES;
+        let alone = flags & MOVEMENTS == 0 && flags & (ACCESSES | LOCKS | BATCHES) != 0;
         if flags & !known != 0 || alone {
             return Err(corrupt(12, format!("flags {flags:#x} are unknown")));
         }
@@ -256,7 +257,7 @@ impl Header {
             movements: flags & MOVEMENTS != 0,
             accesses: flags & ACCESSES != 0,
             locks: flags & LOCKS != 0,
-            named: flags & NAMED != 0,
+            batches: flags & BATCHES != 0,
             command,
             clients,
             source,

@@ -27,6 +27,7 @@ pub fn row(event: &Event) -> String {
         Kind::Movement(Movement::Accessed) => "accessed",
         Kind::Movement(Movement::Locked) => "locked",
         Kind::Movement(Movement::Named) => "named",
+        Kind::Movement(Movement::Recalled) => "recalled",
     };
     format!(
         "{},{:#x},{what},{},{}",
