@@ -444,6 +444,23 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
 }
 
 #[test]
+fn a_run_that_began_above_its_limit_evicts_no_more_than_it_did() {
+    // Twelve pages where ten fit; four left before the first fault.
+    let mut moved: Vec<_> = (0..12).map(|page| (0, page, Found)).collect();
+    moved.extend((0..4).map(|page| (0, page, Evicted)));
+    let of = |room, moved: &[_]| {
+        run(&live(&[20], moved), |s| {
+            pages(10)(s);
+            s.room = room;
+        })
+    };
+    assert_eq!(of(Room::Traced, &moved).evictions, 4);
+    // The bounds and the policies compared keep to the limit; and so does who follows no more than that.
+    assert_eq!(of(Room::AfterPlan, &moved).evictions, 3);
+    assert_eq!(of(Room::Traced, &moved[..12]).evictions, 3);
+}
+
+#[test]
 fn pages_that_the_manager_named_leave_whatever_the_policy_says() {
     // LRU would name page 0; none of the first is among those that came last, which nobody names.
     let misses = |wanted: u64, what, room| {
@@ -548,6 +565,24 @@ fn prefetch(name: &str) -> impl FnOnce(&mut Setup) + '_ {
         setup.tiers = tiers(&["nvme"]);
         setup.initial = Initial::Stored;
     }
+}
+
+#[test]
+fn a_window_comes_with_its_fault_also_where_its_room_or_its_pages_were_still_on_their_way_out() {
+    // 23 of 24 pages; eleven leave, and by the next fault at least as many are out as its window of three takes.
+    let references: Vec<u64> = (0..23).chain([30, 7]).collect();
+    let mut moved: Vec<_> = (0..11).map(|page| (23, page, Evicted)).collect();
+    let along = |after, page| (after, page, Ahead { written: false });
+    moved.extend([31, 32, 33].map(|page| along(24, page)));
+    // The last of the batch come back: they are out by then.
+    moved.extend([8, 9, 10].map(|page| along(25, page)));
+    let outcome = run(&live(&references, &moved), |s| {
+        prefetch("traced")(s);
+        pages(24)(s);
+        s.room = Room::Traced;
+    });
+    assert_eq!((outcome.misses, outcome.prefetched), (25, 6));
+    assert_eq!(outcome.tiers[0].read_requests, 25);
 }
 
 #[test]

@@ -195,10 +195,10 @@ impl<'a> Replay<'a> {
                 self.let_one_go(at, no)?;
             }
         }
-        let client = &mut self.clients[at];
-        if let Some(next) = &client.traced {
-            next.expect(no, client.at, &client.stream.moved[client.moved..]);
+        if self.clients[at].traced.is_some() {
+            self.expect_window(at, no)?;
         }
+        let client = &mut self.clients[at];
         match client.engine.fault(fault, &mut client.plan) {
             FaultAnswer::Load => {}
             FaultAnswer::Wake => {
@@ -321,7 +321,10 @@ impl<'a> Replay<'a> {
                 client.engine.found_resident(client.space, range);
                 // It was used before, and nobody knows its bytes.
                 *mark |= KNOWN | WRITTEN | DIRTY;
-                self.make_room(at)?;
+                // A live run may begin above its limit: what leaves for that, its evictions tell.
+                if self.setup.room != Room::Traced {
+                    self.make_room(at)?;
+                }
                 self.reclaim(at)?;
                 continue;
             }

@@ -87,6 +87,30 @@ impl Prefetch for Traced {
 }
 
 impl Replay<'_> {
+    /// Before the fault at `no`, the reference done last: what came along with it live is out by now, and so is as much of the
+    /// last batch as the engine wants free for a window.
+    pub(super) fn expect_window(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
+        let client = &mut self.clients[at];
+        let (stream, after, moved) = (client.stream, client.at, client.moved);
+        if let Some(next) = &client.traced {
+            next.expect(no, after, &stream.moved[moved..]);
+        }
+        let with = stream.moved[moved..].iter();
+        let mut pages = 0;
+        for moved in with.take_while(|moved| moved.after == after) {
+            if matches!(moved.what, Becomes::Ahead { .. }) {
+                self.let_one_go(at, PageNo(moved.number))?;
+                pages += 1;
+            }
+        }
+        while self.clients[at].leaving != 0 && self.clients[at].engine.room() < 2 * pages {
+            let index = self.clients[at].leaving.trailing_zeros() as usize;
+            self.clients[at].leaving &= self.clients[at].leaving - 1;
+            self.evict_one(at, index)?;
+        }
+        Ok(())
+    }
+
     /// A page came along live: it does here, too, unless it is in memory. * `written`: the program wrote it then.
     pub(super) fn bring_along(
         &mut self,
