@@ -9,21 +9,14 @@ use undercroft_tests::{Job, MIB, Outcome, one_at_a_time, plain_only, say, skip, 
 const LIMIT: u64 = 32 * MIB;
 
 /// How far the simulation may be off, in percent, when it makes room as the live manager does (seen: 0.9), and when it makes
-/// it at the recorded times (seen: 0.4).
-const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 1.0)];
+/// it at the recorded times (seen: 0.0; 0.1 on a machine with four loops beside).
+const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 0.5)];
 
-/// The same of evictions (seen: 1.2, with faults exact, once in ten runs: where room runs out in the simulation and did not live,
-/// pages leave for that besides those of the trace).
-const EVICTIONS_APART_MAX: f64 = 2.0;
-
-/// What a look sees hangs on when it comes; replays with looks have a test of their own.
-const NO_LOOKS: [&str; 2] = ["--access-scan", "never"];
-
-/// The same with prefetch (seen: 1.1 and 0.4).
-const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 1.5)];
+/// The same with prefetch (seen: 1.1 and 0.0).
+const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 0.5)];
 
 /// In a loop larger than memory at the recorded times (seen: 0.0): one page in another order, and it is 8 and more.
-const LOOP_APART_MAX: f64 = 3.0;
+const LOOP_APART_MAX: f64 = 1.0;
 
 /// Fills twice its memory, reads it at random, writes some of it often and loops over it, under `policy` with `more` options; then
 /// the same in the simulator, over what was recorded.
@@ -54,7 +47,9 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
         (recorded / faults - 1.0).abs() < 0.001,
         "{recorded} of {faults} faults were recorded"
     );
-    let returned = float(&info["movements"]["returned"]) + number("counters.recalled");
+    let recalled = float(&info["movements"]["evicted_recalled"]);
+    assert_eq!(recalled, number("counters.recalled"));
+    let returned = float(&info["movements"]["returned"]) + recalled;
     // The batch in hand when the program ended may be in one and not in the other.
     let swapped_out = number("pages.swapped_out");
     assert!(
@@ -69,15 +64,16 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
             (simulated, 100.0 * (simulated / live - 1.0))
         };
         let (misses, by) = apart(faults, "misses");
-        let (evictions, evictions_by) = apart(evicted, "evictions");
+        let left = evicted - returned;
+        let (evictions, evictions_by) = apart(left, "evictions");
         say(&format!(
             "{policy} {more:?}, room {room}: {faults} faults live, {misses} simulated ({by:+.2} %); \
-             {evicted} evictions, {evictions} ({evictions_by:+.2} %)"
+             {left} evictions, {evictions} ({evictions_by:+.2} %)"
         ));
         assert!(by.abs() < most, "{misses} simulated, {faults} live");
         assert!(
-            evictions_by.abs() < EVICTIONS_APART_MAX,
-            "{evictions} simulated, {evicted} live"
+            evictions_by.abs() < most,
+            "{evictions} simulated, {left} live"
         );
     }
     check_as_it_was(&trace, policy);
@@ -150,11 +146,7 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
                 "random:read:1:5000",
                 "seq:read:1:10000",
             ],
-            &[
-                &["--policy", policy, "--prefetch", recorded_with],
-                &NO_LOOKS[..],
-            ]
-            .concat(),
+            &["--policy", policy, "--prefetch", recorded_with],
         );
         let number = |name: &str| live.number(name).expect("a number in the report");
         let came = number("pages.prefetched");
@@ -192,7 +184,7 @@ fn check_turns(trace: &str, least: u64) {
         .run()
         .expect(0);
     let mut present: HashMap<&str, bool> = HashMap::new();
-    let mut faults_after_eviction = 0;
+    let (mut recalled, mut faults_after_eviction) = (None, 0);
     let text = cat.text();
     for (at, line) in text.lines().enumerate().skip(1) {
         let words: Vec<&str> = line.split(',').collect();
@@ -200,6 +192,10 @@ fn check_turns(trace: &str, least: u64) {
             panic!("line {at}: {line}");
         };
         let before = present.get(page).copied();
+        if let Some(recalled) = recalled.take() {
+            let fault = matches!(what, "R" | "W") && page == recalled;
+            assert!(fault, "line {at}: {line}: {recalled} was called back");
+        }
         match what {
             "R" | "W" => {
                 assert_ne!(before, Some(true), "line {at}: {line}: it is in memory");
@@ -215,6 +211,12 @@ fn check_turns(trace: &str, least: u64) {
                 assert_ne!(before, Some(true), "line {at}: {line}: it is in memory")
             }
             "returned" => assert_eq!(before, Some(false), "line {at}: {line}: it was not out"),
+            // Its fault comes next.
+            "recalled" => {
+                assert_eq!(before, Some(false), "line {at}: {line}: it was not out");
+                recalled = Some(page);
+                continue;
+            }
             "clean" => assert_eq!(before, Some(false), "line {at}: {line}: it is not out"),
             "evicted" | "named" | "dropped" => {
                 assert_eq!(before, Some(true), "line {at}: {line}: it is not in memory");
@@ -240,13 +242,13 @@ fn float(value: &Value) -> f64 {
 
 #[test]
 fn clock_faults_as_often_in_the_simulator_and_pages_come_and_leave_in_turn() {
-    recorded_and_replayed("clock", &NO_LOOKS);
+    recorded_and_replayed("clock", &[]);
 }
 
 /// It also weighs how long a page was away, so that what was in memory at first matters.
 #[test]
 fn active_inactive_faults_as_often_in_the_simulator_and_pages_come_and_leave_in_turn() {
-    recorded_and_replayed("active_inactive", &NO_LOOKS);
+    recorded_and_replayed("active_inactive", &[]);
 }
 
 /// The policies are told of the same uses live and simulated.
@@ -262,8 +264,7 @@ fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     }
 }
 
-/// Of a loop larger than memory the policy keeps a part. Which, hangs on every page: the trace has what decides it. With looks it is
-/// as close most times and 4 % off sometimes (docs/formats/trace.md), so here are none.
+/// Of a loop larger than memory the policy keeps a part. Which, hangs on every page: the trace has what decides it.
 #[test]
 fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -276,14 +277,7 @@ fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
         let (live, trace) = recorded(
             folder.path(),
             &["seq:write:1:40000", "seq:read:1:80000"],
-            &[
-                "--policy",
-                policy,
-                "--prefetch",
-                prefetch,
-                "--access-scan",
-                "never",
-            ],
+            &["--policy", policy, "--prefetch", prefetch],
         );
         let evicted = live
             .number("pages.swapped_out")

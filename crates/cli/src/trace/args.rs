@@ -264,8 +264,8 @@ pub struct CatArgs {
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<u64>,
 
-    /// Also what became of pages without a reference, where a live trace tells: evicted, found, ahead, returned, dropped, clean;
-    /// such lines cannot be imported
+    /// Also what became of pages without a reference, where a live trace tells: evicted, named, clean, recalled, returned, found,
+    /// ahead, dropped, accessed, locked; such lines cannot be imported
     #[arg(long)]
     pub movements: bool,
 }

@@ -72,6 +72,9 @@ struct Movements {
     /// ... and were named by the manager itself, not by its policy; absent where that is not told.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted_named: Option<u64>,
+    /// ... and were put back for a fault before they were out; absent where that is not told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evicted_recalled: Option<u64>,
     found: u64,
     brought_along: u64,
     returned: u64,
@@ -90,6 +93,7 @@ impl Movements {
             evicted: totals.moved(Movement::Evicted) + totals.moved(Movement::Named),
             evicted_clean: totals.moved(Movement::Clean),
             evicted_named: header.batches.then(|| totals.moved(Movement::Named)),
+            evicted_recalled: header.batches.then(|| totals.moved(Movement::Recalled)),
             found: totals.moved(Movement::Found),
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),
@@ -298,6 +302,9 @@ fn text(info: &Info) -> String {
         let mut evictions = format!("{}, {} of them clean", moved.evicted, moved.evicted_clean);
         if let Some(named) = moved.evicted_named {
             evictions += &format!(", {named} named by the manager itself");
+        }
+        if let Some(recalled) = moved.evicted_recalled {
+            evictions += &format!(", {recalled} called back by a fault");
         }
         row("evictions", evictions);
         row(
