@@ -8,7 +8,7 @@
 //! One client of the trace is one address space, in the order they came. What is recorded is what the manager sees: uses of
 //! pages in memory raise no fault, and nothing but a look at access bits tells of them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ enum What {
     Fault { write: bool, thread: ThreadId },
     /// So many of them moved.
     Moved(Movement, u64),
-    /// So many were dropped by the program: those of them that are in memory.
+    /// So many were dropped by the program: those of them that the trace told of.
     Dropped(u64),
     /// So many were given another address.
     Remapped(u64, VirtPage),
@@ -142,7 +142,7 @@ impl Record {
             writer: TraceWriter::new(output, header)?,
             spaces: HashMap::new(),
             threads: HashMap::new(),
-            present: Vec::new(),
+            known: Vec::new(),
             taken: Vec::with_capacity(QUEUE_MAX),
         };
         let writer = std::thread::Builder::new()
@@ -203,6 +203,11 @@ impl Record {
     /// The program dropped what it had in `range`, or there is nothing mapped any more.
     pub fn dropped(&self, space: SpaceId, range: VirtRange) {
         self.push(space, range.start, What::Dropped(range.count().0));
+    }
+
+    /// The address space is gone, with what it had.
+    pub fn ended(&self, space: SpaceId) {
+        self.push(space, VirtPage(0), What::Dropped(u64::MAX));
     }
 
     /// The program moved a mapping; what was at its new place is gone.
@@ -298,15 +303,15 @@ impl Record {
     }
 }
 
-/// The writer: the trace, numbers for what it names from 0, and which pages are in memory.
+/// The writer: the trace, numbers for what it names from 0, and which pages it told of.
 struct Out<W: Write> {
     inbox: Arc<Inbox>,
     path: PathBuf,
     writer: TraceWriter<W>,
     spaces: HashMap<SpaceId, u16>,
     threads: HashMap<ThreadId, u16>,
-    /// Of each client, the pages in memory that the trace told of: what a range that is dropped had.
-    present: Vec<BTreeSet<u64>>,
+    /// Of each client, the pages that the trace told of and whether they are in memory: what a range that is dropped had.
+    known: Vec<BTreeMap<u64, bool>>,
     taken: Vec<Seen>,
 }
 
@@ -353,7 +358,7 @@ impl<W: Write> Out<W> {
             Some(client) => *client,
             None if spaces < CLIENTS => {
                 self.spaces.insert(seen.space, spaces);
-                self.present.push(BTreeSet::new());
+                self.known.push(BTreeMap::new());
                 spaces
             }
             None => {
@@ -361,7 +366,7 @@ impl<W: Write> Out<W> {
                 return Ok(());
             }
         };
-        let present = &mut self.present[usize::from(client)];
+        let known = &mut self.known[usize::from(client)];
         let writer = &mut self.writer;
         let mut put = |page: u64, kind, thread| {
             writer.write_event(Event {
@@ -383,46 +388,47 @@ impl<W: Write> Out<W> {
                     true => Access::Write,
                     false => Access::Read,
                 };
-                present.insert(first);
+                known.insert(first, true);
                 put(first, Kind::Access(access), thread)
             }
             What::Moved(movement, count) => {
                 for page in first..first + count {
                     if movement == Movement::Accessed {
                         // What a fork child shares with its parent is not in the trace.
-                        if present.contains(&page) {
+                        if known.get(&page) == Some(&true) {
                             put(page, moved(movement), 0)?;
                         }
                         continue;
                     }
-                    // Whether they are in memory is no news.
-                    if matches!(movement, Movement::Locked | Movement::Recalled) {
-                        put(page, moved(movement), 0)?;
-                        continue;
+                    // The others are no news of where the page is.
+                    if movement.is_arrival() {
+                        known.insert(page, true);
+                    } else if matches!(movement, Movement::Evicted | Movement::Named) {
+                        known.insert(page, false);
                     }
-                    match movement.is_arrival() {
-                        true => present.insert(page),
-                        false => present.remove(&page),
-                    };
                     put(page, moved(movement), 0)?;
                 }
                 Ok(())
             }
             What::Dropped(count) => {
-                while let Some(page) = present.range(first..first + count).next().copied() {
-                    present.remove(&page);
+                let pages = known.range(first..first + count);
+                let pages: Vec<u64> = pages.map(|(page, _)| *page).collect();
+                for page in pages {
+                    known.remove(&page);
                     put(page, moved(Movement::Dropped), 0)?;
                 }
                 Ok(())
             }
             What::Remapped(count, to) => {
-                let pages: Vec<u64> = present.range(first..first + count).copied().collect();
-                for page in &pages {
-                    present.remove(page);
+                let pages = known.range(first..first + count);
+                let pages: Vec<(u64, bool)> = pages.map(|(page, there)| (*page, *there)).collect();
+                for (page, _) in &pages {
+                    known.remove(page);
                     put(*page, moved(Movement::Dropped), 0)?;
                 }
-                for page in &pages {
-                    present.insert(page - first + to.0);
+                // What was out before is unknown at its new place: nothing says so of a page that is not in memory.
+                for (page, _) in pages.iter().filter(|(_, there)| *there) {
+                    known.insert(page - first + to.0, true);
                     put(page - first + to.0, moved(Movement::Found), 0)?;
                 }
                 Ok(())
@@ -545,19 +551,19 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_dropped_as_the_pages_of_it_that_are_in_memory() {
+    fn a_range_is_dropped_as_the_pages_of_it_that_the_trace_told_of() {
         let (space, thread) = (SpaceId(3), ThreadId(9));
         let found = recorded(|record| {
             record.found(space, pages(10, 13));
             record.moved(space, VirtPage(11), Movement::Evicted);
             record.fault(space, VirtPage(20), true, thread);
-            record.dropped(space, pages(0, u64::MAX));
+            record.ended(space);
             record.dropped(space, pages(0, 100));
             record.fault(space, VirtPage(10), false, thread);
         });
         let moved = |page, movement| (page, Kind::Movement(movement));
         let three = [10, 11, 12].map(|page| moved(page, Movement::Found));
-        let gone = [10, 12, 20].map(|page| moved(page, Movement::Dropped));
+        let gone = [10, 11, 12, 20].map(|page| moved(page, Movement::Dropped));
         let mut expected = three.to_vec();
         expected.push(moved(11, Movement::Evicted));
         expected.push((20, WRITE));
@@ -572,11 +578,14 @@ mod tests {
         let found = recorded(|record| {
             record.found(space, pages(10, 12));
             record.found(space, pages(50, 51));
-            record.remapped(space, pages(10, 12), VirtPage(49));
+            record.found(space, pages(12, 13));
+            record.moved(space, VirtPage(12), Movement::Evicted);
+            record.remapped(space, pages(10, 13), VirtPage(49));
             record.dropped(space, pages(0, 100));
         });
-        let moved: Vec<u64> = found[3..].iter().map(|(page, _)| *page).collect();
-        assert_eq!(moved, [50, 10, 11, 49, 50, 49, 50]);
+        let moved: Vec<u64> = found[5..].iter().map(|(page, _)| *page).collect();
+        // Nothing of page 12 at its new place: it is out.
+        assert_eq!(moved, [50, 10, 11, 12, 49, 50, 49, 50]);
     }
 
     #[test]

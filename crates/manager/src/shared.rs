@@ -288,6 +288,9 @@ impl Shared {
             let _layout = process.layout.write();
             let mut engine = self.engine();
             engine.bequeath(process.space, &relatives);
+            if let Some(record) = &self.record {
+                record.ended(process.space);
+            }
             let effect = engine.remove_space(process.space);
             drop(engine);
             if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {

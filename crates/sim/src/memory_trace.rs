@@ -101,14 +101,20 @@ impl MemoryTrace {
     }
 }
 
-/// Splits a trace by client.
+/// Splits a trace by client; but a live trace's are the address spaces of one run, which shared its limit and its policy, and
+/// make one client together.
 #[derive(Default)]
 pub(crate) struct Collector {
     streams: Vec<(Vec<u64>, Vec<Moved>)>,
-    /// Of a live trace, by client and address: what brought the page, and what had before it was evicted last.
-    came: FxHashMap<(u16, u64), (Brought, Option<Brought>)>,
+    /// Of a live trace, by address: what brought the page, and what had before it was evicted last.
+    came: FxHashMap<u64, (Brought, Option<Brought>)>,
+    /// Address spaces of a live trace.
+    spaces: usize,
     live: bool,
 }
+
+/// Addresses that a process of a live run can have.
+const SPACE_BYTES: u64 = 1 << 47;
 
 /// What brought a page.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +148,13 @@ impl Collector {
 
     /// Takes in one entry. Of movements those that no policy decides, and when pages were evicted.
     pub fn add(&mut self, event: Event) {
-        let client = usize::from(event.client);
+        let mut client = usize::from(event.client);
+        let mut address = event.address;
+        if self.live {
+            self.spaces = self.spaces.max(client + 1);
+            address = address.wrapping_add(SPACE_BYTES * client as u64);
+            client = 0;
+        }
         if client >= self.streams.len() {
             self.streams.resize_with(client + 1, Default::default);
         }
@@ -152,20 +164,20 @@ impl Collector {
                 let write = u64::from(access.is_write()) * WRITE;
                 if self.live {
                     let brought = Brought::Reference(references.len());
-                    let came = self.came.entry((event.client, event.address));
+                    let came = self.came.entry(address);
                     came.or_insert((brought, None)).0 = brought;
                 }
-                references.push(event.address << 1 | write);
+                references.push(address << 1 | write);
                 return;
             }
             Kind::Movement(Movement::Found) => Becomes::Found,
             Kind::Movement(Movement::Dropped) => Becomes::Dropped,
             Kind::Movement(movement @ (Movement::Evicted | Movement::Named)) => {
                 // Not known to be clean yet: see below, or it was written.
-                if let Some(came) = self.came.get_mut(&(event.client, event.address))
+                if let Some(came) = self.came.get_mut(&address)
                     && let Some(brought) = came.1.replace(came.0)
                 {
-                    written(brought, event.address, moved);
+                    written(brought, address, moved);
                 }
                 match movement {
                     Movement::Named => Becomes::Named,
@@ -173,12 +185,12 @@ impl Collector {
                 }
             }
             Kind::Movement(Movement::Clean) => {
-                let came = self.came.get_mut(&(event.client, event.address));
+                let came = self.came.get_mut(&address);
                 match came.and_then(|came| came.1.take()) {
                     Some(Brought::Reference(at)) if references[at] & WRITE != 0 => {
                         moved.push(Moved {
                             after: at + 1,
-                            address: event.address,
+                            address,
                             what: Becomes::Unchanged,
                         });
                     }
@@ -189,13 +201,13 @@ impl Collector {
             Kind::Movement(Movement::Accessed) => Becomes::Used,
             Kind::Movement(Movement::Ahead) => {
                 let brought = Brought::Ahead(moved.len());
-                let came = self.came.entry((event.client, event.address));
+                let came = self.came.entry(address);
                 came.or_insert((brought, None)).0 = brought;
                 Becomes::Ahead { written: false }
             }
             Kind::Movement(Movement::Returned) => {
                 // Nothing is known of its bytes: that eviction came to nothing.
-                if let Some(came) = self.came.get_mut(&(event.client, event.address)) {
+                if let Some(came) = self.came.get_mut(&address) {
                     came.1 = None;
                 }
                 Becomes::Returned
@@ -205,7 +217,7 @@ impl Collector {
         };
         moved.push(Moved {
             after: references.len(),
-            address: event.address,
+            address,
             what,
         });
     }
@@ -213,6 +225,7 @@ impl Collector {
     /// All of it; see [`MemoryTrace::collect`].
     pub fn finish(mut self, name: &str, granule_bytes: u64, clients: &[String]) -> MemoryTrace {
         let name_of = |at: usize| match clients.get(at) {
+            _ if self.spaces > 1 => format!("{} address spaces", self.spaces),
             Some(name) if !name.is_empty() => name.clone(),
             _ => format!("client {at}"),
         };
@@ -221,10 +234,9 @@ impl Collector {
             granule_bytes: granule_bytes.max(1),
             ..MemoryTrace::default()
         };
-        for ((client, address), (_, evicted)) in self.came {
-            let (_, moved) = &mut self.streams[usize::from(client)];
+        for (address, (_, evicted)) in self.came {
             if let Some(brought) = evicted {
-                written(brought, address, moved);
+                written(brought, address, &mut self.streams[0].1);
             }
         }
         for (at, (references, mut moved)) in self.streams.into_iter().enumerate() {
@@ -529,6 +541,32 @@ mod tests {
             (4, 1, Evicted),
         ];
         assert_eq!(short, expected);
+    }
+
+    #[test]
+    fn address_spaces_of_a_live_run_are_one_client_and_clients_of_another_trace_are_not() {
+        use undercroft_trace::Access;
+        let clients_of = |live| {
+            let mut collector = Collector::new(live);
+            for (time, (client, page)) in [(0, 5), (2, 5), (0, 6)].into_iter().enumerate() {
+                collector.add(Event {
+                    time: time as u64,
+                    address: page * 4096,
+                    kind: Kind::Access(Access::Read),
+                    client,
+                    thread: 0,
+                });
+            }
+            collector.finish("t", 4096, &["a".to_owned()]).clients
+        };
+        let page = |number: u64| (number * 4096) << 1;
+        let other = (2 * SPACE_BYTES) << 1;
+        let together = vec![page(5), other + page(5), page(6)];
+        let name = "3 address spaces".to_owned(); // one of which did nothing
+        assert_eq!(clients_of(true), [(name, together)]);
+        let alone = [("a", vec![page(5), page(6)]), ("client 2", vec![page(5)])];
+        let alone = alone.map(|(name, pages)| (name.to_owned(), pages));
+        assert_eq!(clients_of(false), alone);
     }
 
     #[test]

@@ -364,6 +364,10 @@ fn pages_that_are_dropped_are_gone_from_memory_and_below() {
     ];
     let outcome = run(&live(&edge, &drops), pages(3));
     assert_eq!((outcome.misses, outcome.first_touches), (5, 5));
+    // And the other way round: both chunks are empty then.
+    let back = [(2, 512, Dropped), (2, 511, Dropped)];
+    let outcome = run(&live(&edge, &back), pages(3));
+    assert_eq!((outcome.misses, outcome.first_touches), (5, 5));
     // A part of a larger page leaves the rest.
     let outcome = run(&live(&references, &drops), |s| {
         pages(3)(s);

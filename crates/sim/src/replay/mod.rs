@@ -21,7 +21,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use undercroft_base::{
-    Bytes, Flags, PAGE_BYTES, PageNo, PageState, Slot, ThreadId, TierId, VirtPage, VirtRange,
+    Bytes, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, ThreadId, TierId, VirtPage,
+    VirtRange,
 };
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
@@ -86,10 +87,8 @@ impl<'a> Replay<'a> {
             let upto = |pages: u64| u128::from(frames) * u128::from(pages) / u128::from(footprint);
             let before = upto(so_far);
             so_far += stream.footprint();
-            let share = match (setup.memory, setup.room) {
-                (Memory::Percent(percent), _) => part(percent, stream.footprint()),
-                // Live they shared it; what each of them had, the trace's evictions tell.
-                (_, Room::Traced) => frames,
+            let share = match setup.memory {
+                Memory::Percent(percent) => part(percent, stream.footprint()),
                 _ => (upto(so_far) - before) as u64,
             };
             let share = share.max(1);
@@ -184,13 +183,7 @@ impl<'a> Replay<'a> {
         };
         client.at += 1;
         if self.setup.room != Room::AfterPlan {
-            // A limit too small for a reserve, or smaller than that of the live run.
-            if self.clients[at].engine.room() < 1 {
-                self.let_go(at)?;
-            }
-            while self.clients[at].engine.room() < 1 {
-                self.evict(at, 1)?;
-            }
+            self.have_room(at, 1)?;
             if self.clients[at].recalled != self.clients[at].at {
                 self.let_one_go(at, no)?;
             }
@@ -219,7 +212,7 @@ impl<'a> Replay<'a> {
         client.seen.first_touches += u64::from(*mark & KNOWN == 0);
         *mark |= KNOWN;
         let start = client.clock;
-        self.make_room(at)?;
+        self.have_room(at, 0)?;
         let loads = self.load(at);
         let client = &mut self.clients[at];
         let mark = &mut client.marks[no.0 as usize];
@@ -323,7 +316,7 @@ impl<'a> Replay<'a> {
                 *mark |= KNOWN | WRITTEN | DIRTY;
                 // A live run may begin above its limit: what leaves for that, its evictions tell.
                 if self.setup.room != Room::Traced {
-                    self.make_room(at)?;
+                    self.have_room(at, 0)?;
                 }
                 self.reclaim(at)?;
                 continue;
@@ -332,9 +325,9 @@ impl<'a> Replay<'a> {
             let client = &mut self.clients[at];
             client.marks[moved.number as usize] = 0;
             client.engine.removed(client.space, range);
-            // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers: the lowest free
-            // ones, as all others are taken.
-            for number in [moved.number, moved.number + 1] {
+            // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers. The last given up
+            // are the first taken.
+            for number in [moved.number + 1, moved.number] {
                 if number < client.stream.numbers {
                     let page = VirtPage(u64::from(number));
                     let no = client.engine.number(client.space, page);
@@ -423,9 +416,24 @@ impl<'a> Replay<'a> {
     #[inline(never)]
     fn evict_to_reserve(&mut self, at: usize) -> Result<(), SetupError> {
         while self.clients[at].engine.reclaim_unfinished() {
-            self.evict(at, EVICT_PAGES_MAX)?;
+            if self.evict(at, EVICT_PAGES_MAX)? == 0 {
+                break; // locked pages, and the newest ones: live it would try later
+            }
         }
         Ok(())
+    }
+
+    /// Nothing can leave: what is not locked may lie in a compressed pool as large as the rest of the limit. Live it is exceeded, too.
+    #[cold]
+    fn exceed(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        assert!(
+            client.locked > 0 || self.has_pool,
+            "{} names no victim among {:?}",
+            self.setup.reclaim,
+            client.engine.resident()
+        );
+        client.engine.set_over_limit(PageCount(1 << 40));
     }
 
     /// Reads the plan of a client and installs it; whether the faulting page came from a tier.
@@ -492,27 +500,26 @@ impl<'a> Replay<'a> {
         from_tier
     }
 
-    /// Evicts until the plan of the client fits.
-    fn make_room(&mut self, at: usize) -> Result<(), SetupError> {
-        if self.clients[at].engine.room() < 0 {
+    /// Evicts until `pages` fit: none once a fault is planned; one ahead of it, where the limit is too small for a reserve, or
+    /// smaller than that of the live run.
+    #[inline]
+    fn have_room(&mut self, at: usize, pages: i64) -> Result<(), SetupError> {
+        if self.clients[at].engine.room() < pages {
             self.let_go(at)?;
         }
-        while self.clients[at].engine.room() < 0 {
-            self.evict(at, 1)?;
+        while self.clients[at].engine.room() < pages {
+            if self.evict(at, 1)? == 0 {
+                self.exceed(at);
+                break;
+            }
         }
         Ok(())
     }
 
-    /// Evicts up to `want` pages, at least one; how many.
+    /// Evicts up to `want` pages; how many: none only where no page may leave.
     fn evict(&mut self, at: usize, want: usize) -> Result<usize, SetupError> {
         self.let_go(at)?;
         let chosen = self.choose(at, want);
-        assert!(
-            chosen > 0,
-            "{} names no victim among {:?}",
-            self.setup.reclaim,
-            self.clients[at].engine.resident()
-        );
         for index in 0..chosen {
             self.evict_one(at, index)?;
         }

@@ -156,9 +156,7 @@ impl Replay<'_> {
     /// As [`Replay::serve`], but that nobody faulted, and nobody waits.
     fn load_along(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
         if self.setup.room != Room::AfterPlan {
-            while self.clients[at].engine.room() < 1 {
-                self.evict(at, 1)?;
-            }
+            self.have_room(at, 1)?;
         }
         let client = &mut self.clients[at];
         let fault = Fault {
@@ -173,7 +171,7 @@ impl Replay<'_> {
         let answer = client.engine.fault(fault, &mut client.plan);
         assert_eq!(answer, FaultAnswer::Load, "{no:?} is not in memory");
         client.plan.items[0].demanded = false;
-        self.make_room(at)?;
+        self.have_room(at, 0)?;
         let client = &mut self.clients[at];
         let item = &mut client.plan.items[0];
         item.install = Install::Done;

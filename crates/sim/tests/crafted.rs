@@ -1,0 +1,108 @@
+//! No live trace, however it was made, ends a simulation otherwise than by an outcome or an error.
+
+use undercroft_base::PAGE_BYTES;
+use undercroft_model::Random;
+use undercroft_sim::memory_trace::{Becomes, Moved};
+use undercroft_sim::setup::{Initial, Memory, Room, Setup, TRACED};
+use undercroft_sim::sweep::streams_of;
+use undercroft_sim::{MemoryTrace, simulate};
+
+/// Traces tried.
+const TRACES: u64 = 20000;
+
+/// Entries of one.
+const ENTRIES: u64 = 400;
+
+/// Chunks of 512 pages whose first and last pages are used, with some between.
+const CHUNKS: u64 = 3;
+
+fn page(random: &mut Random) -> u64 {
+    let offset = match random.below(4) {
+        0 => random.below(3),
+        1 => 509 + random.below(3),
+        _ => 100 + random.below(40),
+    };
+    random.below(CHUNKS) * 512 + offset
+}
+
+fn becomes(random: &mut Random) -> Becomes {
+    match random.below(12) {
+        0 => Becomes::Found,
+        1 => Becomes::Dropped,
+        2 => Becomes::Named,
+        3 => Becomes::Recalled,
+        4 => Becomes::Returned,
+        5 if random.below(4) == 0 => Becomes::Locked,
+        5 => Becomes::Used,
+        6 => Becomes::Written,
+        7 => Becomes::Unchanged,
+        8 => Becomes::Ahead { written: false },
+        9 => Becomes::Ahead { written: true },
+        _ => Becomes::Evicted,
+    }
+}
+
+/// References and movements in any order, each a run of neighbours as often as not.
+fn crafted(random: &mut Random) -> MemoryTrace {
+    let (mut references, mut moved) = (Vec::new(), Vec::new());
+    let often = 1 + random.below(4);
+    for _ in 0..ENTRIES {
+        let first = page(random);
+        let count = match random.below(2) {
+            0 => 1,
+            _ => 1 + random.below(9),
+        };
+        let what = (random.below(4) < often).then(|| becomes(random));
+        for page in first..first + count {
+            let address = page * PAGE_BYTES as u64;
+            match what {
+                Some(what) => moved.push(Moved {
+                    after: references.len(),
+                    address,
+                    what,
+                }),
+                None => references.push(address << 1 | random.below(2)),
+            }
+        }
+    }
+    references.push(0);
+    MemoryTrace {
+        name: "crafted".to_owned(),
+        granule_bytes: PAGE_BYTES as u64,
+        clients: vec![("space 0".to_owned(), references)],
+        moved: vec![moved],
+        ..MemoryTrace::default()
+    }
+}
+
+#[test]
+fn crafted_live_traces_are_replayed_to_their_end_under_every_rule() {
+    for seed in 1..=TRACES {
+        let mut random = Random::new(seed);
+        let trace = crafted(&mut random);
+        let one_of = |random: &mut Random, names: &[&str]| {
+            names[random.below(names.len() as u64) as usize].to_owned()
+        };
+        let bits = 1 + random.below(10);
+        let pages = 1 + random.below(1 << bits);
+        let tiers = [&["nvme"][..], &["ram,ratio=2", "nvme"]][random.below(2) as usize];
+        let setup = Setup {
+            memory: Memory::Pages(pages),
+            reclaim: one_of(&mut random, &["lru", "clock", "clock_w", "active_inactive"]),
+            prefetch: one_of(&mut random, &[TRACED, TRACED, "none", "majority"]),
+            room: [Room::AfterPlan, Room::Ahead, Room::Traced, Room::Traced]
+                [random.below(4) as usize],
+            tiers: tiers
+                .iter()
+                .map(|tier| tier.parse().expect("a tier"))
+                .collect(),
+            initial: [Initial::Zero, Initial::Stored][random.below(2) as usize],
+            ..Setup::default()
+        };
+        // Which seed it was, should it end in between.
+        println!("seed {seed}: {setup:?}");
+        let streams = streams_of(&trace, setup.page_bytes).expect("few pages");
+        let outcome = simulate(&streams, &setup, &mut |_| ()).expect("a tier without end");
+        assert_eq!(outcome.references, trace.references(), "seed {seed}");
+    }
+}
