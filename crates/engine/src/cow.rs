@@ -125,8 +125,13 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// An address space is about to go. Frames that it was charged for are charged to the first of their heirs (too many, where it
-    /// had one of its own). Cost: O(pages of the space x relatives).
-    pub fn bequeath(&mut self, space: SpaceId, relatives: &[SpaceId]) {
+    /// had one of its own). Cost: O(pages of the space x relatives). * `told`: each page that is charged to another from now on.
+    pub fn bequeath(
+        &mut self,
+        space: SpaceId,
+        relatives: &[SpaceId],
+        mut told: impl FnMut(SpaceId, VirtPage),
+    ) {
         if relatives.is_empty() {
             return;
         }
@@ -138,6 +143,7 @@ impl<L: Ledger> Engine<L> {
             }
             if let Some(heir) = self.heir(page, relatives) {
                 self.own_frame(heir, page);
+                told(heir, page);
             }
         }
     }

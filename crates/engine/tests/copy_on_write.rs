@@ -132,7 +132,7 @@ fn frames_pass_to_an_heir_when_their_owner_ends() {
     let (mut engine, parent, child) = family(8, 1000);
     let granted = engine.copy_on_write(write(parent, 0), &[true; 2], &[child], false);
     assert_eq!((granted, engine.resident().0), (Ok(2), 10));
-    engine.bequeath(parent, &[child]);
+    engine.bequeath(parent, &[child], |_, _| ());
     engine.remove_space(parent);
     assert_eq!(engine.resident().0, 8, "each of the child's pages once");
     engine.audit();

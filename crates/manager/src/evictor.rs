@@ -408,7 +408,7 @@ impl Evictor {
                 next += 1;
             }
             self.store(group, start, &batch[..count]);
-            left &= !self.recall(start, group.len(), left, next);
+            left &= !self.recall(start, group, left, next);
         }
         if let Some((_, agent)) = claimed {
             agent.commands.release();
@@ -534,7 +534,7 @@ impl Evictor {
             let (alive, wanted) = (engine.alive(start + at), engine.wanted(start + at));
             drop(engine);
             if wanted {
-                self.put_back(start + at, *at);
+                self.put_back(start + at, *at, group[*at].page);
                 outcomes[slot] = Some(None);
                 continue;
             }
@@ -608,26 +608,26 @@ impl Evictor {
                     }
                     engine.publish(start + at, outcome, &mut self.wakes);
                 }
-                None => self.put_back(start + at, *at),
+                None => self.put_back(start + at, *at, group[*at].page),
             }
         }
         self.shared.wake_pages(&mut self.wakes);
     }
 
     /// Puts pages back that threads wait for, ahead of those that are still to be stored; returns which.
-    fn recall(&mut self, start: usize, count: usize, left: u64, from: usize) -> u64 {
+    fn recall(&mut self, start: usize, group: &[EvictItem], left: u64, from: usize) -> u64 {
         let mut recalled = 0;
-        for at in from..count {
+        for (at, item) in group.iter().enumerate().skip(from) {
             if left >> at & 1 == 1 && self.shared.engine().wanted(start + at) {
-                self.put_back(start + at, at);
+                self.put_back(start + at, at, item.page);
                 recalled |= 1 << at;
             }
         }
         recalled
     }
 
-    /// Installs page `at` of the buffer where it came from, and publishes that.
-    fn put_back(&mut self, index: usize, at: usize) {
+    /// Installs page `at` of the buffer where it came from, and publishes that. * `chosen`: where it was when it was chosen.
+    fn put_back(&mut self, index: usize, at: usize, chosen: VirtPage) {
         let bytes = page_of(&self.buffer, at);
         loop {
             self.places.clear();
@@ -670,7 +670,7 @@ impl Evictor {
                 let own = self.places.first();
                 let own = own.is_some_and(|(_, page)| engine.is_at(index, *page));
                 for (at, (space, page)) in self.places.iter().enumerate() {
-                    match own && at == 0 {
+                    match own && at == 0 && *page == chosen {
                         true => record.put_back(*space, *page),
                         false => record.moved(*space, *page, Movement::Found),
                     }

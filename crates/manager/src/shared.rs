@@ -13,6 +13,7 @@ use undercroft_base::{
 };
 use undercroft_engine::Engine;
 use undercroft_sys::futex;
+use undercroft_trace::Movement;
 
 use crate::access::Looks;
 use crate::ledger::MemfdLedger;
@@ -287,9 +288,17 @@ impl Shared {
             let relatives = self.relatives(process);
             let _layout = process.layout.write();
             let mut engine = self.engine();
-            engine.bequeath(process.space, &relatives);
+            let mut inherited = Vec::new();
+            engine.bequeath(process.space, &relatives, |heir, page| {
+                if self.record.is_some() {
+                    inherited.push((heir, page));
+                }
+            });
             if let Some(record) = &self.record {
                 record.ended(process.space);
+                for (heir, page) in inherited {
+                    record.moved(heir, page, Movement::Found);
+                }
             }
             let effect = engine.remove_space(process.space);
             drop(engine);

@@ -7,6 +7,8 @@
 //!
 //! Making this costs time, which [`PageStream::build`] is not part of a replay: it is done once for each page size.
 
+use std::collections::BTreeSet;
+
 use rustc_hash::FxHashMap;
 use undercroft_base::CHUNK_PAGES;
 use undercroft_trace::{Event, Kind, Movement, Reference};
@@ -101,19 +103,19 @@ impl MemoryTrace {
     }
 }
 
-/// Splits a trace by client; but a live trace's are the address spaces of one run, which shared its limit and its policy, and
+/// Splits a trace by client; but those of a live trace are the address spaces of one run, which shared its limit and its policy, and
 /// make one client together.
 #[derive(Default)]
 pub(crate) struct Collector {
     streams: Vec<(Vec<u64>, Vec<Moved>)>,
     /// Of a live trace, by address: what brought the page, and what had before it was evicted last.
     came: FxHashMap<u64, (Brought, Option<Brought>)>,
-    /// Address spaces of a live trace.
-    spaces: usize,
+    /// Address spaces of a live trace that it tells of.
+    spaces: BTreeSet<u16>,
     live: bool,
 }
 
-/// Addresses that a process of a live run can have.
+/// Addresses that a process of a live run can have (page tables of four levels); beyond them pages of two may be taken for one.
 const SPACE_BYTES: u64 = 1 << 47;
 
 /// What brought a page.
@@ -138,7 +140,7 @@ fn written(brought: Brought, address: u64, moved: &mut Vec<Moved>) {
 }
 
 impl Collector {
-    /// * `live`: there are movements.
+    /// * `live`: a run of ours.
     pub fn new(live: bool) -> Collector {
         Collector {
             live,
@@ -151,7 +153,7 @@ impl Collector {
         let mut client = usize::from(event.client);
         let mut address = event.address;
         if self.live {
-            self.spaces = self.spaces.max(client + 1);
+            self.spaces.insert(event.client);
             address = address.wrapping_add(SPACE_BYTES * client as u64);
             client = 0;
         }
@@ -205,15 +207,17 @@ impl Collector {
                 came.or_insert((brought, None)).0 = brought;
                 Becomes::Ahead { written: false }
             }
-            Kind::Movement(Movement::Returned) => {
+            Kind::Movement(movement @ (Movement::Returned | Movement::Recalled)) => {
                 // Nothing is known of its bytes: that eviction came to nothing.
                 if let Some(came) = self.came.get_mut(&address) {
                     came.1 = None;
                 }
-                Becomes::Returned
+                match movement {
+                    Movement::Recalled => Becomes::Recalled,
+                    _ => Becomes::Returned,
+                }
             }
             Kind::Movement(Movement::Locked) => Becomes::Locked,
-            Kind::Movement(Movement::Recalled) => Becomes::Recalled,
         };
         moved.push(Moved {
             after: references.len(),
@@ -225,7 +229,7 @@ impl Collector {
     /// All of it; see [`MemoryTrace::collect`].
     pub fn finish(mut self, name: &str, granule_bytes: u64, clients: &[String]) -> MemoryTrace {
         let name_of = |at: usize| match clients.get(at) {
-            _ if self.spaces > 1 => format!("{} address spaces", self.spaces),
+            _ if self.spaces.len() > 1 => format!("{} address spaces", self.spaces.len()),
             Some(name) if !name.is_empty() => name.clone(),
             _ => format!("client {at}"),
         };
@@ -544,6 +548,31 @@ mod tests {
     }
 
     #[test]
+    fn an_eviction_that_was_called_back_says_nothing_of_its_bytes() {
+        use undercroft_trace::Access;
+        let read = Kind::Access(Access::Read);
+        let (gone, clean, recalled) = (
+            Kind::Movement(Movement::Evicted),
+            Kind::Movement(Movement::Clean),
+            Kind::Movement(Movement::Recalled),
+        );
+        let entries = [
+            (1, read),
+            (1, gone),
+            (1, recalled),
+            (1, read),
+            (1, gone),
+            (1, clean),
+        ];
+        let (_, short) = collected(&entries);
+        let left = (1, 1, Becomes::Evicted);
+        assert_eq!(
+            short,
+            [left, (1, 1, Becomes::Recalled), (2, 1, Becomes::Evicted)]
+        );
+    }
+
+    #[test]
     fn address_spaces_of_a_live_run_are_one_client_and_clients_of_another_trace_are_not() {
         use undercroft_trace::Access;
         let clients_of = |live| {
@@ -562,7 +591,7 @@ mod tests {
         let page = |number: u64| (number * 4096) << 1;
         let other = (2 * SPACE_BYTES) << 1;
         let together = vec![page(5), other + page(5), page(6)];
-        let name = "3 address spaces".to_owned(); // one of which did nothing
+        let name = "2 address spaces".to_owned(); // another did nothing
         assert_eq!(clients_of(true), [(name, together)]);
         let alone = [("a", vec![page(5), page(6)]), ("client 2", vec![page(5)])];
         let alone = alone.map(|(name, pages)| (name.to_owned(), pages));

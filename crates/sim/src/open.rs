@@ -63,7 +63,7 @@ pub fn open(text: &str) -> Result<MemoryTrace, OpenError> {
         source,
     };
     let mut reader = TraceReader::new(file).map_err(&trace_error)?;
-    let mut collector = Collector::new(reader.header().movements);
+    let mut collector = Collector::new(reader.header().live);
     let mut block = Vec::new();
     while reader.next_events(&mut block).map_err(&trace_error)? {
         block.drain(..).for_each(|event| collector.add(event));

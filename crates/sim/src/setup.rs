@@ -367,8 +367,7 @@ pub enum Room {
     AfterPlan,
     /// As the live manager does it: in batches that keep a reserve free.
     Ahead,
-    /// When they left in the live run that was recorded, and as many; which ones, the policy says. Each client may have all of the
-    /// memory: live they shared it.
+    /// When they left in the live run that was recorded, and as many; which ones, the policy says.
     Traced,
 }
 

@@ -1,4 +1,4 @@
-//! No live trace, however it was made, ends a simulation otherwise than by an outcome or an error.
+//! Whatever a live trace says became of pages, in whatever order: the simulation ends by an outcome or an error.
 
 use undercroft_base::PAGE_BYTES;
 use undercroft_model::Random;
@@ -104,5 +104,6 @@ fn crafted_live_traces_are_replayed_to_their_end_under_every_rule() {
         let streams = streams_of(&trace, setup.page_bytes).expect("few pages");
         let outcome = simulate(&streams, &setup, &mut |_| ()).expect("a tier without end");
         assert_eq!(outcome.references, trace.references(), "seed {seed}");
+        assert!(outcome.misses <= outcome.references, "seed {seed}");
     }
 }

@@ -48,7 +48,7 @@ pub enum Movement {
     Ahead,
     /// Came back: it had been evicted, and could not be stored.
     Returned,
-    /// Left: the program dropped its content, or unmapped or moved it.
+    /// Has no content any more, in memory or out: the program dropped, unmapped or moved it, or ended.
     Dropped,
     /// Is out, and was not written since it came: its bytes were those of the copy below when it was evicted.
     Clean,

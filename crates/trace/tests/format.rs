@@ -81,7 +81,7 @@ fn live() -> (Vec<Event>, Vec<u8>) {
         movements: true,
         accesses: true,
         locks: true,
-        batches: true,
+        batch_details: true,
         clients: vec!["a".to_owned(), "b".to_owned()],
         ..Header::default()
     };
@@ -224,7 +224,7 @@ const LATER: [Later; 3] = [
         64,
         "a page named",
         |header| Header {
-            batches: false,
+            batch_details: false,
             ..header
         },
     ),
@@ -269,11 +269,11 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
             movements: false,
             accesses: false,
             locks: false,
-            batches: false,
+            batch_details: false,
             ..header.clone()
         };
         let with: [fn(&mut Header) -> &mut bool; 3] =
-            [|h| &mut h.accesses, |h| &mut h.locks, |h| &mut h.batches];
+            [|h| &mut h.accesses, |h| &mut h.locks, |h| &mut h.batch_details];
         let mut alone = plain.clone();
         *with[at](&mut alone) = true;
         assert!(TraceWriter::new(Vec::new(), alone).is_err(), "flag {flag}");
@@ -634,7 +634,7 @@ proptest! {
             _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % Movement::ALL.len()]), ..Event::from(*reference) },
         });
         let events: Vec<Event> = moved.collect();
-        let bytes = write_events(Header { movements: true, accesses: true, locks: true, batches: true, ..header }, &events, u64::MAX);
+        let bytes = write_events(Header { movements: true, accesses: true, locks: true, batch_details: true, ..header }, &events, u64::MAX);
         prop_assert_eq!(read_events(&bytes).unwrap(), events);
     }
 }

@@ -92,8 +92,8 @@ impl Movements {
         Movements {
             evicted: totals.moved(Movement::Evicted) + totals.moved(Movement::Named),
             evicted_clean: totals.moved(Movement::Clean),
-            evicted_named: header.batches.then(|| totals.moved(Movement::Named)),
-            evicted_recalled: header.batches.then(|| totals.moved(Movement::Recalled)),
+            evicted_named: header.batch_details.then(|| totals.moved(Movement::Named)),
+            evicted_recalled: header.batch_details.then(|| totals.moved(Movement::Recalled)),
             found: totals.moved(Movement::Found),
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),
@@ -310,7 +310,7 @@ fn text(info: &Info) -> String {
         row(
             "other pages",
             format!(
-                "{} found in memory, {} brought along, {} returned, {} dropped by the program",
+                "{} found in memory, {} brought along, {} returned, {} dropped",
                 moved.found, moved.brought_along, moved.returned, moved.dropped
             ),
         );

@@ -91,7 +91,7 @@ pub struct Client<'a> {
     /// References done when a page was faulted on last, that one included.
     pub missed: usize,
     /// The same of the fault that the trace said is served by calling a page back.
-    pub recalled: usize,
+    pub recalled_at: usize,
     /// References whose time is in the clock.
     pub timed: usize,
     /// Its own virtual time.
@@ -130,7 +130,7 @@ pub struct Client<'a> {
 pub enum Stop {
     /// This page is not in memory, or is on its way.
     Fault(PageNo, bool),
-    /// The trace says that a page is found in memory, or dropped.
+    /// The trace says what became of pages.
     Moved,
     /// As many as were asked for.
     Paused,
@@ -200,7 +200,7 @@ impl<'a> Client<'a> {
             at: 0,
             moved: 0,
             missed: 0,
-            recalled: 0,
+            recalled_at: 0,
             timed: 0,
             clock: Time::default(),
             marks: vec![0; numbers],
@@ -228,6 +228,13 @@ impl<'a> Client<'a> {
         let mut batch = self.batch.iter().enumerate();
         let found = batch.find(|(index, item)| self.leaving >> index & 1 == 1 && item.no == no);
         found.map(|(index, _)| index)
+    }
+
+    /// As [`Client::on_its_way`]; it is not any more.
+    pub fn take_leaving(&mut self, no: PageNo) -> Option<usize> {
+        let index = self.on_its_way(no)?;
+        self.leaving &= !(1 << index);
+        Some(index)
     }
 
     /// Runs on while pages are in memory, at most `most` references. The one that stops it is not counted as done.

@@ -182,13 +182,13 @@ impl<'a> Replay<'a> {
             thread: ThreadId(0),
         };
         client.at += 1;
-        if self.setup.room != Room::AfterPlan {
-            self.have_room(at, 1)?;
-            if self.clients[at].recalled != self.clients[at].at {
+        // What is put back needs no room, and brings nothing along.
+        let recalled = client.recalled_at == client.at && client.on_its_way(no).is_some();
+        if !recalled {
+            if self.setup.room != Room::AfterPlan {
+                self.have_room(at, 1)?;
                 self.let_one_go(at, no)?;
             }
-        }
-        if self.clients[at].traced.is_some() {
             self.expect_window(at, no)?;
         }
         let client = &mut self.clients[at];
@@ -266,7 +266,7 @@ impl<'a> Replay<'a> {
                 continue;
             }
             if moved.what == Becomes::Recalled {
-                client.recalled = moved.after + 1;
+                client.recalled_at = moved.after + 1;
                 continue;
             }
             if moved.what == Becomes::Locked {
@@ -303,8 +303,7 @@ impl<'a> Replay<'a> {
                 continue;
             }
             if moved.what == Becomes::Returned {
-                if let Some(index) = client.on_its_way(PageNo(moved.number)) {
-                    client.leaving &= !(1 << index);
+                if let Some(index) = client.take_leaving(PageNo(moved.number)) {
                     let (engine, wake) = (&mut client.engine, &mut self.wake);
                     engine.settle(index, Taken::NotTried, wake);
                 }
@@ -321,10 +320,14 @@ impl<'a> Replay<'a> {
                 self.reclaim(at)?;
                 continue;
             }
-            self.let_go(at)?;
-            let client = &mut self.clients[at];
             client.marks[moved.number as usize] = 0;
+            let entry = client.engine.entry(client.space, page);
+            client.locked -= u64::from(entry.flags.has(Flags::LOCKED));
+            let left = client.take_leaving(PageNo(moved.number));
             client.engine.removed(client.space, range);
+            if let Some(index) = left {
+                client.engine.settle(index, Taken::NotTried, &mut self.wake); // nobody's by now
+            }
             // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers. The last given up
             // are the first taken.
             for number in [moved.number + 1, moved.number] {
@@ -366,9 +369,7 @@ impl<'a> Replay<'a> {
     #[inline(never)]
     fn let_batch_go(&mut self, at: usize) -> Result<(), SetupError> {
         while self.clients[at].leaving != 0 {
-            let index = self.clients[at].leaving.trailing_zeros() as usize;
-            self.clients[at].leaving &= self.clients[at].leaving - 1;
-            self.evict_one(at, index)?;
+            self.let_next_go(at)?;
         }
         if self.has_pool {
             self.collect(at);
@@ -376,24 +377,31 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
+    /// The first of those on their way out leaves.
+    fn let_next_go(&mut self, at: usize) -> Result<(), SetupError> {
+        let client = &mut self.clients[at];
+        let index = client.leaving.trailing_zeros() as usize;
+        client.leaving &= client.leaving - 1;
+        self.evict_one(at, index)
+    }
+
     /// A page leaves, if it is on its way out.
     fn let_one_go(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
-        match self.clients[at].on_its_way(no) {
-            Some(index) => {
-                self.clients[at].leaving &= !(1 << index);
-                self.evict_one(at, index)
+        if let Some(index) = self.clients[at].take_leaving(no) {
+            self.evict_one(at, index)?;
+            if self.has_pool {
+                self.collect(at);
             }
-            None => Ok(()),
         }
+        Ok(())
     }
 
     /// A page on its way out is wanted back.
     fn recall(&mut self, at: usize, no: PageNo, write: bool) -> Result<(), SetupError> {
         let client = &mut self.clients[at];
         let index = client
-            .on_its_way(no)
+            .take_leaving(no)
             .expect("a page that is waited for is on its way");
-        client.leaving &= !(1 << index);
         client.seen.misses += 1;
         client.missed = client.at;
         client.marks[no.0 as usize] |= u8::from(write) * (DIRTY | WRITTEN);
@@ -424,6 +432,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Nothing can leave: what is not locked may lie in a compressed pool as large as the rest of the limit. Live it is exceeded, too.
+    /// Where something can leave, it goes on leaving first.
     #[cold]
     fn exceed(&mut self, at: usize) {
         let client = &mut self.clients[at];

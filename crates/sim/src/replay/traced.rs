@@ -92,9 +92,10 @@ impl Replay<'_> {
     pub(super) fn expect_window(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
         let client = &mut self.clients[at];
         let (stream, after, moved) = (client.stream, client.at, client.moved);
-        if let Some(next) = &client.traced {
-            next.expect(no, after, &stream.moved[moved..]);
-        }
+        let Some(next) = &client.traced else {
+            return Ok(());
+        };
+        next.expect(no, after, &stream.moved[moved..]);
         let with = stream.moved[moved..].iter();
         let mut pages = 0;
         for moved in with.take_while(|moved| moved.after == after) {
@@ -104,9 +105,10 @@ impl Replay<'_> {
             }
         }
         while self.clients[at].leaving != 0 && self.clients[at].engine.room() < 2 * pages {
-            let index = self.clients[at].leaving.trailing_zeros() as usize;
-            self.clients[at].leaving &= self.clients[at].leaving - 1;
-            self.evict_one(at, index)?;
+            self.let_next_go(at)?;
+            if self.has_pool {
+                self.collect(at);
+            }
         }
         Ok(())
     }

@@ -587,7 +587,7 @@ impl World {
         }
         if !self.is_down() {
             let heirs = self.relatives(space);
-            self.engine.bequeath(space, &heirs);
+            self.engine.bequeath(space, &heirs, |_, _| ());
             let effect = self.engine.remove_space(space);
             self.effect(effect);
         }

@@ -70,7 +70,7 @@ pub struct Header {
     pub locks: bool,
     /// Among them is more of batches of evictions ([`crate::Movement::Named`], [`crate::Movement::Recalled`]); only where there are
     /// movements.
-    pub batches: bool,
+    pub batch_details: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
@@ -91,7 +91,7 @@ impl Default for Header {
             movements: false,
             accesses: false,
             locks: false,
-            batches: false,
+            batch_details: false,
             command: Vec::new(),
             clients: vec![String::new()],
             source: String::new(),
@@ -105,14 +105,14 @@ const LIVE: u32 = 4;
 const MOVEMENTS: u32 = 8;
 const ACCESSES: u32 = 16;
 const LOCKS: u32 = 32;
-const BATCHES: u32 = 64;
+const BATCH_DETAILS: u32 = 64;
 
 /// The flag that announces a movement.
 fn flag_of(movement: Movement) -> u32 {
     match movement {
         Movement::Accessed => ACCESSES,
         Movement::Locked => LOCKS,
-        Movement::Named | Movement::Recalled => BATCHES,
+        Movement::Named | Movement::Recalled => BATCH_DETAILS,
         _ => MOVEMENTS,
     }
 }
@@ -137,7 +137,7 @@ impl Header {
         match movement {
             Movement::Accessed => self.accesses,
             Movement::Locked => self.locks,
-            Movement::Named | Movement::Recalled => self.batches,
+            Movement::Named | Movement::Recalled => self.batch_details,
             _ => self.movements,
         }
     }
@@ -155,7 +155,7 @@ impl Header {
             (self.movements, MOVEMENTS),
             (self.accesses, ACCESSES),
             (self.locks, LOCKS),
-            (self.batches, BATCHES),
+            (self.batch_details, BATCH_DETAILS),
         ]
         .into_iter()
         .fold(0, |flags, (set, bit)| flags | (u32::from(set) * bit))
@@ -170,7 +170,7 @@ impl Header {
         if self.clients.is_empty() {
             return Err(WriteError::Header("it names no client"));
         }
-        if (self.accesses || self.locks || self.batches) && !self.movements {
+        if (self.accesses || self.locks || self.batch_details) && !self.movements {
             return Err(WriteError::Header(
                 "it announces uses of pages, locked pages or more of batches, and no movements",
             ));
@@ -230,8 +230,8 @@ impl Header {
         let time_unit = TimeUnit::from_code(fixed[11])
             .ok_or_else(|| corrupt(11, format!("time unit {} is unknown", fixed[11])))?;
         let flags = u32_at(fixed, 12);
-        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES | LOCKS | BATCHES;
-        let alone = flags & MOVEMENTS == 0 && flags & (ACCESSES | LOCKS | BATCHES) != 0;
+        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES | LOCKS | BATCH_DETAILS;
+        let alone = flags & MOVEMENTS == 0 && flags & (ACCESSES | LOCKS | BATCH_DETAILS) != 0;
         if flags & !known != 0 || alone {
             return Err(corrupt(12, format!("flags {flags:#x} are unknown")));
         }
@@ -257,7 +257,7 @@ impl Header {
             movements: flags & MOVEMENTS != 0,
             accesses: flags & ACCESSES != 0,
             locks: flags & LOCKS != 0,
-            batches: flags & BATCHES != 0,
+            batch_details: flags & BATCH_DETAILS != 0,
             command,
             clients,
             source,
