@@ -272,8 +272,11 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
             batch_details: false,
             ..header.clone()
         };
-        let with: [fn(&mut Header) -> &mut bool; 3] =
-            [|h| &mut h.accesses, |h| &mut h.locks, |h| &mut h.batch_details];
+        let with: [fn(&mut Header) -> &mut bool; 3] = [
+            |h| &mut h.accesses,
+            |h| &mut h.locks,
+            |h| &mut h.batch_details,
+        ];
         let mut alone = plain.clone();
         *with[at](&mut alone) = true;
         assert!(TraceWriter::new(Vec::new(), alone).is_err(), "flag {flag}");

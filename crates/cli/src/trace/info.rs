@@ -93,7 +93,9 @@ impl Movements {
             evicted: totals.moved(Movement::Evicted) + totals.moved(Movement::Named),
             evicted_clean: totals.moved(Movement::Clean),
             evicted_named: header.batch_details.then(|| totals.moved(Movement::Named)),
-            evicted_recalled: header.batch_details.then(|| totals.moved(Movement::Recalled)),
+            evicted_recalled: header
+                .batch_details
+                .then(|| totals.moved(Movement::Recalled)),
             found: totals.moved(Movement::Found),
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),

@@ -9,11 +9,11 @@
 //! a half is free. Only in no time: the live evictor works while the program goes on.
 //!
 //! Where a live trace says so, pages are found in memory, as they were when the recording began, or dropped by the program.
-//! Evictions that it tells, and pages brought along, are followed only when that is asked for ([`Room::Traced`], `traced.rs`):
-//! otherwise the policies under test decide. A batch that is followed stays on its way out until the next one is chosen, as live:
-//! pages of it may stay, and one that is wanted is called back where the trace says so; otherwise it is out by then.
+//! Evictions that it tells (`leaving.rs`), and pages brought along (`traced.rs`), are followed only when that is asked for
+//! ([`Room::Traced`]): otherwise the policies under test decide.
 
 mod client;
+mod leaving;
 pub mod tiers;
 mod traced;
 
@@ -339,77 +339,6 @@ impl<'a> Replay<'a> {
             }
             self.collect(at);
         }
-    }
-
-    /// Has the policy name `count` pages, or all that may leave. The last batch of them stays on its way out: see
-    /// [`Replay::let_go`].
-    fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
-        let mut left = count;
-        while left > 0 {
-            self.let_go(at)?;
-            let chosen = self.choose(at, left);
-            if chosen == 0 {
-                break; // locked pages, and with room the newest ones
-            }
-            left -= chosen;
-            self.clients[at].leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
-        }
-        Ok(())
-    }
-
-    /// What is on its way out leaves.
-    #[inline]
-    fn let_go(&mut self, at: usize) -> Result<(), SetupError> {
-        match self.clients[at].leaving {
-            0 => Ok(()),
-            _ => self.let_batch_go(at),
-        }
-    }
-
-    #[inline(never)]
-    fn let_batch_go(&mut self, at: usize) -> Result<(), SetupError> {
-        while self.clients[at].leaving != 0 {
-            self.let_next_go(at)?;
-        }
-        if self.has_pool {
-            self.collect(at);
-        }
-        Ok(())
-    }
-
-    /// The first of those on their way out leaves.
-    fn let_next_go(&mut self, at: usize) -> Result<(), SetupError> {
-        let client = &mut self.clients[at];
-        let index = client.leaving.trailing_zeros() as usize;
-        client.leaving &= client.leaving - 1;
-        self.evict_one(at, index)
-    }
-
-    /// A page leaves, if it is on its way out.
-    fn let_one_go(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
-        if let Some(index) = self.clients[at].take_leaving(no) {
-            self.evict_one(at, index)?;
-            if self.has_pool {
-                self.collect(at);
-            }
-        }
-        Ok(())
-    }
-
-    /// A page on its way out is wanted back.
-    fn recall(&mut self, at: usize, no: PageNo, write: bool) -> Result<(), SetupError> {
-        let client = &mut self.clients[at];
-        let index = client
-            .take_leaving(no)
-            .expect("a page that is waited for is on its way");
-        client.seen.misses += 1;
-        client.missed = client.at;
-        client.marks[no.0 as usize] |= u8::from(write) * (DIRTY | WRITTEN);
-        client.engine.settle(index, Taken::Moved, &mut self.wake);
-        client
-            .engine
-            .publish(index, Outcome::PutBack, &mut self.wake);
-        Ok(())
     }
 
     /// Makes the reserve whole again, where there is one and it was broken into.

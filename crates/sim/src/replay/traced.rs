@@ -12,8 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-use undercroft_base::{PageNo, ThreadId, TierId, VirtPage, VirtRange};
-use undercroft_engine::limits::EVICT_PAGES_MAX;
+use undercroft_base::{PageNo, ThreadId, TierId, VirtPage};
 use undercroft_engine::{Fault, FaultAnswer, Install};
 use undercroft_policy::prefetch::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
@@ -129,28 +128,6 @@ impl Replay<'_> {
             let mark = &mut client.marks[no.0 as usize];
             client.seen.ahead_used += u64::from(*mark & AHEAD != 0);
             *mark = (*mark & !AHEAD) | KNOWN | DIRTY | WRITTEN;
-        }
-        Ok(())
-    }
-
-    /// The live manager named `count` pages itself, those of the movements from `first` on: what of them is in memory, and may
-    /// leave, does here, too. They stay on their way out as any batch: see [`Replay::let_go`].
-    pub(super) fn evict_these(
-        &mut self,
-        at: usize,
-        first: usize,
-        count: usize,
-    ) -> Result<(), SetupError> {
-        self.let_go(at)?;
-        let client = &mut self.clients[at];
-        let pages = client.stream.moved[first..first + count].iter();
-        let ranges: Vec<VirtRange> = pages
-            .map(|moved| VirtPage(u64::from(moved.number)))
-            .map(|page| VirtRange::new(page, page.plus(1)))
-            .collect();
-        let (space, batch) = (client.space, &mut client.batch);
-        if client.engine.select_these(space, &ranges, batch) {
-            client.leaving = u64::MAX >> (EVICT_PAGES_MAX - batch.len());
         }
         Ok(())
     }

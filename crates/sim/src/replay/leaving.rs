@@ -1,0 +1,107 @@
+//! Evictions that a live trace tells: a batch is named at once and leaves by and by.
+//!
+//! It stays on its way out until the next one is named, as live; each page of it leaves sooner where the trace shows that it was out
+//! by then, is called back where the trace says so, or stays.
+
+use undercroft_base::{PageNo, VirtPage, VirtRange};
+use undercroft_engine::limits::EVICT_PAGES_MAX;
+use undercroft_engine::{Outcome, Taken};
+
+use super::Replay;
+use super::client::{DIRTY, WRITTEN};
+use crate::setup::SetupError;
+
+impl Replay<'_> {
+    /// Has the policy name `count` pages, or all that may leave. The last batch of them stays on its way out: see
+    /// [`Replay::let_go`].
+    pub(super) fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
+        let mut left = count;
+        while left > 0 {
+            self.let_go(at)?;
+            let chosen = self.choose(at, left);
+            if chosen == 0 {
+                break; // locked pages, and with room the newest ones
+            }
+            left -= chosen;
+            self.clients[at].leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
+        }
+        Ok(())
+    }
+
+    /// What is on its way out leaves.
+    #[inline]
+    pub(super) fn let_go(&mut self, at: usize) -> Result<(), SetupError> {
+        match self.clients[at].leaving {
+            0 => Ok(()),
+            _ => self.let_batch_go(at),
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn let_batch_go(&mut self, at: usize) -> Result<(), SetupError> {
+        while self.clients[at].leaving != 0 {
+            self.let_next_go(at)?;
+        }
+        if self.has_pool {
+            self.collect(at);
+        }
+        Ok(())
+    }
+
+    /// The first of those on their way out leaves.
+    pub(super) fn let_next_go(&mut self, at: usize) -> Result<(), SetupError> {
+        let client = &mut self.clients[at];
+        let index = client.leaving.trailing_zeros() as usize;
+        client.leaving &= client.leaving - 1;
+        self.evict_one(at, index)
+    }
+
+    /// A page leaves, if it is on its way out.
+    pub(super) fn let_one_go(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
+        if let Some(index) = self.clients[at].take_leaving(no) {
+            self.evict_one(at, index)?;
+            if self.has_pool {
+                self.collect(at);
+            }
+        }
+        Ok(())
+    }
+
+    /// A page on its way out is wanted back.
+    pub(super) fn recall(&mut self, at: usize, no: PageNo, write: bool) -> Result<(), SetupError> {
+        let client = &mut self.clients[at];
+        let index = client
+            .take_leaving(no)
+            .expect("a page that is waited for is on its way");
+        client.seen.misses += 1;
+        client.missed = client.at;
+        client.marks[no.0 as usize] |= u8::from(write) * (DIRTY | WRITTEN);
+        client.engine.settle(index, Taken::Moved, &mut self.wake);
+        client
+            .engine
+            .publish(index, Outcome::PutBack, &mut self.wake);
+        Ok(())
+    }
+
+    /// The live manager named `count` pages itself, those of the movements from `first` on: what of them is in memory, and may
+    /// leave, does here, too. They stay on their way out as any batch: see [`Replay::let_go`].
+    pub(super) fn evict_these(
+        &mut self,
+        at: usize,
+        first: usize,
+        count: usize,
+    ) -> Result<(), SetupError> {
+        self.let_go(at)?;
+        let client = &mut self.clients[at];
+        let pages = client.stream.moved[first..first + count].iter();
+        let ranges: Vec<VirtRange> = pages
+            .map(|moved| VirtPage(u64::from(moved.number)))
+            .map(|page| VirtRange::new(page, page.plus(1)))
+            .collect();
+        let (space, batch) = (client.space, &mut client.batch);
+        if client.engine.select_these(space, &ranges, batch) {
+            client.leaving = u64::MAX >> (EVICT_PAGES_MAX - batch.len());
+        }
+        Ok(())
+    }
+}
