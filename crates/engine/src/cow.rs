@@ -16,6 +16,7 @@ impl<L: Ledger> Engine<L> {
     ///
     /// * `shared`: for each page from the faulting one on, whether its frame is shared now; at most [`COPY_PAGES_MAX`] are looked at.
     /// * `urgent`: the thread must not wait for room, because it is who makes it.
+    /// * `told`: each page that is counted from now on, and whose it is.
     ///
     /// `Ok`: so many pages (at least 1) may lose their protection. `Err`: what to do instead, as [`Engine::fault`] says.
     ///
@@ -26,6 +27,7 @@ impl<L: Ledger> Engine<L> {
         shared: &[bool],
         relatives: &[SpaceId],
         urgent: bool,
+        mut told: impl FnMut(SpaceId, VirtPage),
     ) -> Result<u64, FaultAnswer> {
         self.stats.write_protect += 1;
         let mut granted = 0;
@@ -63,6 +65,7 @@ impl<L: Ledger> Engine<L> {
             }
             if let Some(payer) = payer {
                 self.own_frame(payer, page);
+                told(payer, page);
             }
             granted += 1;
         }
@@ -75,9 +78,14 @@ impl<L: Ledger> Engine<L> {
     pub fn leave_frame(&mut self, at: usize, relatives: &[SpaceId]) -> Option<(SpaceId, VirtPage)> {
         let page = self.batch.pages[at].item.page;
         let heir = self.heir(page, relatives)?;
-        self.own_frame(heir, page);
-        self.batch.pages[at].heir = Some((heir, page));
+        self.leave_frame_to(at, heir, page);
         self.batch.pages[at].heir
+    }
+
+    /// As [`Engine::leave_frame`], where the heir's page is known: an inherited one.
+    pub fn leave_frame_to(&mut self, at: usize, space: SpaceId, page: VirtPage) {
+        self.own_frame(space, page);
+        self.batch.pages[at].heir = Some((space, page));
     }
 
     /// A page that shared the frame of one just stored keeps that copy below, in case nobody writes to it.

@@ -158,54 +158,80 @@ impl<L: Ledger> Engine<L> {
                 continue;
             }
             let copy = self.table.find_or_add(child, page)?;
-            let flags = Flags(entry.flags.0 & Flags::LOCKED.0);
-            let inherited = flags.with(Flags::INHERITED);
-            let theirs = match entry.state {
-                PageState::Untouched | PageState::Lost => Entry { flags, ..entry },
-                PageState::Resident => Entry {
-                    state: PageState::Resident,
-                    flags: inherited,
-                    ..Entry::UNTOUCHED
-                },
-                PageState::Evicting => {
-                    effect.cancel_batch = true;
-                    if let Some(leader) = self.batch.follow(no, copy) {
-                        self.note_follower(leader, copy);
-                    }
-                    match entry.flags.has(Flags::RETAINED) {
-                        true => {
-                            self.share(entry.tier, entry.slot);
-                            Entry {
-                                flags: inherited.with(Flags::RETAINED),
-                                ..entry
-                            }
-                        }
-                        false => Entry {
-                            flags: inherited,
-                            ..entry
-                        },
-                    }
-                }
-                PageState::Loading if is_zero(entry) => Entry {
-                    flags,
-                    ..Entry::UNTOUCHED
-                },
-                PageState::Stored | PageState::Loading => {
-                    self.share(entry.tier, entry.slot);
-                    Entry {
-                        state: PageState::Stored,
-                        flags,
-                        ..entry
-                    }
-                }
-            };
-            self.table.set(copy, theirs);
-            if theirs.state == PageState::Stored {
-                // It may outlive the parent's: it is then the one to demote.
-                self.remember_age(copy, theirs);
-            }
+            effect.cancel_batch |= self.copy_page(no, copy);
         }
         Ok(effect)
+    }
+
+    /// A page of which nothing is known has what another has, as a fork child's has what its parent's had: see [`Engine::forked`]. For
+    /// a simulation that tells one process's pages from another's by address alone.
+    ///
+    /// Errors: the ledger is full.
+    pub fn inherit(
+        &mut self,
+        space: SpaceId,
+        page: VirtPage,
+        from: VirtPage,
+    ) -> Result<(), LedgerFull> {
+        let copy = self.table.find_or_add(space, page)?;
+        if let Some(no) = self.table.find(space, from)
+            && no != copy
+            && self.table.entry(copy) == Entry::UNTOUCHED
+        {
+            self.copy_page(no, copy);
+        }
+        Ok(())
+    }
+
+    /// Gives `copy`, of which nothing is known, what a fork child has of the page `no`; true when that is in the batch in flight.
+    fn copy_page(&mut self, no: PageNo, copy: PageNo) -> bool {
+        let entry = self.table.entry(no);
+        let flags = Flags(entry.flags.0 & Flags::LOCKED.0);
+        let inherited = flags.with(Flags::INHERITED);
+        let theirs = match entry.state {
+            PageState::Untouched | PageState::Lost => Entry { flags, ..entry },
+            PageState::Resident => Entry {
+                state: PageState::Resident,
+                flags: inherited,
+                ..Entry::UNTOUCHED
+            },
+            PageState::Evicting => {
+                if let Some(leader) = self.batch.follow(no, copy) {
+                    self.note_follower(leader, copy);
+                }
+                match entry.flags.has(Flags::RETAINED) {
+                    true => {
+                        self.share(entry.tier, entry.slot);
+                        Entry {
+                            flags: inherited.with(Flags::RETAINED),
+                            ..entry
+                        }
+                    }
+                    false => Entry {
+                        flags: inherited,
+                        ..entry
+                    },
+                }
+            }
+            PageState::Loading if is_zero(entry) => Entry {
+                flags,
+                ..Entry::UNTOUCHED
+            },
+            PageState::Stored | PageState::Loading => {
+                self.share(entry.tier, entry.slot);
+                Entry {
+                    state: PageState::Stored,
+                    flags,
+                    ..entry
+                }
+            }
+        };
+        self.table.set(copy, theirs);
+        if theirs.state == PageState::Stored {
+            // It may outlive the parent's: it is then the one to demote.
+            self.remember_age(copy, theirs);
+        }
+        entry.state == PageState::Evicting
     }
 
     /// An inherited page has a frame of its own, or is charged for the shared one from now on: it counts, and may be evicted.

@@ -8,6 +8,7 @@ use undercroft_base::{VirtPage, VirtRange};
 use undercroft_engine::limits::COPY_PAGES_MAX;
 use undercroft_engine::{Fault, FaultAnswer};
 use undercroft_sys::procfs;
+use undercroft_trace::Movement;
 
 use crate::process::Process;
 use crate::shared::{Shared, note_run};
@@ -83,7 +84,13 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     let urgent = agent == Some(fault.thread.0) && fault.thread.0 != 0;
     let (answer, kick) = {
         let mut engine = shared.engine();
-        let answer = engine.copy_on_write(fault, &sharing[..looked], &relatives, urgent);
+        let told = |space, page| {
+            if let Some(record) = &shared.record {
+                record.moved(space, page, Movement::Found);
+            }
+        };
+        let shares = &sharing[..looked];
+        let answer = engine.copy_on_write(fault, shares, &relatives, urgent, told);
         (answer, engine.reclaim_wanted())
     };
     if kick {
@@ -145,8 +152,12 @@ pub(crate) fn leaving(
 pub(crate) fn left(shared: &Shared, process: &Process, places: impl Iterator<Item = usize>) {
     let relatives = shared.relatives(process);
     for at in places {
-        let heir = shared.engine().leave_frame(at, &relatives);
-        if let Some((space, page)) = heir {
+        let mut engine = shared.engine();
+        if let Some((space, page)) = engine.leave_frame(at, &relatives) {
+            if let Some(record) = &shared.record {
+                record.moved(space, page, Movement::Found);
+            }
+            drop(engine);
             note_run(
                 &shared.leave_next,
                 space,

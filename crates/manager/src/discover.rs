@@ -139,20 +139,25 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         }
         if scanned {
             let mut engine = shared.engine();
+            let mut new = Vec::new();
             for (found, _) in &present {
+                for page in found.pages() {
+                    let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
+                    if shares && engine.found_shared(process.space, page, &relatives) {
+                        continue;
+                    }
+                    let one = VirtRange::new(page, page.plus(1));
+                    if engine.entry(process.space, page).state == PageState::Untouched {
+                        add_page(&mut new, page);
+                    }
+                    engine.found_resident(process.space, one);
+                }
                 if let Some(record) = &shared.record {
-                    let new =
-                        |page| engine.entry(process.space, page).state == PageState::Untouched;
-                    for run in runs(*found, new) {
+                    for run in new.drain(..) {
                         record.found(process.space, run);
                     }
                 }
-                for page in found.pages() {
-                    let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
-                    if !shares || !engine.found_shared(process.space, page, &relatives) {
-                        engine.found_resident(process.space, VirtRange::new(page, page.plus(1)));
-                    }
-                }
+                new.clear();
             }
         }
         start = part.end;
@@ -160,16 +165,12 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
     shared.kick_evictor();
 }
 
-/// The pages of `range` for which `of` is true, as ranges, ascending.
-fn runs(range: VirtRange, of: impl Fn(VirtPage) -> bool) -> Vec<VirtRange> {
-    let mut runs: Vec<VirtRange> = Vec::new();
-    for page in range.pages().filter(|page| of(*page)) {
-        match runs.last_mut() {
-            Some(last) if last.end == page => last.end = page.plus(1),
-            _ => runs.push(VirtRange::new(page, page.plus(1))),
-        }
+/// Appends a page behind all of `runs`.
+fn add_page(runs: &mut Vec<VirtRange>, page: VirtPage) {
+    match runs.last_mut() {
+        Some(last) if last.end == page => last.end = page.plus(1),
+        _ => runs.push(VirtRange::new(page, page.plus(1))),
     }
-    runs
 }
 
 /// As [`settle`], with the agent kept from moving pages meanwhile.

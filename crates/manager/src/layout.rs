@@ -77,7 +77,12 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     // What the child does not have, or has as zeros, is found when it first speaks: see `settle_fork_child`.
-    let forked = shared.engine().forked(parent.space, &[]);
+    let mut engine = shared.engine();
+    let forked = engine.forked(parent.space, &[]);
+    if let (Some(record), Ok((child, _))) = (&shared.record, &forked) {
+        record.forked(parent.space, *child);
+    }
+    drop(engine);
     let Ok((space, effect)) = forked else {
         std::mem::forget(child); // closing it would let the child read zeros before it is ended
         return shared.doom("the page table is full: the program forks too much memory");
@@ -119,11 +124,19 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
     let regions = shared.engine().regions(process.space).to_vec();
     for region in regions {
         for absent in subtract(region, &present[region.overlapping(&present)]) {
-            shared.engine().unmapped(process.space, absent);
+            let mut engine = shared.engine();
+            engine.unmapped(process.space, absent);
+            if let Some(record) = &shared.record {
+                record.dropped(process.space, absent);
+            }
         }
     }
     for range in wiped {
-        shared.engine().removed(process.space, range);
+        let mut engine = shared.engine();
+        engine.removed(process.space, range);
+        if let Some(record) = &shared.record {
+            record.dropped(process.space, range);
+        }
     }
     shared.free_released();
     drop(layout);

@@ -1,14 +1,15 @@
 //! Records a live run as a trace: page faults, and how pages came and left otherwise. A thread of its own writes the file.
 //!
-//! Whatever changes where a page is (but for frames that fork relatives share) calls here with the engine still locked, so the queue
-//! has the order of the engine's books:
+//! Whatever changes where a page is calls here with the engine still locked, so the queue has the order of the engine's books:
 //! an eviction stands after the fault that brought the page, and before the one that brings it back. Nothing here waits for
 //! the file: what does not fit the queue is dropped and counted.
 //!
-//! One client of the trace is one address space, in the order they came. What is recorded is what the manager sees: uses of
+//! One client of the trace is one address space; a number whose address space has ended is taken again. What is recorded is what the manager sees: uses of
 //! pages in memory raise no fault, and nothing but a look at access bits tells of them.
 
-use std::collections::{BTreeMap, HashMap};
+mod known;
+
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,8 @@ use undercroft_trace::{Access, Event, Header, Kind, Movement, TimeUnit, TraceWri
 
 use crate::shared::lock;
 
+use known::Known;
+
 /// Entries that wait to be written: a quarter of a second of the most faults and evictions a CPU can do.
 const QUEUE_MAX: usize = 1 << 16;
 
@@ -31,7 +34,7 @@ const QUEUE_FULL: usize = QUEUE_MAX / 4;
 /// Longest an entry waits.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Address spaces of one trace; what happens in later ones is counted as dropped.
+/// Address spaces of one trace at a time; what happens in more is counted as dropped.
 const CLIENTS: u16 = 256;
 
 /// What happened to pages from `Seen::page` on.
@@ -45,6 +48,10 @@ enum What {
     Dropped(u64),
     /// So many were given another address.
     Remapped(u64, VirtPage),
+    /// The address space begins as a fork child's.
+    Forked { parent: SpaceId },
+    /// The address space is gone.
+    Ended,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +130,7 @@ impl Record {
             accesses,
             locks: true,
             batch_details: true,
+            forks: true,
             command: command.to_vec(),
             clients: (0..CLIENTS).map(|at| format!("space {at}")).collect(),
             source: format!("undercroft {} run, {settings}", env!("CARGO_PKG_VERSION")),
@@ -143,6 +151,7 @@ impl Record {
             spaces: HashMap::new(),
             threads: HashMap::new(),
             known: Vec::new(),
+            free: Vec::new(),
             taken: Vec::with_capacity(QUEUE_MAX),
         };
         let writer = std::thread::Builder::new()
@@ -207,7 +216,12 @@ impl Record {
 
     /// The address space is gone, with what it had.
     pub fn ended(&self, space: SpaceId) {
-        self.push(space, VirtPage(0), What::Dropped(u64::MAX));
+        self.push(space, VirtPage(0), What::Ended);
+    }
+
+    /// The address space begins, with what its parent has.
+    pub fn forked(&self, parent: SpaceId, child: SpaceId) {
+        self.push(child, VirtPage(0), What::Forked { parent });
     }
 
     /// The program moved a mapping; what was at its new place is gone.
@@ -308,11 +322,13 @@ struct Out<W: Write> {
     inbox: Arc<Inbox>,
     path: PathBuf,
     writer: TraceWriter<W>,
+    /// Clients, of address spaces that the trace tells of.
     spaces: HashMap<SpaceId, u16>,
     threads: HashMap<ThreadId, u16>,
-    /// Of each client, the pages that the trace told of and whether they are in memory: what a range that is dropped had. Some 20
-    /// bytes a page, until it is dropped.
-    known: Vec<BTreeMap<u64, bool>>,
+    /// Of each client, what the trace told of.
+    known: Vec<Known>,
+    /// Clients whose address spaces have ended.
+    free: Vec<u16>,
     taken: Vec<Seen>,
 }
 
@@ -353,22 +369,54 @@ impl<W: Write> Out<W> {
         }
     }
 
-    fn write(&mut self, seen: Seen) -> Result<(), undercroft_trace::WriteError> {
-        let spaces = self.spaces.len() as u16;
-        let client = match self.spaces.get(&seen.space) {
-            Some(client) => *client,
-            // Nothing is known of it to be gone; most processes end before memory runs short.
-            None if matches!(seen.what, What::Dropped(_) | What::Remapped(..)) => return Ok(()),
-            None if spaces < CLIENTS => {
-                self.spaces.insert(seen.space, spaces);
-                self.known.push(BTreeMap::new());
-                spaces
+    /// The client of an address space that the trace is to tell of; `None` when there are too many.
+    fn client(&mut self, space: SpaceId) -> Option<u16> {
+        if let Some(client) = self.spaces.get(&space) {
+            return Some(*client);
+        }
+        let client = match self.free.pop() {
+            Some(client) => client,
+            None if self.known.len() < usize::from(CLIENTS) => {
+                self.known.push(Known::default());
+                self.known.len() as u16 - 1
             }
             None => {
                 self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
-                return Ok(());
+                return None;
             }
         };
+        self.spaces.insert(space, client);
+        Some(client)
+    }
+
+    /// The client that has pages to give a fork child.
+    fn parent(&self, parent: SpaceId) -> Option<u16> {
+        let client = *self.spaces.get(&parent)?;
+        (!self.known[usize::from(client)].is_empty()).then_some(client)
+    }
+
+    fn write(&mut self, seen: Seen) -> Result<(), undercroft_trace::WriteError> {
+        // Of an address space that the trace has not told of nothing is known to be gone; most processes end before memory runs short.
+        let tells = match seen.what {
+            What::Dropped(_) | What::Remapped(..) | What::Ended => {
+                self.spaces.contains_key(&seen.space)
+            }
+            What::Forked { parent } => self.parent(parent).is_some(),
+            What::Fault { .. } | What::Moved(..) => true,
+        };
+        if !tells {
+            return Ok(());
+        }
+        let Some(client) = self.client(seen.space) else {
+            return Ok(());
+        };
+        let parent = match seen.what {
+            What::Forked { parent } => self.parent(parent),
+            _ => None,
+        };
+        if let Some(parent) = parent {
+            self.known[usize::from(client)] = self.known[usize::from(parent)].clone();
+        }
         let known = &mut self.known[usize::from(client)];
         let writer = &mut self.writer;
         let mut put = |page: u64, kind, thread| {
@@ -397,8 +445,8 @@ impl<W: Write> Out<W> {
             What::Moved(movement, count) => {
                 for page in first..first + count {
                     if movement == Movement::Accessed {
-                        // What a fork child shares with its parent is not in the trace.
-                        if known.get(&page) == Some(&true) {
+                        // Others are on their way out, or were never told of.
+                        if known.is_there(page) {
                             put(page, moved(movement), 0)?;
                         }
                         continue;
@@ -414,18 +462,14 @@ impl<W: Write> Out<W> {
                 Ok(())
             }
             What::Dropped(count) => {
-                while let Some((page, _)) = known.range(first..first + count).next() {
-                    let page = *page;
-                    known.remove(&page);
+                for (page, _) in known.take(first..first + count) {
                     put(page, moved(Movement::Dropped), 0)?;
                 }
                 Ok(())
             }
             What::Remapped(count, to) => {
-                let pages = known.range(first..first + count);
-                let pages: Vec<(u64, bool)> = pages.map(|(page, there)| (*page, *there)).collect();
+                let pages = known.take(first..first + count);
                 for (page, _) in &pages {
-                    known.remove(page);
                     put(*page, moved(Movement::Dropped), 0)?;
                 }
                 // What was out before is unknown at its new place: nothing says so of a page that is not in memory.
@@ -433,6 +477,14 @@ impl<W: Write> Out<W> {
                     known.insert(page - first + to.0, true);
                     put(page - first + to.0, moved(Movement::Found), 0)?;
                 }
+                Ok(())
+            }
+            What::Forked { .. } => put(first, moved(Movement::Forked), parent.unwrap_or(client)),
+            What::Ended => {
+                put(first, moved(Movement::Ended), 0)?;
+                *known = Known::default();
+                self.spaces.remove(&seen.space);
+                self.free.push(client);
                 Ok(())
             }
         }
@@ -559,7 +611,7 @@ mod tests {
             record.found(space, pages(10, 13));
             record.moved(space, VirtPage(11), Movement::Evicted);
             record.fault(space, VirtPage(20), true, thread);
-            record.ended(space);
+            record.dropped(space, pages(0, 100));
             record.dropped(space, pages(0, 100));
             record.fault(space, VirtPage(10), false, thread);
         });
@@ -672,6 +724,48 @@ mod tests {
         assert_eq!(record.inbox.dropped.load(Ordering::Relaxed), before);
         drop(go);
         record.finish().unwrap();
+    }
+
+    #[test]
+    fn a_fork_child_has_what_its_parent_had_and_numbers_are_taken_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.uct");
+        let record = Record::create(&path, &[], "", true).unwrap();
+        let spaces = [3, 4, 5, 6].map(SpaceId);
+        let [parent, child, other, grandchild] = spaces;
+        record.forked(parent, other); // nothing is known of it yet
+        record.ended(other);
+        record.found(parent, pages(10, 12));
+        record.moved(parent, VirtPage(11), Movement::Evicted);
+        record.forked(parent, child);
+        record.dropped(parent, pages(0, 100));
+        record.accessed(child, VirtPage(10));
+        record.accessed(child, VirtPage(11)); // out
+        record.dropped(child, pages(10, 11));
+        record.ended(child);
+        record.found(other, pages(7, 8));
+        record.forked(other, grandchild);
+        assert_eq!(record.finish(), Ok(0));
+        let all = events(&path);
+        let short = all.iter().map(|event| match event.kind {
+            Kind::Movement(what) => (event.client, event.address / 4096, what, event.thread),
+            Kind::Access(_) => unreachable!("no faults"),
+        });
+        use Movement::{Accessed, Dropped, Ended, Evicted, Forked, Found};
+        let expected = [
+            (0, 10, Found, 0),
+            (0, 11, Found, 0),
+            (0, 11, Evicted, 0),
+            (1, 0, Forked, 0),
+            (0, 10, Dropped, 0),
+            (0, 11, Dropped, 0),
+            (1, 10, Accessed, 0),
+            (1, 10, Dropped, 0),
+            (1, 0, Ended, 0),
+            (1, 7, Found, 0),
+            (2, 0, Forked, 1),
+        ];
+        assert_eq!(short.collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -7,15 +7,18 @@ pub mod bound;
 pub mod memory_trace;
 pub mod open;
 pub mod outcome;
+pub mod page_stream;
 pub mod recorded;
 pub mod replay;
 pub mod setup;
+pub mod spaces;
 pub mod storm;
 pub mod sweep;
 pub mod table;
 
-pub use memory_trace::{MemoryTrace, PageStream};
+pub use memory_trace::MemoryTrace;
 pub use outcome::Outcome;
+pub use page_stream::PageStream;
 pub use setup::{Setup, SetupError};
 pub use sweep::{Results, Sweep};
 

@@ -1,22 +1,14 @@
-//! A trace in memory: one stream of references a client, 8 bytes each; and its pages for one page size, 4 bytes a reference.
-//!
-//! Pages are numbered so that the engine's own page number is the index: chunks of 512 pages, ascending by address, chunks
-//! nobody touches left out. Neighbours keep neighbouring numbers; where pages are missing between two numbers, a *run* ends,
-//! and each run is told to the engine as a mapping of its own, so that no window crosses it. Where chunks are nearly empty
-//! (object traces), smaller granules are used: a number costs the engine 17 bytes.
-//!
-//! Making this costs time, which [`PageStream::build`] is not part of a replay: it is done once for each page size.
+//! A trace in memory: one stream of references a client, 8 bytes each, and what became of pages beside them.
 
 use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
-use undercroft_base::CHUNK_PAGES;
 use undercroft_trace::{Event, Kind, Movement, Reference};
 
 use crate::recorded::Recorded;
 
 /// What a stream packs: address, one bit for a write.
-const WRITE: u64 = 1;
+pub(crate) const WRITE: u64 = 1;
 
 /// A trace in memory, split by client.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +53,20 @@ pub enum Becomes {
         /// The program wrote it before it was evicted live.
         written: bool,
     },
+    /// No page: the address space, empty until now, is a fork child's, and has what this one has there.
+    Forked {
+        /// The client of the live trace.
+        parent: u16,
+    },
+    /// No page: nothing of what the address space had is left.
+    Ended,
+}
+
+impl Becomes {
+    /// Whether it is told of a page, and not of its address space.
+    pub fn is_of_a_page(self) -> bool {
+        !matches!(self, Becomes::Forked { .. } | Becomes::Ended)
+    }
 }
 
 /// A granule, and what became of it.
@@ -68,7 +74,7 @@ pub enum Becomes {
 pub struct Moved {
     /// References of the client that come before.
     pub after: usize,
-    /// First byte.
+    /// First byte; of what is of no page, that of the address space.
     pub address: u64,
     /// What.
     pub what: Becomes,
@@ -108,15 +114,18 @@ impl MemoryTrace {
 #[derive(Default)]
 pub(crate) struct Collector {
     streams: Vec<(Vec<u64>, Vec<Moved>)>,
-    /// Of a live trace, by address: what brought the page, and what had before it was evicted last.
-    came: FxHashMap<u64, (Brought, Option<Brought>)>,
+    /// Of a live trace, by address and how many had its client number before: what brought the page, and what had before it was evicted
+    /// last.
+    came: FxHashMap<(u64, u32), (Brought, Option<Brought>)>,
+    /// How many address spaces with each client number have ended.
+    ended: FxHashMap<u16, u32>,
     /// Address spaces of a live trace that it tells of.
     spaces: BTreeSet<u16>,
     live: bool,
 }
 
 /// Addresses that a process of a live run can have (page tables of four levels); beyond them pages of two may be taken for one.
-const SPACE_BYTES: u64 = 1 << 47;
+pub(crate) const SPACE_BYTES: u64 = 1 << 47;
 
 /// What brought a page.
 #[derive(Clone, Copy, Debug)]
@@ -152,21 +161,24 @@ impl Collector {
     pub fn add(&mut self, event: Event) {
         let mut client = usize::from(event.client);
         let mut address = event.address;
+        let mut life = 0;
         if self.live {
             self.spaces.insert(event.client);
+            life = self.ended.get(&event.client).copied().unwrap_or(0);
             address = address.wrapping_add(SPACE_BYTES * client as u64);
             client = 0;
         }
         if client >= self.streams.len() {
             self.streams.resize_with(client + 1, Default::default);
         }
+        let came_key = (address, life);
         let (references, moved) = &mut self.streams[client];
         let what = match event.kind {
             Kind::Access(access) => {
                 let write = u64::from(access.is_write()) * WRITE;
                 if self.live {
                     let brought = Brought::Reference(references.len());
-                    let came = self.came.entry(address);
+                    let came = self.came.entry(came_key);
                     came.or_insert((brought, None)).0 = brought;
                 }
                 references.push(address << 1 | write);
@@ -176,7 +188,7 @@ impl Collector {
             Kind::Movement(Movement::Dropped) => Becomes::Dropped,
             Kind::Movement(movement @ (Movement::Evicted | Movement::Named)) => {
                 // Not known to be clean yet: see below, or it was written.
-                if let Some(came) = self.came.get_mut(&address)
+                if let Some(came) = self.came.get_mut(&came_key)
                     && let Some(brought) = came.1.replace(came.0)
                 {
                     written(brought, address, moved);
@@ -187,7 +199,7 @@ impl Collector {
                 }
             }
             Kind::Movement(Movement::Clean) => {
-                let came = self.came.get_mut(&address);
+                let came = self.came.get_mut(&came_key);
                 match came.and_then(|came| came.1.take()) {
                     Some(Brought::Reference(at)) if references[at] & WRITE != 0 => {
                         moved.push(Moved {
@@ -203,13 +215,13 @@ impl Collector {
             Kind::Movement(Movement::Accessed) => Becomes::Used,
             Kind::Movement(Movement::Ahead) => {
                 let brought = Brought::Ahead(moved.len());
-                let came = self.came.entry(address);
+                let came = self.came.entry(came_key);
                 came.or_insert((brought, None)).0 = brought;
                 Becomes::Ahead { written: false }
             }
             Kind::Movement(movement @ (Movement::Returned | Movement::Recalled)) => {
                 // Nothing is known of its bytes: that eviction came to nothing.
-                if let Some(came) = self.came.get_mut(&address) {
+                if let Some(came) = self.came.get_mut(&came_key) {
                     came.1 = None;
                 }
                 match movement {
@@ -218,7 +230,19 @@ impl Collector {
                 }
             }
             Kind::Movement(Movement::Locked) => Becomes::Locked,
+            // Clients of other traces have nothing of each other, and none comes after them.
+            Kind::Movement(Movement::Forked | Movement::Ended) if !self.live => return,
+            Kind::Movement(Movement::Forked) => Becomes::Forked {
+                parent: event.thread,
+            },
+            Kind::Movement(Movement::Ended) => {
+                *self.ended.entry(event.client).or_default() += 1;
+                Becomes::Ended
+            }
         };
+        if !what.is_of_a_page() {
+            address = SPACE_BYTES * u64::from(event.client);
+        }
         moved.push(Moved {
             after: references.len(),
             address,
@@ -238,7 +262,7 @@ impl Collector {
             granule_bytes: granule_bytes.max(1),
             ..MemoryTrace::default()
         };
-        for (address, (_, evicted)) in self.came {
+        for ((address, _), (_, evicted)) in self.came {
             if let Some(brought) = evicted {
                 written(brought, address, &mut self.streams[0].1);
             }
@@ -257,240 +281,9 @@ impl Collector {
     }
 }
 
-/// One client's references as numbered pages of one size.
-#[derive(Clone, Debug)]
-pub struct PageStream {
-    /// The client.
-    pub name: String,
-    /// `number << 1 | write`, in order.
-    pub references: Vec<u32>,
-    /// Half-open runs of numbers whose pages are neighbours in memory; together all numbers.
-    pub runs: Vec<(u32, u32)>,
-    /// Numbers given, pages nobody touches included; a multiple of 512.
-    pub numbers: u32,
-    /// Pages that are touched, found in memory or brought along; ascending.
-    pub touched: Vec<u32>,
-    /// References that write.
-    pub writes: u64,
-    /// What became of its pages beside references, in order.
-    pub moved: Vec<MovedPage>,
-}
-
-/// A page, and what became of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MovedPage {
-    /// References that come before.
-    pub after: usize,
-    /// The page.
-    pub number: u32,
-    /// What.
-    pub what: Becomes,
-}
-
-/// The trace touches more pages than can be numbered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the trace touches too many places for pages of {page_bytes} bytes; use larger pages")]
-pub struct TooManyPages {
-    /// The page size asked for.
-    pub page_bytes: u64,
-}
-
-/// Chunks that may be numbered before granules shrink: page numbers have 30 bits.
-const CHUNKS_MAX: usize = 1 << 20;
-
-/// Numbers below which nobody minds empty ones.
-const NUMBERS_SMALL: usize = 1 << 22;
-
-impl PageStream {
-    /// Numbers the pages of one client. `page_bytes`: a power of two.
-    ///
-    /// Errors: more than 2^20 chunks of 512 pages are touched.
-    /// Cost: two passes over the references; a hash lookup where the chunk is another than the reference's before.
-    pub fn build(name: &str, packed: &[u64], page_bytes: u64) -> Result<PageStream, TooManyPages> {
-        PageStream::build_moved(name, packed, &[], page_bytes)
-    }
-
-    /// As [`PageStream::build`], with what else becomes of pages. What is dropped must be whole pages.
-    pub fn build_moved(
-        name: &str,
-        packed: &[u64],
-        moved: &[Moved],
-        page_bytes: u64,
-    ) -> Result<PageStream, TooManyPages> {
-        let shift = page_bytes.trailing_zeros() + 1;
-        let too_many = TooManyPages { page_bytes };
-        let per_chunk = u64::from(CHUNK_PAGES);
-        let mut seen: FxHashMap<u64, u32> = FxHashMap::default();
-        let mut chunks: Vec<u64> = Vec::new();
-        let mut references = Vec::with_capacity(packed.len());
-        let mut last = (u64::MAX, 0);
-        let mut number_of = |page: u64| {
-            let chunk = page / per_chunk;
-            if chunk != last.0 {
-                let fresh = chunks.len() as u32;
-                let number = *seen.entry(chunk).or_insert(fresh);
-                if number == fresh {
-                    if chunks.len() >= CHUNKS_MAX {
-                        return Err(too_many);
-                    }
-                    chunks.push(chunk);
-                }
-                last = (chunk, number);
-            }
-            Ok(last.1 * CHUNK_PAGES + (page % per_chunk) as u32)
-        };
-        for word in packed {
-            let number = number_of(word >> shift)?;
-            references.push(number << 1 | (word & WRITE) as u32);
-        }
-        let mut moves = Vec::with_capacity(moved.len());
-        for moved in moved {
-            moves.push(MovedPage {
-                after: moved.after,
-                // As references lose the top bit.
-                number: number_of((moved.address << 1) >> shift)?,
-                what: moved.what,
-            });
-        }
-        let mut order: Vec<u32> = (0..chunks.len() as u32).collect();
-        order.sort_unstable_by_key(|at| chunks[*at as usize]);
-        let mut ranks = vec![0; chunks.len()];
-        for (rank, at) in order.iter().enumerate() {
-            ranks[*at as usize] = rank as u32;
-        }
-        let mut touched = vec![false; chunks.len() * per_chunk as usize];
-        let ranked = |number: u32| {
-            ranks[(number / CHUNK_PAGES) as usize] * CHUNK_PAGES + number % CHUNK_PAGES
-        };
-        for word in &mut references {
-            let ranked = ranked(*word >> 1);
-            touched[ranked as usize] = true;
-            *word = ranked << 1 | (*word & 1);
-        }
-        for moved in &mut moves {
-            moved.number = ranked(moved.number);
-            touched[moved.number as usize] |=
-                matches!(moved.what, Becomes::Found | Becomes::Ahead { .. });
-        }
-        // Pages of which nothing else is known have numbers too, though they are no part of the footprint.
-        let mut named = touched.clone();
-        for moved in &moves {
-            named[moved.number as usize] = true;
-        }
-        let firsts: Vec<u64> = order.iter().map(|at| chunks[*at as usize]).collect();
-        let mut stream = PageStream::numbered(name, references, moves, &touched, &named, &firsts);
-        // Granules of one page, found together.
-        stream.moved.dedup();
-        Ok(stream)
-    }
-
-    /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place of each chunk; `named`:
-    /// pages that need a number, `touched`: those of the footprint.
-    fn numbered(
-        name: &str,
-        mut references: Vec<u32>,
-        mut moved: Vec<MovedPage>,
-        touched: &[bool],
-        named: &[bool],
-        firsts: &[u64],
-    ) -> PageStream {
-        let distinct = named.iter().filter(|touched| **touched).count();
-        let per_chunk = CHUNK_PAGES as usize;
-        let kept = |granule: usize| -> Vec<usize> {
-            let granules = named.chunks(granule).enumerate();
-            granules
-                .filter(|(_, pages)| pages.iter().any(|touched| *touched))
-                .map(|(at, _)| at)
-                .collect()
-        };
-        let (granule, kept) = [per_chunk, 64, 8]
-            .into_iter()
-            .map(|granule| (granule, kept(granule)))
-            .find(|(granule, kept)| kept.len() * granule <= NUMBERS_SMALL.max(8 * distinct))
-            .unwrap_or_else(|| (1, kept(1)));
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        let mut new_number = vec![0u32; touched.len() / granule];
-        let mut before = None;
-        for (rank, at) in kept.iter().enumerate() {
-            let first = at * granule;
-            let place = firsts[first / per_chunk] * per_chunk as u64 + (first % per_chunk) as u64;
-            let start = (rank * granule) as u32;
-            new_number[*at] = start;
-            match runs.last_mut() {
-                Some(run) if before == Some(place) => run.1 = start + granule as u32,
-                _ => runs.push((start, start + granule as u32)),
-            }
-            before = Some(place + granule as u64);
-        }
-        let renumber = |number: usize| new_number[number / granule] + (number % granule) as u32;
-        // Also where whole chunks are left out.
-        if kept.len() * granule != touched.len() {
-            for word in &mut references {
-                *word = renumber((*word >> 1) as usize) << 1 | (*word & 1);
-            }
-            for moved in &mut moved {
-                moved.number = renumber(moved.number as usize);
-            }
-        }
-        let touched = (0..touched.len()).filter(|number| touched[*number]);
-        PageStream {
-            name: name.to_owned(),
-            writes: references.iter().map(|word| u64::from(word & 1)).sum(),
-            references,
-            moved,
-            runs,
-            numbers: ((kept.len() * granule) as u32).next_multiple_of(CHUNK_PAGES),
-            touched: touched.map(renumber).collect(),
-        }
-    }
-
-    /// Pages touched, found or brought along.
-    pub fn footprint(&self) -> u64 {
-        self.touched.len() as u64
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn stream(addresses: &[u64], page_bytes: u64) -> PageStream {
-        let packed: Vec<u64> = addresses.iter().map(|address| address << 1).collect();
-        PageStream::build("test", &packed, page_bytes).expect("few pages")
-    }
-
-    #[test]
-    fn pages_are_numbered_by_address_and_neighbours_stay_so() {
-        let mib2 = 512 * 4096;
-        let built = stream(
-            &[10 * mib2 + 4096, 3 * mib2, 4 * mib2, 3 * mib2 + 4095],
-            4096,
-        );
-        let numbers: Vec<_> = built.references.iter().map(|word| word >> 1).collect();
-        assert_eq!(numbers, [2 * 512 + 1, 0, 512, 0]);
-        assert_eq!(built.runs, [(0, 1024), (1024, 1536)]);
-        assert_eq!((built.footprint(), built.numbers), (3, 1536));
-    }
-
-    #[test]
-    fn sparse_pages_are_packed_and_no_page_is_merged_with_another() {
-        let places: Vec<u64> = (0..20_000u64).map(|at| at * 4096 * 5000).collect();
-        let built = stream(&places, 4096);
-        assert!(built.numbers <= NUMBERS_SMALL as u32);
-        assert_eq!(built.footprint(), 20_000);
-        assert_eq!(built.runs.len(), 20_000);
-        let mut numbers: Vec<_> = built.references.iter().map(|word| word >> 1).collect();
-        numbers.dedup();
-        assert_eq!(numbers, built.touched);
-    }
-
-    #[test]
-    fn page_size_decides_what_is_one_page() {
-        let addresses: Vec<u64> = (0..64u64).map(|at| at * 512).collect();
-        for (page_bytes, pages) in [(512, 64), (4096, 8), (2 << 20, 1)] {
-            assert_eq!(stream(&addresses, page_bytes).footprint(), pages);
-        }
-    }
 
     /// A live trace of entries by page; and what became of pages, as (references before, page, what).
     fn collected(entries: &[(u64, Kind)]) -> (MemoryTrace, Vec<(usize, u64, Becomes)>) {
@@ -640,30 +433,5 @@ mod tests {
             (3, 3, Ahead { written: false }),
         ];
         assert_eq!(short, expected);
-    }
-
-    /// Pages that only movements name have numbers of their own, and are no part of the footprint.
-    #[test]
-    fn movements_of_pages_never_used_have_their_own_numbers() {
-        let mib2 = 512 * 4096;
-        let packed: Vec<u64> = [mib2, 9 * mib2 + 4096].map(|address| address << 1).to_vec();
-        let of = |address, what| Moved {
-            after: 1,
-            address,
-            what,
-        };
-        let moved = [
-            of(0, Becomes::Evicted),
-            of(4 * mib2, Becomes::Evicted),
-            of(mib2 + 4096, Becomes::Dropped),
-            of(9 * mib2 + 4096, Becomes::Evicted),
-        ];
-        let built = PageStream::build_moved("test", &packed, &moved, 4096).expect("few pages");
-        let mut numbers: Vec<_> = built.moved.iter().map(|moved| moved.number).collect();
-        assert_eq!(numbers[3], built.references[1] >> 1);
-        numbers[3] = built.references[0] >> 1;
-        assert_eq!(numbers, [0, 1024, 513, 512]);
-        assert!(numbers.iter().all(|number| *number < built.numbers));
-        assert_eq!((built.footprint(), built.numbers), (2, 4 * 512));
     }
 }

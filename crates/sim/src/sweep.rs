@@ -3,8 +3,9 @@
 use serde::Serialize;
 use undercroft_base::Bytes;
 
-use crate::memory_trace::{Becomes, MemoryTrace, Moved, PageStream};
+use crate::memory_trace::{Becomes, MemoryTrace, Moved};
 use crate::outcome::Outcome;
+use crate::page_stream::PageStream;
 use crate::setup::{Memory, Setup, SetupError, TRACED, TierSpec};
 use crate::simulate;
 
@@ -180,7 +181,7 @@ pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream
             // A part of a page that leaves does not take the rest along.
             let whole = |moved: &&Moved| {
                 use Becomes::{Ahead, Found, Written};
-                matches!(moved.what, Found | Written | Ahead { .. })
+                matches!(moved.what, Found | Written | Ahead { .. }) || !moved.what.is_of_a_page()
             };
             let kept: Vec<Moved> = moved.iter().filter(whole).copied().collect();
             PageStream::build_moved(name, references, &kept, page_bytes)

@@ -16,6 +16,12 @@ const ENTRIES: u64 = 400;
 /// Chunks of 512 pages whose first and last pages are used, with some between.
 const CHUNKS: u64 = 3;
 
+/// Address spaces that fork each other and end.
+const SPACES: u64 = 4;
+
+/// Bytes from one address space's first page to the next one's.
+const SPACE_BYTES: u64 = 1 << 47;
+
 fn page(random: &mut Random) -> u64 {
     let offset = match random.below(4) {
         0 => random.below(3),
@@ -26,7 +32,7 @@ fn page(random: &mut Random) -> u64 {
 }
 
 fn becomes(random: &mut Random) -> Becomes {
-    match random.below(12) {
+    match random.below(13) {
         0 => Becomes::Found,
         1 => Becomes::Dropped,
         2 => Becomes::Named,
@@ -38,6 +44,10 @@ fn becomes(random: &mut Random) -> Becomes {
         7 => Becomes::Unchanged,
         8 => Becomes::Ahead { written: false },
         9 => Becomes::Ahead { written: true },
+        10 if random.below(4) == 0 => Becomes::Ended,
+        10 => Becomes::Forked {
+            parent: random.below(SPACES) as u16,
+        },
         _ => Becomes::Evicted,
     }
 }
@@ -46,6 +56,7 @@ fn becomes(random: &mut Random) -> Becomes {
 fn crafted(random: &mut Random) -> MemoryTrace {
     let (mut references, mut moved) = (Vec::new(), Vec::new());
     let often = 1 + random.below(4);
+    let spaces = 1 + random.below(SPACES);
     for _ in 0..ENTRIES {
         let first = page(random);
         let count = match random.below(2) {
@@ -53,8 +64,17 @@ fn crafted(random: &mut Random) -> MemoryTrace {
             _ => 1 + random.below(9),
         };
         let what = (random.below(4) < often).then(|| becomes(random));
+        let space = random.below(spaces) * SPACE_BYTES;
+        if let Some(what @ (Becomes::Forked { .. } | Becomes::Ended)) = what {
+            moved.push(Moved {
+                after: references.len(),
+                address: space,
+                what,
+            });
+            continue;
+        }
         for page in first..first + count {
-            let address = page * PAGE_BYTES as u64;
+            let address = space + page * PAGE_BYTES as u64;
             match what {
                 Some(what) => moved.push(Moved {
                     after: references.len(),

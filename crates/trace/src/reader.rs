@@ -217,6 +217,8 @@ impl<R: Read> TraceReader<R> {
             (Movement::Locked, "a locked page"),
             (Movement::Named, "a page named by the manager"),
             (Movement::Recalled, "a page called back"),
+            (Movement::Forked, "a fork"),
+            (Movement::Ended, "the end of a client"),
         ] {
             if self.seen.moved(kind) > 0 && !self.header.announces(kind) {
                 let why = format!("{what}, and the header does not announce any");

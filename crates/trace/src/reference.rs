@@ -42,13 +42,14 @@ pub struct Reference {
 pub enum Movement {
     /// Left: taken out by the manager.
     Evicted,
-    /// Was there when the manager first looked at its mapping, or a fork child has a frame of its own for it now.
+    /// Was there when the manager first looked at its mapping; or fork relatives share it, and from now on it counts as a page of its own
+    /// here: it has been copied, or who was charged for the frame has let go of it.
     Found,
     /// Came: brought along with a page that was faulted on.
     Ahead,
     /// Came back: it had been evicted, and could not be stored.
     Returned,
-    /// Has no content any more, in memory or out: the program dropped, unmapped or moved it, or ended.
+    /// Has no content any more, in memory or out: the program dropped, unmapped or moved it.
     Dropped,
     /// Is out, and was not written since it came: its bytes were those of the copy below when it was evicted.
     Clean,
@@ -60,11 +61,15 @@ pub enum Movement {
     Named,
     /// Had been evicted, and is not out yet: the next entry is a fault on it, which was served by putting it back.
     Recalled,
+    /// No page: the client is a fork child, and has what the client has whose number is in [`Event::thread`], as it is there now.
+    Forked,
+    /// No page: the client has ended, and nothing it had is left. What has its number from now on is another.
+    Ended,
 }
 
 impl Movement {
     /// All of them, in the order of their codes and of the end block.
-    pub const ALL: [Movement; 10] = [
+    pub const ALL: [Movement; 12] = [
         Movement::Evicted,
         Movement::Found,
         Movement::Ahead,
@@ -75,6 +80,8 @@ impl Movement {
         Movement::Locked,
         Movement::Named,
         Movement::Recalled,
+        Movement::Forked,
+        Movement::Ended,
     ];
 
     /// Whether the page is in memory afterwards.
@@ -92,7 +99,8 @@ pub enum Kind {
     Movement(Movement),
 }
 
-/// One entry of a trace; fields as those of [`Reference`]. The thread of a movement means nothing.
+/// One entry of a trace; fields as those of [`Reference`]. The thread of a movement means nothing, but of
+/// [`Movement::Forked`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// When.

@@ -82,6 +82,7 @@ fn live() -> (Vec<Event>, Vec<u8>) {
         accesses: true,
         locks: true,
         batch_details: true,
+        forks: true,
         clients: vec!["a".to_owned(), "b".to_owned()],
         ..Header::default()
     };
@@ -186,7 +187,7 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     );
     // A file that was made to say so: the first movement is the fourth entry of the first block.
     let mut bad = bytes.clone();
-    bad[12] &= !(8 | 16 | 32 | 64);
+    bad[12] &= !(8 | 16 | 32 | 64 | 128);
     let bad = fuzz::mended(&bad);
     let block = bad.windows(4).position(|at| at == b"REFS").unwrap();
     let error = read(&bad).unwrap_err();
@@ -201,14 +202,14 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     assert!(matches!(error, TraceError::Truncated { .. }), "{error}");
     // A flag of tomorrow.
     let mut bad = bytes;
-    bad[12] |= 128;
+    bad[13] |= 1;
     let error = read(&fuzz::mended(&bad)).unwrap_err();
     assert_eq!(error.offset(), 12, "{error}");
 }
 
 /// Kinds of movements that have a flag of their own: which, how errors call the first, and the header without the flag.
 type Later = (&'static [Movement], u8, &'static str, fn(Header) -> Header);
-const LATER: [Later; 3] = [
+const LATER: [Later; 4] = [
     (&[Movement::Accessed], 16, "a use of a page", |header| {
         Header {
             accesses: false,
@@ -225,6 +226,15 @@ const LATER: [Later; 3] = [
         "a page named",
         |header| Header {
             batch_details: false,
+            ..header
+        },
+    ),
+    (
+        &[Movement::Forked, Movement::Ended],
+        128,
+        "a fork",
+        |header| Header {
+            forks: false,
             ..header
         },
     ),
@@ -251,8 +261,8 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
         let some: Vec<Event> = events.iter().copied().filter(|e| !is(e)).collect();
         let some_bytes = write_events(without, &some, 400);
         let counts = match flag {
-            64 => 8,
-            _ => 10,
+            128 => 10,
+            _ => 12,
         };
         let end = some_bytes.len() - (60 + 8 * counts);
         assert_eq!(&some_bytes[end..][..4], b"END.", "flag {flag}");
@@ -270,19 +280,21 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
             accesses: false,
             locks: false,
             batch_details: false,
+            forks: false,
             ..header.clone()
         };
-        let with: [fn(&mut Header) -> &mut bool; 3] = [
+        let with: [fn(&mut Header) -> &mut bool; 4] = [
             |h| &mut h.accesses,
             |h| &mut h.locks,
             |h| &mut h.batch_details,
+            |h| &mut h.forks,
         ];
         let mut alone = plain.clone();
         *with[at](&mut alone) = true;
         assert!(TraceWriter::new(Vec::new(), alone).is_err(), "flag {flag}");
         assert!(TraceWriter::new(Vec::new(), plain).is_ok());
         let mut bad = bytes.clone();
-        bad[12] = bad[12] & !(8 | 16 | 32 | 64) | flag;
+        bad[12] = bad[12] & !(8 | 16 | 32 | 64 | 128) | flag;
         let error = read(&fuzz::mended(&bad)).unwrap_err();
         assert_eq!(error.offset(), 12, "{error}");
     }
@@ -302,9 +314,9 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
 #[test]
 fn the_end_block_must_count_movements_right() {
     let (_, bytes) = live();
-    let end = bytes.len() - 140;
+    let end = bytes.len() - 156;
     assert_eq!(&bytes[end..end + 4], b"END.");
-    for field in 0..10 {
+    for field in 0..12 {
         let mut bad = bytes.clone();
         bad[end + 56 + 8 * field] ^= 1;
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();
@@ -637,7 +649,7 @@ proptest! {
             _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % Movement::ALL.len()]), ..Event::from(*reference) },
         });
         let events: Vec<Event> = moved.collect();
-        let bytes = write_events(Header { movements: true, accesses: true, locks: true, batch_details: true, ..header }, &events, u64::MAX);
+        let bytes = write_events(Header { movements: true, accesses: true, locks: true, batch_details: true, forks: true, ..header }, &events, u64::MAX);
         prop_assert_eq!(read_events(&bytes).unwrap(), events);
     }
 }

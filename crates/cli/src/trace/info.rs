@@ -85,6 +85,12 @@ struct Movements {
     /// Pages that may not leave, each time it was said; absent where nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     locked: Option<u64>,
+    /// Forks of clients that have pages; absent where the trace does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forks: Option<u64>,
+    /// Clients that ended; absent where the trace does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended: Option<u64>,
 }
 
 impl Movements {
@@ -102,6 +108,8 @@ impl Movements {
             dropped: totals.moved(Movement::Dropped),
             accessed: header.accesses.then(|| totals.moved(Movement::Accessed)),
             locked: header.locks.then(|| totals.moved(Movement::Locked)),
+            forks: header.forks.then(|| totals.moved(Movement::Forked)),
+            ended: header.forks.then(|| totals.moved(Movement::Ended)),
         }
     }
 }
@@ -324,6 +332,9 @@ fn text(info: &Info) -> String {
         }
         if let Some(locked) = moved.locked {
             row("locked", format!("{locked} pages that may not leave"));
+        }
+        if let (Some(forks), Some(ended)) = (moved.forks, moved.ended) {
+            row("processes", format!("{forks} forked, {ended} ended"));
         }
     }
     row("reads:writes", ratio(info.reads_per_write));

@@ -10,7 +10,7 @@ use undercroft_policy::reclaim::Reclaim;
 
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
-use crate::memory_trace::PageStream;
+use crate::page_stream::PageStream;
 use crate::replay::traced::{NextWindow, Traced};
 use crate::setup::{Room, Setup, SetupError, TRACED, TierKind};
 
@@ -22,6 +22,8 @@ pub const WRITTEN: u8 = 2;
 pub const AHEAD: u8 = 4;
 /// It was used before.
 pub const KNOWN: u8 = 8;
+/// Had from another address space at a fork, and not evicted since; maybe still without a frame of its own.
+pub const SHARED: u8 = 16;
 
 /// Longest latency told apart: 1000 s.
 const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
@@ -96,7 +98,7 @@ pub struct Client<'a> {
     pub timed: usize,
     /// Its own virtual time.
     pub clock: Time,
-    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`] of each page.
+    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`], [`SHARED`] of each page.
     pub marks: Vec<u8>,
     /// Until when pages brought along are on their way.
     pub ahead_until: Time,
@@ -265,10 +267,14 @@ impl<'a> Client<'a> {
                 return Stop::Fault(no, write);
             }
             let mark = &mut self.marks[no.0 as usize];
-            if *mark & AHEAD != 0 {
-                *mark = (*mark & !AHEAD) | KNOWN;
-                self.seen.ahead_used += 1;
-                if self.ahead_until > Time::default() {
+            if *mark & (AHEAD | SHARED) != 0 {
+                let along = *mark & AHEAD != 0;
+                if along {
+                    *mark = (*mark & !AHEAD) | KNOWN;
+                    self.seen.ahead_used += 1;
+                }
+                let late = along && self.ahead_until > Time::default();
+                if late || (*mark & SHARED != 0 && write) {
                     self.at += done;
                     return Stop::Fault(no, write);
                 }

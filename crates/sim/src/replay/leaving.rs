@@ -3,7 +3,7 @@
 //! It stays on its way out until the next one is named, as live; each page of it leaves sooner where the trace shows that it was out
 //! by then, is called back where the trace says so, or stays.
 
-use undercroft_base::{PageNo, VirtPage, VirtRange};
+use undercroft_base::{PageNo, PageState, VirtPage, VirtRange};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{Outcome, Taken};
 
@@ -56,12 +56,18 @@ impl Replay<'_> {
         self.evict_one(at, index)
     }
 
-    /// A page leaves, if it is on its way out.
+    /// A page leaves, if it is on its way out; all do, if it is one that goes with one of them, as a fork child's.
     pub(super) fn let_one_go(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
         if let Some(index) = self.clients[at].take_leaving(no) {
             self.evict_one(at, index)?;
             if self.has_pool {
                 self.collect(at);
+            }
+        } else if self.clients[at].leaving != 0 {
+            let client = &self.clients[at];
+            let entry = client.engine.entry(client.space, VirtPage(u64::from(no.0)));
+            if entry.state == PageState::Evicting {
+                self.let_batch_go(at)?;
             }
         }
         Ok(())

@@ -9,10 +9,12 @@
 //! a half is free. Only in no time: the live evictor works while the program goes on.
 //!
 //! Where a live trace says so, pages are found in memory, as they were when the recording began, or dropped by the program.
-//! Evictions that it tells (`leaving.rs`), and pages brought along (`traced.rs`), are followed only when that is asked for
+//! So are forks and the ends of processes (`forks.rs`): all address spaces of a live run are pages of one client, whose engine takes them
+//! for one. Evictions that it tells (`leaving.rs`), and pages brought along (`traced.rs`), are followed only when that is asked for
 //! ([`Room::Traced`]): otherwise the policies under test decide.
 
 mod client;
+mod forks;
 mod leaving;
 pub mod tiers;
 mod traced;
@@ -28,10 +30,11 @@ use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
 use undercroft_model::device::{Attach, Device, Time, profiles};
 
-use crate::memory_trace::{Becomes, PageStream};
+use crate::memory_trace::Becomes;
+use crate::page_stream::PageStream;
 use crate::setup::{FaultTouch, Initial, Memory, Room, Setup, SetupError, TierKind};
 
-use client::{AHEAD, DIRTY, KNOWN, WRITTEN};
+use client::{AHEAD, DIRTY, KNOWN, SHARED, WRITTEN};
 pub use client::{Client, Seen, Spent, Stop};
 use tiers::{Tier, tier_id};
 
@@ -96,11 +99,13 @@ impl<'a> Replay<'a> {
             clients.push(Client::new(stream, setup, share, home, seed)?);
             home += u64::from(stream.numbers);
         }
+        let shares = streams.iter().any(|stream| stream.spaces.is_some());
+        let homes = shares.then_some(home);
         let tiers = setup.tiers.iter();
         let mut replay = Replay {
             clients,
             tiers: tiers
-                .map(|spec| Tier::new(spec, setup.page_bytes))
+                .map(|spec| Tier::new(spec, setup.page_bytes, homes))
                 .collect(),
             freed: Vec::new(),
             wake: Vec::new(),
@@ -182,6 +187,10 @@ impl<'a> Replay<'a> {
             thread: ThreadId(0),
         };
         client.at += 1;
+        if client.marks[no.0 as usize] & SHARED != 0 && self.write_shared(at, no, write)? {
+            return Ok(());
+        }
+        let client = &mut self.clients[at];
         // What is put back needs no room, and brings nothing along.
         let recalled = client.recalled_at == client.at && client.on_its_way(no).is_some();
         if !recalled {
@@ -243,6 +252,17 @@ impl<'a> Replay<'a> {
                 _ => return Ok(()),
             };
             client.moved += 1;
+            match moved.what {
+                Becomes::Forked { parent } => {
+                    self.fork(at, moved.number, u32::from(parent))?;
+                    continue;
+                }
+                Becomes::Ended => {
+                    self.end_space(at, moved.number)?;
+                    continue;
+                }
+                _ => {}
+            }
             let page = VirtPage(u64::from(moved.number));
             let range = VirtRange::new(page, page.plus(1));
             if let Becomes::Ahead { written } = moved.what {
@@ -310,9 +330,12 @@ impl<'a> Replay<'a> {
                 continue;
             }
             if moved.what == Becomes::Found {
-                client.engine.found_resident(client.space, range);
-                // It was used before, and nobody knows its bytes.
-                *mark |= KNOWN | WRITTEN | DIRTY;
+                if !self.own_shared(at, PageNo(moved.number)) {
+                    let client = &mut self.clients[at];
+                    client.engine.found_resident(client.space, range);
+                    // It was used before, and nobody knows its bytes.
+                    client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
+                }
                 // A live run may begin above its limit: what leaves for that, its evictions tell.
                 if self.setup.room != Room::Traced {
                     self.have_room(at, 0)?;
@@ -320,25 +343,48 @@ impl<'a> Replay<'a> {
                 self.reclaim(at)?;
                 continue;
             }
-            client.marks[moved.number as usize] = 0;
-            let entry = client.engine.entry(client.space, page);
-            client.locked -= u64::from(entry.flags.has(Flags::LOCKED));
-            let left = client.take_leaving(PageNo(moved.number));
-            client.engine.removed(client.space, range);
-            if let Some(index) = left {
-                client.engine.settle(index, Taken::NotTried, &mut self.wake); // nobody's by now
-            }
-            // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers. The last given up
-            // are the first taken.
-            for number in [moved.number + 1, moved.number] {
-                if number < client.stream.numbers {
-                    let page = VirtPage(u64::from(number));
-                    let no = client.engine.number(client.space, page);
-                    assert_eq!(no, Ok(PageNo(number)), "a page keeps its number");
-                }
-            }
-            self.collect(at);
+            self.drop_pages(at, moved.number, 1)?;
         }
+    }
+
+    /// What `count` pages from `first` on, of one chunk, had is gone, in memory and out.
+    fn drop_pages(&mut self, at: usize, first: u32, count: u32) -> Result<(), SetupError> {
+        for number in first..first + count {
+            let client = &self.clients[at];
+            let shared = client.on_its_way(PageNo(number));
+            if shared.is_some_and(|index| client.engine.is_shared(index)) {
+                self.let_one_go(at, PageNo(number))?; // for those who have it yet
+            }
+        }
+        let client = &mut self.clients[at];
+        let page = |number: u32| VirtPage(u64::from(number));
+        let mut left = 0u64;
+        for number in first..first + count {
+            client.marks[number as usize] = 0;
+            let entry = client.engine.entry(client.space, page(number));
+            client.locked -= u64::from(entry.flags.has(Flags::LOCKED));
+            if let Some(index) = client.take_leaving(PageNo(number)) {
+                left |= 1 << index;
+            }
+        }
+        let range = VirtRange::new(page(first), page(first + count));
+        client.engine.removed(client.space, range);
+        while left != 0 {
+            // nobody's by now
+            let index = left.trailing_zeros() as usize;
+            left &= left - 1;
+            client.engine.settle(index, Taken::NotTried, &mut self.wake);
+        }
+        // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers. The last given up
+        // are the first taken.
+        for number in [first + count, first] {
+            if number < client.stream.numbers {
+                let no = client.engine.number(client.space, page(number));
+                assert_eq!(no, Ok(PageNo(number)), "a page keeps its number");
+            }
+        }
+        self.collect(at);
+        Ok(())
     }
 
     /// Makes the reserve whole again, where there is one and it was broken into.

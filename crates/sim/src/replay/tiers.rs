@@ -29,12 +29,14 @@ pub struct Tier {
     pages_max: u64,
     held: u64,
     slots: Slots,
+    homes: Option<Homes>,
     wear: Vec<u32>,
 }
 
 impl Tier {
-    /// Empty, for pages of `page_bytes`.
-    pub fn new(spec: &TierSpec, page_bytes: u64) -> Tier {
+    /// Empty, for pages of `page_bytes`. * `homes`: so many places are pages' own, where a page may be here twice: a fork child's, as it
+    /// was at the fork, and its parent's.
+    pub fn new(spec: &TierSpec, page_bytes: u64, homes: Option<u64>) -> Tier {
         let device = match &spec.kind {
             TierKind::Pool { .. } => None,
             TierKind::Device { profile, .. } => Some(Device::new((**profile).clone())),
@@ -46,6 +48,7 @@ impl Tier {
             pages_max: spec.size.map_or(u64::MAX, |size| size.0 / page_bytes),
             held: 0,
             slots: Slots::default(),
+            homes: homes.map(Homes::new),
             wear: Vec::new(),
             spec: spec.clone(),
         }
@@ -94,7 +97,7 @@ impl Tier {
                 layout: Layout::Log,
                 ..
             } => Slot(self.slots.take()),
-            _ => Slot(home),
+            _ => Slot(self.homes.as_mut().map_or(home, |homes| homes.take(home))),
         }
     }
 
@@ -108,6 +111,8 @@ impl Tier {
         } = self.spec.kind
         {
             self.slots.free(slot.0);
+        } else if let Some(homes) = &mut self.homes {
+            homes.free(slot.0);
         }
     }
 
@@ -163,6 +168,35 @@ impl Tier {
 /// The engine's name of the tier at a place.
 pub fn tier_id(at: usize) -> TierId {
     TierId(at as u8)
+}
+
+/// Places that are pages' own, and more behind them for pages whose own place is taken.
+struct Homes {
+    taken: Vec<bool>,
+    more: Slots,
+}
+
+impl Homes {
+    fn new(homes: u64) -> Homes {
+        Homes {
+            taken: vec![false; homes as usize],
+            more: Slots::default(),
+        }
+    }
+
+    fn take(&mut self, home: u64) -> u64 {
+        match std::mem::replace(&mut self.taken[home as usize], true) {
+            false => home,
+            true => self.taken.len() as u64 + self.more.take(),
+        }
+    }
+
+    fn free(&mut self, slot: u64) {
+        match slot.checked_sub(self.taken.len() as u64) {
+            None => self.taken[slot as usize] = false,
+            Some(more) => self.more.free(more),
+        }
+    }
 }
 
 /// Places of a log: the next free one, round and round.

@@ -18,7 +18,8 @@ use undercroft_policy::prefetch::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
 use super::Replay;
 use super::client::{AHEAD, DIRTY, KNOWN, WRITTEN};
-use crate::memory_trace::{Becomes, MovedPage};
+use crate::memory_trace::Becomes;
+use crate::page_stream::MovedPage;
 use crate::setup::{Room, SetupError};
 
 /// The window of the fault at hand.

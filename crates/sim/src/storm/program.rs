@@ -88,7 +88,9 @@ impl World {
             write: true,
             thread: ThreadId(thread as u32),
         };
-        let answer = self.engine.copy_on_write(fault, &shared, &relatives, false);
+        let answer = self
+            .engine
+            .copy_on_write(fault, &shared, &relatives, false, |_, _| ());
         self.log(|| format!("copy p{proc} {} {shared:?} -> {answer:?}", page.0));
         self.kick_evictor();
         self.saw(match answer {

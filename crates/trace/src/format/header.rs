@@ -71,6 +71,9 @@ pub struct Header {
     /// Among them is more of batches of evictions ([`crate::Movement::Named`], [`crate::Movement::Recalled`]); only where there are
     /// movements.
     pub batch_details: bool,
+    /// Among them is which clients are fork children, and which have ended ([`crate::Movement::Forked`], [`crate::Movement::Ended`]); only
+    /// where there are movements.
+    pub forks: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
@@ -92,6 +95,7 @@ impl Default for Header {
             accesses: false,
             locks: false,
             batch_details: false,
+            forks: false,
             command: Vec::new(),
             clients: vec![String::new()],
             source: String::new(),
@@ -106,6 +110,9 @@ const MOVEMENTS: u32 = 8;
 const ACCESSES: u32 = 16;
 const LOCKS: u32 = 32;
 const BATCH_DETAILS: u32 = 64;
+const FORKS: u32 = 128;
+/// Those that mean nothing without [`MOVEMENTS`].
+const OF_MOVEMENTS: u32 = ACCESSES | LOCKS | BATCH_DETAILS | FORKS;
 
 /// The flag that announces a movement.
 fn flag_of(movement: Movement) -> u32 {
@@ -113,6 +120,7 @@ fn flag_of(movement: Movement) -> u32 {
         Movement::Accessed => ACCESSES,
         Movement::Locked => LOCKS,
         Movement::Named | Movement::Recalled => BATCH_DETAILS,
+        Movement::Forked | Movement::Ended => FORKS,
         _ => MOVEMENTS,
     }
 }
@@ -138,6 +146,7 @@ impl Header {
             Movement::Accessed => self.accesses,
             Movement::Locked => self.locks,
             Movement::Named | Movement::Recalled => self.batch_details,
+            Movement::Forked | Movement::Ended => self.forks,
             _ => self.movements,
         }
     }
@@ -156,6 +165,7 @@ impl Header {
             (self.accesses, ACCESSES),
             (self.locks, LOCKS),
             (self.batch_details, BATCH_DETAILS),
+            (self.forks, FORKS),
         ]
         .into_iter()
         .fold(0, |flags, (set, bit)| flags | (u32::from(set) * bit))
@@ -170,9 +180,9 @@ impl Header {
         if self.clients.is_empty() {
             return Err(WriteError::Header("it names no client"));
         }
-        if (self.accesses || self.locks || self.batch_details) && !self.movements {
+        if self.flags() & OF_MOVEMENTS != 0 && !self.movements {
             return Err(WriteError::Header(
-                "it announces uses of pages, locked pages or more of batches, and no movements",
+                "it announces uses of pages, locked pages, more of batches or forks, and no movements",
             ));
         }
         let mut text = Vec::new();
@@ -230,8 +240,8 @@ impl Header {
         let time_unit = TimeUnit::from_code(fixed[11])
             .ok_or_else(|| corrupt(11, format!("time unit {} is unknown", fixed[11])))?;
         let flags = u32_at(fixed, 12);
-        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | ACCESSES | LOCKS | BATCH_DETAILS;
-        let alone = flags & MOVEMENTS == 0 && flags & (ACCESSES | LOCKS | BATCH_DETAILS) != 0;
+        let known = FILTERED | SYNTHETIC | LIVE | MOVEMENTS | OF_MOVEMENTS;
+        let alone = flags & MOVEMENTS == 0 && flags & OF_MOVEMENTS != 0;
         if flags & !known != 0 || alone {
             return Err(corrupt(12, format!("flags {flags:#x} are unknown")));
         }
@@ -258,6 +268,7 @@ impl Header {
             accesses: flags & ACCESSES != 0,
             locks: flags & LOCKS != 0,
             batch_details: flags & BATCH_DETAILS != 0,
+            forks: flags & FORKS != 0,
             command,
             clients,
             source,

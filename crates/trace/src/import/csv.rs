@@ -28,6 +28,8 @@ pub fn row(event: &Event) -> String {
         Kind::Movement(Movement::Locked) => "locked",
         Kind::Movement(Movement::Named) => "named",
         Kind::Movement(Movement::Recalled) => "recalled",
+        Kind::Movement(Movement::Forked) => "forked",
+        Kind::Movement(Movement::Ended) => "ended",
     };
     format!(
         "{},{:#x},{what},{},{}",

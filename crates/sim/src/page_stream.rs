@@ -1,0 +1,389 @@
+//! One client of a trace as numbered pages of one size, 4 bytes a reference.
+//!
+//! Pages are numbered so that the engine's own page number is the index: chunks of 512 pages, ascending by address, chunks
+//! nobody touches left out. Neighbours keep neighbouring numbers; where pages are missing between two numbers, a *run* ends,
+//! and each run is told to the engine as a mapping of its own, so that no window crosses it. Where chunks are nearly empty
+//! (object traces), smaller granules are used: a number costs the engine 17 bytes.
+//!
+//! Making this costs time, which [`PageStream::build`] is not part of a replay: it is done once for each page size.
+
+use rustc_hash::FxHashMap;
+use undercroft_base::CHUNK_PAGES;
+
+use crate::memory_trace::{Becomes, Moved, SPACE_BYTES, WRITE};
+use crate::spaces::{Families, Spaces};
+
+/// One client's references as numbered pages of one size.
+#[derive(Clone, Debug)]
+pub struct PageStream {
+    /// The client.
+    pub name: String,
+    /// `number << 1 | write`, in order.
+    pub references: Vec<u32>,
+    /// Half-open runs of numbers whose pages are neighbours in memory; together all numbers.
+    pub runs: Vec<(u32, u32)>,
+    /// Numbers given, pages nobody touches included; a multiple of 512.
+    pub numbers: u32,
+    /// Pages that are touched, found in memory or brought along; ascending.
+    pub touched: Vec<u32>,
+    /// References that write.
+    pub writes: u64,
+    /// What became of its pages beside references, in order.
+    pub moved: Vec<MovedPage>,
+    /// The address spaces that the numbers belong to; `None` where nothing is told of forks and ends.
+    pub spaces: Option<Spaces>,
+}
+
+/// A page, and what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovedPage {
+    /// References that come before.
+    pub after: usize,
+    /// The page; of what is of no page, the address space.
+    pub number: u32,
+    /// What.
+    pub what: Becomes,
+}
+
+/// The trace touches more pages than can be numbered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the trace touches too many places for pages of {page_bytes} bytes; use larger pages")]
+pub struct TooManyPages {
+    /// The page size asked for.
+    pub page_bytes: u64,
+}
+
+/// Chunks of 512 pages in the order they come.
+struct Chunks {
+    list: Vec<u64>,
+    seen: FxHashMap<u64, u32>,
+    last: (u64, u32),
+    too_many: TooManyPages,
+}
+
+impl Chunks {
+    fn new(too_many: TooManyPages) -> Chunks {
+        Chunks {
+            list: Vec::new(),
+            seen: FxHashMap::default(),
+            last: (u64::MAX, 0),
+            too_many,
+        }
+    }
+
+    /// Pages of all of them.
+    fn pages(&self) -> usize {
+        self.list.len() * CHUNK_PAGES as usize
+    }
+
+    #[inline]
+    fn number_of(&mut self, page: u64) -> Result<u32, TooManyPages> {
+        let per_chunk = u64::from(CHUNK_PAGES);
+        let chunk = page / per_chunk;
+        if chunk != self.last.0 {
+            let fresh = self.list.len() as u32;
+            let number = *self.seen.entry(chunk).or_insert(fresh);
+            if number == fresh {
+                if self.list.len() >= CHUNKS_MAX {
+                    return Err(self.too_many);
+                }
+                self.list.push(chunk);
+            }
+            self.last = (chunk, number);
+        }
+        Ok(self.last.1 * CHUNK_PAGES + (page % per_chunk) as u32)
+    }
+
+    /// What a child has a number for has one in its parent, too, and in that one's: else it could not come down from there. `named`: the
+    /// pages that need a number, by chunk.
+    fn hand_down(
+        &mut self,
+        families: &Families,
+        space_chunks: u64,
+        named: &mut Vec<bool>,
+    ) -> Result<(), TooManyPages> {
+        let mut again = !families.is_empty();
+        while again {
+            again = false;
+            for (child, parent) in families {
+                for at in 0..self.list.len() {
+                    let chunk = self.list[at];
+                    if chunk / space_chunks != u64::from(*child) {
+                        continue;
+                    }
+                    let of_parent = u64::from(*parent) * space_chunks + chunk % space_chunks;
+                    let of_parent = self.number_of(of_parent * u64::from(CHUNK_PAGES))? as usize;
+                    named.resize(self.pages(), false);
+                    let first = at * CHUNK_PAGES as usize;
+                    for offset in 0..CHUNK_PAGES as usize {
+                        again |= named[first + offset] && !named[of_parent + offset];
+                        named[of_parent + offset] |= named[first + offset];
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Chunks that may be numbered before granules shrink: page numbers have 30 bits.
+const CHUNKS_MAX: usize = 1 << 20;
+
+/// Numbers below which nobody minds empty ones.
+const NUMBERS_SMALL: usize = 1 << 22;
+
+impl PageStream {
+    /// Numbers the pages of one client. `page_bytes`: a power of two.
+    ///
+    /// Errors: more than 2^20 chunks of 512 pages are touched.
+    /// Cost: two passes over the references; a hash lookup where the chunk is another than the reference's before.
+    pub fn build(name: &str, packed: &[u64], page_bytes: u64) -> Result<PageStream, TooManyPages> {
+        PageStream::build_moved(name, packed, &[], page_bytes)
+    }
+
+    /// As [`PageStream::build`], with what else becomes of pages. What is dropped must be whole pages.
+    pub fn build_moved(
+        name: &str,
+        packed: &[u64],
+        moved: &[Moved],
+        page_bytes: u64,
+    ) -> Result<PageStream, TooManyPages> {
+        let shift = page_bytes.trailing_zeros() + 1;
+        let mut chunks = Chunks::new(TooManyPages { page_bytes });
+        let mut references = Vec::with_capacity(packed.len());
+        for word in packed {
+            let number = chunks.number_of(word >> shift)?;
+            references.push(number << 1 | (word & WRITE) as u32);
+        }
+        let mut moves = Vec::with_capacity(moved.len());
+        let mut families = Families::new();
+        for moved in moved {
+            let space = (moved.address / SPACE_BYTES) as u32;
+            if let Becomes::Forked { parent } = moved.what {
+                families.insert((space, u32::from(parent)));
+            }
+            let number = match moved.what.is_of_a_page() {
+                // As references lose the top bit.
+                true => chunks.number_of((moved.address << 1) >> shift)?,
+                false => space,
+            };
+            moves.push(MovedPage {
+                after: moved.after,
+                number,
+                what: moved.what,
+            });
+        }
+        let mut touched = vec![false; chunks.pages()];
+        for word in &references {
+            touched[(*word >> 1) as usize] = true;
+        }
+        let of_pages = moves.iter().filter(|moved| moved.what.is_of_a_page());
+        let mut named = vec![false; chunks.pages()];
+        for moved in of_pages {
+            named[moved.number as usize] = true;
+            touched[moved.number as usize] |=
+                matches!(moved.what, Becomes::Found | Becomes::Ahead { .. });
+        }
+        // Pages of which nothing else is known have numbers too, though they are no part of the footprint.
+        for (named, touched) in named.iter_mut().zip(&touched) {
+            *named |= touched;
+        }
+        let space_chunks = SPACE_BYTES / page_bytes / u64::from(CHUNK_PAGES);
+        chunks.hand_down(&families, space_chunks, &mut named)?;
+        touched.resize(named.len(), false);
+        let mut order: Vec<u32> = (0..chunks.list.len() as u32).collect();
+        order.sort_unstable_by_key(|at| chunks.list[*at as usize]);
+        let mut ranks = vec![0; order.len()];
+        for (rank, at) in order.iter().enumerate() {
+            ranks[*at as usize] = rank as u32;
+        }
+        let ranked = |number: u32| {
+            ranks[(number / CHUNK_PAGES) as usize] * CHUNK_PAGES + number % CHUNK_PAGES
+        };
+        for word in &mut references {
+            *word = ranked(*word >> 1) << 1 | (*word & 1);
+        }
+        for moved in &mut moves {
+            if moved.what.is_of_a_page() {
+                moved.number = ranked(moved.number);
+            }
+        }
+        let in_order = |flags: Vec<bool>| -> Vec<bool> {
+            let chunk = |at: &u32| {
+                let first = *at as usize * CHUNK_PAGES as usize;
+                first..first + CHUNK_PAGES as usize
+            };
+            order
+                .iter()
+                .flat_map(|at| &flags[chunk(at)])
+                .copied()
+                .collect()
+        };
+        let (touched, named) = (in_order(touched), in_order(named));
+        let firsts: Vec<u64> = order.iter().map(|at| chunks.list[*at as usize]).collect();
+        let mut stream = PageStream::numbered(
+            name,
+            references,
+            moves,
+            &touched,
+            &named,
+            &firsts,
+            space_chunks,
+        );
+        // Granules of one page, found together.
+        stream.moved.dedup();
+        Ok(stream)
+    }
+
+    /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place of each chunk; `named`:
+    /// pages that need a number, `touched`: those of the footprint.
+    fn numbered(
+        name: &str,
+        mut references: Vec<u32>,
+        mut moved: Vec<MovedPage>,
+        touched: &[bool],
+        named: &[bool],
+        firsts: &[u64],
+        space_chunks: u64,
+    ) -> PageStream {
+        let distinct = named.iter().filter(|touched| **touched).count();
+        let per_chunk = CHUNK_PAGES as usize;
+        let kept = |granule: usize| -> Vec<usize> {
+            let granules = named.chunks(granule).enumerate();
+            granules
+                .filter(|(_, pages)| pages.iter().any(|touched| *touched))
+                .map(|(at, _)| at)
+                .collect()
+        };
+        let (granule, kept) = [per_chunk, 64, 8]
+            .into_iter()
+            .map(|granule| (granule, kept(granule)))
+            .find(|(granule, kept)| kept.len() * granule <= NUMBERS_SMALL.max(8 * distinct))
+            .unwrap_or_else(|| (1, kept(1)));
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let mut new_number = vec![0u32; touched.len() / granule];
+        let mut before = None;
+        for (rank, at) in kept.iter().enumerate() {
+            let first = at * granule;
+            let place = firsts[first / per_chunk] * per_chunk as u64 + (first % per_chunk) as u64;
+            let start = (rank * granule) as u32;
+            new_number[*at] = start;
+            match runs.last_mut() {
+                Some(run) if before == Some(place) => run.1 = start + granule as u32,
+                _ => runs.push((start, start + granule as u32)),
+            }
+            before = Some(place + granule as u64);
+        }
+        let renumber = |number: usize| new_number[number / granule] + (number % granule) as u32;
+        // Also where whole chunks are left out.
+        if kept.len() * granule != touched.len() {
+            for word in &mut references {
+                *word = renumber((*word >> 1) as usize) << 1 | (*word & 1);
+            }
+            for moved in &mut moved {
+                if moved.what.is_of_a_page() {
+                    moved.number = renumber(moved.number as usize);
+                }
+            }
+        }
+        let touched = (0..touched.len()).filter(|number| touched[*number]);
+        let spaces = moved
+            .iter()
+            .any(|moved| !moved.what.is_of_a_page())
+            .then(|| {
+                let per_chunk = per_chunk / granule;
+                Spaces::new(
+                    granule as u32,
+                    kept.iter().map(|at| {
+                        let chunk = firsts[at / per_chunk];
+                        let place =
+                            chunk % space_chunks * per_chunk as u64 + (at % per_chunk) as u64;
+                        ((chunk / space_chunks) as u32, place)
+                    }),
+                )
+            });
+        PageStream {
+            spaces,
+            name: name.to_owned(),
+            writes: references.iter().map(|word| u64::from(word & 1)).sum(),
+            references,
+            moved,
+            runs,
+            numbers: ((kept.len() * granule) as u32).next_multiple_of(CHUNK_PAGES),
+            touched: touched.map(renumber).collect(),
+        }
+    }
+
+    /// Pages touched, found or brought along.
+    pub fn footprint(&self) -> u64 {
+        self.touched.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(addresses: &[u64], page_bytes: u64) -> PageStream {
+        let packed: Vec<u64> = addresses.iter().map(|address| address << 1).collect();
+        PageStream::build("test", &packed, page_bytes).expect("few pages")
+    }
+
+    #[test]
+    fn pages_are_numbered_by_address_and_neighbours_stay_so() {
+        let mib2 = 512 * 4096;
+        let built = stream(
+            &[10 * mib2 + 4096, 3 * mib2, 4 * mib2, 3 * mib2 + 4095],
+            4096,
+        );
+        let numbers: Vec<_> = built.references.iter().map(|word| word >> 1).collect();
+        assert_eq!(numbers, [2 * 512 + 1, 0, 512, 0]);
+        assert_eq!(built.runs, [(0, 1024), (1024, 1536)]);
+        assert_eq!((built.footprint(), built.numbers), (3, 1536));
+    }
+
+    #[test]
+    fn sparse_pages_are_packed_and_no_page_is_merged_with_another() {
+        let places: Vec<u64> = (0..20_000u64).map(|at| at * 4096 * 5000).collect();
+        let built = stream(&places, 4096);
+        assert!(built.numbers <= NUMBERS_SMALL as u32);
+        assert_eq!(built.footprint(), 20_000);
+        assert_eq!(built.runs.len(), 20_000);
+        let mut numbers: Vec<_> = built.references.iter().map(|word| word >> 1).collect();
+        numbers.dedup();
+        assert_eq!(numbers, built.touched);
+    }
+
+    #[test]
+    fn page_size_decides_what_is_one_page() {
+        let addresses: Vec<u64> = (0..64u64).map(|at| at * 512).collect();
+        for (page_bytes, pages) in [(512, 64), (4096, 8), (2 << 20, 1)] {
+            assert_eq!(stream(&addresses, page_bytes).footprint(), pages);
+        }
+    }
+
+    /// Pages that only movements name have numbers of their own, and are no part of the footprint.
+    #[test]
+    fn movements_of_pages_never_used_have_their_own_numbers() {
+        let mib2 = 512 * 4096;
+        let packed: Vec<u64> = [mib2, 9 * mib2 + 4096].map(|address| address << 1).to_vec();
+        let of = |address, what| Moved {
+            after: 1,
+            address,
+            what,
+        };
+        let moved = [
+            of(0, Becomes::Evicted),
+            of(4 * mib2, Becomes::Evicted),
+            of(mib2 + 4096, Becomes::Dropped),
+            of(9 * mib2 + 4096, Becomes::Evicted),
+        ];
+        let built = PageStream::build_moved("test", &packed, &moved, 4096).expect("few pages");
+        let mut numbers: Vec<_> = built.moved.iter().map(|moved| moved.number).collect();
+        assert_eq!(numbers[3], built.references[1] >> 1);
+        numbers[3] = built.references[0] >> 1;
+        assert_eq!(numbers, [0, 1024, 513, 512]);
+        assert!(numbers.iter().all(|number| *number < built.numbers));
+        assert_eq!((built.footprint(), built.numbers), (2, 4 * 512));
+    }
+}

@@ -1,0 +1,112 @@
+//! Forks and ends of processes, as a live trace tells them.
+//!
+//! A fork child has its parent's pages: those in memory in frames that the parent is charged for, the others with the copies below. From
+//! when on it is charged for a frame itself, the trace says (as **found**); here it is, too, when it writes to a page that it would
+//! not have had in memory live.
+
+use undercroft_base::{Flags, PageNo, PageState, VirtPage};
+
+use super::Replay;
+use super::client::{DIRTY, KNOWN, SHARED, WRITTEN};
+use crate::memory_trace::Becomes;
+use crate::setup::SetupError;
+
+impl Replay<'_> {
+    /// The address space `child` begins, with what `parent` has where both have numbers.
+    pub(super) fn fork(&mut self, at: usize, child: u32, parent: u32) -> Result<(), SetupError> {
+        if child == parent {
+            return Ok(()); // nobody's trace
+        }
+        self.end_space(at, child)?; // that it was empty is the trace's word
+        self.let_most_go(at)?;
+        let client = &mut self.clients[at];
+        let Some(spaces) = &client.stream.spaces else {
+            return Ok(());
+        };
+        let virt = |number: u32| VirtPage(u64::from(number));
+        for (page, from) in spaces.common(child, parent) {
+            let inherited = client.engine.inherit(client.space, virt(page), virt(from));
+            assert_eq!(inherited, Ok(()), "all pages have numbers");
+            let entry = client.engine.entry(client.space, virt(page));
+            client.locked += u64::from(entry.flags.has(Flags::LOCKED));
+            let shared = match entry.flags.has(Flags::INHERITED) {
+                true => SHARED,
+                false => 0,
+            };
+            client.marks[page as usize] = client.marks[from as usize] & (WRITTEN | KNOWN) | shared;
+        }
+        Ok(())
+    }
+
+    /// Of what is on its way out, all that the trace has leave before it names more: at a fork it is out, or will stay.
+    fn let_most_go(&mut self, at: usize) -> Result<(), SetupError> {
+        let client = &mut self.clients[at];
+        let mut stays = 0;
+        if client.leaving != 0 {
+            let next = client.stream.moved[client.moved..].iter();
+            let until = |what| matches!(what, Becomes::Evicted | Becomes::Named);
+            for moved in next.take_while(|moved| !until(moved.what)) {
+                if matches!(moved.what, Becomes::Returned | Becomes::Recalled)
+                    && let Some(index) = client.on_its_way(PageNo(moved.number))
+                {
+                    stays |= 1 << index;
+                }
+            }
+        }
+        client.leaving &= !stays;
+        self.let_go(at)?;
+        self.clients[at].leaving = stays;
+        Ok(())
+    }
+
+    /// Nothing of an address space is left.
+    pub(super) fn end_space(&mut self, at: usize, space: u32) -> Result<(), SetupError> {
+        let Some(spaces) = &self.clients[at].stream.spaces else {
+            return Ok(());
+        };
+        let granule = spaces.granule();
+        for first in spaces.granules(space) {
+            self.drop_pages(at, *first, granule)?;
+        }
+        Ok(())
+    }
+
+    /// A page that has its frame from a relative is charged for one from now on; false where it is none.
+    pub(super) fn own_shared(&mut self, at: usize, no: PageNo) -> bool {
+        let client = &mut self.clients[at];
+        let page = VirtPage(u64::from(no.0));
+        let entry = client.engine.entry(client.space, page);
+        if entry.state != PageState::Resident || !entry.flags.has(Flags::INHERITED) {
+            return false;
+        }
+        client.marks[no.0 as usize] &= !SHARED;
+        // The frame's other owner has just left it, with a copy below that serves this one, too; or it was written to.
+        let spaces = client.stream.spaces.as_ref();
+        let same = |number: u32| spaces.is_some_and(|of| of.are_same_page(number, no.0));
+        let leaver = client.batch.iter().position(|item| same(item.no.0));
+        match leaver.filter(|index| client.leaving >> index & 1 == 1) {
+            Some(index) => client.engine.leave_frame_to(index, client.space, page),
+            None => {
+                client.marks[no.0 as usize] |= DIRTY | WRITTEN;
+                client.engine.own_frame(client.space, page);
+            }
+        }
+        true
+    }
+
+    /// A reference to a page that was had from a relative, and is in memory; false where it is a fault like others.
+    pub(super) fn write_shared(
+        &mut self,
+        at: usize,
+        no: PageNo,
+        write: bool,
+    ) -> Result<bool, SetupError> {
+        if !write || !self.own_shared(at, no) {
+            return Ok(false);
+        }
+        self.clients[at].marks[no.0 as usize] |= DIRTY | WRITTEN;
+        self.have_room(at, 0)?;
+        self.reclaim(at)?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,82 @@
+//! Which page numbers of a live run's trace belong to which of its address spaces, and which are the same page of fork relatives.
+
+use std::collections::BTreeSet;
+
+/// The numbers of each address space, in granules of neighbouring pages.
+#[derive(Clone, Debug, Default)]
+pub struct Spaces {
+    /// Pages of a granule.
+    granule: u32,
+    /// Of each granule, in the order of numbers, its address space and its place there.
+    owners: Vec<(u32, u64)>,
+    /// Of each address space, the first numbers of its granules, ascending, which is the order of places.
+    of: Vec<Vec<u32>>,
+}
+
+impl Spaces {
+    /// * `granules`: as [`Spaces::owners`].
+    pub(crate) fn new(granule: u32, granules: impl Iterator<Item = (u32, u64)>) -> Spaces {
+        let mut spaces = Spaces {
+            granule,
+            ..Spaces::default()
+        };
+        for (at, owner) in granules.enumerate() {
+            let space = owner.0 as usize;
+            if space >= spaces.of.len() {
+                spaces.of.resize_with(space + 1, Vec::new);
+            }
+            spaces.of[space].push(at as u32 * granule);
+            spaces.owners.push(owner);
+        }
+        spaces
+    }
+
+    /// Pages of a granule.
+    pub fn granule(&self) -> u32 {
+        self.granule
+    }
+
+    /// The first number of each granule of an address space.
+    pub fn granules(&self, space: u32) -> &[u32] {
+        self.of.get(space as usize).map_or(&[], |first| first)
+    }
+
+    /// Numbers of the pages that both have at the same addresses: (one's, other's).
+    pub fn common(&self, one: u32, other: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let mut others = self.granules(other).iter().copied().peekable();
+        let place = |first: u32| self.owners[(first / self.granule) as usize].1;
+        let firsts = self.granules(one).iter().filter_map(move |first| {
+            while others.next_if(|of| place(*of) < place(*first)).is_some() {}
+            let same = others.next_if(|of| place(*of) == place(*first));
+            same.map(|of| (*first, of))
+        });
+        firsts.flat_map(|(one, other)| (0..self.granule).map(move |at| (one + at, other + at)))
+    }
+
+    /// Whether two numbers are the same page of two address spaces.
+    pub fn are_same_page(&self, one: u32, other: u32) -> bool {
+        let owner = |number: u32| self.owners.get((number / self.granule) as usize);
+        let places = (owner(one).map(|of| of.1), owner(other).map(|of| of.1));
+        one % self.granule == other % self.granule && places.0.is_some() && places.0 == places.1
+    }
+}
+
+/// What address spaces have pages from: (child, parent), each once.
+pub(crate) type Families = BTreeSet<(u32, u32)>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_relatives_are_paired_by_place() {
+        let owners = [(0, 5), (0, 7), (0, 9), (2, 4), (2, 7), (2, 9)];
+        let spaces = Spaces::new(2, owners.into_iter());
+        let common: Vec<_> = spaces.common(2, 0).collect();
+        assert_eq!(common, [(8, 2), (9, 3), (10, 4), (11, 5)]);
+        assert_eq!(spaces.granules(2), [6, 8, 10]);
+        assert_eq!(spaces.common(1, 0).count() + spaces.common(0, 9).count(), 0);
+        assert!(spaces.are_same_page(9, 3) && !spaces.are_same_page(9, 2));
+        assert!(!spaces.are_same_page(6, 0) && !spaces.are_same_page(12, 12));
+    }
+}
