@@ -139,25 +139,29 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         }
         if scanned {
             let mut engine = shared.engine();
-            let mut new = Vec::new();
+            let (mut new, mut shared_pages) = (Vec::new(), Vec::new());
             for (found, _) in &present {
                 for page in found.pages() {
                     let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
-                    if shares && engine.found_shared(process.space, page, &relatives) {
-                        continue;
+                    let is_new = engine.entry(process.space, page).state == PageState::Untouched;
+                    let inherits = shares && engine.found_shared(process.space, page, &relatives);
+                    match (is_new, inherits) {
+                        (true, true) => add_page(&mut shared_pages, page),
+                        (true, false) => add_page(&mut new, page),
+                        (false, _) => {}
                     }
-                    let one = VirtRange::new(page, page.plus(1));
-                    if engine.entry(process.space, page).state == PageState::Untouched {
-                        add_page(&mut new, page);
+                    if !inherits {
+                        let one = VirtRange::new(page, page.plus(1));
+                        engine.found_resident(process.space, one);
                     }
-                    engine.found_resident(process.space, one);
                 }
                 if let Some(record) = &shared.record {
-                    for run in new.drain(..) {
-                        record.found(process.space, run);
-                    }
+                    new.iter().for_each(|run| record.found(process.space, *run));
+                    let runs = shared_pages.iter();
+                    runs.for_each(|run| record.shared(process.space, *run));
                 }
                 new.clear();
+                shared_pages.clear();
             }
         }
         start = part.end;

@@ -203,6 +203,12 @@ impl Record {
         self.push(space, range.start, What::Moved(Movement::Found, count));
     }
 
+    /// Pages that are in memory in frames that relatives are charged for, and were not in the books.
+    pub fn shared(&self, space: SpaceId, range: VirtRange) {
+        let count = range.count().0;
+        self.push(space, range.start, What::Moved(Movement::Shared, count));
+    }
+
     /// Pages that may not leave from now on.
     pub fn locked(&self, space: SpaceId, range: VirtRange) {
         let count = range.count().0;

@@ -30,6 +30,8 @@ pub struct MemoryTrace {
 pub enum Becomes {
     /// It is in memory, by nobody's decision.
     Found,
+    /// It is in memory, as the page of a fork relative, who is charged for the frame.
+    Shared,
     /// Its content is gone, by the program's.
     Dropped,
     /// The live manager took it out: whether the simulation does so too, its own policy decides.
@@ -185,6 +187,8 @@ impl Collector {
                 return;
             }
             Kind::Movement(Movement::Found) => Becomes::Found,
+            Kind::Movement(Movement::Shared) if self.live => Becomes::Shared,
+            Kind::Movement(Movement::Shared) => Becomes::Found,
             Kind::Movement(Movement::Dropped) => Becomes::Dropped,
             Kind::Movement(movement @ (Movement::Evicted | Movement::Named)) => {
                 // Not known to be clean yet: see below, or it was written.

@@ -181,8 +181,10 @@ impl PageStream {
         let mut named = vec![false; chunks.pages()];
         for moved in of_pages {
             named[moved.number as usize] = true;
-            touched[moved.number as usize] |=
-                matches!(moved.what, Becomes::Found | Becomes::Ahead { .. });
+            touched[moved.number as usize] |= matches!(
+                moved.what,
+                Becomes::Found | Becomes::Shared | Becomes::Ahead { .. }
+            );
         }
         // Pages of which nothing else is known have numbers too, though they are no part of the footprint.
         for (named, touched) in named.iter_mut().zip(&touched) {
@@ -287,21 +289,18 @@ impl PageStream {
             }
         }
         let touched = (0..touched.len()).filter(|number| touched[*number]);
-        let spaces = moved
-            .iter()
-            .any(|moved| !moved.what.is_of_a_page())
-            .then(|| {
-                let per_chunk = per_chunk / granule;
-                Spaces::new(
-                    granule as u32,
-                    kept.iter().map(|at| {
-                        let chunk = firsts[at / per_chunk];
-                        let place =
-                            chunk % space_chunks * per_chunk as u64 + (at % per_chunk) as u64;
-                        ((chunk / space_chunks) as u32, place)
-                    }),
-                )
-            });
+        let tells = |moved: &MovedPage| moved.what == Becomes::Shared || !moved.what.is_of_a_page();
+        let spaces = moved.iter().any(tells).then(|| {
+            let per_chunk = per_chunk / granule;
+            Spaces::new(
+                granule as u32,
+                kept.iter().map(|at| {
+                    let chunk = firsts[at / per_chunk];
+                    let place = chunk % space_chunks * per_chunk as u64 + (at % per_chunk) as u64;
+                    ((chunk / space_chunks) as u32, place)
+                }),
+            )
+        });
         PageStream {
             spaces,
             name: name.to_owned(),

@@ -53,6 +53,17 @@ impl Spaces {
         firsts.flat_map(|(one, other)| (0..self.granule).map(move |at| (one + at, other + at)))
     }
 
+    /// The numbers of the same page in other address spaces. Cost: a search in each.
+    pub fn relatives(&self, number: u32) -> impl Iterator<Item = u32> + '_ {
+        let owner = |first: u32| self.owners[(first / self.granule) as usize];
+        let (space, place) = owner(number);
+        let others = (0u32..).zip(&self.of).filter(move |of| of.0 != space);
+        others.filter_map(move |(_, firsts)| {
+            let found = firsts.binary_search_by_key(&place, |first| owner(*first).1);
+            found.ok().map(|at| firsts[at] + number % self.granule)
+        })
+    }
+
     /// Whether two numbers are the same page of two address spaces.
     pub fn are_same_page(&self, one: u32, other: u32) -> bool {
         let owner = |number: u32| self.owners.get((number / self.granule) as usize);
@@ -76,6 +87,8 @@ mod tests {
         assert_eq!(common, [(8, 2), (9, 3), (10, 4), (11, 5)]);
         assert_eq!(spaces.granules(2), [6, 8, 10]);
         assert_eq!(spaces.common(1, 0).count() + spaces.common(0, 9).count(), 0);
+        assert_eq!(spaces.relatives(3).collect::<Vec<_>>(), [9]);
+        assert_eq!(spaces.relatives(1).count(), 0);
         assert!(spaces.are_same_page(9, 3) && !spaces.are_same_page(9, 2));
         assert!(!spaces.are_same_page(6, 0) && !spaces.are_same_page(12, 12));
     }

@@ -180,8 +180,9 @@ pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream
             }
             // A part of a page that leaves does not take the rest along.
             let whole = |moved: &&Moved| {
-                use Becomes::{Ahead, Found, Written};
-                matches!(moved.what, Found | Written | Ahead { .. }) || !moved.what.is_of_a_page()
+                use Becomes::{Ahead, Found, Shared, Written};
+                let arrives = matches!(moved.what, Found | Shared | Written | Ahead { .. });
+                arrives || !moved.what.is_of_a_page()
             };
             let kept: Vec<Moved> = moved.iter().filter(whole).copied().collect();
             PageStream::build_moved(name, references, &kept, page_bytes)

@@ -32,7 +32,7 @@ fn page(random: &mut Random) -> u64 {
 }
 
 fn becomes(random: &mut Random) -> Becomes {
-    match random.below(13) {
+    match random.below(14) {
         0 => Becomes::Found,
         1 => Becomes::Dropped,
         2 => Becomes::Named,
@@ -45,6 +45,7 @@ fn becomes(random: &mut Random) -> Becomes {
         8 => Becomes::Ahead { written: false },
         9 => Becomes::Ahead { written: true },
         10 if random.below(4) == 0 => Becomes::Ended,
+        11 => Becomes::Shared,
         10 => Becomes::Forked {
             parent: random.below(SPACES) as u16,
         },

@@ -219,6 +219,7 @@ impl<R: Read> TraceReader<R> {
             (Movement::Recalled, "a page called back"),
             (Movement::Forked, "a fork"),
             (Movement::Ended, "the end of a client"),
+            (Movement::Shared, "a page that is shared"),
         ] {
             if self.seen.moved(kind) > 0 && !self.header.announces(kind) {
                 let why = format!("{what}, and the header does not announce any");

@@ -65,11 +65,14 @@ pub enum Movement {
     Forked,
     /// No page: the client has ended, and nothing it had is left. What has its number from now on is another.
     Ended,
+    /// Was there when the manager first looked at its mapping, in a frame that it shares with fork relatives and that one of them is
+    /// charged for.
+    Shared,
 }
 
 impl Movement {
     /// All of them, in the order of their codes and of the end block.
-    pub const ALL: [Movement; 12] = [
+    pub const ALL: [Movement; 13] = [
         Movement::Evicted,
         Movement::Found,
         Movement::Ahead,
@@ -82,11 +85,13 @@ impl Movement {
         Movement::Recalled,
         Movement::Forked,
         Movement::Ended,
+        Movement::Shared,
     ];
 
     /// Whether the page is in memory afterwards.
     pub fn is_arrival(self) -> bool {
-        matches!(self, Movement::Found | Movement::Ahead | Movement::Returned)
+        use Movement::{Ahead, Found, Returned, Shared};
+        matches!(self, Found | Ahead | Returned | Shared)
     }
 }
 

@@ -230,7 +230,7 @@ const LATER: [Later; 4] = [
         },
     ),
     (
-        &[Movement::Forked, Movement::Ended],
+        &[Movement::Forked, Movement::Ended, Movement::Shared],
         128,
         "a fork",
         |header| Header {
@@ -262,7 +262,7 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
         let some_bytes = write_events(without, &some, 400);
         let counts = match flag {
             128 => 10,
-            _ => 12,
+            _ => 13,
         };
         let end = some_bytes.len() - (60 + 8 * counts);
         assert_eq!(&some_bytes[end..][..4], b"END.", "flag {flag}");
@@ -314,9 +314,9 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
 #[test]
 fn the_end_block_must_count_movements_right() {
     let (_, bytes) = live();
-    let end = bytes.len() - 156;
+    let end = bytes.len() - 164;
     assert_eq!(&bytes[end..end + 4], b"END.");
-    for field in 0..12 {
+    for field in 0..13 {
         let mut bad = bytes.clone();
         bad[end + 56 + 8 * field] ^= 1;
         let error = read_events(&fuzz::mended(&bad)).unwrap_err();

@@ -76,6 +76,9 @@ struct Movements {
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted_recalled: Option<u64>,
     found: u64,
+    /// Pages that were in memory in frames of fork relatives; absent where the trace does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared: Option<u64>,
     brought_along: u64,
     returned: u64,
     dropped: u64,
@@ -103,6 +106,7 @@ impl Movements {
                 .batch_details
                 .then(|| totals.moved(Movement::Recalled)),
             found: totals.moved(Movement::Found),
+            shared: header.forks.then(|| totals.moved(Movement::Shared)),
             brought_along: totals.moved(Movement::Ahead),
             returned: totals.moved(Movement::Returned),
             dropped: totals.moved(Movement::Dropped),
@@ -333,8 +337,13 @@ fn text(info: &Info) -> String {
         if let Some(locked) = moved.locked {
             row("locked", format!("{locked} pages that may not leave"));
         }
-        if let (Some(forks), Some(ended)) = (moved.forks, moved.ended) {
-            row("processes", format!("{forks} forked, {ended} ended"));
+        if let (Some(forks), Some(ended), Some(shared)) = (moved.forks, moved.ended, moved.shared) {
+            row(
+                "processes",
+                format!(
+                    "{forks} forked, {ended} ended; {shared} pages shared when first looked at"
+                ),
+            );
         }
     }
     row("reads:writes", ratio(info.reads_per_write));

@@ -4,7 +4,7 @@
 //! when on it is charged for a frame itself, the trace says (as **found**); here it is, too, when it writes to a page that it would
 //! not have had in memory live.
 
-use undercroft_base::{Flags, PageNo, PageState, VirtPage};
+use undercroft_base::{Entry, Flags, PageNo, PageState, VirtPage};
 
 use super::Replay;
 use super::client::{DIRTY, KNOWN, SHARED, WRITTEN};
@@ -19,23 +19,45 @@ impl Replay<'_> {
         }
         self.end_space(at, child)?; // that it was empty is the trace's word
         self.let_most_go(at)?;
-        let client = &mut self.clients[at];
-        let Some(spaces) = &client.stream.spaces else {
-            return Ok(());
-        };
-        let virt = |number: u32| VirtPage(u64::from(number));
-        for (page, from) in spaces.common(child, parent) {
-            let inherited = client.engine.inherit(client.space, virt(page), virt(from));
-            assert_eq!(inherited, Ok(()), "all pages have numbers");
-            let entry = client.engine.entry(client.space, virt(page));
-            client.locked += u64::from(entry.flags.has(Flags::LOCKED));
-            let shared = match entry.flags.has(Flags::INHERITED) {
-                true => SHARED,
-                false => 0,
-            };
-            client.marks[page as usize] = client.marks[from as usize] & (WRITTEN | KNOWN) | shared;
+        let stream = self.clients[at].stream;
+        let common = stream.spaces.iter().flat_map(|of| of.common(child, parent));
+        for (page, from) in common {
+            self.inherit(at, page, from);
         }
         Ok(())
+    }
+
+    /// A page turns out to be one that a relative has in memory; false where none has here.
+    pub(super) fn share(&mut self, at: usize, no: PageNo) -> bool {
+        let client = &mut self.clients[at];
+        let Some(spaces) = &client.stream.spaces else {
+            return false;
+        };
+        let virt = |number: u32| VirtPage(u64::from(number));
+        let entry = |number: u32| client.engine.entry(client.space, virt(number));
+        let mut others = spaces.relatives(no.0);
+        let Some(from) = others.find(|of| entry(*of).state == PageState::Resident) else {
+            return false;
+        };
+        if entry(no.0) == Entry::UNTOUCHED {
+            self.inherit(at, no.0, from);
+        }
+        true
+    }
+
+    /// A page of which nothing is known has what another has.
+    fn inherit(&mut self, at: usize, page: u32, from: u32) {
+        let client = &mut self.clients[at];
+        let virt = |number: u32| VirtPage(u64::from(number));
+        let inherited = client.engine.inherit(client.space, virt(page), virt(from));
+        assert_eq!(inherited, Ok(()), "all pages have numbers");
+        let entry = client.engine.entry(client.space, virt(page));
+        client.locked += u64::from(entry.flags.has(Flags::LOCKED));
+        let shared = match entry.flags.has(Flags::INHERITED) {
+            true => SHARED,
+            false => 0,
+        };
+        client.marks[page as usize] = client.marks[from as usize] & (WRITTEN | KNOWN) | shared;
     }
 
     /// Of what is on its way out, all that the trace has leave before it names more: at a fork it is out, or will stay.

@@ -329,7 +329,10 @@ impl<'a> Replay<'a> {
                 }
                 continue;
             }
-            if moved.what == Becomes::Found {
+            if moved.what == Becomes::Shared && self.share(at, PageNo(moved.number)) {
+                continue;
+            }
+            if matches!(moved.what, Becomes::Found | Becomes::Shared) {
                 if !self.own_shared(at, PageNo(moved.number)) {
                     let client = &mut self.clients[at];
                     client.engine.found_resident(client.space, range);

@@ -71,8 +71,8 @@ pub struct Header {
     /// Among them is more of batches of evictions ([`crate::Movement::Named`], [`crate::Movement::Recalled`]); only where there are
     /// movements.
     pub batch_details: bool,
-    /// Among them is which clients are fork children, and which have ended ([`crate::Movement::Forked`], [`crate::Movement::Ended`]); only
-    /// where there are movements.
+    /// Among them is which clients are fork children, which pages clients had of others before, and which clients have ended
+    /// ([`crate::Movement::Forked`], [`crate::Movement::Shared`], [`crate::Movement::Ended`]); only where there are movements.
     pub forks: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
@@ -120,7 +120,7 @@ fn flag_of(movement: Movement) -> u32 {
         Movement::Accessed => ACCESSES,
         Movement::Locked => LOCKS,
         Movement::Named | Movement::Recalled => BATCH_DETAILS,
-        Movement::Forked | Movement::Ended => FORKS,
+        Movement::Forked | Movement::Ended | Movement::Shared => FORKS,
         _ => MOVEMENTS,
     }
 }
@@ -146,7 +146,7 @@ impl Header {
             Movement::Accessed => self.accesses,
             Movement::Locked => self.locks,
             Movement::Named | Movement::Recalled => self.batch_details,
-            Movement::Forked | Movement::Ended => self.forks,
+            Movement::Forked | Movement::Ended | Movement::Shared => self.forks,
             _ => self.movements,
         }
     }

@@ -30,6 +30,7 @@ pub fn row(event: &Event) -> String {
         Kind::Movement(Movement::Recalled) => "recalled",
         Kind::Movement(Movement::Forked) => "forked",
         Kind::Movement(Movement::Ended) => "ended",
+        Kind::Movement(Movement::Shared) => "shared",
     };
     format!(
         "{},{:#x},{what},{},{}",
