@@ -18,7 +18,6 @@ impl Replay<'_> {
             return Ok(()); // nobody's trace
         }
         self.end_space(at, child)?; // that it was empty is the trace's word
-        self.let_most_go(at)?;
         let stream = self.clients[at].stream;
         let common = stream.spaces.iter().flat_map(|of| of.common(child, parent));
         for (page, from) in common {
@@ -60,7 +59,7 @@ impl Replay<'_> {
         client.marks[page as usize] = client.marks[from as usize] & (WRITTEN | KNOWN) | shared;
     }
 
-    /// Of what is on its way out, all that the trace has leave before it names more: at a fork it is out, or will stay.
+    /// Of what is on its way out, all that the trace has leave before it names more: at a fork or an end it is out, or will stay.
     fn let_most_go(&mut self, at: usize) -> Result<(), SetupError> {
         let client = &mut self.clients[at];
         let mut stays = 0;
@@ -87,6 +86,7 @@ impl Replay<'_> {
             return Ok(());
         };
         let granule = spaces.granule();
+        self.let_most_go(at)?;
         for first in spaces.granules(space) {
             self.drop_pages(at, *first, granule)?;
         }
