@@ -112,6 +112,8 @@ pub struct Client<'a> {
     pub batch: Vec<EvictItem>,
     /// Pages of it that are on their way out, one bit each.
     pub leaving: u64,
+    /// Pages evicted because there was no room, which a trace that is followed has leave later, if it has: live the limit was exceeded.
+    pub forced: usize,
     /// Pages that may not leave, as the trace says.
     pub locked: u64,
     /// Nanoseconds of each fault that read from a tier.
@@ -212,6 +214,7 @@ impl<'a> Client<'a> {
             plan: LoadPlan::default(),
             batch: Vec::new(),
             leaving: 0,
+            forced: 0,
             locked: 0,
             latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds"),
             spent: Spent::default(),

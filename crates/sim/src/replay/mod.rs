@@ -499,6 +499,7 @@ impl<'a> Replay<'a> {
                 self.exceed(at);
                 break;
             }
+            self.clients[at].forced += 1;
         }
         Ok(())
     }
