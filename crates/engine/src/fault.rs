@@ -412,6 +412,15 @@ impl<L: Ledger> Engine<L> {
 
     /// Pages of `range` found in the client's memory when its region is attached: they become resident and counted.
     pub fn found_resident(&mut self, space: SpaceId, range: VirtRange) {
+        self.found(space, range, Arrival::FirstTouch);
+    }
+
+    /// As [`Engine::found_resident`], of pages that were in the books elsewhere: they are no newer than they were.
+    pub fn found_again(&mut self, space: SpaceId, range: VirtRange) {
+        self.found(space, range, Arrival::Returned);
+    }
+
+    fn found(&mut self, space: SpaceId, range: VirtRange, arrival: Arrival) {
         for page in range.pages() {
             let Ok(no) = self.table.find_or_add(space, page) else {
                 return;
@@ -426,7 +435,7 @@ impl<L: Ledger> Engine<L> {
                     },
                 );
                 self.count();
-                self.reclaim.insert(no, Arrival::FirstTouch);
+                self.reclaim.insert(no, arrival);
             }
         }
     }

@@ -299,8 +299,8 @@ impl Evictor {
         any
     }
 
-    /// Settles item `index` of the batch, `item` when it was chosen: it stays where it is.
-    fn stays(&mut self, index: usize, item: &EvictItem, taken: Taken) {
+    /// Settles item `index` of the batch: it stays where it is, or where the program has moved it.
+    fn stays(&mut self, index: usize, taken: Taken) {
         let mut engine = self.shared.engine();
         if let Some(record) = &self.shared.record {
             self.places.clear();
@@ -309,11 +309,7 @@ impl Evictor {
             if let Some((space, page)) = self.places.first()
                 && engine.is_at(index, *page)
             {
-                let movement = match *page == item.page {
-                    true => Movement::Returned,
-                    false => Movement::Found, // the program moved it meanwhile
-                };
-                record.moved(*space, *page, movement);
+                record.moved(*space, *page, Movement::Returned);
             }
         }
         engine.settle(index, taken, &mut self.wakes);
@@ -454,11 +450,11 @@ impl Evictor {
             let copied = (0..group.len()).filter(|at| moved & sharing & 1 << at != 0);
             crate::cow::left(&self.shared, process, copied.map(|at| start + at));
         }
-        for (at, item) in group.iter().enumerate() {
+        for at in 0..group.len() {
             match (moved >> at & 1, refused >> at & 1) {
                 (1, _) => {} // settled when it is published
-                (_, 1) => self.stays(start + at, item, Taken::Busy),
-                _ => self.stays(start + at, item, Taken::NotTried),
+                (_, 1) => self.stays(start + at, Taken::Busy),
+                _ => self.stays(start + at, Taken::NotTried),
             }
         }
         if !readable {
@@ -478,8 +474,8 @@ impl Evictor {
 
     /// The address space went away between selecting and taking out: nothing of it is left to take.
     fn leave(&mut self, group: &[EvictItem], start: usize) -> u64 {
-        for (at, item) in group.iter().enumerate() {
-            self.stays(start + at, item, Taken::NotTried);
+        for at in 0..group.len() {
+            self.stays(start + at, Taken::NotTried);
         }
         0
     }
@@ -670,9 +666,10 @@ impl Evictor {
                 let own = self.places.first();
                 let own = own.is_some_and(|(_, page)| engine.is_at(index, *page));
                 for (at, (space, page)) in self.places.iter().enumerate() {
-                    match own && at == 0 && *page == chosen {
-                        true => record.put_back(*space, *page),
-                        false => record.moved(*space, *page, Movement::Found),
+                    match (own && at == 0, *page == chosen) {
+                        (true, true) => record.put_back(*space, *page),
+                        (true, false) => record.moved(*space, *page, Movement::Returned),
+                        (false, _) => record.moved(*space, *page, Movement::Found),
                     }
                 }
             }

@@ -481,7 +481,7 @@ impl<W: Write> Out<W> {
                 // What was out before is unknown at its new place: nothing says so of a page that is not in memory.
                 for (page, _) in pages.iter().filter(|(_, there)| *there) {
                     known.insert(page - first + to.0, true);
-                    put(page - first + to.0, moved(Movement::Found), 0)?;
+                    put(page - first + to.0, moved(Movement::Returned), 0)?;
                 }
                 Ok(())
             }

@@ -40,7 +40,7 @@ pub enum Becomes {
     Named,
     /// The next reference faults on it before it is out: it is put back.
     Recalled,
-    /// It could not leave after all, live.
+    /// It could not leave after all, live; or its mapping was moved to here.
     Returned,
     /// It may not leave, or not when it comes.
     Locked,

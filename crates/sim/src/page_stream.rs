@@ -183,7 +183,7 @@ impl PageStream {
             named[moved.number as usize] = true;
             touched[moved.number as usize] |= matches!(
                 moved.what,
-                Becomes::Found | Becomes::Shared | Becomes::Ahead { .. }
+                Becomes::Found | Becomes::Shared | Becomes::Returned | Becomes::Ahead { .. }
             );
         }
         // Pages of which nothing else is known have numbers too, though they are no part of the footprint.

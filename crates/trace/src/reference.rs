@@ -47,7 +47,7 @@ pub enum Movement {
     Found,
     /// Came: brought along with a page that was faulted on.
     Ahead,
-    /// Came back: it had been evicted, and could not be stored.
+    /// Came back: it had been evicted, and could not be stored; or it is where its mapping has moved to.
     Returned,
     /// Has no content any more, in memory or out: the program dropped, unmapped or moved it.
     Dropped,

@@ -23,8 +23,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use undercroft_base::{
-    Bytes, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, ThreadId, TierId, VirtPage,
-    VirtRange,
+    Bytes, Entry, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, ThreadId, TierId,
+    VirtPage, VirtRange,
 };
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
@@ -326,6 +326,13 @@ impl<'a> Replay<'a> {
                 if let Some(index) = client.take_leaving(PageNo(moved.number)) {
                     let (engine, wake) = (&mut client.engine, &mut self.wake);
                     engine.settle(index, Taken::NotTried, wake);
+                } else if client.engine.entry(client.space, page) == Entry::UNTOUCHED {
+                    // Its mapping was moved.
+                    client.engine.found_again(client.space, range);
+                    client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
+                    if self.setup.room != Room::Traced {
+                        self.have_room(at, 0)?;
+                    }
                 }
                 continue;
             }
