@@ -2,8 +2,12 @@
 
 use std::collections::HashSet;
 
-use undercroft_base::{Bytes, PageCount, PageNo, ThreadId, VirtPage, VirtRange};
-use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Room, VecLedger};
+use undercroft_base::{
+    Bytes, Flags, PageCount, PageNo, PageState, Slot, ThreadId, TierId, VirtPage, VirtRange,
+};
+use undercroft_engine::{
+    Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome, Room, Taken, VecLedger,
+};
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
 
 /// Knows what was inserted, and panics at a touch of anything else.
@@ -73,5 +77,58 @@ fn touch_of_an_inherited_page_leaves_the_policy_alone() {
     assert!(engine.touch(theirs, true), "it is in memory");
     engine.own_frame(child, VirtPage(3));
     assert!(engine.touch(theirs, true), "and now the policy's");
+    engine.audit();
+}
+
+/// One space for all processes, as a simulation has it: what a fork child's pages are does not hang on addresses.
+#[test]
+fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
+    let config = Config {
+        limit: Bytes(1 << 20),
+        retain: vec![true],
+        demotes: vec![false],
+        room: Room::AfterPlan,
+    };
+    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
+    let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
+    let space = engine.add_space();
+    engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(1024)));
+    engine.found_resident(space, VirtRange::new(VirtPage(1), VirtPage(3)));
+    let (mut batch, mut wake, mut freed) = (Vec::new(), Vec::new(), Vec::new());
+    assert!(engine.select(1, &mut batch));
+    assert_eq!(batch[0].page, VirtPage(1));
+    // One in memory, one on its way out, one that was never there; and what is known already stays as it is.
+    for page in 1..4 {
+        let to = VirtPage(600 + page);
+        assert_eq!(engine.inherit(space, to, VirtPage(page)), Ok(()));
+    }
+    assert_eq!(engine.inherit(space, VirtPage(602), VirtPage(1)), Ok(()));
+    assert_eq!(engine.resident(), PageCount(2), "frames are counted once");
+    let state = |engine: &Engine<VecLedger>, page| engine.entry(space, VirtPage(page)).state;
+    assert_eq!(state(&engine, 601), PageState::Evicting);
+    assert_eq!(state(&engine, 602), PageState::Resident);
+    assert_eq!(state(&engine, 603), PageState::Untouched);
+    let stored = Outcome::Stored(TierId(0), Slot(5));
+    engine.settle(0, Taken::Moved, &mut wake);
+    engine.publish(0, stored, &mut wake);
+    assert_eq!(state(&engine, 601), PageState::Stored);
+    // The frame of page 2 goes with it; who has it yet is charged, and keeps the copy.
+    assert!(engine.select(1, &mut batch));
+    engine.settle(0, Taken::Moved, &mut wake);
+    engine.leave_frame_to(0, space, VirtPage(602));
+    engine.publish(0, Outcome::Stored(TierId(0), Slot(6)), &mut wake);
+    assert_eq!(engine.resident(), PageCount(1));
+    let heir = engine.entry(space, VirtPage(602));
+    assert_eq!((heir.state, heir.slot), (PageState::Resident, Slot(6)));
+    assert!(heir.flags.has(Flags::RETAINED) && !heir.flags.has(Flags::INHERITED));
+    // A copy is freed when nobody has it any more.
+    engine.removed(space, VirtRange::new(VirtPage(0), VirtPage(512)));
+    engine.take_freed(&mut freed);
+    assert_eq!(freed, []);
+    engine.removed(space, VirtRange::new(VirtPage(512), VirtPage(1024)));
+    engine.take_freed(&mut freed);
+    freed.sort_unstable();
+    assert_eq!(freed, [(TierId(0), Slot(5)), (TierId(0), Slot(6))]);
     engine.audit();
 }

@@ -8,22 +8,22 @@
 //! pages in memory raise no fault, and nothing but a look at access bits tells of them.
 
 mod known;
+mod writer;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage, VirtRange};
-use undercroft_trace::{Access, Event, Header, Kind, Movement, TimeUnit, TraceWriter};
+use undercroft_trace::{Header, Movement, TimeUnit, TraceWriter};
 
 use crate::shared::lock;
 
-use known::Known;
+use writer::Out;
 
 /// Entries that wait to be written: a quarter of a second of the most faults and evictions a CPU can do.
 const QUEUE_MAX: usize = 1 << 16;
@@ -144,16 +144,7 @@ impl Record {
             dropped: AtomicU64::new(0),
             started: Instant::now(),
         });
-        let out = Out {
-            inbox: inbox.clone(),
-            path: path.to_owned(),
-            writer: TraceWriter::new(output, header)?,
-            spaces: HashMap::new(),
-            threads: HashMap::new(),
-            known: Vec::new(),
-            free: Vec::new(),
-            taken: Vec::with_capacity(QUEUE_MAX),
-        };
+        let out = Out::new(inbox.clone(), path, TraceWriter::new(output, header)?);
         let writer = std::thread::Builder::new()
             .name("uc-trace".into())
             .spawn(move || out.run())?;
@@ -323,184 +314,10 @@ impl Record {
     }
 }
 
-/// The writer: the trace, numbers for what it names from 0, and which pages it told of.
-struct Out<W: Write> {
-    inbox: Arc<Inbox>,
-    path: PathBuf,
-    writer: TraceWriter<W>,
-    /// Clients, of address spaces that the trace tells of.
-    spaces: HashMap<SpaceId, u16>,
-    threads: HashMap<ThreadId, u16>,
-    /// Of each client, what the trace told of.
-    known: Vec<Known>,
-    /// Clients whose address spaces have ended.
-    free: Vec<u16>,
-    taken: Vec<Seen>,
-}
-
-impl<W: Write> Out<W> {
-    /// Until the run ends, or the file cannot be written: what comes then is dropped.
-    fn run(mut self) -> Result<(), String> {
-        loop {
-            let ends = {
-                let mut queue = lock(&self.inbox.queue);
-                if !queue.ends && queue.seen.len() < QUEUE_FULL {
-                    let waited = self.inbox.wake.wait_timeout(queue, NAP);
-                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
-                std::mem::swap(&mut queue.seen, &mut self.taken);
-                queue.ends
-            };
-            let taken = std::mem::take(&mut self.taken);
-            for seen in &taken {
-                if let Err(error) = self.write(*seen) {
-                    return Err(format!(
-                        "the trace {} ends early: {error}",
-                        self.path.display()
-                    ));
-                }
-            }
-            self.taken = taken;
-            self.taken.clear();
-            if ends {
-                let end = self.inbox.started.elapsed().as_nanos() as u64;
-                return match self.writer.finish(end) {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(format!(
-                        "the trace {} could not be ended: {error}",
-                        self.path.display()
-                    )),
-                };
-            }
-        }
-    }
-
-    /// The client of an address space that the trace is to tell of; `None` when there are too many.
-    fn client(&mut self, space: SpaceId) -> Option<u16> {
-        if let Some(client) = self.spaces.get(&space) {
-            return Some(*client);
-        }
-        let client = match self.free.pop() {
-            Some(client) => client,
-            None if self.known.len() < usize::from(CLIENTS) => {
-                self.known.push(Known::default());
-                self.known.len() as u16 - 1
-            }
-            None => {
-                self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
-                return None;
-            }
-        };
-        self.spaces.insert(space, client);
-        Some(client)
-    }
-
-    /// The client that has pages to give a fork child.
-    fn parent(&self, parent: SpaceId) -> Option<u16> {
-        let client = *self.spaces.get(&parent)?;
-        (!self.known[usize::from(client)].is_empty()).then_some(client)
-    }
-
-    fn write(&mut self, seen: Seen) -> Result<(), undercroft_trace::WriteError> {
-        // Of an address space that the trace has not told of nothing is known to be gone; most processes end before memory runs short.
-        let tells = match seen.what {
-            What::Dropped(_) | What::Remapped(..) | What::Ended => {
-                self.spaces.contains_key(&seen.space)
-            }
-            What::Forked { parent } => self.parent(parent).is_some(),
-            What::Fault { .. } | What::Moved(..) => true,
-        };
-        if !tells {
-            return Ok(());
-        }
-        let Some(client) = self.client(seen.space) else {
-            return Ok(());
-        };
-        let parent = match seen.what {
-            What::Forked { parent } => self.parent(parent),
-            _ => None,
-        };
-        if let Some(parent) = parent {
-            self.known[usize::from(client)] = self.known[usize::from(parent)].clone();
-        }
-        let known = &mut self.known[usize::from(client)];
-        let writer = &mut self.writer;
-        let mut put = |page: u64, kind, thread| {
-            writer.write_event(Event {
-                time: seen.time,
-                address: VirtPage(page).address(),
-                kind,
-                client,
-                thread,
-            })
-        };
-        let first = seen.page.0;
-        let moved = Kind::Movement;
-        match seen.what {
-            What::Fault { write, thread } => {
-                // The last number is for all threads that find none left.
-                let threads = self.threads.len().min(usize::from(u16::MAX)) as u16;
-                let thread = *self.threads.entry(thread).or_insert(threads);
-                let access = match write {
-                    true => Access::Write,
-                    false => Access::Read,
-                };
-                known.insert(first, true);
-                put(first, Kind::Access(access), thread)
-            }
-            What::Moved(movement, count) => {
-                for page in first..first + count {
-                    if movement == Movement::Accessed {
-                        // Others are on their way out, or were never told of.
-                        if known.is_there(page) {
-                            put(page, moved(movement), 0)?;
-                        }
-                        continue;
-                    }
-                    // The others are no news of where the page is.
-                    if movement.is_arrival() {
-                        known.insert(page, true);
-                    } else if matches!(movement, Movement::Evicted | Movement::Named) {
-                        known.insert(page, false);
-                    }
-                    put(page, moved(movement), 0)?;
-                }
-                Ok(())
-            }
-            What::Dropped(count) => {
-                for (page, _) in known.take(first..first + count) {
-                    put(page, moved(Movement::Dropped), 0)?;
-                }
-                Ok(())
-            }
-            What::Remapped(count, to) => {
-                let pages = known.take(first..first + count);
-                for (page, _) in &pages {
-                    put(*page, moved(Movement::Dropped), 0)?;
-                }
-                // What was out before is unknown at its new place: nothing says so of a page that is not in memory.
-                for (page, _) in pages.iter().filter(|(_, there)| *there) {
-                    known.insert(page - first + to.0, true);
-                    put(page - first + to.0, moved(Movement::Returned), 0)?;
-                }
-                Ok(())
-            }
-            What::Forked { .. } => put(first, moved(Movement::Forked), parent.unwrap_or(client)),
-            What::Ended => {
-                put(first, moved(Movement::Ended), 0)?;
-                *known = Known::default();
-                self.spaces.remove(&seen.space);
-                self.free.push(client);
-                Ok(())
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use undercroft_trace::TraceReader;
+    use undercroft_trace::{Access, Event, Kind, TraceReader};
 
     #[test]
     fn faults_come_back_in_order_with_spaces_and_threads_from_zero() {

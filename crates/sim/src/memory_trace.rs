@@ -370,6 +370,23 @@ mod tests {
     }
 
     #[test]
+    fn what_brought_a_page_says_nothing_of_the_next_process_with_that_number() {
+        use undercroft_trace::Access;
+        let write = Kind::Access(Access::Write);
+        let (forked, ended, gone, clean) = (
+            Kind::Movement(Movement::Forked),
+            Kind::Movement(Movement::Ended),
+            Kind::Movement(Movement::Evicted),
+            Kind::Movement(Movement::Clean),
+        );
+        let entries = [(1, write), (0, ended), (0, forked), (1, gone), (1, clean)];
+        let (_, short) = collected(&entries);
+        use Becomes::{Ended, Evicted, Forked};
+        let expected = [(1, 0, Ended), (1, 0, Forked { parent: 0 }), (1, 1, Evicted)];
+        assert_eq!(short, expected); // the write did change something, for all that is known
+    }
+
+    #[test]
     fn address_spaces_of_a_live_run_are_one_client_and_clients_of_another_trace_are_not() {
         use undercroft_trace::Access;
         let clients_of = |live| {

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::Value;
-use undercroft_tests::{Job, MIB, Outcome, find, one_at_a_time, plain_only, say, skip, undercroft};
+use undercroft_tests::{
+    Job, MIB, Outcome, build, find, one_at_a_time, plain_only, say, skip, undercroft,
+};
 
 const LIMIT: u64 = 32 * MIB;
 
@@ -348,6 +350,50 @@ fn processes_that_share_a_limit_fault_as_often_in_the_simulator() {
             by[0], by[1]
         ));
         assert!(expected[0] > 5_000.0, "{expected:?} prove nothing");
+        assert!(by.iter().all(|by| by.abs() < SHARED_APART_MAX), "{by:?}");
+    }
+}
+
+/// What fork children have from their parents, and what is theirs when those write, drop or leave it.
+#[test]
+fn fork_children_fault_as_often_in_the_simulator() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("live_and_simulated", "a plain run has no faults of ours");
+    }
+    let loads: [(&str, &[&str], u64); 2] = [
+        ("heirs", &["40", "6"], 24),
+        ("forks", &["40", "2", "2"], 64),
+    ];
+    let policies = ["clock", "active_inactive"].into_iter();
+    let all = policies.flat_map(|policy| loads.map(|load| (policy, load)));
+    for (policy, (program, args, limit)) in all {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let (spill, trace) = (path("spill"), path("live.uct"));
+        let live = Job::new(build(program))
+            .args(args)
+            .options(["--trace", &trace, "--prefetch", "none", "--policy", policy])
+            .limit(limit * MIB)
+            .tier(&format!("file:{spill},size=1G"))
+            .timeout(100)
+            .run()
+            .expect(0);
+        assert_eq!(live.text().trim(), "right");
+        let evicted = live.number("pages.swapped_out").expect("a number");
+        let expected = [faults(&live), evicted];
+        let info = json(["trace", "info", "--json", &trace]);
+        let of = |what: &str| float(&info["movements"][what]);
+        // Two forks of each are told: the first children of `forks` are there before anything is managed.
+        assert!(of("forks") >= 2.0 && of("ended") >= 3.0, "{info}");
+        let outcome = json(["sim", "--json", "--trace", &trace])["outcomes"][0].take();
+        let of = ["misses", "evictions"].map(|name| float(&outcome[name]));
+        let by: [f64; 2] = std::array::from_fn(|at| 100.0 * (of[at] / expected[at] - 1.0));
+        say(&format!(
+            "{policy}, {program}: of {expected:?} faults, evictions {:+.2} %, {:+.2} %",
+            by[0], by[1]
+        ));
+        assert!(expected[0] > 10_000.0, "{expected:?} prove nothing");
         assert!(by.iter().all(|by| by.abs() < SHARED_APART_MAX), "{by:?}");
     }
 }

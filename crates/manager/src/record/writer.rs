@@ -1,0 +1,203 @@
+//! Writes what was recorded to the trace's file, in a thread of its own: numbers for what it names, and what is known of pages.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use undercroft_base::{SpaceId, ThreadId, VirtPage};
+use undercroft_trace::{Access, Event, Kind, Movement, TraceWriter, WriteError};
+
+use super::known::Known;
+use super::{CLIENTS, Inbox, NAP, QUEUE_FULL, QUEUE_MAX, Seen, What};
+use crate::shared::lock;
+
+/// The writer: the trace, numbers for what it names from 0, and which pages it told of.
+pub(super) struct Out<W: Write> {
+    inbox: Arc<Inbox>,
+    path: PathBuf,
+    writer: TraceWriter<W>,
+    /// Clients, of address spaces that the trace tells of.
+    spaces: HashMap<SpaceId, u16>,
+    threads: HashMap<ThreadId, u16>,
+    /// Of each client, what the trace told of.
+    known: Vec<Known>,
+    /// Clients whose address spaces have ended.
+    free: Vec<u16>,
+    taken: Vec<Seen>,
+}
+
+impl<W: Write> Out<W> {
+    /// A trace of which only the header is written. * `path`: for messages.
+    pub fn new(inbox: Arc<Inbox>, path: &Path, writer: TraceWriter<W>) -> Out<W> {
+        Out {
+            inbox,
+            path: path.to_owned(),
+            writer,
+            spaces: HashMap::new(),
+            threads: HashMap::new(),
+            known: Vec::new(),
+            free: Vec::new(),
+            taken: Vec::with_capacity(QUEUE_MAX),
+        }
+    }
+
+    /// Until the run ends, or the file cannot be written: what comes then is dropped.
+    pub fn run(mut self) -> Result<(), String> {
+        loop {
+            let ends = {
+                let mut queue = lock(&self.inbox.queue);
+                if !queue.ends && queue.seen.len() < QUEUE_FULL {
+                    let waited = self.inbox.wake.wait_timeout(queue, NAP);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                std::mem::swap(&mut queue.seen, &mut self.taken);
+                queue.ends
+            };
+            let taken = std::mem::take(&mut self.taken);
+            for seen in &taken {
+                if let Err(error) = self.write(*seen) {
+                    return Err(format!(
+                        "the trace {} ends early: {error}",
+                        self.path.display()
+                    ));
+                }
+            }
+            self.taken = taken;
+            self.taken.clear();
+            if ends {
+                let end = self.inbox.started.elapsed().as_nanos() as u64;
+                return match self.writer.finish(end) {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(format!(
+                        "the trace {} could not be ended: {error}",
+                        self.path.display()
+                    )),
+                };
+            }
+        }
+    }
+
+    /// The client of an address space that the trace is to tell of; `None` when there are too many.
+    fn client(&mut self, space: SpaceId) -> Option<u16> {
+        if let Some(client) = self.spaces.get(&space) {
+            return Some(*client);
+        }
+        let client = match self.free.pop() {
+            Some(client) => client,
+            None if self.known.len() < usize::from(CLIENTS) => {
+                self.known.push(Known::default());
+                self.known.len() as u16 - 1
+            }
+            None => {
+                self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+        };
+        self.spaces.insert(space, client);
+        Some(client)
+    }
+
+    /// The client that has pages to give a fork child.
+    fn parent(&self, parent: SpaceId) -> Option<u16> {
+        let client = *self.spaces.get(&parent)?;
+        (!self.known[usize::from(client)].is_empty()).then_some(client)
+    }
+
+    fn write(&mut self, seen: Seen) -> Result<(), WriteError> {
+        // Of an address space that the trace has not told of nothing is known to be gone; most processes end before memory runs short.
+        let tells = match seen.what {
+            What::Dropped(_) | What::Remapped(..) | What::Ended => {
+                self.spaces.contains_key(&seen.space)
+            }
+            What::Forked { parent } => self.parent(parent).is_some(),
+            What::Fault { .. } | What::Moved(..) => true,
+        };
+        if !tells {
+            return Ok(());
+        }
+        let Some(client) = self.client(seen.space) else {
+            return Ok(());
+        };
+        let parent = match seen.what {
+            What::Forked { parent } => self.parent(parent),
+            _ => None,
+        };
+        if let Some(parent) = parent {
+            self.known[usize::from(client)] = self.known[usize::from(parent)].clone();
+        }
+        let known = &mut self.known[usize::from(client)];
+        let writer = &mut self.writer;
+        let mut put = |page: u64, kind, thread| {
+            writer.write_event(Event {
+                time: seen.time,
+                address: VirtPage(page).address(),
+                kind,
+                client,
+                thread,
+            })
+        };
+        let first = seen.page.0;
+        let moved = Kind::Movement;
+        match seen.what {
+            What::Fault { write, thread } => {
+                // The last number is for all threads that find none left.
+                let threads = self.threads.len().min(usize::from(u16::MAX)) as u16;
+                let thread = *self.threads.entry(thread).or_insert(threads);
+                let access = match write {
+                    true => Access::Write,
+                    false => Access::Read,
+                };
+                known.insert(first, true);
+                put(first, Kind::Access(access), thread)
+            }
+            What::Moved(movement, count) => {
+                for page in first..first + count {
+                    if movement == Movement::Accessed {
+                        // Others are on their way out, or were never told of.
+                        if known.is_there(page) {
+                            put(page, moved(movement), 0)?;
+                        }
+                        continue;
+                    }
+                    // The others are no news of where the page is.
+                    if movement.is_arrival() {
+                        known.insert(page, true);
+                    } else if matches!(movement, Movement::Evicted | Movement::Named) {
+                        known.insert(page, false);
+                    }
+                    put(page, moved(movement), 0)?;
+                }
+                Ok(())
+            }
+            What::Dropped(count) => {
+                for (page, _) in known.take(first..first + count) {
+                    put(page, moved(Movement::Dropped), 0)?;
+                }
+                Ok(())
+            }
+            What::Remapped(count, to) => {
+                let pages = known.take(first..first + count);
+                for (page, _) in &pages {
+                    put(*page, moved(Movement::Dropped), 0)?;
+                }
+                // What was out before is unknown at its new place: nothing says so of a page that is not in memory.
+                for (page, _) in pages.iter().filter(|(_, there)| *there) {
+                    known.insert(page - first + to.0, true);
+                    put(page - first + to.0, moved(Movement::Returned), 0)?;
+                }
+                Ok(())
+            }
+            What::Forked { .. } => put(first, moved(Movement::Forked), parent.unwrap_or(client)),
+            What::Ended => {
+                put(first, moved(Movement::Ended), 0)?;
+                *known = Known::default();
+                self.spaces.remove(&seen.space);
+                self.free.push(client);
+                Ok(())
+            }
+        }
+    }
+}

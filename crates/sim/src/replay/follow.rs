@@ -1,0 +1,171 @@
+//! What a live trace says of pages between two references: each entry changes the simulation as its event changed the live run.
+
+use undercroft_base::{Entry, Flags, PageNo, PageState, VirtPage, VirtRange};
+use undercroft_engine::Taken;
+use undercroft_engine::limits::EVICT_PAGES_MAX;
+
+use super::Replay;
+use super::client::{AHEAD, DIRTY, KNOWN, WRITTEN};
+use crate::memory_trace::Becomes;
+use crate::setup::{Room, SetupError};
+
+impl Replay<'_> {
+    /// What the trace says of pages before the next reference of a client.
+    pub(super) fn follow(&mut self, at: usize) -> Result<(), SetupError> {
+        loop {
+            let client = &mut self.clients[at];
+            let moved = match client.stream.moved.get(client.moved) {
+                Some(moved) if moved.after <= client.at => *moved,
+                _ => return Ok(()),
+            };
+            client.moved += 1;
+            match moved.what {
+                Becomes::Forked { parent } => {
+                    self.fork(at, moved.number, u32::from(parent))?;
+                    continue;
+                }
+                Becomes::Ended => {
+                    self.end_space(at, moved.number)?;
+                    continue;
+                }
+                _ => {}
+            }
+            let page = VirtPage(u64::from(moved.number));
+            let range = VirtRange::new(page, page.plus(1));
+            if let Becomes::Ahead { written } = moved.what {
+                if client.traced.is_some() {
+                    self.bring_along(at, PageNo(moved.number), written)?;
+                }
+                continue;
+            }
+            let mark = &mut client.marks[moved.number as usize];
+            if moved.what == Becomes::Written {
+                if client.engine.entry(client.space, page).state == PageState::Resident {
+                    client.marks[moved.number as usize] |= DIRTY | WRITTEN;
+                }
+                continue;
+            }
+            if moved.what == Becomes::Unchanged {
+                // Where the page has been in memory for longer than live, it may have been changed before.
+                if client.missed == moved.after {
+                    *mark &= !DIRTY;
+                }
+                continue;
+            }
+            if moved.what == Becomes::Recalled {
+                client.recalled_at = moved.after + 1;
+                continue;
+            }
+            if moved.what == Becomes::Locked {
+                // Not for the bounds and the policies compared, and never so many that nothing can leave.
+                let entry = client.engine.entry(client.space, page);
+                let may = self.setup.room != Room::AfterPlan && client.locked < client.frames / 8;
+                if may && !entry.flags.has(Flags::LOCKED) {
+                    client.locked += 1;
+                    client.engine.lock(client.space, range, true);
+                }
+                continue;
+            }
+            if moved.what == Becomes::Used {
+                // Where the simulation has evicted it, that it was used in memory says nothing.
+                if client.engine.touch(PageNo(moved.number), false) && *mark & AHEAD != 0 {
+                    *mark = (*mark & !AHEAD) | KNOWN;
+                    client.seen.ahead_used += 1;
+                }
+                continue;
+            }
+            if matches!(moved.what, Becomes::Evicted | Becomes::Named) {
+                let next = &client.stream.moved[client.moved..];
+                let batch = next.iter().take(EVICT_PAGES_MAX - 1);
+                let with =
+                    batch.take_while(|next| (next.what, next.after) == (moved.what, moved.after));
+                let count = 1 + with.count();
+                let first = client.moved - 1;
+                client.moved = first + count;
+                match (self.setup.room, moved.what) {
+                    (Room::Traced, Becomes::Named) => self.evict_these(at, first, count)?,
+                    (Room::Traced, _) => self.evict_so_many(at, count)?,
+                    _ => {}
+                }
+                continue;
+            }
+            if moved.what == Becomes::Returned {
+                if let Some(index) = client.take_leaving(PageNo(moved.number)) {
+                    let (engine, wake) = (&mut client.engine, &mut self.wake);
+                    engine.settle(index, Taken::NotTried, wake);
+                } else if client.engine.entry(client.space, page) == Entry::UNTOUCHED {
+                    // Its mapping was moved.
+                    client.engine.found_again(client.space, range);
+                    client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
+                    if self.setup.room != Room::Traced {
+                        self.have_room(at, 0)?;
+                    }
+                }
+                continue;
+            }
+            if moved.what == Becomes::Shared && self.share(at, PageNo(moved.number)) {
+                continue;
+            }
+            if matches!(moved.what, Becomes::Found | Becomes::Shared) {
+                if !self.own_shared(at, PageNo(moved.number)) {
+                    let client = &mut self.clients[at];
+                    client.engine.found_resident(client.space, range);
+                    // It was used before, and nobody knows its bytes.
+                    client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
+                }
+                // A live run may begin above its limit: what leaves for that, its evictions tell.
+                if self.setup.room != Room::Traced {
+                    self.have_room(at, 0)?;
+                }
+                self.reclaim(at)?;
+                continue;
+            }
+            self.drop_pages(at, moved.number, 1)?;
+        }
+    }
+
+    /// What `count` pages from `first` on, of one chunk, had is gone, in memory and out.
+    pub(super) fn drop_pages(
+        &mut self,
+        at: usize,
+        first: u32,
+        count: u32,
+    ) -> Result<(), SetupError> {
+        for number in first..first + count {
+            let client = &self.clients[at];
+            let shared = client.on_its_way(PageNo(number));
+            if shared.is_some_and(|index| client.engine.is_shared(index)) {
+                self.let_one_go(at, PageNo(number))?; // for those who have it yet
+            }
+        }
+        let client = &mut self.clients[at];
+        let page = |number: u32| VirtPage(u64::from(number));
+        let mut left = 0u64;
+        for number in first..first + count {
+            client.marks[number as usize] = 0;
+            let entry = client.engine.entry(client.space, page(number));
+            client.locked -= u64::from(entry.flags.has(Flags::LOCKED));
+            if let Some(index) = client.take_leaving(PageNo(number)) {
+                left |= 1 << index;
+            }
+        }
+        let range = VirtRange::new(page(first), page(first + count));
+        client.engine.removed(client.space, range);
+        while left != 0 {
+            // nobody's by now
+            let index = left.trailing_zeros() as usize;
+            left &= left - 1;
+            client.engine.settle(index, Taken::NotTried, &mut self.wake);
+        }
+        // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers. The last given up
+        // are the first taken.
+        for number in [first + count, first] {
+            if number < client.stream.numbers {
+                let no = client.engine.number(client.space, page(number));
+                assert_eq!(no, Ok(PageNo(number)), "a page keeps its number");
+            }
+        }
+        self.collect(at);
+        Ok(())
+    }
+}

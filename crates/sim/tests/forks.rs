@@ -1,0 +1,190 @@
+//! Forks and ends of processes in a live trace: what children have of their parents, and what is gone with them.
+
+#![allow(clippy::unwrap_used)] // everything here is a test helper
+
+use undercroft_sim::memory_trace::Becomes::{self, Ended, Evicted, Forked, Found, Shared};
+use undercroft_sim::memory_trace::Moved;
+use undercroft_sim::setup::{Memory, Room, Setup};
+use undercroft_sim::sweep::streams_of;
+use undercroft_sim::{MemoryTrace, Outcome, simulate};
+
+const PAGE: u64 = 4096;
+
+/// Bytes from one address space to the next.
+const SPACE: u64 = 1 << 47;
+
+/// A live trace as it is built up.
+#[derive(Default)]
+struct Live {
+    references: Vec<u64>,
+    moved: Vec<Moved>,
+}
+
+impl Live {
+    fn read(&mut self, space: u64, page: u64) {
+        self.references.push((space * SPACE + page * PAGE) << 1);
+    }
+
+    fn write(&mut self, space: u64, page: u64) {
+        self.references.push((space * SPACE + page * PAGE) << 1 | 1);
+    }
+
+    fn tell(&mut self, space: u64, page: u64, what: Becomes) {
+        self.moved.push(Moved {
+            after: self.references.len(),
+            address: space * SPACE + page * PAGE,
+            what,
+        });
+    }
+
+    fn fork(&mut self, parent: u16, child: u64) {
+        self.tell(child, 0, Forked { parent });
+    }
+
+    fn run(&self, change: impl FnOnce(&mut Setup)) -> Outcome {
+        let trace = MemoryTrace {
+            name: "test".to_owned(),
+            granule_bytes: PAGE,
+            clients: vec![("run".to_owned(), self.references.clone())],
+            moved: vec![self.moved.clone()],
+            ..MemoryTrace::default()
+        };
+        let mut setup = Setup {
+            reclaim: "lru".to_owned(),
+            memory: Memory::Pages(3),
+            tiers: vec!["nvme".parse().unwrap()],
+            ..Setup::default()
+        };
+        change(&mut setup);
+        simulate(&streams_of(&trace, PAGE).unwrap(), &setup, &mut |_| ()).unwrap()
+    }
+}
+
+/// Pages 0 to 3 of a process in room for three: page 0 is out.
+fn parent() -> Live {
+    let mut live = Live::default();
+    (0..4).for_each(|page| live.write(0, page));
+    live
+}
+
+/// (misses, of them first touches, evictions)
+fn counts(outcome: &Outcome) -> (u64, u64, u64) {
+    (outcome.misses, outcome.first_touches, outcome.evictions)
+}
+
+#[test]
+fn a_child_has_what_its_parent_had_in_memory_and_out_and_frames_when_it_writes() {
+    let mut live = parent();
+    live.fork(0, 1);
+    live.read(1, 2);
+    assert_eq!(counts(&live.run(|_| ())), (4, 4, 1), "a hit, and no frame");
+    live.read(1, 0);
+    assert_eq!(counts(&live.run(|_| ())), (5, 4, 2), "no first touch");
+    live.write(1, 2);
+    live.write(1, 2);
+    assert_eq!(counts(&live.run(|_| ())), (5, 4, 3), "a copy, once");
+    live.moved.clear();
+    assert_eq!(counts(&live.run(|_| ())), (6, 6, 3), "nobody's child");
+}
+
+#[test]
+fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
+    let mut live = parent();
+    live.fork(0, 1);
+    live.tell(1, 3, Found); // written, by whoever
+    live.read(1, 3);
+    assert_eq!(counts(&live.run(|_| ())), (4, 4, 2));
+    // At the recorded times: of the two pages that leave, 1 and 2 of the parent, one shares its frame with the child's.
+    let mut live = Live::default();
+    (0..3).for_each(|page| live.write(0, page));
+    live.tell(0, 0, Evicted);
+    live.write(0, 3);
+    live.fork(0, 1);
+    live.tell(0, 1, Evicted);
+    live.tell(0, 2, Evicted);
+    live.tell(1, 2, Found);
+    live.read(1, 1);
+    live.read(1, 2);
+    let outcome = live.run(|s| s.room = Room::Traced);
+    assert_eq!(
+        counts(&outcome).0,
+        4,
+        "page 1 is in memory yet, as was told"
+    );
+    assert_eq!(outcome.evictions, 3);
+}
+
+#[test]
+fn nothing_is_left_of_a_process_that_ends_and_its_number_is_another_ones() {
+    let mut live = parent();
+    live.fork(0, 1);
+    live.read(1, 0);
+    live.write(1, 3);
+    live.tell(1, 0, Ended);
+    assert_eq!(counts(&live.run(|_| ())), (5, 4, 3));
+    live.read(0, 1); // into the room of one of them
+    live.read(0, 2); // and of the other
+    assert_eq!(counts(&live.run(|_| ())), (7, 4, 3));
+    live.read(1, 0); // another process
+    assert_eq!(counts(&live.run(|_| ())), (8, 5, 4));
+    live.fork(0, 1); // and one more
+    live.read(1, 0);
+    assert_eq!(counts(&live.run(|_| ())).1, 5);
+}
+
+#[test]
+fn grandchildren_have_what_their_parents_were_never_seen_to_use() {
+    let mut live = parent();
+    live.fork(0, 1);
+    live.fork(1, 2);
+    live.tell(0, 0, Ended);
+    live.read(2, 0);
+    live.read(2, 3);
+    assert_eq!(counts(&live.run(|_| ())), (5, 4, 1));
+    let unknown = Forked { parent: 9 };
+    live.tell(2, 0, unknown);
+    live.read(2, 3);
+    assert_eq!(counts(&live.run(|_| ())), (6, 5, 1), "of nobody: empty");
+}
+
+#[test]
+fn pages_shared_when_they_were_first_looked_at_cost_no_frame() {
+    let mut live = parent();
+    live.tell(1, 3, Shared);
+    live.tell(1, 7, Shared); // nobody here has it: it is found
+    live.read(1, 3);
+    live.read(1, 7);
+    assert_eq!(counts(&live.run(|_| ())), (4, 4, 2));
+    live.write(1, 3);
+    assert_eq!(counts(&live.run(|_| ())), (4, 4, 3));
+}
+
+/// The same for tiers where each page has a place of its own: parent and child may both have a copy there.
+#[test]
+fn copies_of_parent_and_child_are_told_apart_wherever_they_lie() {
+    for texts in [
+        &["nvme,layout=home"][..],
+        &["nvme,layout=log"],
+        &["ram,ratio=2", "nvme"],
+    ] {
+        let mut live = parent();
+        live.fork(0, 1);
+        for round in 0..3 {
+            (0..4).for_each(|page| live.write(round % 2, page));
+            (0..4).for_each(|page| live.write(1 - round % 2, page));
+        }
+        live.tell(0, 0, Ended);
+        (0..4).for_each(|page| live.read(1, page));
+        live.tell(1, 0, Ended);
+        let tiers = texts.iter().map(|text| text.parse().unwrap());
+        let outcome = live.run(|s| s.tiers = tiers.collect());
+        let most = outcome
+            .tiers
+            .iter()
+            .map(|tier| tier.logical_bytes_peak / PAGE);
+        let most: u64 = most.sum();
+        // Eight, and the new copy of one while it is written.
+        assert!((5..=9).contains(&most), "{texts:?}: {most} pages");
+        assert_eq!(outcome.first_touches, 4, "{texts:?}");
+    }
+}
