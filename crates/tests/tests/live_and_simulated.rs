@@ -181,59 +181,117 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
     }
 }
 
-/// Each page comes and leaves in turn: nobody forks.
+/// Where a trace has a page of one of its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    In,
+    Out,
+    /// In memory, and a fork relative is charged for it.
+    Shared,
+    /// It was out for the parent at the fork, or on its way.
+    OutAtFork,
+}
+
+/// Each page comes and leaves in turn, and what fork relatives share leaves only when it has come to count.
 /// * `least`: pages that come back after they left; fewer prove nothing.
 fn check_turns(trace: &str, least: u64) {
+    use Place::{In, Out, OutAtFork, Shared};
     let cat = Job::new(undercroft())
         .args(["trace", "cat", "--movements", trace])
         .run()
         .expect(0);
-    let mut present: HashMap<&str, bool> = HashMap::new();
+    let mut clients: HashMap<&str, HashMap<&str, Place>> = HashMap::new();
     let (mut recalled, mut faults_after_eviction) = (None, 0);
     let text = cat.text();
     for (at, line) in text.lines().enumerate().skip(1) {
         let words: Vec<&str> = line.split(',').collect();
-        let [_, page, what, ..] = words[..] else {
+        let [_, page, what, client, thread] = words[..] else {
             panic!("line {at}: {line}");
         };
-        let before = present.get(page).copied();
+        let before = clients.entry(client).or_default().get(page).copied();
+        let was = |any: &[Option<Place>]| {
+            assert!(
+                any.contains(&before),
+                "line {at}: {line}: it was {before:?}"
+            );
+        };
         if let Some(recalled) = recalled.take() {
-            let fault = matches!(what, "R" | "W") && page == recalled;
-            assert!(fault, "line {at}: {line}: {recalled} was called back");
+            let fault = matches!(what, "R" | "W") && (client, page) == recalled;
+            assert!(fault, "line {at}: {line}: {recalled:?} was called back");
         }
-        match what {
+        let now = match what {
             "R" | "W" => {
-                assert_ne!(before, Some(true), "line {at}: {line}: it is in memory");
-                faults_after_eviction += u64::from(before == Some(false));
+                was(&[None, Some(Out), Some(OutAtFork)]);
+                faults_after_eviction += u64::from(before.is_some());
+                In
             }
             "locked" => continue,
             // A use in memory moves nothing.
             "accessed" => {
-                assert_eq!(before, Some(true), "line {at}: {line}: it is not in memory");
+                was(&[Some(In), Some(Shared)]);
                 continue;
             }
-            "found" | "ahead" => {
-                assert_ne!(before, Some(true), "line {at}: {line}: it is in memory")
+            "found" => {
+                was(&[None, Some(Shared), Some(OutAtFork)]);
+                In
             }
-            "returned" => assert_eq!(before, Some(false), "line {at}: {line}: it was not out"),
+            "shared" => {
+                was(&[None]);
+                Shared
+            }
+            "ahead" => {
+                was(&[None, Some(Out), Some(OutAtFork)]);
+                In
+            }
+            "returned" => {
+                was(&[Some(Out)]);
+                // It never left: what was forked meanwhile has it, too.
+                for places in clients.values_mut() {
+                    if let Some(place @ OutAtFork) = places.get_mut(page) {
+                        *place = Shared;
+                    }
+                }
+                In
+            }
             // Its fault comes next.
             "recalled" => {
-                assert_eq!(before, Some(false), "line {at}: {line}: it was not out");
-                recalled = Some(page);
+                was(&[Some(Out)]);
+                recalled = Some((client, page));
                 continue;
             }
-            "clean" => assert_eq!(before, Some(false), "line {at}: {line}: it is not out"),
+            "clean" => {
+                was(&[Some(Out)]);
+                Out
+            }
             "evicted" | "named" => {
-                assert_eq!(before, Some(true), "line {at}: {line}: it is not in memory");
+                was(&[Some(In)]);
+                Out
             }
             "dropped" => {
                 assert!(before.is_some(), "line {at}: {line}: nobody knows it");
-                present.remove(page);
+                clients.entry(client).or_default().remove(page);
+                continue;
+            }
+            "forked" => {
+                let parents = clients.get(thread).cloned().unwrap_or_default();
+                assert!(!parents.is_empty(), "line {at}: {line}: of nobody");
+                let theirs = parents.into_iter().map(|(page, place)| match place {
+                    In | Shared => (page, Shared),
+                    Out | OutAtFork => (page, OutAtFork),
+                });
+                let empty = clients.insert(client, theirs.collect());
+                let empty = empty.is_none_or(|places| places.is_empty());
+                assert!(empty, "line {at}: {line}: the child is there already");
+                continue;
+            }
+            "ended" => {
+                let had = clients.remove(client).unwrap_or_default();
+                assert!(!had.is_empty(), "line {at}: {line}: nobody knows it");
                 continue;
             }
             other => panic!("line {at}: {line}: {other}"),
-        }
-        present.insert(page, !matches!(what, "evicted" | "named" | "clean"));
+        };
+        clients.entry(client).or_default().insert(page, now);
     }
     assert!(faults_after_eviction > least, "{faults_after_eviction}");
 }
@@ -393,6 +451,7 @@ fn fork_children_fault_as_often_in_the_simulator() {
             "{policy}, {program}: of {expected:?} faults, evictions {:+.2} %, {:+.2} %",
             by[0], by[1]
         ));
+        check_turns(&trace, 10_000);
         assert!(expected[0] > 10_000.0, "{expected:?} prove nothing");
         assert!(by.iter().all(|by| by.abs() < SHARED_APART_MAX), "{by:?}");
     }
