@@ -124,7 +124,7 @@ impl Replay<'_> {
         }
     }
 
-    /// What `count` pages from `first` on, of one chunk, had is gone, in memory and out.
+    /// What `count` pages from `first` on, of one chunk, had is gone, in memory and out. What was on its way out is out by then.
     pub(super) fn drop_pages(
         &mut self,
         at: usize,
@@ -132,31 +132,19 @@ impl Replay<'_> {
         count: u32,
     ) -> Result<(), SetupError> {
         for number in first..first + count {
-            let client = &self.clients[at];
-            let shared = client.on_its_way(PageNo(number));
-            if shared.is_some_and(|index| client.engine.is_shared(index)) {
-                self.let_one_go(at, PageNo(number))?; // for those who have it yet
+            if self.clients[at].on_its_way(PageNo(number)).is_some() {
+                self.let_one_go(at, PageNo(number))?;
             }
         }
         let client = &mut self.clients[at];
         let page = |number: u32| VirtPage(u64::from(number));
-        let mut left = 0u64;
         for number in first..first + count {
             client.marks[number as usize] = 0;
             let entry = client.engine.entry(client.space, page(number));
             client.locked -= u64::from(entry.flags.has(Flags::LOCKED));
-            if let Some(index) = client.take_leaving(PageNo(number)) {
-                left |= 1 << index;
-            }
         }
         let range = VirtRange::new(page(first), page(first + count));
         client.engine.removed(client.space, range);
-        while left != 0 {
-            // nobody's by now
-            let index = left.trailing_zeros() as usize;
-            left &= left - 1;
-            client.engine.settle(index, Taken::NotTried, &mut self.wake);
-        }
         // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers. The last given up
         // are the first taken.
         for number in [first + count, first] {
