@@ -100,34 +100,41 @@ impl<W: Write> Out<W> {
         Some(client)
     }
 
-    /// The client that has pages to give a fork child.
-    fn parent(&self, parent: SpaceId) -> Option<u16> {
-        let client = *self.spaces.get(&parent)?;
-        (!self.known[usize::from(client)].is_empty()).then_some(client)
-    }
-
-    fn write(&mut self, seen: Seen) -> Result<(), WriteError> {
-        // Of an address space that the trace has not told of nothing is known to be gone; most processes end before memory runs short.
-        let tells = match seen.what {
-            What::Dropped(_) | What::Remapped(..) | What::Ended => {
-                self.spaces.contains_key(&seen.space)
-            }
-            What::Forked { parent } => self.parent(parent).is_some(),
-            What::Fault { .. } | What::Moved(..) => true,
+    /// A fork, if the parent has anything to give.
+    fn write_fork(&mut self, seen: Seen, parent: SpaceId) -> Result<(), WriteError> {
+        let Some(parent) = self.spaces.get(&parent).copied() else {
+            return Ok(());
         };
-        if !tells {
+        let known = self.known[usize::from(parent)].clone();
+        if known.is_empty() {
             return Ok(());
         }
         let Some(client) = self.client(seen.space) else {
             return Ok(());
         };
-        let parent = match seen.what {
-            What::Forked { parent } => self.parent(parent),
-            _ => None,
+        self.known[usize::from(client)] = known;
+        self.writer.write_event(Event {
+            time: seen.time,
+            address: seen.page.address(),
+            kind: Kind::Movement(Movement::Forked),
+            client,
+            thread: parent,
+        })
+    }
+
+    fn write(&mut self, seen: Seen) -> Result<(), WriteError> {
+        let client = match seen.what {
+            What::Forked { parent } => return self.write_fork(seen, parent),
+            // Of an address space that the trace has not told of nothing is known to be gone; most processes end before memory runs
+            // short.
+            What::Dropped(_) | What::Remapped(..) | What::Ended => {
+                self.spaces.get(&seen.space).copied()
+            }
+            What::Fault { .. } | What::Moved(..) => self.client(seen.space),
         };
-        if let Some(parent) = parent {
-            self.known[usize::from(client)] = self.known[usize::from(parent)].clone();
-        }
+        let Some(client) = client else {
+            return Ok(());
+        };
         let known = &mut self.known[usize::from(client)];
         let writer = &mut self.writer;
         let mut put = |page: u64, kind, thread| {
@@ -142,6 +149,7 @@ impl<W: Write> Out<W> {
         let first = seen.page.0;
         let moved = Kind::Movement;
         match seen.what {
+            What::Forked { .. } => Ok(()), // above
             What::Fault { write, thread } => {
                 // The last number is for all threads that find none left.
                 let threads = self.threads.len().min(usize::from(u16::MAX)) as u16;
@@ -190,7 +198,6 @@ impl<W: Write> Out<W> {
                 }
                 Ok(())
             }
-            What::Forked { .. } => put(first, moved(Movement::Forked), parent.unwrap_or(client)),
             What::Ended => {
                 put(first, moved(Movement::Ended), 0)?;
                 *known = Known::default();

@@ -1,8 +1,8 @@
 //! Forks and ends of processes, as a live trace tells them.
 //!
-//! A fork child has its parent's pages: those in memory in frames that the parent is charged for, the others with the copies below. From
-//! when on it is charged for a frame itself, the trace says (as **found**); here it is, too, when it writes to a page that it would
-//! not have had in memory live.
+//! A fork child has its parent's pages: those in memory in frames that the parent is charged for, the others with the copies below. The
+//! trace says from when on it is charged for a frame itself (`Becomes::Found`). Where it faults live on a page that is in memory here, a
+//! write is what makes it pay.
 
 use undercroft_base::{Entry, Flags, PageNo, PageState, VirtPage};
 
