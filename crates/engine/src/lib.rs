@@ -353,6 +353,19 @@ impl<L: Ledger> Engine<L> {
         self.table.entry(no).state == PageState::Resident
     }
 
+    /// Whether anything is known of the page. O(1).
+    #[inline]
+    pub fn is_known(&self, no: PageNo) -> bool {
+        self.table.entry(no) != Entry::UNTOUCHED
+    }
+
+    /// Whether more than one page refers to a slot. O(1).
+    pub fn is_shared_slot(&self, tier: TierId, slot: Slot) -> bool {
+        self.refs
+            .get(&(tier, slot))
+            .is_some_and(|claims| *claims > 1)
+    }
+
     /// The entry of a page, for status, takeover and tests.
     pub fn entry(&self, space: SpaceId, page: VirtPage) -> Entry {
         self.table

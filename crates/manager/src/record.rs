@@ -28,6 +28,9 @@ use writer::Out;
 /// Entries that wait to be written: a quarter of a second of the most faults and evictions a CPU can do.
 const QUEUE_MAX: usize = 1 << 16;
 
+/// Entries on top of those for forks and ends of processes, without which all that follows of a process is misread.
+const QUEUE_SPARE: usize = 1 << 12;
+
 /// Entries from which on the writer is woken before its time.
 const QUEUE_FULL: usize = QUEUE_MAX / 4;
 
@@ -137,7 +140,7 @@ impl Record {
         };
         let inbox = Arc::new(Inbox {
             queue: Mutex::new(Queue {
-                seen: Vec::with_capacity(QUEUE_MAX),
+                seen: Vec::with_capacity(QUEUE_MAX + QUEUE_SPARE),
                 ..Queue::default()
             }),
             wake: Condvar::new(),
@@ -280,7 +283,9 @@ impl Record {
         all: &[What],
     ) {
         let before = queue.seen.len();
-        if before + all.len() > QUEUE_MAX {
+        let lives = matches!(all, [What::Forked { .. } | What::Ended]);
+        let most = QUEUE_MAX + if lives { QUEUE_SPARE } else { 0 };
+        if before + all.len() > most {
             let count = all.len() as u64;
             self.inbox.dropped.fetch_add(count, Ordering::Relaxed);
             return;
@@ -589,6 +594,37 @@ mod tests {
             (2, 0, Forked, 1),
         ];
         assert_eq!(short.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn ends_and_forks_find_room_in_a_full_queue_and_what_comes_after_an_end_is_nobodys() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.uct");
+        let (record, go) = stalled(&path);
+        let [parent, child] = [3, 4].map(SpaceId);
+        // What the writer has taken, and a full queue behind it.
+        for page in 0..3 * QUEUE_MAX as u64 {
+            record.fault(parent, VirtPage(page), false, ThreadId(1));
+            if page % 1000 == 0 {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        record.forked(parent, child);
+        record.ended(parent);
+        record.found(parent, pages(1, 2));
+        drop(go);
+        record.finish().unwrap();
+        let all = events(&path);
+        let lives = |event: &&Event| {
+            use Movement::{Ended, Forked};
+            matches!(event.kind, Kind::Movement(Forked | Ended))
+        };
+        let lives: Vec<_> = all.iter().filter(lives).map(|event| event.client).collect();
+        assert_eq!(lives, [1, 0]);
+        assert!(
+            all.iter()
+                .all(|event| event.kind != Kind::Movement(Movement::Found))
+        );
     }
 
     #[test]

@@ -13,7 +13,6 @@ use undercroft_base::{
 };
 use undercroft_engine::Engine;
 use undercroft_sys::futex;
-use undercroft_trace::Movement;
 
 use crate::access::Looks;
 use crate::ledger::MemfdLedger;
@@ -288,16 +287,21 @@ impl Shared {
             let relatives = self.relatives(process);
             let _layout = process.layout.write();
             let mut engine = self.engine();
-            let mut inherited = Vec::new();
+            let mut inherited: Vec<(SpaceId, VirtRange)> = Vec::new();
             engine.bequeath(process.space, &relatives, |heir, page| {
                 if self.record.is_some() {
-                    inherited.push((heir, page));
+                    match inherited.last_mut() {
+                        Some((of, run)) if (*of, run.end) == (heir, page) => {
+                            run.end = page.plus(1);
+                        }
+                        _ => inherited.push((heir, VirtRange::new(page, page.plus(1)))),
+                    }
                 }
             });
             if let Some(record) = &self.record {
                 record.ended(process.space);
-                for (heir, page) in inherited {
-                    record.moved(heir, page, Movement::Found);
+                for (heir, run) in inherited {
+                    record.found(heir, run);
                 }
             }
             let effect = engine.remove_space(process.space);

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use undercroft_base::CHUNK_PAGES;
 
 use crate::memory_trace::{Becomes, Moved, SPACE_BYTES, WRITE};
-use crate::spaces::{Families, Spaces};
+use crate::spaces::Spaces;
 
 /// One client's references as numbered pages of one size.
 #[derive(Clone, Debug)]
@@ -52,6 +52,9 @@ pub struct TooManyPages {
     /// The page size asked for.
     pub page_bytes: u64,
 }
+
+/// Words of 64 pages' bits in a chunk.
+const CHUNK_WORDS: usize = CHUNK_PAGES as usize / 64;
 
 /// Chunks of 512 pages in the order they come.
 struct Chunks {
@@ -94,32 +97,54 @@ impl Chunks {
         Ok(self.last.1 * CHUNK_PAGES + (page % per_chunk) as u32)
     }
 
-    /// What a child has a number for has one in its parent, too, and in that one's: else it could not come down from there. `named`: the
-    /// pages that need a number, by chunk.
+    /// What a child has a number for has one in its parent, too, and in that one's: else it could not come down from there. From the end
+    /// to the beginning, so that a number's processes are told apart. `named`: the pages that need a number, by chunk.
     fn hand_down(
         &mut self,
-        families: &Families,
+        references: &[u32],
+        moves: &[MovedPage],
         space_chunks: u64,
         named: &mut Vec<bool>,
     ) -> Result<(), TooManyPages> {
-        let mut again = !families.is_empty();
-        while again {
-            again = false;
-            for (child, parent) in families {
-                for at in 0..self.list.len() {
-                    let chunk = self.list[at];
-                    if chunk / space_chunks != u64::from(*child) {
-                        continue;
-                    }
-                    let of_parent = u64::from(*parent) * space_chunks + chunk % space_chunks;
-                    let of_parent = self.number_of(of_parent * u64::from(CHUNK_PAGES))? as usize;
-                    named.resize(self.pages(), false);
-                    let first = at * CHUNK_PAGES as usize;
-                    for offset in 0..CHUNK_PAGES as usize {
-                        again |= named[first + offset] && !named[of_parent + offset];
-                        named[of_parent + offset] |= named[first + offset];
+        let forks = |moved: &MovedPage| matches!(moved.what, Becomes::Forked { .. });
+        if !moves.iter().any(forks) {
+            return Ok(());
+        }
+        // Of each address space, the pages named from here on to its end, by chunk.
+        let mut lives: FxHashMap<u32, FxHashMap<u64, [u64; CHUNK_WORDS]>> = FxHashMap::default();
+        let name = |lives: &mut FxHashMap<_, FxHashMap<_, _>>, list: &[u64], number: u32| {
+            let chunk = list[(number / CHUNK_PAGES) as usize];
+            let life = lives.entry((chunk / space_chunks) as u32).or_default();
+            let words: &mut [u64; CHUNK_WORDS] = life.entry(chunk % space_chunks).or_default();
+            let at = number % CHUNK_PAGES;
+            words[(at / 64) as usize] |= 1 << (at % 64);
+        };
+        let mut left = references;
+        for moved in moves.iter().rev() {
+            while left.len() > moved.after
+                && let Some((last, before)) = left.split_last()
+            {
+                name(&mut lives, &self.list, last >> 1);
+                left = before;
+            }
+            match moved.what {
+                Becomes::Ended => _ = lives.remove(&moved.number),
+                Becomes::Forked { parent } => {
+                    let parent = u32::from(parent);
+                    let life = lives.remove(&moved.number).unwrap_or_default();
+                    for (chunk, words) in life {
+                        let of_parent = u64::from(parent) * space_chunks + chunk;
+                        let first = self.number_of(of_parent * u64::from(CHUNK_PAGES))?;
+                        named.resize(self.pages(), false);
+                        let theirs = lives.entry(parent).or_default().entry(chunk).or_default();
+                        for at in 0..CHUNK_PAGES {
+                            let (word, bit) = ((at / 64) as usize, 1 << (at % 64));
+                            theirs[word] |= words[word] & bit;
+                            named[(first + at) as usize] |= words[word] & bit != 0;
+                        }
                     }
                 }
+                _ => name(&mut lives, &self.list, moved.number),
             }
         }
         Ok(())
@@ -156,12 +181,8 @@ impl PageStream {
             references.push(number << 1 | (word & WRITE) as u32);
         }
         let mut moves = Vec::with_capacity(moved.len());
-        let mut families = Families::new();
         for moved in moved {
             let space = (moved.address / SPACE_BYTES) as u32;
-            if let Becomes::Forked { parent } = moved.what {
-                families.insert((space, u32::from(parent)));
-            }
             let number = match moved.what.is_of_a_page() {
                 // As references lose the top bit.
                 true => chunks.number_of((moved.address << 1) >> shift)?,
@@ -191,7 +212,7 @@ impl PageStream {
             *named |= touched;
         }
         let space_chunks = SPACE_BYTES / page_bytes / u64::from(CHUNK_PAGES);
-        chunks.hand_down(&families, space_chunks, &mut named)?;
+        chunks.hand_down(&references, &moves, space_chunks, &mut named)?;
         touched.resize(named.len(), false);
         let mut order: Vec<u32> = (0..chunks.list.len() as u32).collect();
         order.sort_unstable_by_key(|at| chunks.list[*at as usize]);
@@ -289,17 +310,18 @@ impl PageStream {
             }
         }
         let touched = (0..touched.len()).filter(|number| touched[*number]);
-        let tells = |moved: &MovedPage| moved.what == Becomes::Shared || !moved.what.is_of_a_page();
-        let spaces = moved.iter().any(tells).then(|| {
+        let related =
+            |moved: &MovedPage| matches!(moved.what, Becomes::Forked { .. } | Becomes::Shared);
+        let related = moved.iter().any(related);
+        let ends = moved.iter().any(|moved| moved.what == Becomes::Ended);
+        let spaces = (related || ends).then(|| {
             let per_chunk = per_chunk / granule;
-            Spaces::new(
-                granule as u32,
-                kept.iter().map(|at| {
-                    let chunk = firsts[at / per_chunk];
-                    let place = chunk % space_chunks * per_chunk as u64 + (at % per_chunk) as u64;
-                    ((chunk / space_chunks) as u32, place)
-                }),
-            )
+            let owners = kept.iter().map(|at| {
+                let chunk = firsts[at / per_chunk];
+                let place = chunk % space_chunks * per_chunk as u64 + (at % per_chunk) as u64;
+                ((chunk / space_chunks) as u32, place)
+            });
+            Spaces::new(granule as u32, owners, related)
         });
         PageStream {
             spaces,

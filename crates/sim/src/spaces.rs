@@ -1,7 +1,5 @@
 //! Which page numbers of a live run's trace belong to which of its address spaces, and which are the same page of fork relatives.
 
-use std::collections::BTreeSet;
-
 /// The numbers of each address space, in granules of neighbouring pages.
 #[derive(Clone, Debug, Default)]
 pub struct Spaces {
@@ -11,13 +9,20 @@ pub struct Spaces {
     owners: Vec<(u32, u64)>,
     /// Of each address space, the first numbers of its granules, ascending, which is the order of places.
     of: Vec<Vec<u32>>,
+    /// One has pages of another.
+    related: bool,
 }
 
 impl Spaces {
-    /// * `granules`: as [`Spaces::owners`].
-    pub(crate) fn new(granule: u32, granules: impl Iterator<Item = (u32, u64)>) -> Spaces {
+    /// * `granules`: as [`Spaces::owners`]; `related`: some fork each other.
+    pub(crate) fn new(
+        granule: u32,
+        granules: impl Iterator<Item = (u32, u64)>,
+        related: bool,
+    ) -> Spaces {
         let mut spaces = Spaces {
             granule,
+            related,
             ..Spaces::default()
         };
         for (at, owner) in granules.enumerate() {
@@ -29,6 +34,11 @@ impl Spaces {
             spaces.owners.push(owner);
         }
         spaces
+    }
+
+    /// Whether one may have pages of another.
+    pub fn are_related(&self) -> bool {
+        self.related
     }
 
     /// Pages of a granule.
@@ -72,9 +82,6 @@ impl Spaces {
     }
 }
 
-/// What address spaces have pages from: (child, parent), each once.
-pub(crate) type Families = BTreeSet<(u32, u32)>;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,7 +89,7 @@ mod tests {
     #[test]
     fn pages_of_relatives_are_paired_by_place() {
         let owners = [(0, 5), (0, 7), (0, 9), (2, 4), (2, 7), (2, 9)];
-        let spaces = Spaces::new(2, owners.into_iter());
+        let spaces = Spaces::new(2, owners.into_iter(), true);
         let common: Vec<_> = spaces.common(2, 0).collect();
         assert_eq!(common, [(8, 2), (9, 3), (10, 4), (11, 5)]);
         assert_eq!(spaces.granules(2), [6, 8, 10]);

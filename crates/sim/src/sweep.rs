@@ -180,8 +180,9 @@ pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream
             }
             // A part of a page that leaves does not take the rest along.
             let whole = |moved: &&Moved| {
-                use Becomes::{Ahead, Found, Shared, Written};
-                let arrives = matches!(moved.what, Found | Shared | Written | Ahead { .. });
+                use Becomes::{Ahead, Found, Returned, Shared, Written};
+                let what = moved.what;
+                let arrives = matches!(what, Found | Returned | Shared | Written | Ahead { .. });
                 arrives || !moved.what.is_of_a_page()
             };
             let kept: Vec<Moved> = moved.iter().filter(whole).copied().collect();

@@ -7,6 +7,16 @@ use undercroft_sim::setup::{Initial, Memory, Room, Setup, TRACED};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, simulate};
 
+/// Policies and bounds.
+const RECLAIM: [&str; 6] = [
+    "lru",
+    "clock",
+    "clock_w",
+    "active_inactive",
+    "random",
+    "belady",
+];
+
 /// Traces tried.
 const TRACES: u64 = 20000;
 
@@ -21,6 +31,9 @@ const SPACES: u64 = 4;
 
 /// Bytes from one address space's first page to the next one's.
 const SPACE_BYTES: u64 = 1 << 47;
+
+/// Numbers of address spaces, which need not follow one another.
+const NUMBERS: [u64; SPACES as usize] = [0, 1, 7, 255];
 
 fn page(random: &mut Random) -> u64 {
     let offset = match random.below(4) {
@@ -47,7 +60,7 @@ fn becomes(random: &mut Random) -> Becomes {
         10 if random.below(4) == 0 => Becomes::Ended,
         11 => Becomes::Shared,
         10 => Becomes::Forked {
-            parent: random.below(SPACES) as u16,
+            parent: (NUMBERS[random.below(SPACES) as usize] + random.below(16) / 15) as u16,
         },
         _ => Becomes::Evicted,
     }
@@ -65,7 +78,7 @@ fn crafted(random: &mut Random) -> MemoryTrace {
             _ => 1 + random.below(9),
         };
         let what = (random.below(4) < often).then(|| becomes(random));
-        let space = random.below(spaces) * SPACE_BYTES;
+        let space = NUMBERS[random.below(spaces) as usize] * SPACE_BYTES;
         if let Some(what @ (Becomes::Forked { .. } | Becomes::Ended)) = what {
             moved.push(Moved {
                 after: references.len(),
@@ -106,10 +119,15 @@ fn crafted_live_traces_are_replayed_to_their_end_under_every_rule() {
         };
         let bits = 1 + random.below(10);
         let pages = 1 + random.below(1 << bits);
-        let tiers = [&["nvme"][..], &["ram,ratio=2", "nvme"]][random.below(2) as usize];
+        let tiers = [
+            &["nvme"][..],
+            &["nvme,layout=log"],
+            &["ram,ratio=2", "nvme"],
+        ][random.below(3) as usize];
         let setup = Setup {
             memory: Memory::Pages(pages),
-            reclaim: one_of(&mut random, &["lru", "clock", "clock_w", "active_inactive"]),
+            page_bytes: [4096, 4096, 4096, 512, 16384, 2 << 20][random.below(6) as usize],
+            reclaim: one_of(&mut random, &RECLAIM),
             prefetch: one_of(&mut random, &[TRACED, TRACED, "none", "majority"]),
             room: [Room::AfterPlan, Room::Ahead, Room::Traced, Room::Traced]
                 [random.below(4) as usize],

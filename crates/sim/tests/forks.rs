@@ -6,7 +6,7 @@ use undercroft_sim::memory_trace::Becomes::{self, Ended, Evicted, Forked, Found,
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Memory, Room, Setup};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{MemoryTrace, Outcome, simulate};
+use undercroft_sim::{MemoryTrace, Outcome, PageStream, simulate};
 
 const PAGE: u64 = 4096;
 
@@ -79,12 +79,28 @@ fn a_child_has_what_its_parent_had_in_memory_and_out_and_frames_when_it_writes()
     live.read(1, 2);
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 1), "a hit, and no frame");
     live.read(1, 0);
-    assert_eq!(counts(&live.run(|_| ())), (5, 4, 2), "no first touch");
+    // Page 1 leaves for it, and that is in memory until the child's leaves, too.
+    assert_eq!(counts(&live.run(|_| ())), (5, 4, 3), "no first touch");
     live.write(1, 2);
     live.write(1, 2);
-    assert_eq!(counts(&live.run(|_| ())), (5, 4, 3), "a copy, once");
+    assert_eq!(counts(&live.run(|_| ())), (5, 4, 4), "a copy, once");
     live.moved.clear();
     assert_eq!(counts(&live.run(|_| ())), (6, 6, 3), "nobody's child");
+}
+
+/// A page that two have is freed when both have left it.
+#[test]
+fn a_shared_page_that_leaves_is_the_heirs_and_frees_nothing() {
+    let mut live = parent(); // 1, 2 and 3 are in memory
+    live.fork(0, 1);
+    live.write(0, 0); // in place of page 1 of both
+    live.read(1, 1); // the copy that its parent left, in place of page 2 of both
+    live.read(1, 3);
+    assert_eq!(counts(&live.run(|_| ())), (6, 4, 5));
+    // Told of it as well, nothing is new.
+    live.tell(1, 3, Found);
+    live.read(1, 3);
+    assert_eq!(counts(&live.run(|_| ())).0, 6);
 }
 
 #[test]
@@ -93,7 +109,7 @@ fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
     live.fork(0, 1);
     live.tell(1, 3, Found); // written, by whoever
     live.read(1, 3);
-    assert_eq!(counts(&live.run(|_| ())), (4, 4, 2));
+    assert_eq!(counts(&live.run(|_| ())), (4, 4, 3));
     // At the recorded times: of the two pages that leave, 1 and 2 of the parent, one shares its frame with the child's.
     let mut live = Live::default();
     (0..3).for_each(|page| live.write(0, page));
@@ -121,12 +137,12 @@ fn nothing_is_left_of_a_process_that_ends_and_its_number_is_another_ones() {
     live.read(1, 0);
     live.write(1, 3);
     live.tell(1, 0, Ended);
-    assert_eq!(counts(&live.run(|_| ())), (5, 4, 3));
+    assert_eq!(counts(&live.run(|_| ())), (5, 4, 5));
     live.read(0, 1); // into the room of one of them
     live.read(0, 2); // and of the other
-    assert_eq!(counts(&live.run(|_| ())), (7, 4, 3));
+    assert_eq!(counts(&live.run(|_| ())), (7, 4, 5));
     live.read(1, 0); // another process
-    assert_eq!(counts(&live.run(|_| ())), (8, 5, 4));
+    assert_eq!(counts(&live.run(|_| ())), (8, 5, 6));
     live.fork(0, 1); // and one more
     live.read(1, 0);
     assert_eq!(counts(&live.run(|_| ())).1, 5);
@@ -157,6 +173,31 @@ fn pages_shared_when_they_were_first_looked_at_cost_no_frame() {
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 2));
     live.write(1, 3);
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 3));
+    // What the relative has below by now, it has below, too.
+    let mut live = parent();
+    live.tell(1, 0, Shared);
+    live.read(1, 0);
+    assert_eq!(counts(&live.run(|_| ())), (5, 4, 2));
+}
+
+#[test]
+fn processes_that_had_a_number_one_after_the_other_are_not_each_others_children() {
+    let mut live = parent();
+    live.fork(0, 1);
+    live.write(1, 512 * 9);
+    live.tell(1, 0, Ended);
+    live.read(1, 512 * 5); // another
+    live.read(1, 512 * 9);
+    assert_eq!(counts(&live.run(|_| ())).1, 7, "zeros again");
+    let chunks = |live: &Live| {
+        let (references, moved) = (&live.references, &live.moved);
+        let stream = PageStream::build_moved("t", references, moved, PAGE).unwrap();
+        stream.numbers / 512
+    };
+    // A parent has the numbers of what its child names; nothing else is known of those pages.
+    assert_eq!(chunks(&live), 4, "0 and 9; 5 and 9");
+    live.moved.truncate(1); // all one process
+    assert_eq!(chunks(&live), 5, "0, 5 and 9; 5 and 9");
 }
 
 /// The same for tiers where each page has a place of its own: parent and child may both have a copy there.

@@ -201,6 +201,7 @@ fn check_turns(trace: &str, least: u64) {
         .run()
         .expect(0);
     let mut clients: HashMap<&str, HashMap<&str, Place>> = HashMap::new();
+    let mut parents: HashMap<&str, &str> = HashMap::new();
     let (mut recalled, mut faults_after_eviction) = (None, 0);
     let text = cat.text();
     for (at, line) in text.lines().enumerate().skip(1) {
@@ -245,8 +246,12 @@ fn check_turns(trace: &str, least: u64) {
             }
             "returned" => {
                 was(&[Some(Out)]);
-                // It never left: what was forked meanwhile has it, too.
-                for places in clients.values_mut() {
+                // It never left: who was forked meanwhile has it, too.
+                let theirs = |of: &str| {
+                    let mut line = std::iter::successors(Some(of), |of| parents.get(of).copied());
+                    line.any(|of| of == client)
+                };
+                for (_, places) in clients.iter_mut().filter(|(of, _)| theirs(of)) {
                     if let Some(place @ OutAtFork) = places.get_mut(page) {
                         *place = Shared;
                     }
@@ -273,9 +278,10 @@ fn check_turns(trace: &str, least: u64) {
                 continue;
             }
             "forked" => {
-                let parents = clients.get(thread).cloned().unwrap_or_default();
-                assert!(!parents.is_empty(), "line {at}: {line}: of nobody");
-                let theirs = parents.into_iter().map(|(page, place)| match place {
+                let parent = clients.get(thread).cloned().unwrap_or_default();
+                assert!(!parent.is_empty(), "line {at}: {line}: of nobody");
+                parents.insert(client, thread);
+                let theirs = parent.into_iter().map(|(page, place)| match place {
                     In | Shared => (page, Shared),
                     Out | OutAtFork => (page, OutAtFork),
                 });
@@ -285,6 +291,7 @@ fn check_turns(trace: &str, least: u64) {
                 continue;
             }
             "ended" => {
+                parents.remove(client);
                 let had = clients.remove(client).unwrap_or_default();
                 assert!(!had.is_empty(), "line {at}: {line}: nobody knows it");
                 continue;

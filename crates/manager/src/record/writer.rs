@@ -1,6 +1,6 @@
 //! Writes what was recorded to the trace's file, in a thread of its own: numbers for what it names, and what is known of pages.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use undercroft_base::{SpaceId, ThreadId, VirtPage};
 use undercroft_trace::{Access, Event, Kind, Movement, TraceWriter, WriteError};
 
 use super::known::Known;
-use super::{CLIENTS, Inbox, NAP, QUEUE_FULL, QUEUE_MAX, Seen, What};
+use super::{CLIENTS, Inbox, NAP, QUEUE_FULL, QUEUE_MAX, QUEUE_SPARE, Seen, What};
 use crate::shared::lock;
 
 /// The writer: the trace, numbers for what it names from 0, and which pages it told of.
@@ -26,8 +26,13 @@ pub(super) struct Out<W: Write> {
     known: Vec<Known>,
     /// Clients whose address spaces have ended.
     free: Vec<u16>,
+    /// Address spaces that ended last: what was under way of them then may still come.
+    ended: VecDeque<SpaceId>,
     taken: Vec<Seen>,
 }
+
+/// Ends remembered.
+const ENDED_MAX: usize = 64;
 
 impl<W: Write> Out<W> {
     /// A trace of which only the header is written. * `path`: for messages.
@@ -40,7 +45,8 @@ impl<W: Write> Out<W> {
             threads: HashMap::new(),
             known: Vec::new(),
             free: Vec::new(),
-            taken: Vec::with_capacity(QUEUE_MAX),
+            ended: VecDeque::with_capacity(ENDED_MAX),
+            taken: Vec::with_capacity(QUEUE_MAX + QUEUE_SPARE),
         }
     }
 
@@ -80,10 +86,13 @@ impl<W: Write> Out<W> {
         }
     }
 
-    /// The client of an address space that the trace is to tell of; `None` when there are too many.
+    /// The client of an address space that the trace is to tell of; `None` when there are too many, or it has ended.
     fn client(&mut self, space: SpaceId) -> Option<u16> {
         if let Some(client) = self.spaces.get(&space) {
             return Some(*client);
+        }
+        if self.ended.contains(&space) {
+            return None;
         }
         let client = match self.free.pop() {
             Some(client) => client,
@@ -201,6 +210,10 @@ impl<W: Write> Out<W> {
             What::Ended => {
                 put(first, moved(Movement::Ended), 0)?;
                 *known = Known::default();
+                if self.ended.len() == ENDED_MAX {
+                    self.ended.pop_front();
+                }
+                self.ended.push_back(seen.space);
                 self.spaces.remove(&seen.space);
                 self.free.push(client);
                 Ok(())

@@ -24,6 +24,8 @@ pub const AHEAD: u8 = 4;
 pub const KNOWN: u8 = 8;
 /// Had from another address space at a fork, and not evicted since; maybe still without a frame of its own.
 pub const SHARED: u8 = 16;
+/// In memory at a fork, and not evicted since: who has it since then may be without a frame of its own.
+pub const LENT: u8 = 32;
 
 /// Longest latency told apart: 1000 s.
 const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
@@ -98,7 +100,7 @@ pub struct Client<'a> {
     pub timed: usize,
     /// Its own virtual time.
     pub clock: Time,
-    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`], [`SHARED`] of each page.
+    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`], [`SHARED`], [`LENT`] of each page.
     pub marks: Vec<u8>,
     /// Until when pages brought along are on their way.
     pub ahead_until: Time,
@@ -114,6 +116,8 @@ pub struct Client<'a> {
     pub leaving: u64,
     /// Pages evicted because there was no room, which a trace that is followed has leave later, if it has: live the limit was exceeded.
     pub forced: usize,
+    /// Pages that leave before any that the policy names: each has the frame of one that has left.
+    pub leave_next: Vec<PageNo>,
     /// Pages that may not leave, as the trace says.
     pub locked: u64,
     /// Nanoseconds of each fault that read from a tier.
@@ -132,7 +136,7 @@ pub struct Client<'a> {
 /// Why a stretch of references ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// This page is not in memory, or is on its way.
+    /// This page is not in memory, or is on its way, or is written to and was had from another address space.
     Fault(PageNo, bool),
     /// The trace says what became of pages.
     Moved,
@@ -215,6 +219,7 @@ impl<'a> Client<'a> {
             batch: Vec::new(),
             leaving: 0,
             forced: 0,
+            leave_next: Vec::new(),
             locked: 0,
             latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds"),
             spent: Spent::default(),

@@ -109,9 +109,11 @@ impl Replay<'_> {
             if matches!(moved.what, Becomes::Found | Becomes::Shared) {
                 if !self.own_shared(at, PageNo(moved.number)) {
                     let client = &mut self.clients[at];
+                    if !client.engine.is_known(PageNo(moved.number)) {
+                        // It was used before, and nobody knows its bytes.
+                        client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
+                    }
                     client.engine.found_resident(client.space, range);
-                    // It was used before, and nobody knows its bytes.
-                    client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
                 }
                 // A live run may begin above its limit: what leaves for that, its evictions tell.
                 if self.setup.room != Room::Traced {

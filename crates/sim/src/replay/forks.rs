@@ -4,12 +4,12 @@
 //! trace says from when on it is charged for a frame itself (`Becomes::Found`). Where it faults live on a page that is in memory here, a
 //! write is what makes it pay.
 
-use undercroft_base::{Entry, Flags, PageNo, PageState, VirtPage};
+use undercroft_base::{Flags, PageNo, PageState, VirtPage, VirtRange};
 
 use super::Replay;
-use super::client::{DIRTY, KNOWN, SHARED, WRITTEN};
+use super::client::{DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 use crate::memory_trace::Becomes;
-use crate::setup::SetupError;
+use crate::setup::{Room, SetupError};
 
 impl Replay<'_> {
     /// The address space `child` begins, with what `parent` has where both have numbers.
@@ -34,11 +34,12 @@ impl Replay<'_> {
         };
         let virt = |number: u32| VirtPage(u64::from(number));
         let entry = |number: u32| client.engine.entry(client.space, virt(number));
+        // One that has it below, where it is not in memory here.
         let mut others = spaces.relatives(no.0);
-        let Some(from) = others.find(|of| entry(*of).state == PageState::Resident) else {
+        let Some(from) = others.find(|of| entry(*of).state != PageState::Untouched) else {
             return false;
         };
-        if entry(no.0) == Entry::UNTOUCHED {
+        if entry(no.0).state == PageState::Untouched {
             self.inherit(at, no.0, from);
         }
         true
@@ -51,12 +52,18 @@ impl Replay<'_> {
         let inherited = client.engine.inherit(client.space, virt(page), virt(from));
         assert_eq!(inherited, Ok(()), "all pages have numbers");
         let entry = client.engine.entry(client.space, virt(page));
-        client.locked += u64::from(entry.flags.has(Flags::LOCKED));
-        let shared = match entry.flags.has(Flags::INHERITED) {
-            true => SHARED,
-            false => 0,
-        };
-        client.marks[page as usize] = client.marks[from as usize] & (WRITTEN | KNOWN) | shared;
+        if entry.flags.has(Flags::LOCKED) {
+            // Never so many that nothing can leave.
+            let range = VirtRange::new(virt(page), virt(page + 1));
+            match client.locked < client.frames / 8 {
+                true => client.locked += 1,
+                false => _ = client.engine.lock(client.space, range, false),
+            }
+        }
+        let mark = client.marks[from as usize] & (WRITTEN | KNOWN);
+        let shares = u8::from(entry.flags.has(Flags::INHERITED));
+        client.marks[page as usize] = mark | SHARED * shares;
+        client.marks[from as usize] |= LENT * shares;
     }
 
     /// Of what is on its way out, all that the trace has leave before it names more: at a fork or an end it is out, or will stay.
@@ -88,7 +95,11 @@ impl Replay<'_> {
         let granule = spaces.granule();
         self.let_most_go(at)?;
         for first in spaces.granules(space) {
-            self.drop_pages(at, *first, granule)?;
+            let engine = &self.clients[at].engine;
+            let mut pages = *first..first + granule;
+            if pages.any(|number| engine.is_known(PageNo(number))) {
+                self.drop_pages(at, *first, granule)?;
+            }
         }
         Ok(())
     }
@@ -105,8 +116,9 @@ impl Replay<'_> {
         // The frame's other owner has just left it, with a copy below that serves this one, too; or it was written to.
         let spaces = client.stream.spaces.as_ref();
         let same = |number: u32| spaces.is_some_and(|of| of.are_same_page(number, no.0));
-        let leaver = client.batch.iter().position(|item| same(item.no.0));
-        match leaver.filter(|index| client.leaving >> index & 1 == 1) {
+        let leaving = |index| client.leaving >> index & 1 == 1;
+        let mut batch = client.batch.iter().enumerate();
+        match batch.position(|(index, item)| leaving(index) && same(item.no.0)) {
             Some(index) => client.engine.leave_frame_to(index, client.space, page),
             None => {
                 client.marks[no.0 as usize] |= DIRTY | WRITTEN;
@@ -116,14 +128,57 @@ impl Replay<'_> {
         true
     }
 
-    /// A reference to a page that was had from a relative, and is in memory; false where it is a fault like others.
-    pub(super) fn write_shared(
-        &mut self,
-        at: usize,
-        no: PageNo,
-        write: bool,
-    ) -> Result<bool, SetupError> {
-        if !write || !self.own_shared(at, no) {
+    /// Item `index` of the batch leaves, and relatives may have its frame: that is freed when they have left, too, so one of them is charged
+    /// for it and leaves next, as live. When the trace is followed, it says so itself.
+    #[inline(never)]
+    pub(super) fn lend_on(&mut self, at: usize, index: usize) {
+        let client = &mut self.clients[at];
+        let Some(spaces) = &client.stream.spaces else {
+            return;
+        };
+        if self.setup.room == Room::Traced {
+            return;
+        }
+        let virt = |number: u32| VirtPage(u64::from(number));
+        let mut others = spaces.relatives(client.batch[index].no.0);
+        let heir = others.find(|of| {
+            let entry = client.engine.entry(client.space, virt(*of));
+            entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED)
+        });
+        if let Some(heir) = heir {
+            client
+                .engine
+                .leave_frame_to(index, client.space, virt(heir));
+            let mark = &mut client.marks[heir as usize];
+            *mark = *mark & !SHARED | LENT; // the next one's turn comes when it leaves
+            client.leave_next.push(PageNo(heir));
+        }
+    }
+
+    /// Makes a batch of the pages that leave next; how many.
+    #[cold]
+    pub(super) fn choose_heirs(&mut self, at: usize) -> usize {
+        let client = &mut self.clients[at];
+        let virt = |no: PageNo| VirtPage(u64::from(no.0));
+        let pages = client.leave_next.drain(..);
+        let ranges: Vec<_> = pages
+            .map(|no| VirtRange::new(virt(no), virt(no).plus(1)))
+            .collect();
+        let (space, batch) = (client.space, &mut client.batch);
+        match client.engine.select_these(space, &ranges, batch) {
+            true => batch.len(),
+            false => 0,
+        }
+    }
+
+    /// A write to a page that was had from a relative, and is in memory; false where it is a reference like others.
+    pub(super) fn write_shared(&mut self, at: usize, no: PageNo) -> Result<bool, SetupError> {
+        if !self.own_shared(at, no) {
+            let client = &mut self.clients[at];
+            let entry = client.engine.entry(client.space, VirtPage(u64::from(no.0)));
+            if !entry.flags.has(Flags::INHERITED) {
+                client.marks[no.0 as usize] &= !SHARED;
+            }
             return Ok(false);
         }
         self.clients[at].marks[no.0 as usize] |= DIRTY | WRITTEN;

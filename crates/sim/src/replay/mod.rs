@@ -23,15 +23,18 @@ mod traced;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, Slot, ThreadId, TierId, VirtPage};
+use undercroft_base::{
+    Bytes, PAGE_BYTES, PageCount, PageNo, Slot, Stamp, ThreadId, TierId, VirtPage,
+};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
 use undercroft_model::device::{Attach, Device, Time, profiles};
 
 use crate::page_stream::PageStream;
 use crate::setup::{FaultTouch, Initial, Memory, Room, Setup, SetupError, TierKind};
+use crate::spaces::Spaces;
 
-use client::{AHEAD, DIRTY, KNOWN, SHARED, WRITTEN};
+use client::{AHEAD, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 pub use client::{Client, Seen, Spent, Stop};
 use tiers::{Tier, tier_id};
 
@@ -96,8 +99,8 @@ impl<'a> Replay<'a> {
             clients.push(Client::new(stream, setup, share, home, seed)?);
             home += u64::from(stream.numbers);
         }
-        let shares = streams.iter().any(|stream| stream.spaces.is_some());
-        let homes = shares.then_some(home);
+        let spaces = streams.iter().filter_map(|stream| stream.spaces.as_ref());
+        let homes = spaces.clone().any(Spaces::are_related).then_some(home);
         let tiers = setup.tiers.iter();
         let mut replay = Replay {
             clients,
@@ -184,7 +187,7 @@ impl<'a> Replay<'a> {
             thread: ThreadId(0),
         };
         client.at += 1;
-        if client.marks[no.0 as usize] & SHARED != 0 && self.write_shared(at, no, write)? {
+        if write && client.marks[no.0 as usize] & SHARED != 0 && self.write_shared(at, no)? {
             return Ok(());
         }
         let client = &mut self.clients[at];
@@ -370,6 +373,12 @@ impl<'a> Replay<'a> {
     /// Has the policy name up to `want` pages; how many: none only where no page may leave.
     #[inline]
     fn choose(&mut self, at: usize, want: usize) -> usize {
+        if !self.clients[at].leave_next.is_empty() {
+            let heirs = self.choose_heirs(at);
+            if heirs > 0 {
+                return heirs;
+            }
+        }
         let client = &mut self.clients[at];
         let mut tries = 0;
         while !client.engine.select(want, &mut client.batch) {
@@ -389,21 +398,29 @@ impl<'a> Replay<'a> {
         let item = client.batch[index];
         client.engine.settle(index, Taken::Moved, &mut self.wake);
         let mark = client.marks[item.no.0 as usize];
+        if mark & LENT != 0 {
+            self.lend_on(at, index);
+        }
         let outcome = if item.retained.is_some() && mark & DIRTY == 0 {
             Outcome::Clean
         } else if mark & WRITTEN == 0 && self.setup.initial == Initial::Zero {
             Outcome::Fill(0)
         } else {
-            self.store(at, item.no)?
+            self.store(at, item.no, item.retained)?
         };
         let client = &mut self.clients[at];
-        client.marks[item.no.0 as usize] &= !(DIRTY | AHEAD);
+        client.marks[item.no.0 as usize] &= !(DIRTY | AHEAD | LENT);
         client.engine.publish(index, outcome, &mut self.wake);
         Ok(())
     }
 
-    /// Writes a page to the first tier that takes it.
-    fn store(&mut self, at: usize, no: PageNo) -> Result<Outcome, SetupError> {
+    /// Writes a page to the first tier that takes it. * `kept`: the copy it has below.
+    fn store(
+        &mut self,
+        at: usize,
+        no: PageNo,
+        kept: Option<(TierId, Slot, Stamp)>,
+    ) -> Result<Outcome, SetupError> {
         for place in 0..self.tiers.len() {
             if !self.takes(at, place) {
                 if place + 1 < self.tiers.len() {
@@ -413,8 +430,13 @@ impl<'a> Replay<'a> {
                     continue;
                 }
             }
-            let home = self.clients[at].home + u64::from(no.0);
-            let slot = self.tiers[place].take(home);
+            let client = &self.clients[at];
+            let home = client.home + u64::from(no.0);
+            let over = kept.is_some_and(|(tier, slot, _)| {
+                (tier, slot) == (tier_id(place), Slot(home))
+                    && !client.engine.is_shared_slot(tier, slot)
+            });
+            let slot = self.tiers[place].take(home, over);
             self.clients[at].held[place] += 1;
             self.write(at, place, slot);
             return Ok(Outcome::Stored(tier_id(place), slot));
@@ -473,7 +495,7 @@ impl<'a> Replay<'a> {
                 Some(_) => client.spent.write += took,
             }
             client.clock = end;
-            let slot = self.tiers[below].take(client.home + u64::from(item.no.0));
+            let slot = self.tiers[below].take(client.home + u64::from(item.no.0), false);
             client.held[below] += 1;
             self.write(at, below, slot);
             self.clients[at].engine.demoted(*item, tier_id(below), slot);
@@ -543,7 +565,7 @@ impl<'a> Replay<'a> {
                         return Err(full);
                     }
                     let home = client.home + u64::from(client.batch[0].no.0);
-                    let slot = self.tiers[last].take(home);
+                    let slot = self.tiers[last].take(home, false);
                     client.held[last] += 1;
                     let outcome = Outcome::Stored(tier_id(last), slot);
                     client.engine.publish(0, outcome, &mut self.wake);

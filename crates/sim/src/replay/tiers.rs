@@ -88,8 +88,8 @@ impl Tier {
         self.held < self.pages_max
     }
 
-    /// A place for one page. * `home`: the page's own.
-    pub fn take(&mut self, home: u64) -> Slot {
+    /// A place for one page. * `home`: the page's own; `over`: of what is there, only a copy of it that is about to go.
+    pub fn take(&mut self, home: u64, over: bool) -> Slot {
         self.held += 1;
         self.counters.pages_peak = self.counters.pages_peak.max(self.held);
         match self.spec.kind {
@@ -97,7 +97,11 @@ impl Tier {
                 layout: Layout::Log,
                 ..
             } => Slot(self.slots.take()),
-            _ => Slot(self.homes.as_mut().map_or(home, |homes| homes.take(home))),
+            _ => Slot(
+                self.homes
+                    .as_mut()
+                    .map_or(home, |homes| homes.take(home, over)),
+            ),
         }
     }
 
@@ -172,28 +176,31 @@ pub fn tier_id(at: usize) -> TierId {
 
 /// Places that are pages' own, and more behind them for pages whose own place is taken.
 struct Homes {
-    taken: Vec<bool>,
+    /// Copies at each: two while one is written over.
+    taken: Vec<u8>,
     more: Slots,
 }
 
 impl Homes {
     fn new(homes: u64) -> Homes {
         Homes {
-            taken: vec![false; homes as usize],
+            taken: vec![0; homes as usize],
             more: Slots::default(),
         }
     }
 
-    fn take(&mut self, home: u64) -> u64 {
-        match std::mem::replace(&mut self.taken[home as usize], true) {
-            false => home,
-            true => self.taken.len() as u64 + self.more.take(),
+    fn take(&mut self, home: u64, over: bool) -> u64 {
+        let taken = &mut self.taken[home as usize];
+        if *taken > 0 && !over {
+            return self.taken.len() as u64 + self.more.take();
         }
+        *taken += 1;
+        home
     }
 
     fn free(&mut self, slot: u64) {
         match slot.checked_sub(self.taken.len() as u64) {
-            None => self.taken[slot as usize] = false,
+            None => self.taken[slot as usize] -= 1,
             Some(more) => self.more.free(more),
         }
     }
