@@ -62,7 +62,7 @@ impl Replay<'_> {
         }
         let mark = client.marks[from as usize] & (WRITTEN | KNOWN);
         let shares = u8::from(entry.flags.has(Flags::INHERITED));
-        client.marks[page as usize] = mark | SHARED * shares;
+        client.marks[page as usize] = mark | (SHARED * shares);
         client.marks[from as usize] |= LENT * shares;
     }
 
