@@ -132,3 +132,26 @@ fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
     assert_eq!(freed, [(TierId(0), Slot(5)), (TierId(0), Slot(6))]);
     engine.audit();
 }
+
+/// What was in the books elsewhere is no newer than it was: `active_inactive` has it with those used twice, which leave last.
+#[test]
+fn a_page_that_is_found_again_is_not_taken_for_a_new_one() {
+    let config = Config {
+        limit: Bytes(1 << 20),
+        retain: vec![false],
+        demotes: vec![false],
+        room: Room::AfterPlan,
+    };
+    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
+    let reclaim = undercroft_policy::reclaim::by_name("active_inactive").expect("a policy");
+    let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
+    let space = engine.add_space();
+    engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
+    engine.found_again(space, VirtRange::new(VirtPage(0), VirtPage(2)));
+    engine.found_resident(space, VirtRange::new(VirtPage(2), VirtPage(10)));
+    let mut batch = Vec::new();
+    assert!(engine.select(4, &mut batch));
+    let pages: Vec<u64> = batch.iter().map(|item| item.page.0).collect();
+    // Page 0 had to make way among those when page 1 came.
+    assert_eq!(pages, [0, 2, 3, 4]);
+}

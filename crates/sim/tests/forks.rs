@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
-use undercroft_sim::memory_trace::Becomes::{self, Ended, Evicted, Forked, Found, Shared};
+use undercroft_sim::memory_trace::Becomes::{self, Ended, Evicted, Forked, Found, Named, Shared};
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Memory, Room, Setup};
 use undercroft_sim::sweep::streams_of;
@@ -198,6 +198,37 @@ fn processes_that_had_a_number_one_after_the_other_are_not_each_others_children(
     assert_eq!(chunks(&live), 4, "0 and 9; 5 and 9");
     live.moved.truncate(1); // all one process
     assert_eq!(chunks(&live), 5, "0, 5 and 9; 5 and 9");
+}
+
+/// The copy that one of them leaves below serves the other, too, while it does not write.
+#[test]
+fn a_page_that_leaves_after_its_relatives_is_not_written_again() {
+    let mut live = Live::default();
+    (0..3).for_each(|page| live.write(0, page));
+    live.tell(0, 0, Evicted);
+    live.write(0, 3);
+    live.fork(0, 1);
+    live.tell(0, 2, Evicted);
+    live.tell(1, 1, Found); // charged for the frame of page 1, and it leaves
+    live.tell(1, 1, Named);
+    live.read(1, 1);
+    let outcome = live.run(|s| s.room = Room::Traced);
+    assert_eq!((outcome.evictions, outcome.clean_evictions), (3, 1));
+    assert_eq!(outcome.tiers[0].pages_written, 2);
+}
+
+/// Where each page has a place of its own, what a child has there stays until it has left.
+#[test]
+fn a_parents_new_copy_goes_elsewhere_while_the_child_has_the_old_one() {
+    let mut live = parent();
+    live.fork(0, 1);
+    (0..4).for_each(|page| live.write(0, page)); // page 0 is out, in, and out again
+    live.read(1, 0);
+    let outcome = live.run(|s| s.tiers = vec!["nvme,layout=home".parse().unwrap()]);
+    assert_eq!(outcome.tiers[0].place_writes_max, 1);
+    live.moved.clear();
+    let outcome = live.run(|s| s.tiers = vec!["nvme,layout=home".parse().unwrap()]);
+    assert_eq!(outcome.tiers[0].place_writes_max, 2, "nobody's child");
 }
 
 /// The same for tiers where each page has a place of its own: parent and child may both have a copy there.
