@@ -143,8 +143,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             for (found, _) in &present {
                 for page in found.pages() {
                     let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
-                    let is_new = shared.record.is_some()
-                        && engine.entry(process.space, page).state == PageState::Untouched;
+                    let is_new = engine.entry(process.space, page).state == PageState::Untouched;
                     let inherits = shares && engine.found_shared(process.space, page, &relatives);
                     match (is_new, inherits) {
                         (true, true) => add_page(&mut shared_pages, page),
