@@ -164,7 +164,7 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// A page of which nothing is known has what another has, as a fork child's has what its parent's had: see [`Engine::forked`]. For
-    /// a simulation that tells one process's pages from another's by address alone.
+    /// who has several processes in one space, and tells their pages apart by address.
     ///
     /// Errors: the ledger is full.
     pub fn inherit(

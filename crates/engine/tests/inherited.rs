@@ -8,7 +8,7 @@ use undercroft_base::{
 use undercroft_engine::{
     Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Outcome, Room, Taken, VecLedger,
 };
-use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
+use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict, by_name};
 
 /// Knows what was inserted, and panics at a touch of anything else.
 #[derive(Default)]
@@ -49,17 +49,21 @@ impl Reclaim for Strict {
     }
 }
 
-#[test]
-fn touch_of_an_inherited_page_leaves_the_policy_alone() {
+/// An engine without prefetch over one tier. * `retain`: copies there are kept.
+fn engine(reclaim: Box<dyn Reclaim>, retain: bool) -> Engine<VecLedger> {
     let config = Config {
         limit: Bytes(1 << 20),
-        retain: vec![false],
+        retain: vec![retain],
         demotes: vec![false],
         room: Room::AfterPlan,
     };
     let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
-    let reclaim = Box::new(Strict::default());
-    let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
+    Engine::new(VecLedger::new(4), reclaim, prefetch, config)
+}
+
+#[test]
+fn touch_of_an_inherited_page_leaves_the_policy_alone() {
+    let mut engine = engine(Box::new(Strict::default()), false);
     let parent = engine.add_space();
     engine.attached(parent, VirtRange::new(VirtPage(0), VirtPage(512)));
     let mut plan = LoadPlan::default();
@@ -80,18 +84,10 @@ fn touch_of_an_inherited_page_leaves_the_policy_alone() {
     engine.audit();
 }
 
-/// One space for all processes, as a simulation has it: what a fork child's pages are does not hang on addresses.
+/// Also where one space holds several processes: what a fork child's pages are does not hang on addresses.
 #[test]
 fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
-    let config = Config {
-        limit: Bytes(1 << 20),
-        retain: vec![true],
-        demotes: vec![false],
-        room: Room::AfterPlan,
-    };
-    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
-    let reclaim = undercroft_policy::reclaim::by_name("lru").expect("a policy");
-    let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
+    let mut engine = engine(by_name("lru").expect("a policy"), true);
     let space = engine.add_space();
     engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(1024)));
     engine.found_resident(space, VirtRange::new(VirtPage(1), VirtPage(3)));
@@ -136,15 +132,7 @@ fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
 /// What was in the books elsewhere is no newer than it was: `active_inactive` has it with those used twice, which leave last.
 #[test]
 fn a_page_that_is_found_again_is_not_taken_for_a_new_one() {
-    let config = Config {
-        limit: Bytes(1 << 20),
-        retain: vec![false],
-        demotes: vec![false],
-        room: Room::AfterPlan,
-    };
-    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
-    let reclaim = undercroft_policy::reclaim::by_name("active_inactive").expect("a policy");
-    let mut engine = Engine::new(VecLedger::new(4), reclaim, prefetch, config);
+    let mut engine = engine(by_name("active_inactive").expect("a policy"), false);
     let space = engine.add_space();
     engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
     engine.found_again(space, VirtRange::new(VirtPage(0), VirtPage(2)));

@@ -8,7 +8,6 @@ use undercroft_base::{VirtPage, VirtRange};
 use undercroft_engine::limits::COPY_PAGES_MAX;
 use undercroft_engine::{Fault, FaultAnswer};
 use undercroft_sys::procfs;
-use undercroft_trace::Movement;
 
 use crate::process::Process;
 use crate::shared::{Shared, note_run};
@@ -84,11 +83,7 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     let urgent = agent == Some(fault.thread.0) && fault.thread.0 != 0;
     let (answer, kick) = {
         let mut engine = shared.engine();
-        let told = |space, page| {
-            if let Some(record) = &shared.record {
-                record.moved(space, page, Movement::Found);
-            }
-        };
+        let told = |space, page| shared.tell_found(space, page);
         let shares = &sharing[..looked];
         let answer = engine.copy_on_write(fault, shares, &relatives, urgent, told);
         (answer, engine.reclaim_wanted())
@@ -154,9 +149,7 @@ pub(crate) fn left(shared: &Shared, process: &Process, places: impl Iterator<Ite
     for at in places {
         let mut engine = shared.engine();
         if let Some((space, page)) = engine.leave_frame(at, &relatives) {
-            if let Some(record) = &shared.record {
-                record.moved(space, page, Movement::Found);
-            }
+            shared.tell_found(space, page);
             drop(engine);
             note_run(
                 &shared.leave_next,

@@ -10,7 +10,6 @@ use undercroft_sys::pagemap::Category;
 use undercroft_sys::process::robust_list_head;
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
-use undercroft_trace::Movement;
 
 use crate::keeper::SHIM_NAME;
 use crate::layout::{settle, subtract};
@@ -143,7 +142,8 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             for (found, _) in &present {
                 for page in found.pages() {
                     let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
-                    let is_new = engine.entry(process.space, page).state == PageState::Untouched;
+                    let is_new = shared.record.is_some()
+                        && engine.entry(process.space, page).state == PageState::Untouched;
                     let inherits = shares && engine.found_shared(process.space, page, &relatives);
                     match (is_new, inherits) {
                         (true, true) => add_page(&mut shared_pages, page),
@@ -246,10 +246,8 @@ pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [
                     let page = start.plus(at as u64);
                     let before = engine.resident();
                     engine.own_frame(process.space, page);
-                    if let Some(record) = &shared.record
-                        && engine.resident() != before
-                    {
-                        record.moved(process.space, page, Movement::Found);
+                    if engine.resident() != before {
+                        shared.tell_found(process.space, page);
                     }
                 }
             }

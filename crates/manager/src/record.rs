@@ -4,8 +4,8 @@
 //! an eviction stands after the fault that brought the page, and before the one that brings it back. Nothing here waits for
 //! the file: what does not fit the queue is dropped and counted.
 //!
-//! One client of the trace is one address space; a number whose address space has ended is taken again. What is recorded is what the manager sees: uses of
-//! pages in memory raise no fault, and nothing but a look at access bits tells of them.
+//! One client of the trace is one address space; a number whose address space has ended is taken again. What is recorded is what the
+//! manager sees: uses of pages in memory raise no fault, and nothing but a look at access bits tells of them.
 
 mod known;
 mod writer;

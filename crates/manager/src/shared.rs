@@ -13,6 +13,7 @@ use undercroft_base::{
 };
 use undercroft_engine::Engine;
 use undercroft_sys::futex;
+use undercroft_trace::Movement;
 
 use crate::access::Looks;
 use crate::ledger::MemfdLedger;
@@ -272,6 +273,13 @@ impl Shared {
         processes.insert(process.space, process);
         drop(processes);
         self.processes_changed();
+    }
+
+    /// Tells the trace of a page that counts from now on. With the engine locked.
+    pub fn tell_found(&self, space: SpaceId, page: VirtPage) {
+        if let Some(record) = &self.record {
+            record.moved(space, page, Movement::Found);
+        }
     }
 
     /// The address space is gone: forgets its pages and frees its slots.

@@ -53,8 +53,10 @@ pub struct TooManyPages {
     pub page_bytes: u64,
 }
 
+const PER_CHUNK: usize = CHUNK_PAGES as usize;
+
 /// Words of 64 pages' bits in a chunk.
-const CHUNK_WORDS: usize = CHUNK_PAGES as usize / 64;
+const CHUNK_WORDS: usize = PER_CHUNK / 64;
 
 /// Chunks of 512 pages in the order they come.
 struct Chunks {
@@ -76,7 +78,7 @@ impl Chunks {
 
     /// Pages of all of them.
     fn pages(&self) -> usize {
-        self.list.len() * CHUNK_PAGES as usize
+        self.list.len() * PER_CHUNK
     }
 
     #[inline]
@@ -137,10 +139,15 @@ impl Chunks {
                         let first = self.number_of(of_parent * u64::from(CHUNK_PAGES))?;
                         named.resize(self.pages(), false);
                         let theirs = lives.entry(parent).or_default().entry(chunk).or_default();
-                        for at in 0..CHUNK_PAGES {
-                            let (word, bit) = ((at / 64) as usize, 1 << (at % 64));
-                            theirs[word] |= words[word] & bit;
-                            named[(first + at) as usize] |= words[word] & bit != 0;
+                        for (theirs, word) in theirs.iter_mut().zip(words) {
+                            *theirs |= word;
+                        }
+                        for (at, named) in named[first as usize..]
+                            .iter_mut()
+                            .enumerate()
+                            .take(PER_CHUNK)
+                        {
+                            *named |= words[at / 64] >> (at % 64) & 1 == 1;
                         }
                     }
                 }
@@ -232,10 +239,7 @@ impl PageStream {
             }
         }
         let in_order = |flags: Vec<bool>| -> Vec<bool> {
-            let chunk = |at: &u32| {
-                let first = *at as usize * CHUNK_PAGES as usize;
-                first..first + CHUNK_PAGES as usize
-            };
+            let chunk = |at: &u32| *at as usize * PER_CHUNK..(*at as usize + 1) * PER_CHUNK;
             order
                 .iter()
                 .flat_map(|at| &flags[chunk(at)])
@@ -270,7 +274,7 @@ impl PageStream {
         space_chunks: u64,
     ) -> PageStream {
         let distinct = named.iter().filter(|touched| **touched).count();
-        let per_chunk = CHUNK_PAGES as usize;
+        let per_chunk = PER_CHUNK;
         let kept = |granule: usize| -> Vec<usize> {
             let granules = named.chunks(granule).enumerate();
             granules

@@ -12,8 +12,8 @@ use super::client::{DIRTY, WRITTEN};
 use crate::setup::SetupError;
 
 impl Replay<'_> {
-    /// Has the policy name `count` pages, less those that had to leave before, or all that may leave. The last batch of them stays on its way out: see
-    /// [`Replay::let_go`].
+    /// Has the policy name `count` pages, less those that had to leave before, or all that may leave. The last batch of them stays on
+    /// its way out: see [`Replay::let_go`].
     pub(super) fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
         let forced = &mut self.clients[at].forced;
         let before = count.min(*forced);
