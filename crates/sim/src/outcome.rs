@@ -207,7 +207,7 @@ impl Outcome {
         let clients: Vec<_> = replay.clients.iter().map(client_outcome).collect();
         let seconds = elapsed.seconds();
         let tiers: Vec<_> = replay
-            .tiers
+            .tiers()
             .iter()
             .map(|tier| tier_outcome(tier, seconds, setup.page_bytes))
             .collect();
@@ -247,8 +247,8 @@ impl Outcome {
             tiers,
             clients,
         };
-        outcome.energy = outcome.energy_used(&replay.tiers);
-        outcome.cost = outcome.cost_used(&replay.tiers);
+        outcome.energy = outcome.energy_used(replay.tiers());
+        outcome.cost = outcome.cost_used(replay.tiers());
         outcome
     }
 

@@ -92,6 +92,8 @@ pub struct Client<'a> {
     pub at: usize,
     /// Movements done.
     pub moved: usize,
+    /// Where it stopped for a fault that is still to be served: the page, and whether it is written.
+    pub fault: Option<(PageNo, bool)>,
     /// References done when a page was faulted on last, that one included.
     pub missed: usize,
     /// The same of the fault that the trace said is served by calling a page back.
@@ -207,6 +209,7 @@ impl<'a> Client<'a> {
             frames,
             at: 0,
             moved: 0,
+            fault: None,
             missed: 0,
             recalled_at: 0,
             timed: 0,

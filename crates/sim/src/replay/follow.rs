@@ -4,16 +4,15 @@ use undercroft_base::{Entry, Flags, PageNo, PageState, VirtPage, VirtRange};
 use undercroft_engine::Taken;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 
-use super::Replay;
-use super::client::{AHEAD, DIRTY, KNOWN, WRITTEN};
+use super::client::{AHEAD, Client, DIRTY, KNOWN, WRITTEN};
+use super::host::Host;
 use crate::memory_trace::Becomes;
 use crate::setup::{Room, SetupError};
 
-impl Replay<'_> {
+impl Host {
     /// What the trace says of pages before the next reference of a client.
-    pub(super) fn follow(&mut self, at: usize) -> Result<(), SetupError> {
+    pub(super) fn follow(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         loop {
-            let client = &mut self.clients[at];
             let moved = match client.stream.moved.get(client.moved) {
                 Some(moved) if moved.after <= client.at => *moved,
                 _ => return Ok(()),
@@ -21,11 +20,11 @@ impl Replay<'_> {
             client.moved += 1;
             match moved.what {
                 Becomes::Forked { parent } => {
-                    self.fork(at, moved.number, u32::from(parent))?;
+                    self.fork(client, moved.number, u32::from(parent))?;
                     continue;
                 }
                 Becomes::Ended => {
-                    self.end_space(at, moved.number)?;
+                    self.end_space(client, moved.number)?;
                     continue;
                 }
                 _ => {}
@@ -34,7 +33,7 @@ impl Replay<'_> {
             let range = VirtRange::new(page, page.plus(1));
             if let Becomes::Ahead { written } = moved.what {
                 if client.traced.is_some() {
-                    self.bring_along(at, PageNo(moved.number), written)?;
+                    self.bring_along(client, PageNo(moved.number), written)?;
                 }
                 continue;
             }
@@ -83,8 +82,8 @@ impl Replay<'_> {
                 let first = client.moved - 1;
                 client.moved = first + count;
                 match (self.setup.room, moved.what) {
-                    (Room::Traced, Becomes::Named) => self.evict_these(at, first, count)?,
-                    (Room::Traced, _) => self.evict_so_many(at, count)?,
+                    (Room::Traced, Becomes::Named) => self.evict_these(client, first, count)?,
+                    (Room::Traced, _) => self.evict_so_many(client, count)?,
                     _ => {}
                 }
                 continue;
@@ -98,17 +97,16 @@ impl Replay<'_> {
                     client.engine.found_again(client.space, range);
                     client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
                     if self.setup.room != Room::Traced {
-                        self.have_room(at, 0)?;
+                        self.have_room(client, 0)?;
                     }
                 }
                 continue;
             }
-            if moved.what == Becomes::Shared && self.share(at, PageNo(moved.number)) {
+            if moved.what == Becomes::Shared && self.share(client, PageNo(moved.number)) {
                 continue;
             }
             if matches!(moved.what, Becomes::Found | Becomes::Shared) {
-                if !self.own_shared(at, PageNo(moved.number)) {
-                    let client = &mut self.clients[at];
+                if !self.own_shared(client, PageNo(moved.number)) {
                     if !client.engine.is_known(PageNo(moved.number)) {
                         // It was used before, and nobody knows its bytes.
                         client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
@@ -117,28 +115,27 @@ impl Replay<'_> {
                 }
                 // A live run may begin above its limit: what leaves for that, its evictions tell.
                 if self.setup.room != Room::Traced {
-                    self.have_room(at, 0)?;
+                    self.have_room(client, 0)?;
                 }
-                self.reclaim(at)?;
+                self.reclaim(client)?;
                 continue;
             }
-            self.drop_pages(at, moved.number, 1)?;
+            self.drop_pages(client, moved.number, 1)?;
         }
     }
 
     /// What `count` pages from `first` on, of one chunk, had is gone, in memory and out. What was on its way out is out by then.
     pub(super) fn drop_pages(
         &mut self,
-        at: usize,
+        client: &mut Client<'_>,
         first: u32,
         count: u32,
     ) -> Result<(), SetupError> {
         for number in first..first + count {
-            if self.clients[at].on_its_way(PageNo(number)).is_some() {
-                self.let_one_go(at, PageNo(number))?;
+            if client.on_its_way(PageNo(number)).is_some() {
+                self.let_one_go(client, PageNo(number))?;
             }
         }
-        let client = &mut self.clients[at];
         let page = |number: u32| VirtPage(u64::from(number));
         for number in first..first + count {
             client.marks[number as usize] = 0;
@@ -155,7 +152,7 @@ impl Replay<'_> {
                 assert_eq!(no, Ok(PageNo(number)), "a page keeps its number");
             }
         }
-        self.collect(at);
+        self.collect(client);
         Ok(())
     }
 }

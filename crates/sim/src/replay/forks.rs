@@ -6,29 +6,33 @@
 
 use undercroft_base::{Flags, PageNo, PageState, VirtPage, VirtRange};
 
-use super::Replay;
-use super::client::{DIRTY, KNOWN, LENT, SHARED, WRITTEN};
+use super::client::{Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
+use super::host::Host;
 use crate::memory_trace::Becomes;
 use crate::setup::{Room, SetupError};
 
-impl Replay<'_> {
+impl Host {
     /// The address space `child` begins, with what `parent` has where both have numbers.
-    pub(super) fn fork(&mut self, at: usize, child: u32, parent: u32) -> Result<(), SetupError> {
+    pub(super) fn fork(
+        &mut self,
+        client: &mut Client<'_>,
+        child: u32,
+        parent: u32,
+    ) -> Result<(), SetupError> {
         if child == parent {
             return Ok(()); // nobody's trace
         }
-        self.end_space(at, child)?; // that it was empty is the trace's word
-        let stream = self.clients[at].stream;
+        self.end_space(client, child)?; // that it was empty is the trace's word
+        let stream = client.stream;
         let common = stream.spaces.iter().flat_map(|of| of.common(child, parent));
         for (page, from) in common {
-            self.inherit(at, page, from);
+            self.inherit(client, page, from);
         }
         Ok(())
     }
 
     /// A page turns out to be one that a relative has in memory; false where none has here.
-    pub(super) fn share(&mut self, at: usize, no: PageNo) -> bool {
-        let client = &mut self.clients[at];
+    pub(super) fn share(&mut self, client: &mut Client<'_>, no: PageNo) -> bool {
         let Some(spaces) = &client.stream.spaces else {
             return false;
         };
@@ -40,14 +44,13 @@ impl Replay<'_> {
             return false;
         };
         if entry(no.0).state == PageState::Untouched {
-            self.inherit(at, no.0, from);
+            self.inherit(client, no.0, from);
         }
         true
     }
 
     /// A page of which nothing is known has what another has.
-    fn inherit(&mut self, at: usize, page: u32, from: u32) {
-        let client = &mut self.clients[at];
+    fn inherit(&mut self, client: &mut Client<'_>, page: u32, from: u32) {
         let virt = |number: u32| VirtPage(u64::from(number));
         let inherited = client.engine.inherit(client.space, virt(page), virt(from));
         assert_eq!(inherited, Ok(()), "all pages have numbers");
@@ -67,8 +70,7 @@ impl Replay<'_> {
     }
 
     /// Of what is on its way out, all that the trace has leave before it names more: at a fork or an end it is out, or will stay.
-    fn let_most_go(&mut self, at: usize) -> Result<(), SetupError> {
-        let client = &mut self.clients[at];
+    fn let_most_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let mut stays = 0;
         if client.leaving != 0 {
             let next = client.stream.moved[client.moved..].iter();
@@ -82,31 +84,34 @@ impl Replay<'_> {
             }
         }
         client.leaving &= !stays;
-        self.let_go(at)?;
-        self.clients[at].leaving = stays;
+        self.let_go(client)?;
+        client.leaving = stays;
         Ok(())
     }
 
     /// Nothing of an address space is left.
-    pub(super) fn end_space(&mut self, at: usize, space: u32) -> Result<(), SetupError> {
-        let Some(spaces) = &self.clients[at].stream.spaces else {
+    pub(super) fn end_space(
+        &mut self,
+        client: &mut Client<'_>,
+        space: u32,
+    ) -> Result<(), SetupError> {
+        let Some(spaces) = &client.stream.spaces else {
             return Ok(());
         };
         let granule = spaces.granule();
-        self.let_most_go(at)?;
+        self.let_most_go(client)?;
         for first in spaces.granules(space) {
-            let engine = &self.clients[at].engine;
+            let engine = &client.engine;
             let mut pages = *first..first + granule;
             if pages.any(|number| engine.is_known(PageNo(number))) {
-                self.drop_pages(at, *first, granule)?;
+                self.drop_pages(client, *first, granule)?;
             }
         }
         Ok(())
     }
 
     /// A page that has its frame from a relative is charged for one from now on; false where it is none.
-    pub(super) fn own_shared(&mut self, at: usize, no: PageNo) -> bool {
-        let client = &mut self.clients[at];
+    pub(super) fn own_shared(&mut self, client: &mut Client<'_>, no: PageNo) -> bool {
         let page = VirtPage(u64::from(no.0));
         let entry = client.engine.entry(client.space, page);
         if entry.state != PageState::Resident || !entry.flags.has(Flags::INHERITED) {
@@ -131,8 +136,7 @@ impl Replay<'_> {
     /// Item `index` of the batch leaves, and relatives may have its frame: that is freed when they have left, too, so one of them is charged
     /// for it and leaves next, as live. When the trace is followed, it says so itself.
     #[inline(never)]
-    pub(super) fn lend_on(&mut self, at: usize, index: usize) {
-        let client = &mut self.clients[at];
+    pub(super) fn lend_on(&mut self, client: &mut Client<'_>, index: usize) {
         let Some(spaces) = &client.stream.spaces else {
             return;
         };
@@ -157,8 +161,7 @@ impl Replay<'_> {
 
     /// Makes a batch of the pages that leave next; how many.
     #[cold]
-    pub(super) fn choose_heirs(&mut self, at: usize) -> usize {
-        let client = &mut self.clients[at];
+    pub(super) fn choose_heirs(&mut self, client: &mut Client<'_>) -> usize {
         let virt = |no: PageNo| VirtPage(u64::from(no.0));
         let pages = client.leave_next.drain(..);
         let ranges: Vec<_> = pages
@@ -172,18 +175,21 @@ impl Replay<'_> {
     }
 
     /// A write to a page that was had from a relative, and is in memory; false where it is a reference like others.
-    pub(super) fn write_shared(&mut self, at: usize, no: PageNo) -> Result<bool, SetupError> {
-        if !self.own_shared(at, no) {
-            let client = &mut self.clients[at];
+    pub(super) fn write_shared(
+        &mut self,
+        client: &mut Client<'_>,
+        no: PageNo,
+    ) -> Result<bool, SetupError> {
+        if !self.own_shared(client, no) {
             let entry = client.engine.entry(client.space, VirtPage(u64::from(no.0)));
             if !entry.flags.has(Flags::INHERITED) {
                 client.marks[no.0 as usize] &= !SHARED;
             }
             return Ok(false);
         }
-        self.clients[at].marks[no.0 as usize] |= DIRTY | WRITTEN;
-        self.have_room(at, 0)?;
-        self.reclaim(at)?;
+        client.marks[no.0 as usize] |= DIRTY | WRITTEN;
+        self.have_room(client, 0)?;
+        self.reclaim(client)?;
         Ok(true)
     }
 }

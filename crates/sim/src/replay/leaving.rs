@@ -7,78 +7,88 @@ use undercroft_base::{PageNo, PageState, VirtPage, VirtRange};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{Outcome, Taken};
 
-use super::Replay;
-use super::client::{DIRTY, WRITTEN};
+use super::client::{Client, DIRTY, WRITTEN};
+use super::host::Host;
 use crate::setup::SetupError;
 
-impl Replay<'_> {
+impl Host {
     /// Has the policy name `count` pages, less those that had to leave before, or all that may leave. The last batch of them stays on
-    /// its way out: see [`Replay::let_go`].
-    pub(super) fn evict_so_many(&mut self, at: usize, count: usize) -> Result<(), SetupError> {
-        let forced = &mut self.clients[at].forced;
+    /// its way out: see [`Host::let_go`].
+    pub(super) fn evict_so_many(
+        &mut self,
+        client: &mut Client<'_>,
+        count: usize,
+    ) -> Result<(), SetupError> {
+        let forced = &mut client.forced;
         let before = count.min(*forced);
         *forced -= before;
         let mut left = count - before;
         while left > 0 {
-            self.let_go(at)?;
-            let chosen = self.choose(at, left);
+            self.let_go(client)?;
+            let chosen = self.choose(client, left);
             if chosen == 0 {
                 break; // locked pages, and with room the newest ones
             }
             left -= chosen;
-            self.clients[at].leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
+            client.leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
         }
         Ok(())
     }
 
     /// What is on its way out leaves.
     #[inline]
-    pub(super) fn let_go(&mut self, at: usize) -> Result<(), SetupError> {
-        match self.clients[at].leaving {
+    pub(super) fn let_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+        match client.leaving {
             0 => Ok(()),
-            _ => self.let_batch_go(at),
+            _ => self.let_batch_go(client),
         }
     }
 
     #[inline(never)]
-    pub(super) fn let_batch_go(&mut self, at: usize) -> Result<(), SetupError> {
-        while self.clients[at].leaving != 0 {
-            self.let_next_go(at)?;
+    pub(super) fn let_batch_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+        while client.leaving != 0 {
+            self.let_next_go(client)?;
         }
         if self.has_pool {
-            self.collect(at);
+            self.collect(client);
         }
         Ok(())
     }
 
     /// The first of those on their way out leaves.
-    pub(super) fn let_next_go(&mut self, at: usize) -> Result<(), SetupError> {
-        let client = &mut self.clients[at];
+    pub(super) fn let_next_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let index = client.leaving.trailing_zeros() as usize;
         client.leaving &= client.leaving - 1;
-        self.evict_one(at, index)
+        self.evict_one(client, index)
     }
 
     /// A page leaves, if it is on its way out; all do, if it is one that goes with one of them, as a fork child's.
-    pub(super) fn let_one_go(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
-        if let Some(index) = self.clients[at].take_leaving(no) {
-            self.evict_one(at, index)?;
+    pub(super) fn let_one_go(
+        &mut self,
+        client: &mut Client<'_>,
+        no: PageNo,
+    ) -> Result<(), SetupError> {
+        if let Some(index) = client.take_leaving(no) {
+            self.evict_one(client, index)?;
             if self.has_pool {
-                self.collect(at);
+                self.collect(client);
             }
-        } else if self.clients[at].leaving != 0 {
-            let client = &self.clients[at];
+        } else if client.leaving != 0 {
             let entry = client.engine.entry(client.space, VirtPage(u64::from(no.0)));
             if entry.state == PageState::Evicting {
-                self.let_batch_go(at)?;
+                self.let_batch_go(client)?;
             }
         }
         Ok(())
     }
 
     /// A page on its way out is wanted back.
-    pub(super) fn recall(&mut self, at: usize, no: PageNo, write: bool) -> Result<(), SetupError> {
-        let client = &mut self.clients[at];
+    pub(super) fn recall(
+        &mut self,
+        client: &mut Client<'_>,
+        no: PageNo,
+        write: bool,
+    ) -> Result<(), SetupError> {
         let index = client
             .take_leaving(no)
             .expect("a page that is waited for is on its way");
@@ -93,15 +103,14 @@ impl Replay<'_> {
     }
 
     /// The live manager named `count` pages itself, those of the movements from `first` on: what of them is in memory, and may
-    /// leave, does here, too. They stay on their way out as any batch: see [`Replay::let_go`].
+    /// leave, does here, too. They stay on their way out as any batch: see [`Host::let_go`].
     pub(super) fn evict_these(
         &mut self,
-        at: usize,
+        client: &mut Client<'_>,
         first: usize,
         count: usize,
     ) -> Result<(), SetupError> {
-        self.let_go(at)?;
-        let client = &mut self.clients[at];
+        self.let_go(client)?;
         let pages = client.stream.moved[first..first + count].iter();
         let ranges: Vec<VirtRange> = pages
             .map(|moved| VirtPage(u64::from(moved.number)))

@@ -6,7 +6,7 @@
 //!
 //! Two ways, for the same pages. A fault that is one here, too, has its pages through the engine's prefetch port, so that
 //! one request reads them with it: [`NextWindow::expect`] puts the window there before the engine asks. What the engine did not
-//! take then, [`Replay::bring_along`] brings where the trace has it: pages of a window with gaps, of a fault that is a hit
+//! take then, [`Host::bring_along`] brings where the trace has it: pages of a window with gaps, of a fault that is a hit
 //! here, of another thread's fault, or below the page faulted on (the trace names a window in the order of addresses).
 
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use undercroft_base::{PageNo, ThreadId, TierId, VirtPage};
 use undercroft_engine::{Fault, FaultAnswer, Install};
 use undercroft_policy::prefetch::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
-use super::Replay;
-use super::client::{AHEAD, DIRTY, KNOWN, WRITTEN};
+use super::client::{AHEAD, Client, DIRTY, KNOWN, WRITTEN};
+use super::host::Host;
 use crate::memory_trace::Becomes;
 use crate::page_stream::MovedPage;
 use crate::setup::{Room, SetupError};
@@ -86,11 +86,14 @@ impl Prefetch for Traced {
     }
 }
 
-impl Replay<'_> {
+impl Host {
     /// Before the fault at `no`, the reference done last: what came along with it live is out by now, and so is as much of the
     /// last batch as the engine wants free for a window.
-    pub(super) fn expect_window(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
-        let client = &mut self.clients[at];
+    pub(super) fn expect_window(
+        &mut self,
+        client: &mut Client<'_>,
+        no: PageNo,
+    ) -> Result<(), SetupError> {
         let (stream, after, moved) = (client.stream, client.at, client.moved);
         let Some(next) = &client.traced else {
             return Ok(());
@@ -100,14 +103,14 @@ impl Replay<'_> {
         let mut pages = 0;
         for moved in with.take_while(|moved| moved.after == after) {
             if matches!(moved.what, Becomes::Ahead { .. }) {
-                self.let_one_go(at, PageNo(moved.number))?;
+                self.let_one_go(client, PageNo(moved.number))?;
                 pages += 1;
             }
         }
-        while self.clients[at].leaving != 0 && self.clients[at].engine.room() < 2 * pages {
-            self.let_next_go(at)?;
+        while client.leaving != 0 && client.engine.room() < 2 * pages {
+            self.let_next_go(client)?;
             if self.has_pool {
-                self.collect(at);
+                self.collect(client);
             }
         }
         Ok(())
@@ -116,15 +119,14 @@ impl Replay<'_> {
     /// A page came along live: it does here, too, unless it is in memory. * `written`: the program wrote it then.
     pub(super) fn bring_along(
         &mut self,
-        at: usize,
+        client: &mut Client<'_>,
         no: PageNo,
         written: bool,
     ) -> Result<(), SetupError> {
-        if !self.clients[at].engine.is_resident(no) {
-            self.let_one_go(at, no)?;
-            self.load_along(at, no)?;
+        if !client.engine.is_resident(no) {
+            self.let_one_go(client, no)?;
+            self.load_along(client, no)?;
         }
-        let client = &mut self.clients[at];
         if written && client.engine.is_resident(no) {
             let mark = &mut client.marks[no.0 as usize];
             client.seen.ahead_used += u64::from(*mark & AHEAD != 0);
@@ -133,12 +135,11 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// As [`Replay::serve`], but that nobody faulted, and nobody waits.
-    fn load_along(&mut self, at: usize, no: PageNo) -> Result<(), SetupError> {
+    /// As [`Host::serve`], but that nobody faulted, and nobody waits.
+    fn load_along(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
         if self.setup.room != Room::AfterPlan {
-            self.have_room(at, 1)?;
+            self.have_room(client, 1)?;
         }
-        let client = &mut self.clients[at];
         let fault = Fault {
             space: client.space,
             page: VirtPage(u64::from(no.0)),
@@ -151,8 +152,7 @@ impl Replay<'_> {
         let answer = client.engine.fault(fault, &mut client.plan);
         assert_eq!(answer, FaultAnswer::Load, "{no:?} is not in memory");
         client.plan.items[0].demanded = false;
-        self.have_room(at, 0)?;
-        let client = &mut self.clients[at];
+        self.have_room(client, 0)?;
         let item = &mut client.plan.items[0];
         item.install = Install::Done;
         if item.tier != TierId::FILL {
@@ -163,7 +163,7 @@ impl Replay<'_> {
         let mark = &mut client.marks[no.0 as usize];
         *mark = (*mark & !DIRTY) | AHEAD;
         client.engine.finish(client.space, &mut client.plan.items);
-        self.collect(at);
-        self.reclaim(at)
+        self.collect(client);
+        self.reclaim(client)
     }
 }

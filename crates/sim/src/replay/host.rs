@@ -1,0 +1,455 @@
+//! What clients share, and what it does for one of them: serves faults, evicts, moves pages between tiers.
+
+use undercroft_base::{
+    Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
+};
+use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
+use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
+use undercroft_model::device::{Attach, Time, profiles};
+
+use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
+use super::tiers::{Tier, tier_id};
+use crate::setup::{FaultTouch, Initial, Room, Setup, SetupError, TierKind};
+
+/// A compressed pool over another tier holds at most this part of the limit, and this one alone: as the live manager.
+const POOL_PERCENT_ABOVE: f64 = 50.0;
+const POOL_PERCENT_ALONE: f64 = 95.0;
+
+/// See the module.
+pub struct Host {
+    /// The simulation's rules.
+    pub setup: Setup,
+    /// The tiers, fastest first.
+    pub tiers: Vec<Tier>,
+    freed: Vec<(TierId, Slot)>,
+    /// Where threads wait: nobody does in a simulation, but the engine tells.
+    pub wake: Vec<(SpaceId, VirtPage)>,
+    demotions: Vec<DemoteItem>,
+    requests: Vec<(usize, usize)>,
+    /// A tier lies inside the memory limit.
+    pub has_pool: bool,
+}
+
+impl Host {
+    /// * `homes`: as [`Tier::new`] has them.
+    pub fn new(setup: &Setup, homes: Option<u64>) -> Host {
+        let tiers = setup.tiers.iter();
+        Host {
+            tiers: tiers
+                .map(|spec| Tier::new(spec, setup.page_bytes, homes))
+                .collect(),
+            freed: Vec::new(),
+            wake: Vec::new(),
+            demotions: Vec::new(),
+            requests: Vec::new(),
+            has_pool: setup
+                .tiers
+                .iter()
+                .any(|tier| matches!(tier.kind, TierKind::Pool { .. })),
+            setup: setup.clone(),
+        }
+    }
+
+    /// The reference a client stopped at: its page is brought in, or waited for.
+    pub(super) fn serve(
+        &mut self,
+        client: &mut Client<'_>,
+        no: PageNo,
+        write: bool,
+    ) -> Result<(), SetupError> {
+        let page = VirtPage(u64::from(no.0));
+        let fault = Fault {
+            space: client.space,
+            page,
+            write,
+            thread: ThreadId(0),
+        };
+        client.at += 1;
+        if write && client.marks[no.0 as usize] & SHARED != 0 && self.write_shared(client, no)? {
+            return Ok(());
+        }
+        // What is put back needs no room, and brings nothing along.
+        let recalled = client.recalled_at == client.at && client.on_its_way(no).is_some();
+        if !recalled {
+            if self.setup.room != Room::AfterPlan {
+                self.have_room(client, 1)?;
+                self.let_one_go(client, no)?;
+            }
+            self.expect_window(client, no)?;
+        }
+        match client.engine.fault(fault, &mut client.plan) {
+            FaultAnswer::Load => {}
+            FaultAnswer::Wake => {
+                // Brought along and maybe still on its way.
+                let late = client.ahead_until - client.clock;
+                client.ahead_until = Time::default();
+                client.clock += late;
+                client.spent.ahead += late;
+                client.marks[no.0 as usize] |= u8::from(write) * (DIRTY | WRITTEN);
+                return Ok(());
+            }
+            FaultAnswer::Wait => return self.recall(client, no, write),
+            other => unreachable!("a fault is answered {other:?} with no other under way"),
+        }
+        client.seen.misses += 1;
+        client.missed = client.at;
+        let mark = &mut client.marks[no.0 as usize];
+        client.seen.first_touches += u64::from(*mark & KNOWN == 0);
+        *mark |= KNOWN;
+        let start = client.clock;
+        self.have_room(client, 0)?;
+        let loads = self.load(client);
+        let mark = &mut client.marks[no.0 as usize];
+        *mark &= !AHEAD;
+        *mark |= u8::from(write) * (DIRTY | WRITTEN);
+        let touch = match self.setup.fault_touch {
+            FaultTouch::None => false,
+            FaultTouch::Write => write,
+            FaultTouch::All => true,
+        };
+        if touch {
+            client.engine.touch(no, write);
+        }
+        if loads {
+            client.seen.loads += 1;
+            let nanos = (client.clock - start).0 / 1000;
+            client.latency.saturating_record(nanos.max(1));
+        }
+        self.reclaim(client)
+    }
+
+    /// Makes the reserve whole again, where there is one and it was broken into.
+    #[inline]
+    pub(super) fn reclaim(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+        match self.setup.room == Room::Ahead && client.engine.reclaim_wanted() {
+            true => self.evict_to_reserve(client),
+            false => Ok(()),
+        }
+    }
+
+    #[inline(never)]
+    fn evict_to_reserve(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+        while client.engine.reclaim_unfinished() {
+            if self.evict(client, EVICT_PAGES_MAX)? == 0 {
+                break; // locked pages, and the newest ones: live it would try later
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing can leave: what is not locked may lie in a compressed pool as large as the rest of the limit. Live it is exceeded, too.
+    /// Where something can leave, it goes on leaving first.
+    #[cold]
+    fn exceed(&mut self, client: &mut Client<'_>) {
+        assert!(
+            client.locked > 0 || self.has_pool,
+            "{} names no victim among {:?}",
+            self.setup.reclaim,
+            client.engine.resident()
+        );
+        client.engine.set_over_limit(PageCount(1 << 40));
+    }
+
+    /// Reads the plan of a client and installs it; whether the faulting page came from a tier.
+    fn load(&mut self, client: &mut Client<'_>) -> bool {
+        let from_tier = match &client.plan.items[..] {
+            // Zeros, and nothing along.
+            [item] if item.tier == TierId::FILL => false,
+            _ => self.read_plan(client),
+        };
+        for item in &mut client.plan.items {
+            item.install = Install::Done;
+            let mark = &mut client.marks[item.no.0 as usize];
+            *mark &= !DIRTY;
+            if !item.demanded {
+                *mark |= AHEAD;
+            }
+        }
+        client.engine.finish(client.space, &mut client.plan.items);
+        self.collect(client);
+        from_tier
+    }
+
+    /// Reads the plan of a client; whether the faulting page comes from a tier.
+    fn read_plan(&mut self, client: &mut Client<'_>) -> bool {
+        let items = &client.plan.items[..];
+        let demanded = items.iter().position(|item| item.demanded).unwrap_or(0);
+        let from_tier = items[demanded].tier != TierId::FILL;
+        if from_tier {
+            let attach = self.tiers[items[demanded].tier.0 as usize]
+                .device()
+                .map_or(Attach::Memory, |device| device.profile().attach);
+            let software = self.setup.software.of(attach, profiles::SOFTWARE_NS);
+            let switches = self
+                .setup
+                .context_switch
+                .of(attach, profiles::CONTEXT_SWITCH_NS);
+            client.spent.software += software;
+            client.spent.context_switch += switches;
+            client.clock += software + switches;
+        }
+        requests(&self.tiers, items, demanded, &mut self.requests);
+        for (from, to) in self.requests.iter().copied() {
+            let tier = &mut self.tiers[items[from].tier.0 as usize];
+            let end = tier.read(client.clock, items[from].slot, (to - from) as u64);
+            let took = end - client.clock;
+            let is_demanded = (from..to).contains(&demanded);
+            let waits = tier
+                .device()
+                .is_none_or(|device| device.profile().attach == Attach::Memory);
+            match (is_demanded, waits, tier.device().is_none()) {
+                (_, _, true) => client.spent.compression += took,
+                (true, _, _) => client.spent.read += took,
+                (false, true, _) => client.spent.ahead += took,
+                (false, false, _) => {
+                    client.ahead_until = client.ahead_until.max(end);
+                    continue;
+                }
+            }
+            client.clock = end;
+        }
+        from_tier
+    }
+
+    /// Evicts until `pages` fit: none once a fault is planned; one ahead of it, where the limit is too small for a reserve, or
+    /// smaller than that of the live run.
+    #[inline]
+    pub(super) fn have_room(
+        &mut self,
+        client: &mut Client<'_>,
+        pages: i64,
+    ) -> Result<(), SetupError> {
+        if client.engine.room() < pages {
+            self.let_go(client)?;
+        }
+        while client.engine.room() < pages {
+            if self.evict(client, 1)? == 0 {
+                self.exceed(client);
+                break;
+            }
+            client.forced += 1;
+        }
+        Ok(())
+    }
+
+    /// Evicts up to `want` pages; how many: none only where no page may leave.
+    fn evict(&mut self, client: &mut Client<'_>, want: usize) -> Result<usize, SetupError> {
+        self.let_go(client)?;
+        let chosen = self.choose(client, want);
+        for index in 0..chosen {
+            self.evict_one(client, index)?;
+        }
+        if self.has_pool {
+            self.collect(client);
+        }
+        Ok(chosen)
+    }
+
+    /// Has the policy name up to `want` pages; how many: none only where no page may leave.
+    #[inline]
+    pub(super) fn choose(&mut self, client: &mut Client<'_>, want: usize) -> usize {
+        if !client.leave_next.is_empty() {
+            let heirs = self.choose_heirs(client);
+            if heirs > 0 {
+                return heirs;
+            }
+        }
+        let mut tries = 0;
+        while !client.engine.select(want, &mut client.batch) {
+            // A policy looks at a bounded number of pages a call; two laps find somebody.
+            tries += 1;
+            if tries > 4 + client.engine.resident().0 {
+                return 0;
+            }
+        }
+        client.batch.len()
+    }
+
+    /// Evicts page `index` of the batch at hand.
+    #[inline(always)] // on the way of every fault
+    pub(super) fn evict_one(
+        &mut self,
+        client: &mut Client<'_>,
+        index: usize,
+    ) -> Result<(), SetupError> {
+        let item = client.batch[index];
+        client.engine.settle(index, Taken::Moved, &mut self.wake);
+        let mark = client.marks[item.no.0 as usize];
+        if mark & LENT != 0 {
+            self.lend_on(client, index);
+        }
+        let outcome = if item.retained.is_some() && mark & DIRTY == 0 {
+            Outcome::Clean
+        } else if mark & WRITTEN == 0 && self.setup.initial == Initial::Zero {
+            Outcome::Fill(0)
+        } else {
+            self.store(client, item.no, item.retained)?
+        };
+        client.marks[item.no.0 as usize] &= !(DIRTY | AHEAD | LENT);
+        client.engine.publish(index, outcome, &mut self.wake);
+        Ok(())
+    }
+
+    /// Writes a page to the first tier that takes it. * `kept`: the copy it has below.
+    ///
+    /// Errors: none does; how many references were done, who runs the clients knows.
+    fn store(
+        &mut self,
+        client: &mut Client<'_>,
+        no: PageNo,
+        kept: Option<(TierId, Slot, Stamp)>,
+    ) -> Result<Outcome, SetupError> {
+        for place in 0..self.tiers.len() {
+            if !self.takes(client, place) {
+                if place + 1 < self.tiers.len() {
+                    self.demote(client, place);
+                }
+                if !self.takes(client, place) {
+                    continue;
+                }
+            }
+            let home = client.home + u64::from(no.0);
+            let over = kept.is_some_and(|(tier, slot, _)| {
+                (tier, slot) == (tier_id(place), Slot(home))
+                    && !client.engine.is_shared_slot(tier, slot)
+            });
+            let slot = self.tiers[place].take(home, over);
+            client.held[place] += 1;
+            self.write(client, place, slot);
+            return Ok(Outcome::Stored(tier_id(place), slot));
+        }
+        Err(SetupError::TiersFull { references: 0 })
+    }
+
+    /// The page selected goes to the last tier, at no cost.
+    pub(super) fn store_in_last(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+        client.engine.settle(0, Taken::Moved, &mut self.wake);
+        let last = self.tiers.len() - 1;
+        if !self.tiers[last].has_room() {
+            return Err(SetupError::TiersFull { references: 0 });
+        }
+        let home = client.home + u64::from(client.batch[0].no.0);
+        let slot = self.tiers[last].take(home, false);
+        client.held[last] += 1;
+        let outcome = Outcome::Stored(tier_id(last), slot);
+        client.engine.publish(0, outcome, &mut self.wake);
+        Ok(())
+    }
+
+    fn write(&mut self, client: &mut Client<'_>, place: usize, slot: Slot) {
+        let tier = &mut self.tiers[place];
+        let end = tier.write(client.clock, slot);
+        let took = end - client.clock;
+        match tier.device().is_none() {
+            true => client.spent.compression += took,
+            false => client.spent.write += took,
+        }
+        client.clock = end;
+    }
+
+    /// Whether a tier has room for one more page of the client.
+    fn takes(&self, client: &Client<'_>, place: usize) -> bool {
+        let tier = &self.tiers[place];
+        let TierKind::Pool { ratio, max_percent } = tier.spec.kind else {
+            return tier.has_room();
+        };
+        let below = place + 1 < self.tiers.len();
+        let percent = max_percent.unwrap_or(match below {
+            true => POOL_PERCENT_ABOVE,
+            false => POOL_PERCENT_ALONE,
+        });
+        let held = (client.held[place] + 1) as f64 / ratio;
+        tier.has_room() && held <= client.frames as f64 * percent / 100.0
+    }
+
+    /// Moves the client's oldest pages one tier down, as many as the live manager would at most and an eighth of what is there.
+    fn demote(&mut self, client: &mut Client<'_>, place: usize) {
+        let want = (client.held[place] as usize / 8).clamp(1, DEMOTE_PAGES_MAX);
+        let mut items = std::mem::take(&mut self.demotions);
+        items.clear();
+        client
+            .engine
+            .select_demotions(tier_id(place), want, &mut items);
+        for item in &items {
+            let below = place + 1;
+            if !self.takes(client, below) {
+                client.engine.demotion_failed(*item);
+                continue;
+            }
+            let end = self.tiers[place].read(client.clock, item.slot, 1);
+            let took = end - client.clock;
+            match self.tiers[place].device() {
+                None => client.spent.compression += took,
+                Some(_) => client.spent.write += took,
+            }
+            client.clock = end;
+            let slot = self.tiers[below].take(client.home + u64::from(item.no.0), false);
+            client.held[below] += 1;
+            self.write(client, below, slot);
+            client.engine.demoted(*item, tier_id(below), slot);
+        }
+        self.demotions = items;
+        self.collect(client);
+    }
+
+    /// Gives freed slots back, and tells the engine what the pool holds.
+    #[inline]
+    pub(super) fn collect(&mut self, client: &mut Client<'_>) {
+        client.engine.take_freed(&mut self.freed);
+        if !self.freed.is_empty() || self.has_pool {
+            self.give_back(client);
+        }
+    }
+
+    #[inline(never)]
+    fn give_back(&mut self, client: &mut Client<'_>) {
+        for (tier, slot) in self.freed.drain(..) {
+            self.tiers[tier.0 as usize].free(slot);
+            client.held[tier.0 as usize] -= 1;
+        }
+        if !self.has_pool {
+            return;
+        }
+        let mut pool = 0.0;
+        for (place, tier) in self.tiers.iter().enumerate() {
+            if let Some(ratio) = tier.ratio() {
+                pool += client.held[place] as f64 / ratio;
+            }
+        }
+        let held = Bytes((pool * PAGE_BYTES as f64) as u64);
+        client.engine.set_pool_held(held);
+    }
+}
+
+/// Which pages of a plan are read by one request: those next to each other on a device with its own engine. Leaves half-open
+/// ranges of `items` in `out`, the one with the faulting page first; pages that are read from nowhere are in none.
+fn requests(tiers: &[Tier], items: &[LoadItem], demanded: usize, out: &mut Vec<(usize, usize)>) {
+    out.clear();
+    if let [item] = items {
+        // Without a window, which is most often.
+        if item.tier != TierId::FILL {
+            out.push((0, 1));
+        }
+        return;
+    }
+    let mut from = 0;
+    while from < items.len() {
+        let tier = items[from].tier;
+        let mut to = from + 1;
+        if tier != TierId::FILL && tiers[tier.0 as usize].merges() {
+            while to < items.len()
+                && items[to].tier == tier
+                && items[to].slot.0 == items[to - 1].slot.0 + 1
+            {
+                to += 1;
+            }
+        }
+        if tier != TierId::FILL {
+            match (from..to).contains(&demanded) {
+                true => out.insert(0, (from, to)),
+                false => out.push((from, to)),
+            }
+        }
+        from = to;
+    }
+}
