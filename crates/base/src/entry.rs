@@ -107,6 +107,12 @@ impl Entry {
             | (u64::from(self.stamp.0) << 48)
     }
 
+    /// The ledger word with another state, and nothing else changed.
+    #[inline]
+    pub fn with_state(word: u64, state: PageState) -> u64 {
+        word & !7 | state as u64
+    }
+
     /// Unpacks a ledger word; an unknown state (a corrupt ledger) reads as `Lost`, never as good data.
     #[inline]
     pub fn unpack(word: u64) -> Entry {

@@ -10,7 +10,7 @@ use undercroft_policy::reclaim::{Arrival, Verdict};
 
 use crate::ledger::Ledger;
 use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
-use crate::{Engine, Room};
+use crate::{Engine, Room, notes};
 
 /// One page of the batch, as the caller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,35 +178,42 @@ impl<L: Ledger> Engine<L> {
         self.batch.pages.clear();
         self.batch.followers.clear();
         let stamp = self.stamp();
-        let table = &self.table;
-        out.extend(self.victims.iter().map(|&no| {
+        let table = &mut self.table;
+        if self.victims.len() > 1 {
+            self.victims.sort_unstable_by_key(|no| table.address(*no));
+        }
+        // Counted here, not when they are published: how long a page was away must not hang on how long storing takes.
+        self.evictions += self.victims.len() as u64;
+        let (mut of, mut place) = (SpaceId(0), 0);
+        for (at, &no) in self.victims.iter().enumerate() {
             let entry = table.entry(no);
-            let kept = entry.flags.has(Flags::RETAINED);
             let (space, page) = table.address(no);
-            EvictItem {
+            if space != of {
+                (of, place) = (space, 0);
+            }
+            notes::note_item(table.ledger(), at, space, place, no);
+            place += 1;
+            self.reclaim.remove(no);
+            table.set_state(no, PageState::Evicting);
+            let retained = match entry.flags.has(Flags::RETAINED) {
+                true => Some((entry.tier, entry.slot, entry.stamp)),
+                false => None,
+            };
+            let item = || EvictItem {
                 no,
                 space,
                 page,
                 stamp,
-                retained: kept.then_some((entry.tier, entry.slot, entry.stamp)),
-            }
-        }));
-        if out.len() > 1 {
-            out.sort_unstable_by_key(|item| (item.space, item.page));
-        }
-        // Counted here, not when they are published: how long a page was away must not hang on how long storing takes.
-        self.evictions += out.len() as u64;
-        self.note_batch(out);
-        for item in out.iter() {
-            self.reclaim.remove(item.no);
-            self.table.set_state(item.no, PageState::Evicting);
+                retained,
+            };
             self.batch.pages.push(InFlight {
-                item: *item,
+                item: item(),
                 dead: false,
                 wanted: false,
                 settled: false,
                 heir: None,
             });
+            out.push(item());
         }
         !out.is_empty()
     }

@@ -12,7 +12,7 @@ use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
 use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITERS_MAX};
-use crate::{Engine, LedgerFull, Room};
+use crate::{Engine, Room};
 
 /// One fault message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,33 +118,18 @@ impl<L: Ledger> Engine<L> {
         plan.space = fault.space;
         plan.write = fault.write;
         self.stats.faults += 1;
-        let no = match self.table.find(fault.space, fault.page) {
-            Some(no) => no,
-            None if !self.table.has_space(fault.space) => return FaultAnswer::Unmanaged,
-            None => match self.table.find_or_add(fault.space, fault.page) {
-                Ok(no) => no,
-                Err(LedgerFull) => return FaultAnswer::Unmanaged,
-            },
+        let Some(no) = self
+            .table
+            .find(fault.space, fault.page)
+            .or_else(|| self.begin_page(fault))
+        else {
+            return FaultAnswer::Unmanaged;
         };
         let entry = self.table.entry(no);
-        let fresh = match entry.state {
-            PageState::Untouched => true,
-            PageState::Stored => false,
-            PageState::Resident => {
-                self.stats.repeated += 1;
-                return FaultAnswer::Wake;
-            }
-            PageState::Evicting => {
-                self.stats.repeated += 1;
-                self.batch.want(no);
-                return FaultAnswer::Wait;
-            }
-            PageState::Loading => {
-                self.stats.repeated += 1;
-                return FaultAnswer::Wait;
-            }
-            PageState::Lost => return FaultAnswer::Lost,
-        };
+        let fresh = entry.state == PageState::Untouched;
+        if !fresh && entry.state != PageState::Stored {
+            return self.fault_again(no, entry.state);
+        }
         let room = self.room();
         if room < 1 && self.config.room == Room::Ahead {
             if room.saturating_add_unsigned(self.over_limit.0) < 1 {
@@ -160,6 +145,32 @@ impl<L: Ledger> Engine<L> {
         self.plan_page(plan, no, fault.page, entry, true);
         self.plan_window(plan, fault, fresh, room);
         FaultAnswer::Load
+    }
+
+    /// The page of a fault whose chunk has no entries yet; `None` where there can be none.
+    #[inline(never)]
+    fn begin_page(&mut self, fault: Fault) -> Option<PageNo> {
+        match self.table.has_space(fault.space) {
+            true => self.table.find_or_add(fault.space, fault.page).ok(),
+            false => None,
+        }
+    }
+
+    /// A fault on a page that is neither new nor stored: nothing is to be loaded for it.
+    #[inline(never)]
+    fn fault_again(&mut self, no: PageNo, state: PageState) -> FaultAnswer {
+        if state == PageState::Lost {
+            return FaultAnswer::Lost;
+        }
+        self.stats.repeated += 1;
+        match state {
+            PageState::Resident => FaultAnswer::Wake,
+            PageState::Evicting => {
+                self.batch.want(no);
+                FaultAnswer::Wait
+            }
+            _ => FaultAnswer::Wait, // it is loading
+        }
     }
 
     /// The thread waits; it is let in when there is room. A page is listed once, however often it faults: the list is as long
@@ -319,81 +330,89 @@ impl<L: Ledger> Engine<L> {
             debug_assert_eq!(item.space, space);
             match item.install {
                 Install::Done => self.installed(item, entry),
-                Install::NotYet => {
-                    self.uncount();
-                    let state = match item.fresh {
-                        true => PageState::Untouched,
-                        false => PageState::Stored,
-                    };
-                    let back = match item.fresh {
-                        true => Entry {
-                            flags: entry.flags,
-                            ..Entry::UNTOUCHED
-                        },
-                        false => Entry { state, ..entry },
-                    };
-                    self.table.set(item.no, back);
-                }
-                Install::Lost => {
-                    self.uncount();
-                    self.stats.lost += 1;
-                    self.release(item.tier, item.slot);
-                    let lost = Entry {
-                        state: PageState::Lost,
-                        ..Entry::UNTOUCHED
-                    };
-                    self.table.set(item.no, lost);
-                }
+                Install::NotYet => self.not_installed(item, entry),
+                Install::Lost => self.lost(item),
             }
         }
     }
 
+    #[inline(never)]
+    fn not_installed(&mut self, item: &LoadItem, entry: Entry) {
+        self.uncount();
+        let back = match item.fresh {
+            true => Entry {
+                flags: entry.flags,
+                ..Entry::UNTOUCHED
+            },
+            false => Entry {
+                state: PageState::Stored,
+                ..entry
+            },
+        };
+        self.table.set(item.no, back);
+    }
+
+    #[inline(never)]
+    fn lost(&mut self, item: &LoadItem) {
+        self.uncount();
+        self.stats.lost += 1;
+        self.release(item.tier, item.slot);
+        let lost = Entry {
+            state: PageState::Lost,
+            ..Entry::UNTOUCHED
+        };
+        self.table.set(item.no, lost);
+    }
+
     #[inline]
     fn installed(&mut self, item: &LoadItem, entry: Entry) {
-        let arrival = match (item.fresh, item.demanded) {
-            (true, _) => Arrival::FirstTouch,
-            (false, true) => Arrival::SwapIn {
-                distance: self.distance(item.stamp),
-            },
-            (false, false) => Arrival::Prefetch,
-        };
-        match (item.fresh, item.demanded) {
-            (true, false) => self.stats.zero_ahead += 1,
-            (true, true) => {}
-            (false, demanded) => {
-                self.stats.pages_swapped_in += 1;
-                self.stats.prefetched += u64::from(!demanded);
-            }
-        }
-        let configured = self
-            .config
-            .retain
-            .get(item.tier.0 as usize)
-            .copied()
-            .unwrap_or(false);
-        let retain = item.tier != TierId::FILL && (configured || self.retains_ahead(item));
         let mut flags = entry.flags.without(Flags::PREFETCHED);
         if !item.demanded {
             flags = flags.with(Flags::PREFETCHED);
         }
-        let resident = match retain {
-            true => Entry {
-                state: PageState::Resident,
-                flags: flags.with(Flags::RETAINED),
-                ..entry
-            },
+        let anew = Entry {
+            flags,
+            state: PageState::Resident,
+            ..Entry::UNTOUCHED
+        };
+        let (arrival, resident) = match item.fresh {
+            true => {
+                self.stats.zero_ahead += u64::from(!item.demanded);
+                (Arrival::FirstTouch, anew)
+            }
             false => {
-                self.release(item.tier, item.slot);
-                Entry {
-                    flags,
-                    state: PageState::Resident,
-                    ..Entry::UNTOUCHED
-                }
+                self.stats.pages_swapped_in += 1;
+                self.stats.prefetched += u64::from(!item.demanded);
+                let arrival = match item.demanded {
+                    true => Arrival::SwapIn {
+                        distance: self.distance(item.stamp),
+                    },
+                    false => Arrival::Prefetch,
+                };
+                (arrival, self.keep_or_release(item, entry, anew))
             }
         };
         self.table.set(item.no, resident);
         self.reclaim.insert(item.no, arrival);
         self.recent.push(item.no);
+    }
+
+    /// The entry of a page that came from a tier: `anew`, unless it keeps its copy there.
+    #[inline]
+    fn keep_or_release(&mut self, item: &LoadItem, entry: Entry, anew: Entry) -> Entry {
+        if item.tier == TierId::FILL {
+            return anew;
+        }
+        let configured = self.config.retain.get(item.tier.0 as usize).copied();
+        if configured == Some(true) || self.retains_ahead(item) {
+            return Entry {
+                state: anew.state,
+                flags: anew.flags.with(Flags::RETAINED),
+                ..entry
+            };
+        }
+        self.release_slot(item.tier, item.slot);
+        anew
     }
 
     /// Whether a page brought along keeps its copy in memory below. A scan evicts what it read a moment ago, unchanged: with

@@ -9,7 +9,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use undercroft_base::{CHUNK_PAGES, ChunkNo, Entry, PAGE_BYTES, PageNo, SpaceId, VirtPage};
+use undercroft_base::{
+    CHUNK_PAGES, ChunkNo, Entry, PAGE_BYTES, PageNo, PageState, SpaceId, VirtPage,
+};
 
 /// Words of notes: see `notes.rs`.
 pub const NOTE_WORDS: usize = 256;
@@ -225,6 +227,12 @@ pub(crate) trait LedgerWords: Ledger {
     #[inline]
     fn set_entry(&self, page: PageNo, entry: Entry) {
         self.write(&self.entries()[page.0 as usize], entry.pack());
+    }
+
+    #[inline]
+    fn set_state(&self, page: PageNo, state: PageState) {
+        let word = &self.entries()[page.0 as usize];
+        self.write(word, Entry::with_state(word.load(Ordering::Relaxed), state));
     }
 
     #[inline]

@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use undercroft_base::{PageNo, SpaceId};
 
 use crate::Engine;
-use crate::evict::EvictItem;
 use crate::ledger::{Ledger, NOTE_WORDS};
 use crate::limits::EVICT_PAGES_MAX;
 
@@ -86,6 +85,22 @@ pub(crate) fn read(words: &[AtomicU64]) -> Notes {
     }
 }
 
+/// Item `at` of the batch will be the page `no` of `owner`, the `place`th of those.
+#[inline]
+pub(crate) fn note_item<L: Ledger>(
+    ledger: &L,
+    at: usize,
+    owner: SpaceId,
+    place: usize,
+    no: PageNo,
+) {
+    let page = Some(no);
+    ledger.write(
+        &ledger.notes()[BATCH + at],
+        Note { owner, place, page }.pack(),
+    );
+}
+
 impl<L: Ledger> Engine<L> {
     fn note(&self, at: usize, word: u64) {
         let ledger = self.table.ledger();
@@ -106,22 +121,6 @@ impl<L: Ledger> Engine<L> {
             self.note(at, note.map_or(0, |note| note.pack()));
         }
         self.followers_noted = followers.len().min(NOTE_WORDS - FOLLOWERS);
-    }
-
-    /// The batch will be `items`, sorted by space.
-    pub(crate) fn note_batch(&self, items: &[EvictItem]) {
-        let mut first = 0;
-        for (at, item) in items.iter().enumerate() {
-            if item.space != items[first].space {
-                first = at;
-            }
-            let note = Note {
-                owner: item.space,
-                place: at - first,
-                page: Some(item.no),
-            };
-            self.note(BATCH + at, note.pack());
-        }
     }
 
     /// Item `at` is settled, and nobody depends on it.

@@ -257,13 +257,7 @@ impl<L: Ledger> PageTable<L> {
     /// Changes the state alone.
     #[inline]
     pub fn set_state(&mut self, page: PageNo, state: PageState) {
-        self.set(
-            page,
-            Entry {
-                state,
-                ..self.entry(page)
-            },
-        );
+        self.ledger.set_state(page, state);
     }
 
     /// Where a page is mapped. Panics for a page of a free chunk: nothing may refer to one.

@@ -71,6 +71,19 @@ pub enum List {
     C = 3,
 }
 
+impl List {
+    /// The list of this number; 0: none.
+    #[inline]
+    fn of(number: u8) -> Option<List> {
+        match number {
+            0 => None,
+            1 => Some(List::A),
+            2 => Some(List::B),
+            _ => Some(List::C),
+        }
+    }
+}
+
 /// Neighbours of a page: next in bits 0..28, previous in bits 28..56. Each field is read and written whole: a load that
 /// overlaps a store just made, but is not the same bytes, has to wait for it.
 #[derive(Clone, Copy, Default)]
@@ -241,12 +254,7 @@ impl Chunk {
     #[inline]
     fn list(&self, page: u32) -> Option<List> {
         let (block, bit) = place(page);
-        match get(self.blocks[block].list, bit) {
-            0 => None,
-            1 => Some(List::A),
-            2 => Some(List::B),
-            _ => Some(List::C),
-        }
+        List::of(get(self.blocks[block].list, bit))
     }
 
     /// Links, holes among them.
@@ -257,10 +265,10 @@ impl Chunk {
     /// Links, holes among them, up to the end of a block.
     #[inline]
     fn end(&self, block: usize) -> usize {
-        match block {
-            LAST_BLOCK => self.len(),
-            _ => (self.until >> (UNTIL_BITS * block)) as usize & ((1 << UNTIL_BITS) - 1),
-        }
+        // Behind those of the other blocks is a zero: no branch that could be guessed wrong.
+        let counted = (self.until >> (UNTIL_BITS * block)) as usize & ((1 << UNTIL_BITS) - 1);
+        let all = if block == LAST_BLOCK { self.len() } else { 0 };
+        counted | all
     }
 
     #[inline]
@@ -401,39 +409,41 @@ impl Chunk {
     /// Moves the links together, less the holes and those that say what is understood. * `first`: the chunk's first page.
     fn compact(&mut self, first: u32, pool: &mut Pool) {
         let (len, mut rank, mut kept, mut until) = (self.len(), 0, 0, 0);
-        let pieces = &self.pieces[..len.div_ceil(PIECE_LINKS)];
-        let mut all = [[Link::default(); PIECE_LINKS]; PIECES];
-        for (links, piece) in all.iter_mut().zip(pieces) {
-            *links = *pool.piece(*piece);
-        }
-        let links_of_chunk = all.as_flattened_mut();
+        // The piece being read, and the one being filled: that is the same or an earlier one.
+        let mut from = [Link::default(); PIECE_LINKS];
+        let mut to = from;
         for index in 0..BLOCKS {
-            let listed = self.blocks[index].listed();
-            let mut links = self.blocks[index].links;
+            let block = &mut self.blocks[index];
+            let (mut links, holes) = (block.links, block.holes());
             while links != 0 {
                 let bit = links.trailing_zeros();
                 links &= links - 1;
-                let page = first + (index * PER_BLOCK) as u32 + bit;
-                let link = links_of_chunk[rank];
+                if rank % PIECE_LINKS == 0 {
+                    from = *pool.piece(self.pieces[rank / PIECE_LINKS]);
+                }
+                let link = from[rank % PIECE_LINKS];
                 rank += 1;
+                let page = first + (index * PER_BLOCK) as u32 + bit;
                 let understood = link.next() == after(page) && link.prev() == before(page);
-                if listed >> bit & 1 == 0 || understood {
-                    self.blocks[index].links &= !(1 << bit);
-                } else {
-                    links_of_chunk[kept] = link;
-                    kept += 1;
+                if holes >> bit & 1 == 1 || understood {
+                    block.links &= !(1 << bit);
+                    continue;
+                }
+                to[kept % PIECE_LINKS] = link;
+                kept += 1;
+                if kept % PIECE_LINKS == 0 {
+                    *pool.piece(self.pieces[kept / PIECE_LINKS - 1]) = to;
                 }
             }
             if index < LAST_BLOCK {
                 until |= (kept as u64) << (UNTIL_BITS * index);
             }
         }
-        let (used, free) = pieces.split_at(kept.div_ceil(PIECE_LINKS));
-        for (links, piece) in all.iter().zip(used) {
-            *pool.piece(*piece) = *links;
+        if kept % PIECE_LINKS != 0 {
+            *pool.piece(self.pieces[kept / PIECE_LINKS]) = to;
         }
-        for piece in free {
-            pool.give(*piece);
+        for index in kept.div_ceil(PIECE_LINKS)..len.div_ceil(PIECE_LINKS) {
+            pool.give(self.pieces[index]);
         }
         (self.until, self.len) = (until, kept as u16);
         (self.holes, self.holed) = (0, 0);
@@ -453,6 +463,11 @@ struct Ends {
     back: u32,
     before_back: u32,
     len: u64,
+}
+
+#[cold]
+fn not_listed(page: PageNo) -> ! {
+    panic!("{page:?} is in no list: removed twice, or never inserted");
 }
 
 /// Up to three lists; a page is in one of them or in none. No operation looks at more than a page and its neighbours;
@@ -495,7 +510,8 @@ impl PageLists {
         let (at, bit) = place(page.0);
         let block = &mut chunk.blocks[at];
         assert!(get(block.list, bit) == 0, "{page:?} is inserted twice");
-        set(&mut block.list, bit, list as u8);
+        block.list[0] |= u64::from(list as u8 & 1) << bit;
+        block.list[1] |= u64::from(list as u8 >> 1) << bit;
         let is_hole = block.links >> bit & 1 == 1;
         chunk.listed += 1;
         if is_hole {
@@ -509,20 +525,22 @@ impl PageLists {
         let PageLists {
             chunks, pool, ends, ..
         } = self;
-        let chunk = chunks.get_mut(page.0 as usize / PER_CHUNK);
-        let chunk = chunk.and_then(Option::as_deref_mut);
-        let Some((list, chunk)) = chunk.and_then(|chunk| Some((chunk.list(page.0)?, chunk))) else {
-            panic!("{page:?} is in no list: removed twice, or never inserted");
+        let Some(Some(chunk)) = chunks.get_mut(page.0 as usize / PER_CHUNK) else {
+            not_listed(page);
         };
         let (at, bit) = place(page.0);
         let block = &mut chunk.blocks[at];
+        let Some(list) = List::of(get(block.list, bit)) else {
+            not_listed(page);
+        };
         let others = !(1 << bit);
-        for plane in block.list.iter_mut().chain(&mut block.mark) {
-            *plane &= others;
-        }
+        block.list[0] &= others;
+        block.list[1] &= others;
+        block.mark[0] &= others;
+        block.mark[1] &= others;
         chunk.listed -= 1;
         let (mut next, mut prev) = (after(page.0), before(page.0));
-        if chunk.has_link(page.0) {
+        if chunk.blocks[at].links >> bit & 1 == 1 {
             let link = chunk.link(chunk.rank(page.0), pool);
             (next, prev) = (link.next(), link.prev());
             // It is a hole now.
@@ -638,7 +656,7 @@ impl PageLists {
     fn listed(&self, page: PageNo) -> List {
         match self.list(page) {
             Some(list) => list,
-            None => panic!("{page:?} is in no list: removed twice, or never inserted"),
+            None => not_listed(page),
         }
     }
 

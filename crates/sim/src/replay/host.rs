@@ -272,20 +272,20 @@ impl Host {
         client: &mut Client<'_>,
         index: usize,
     ) -> Result<(), SetupError> {
-        let item = client.batch[index];
+        let (no, retained) = (client.batch[index].no, client.batch[index].retained);
         client.engine.settle(index, Taken::Moved, &mut self.wake);
-        let mark = client.marks[item.no.0 as usize];
+        let mark = client.marks[no.0 as usize];
         if mark & LENT != 0 {
             self.lend_on(client, index);
         }
-        let outcome = if item.retained.is_some() && mark & DIRTY == 0 {
+        let outcome = if retained.is_some() && mark & DIRTY == 0 {
             Outcome::Clean
         } else if mark & WRITTEN == 0 && self.setup.initial == Initial::Zero {
             Outcome::Fill(0)
         } else {
-            self.store(client, item.no, item.retained)?
+            self.store(client, no, retained)?
         };
-        client.marks[item.no.0 as usize] &= !(DIRTY | AHEAD | LENT);
+        client.marks[no.0 as usize] &= !(DIRTY | AHEAD | LENT);
         client.engine.publish(index, outcome, &mut self.wake);
         Ok(())
     }
