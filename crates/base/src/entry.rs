@@ -31,6 +31,18 @@ pub enum PageState {
     Lost = 5,
 }
 
+/// By the number in a word; what no state has is `Lost`.
+const STATES: [PageState; 8] = [
+    PageState::Untouched,
+    PageState::Resident,
+    PageState::Evicting,
+    PageState::Stored,
+    PageState::Loading,
+    PageState::Lost,
+    PageState::Lost,
+    PageState::Lost,
+];
+
 /// Facts beside the state; five bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u8);
@@ -116,16 +128,8 @@ impl Entry {
     /// Unpacks a ledger word; an unknown state (a corrupt ledger) reads as `Lost`, never as good data.
     #[inline]
     pub fn unpack(word: u64) -> Entry {
-        let state = match word & 7 {
-            0 => PageState::Untouched,
-            1 => PageState::Resident,
-            2 => PageState::Evicting,
-            3 => PageState::Stored,
-            4 => PageState::Loading,
-            _ => PageState::Lost,
-        };
         Entry {
-            state,
+            state: STATES[(word & 7) as usize],
             flags: Flags((word >> 3) as u8 & 31),
             tier: TierId((word >> 8) as u8 & 7),
             slot: Slot((word >> 11) & (Slot::LIMIT - 1)),

@@ -27,6 +27,7 @@ impl PageLists {
             assert_eq!((chunk.listed, chunk.holes), (listed, holes));
             assert!(listed > 0, "an empty chunk is kept");
             assert!(holes < HOLES_MAX, "{holes} holes");
+            assert!(holes == 0 || chunk.len() > PIECE_LINKS, "holes in a piece");
             pieces += chunk.len().div_ceil(PIECE_LINKS);
             chunks += 1;
         }
