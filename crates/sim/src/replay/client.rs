@@ -257,6 +257,14 @@ impl<'a> Client<'a> {
             Some(_) if self.at < self.stream.references.len() => return Stop::Moved,
             _ => most,
         };
+        if self.future.is_none() {
+            return self.run_on(most, |_| ());
+        }
+        self.run_with_future(most)
+    }
+
+    #[inline(never)]
+    fn run_with_future(&mut self, most: usize) -> Stop {
         match self.future.clone() {
             None => self.run_on(most, |_| ()),
             Some(future) => self.run_on(most, |at| future.at(at)),

@@ -129,6 +129,7 @@ impl Host {
 
     #[inline(never)]
     fn evict_to_reserve(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+        self.let_go(client)?;
         while client.engine.reclaim_unfinished() {
             if self.evict(client, EVICT_PAGES_MAX)? == 0 {
                 break; // locked pages, and the newest ones: live it would try later
@@ -219,9 +220,15 @@ impl Host {
         client: &mut Client<'_>,
         pages: i64,
     ) -> Result<(), SetupError> {
-        if client.engine.room() < pages {
-            self.let_go(client)?;
+        match client.engine.room() < pages {
+            true => self.make_room(client, pages),
+            false => Ok(()),
         }
+    }
+
+    #[inline(never)]
+    fn make_room(&mut self, client: &mut Client<'_>, pages: i64) -> Result<(), SetupError> {
+        self.let_go(client)?;
         while client.engine.room() < pages {
             if self.evict(client, 1)? == 0 {
                 self.exceed(client);
@@ -232,9 +239,9 @@ impl Host {
         Ok(())
     }
 
-    /// Evicts up to `want` pages; how many: none only where no page may leave.
+    /// Evicts up to `want` pages, when the last batch has left; how many: none only where no page may leave.
+    #[inline(always)] // on the way of every fault
     fn evict(&mut self, client: &mut Client<'_>, want: usize) -> Result<usize, SetupError> {
-        self.let_go(client)?;
         let chosen = self.choose(client, want);
         for index in 0..chosen {
             self.evict_one(client, index)?;
@@ -246,7 +253,7 @@ impl Host {
     }
 
     /// Has the policy name up to `want` pages; how many: none only where no page may leave.
-    #[inline]
+    #[inline(always)] // on the way of every fault
     pub(super) fn choose(&mut self, client: &mut Client<'_>, want: usize) -> usize {
         if !client.leave_next.is_empty() {
             let heirs = self.choose_heirs(client);

@@ -127,21 +127,18 @@ impl<'a> Replay<'a> {
             // One client alone need not be put aside between its faults.
             let alone = queue.is_empty();
             let client = &mut clients[at];
+            let mut told = client.at;
+            let mut fault = client.fault.take();
             loop {
-                let before = client.at;
-                if let Some((no, write)) = client.fault.take() {
+                if let Some((no, write)) = fault.take() {
                     host.serve(client, no, write)?;
                 }
-                let stop = client.run(STRETCH);
-                done += (client.at - before) as u64;
-                if done >= STRETCH as u64 {
-                    progress(std::mem::take(&mut done));
-                }
-                match stop {
+                match client.run(STRETCH) {
                     Stop::Fault(no, write) => {
                         client.tell_time(per_reference);
-                        client.fault = Some((no, write));
+                        fault = Some((no, write));
                         if !alone {
+                            client.fault = fault;
                             queue.push(Reverse((client.clock, at)));
                             break;
                         }
@@ -154,6 +151,14 @@ impl<'a> Replay<'a> {
                         break;
                     }
                 }
+                if client.at - told >= STRETCH {
+                    progress((client.at - told) as u64);
+                    told = client.at;
+                }
+            }
+            done += (client.at - told) as u64;
+            if done >= STRETCH as u64 {
+                progress(std::mem::take(&mut done));
             }
         }
         progress(done);
