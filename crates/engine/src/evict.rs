@@ -293,7 +293,9 @@ impl<L: Ledger> Engine<L> {
 
     fn settle_here(&mut self, at: usize, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
         self.stats.refused_busy += u64::from(taken == Taken::Busy);
-        self.wake_waiting(at, wake);
+        if self.batch.pages[at].wanted {
+            self.places_of(at, wake);
+        }
         while let Some(child) = self.take_follower(at) {
             // The page was there at the fork, so the child has the frame too.
             let entry = self.table.entry(child);
@@ -320,10 +322,14 @@ impl<L: Ledger> Engine<L> {
     /// Publishes where item `at`, which was `Moved`, went; the old copy may be freed after this. `PutBack`: the caller has
     /// installed the bytes at every place of [`Engine::places_of`]. Appends to `wake` where threads wait.
     pub fn publish(&mut self, at: usize, outcome: Outcome, wake: &mut Vec<(SpaceId, VirtPage)>) {
-        let page = &self.batch.pages[at];
+        let page = &mut self.batch.pages[at];
         assert!(!page.settled, "an evicted page is published once");
+        page.settled = true;
         let (dead, no, stamp) = (page.dead, page.item.no, page.item.stamp);
-        self.wake_waiting(at, wake);
+        let has_heir = page.heir.is_some();
+        if page.wanted {
+            self.places_of(at, wake);
+        }
         let mut claims = 0;
         if !dead {
             claims += u32::from(self.publish_one(no, stamp, outcome));
@@ -345,9 +351,10 @@ impl<L: Ledger> Engine<L> {
                 more => _ = self.refs.insert((tier, slot), more),
             }
         }
-        let page = &mut self.batch.pages[at];
-        page.settled = true;
-        if let (false, Some((space, heir))) = (dead, page.heir) {
+        if has_heir
+            && !dead
+            && let Some((space, heir)) = self.batch.pages[at].heir
+        {
             self.retain_for(space, heir, self.table.entry(no));
         }
         self.forget_note(at);
@@ -445,13 +452,6 @@ impl<L: Ledger> Engine<L> {
             .iter()
             .position(|(leader, _)| *leader == at)?;
         Some(self.batch.followers.swap_remove(found).1)
-    }
-
-    #[inline]
-    fn wake_waiting(&self, at: usize, wake: &mut Vec<(SpaceId, VirtPage)>) {
-        if self.batch.pages[at].wanted {
-            self.places_of(at, wake);
-        }
     }
 
     pub(crate) fn back_to_resident(&mut self, at: usize, arrival: Arrival) {

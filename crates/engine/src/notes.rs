@@ -124,14 +124,20 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Item `at` is settled, and nobody depends on it.
+    #[inline]
     pub(crate) fn forget_note(&mut self, at: usize) {
+        match self.followers_noted {
+            0 => self.note(BATCH + at, 0),
+            _ => self.forget_note_and_followers(at),
+        }
+    }
+
+    #[inline(never)]
+    fn forget_note_and_followers(&mut self, at: usize) {
         let Some(leader) = self.noted(BATCH + at) else {
             return;
         };
         self.note(BATCH + at, 0);
-        if self.followers_noted == 0 {
-            return;
-        }
         for word in FOLLOWERS..NOTE_WORDS {
             let same = |note: &Note| (note.owner, note.place) == (leader.owner, leader.place);
             if self.noted(word).as_ref().is_some_and(same) {

@@ -540,6 +540,7 @@ impl PageLists {
     /// Puts the page at the back, with mark 0. Panics when it is in a list already, or its number does not fit 28 bits
     /// (the link would name another page). Allocates at the first page of a chunk when no spare chunk is there, and 7 KiB when
     /// the pool has no free piece.
+    #[inline]
     pub fn push_back(&mut self, list: List, page: PageNo) {
         assert!(page.0 <= PAGE_MASK, "{page:?} needs more than 28 bits");
         let index = page.chunk().0 as usize;
@@ -569,6 +570,7 @@ impl PageLists {
     }
 
     /// Takes the page out of its list and says which it was. Panics when it is in none.
+    #[inline]
     pub fn remove(&mut self, page: PageNo) -> List {
         let PageLists {
             chunks, pool, ends, ..
