@@ -125,12 +125,6 @@ impl Entry {
         word & !7 | state as u64
     }
 
-    /// Whether two ledger words say the same but for the flags.
-    #[inline]
-    pub fn equal_but_flags(word: u64, other: u64) -> bool {
-        (word ^ other) & !(31 << 3) == 0
-    }
-
     /// Unpacks a ledger word; an unknown state (a corrupt ledger) reads as `Lost`, never as good data.
     #[inline]
     pub fn unpack(word: u64) -> Entry {

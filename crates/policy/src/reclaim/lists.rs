@@ -11,7 +11,7 @@
 //! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link       |     Link, 7 bytes
 //! | until, len: links up to the end of each block, 9 bits each; in all           |     +--------------+------------------+
 //! | pieces: u32 x 8 ---> Piece: 64 links (the last is partly filled)             |     | next page 28 | previous page 28 |
-//! | listed, holes: u16; holed: blocks with holes                                 |     +--------------+------------------+
+//! | listed, holes: u16; holed: blocks with holes; understood                     |     +--------------+------------------+
 //! +------------------------------------------------------------------------------+
 //! ```
 //! While the links of a chunk fit one piece, they lie close together. In chunks with more, a page that leaves its list leaves its
@@ -120,6 +120,12 @@ impl Link {
         high << (32 - PAGE_BITS) | u32::from_le_bytes(self.low) >> PAGE_BITS
     }
 
+    /// Whether it says of `page` what no link would say as well.
+    #[inline]
+    fn is_understood(&self, page: u32) -> bool {
+        self.next() == after(page) && self.prev() == before(page)
+    }
+
     #[inline]
     fn set_next(&mut self, page: u32) {
         self.low = (u32::from_le_bytes(self.low) & !PAGE_MASK | page).to_le_bytes();
@@ -165,6 +171,20 @@ impl Block {
 
     fn holes(&self) -> u64 {
         self.links & !self.listed()
+    }
+
+    /// Pages whose links say no more than what is understood. * `first`: the block's first page; `links`: from its first on.
+    fn understood(&self, first: u32, links: &[Link]) -> u64 {
+        let (mut pages, mut found) = (self.links, 0);
+        for link in links {
+            if pages == 0 {
+                break;
+            }
+            let bit = pages.trailing_zeros();
+            pages &= pages - 1;
+            found |= u64::from(link.is_understood(first + bit)) << bit;
+        }
+        found
     }
 }
 
@@ -246,6 +266,8 @@ struct Chunk {
     holes: u16,
     /// Blocks that have a hole, one bit each.
     holed: u8,
+    /// A listed page may have a link that says what is understood without one.
+    understood: bool,
 }
 
 const _: () = assert!(
@@ -456,45 +478,50 @@ impl Chunk {
 
     /// Moves the links together, less the holes and those that say what is understood. * `first`: the chunk's first page.
     fn compact(&mut self, first: u32, pool: &mut Pool) {
-        let (len, mut rank, mut kept, mut until) = (self.len(), 0, 0, 0);
-        // The piece being read, and the one being filled: that is the same or an earlier one.
-        let mut from = [Link::default(); PIECE_LINKS];
-        let mut to = from;
+        let len = self.len();
+        let pieces = self.pieces;
+        let pieces = &pieces[..len.div_ceil(PIECE_LINKS)];
+        let mut all: [Piece; PIECES] = std::array::from_fn(|at| match pieces.get(at) {
+            Some(piece) => *pool.piece(*piece),
+            None => [Link::default(); PIECE_LINKS],
+        });
+        let links_of_chunk = all.as_flattened_mut();
+        // The first link not moved yet, and where it goes: those between two that go are moved at once.
+        let (mut start, mut kept, mut until) = (0, 0, 0);
+        let mut before_block = 0;
         for index in 0..BLOCKS {
-            let block = &mut self.blocks[index];
-            let (mut links, holes) = (block.links, block.holes());
-            while links != 0 {
-                let bit = links.trailing_zeros();
-                links &= links - 1;
-                if rank % PIECE_LINKS == 0 {
-                    from = *pool.piece(self.pieces[rank / PIECE_LINKS]);
-                }
-                let link = from[rank % PIECE_LINKS];
-                rank += 1;
-                let page = first + (index * PER_BLOCK) as u32 + bit;
-                let understood = link.next() == after(page) && link.prev() == before(page);
-                if holes >> bit & 1 == 1 || understood {
-                    block.links &= !(1 << bit);
-                    continue;
-                }
-                to[kept % PIECE_LINKS] = link;
-                kept += 1;
-                if kept % PIECE_LINKS == 0 {
-                    *pool.piece(self.pieces[kept / PIECE_LINKS - 1]) = to;
-                }
+            let block = &self.blocks[index];
+            let page = first + (index * PER_BLOCK) as u32;
+            let goes = match self.understood {
+                true => block.holes() | block.understood(page, &links_of_chunk[before_block..]),
+                false => block.holes(),
+            };
+            let mut next = goes;
+            while next != 0 {
+                let below = (1 << next.trailing_zeros()) - 1;
+                let rank = before_block + (block.links & below).count_ones() as usize;
+                next &= next - 1;
+                links_of_chunk.copy_within(start..rank, kept);
+                kept += rank - start;
+                start = rank + 1;
             }
+            before_block = self.end(index);
+            self.blocks[index].links &= !goes;
             if index < LAST_BLOCK {
-                until |= (kept as u64) << (UNTIL_BITS * index);
+                until |= ((kept + before_block - start) as u64) << (UNTIL_BITS * index);
             }
         }
-        if kept % PIECE_LINKS != 0 {
-            *pool.piece(self.pieces[kept / PIECE_LINKS]) = to;
+        links_of_chunk.copy_within(start..len, kept);
+        kept += len - start;
+        let (used, free) = pieces.split_at(kept.div_ceil(PIECE_LINKS));
+        for (links, piece) in all.iter().zip(used) {
+            *pool.piece(*piece) = *links;
         }
-        for index in kept.div_ceil(PIECE_LINKS)..len.div_ceil(PIECE_LINKS) {
-            pool.give(self.pieces[index]);
+        for piece in free {
+            pool.give(*piece);
         }
         (self.until, self.len) = (until, kept as u16);
-        (self.holes, self.holed) = (0, 0);
+        (self.holes, self.holed, self.understood) = (0, 0, false);
     }
 
     fn give_all(&self, pool: &mut Pool) {
@@ -829,11 +856,12 @@ impl PageLists {
         };
         if chunk.has_link(page) {
             set(chunk.link(chunk.rank(page), pool));
+            chunk.understood = true;
             return;
         }
         let mut link = Link::new(after(page), before(page));
         set(&mut link);
-        if link.next() != after(page) || link.prev() != before(page) {
+        if !link.is_understood(page) {
             chunk.add_link(page, link, pool);
         }
     }
