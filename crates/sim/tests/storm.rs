@@ -8,7 +8,7 @@
 use undercroft_sim::storm::{Ended, Recipe, Sabotage, Setup, minimise, replay, run, run_seeds};
 
 /// Seeds that fail when a bug that was found here and fixed is put back; checked by putting each back.
-const REGRESSIONS: [(u64, &str); 3] = [
+const REGRESSIONS: [(u64, &str); 6] = [
     (
         7,
         "a fork that found the ledger full left the child's claims on slots behind",
@@ -20,6 +20,18 @@ const REGRESSIONS: [(u64, &str); 3] = [
     (
         0,
         "minimum residency protected every page that could leave; waiting threads waited for ever",
+    ),
+    (
+        1908,
+        "the oracle held a successor to know that what it puts back had been put back, and dropped by a late zap",
+    ),
+    (
+        14430,
+        "the oracle expected bytes that a REMOVE had dropped, and an agent without a manager taken out before the zap",
+    ),
+    (
+        19582,
+        "the oracle expected zeros where a page was lost between a REMOVE and its zap",
     ),
 ];
 

@@ -1,5 +1,7 @@
 //! The program: its threads touch pages, it changes its address space, and the kernel tells of it.
 
+use std::collections::HashMap;
+
 use undercroft_base::{Bytes, PageState, SpaceId, ThreadId, VirtPage, VirtRange};
 use undercroft_engine::Fault;
 use undercroft_model::{Touch, oracle::Expect};
@@ -529,9 +531,19 @@ impl World {
         }
         let Zap { range, saved } = self.procs[proc].zap.take().expect("a zap");
         self.log(|| format!("zap p{proc} {}..{}", range.start.0, range.end.0));
+        let had: HashMap<VirtPage, Expect> = saved.iter().copied().collect();
         for page in range.pages() {
-            if !self.memory.is_absent(mm, page) {
-                self.oracle.zero(mm, page);
+            let has = self.oracle.expect(mm, page);
+            let since = had.get(&page) != Some(&has);
+            // What was lost since stays lost: the manager does not hear of the zap.
+            if self.memory.is_absent(mm, page) || since && has == Expect::Error {
+                continue;
+            }
+            self.oracle.zero(mm, page);
+            if let (true, Expect::Reads(content)) = (since, has)
+                && self.holding.values().any(|held| *held == content)
+            {
+                self.dropped_in_hand.push((mm, content));
             }
         }
         for (page, had) in saved {

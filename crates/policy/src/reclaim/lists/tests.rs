@@ -5,6 +5,9 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
+use undercroft_base::CHUNK_PAGES;
+
+use super::chunk::SLAB_PIECES;
 use super::*;
 use crate::test_random::Random;
 
