@@ -162,13 +162,14 @@ impl<L: Ledger> Engine<L> {
                 && !entry.flags.has(Flags::LOCKED)
                 && !entry.flags.has(Flags::INHERITED);
             if counted && !self.recent.holds(no, RECENT_PAGES) && !self.victims.contains(&no) {
+                self.reclaim.remove(no);
                 self.victims.push(no);
             }
         }
         self.start_batch(out)
     }
 
-    /// Makes the victims the batch.
+    /// Makes the victims, which the policy knows no more, the batch.
     fn start_batch(&mut self, out: &mut Vec<EvictItem>) -> bool {
         debug_assert!(
             self.batch.pages.iter().all(|p| p.settled),
@@ -193,7 +194,6 @@ impl<L: Ledger> Engine<L> {
             }
             notes::note_item(table.ledger(), at, space, place, no);
             place += 1;
-            self.reclaim.remove(no);
             table.set_state(no, PageState::Evicting);
             let retained = match entry.flags.has(Flags::RETAINED) {
                 true => Some((entry.tier, entry.slot, entry.stamp)),

@@ -130,9 +130,8 @@ impl<L: Ledger> Engine<L> {
         if !fresh && entry.state != PageState::Stored {
             return self.fault_again(no, entry.state);
         }
-        let room = self.room();
-        if room < 1 && self.config.room == Room::Ahead {
-            if room.saturating_add_unsigned(self.over_limit.0) < 1 {
+        if self.config.room == Room::Ahead && self.room() < 1 {
+            if self.room().saturating_add_unsigned(self.over_limit.0) < 1 {
                 self.stats.waited_for_room += 1;
                 return self.wait_for_room(fault);
             }
@@ -143,7 +142,7 @@ impl<L: Ledger> Engine<L> {
             false => self.stats.swap_in += 1,
         }
         self.plan_page(plan, no, fault.page, entry, true);
-        self.plan_window(plan, fault, fresh, room);
+        self.plan_window(plan, fault, fresh);
         FaultAnswer::Load
     }
 
@@ -227,20 +226,23 @@ impl<L: Ledger> Engine<L> {
 
     /// Asks the prefetch policy what comes along, and adds it.
     #[inline]
-    fn plan_window(&mut self, plan: &mut LoadPlan, fault: Fault, fresh: bool, room: i64) {
+    fn plan_window(&mut self, plan: &mut LoadPlan, fault: Fault, fresh: bool) {
+        let Some(prefetch) = &mut self.prefetch else {
+            return;
+        };
         let seen = FaultSeen {
             space: fault.space,
             page: fault.page,
             thread: fault.thread,
             first_touch: fresh,
         };
-        let Window { stride, count } = self.prefetch.on_fault(seen);
+        let Window { stride, count } = prefetch.on_fault(seen);
         if !fresh && self.expected.at == Some((fault.space, fault.page)) {
             self.stats.prefetch_hits += self.expected.pages;
         }
         self.expected.at = None;
         if count > 0 && stride != 0 {
-            self.plan_along(plan, fault, fresh, room, stride, count);
+            self.plan_along(plan, fault, fresh, stride, count);
         }
     }
 
@@ -252,12 +254,11 @@ impl<L: Ledger> Engine<L> {
         plan: &mut LoadPlan,
         fault: Fault,
         fresh: bool,
-        room: i64,
         stride: i64,
         count: u32,
     ) {
         let spare = match self.config.room {
-            Room::Ahead => room,
+            Room::Ahead => self.room() + 1, // with that of the faulting page
             Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
         };
         let most = (spare / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1);

@@ -72,7 +72,8 @@ pub enum Room {
 pub struct Engine<L> {
     table: page_table::PageTable<L>,
     reclaim: Box<dyn Reclaim>,
-    prefetch: Box<dyn Prefetch>,
+    /// None that would never bring anything along.
+    prefetch: Option<Box<dyn Prefetch>>,
     config: Config,
     /// Pages that cost the client DRAM: resident (not inherited), evicting, loading.
     resident: u64,
@@ -143,7 +144,7 @@ impl<L: Ledger> Engine<L> {
         Engine {
             table,
             reclaim,
-            prefetch,
+            prefetch: (!prefetch.is_none()).then_some(prefetch),
             ages: config
                 .demotes
                 .iter()

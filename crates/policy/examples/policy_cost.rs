@@ -68,16 +68,17 @@ fn main() {
                 }
                 order.len()
             });
-            let mut victims = Vec::with_capacity(BATCH);
+            let mut victims = Vec::with_capacity(order.len());
             once(2, &mut || {
                 for _ in 0..order.len() / BATCH {
-                    victims.clear();
                     let mut verdict = |_| Verdict::Take;
                     policy.select(BATCH, 8 * BATCH, &mut verdict, &mut victims);
-                    black_box(&victims);
                 }
-                order.len()
+                victims.len()
             });
+            for &page in &victims {
+                policy.insert(page, Arrival::Returned);
+            }
             once(1, &mut || {
                 for &page in order.iter().rev() {
                     policy.touch(PageNo(page), true);

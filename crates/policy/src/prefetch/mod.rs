@@ -42,6 +42,11 @@ pub trait Prefetch: Send {
     /// Called once for each fault, in order. O(1), no allocation: it is on the fault path.
     fn on_fault(&mut self, fault: FaultSeen) -> Window;
 
+    /// True when nothing ever comes along, so that it need not be asked.
+    fn is_none(&self) -> bool {
+        false
+    }
+
     /// The name the user knows it by.
     fn name(&self) -> &'static str;
 }

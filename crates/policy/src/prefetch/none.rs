@@ -11,6 +11,10 @@ impl Prefetch for NoPrefetch {
         Window::default()
     }
 
+    fn is_none(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "none"
     }

@@ -164,7 +164,7 @@ impl Reclaim for ActiveInactive {
         self.shrink_active(scan_max);
         let (mut wanted, mut looks) = (want, scan_max);
         for list in [INACTIVE, ACTIVE] {
-            // Looked-at pages go to the back, so one lap is exactly the pages here now.
+            // Pages that are kept go to a back, so one lap is exactly the pages here now.
             for _ in 0..self.lists.len(list).0 {
                 let Some(page) = self.lists.front(list) else {
                     break;
@@ -178,10 +178,12 @@ impl Reclaim for ActiveInactive {
                     self.lists.move_to_back(ACTIVE, page);
                     continue;
                 }
-                self.lists.move_to_back(list, page);
-                if verdict(page) == Verdict::Take {
-                    out.push(page);
-                    wanted -= 1;
+                match verdict(page) {
+                    Verdict::Take => {
+                        out.extend(self.lists.pop_front(list));
+                        wanted -= 1;
+                    }
+                    Verdict::Skip => self.lists.move_to_back(list, page),
                 }
             }
         }
@@ -207,9 +209,6 @@ mod tests {
     fn select(policy: &mut ActiveInactive, want: usize) -> Vec<u32> {
         let mut out = Vec::new();
         policy.select(want, 1000, &mut |_| Verdict::Take, &mut out);
-        for &page in &out {
-            policy.remove(page);
-        }
         out.into_iter().map(|page| page.0).collect()
     }
 

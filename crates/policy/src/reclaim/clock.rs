@@ -7,10 +7,10 @@ use undercroft_base::{Bytes, PageCount, PageNo};
 use super::lists::{List, PageLists};
 use super::{Arrival, Reclaim, Verdict};
 
-/// Every page, the hand in front; but for those in `JUDGED`.
+/// Every page, the hand in front; but for those in `SKIPPED`.
 pub(super) const RING: List = List::A;
-/// Pages the engine has judged in this call wait here, so that the hand does not meet them again.
-const JUDGED: List = List::B;
+/// Pages that the engine has skipped in this call wait here, so that the hand does not meet them again.
+const SKIPPED: List = List::B;
 
 const USED: u8 = 1;
 
@@ -47,16 +47,15 @@ pub(super) fn turn(
             lists.move_to_back(RING, page);
             continue;
         }
-        if verdict(page) == Verdict::Take {
-            out.push(page);
-            wanted -= 1;
-            if wanted == 0 {
-                break; // the last victim stays where it is: the engine takes it out at once
+        match verdict(page) {
+            Verdict::Take => {
+                out.extend(lists.pop_front(RING));
+                wanted -= 1;
             }
+            Verdict::Skip => lists.move_to_back(SKIPPED, page),
         }
-        lists.move_to_back(JUDGED, page);
     }
-    lists.append(JUDGED, RING);
+    lists.append(SKIPPED, RING);
 }
 
 impl Reclaim for Clock {

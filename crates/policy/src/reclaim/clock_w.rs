@@ -88,7 +88,6 @@ mod tests {
         clock.select(1, 10, &mut |_| Verdict::Take, &mut out);
         assert_eq!(out, [PageNo(1)], "a read gives no second chance");
         assert!(clock.is_dirty(PageNo(0)) && !clock.is_dirty(PageNo(2)));
-        clock.remove(PageNo(1));
         out.clear();
         clock.select(2, 10, &mut |_| Verdict::Take, &mut out);
         assert_eq!(out, [PageNo(2), PageNo(0)]);

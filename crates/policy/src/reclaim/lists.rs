@@ -30,9 +30,7 @@ mod chunk;
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
-use chunk::{
-    Chunk, HOLES_MAX, Link, PAGE_MASK, PER_CHUNK, PIECE_LINKS, Pool, after, before, get, place, set,
-};
+use chunk::{Chunk, HOLES_MAX, Link, PAGE_MASK, PER_CHUNK, Pool, after, before, get, place, set};
 
 /// Empty chunks kept for the next one to come.
 const SPARE_CHUNKS: usize = 16;
@@ -137,29 +135,11 @@ impl PageLists {
             not_listed(page);
         };
         let (at, bit) = place(page.0);
-        let block = &mut chunk.blocks[at];
-        let Some(list) = List::of(get(block.list, bit)) else {
+        let Some(list) = List::of(get(chunk.blocks[at].list, bit)) else {
             not_listed(page);
         };
-        let others = !(1 << bit);
-        block.list[0] &= others;
-        block.list[1] &= others;
-        block.mark[0] &= others;
-        block.mark[1] &= others;
-        chunk.listed -= 1;
-        let (mut next, mut prev) = (after(page.0), before(page.0));
-        if chunk.blocks[at].links >> bit & 1 == 1 {
-            let link = match chunk.len() <= PIECE_LINKS {
-                true => chunk.take_link(page.0, pool),
-                false => {
-                    chunk.holes += 1;
-                    chunk.holed |= 1 << at;
-                    *chunk.link(chunk.rank(page.0), pool)
-                }
-            };
-            (next, prev) = (link.next(), link.prev());
-        }
-        let settle = chunk.listed == 0 || chunk.holes >= HOLES_MAX;
+        let (next, mut prev) = chunk.take_out(page.0, pool);
+        let settle = chunk.is_to_settle();
         let ends = &mut ends[list as usize - 1];
         if ends.front == page.0 {
             ends.front = next;
@@ -175,6 +155,23 @@ impl PageLists {
             self.settle(page);
         }
         list
+    }
+
+    /// Takes the page at the front out.
+    #[inline]
+    pub fn pop_front(&mut self, list: List) -> Option<PageNo> {
+        let page = self.front(list)?;
+        let ends = &mut self.ends[list as usize - 1];
+        let Some(Some(chunk)) = self.chunks.get_mut(page.0 as usize / PER_CHUNK) else {
+            not_listed(page);
+        };
+        let (next, _) = chunk.take_out(page.0, &mut self.pool);
+        ends.front = next;
+        ends.len -= 1;
+        if chunk.is_to_settle() {
+            self.settle(page);
+        }
+        Some(page)
     }
 
     /// Moves a page that is in a list to the back of `list` (the same or another); its mark stays. Panics as `remove`.

@@ -1,7 +1,7 @@
 //! LRU: the page used longest ago leaves first. Without touches it is FIFO by arrival.
 //!
-//! The limit reclaimer of FlexSwap §4.3. One list; pages the engine skipped or took go to the back, so that the next
-//! call looks at others.
+//! The limit reclaimer of FlexSwap §4.3. One list; pages the engine skipped go to the back, so that the next call looks at
+//! others.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
@@ -46,19 +46,18 @@ impl Reclaim for Lru {
         out: &mut Vec<PageNo>,
     ) {
         let mut wanted = want;
-        // Looked-at pages go to the back, so one lap is exactly the pages here now.
+        // Skipped pages go to the back, so one lap is exactly the pages here now.
         for _ in 0..scan_max.min(self.lists.len(ALL).0 as usize) {
             let (Some(page), true) = (self.lists.front(ALL), wanted > 0) else {
                 return;
             };
-            if verdict(page) == Verdict::Take {
-                out.push(page);
-                wanted -= 1;
-                if wanted == 0 {
-                    return; // the last victim stays where it is: the engine takes it out at once
+            match verdict(page) {
+                Verdict::Take => {
+                    out.extend(self.lists.pop_front(ALL));
+                    wanted -= 1;
                 }
+                Verdict::Skip => self.lists.move_to_back(ALL, page),
             }
-            self.lists.move_to_back(ALL, page);
         }
     }
 

@@ -41,21 +41,20 @@ pub enum Verdict {
 
 /// An order over the resident pages of one client.
 ///
-/// The engine calls `insert` once when a page becomes resident and `remove` once when it stops being so (also after
-/// `select` named it and it left). A page is never inserted twice without a `remove` between.
+/// The engine calls `insert` once when a page becomes resident, and `remove` once when it stops being so for another reason than
+/// that `select` took it out. A page is never inserted twice without one of these between.
 pub trait Reclaim: Send {
     /// The page is resident now. O(1).
     fn insert(&mut self, page: PageNo, arrival: Arrival);
 
-    /// The page is no longer resident, or is leaving. O(1). Panics when it was not inserted.
+    /// The page is no longer resident, or is leaving. O(1). Panics when it is not inserted.
     fn remove(&mut self, page: PageNo);
 
     /// The page is known to have been used (`write`: written) since it was last looked at. O(1).
     fn touch(&mut self, page: PageNo, write: bool);
 
-    /// Appends up to `want` victims to `out`, coldest first; fewer is not an error. The victims stay inserted until
-    /// the engine removes them. Looks at no more than `scan_max` pages, and never at one page twice in one call
-    /// after it was skipped or taken.
+    /// Takes up to `want` victims out and appends them to `out`, coldest first; fewer is not an error. Looks at no more than
+    /// `scan_max` pages, and never again in one call at a page that was skipped.
     fn select(
         &mut self,
         want: usize,
@@ -64,7 +63,7 @@ pub trait Reclaim: Send {
         out: &mut Vec<PageNo>,
     );
 
-    /// Pages inserted and not removed.
+    /// Pages inserted and neither removed nor taken out.
     fn len(&self) -> PageCount;
 
     /// True when no page is inserted.

@@ -112,7 +112,6 @@ fn misses(policy: &mut dyn Reclaim, references: &[u32], room: usize, touches: bo
             policy.select(BATCH, 64 * BATCH, &mut |_| Verdict::Take, &mut out);
             assert!(!out.is_empty(), "{} finds no victim", policy.name());
             for &victim in &out {
-                policy.remove(victim);
                 resident[victim.0 as usize] = false;
                 left_at[victim.0 as usize] = Some(evictions);
                 evictions += 1;

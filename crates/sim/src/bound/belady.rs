@@ -142,10 +142,13 @@ impl Reclaim for Belady {
             }
             last = Some((use_at, page));
             looks -= 1;
-            self.aside.push((use_at, page));
-            if verdict(PageNo(page)) == Verdict::Take {
-                out.push(PageNo(page));
-                wanted -= 1;
+            match verdict(PageNo(page)) {
+                Verdict::Take => {
+                    self.remove(PageNo(page));
+                    out.push(PageNo(page));
+                    wanted -= 1;
+                }
+                Verdict::Skip => self.aside.push((use_at, page)),
             }
         }
         self.queue.extend(self.aside.drain(..));
@@ -215,7 +218,6 @@ mod tests {
                 if belady.count as usize == room {
                     let mut out = Vec::new();
                     belady.select(1, 100, &mut |_| Verdict::Take, &mut out);
-                    belady.remove(out[0]);
                 }
                 belady.insert(PageNo(*page), Arrival::FirstTouch);
             }

@@ -60,18 +60,23 @@ impl Reclaim for RandomReclaim {
         out: &mut Vec<PageNo>,
     ) {
         let mut wanted = want;
-        // Those looked at go to the end, out of the draw.
-        for looked in 0..scan_max.min(self.pages.len()) {
+        // Those skipped go to the end, out of the draw.
+        let mut skipped = 0;
+        for _ in 0..scan_max.min(self.pages.len()) {
             if wanted == 0 {
                 break;
             }
-            let left = self.pages.len() - looked;
+            let left = self.pages.len() - skipped;
             let drawn = self.random.index(left);
             self.swap(drawn, left - 1);
             let page = self.pages[left - 1];
-            if verdict(page) == Verdict::Take {
-                out.push(page);
-                wanted -= 1;
+            match verdict(page) {
+                Verdict::Take => {
+                    self.remove(page);
+                    out.push(page);
+                    wanted -= 1;
+                }
+                Verdict::Skip => skipped += 1,
             }
         }
     }

@@ -228,15 +228,22 @@ impl Host {
 
     #[inline(never)]
     fn make_room(&mut self, client: &mut Client<'_>, pages: i64) -> Result<(), SetupError> {
-        self.let_go(client)?;
-        while client.engine.room() < pages {
+        if client.leaving != 0 {
+            self.let_batch_go(client)?;
+            if client.engine.room() >= pages {
+                return Ok(());
+            }
+        }
+        loop {
             if self.evict(client, 1)? == 0 {
                 self.exceed(client);
-                break;
+                return Ok(());
             }
             client.forced += 1;
+            if client.engine.room() >= pages {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Evicts up to `want` pages, when the last batch has left; how many: none only where no page may leave.

@@ -295,6 +295,37 @@ impl Chunk {
         piece[rank] = link;
     }
 
+    /// Takes a listed page out of its list; its neighbours there, as its link says them or as they are understood.
+    #[inline(always)] // on the way of every page that leaves
+    pub(super) fn take_out(&mut self, page: u32, pool: &mut Pool) -> (u32, u32) {
+        let (at, bit) = place(page);
+        let block = &mut self.blocks[at];
+        let others = !(1 << bit);
+        block.list[0] &= others;
+        block.list[1] &= others;
+        block.mark[0] &= others;
+        block.mark[1] &= others;
+        self.listed -= 1;
+        if block.links >> bit & 1 == 0 {
+            return (after(page), before(page));
+        }
+        let link = match self.len() <= PIECE_LINKS {
+            true => self.take_link(page, pool),
+            false => {
+                self.holes += 1;
+                self.holed |= 1 << at;
+                *self.link(self.rank(page), pool)
+            }
+        };
+        (link.next(), link.prev())
+    }
+
+    /// Whether it holds what it no longer needs: everything, or too many holes.
+    #[inline]
+    pub(super) fn is_to_settle(&self) -> bool {
+        self.listed == 0 || self.holes >= HOLES_MAX
+    }
+
     /// Takes the link of a page out, where all links of the chunk are in one piece.
     #[inline]
     pub(super) fn take_link(&mut self, page: u32, pool: &mut Pool) -> Link {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use undercroft_base::CHUNK_PAGES;
 
-use super::chunk::SLAB_PIECES;
+use super::chunk::{PIECE_LINKS, SLAB_PIECES};
 use super::*;
 use crate::test_random::Random;
 
