@@ -199,7 +199,7 @@ impl<L: Ledger> Engine<L> {
                 true => Some((entry.tier, entry.slot, entry.stamp)),
                 false => None,
             };
-            let item = || EvictItem {
+            let item = EvictItem {
                 no,
                 space,
                 page,
@@ -207,13 +207,13 @@ impl<L: Ledger> Engine<L> {
                 retained,
             };
             self.batch.pages.push(InFlight {
-                item: item(),
+                item,
                 dead: false,
                 wanted: false,
                 settled: false,
                 heir: None,
             });
-            out.push(item());
+            out.push(item);
         }
         !out.is_empty()
     }
@@ -326,7 +326,7 @@ impl<L: Ledger> Engine<L> {
         assert!(!page.settled, "an evicted page is published once");
         page.settled = true;
         let (dead, no, stamp) = (page.dead, page.item.no, page.item.stamp);
-        let has_heir = page.heir.is_some();
+        let heir = page.heir;
         if page.wanted {
             self.places_of(at, wake);
         }
@@ -351,10 +351,7 @@ impl<L: Ledger> Engine<L> {
                 more => _ = self.refs.insert((tier, slot), more),
             }
         }
-        if has_heir
-            && !dead
-            && let Some((space, heir)) = self.batch.pages[at].heir
-        {
+        if let (Some((space, heir)), false) = (heir, dead) {
             self.retain_for(space, heir, self.table.entry(no));
         }
         self.forget_note(at);

@@ -72,7 +72,7 @@ pub enum Room {
 pub struct Engine<L> {
     table: page_table::PageTable<L>,
     reclaim: Box<dyn Reclaim>,
-    /// None that would never bring anything along.
+    /// `None`: a policy that never brings anything along.
     prefetch: Option<Box<dyn Prefetch>>,
     config: Config,
     /// Pages that cost the client DRAM: resident (not inherited), evicting, loading.

@@ -20,7 +20,7 @@
 //! | Evicting | Resident: never left, or was put back | in the holding area: in hand; else the program dropped it |
 //!
 //! A page in hand may have been put back, and then dropped by the zap of a REMOVE that was acknowledged before the page was written: it
-//! comes back, as if written after the zap (docs/design/0009).
+//! comes back, as if written after the zap; which is wrong where it was written anew between the two (docs/design/0009).
 //!
 //! Lost with the manager: the order of pages (they are inserted as they come), ages between tiers but by their stamp, statistics.
 

@@ -20,6 +20,8 @@ pub enum Expect {
 #[derive(Debug, Default)]
 pub struct Oracle {
     pages: HashMap<(Mm, VirtPage), Expect>,
+    /// What may come back where zeros are expected.
+    returning: HashMap<(Mm, VirtPage), Content>,
 }
 
 impl Oracle {
@@ -31,6 +33,7 @@ impl Oracle {
 
     /// The program wrote the page.
     pub fn write(&mut self, mm: Mm, page: VirtPage, content: Content) {
+        self.returning.remove(&(mm, page));
         self.pages.insert((mm, page), Expect::Reads(content));
     }
 
@@ -41,7 +44,32 @@ impl Oracle {
 
     /// The page reads as zeros from now on.
     pub fn zero(&mut self, mm: Mm, page: VirtPage) {
+        self.returning.remove(&(mm, page));
         self.pages.remove(&(mm, page));
+    }
+
+    /// The page reads as zeros from now on, or, until it is written or dropped again, as `content`, once that has [returned].
+    ///
+    /// [returned]: Oracle::returned
+    pub fn zero_or(&mut self, mm: Mm, page: VirtPage, content: Content) {
+        self.zero(mm, page);
+        if content != Content::ZERO {
+            self.returning.insert((mm, page), content);
+        }
+    }
+
+    /// `content` is about to be put where it may return; false when it may not.
+    pub fn returned(&mut self, mm: Mm, page: VirtPage, content: Content) -> bool {
+        let may = self.returning.get(&(mm, page)) == Some(&content);
+        if may {
+            self.write(mm, page, content);
+        }
+        may
+    }
+
+    /// Nothing returns any more.
+    pub fn forget_returning(&mut self) {
+        self.returning.clear();
     }
 
     /// ... every page of the range.
@@ -55,26 +83,70 @@ impl Oracle {
     pub fn remap(&mut self, mm: Mm, from: VirtRange, to: VirtPage) {
         for page in from.pages() {
             let target = (mm, to.plus(page.0 - from.start.0));
-            match self.pages.remove(&(mm, page)) {
-                Some(expect) => _ = self.pages.insert(target, expect),
-                None => _ = self.pages.remove(&target),
-            }
+            replace(&mut self.pages, (mm, page), target);
+            replace(&mut self.returning, (mm, page), target);
         }
     }
 
     /// The child reads what the parent read.
     pub fn fork(&mut self, parent: Mm, child: Mm) {
-        let copied: Vec<_> = self
-            .pages
-            .iter()
-            .filter(|((mm, _), _)| *mm == parent)
-            .map(|((_, page), expect)| ((child, *page), *expect))
-            .collect();
-        self.pages.extend(copied);
+        inherit(&mut self.pages, parent, child);
+        inherit(&mut self.returning, parent, child);
     }
 
     /// The space is gone.
     pub fn exit(&mut self, mm: Mm) {
         self.pages.retain(|(of, _), _| *of != mm);
+        self.returning.retain(|(of, _), _| *of != mm);
+    }
+}
+
+/// What was at `from` is at `to`, and nothing else.
+fn replace<T>(pages: &mut HashMap<(Mm, VirtPage), T>, from: (Mm, VirtPage), to: (Mm, VirtPage)) {
+    match pages.remove(&from) {
+        Some(moved) => _ = pages.insert(to, moved),
+        None => _ = pages.remove(&to),
+    }
+}
+
+fn inherit<T: Copy>(pages: &mut HashMap<(Mm, VirtPage), T>, parent: Mm, child: Mm) {
+    let copied: Vec<_> = pages
+        .iter()
+        .filter(|((mm, _), _)| *mm == parent)
+        .map(|((_, page), value)| ((child, *page), *value))
+        .collect();
+    pages.extend(copied);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_return_does_so_once_and_until_the_page_is_written_or_dropped() {
+        let (mm, child, page) = (Mm(1), Mm(2), VirtPage(7));
+        let old = Content::numbered(3);
+        let zeros = Expect::Reads(Content::ZERO);
+        let mut oracle = Oracle::default();
+        oracle.write(mm, page, old);
+        oracle.zero_or(mm, page, old);
+        assert_eq!(oracle.expect(mm, page), zeros);
+        assert!(!oracle.returned(mm, page, Content::numbered(4)));
+        oracle.fork(mm, child);
+        oracle.remap(mm, VirtRange::new(page, page.plus(1)), VirtPage(70));
+        assert!(!oracle.returned(mm, page, old), "it has moved");
+        assert!(oracle.returned(mm, VirtPage(70), old));
+        assert_eq!(oracle.expect(mm, VirtPage(70)), Expect::Reads(old));
+        assert!(!oracle.returned(mm, VirtPage(70), old), "once");
+        oracle.zero(child, page);
+        assert!(!oracle.returned(child, page, old), "dropped again");
+        oracle.zero_or(child, page, old);
+        oracle.write(child, page, Content::numbered(5));
+        assert!(!oracle.returned(child, page, old), "written again");
+        oracle.zero_or(child, page, old);
+        oracle.forget_returning();
+        assert!(!oracle.returned(child, page, old));
+        oracle.zero_or(child, page, Content::ZERO);
+        assert!(!oracle.returned(child, page, Content::ZERO), "no news");
     }
 }

@@ -274,7 +274,6 @@ impl PageStream {
         space_chunks: u64,
     ) -> PageStream {
         let distinct = named.iter().filter(|touched| **touched).count();
-        let per_chunk = PER_CHUNK;
         let kept = |granule: usize| -> Vec<usize> {
             let granules = named.chunks(granule).enumerate();
             granules
@@ -282,7 +281,7 @@ impl PageStream {
                 .map(|(at, _)| at)
                 .collect()
         };
-        let (granule, kept) = [per_chunk, 64, 8]
+        let (granule, kept) = [PER_CHUNK, 64, 8]
             .into_iter()
             .map(|granule| (granule, kept(granule)))
             .find(|(granule, kept)| kept.len() * granule <= NUMBERS_SMALL.max(8 * distinct))
@@ -292,7 +291,7 @@ impl PageStream {
         let mut before = None;
         for (rank, at) in kept.iter().enumerate() {
             let first = at * granule;
-            let place = firsts[first / per_chunk] * per_chunk as u64 + (first % per_chunk) as u64;
+            let place = firsts[first / PER_CHUNK] * PER_CHUNK as u64 + (first % PER_CHUNK) as u64;
             let start = (rank * granule) as u32;
             new_number[*at] = start;
             match runs.last_mut() {
@@ -319,7 +318,7 @@ impl PageStream {
         let related = moved.iter().any(related);
         let ends = moved.iter().any(|moved| moved.what == Becomes::Ended);
         let spaces = (related || ends).then(|| {
-            let per_chunk = per_chunk / granule;
+            let per_chunk = PER_CHUNK / granule;
             let owners = kept.iter().map(|at| {
                 let chunk = firsts[at / per_chunk];
                 let place = chunk % space_chunks * per_chunk as u64 + (at % per_chunk) as u64;

@@ -36,6 +36,7 @@ proptest! {
                 let window = prefetch.on_fault(fault);
                 prop_assert!(window.count <= WINDOW_MAX);
                 prop_assert!(window.count == 0 || window.stride != 0);
+                prop_assert!(window.count == 0 || !prefetch.is_none());
             }
         }
     }

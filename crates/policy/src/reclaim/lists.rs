@@ -19,8 +19,8 @@
 //! Rejected: queues of page numbers in which a moved page leaves a stale entry (1 + 5 bytes for a resident page): runs of
 //! stale entries in front make a rare call long, and tags that tell them apart wrap. Links in a heap array a chunk: 11
 //! bytes a page in the process when all are resident, 7.6 of them counted, for holes between arrays that grow. Chunks of
-//! 128 or 256 pages: no faster where it counts, 0.1 to 0.7 bytes more. Links packed without holes: each removal moves the
-//! links of all higher pages of the chunk, up to 3.5 KiB.
+//! 128 or 256 pages: no faster where it counts, 0.1 to 0.7 bytes more. Links packed without holes beyond one piece: each
+//! removal moves the links of all higher pages of the chunk, up to 3.5 KiB.
 //!
 //! The page at the back keeps its place in the list's ends, not in its link: that is written once, when the next page comes
 //! and both neighbours are known. At the front the link that leads nowhere holds any number: who asks compares with the front.
@@ -75,7 +75,7 @@ fn not_listed(page: PageNo) -> ! {
 }
 
 /// Up to three lists; a page is in one of them or in none. No operation looks at more than a page and its neighbours;
-/// `push_back`, `remove` and `move_to_back` may also move links of the chunks concerned (at most 3.5 KiB each).
+/// `push_back`, `remove`, `pop_front` and `move_to_back` may also move links of the chunks concerned (at most 3.5 KiB each).
 #[derive(Default)]
 pub struct PageLists {
     chunks: Vec<Option<Box<Chunk>>>,

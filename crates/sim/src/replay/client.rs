@@ -257,18 +257,15 @@ impl<'a> Client<'a> {
             Some(_) if self.at < self.stream.references.len() => return Stop::Moved,
             _ => most,
         };
-        if self.future.is_none() {
-            return self.run_on(most, |_| ());
+        match &self.future {
+            None => self.run_on(most, |_| ()),
+            Some(future) => self.run_to(most, future.clone()),
         }
-        self.run_with_future(most)
     }
 
     #[inline(never)]
-    fn run_with_future(&mut self, most: usize) -> Stop {
-        match self.future.clone() {
-            None => self.run_on(most, |_| ()),
-            Some(future) => self.run_on(most, |at| future.at(at)),
-        }
+    fn run_to(&mut self, most: usize, future: Arc<Future>) -> Stop {
+        self.run_on(most, |at| future.at(at))
     }
 
     #[inline]

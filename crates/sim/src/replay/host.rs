@@ -246,9 +246,10 @@ impl Host {
         }
     }
 
-    /// Evicts up to `want` pages, when the last batch has left; how many: none only where no page may leave.
+    /// Evicts up to `want` pages, the last batch having left; how many: none only where no page may leave.
     #[inline(always)] // on the way of every fault
     fn evict(&mut self, client: &mut Client<'_>, want: usize) -> Result<usize, SetupError> {
+        debug_assert_eq!(client.leaving, 0, "one batch at a time");
         let chosen = self.choose(client, want);
         for index in 0..chosen {
             self.evict_one(client, index)?;
@@ -306,7 +307,7 @@ impl Host {
 
     /// Writes a page to the first tier that takes it. * `kept`: the copy it has below.
     ///
-    /// Errors: none does; how many references were done, who runs the clients knows.
+    /// Errors: no tier does; the references done are filled in by [`super::Replay::run`].
     fn store(
         &mut self,
         client: &mut Client<'_>,

@@ -120,7 +120,7 @@ impl World {
     pub fn select(&mut self, want: usize) -> bool {
         let mut items = Vec::new();
         self.holding.clear();
-        self.dropped_in_hand.clear();
+        self.oracle.forget_returning();
         let any = self.engine.select(want, &mut items);
         for item in &items {
             assert!(

@@ -531,19 +531,20 @@ impl World {
         }
         let Zap { range, saved } = self.procs[proc].zap.take().expect("a zap");
         self.log(|| format!("zap p{proc} {}..{}", range.start.0, range.end.0));
-        let had: HashMap<VirtPage, Expect> = saved.iter().copied().collect();
+        let before: HashMap<VirtPage, Expect> = saved.iter().copied().collect();
         for page in range.pages() {
             let has = self.oracle.expect(mm, page);
-            let since = had.get(&page) != Some(&has);
-            // What was lost since stays lost: the manager does not hear of the zap.
-            if self.memory.is_absent(mm, page) || since && has == Expect::Error {
-                continue;
-            }
-            self.oracle.zero(mm, page);
-            if let (true, Expect::Reads(content)) = (since, has)
-                && self.holding.values().any(|held| *held == content)
-            {
-                self.dropped_in_hand.push((mm, content));
+            let since = before.get(&page) != Some(&has);
+            let in_hand = |content| self.holding.values().any(|held| *held == content);
+            match has {
+                _ if self.memory.is_absent(mm, page) => {}
+                // What was lost since stays lost: the manager does not hear of the zap.
+                Expect::Error if since => {}
+                // Put back, and not published: a successor may put it back again.
+                Expect::Reads(content) if since && in_hand(content) => {
+                    self.oracle.zero_or(mm, page, content);
+                }
+                _ => self.oracle.zero(mm, page),
             }
         }
         for (page, had) in saved {

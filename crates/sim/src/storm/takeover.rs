@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use undercroft_base::{PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
-use undercroft_engine::{Engine, EvictItem, Found, Held as HeldWhere, Here, Recovered};
-use undercroft_model::{Content, Memory, oracle::Expect};
+use undercroft_engine::{Engine, Found, Held as HeldWhere, Here, Recovered};
+use undercroft_model::{Content, Memory};
 
 use super::evict::{Batch, Held, place_of};
 use super::ledger::Killed;
 use super::setup::Sabotage;
-use super::world::{Doing, Proc, World, config_of, policies};
+use super::world::{Doing, Event, Proc, World, config_of, policies};
 
 /// Most words a manager still writes once its time has come.
 const LAST_WORDS: u64 = 60;
@@ -124,10 +124,12 @@ impl World {
         {
             self.saw("agent goes on without its manager");
             self.holding.insert((owner, place), content);
-            let Proc { mm, zap, .. } = &self.procs[proc];
-            let was = (page, self.oracle.expect(*mm, page));
-            if zap.as_ref().is_some_and(|zap| zap.saved.contains(&was)) {
-                // The program has it dropped, and the kernel would a moment later: nobody puts it back for that moment.
+            // The program has it dropped, and the kernel would a moment later: nobody puts it back for that moment.
+            let Proc { mm, intake, .. } = &self.procs[proc];
+            if let Some(intake) = intake
+                && let Event::Remove(range) = intake.event
+                && range.contains(page)
+            {
                 self.oracle.zero(*mm, page);
             }
         }
@@ -259,7 +261,7 @@ impl World {
         for page in &recovered.in_hand {
             items[page.at] = page.item;
             let content = self.holding[&(page.owner, page.place)];
-            self.expect_again(page.item, content);
+            self.expect_again(page.at, content);
             held.push(Held {
                 at: page.at,
                 content,
@@ -276,19 +278,16 @@ impl World {
     }
 
     /// A page in hand that its predecessor had put back, and a late zap dropped: a successor cannot know, and puts it back. What
-    /// was written after the REMOVE was acknowledged, and not read since, may as well have been written after the zap.
-    fn expect_again(&mut self, item: EvictItem, content: Content) {
-        let Some(proc) = self.proc_of(item.space) else {
-            return;
-        };
-        let mm = self.procs[proc].mm;
-        let zeros = Expect::Reads(Content::ZERO);
-        if content != Content::ZERO
-            && self.dropped_in_hand.contains(&(mm, content))
-            && self.oracle.expect(mm, item.page) == zeros
-        {
-            self.oracle.write(mm, item.page, content);
-            self.saw("takeover: put back, dropped, and in hand again");
+    /// was written after the REMOVE was acknowledged may as well have been written after the zap.
+    fn expect_again(&mut self, at: usize, content: Content) {
+        let mut places = Vec::new();
+        self.engine.places_of(at, &mut places);
+        for (space, page) in places {
+            if let Some(proc) = self.proc_of(space)
+                && self.oracle.returned(self.procs[proc].mm, page, content)
+            {
+                self.saw("takeover: put back, dropped, and in hand again");
+            }
         }
     }
 

@@ -156,8 +156,6 @@ pub struct World {
     pub batch: Option<Batch>,
     /// Bytes the agents have moved out: (whose agent, place in its holding area). Survives the manager.
     pub holding: BTreeMap<(SpaceId, usize), Content>,
-    /// What was put back and dropped by a late zap while the manager still held it, written since the REMOVE was acknowledged.
-    pub(super) dropped_in_hand: Vec<(Mm, Content)>,
     /// What the demoter has in progress.
     pub demotion: Option<Demotion>,
     /// Taken from the engine, not yet given back to the tiers.
@@ -228,7 +226,6 @@ impl World {
             flights: (0..setup.fault_threads).map(|_| None).collect(),
             batch: None,
             holding: BTreeMap::new(),
-            dropped_in_hand: Vec::new(),
             demotion: None,
             freed: Vec::new(),
             wakes: Vec::new(),

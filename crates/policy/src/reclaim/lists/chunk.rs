@@ -177,7 +177,7 @@ pub(super) struct Pool {
 
 impl Pool {
     #[inline(never)]
-    pub(super) fn take(&mut self) -> u32 {
+    fn take(&mut self) -> u32 {
         if self.free == 0 {
             let first = (self.slabs.len() * SLAB_PIECES) as u32;
             self.slabs
@@ -328,7 +328,7 @@ impl Chunk {
 
     /// Takes the link of a page out, where all links of the chunk are in one piece.
     #[inline]
-    pub(super) fn take_link(&mut self, page: u32, pool: &mut Pool) -> Link {
+    fn take_link(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (block, bit) = place(page);
         let (rank, len) = (self.rank(page), self.len());
         self.blocks[block].links &= !(1 << bit);
