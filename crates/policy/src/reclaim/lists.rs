@@ -140,17 +140,12 @@ impl PageLists {
         };
         let (next, mut prev) = chunk.take_out(page.0, pool);
         let settle = chunk.is_to_settle();
-        let ends = &mut ends[list as usize - 1];
-        if ends.front == page.0 {
-            ends.front = next;
-            ends.len -= 1;
-        } else {
-            if ends.back == page.0 {
-                prev = ends.before_back;
-            }
-            // After the page has left: its link is then the nearest hole for those of its neighbours.
-            self.join_neighbours(list, page.0, next, prev);
+        let ends = &ends[list as usize - 1];
+        if ends.back == page.0 {
+            prev = ends.before_back;
         }
+        // After the page has left: where there are holes, its link is then the nearest for those of its neighbours.
+        self.join_neighbours(list, page.0, next, prev);
         if settle {
             self.settle(page);
         }

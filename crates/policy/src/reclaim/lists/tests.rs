@@ -227,6 +227,25 @@ fn lists_cost_what_the_resident_pages_need() {
 }
 
 #[test]
+fn links_that_say_what_is_understood_go_when_links_move_together() {
+    let mut lists = PageLists::new();
+    for at in 0..CHUNK_PAGES {
+        lists.push_back(List::A, PageNo(at * 37 % CHUNK_PAGES));
+    }
+    for page in 0..CHUNK_PAGES {
+        lists.move_to_back(List::A, PageNo(page));
+    }
+    for page in (0..CHUNK_PAGES).step_by(8) {
+        lists.remove(PageNo(page));
+    }
+    lists.audit();
+    let links = lists.chunks[0].as_ref().map_or(0, |chunk| chunk.len());
+    // Those of the neighbours of what was removed, and holes.
+    let most = 2 * CHUNK_PAGES as usize / 8 + usize::from(HOLES_MAX);
+    assert!((1..=most).contains(&links), "{links}");
+}
+
+#[test]
 fn pages_that_come_in_order_cost_no_links() {
     let cost = bytes_a_page(true, |_| true);
     assert!(cost <= 0.8, "{cost}");
