@@ -123,6 +123,7 @@ impl Batch {
 impl<L: Ledger> Engine<L> {
     /// Starts a batch of up to `want` victims, sorted by space and address; false when there is none. The last batch
     /// must be fully published. The pages are `Evicting` from now on.
+    #[inline(always)] // on the way of every page that leaves
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
         self.victims.clear();
         // At most half of what is resident, and less when nothing else can leave and there is no room: under a small
@@ -170,6 +171,7 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Makes the victims, which the policy knows no more, the batch.
+    #[inline(always)] // on the way of every page that leaves
     fn start_batch(&mut self, out: &mut Vec<EvictItem>) -> bool {
         debug_assert!(
             self.batch.pages.iter().all(|p| p.settled),
@@ -321,6 +323,7 @@ impl<L: Ledger> Engine<L> {
 
     /// Publishes where item `at`, which was `Moved`, went; the old copy may be freed after this. `PutBack`: the caller has
     /// installed the bytes at every place of [`Engine::places_of`]. Appends to `wake` where threads wait.
+    #[inline(always)] // on the way of every page that leaves
     pub fn publish(&mut self, at: usize, outcome: Outcome, wake: &mut Vec<(SpaceId, VirtPage)>) {
         let page = &mut self.batch.pages[at];
         assert!(!page.settled, "an evicted page is published once");

@@ -113,6 +113,7 @@ pub(crate) struct Expected {
 impl<L: Ledger> Engine<L> {
     /// Decides a fault. `Load` leaves the pages in `plan`, all `Loading` and counted. Cost: O(window), no allocation
     /// once the page's chunk exists.
+    #[inline(always)] // on the way of every fault
     pub fn fault(&mut self, fault: Fault, plan: &mut LoadPlan) -> FaultAnswer {
         plan.items.clear();
         plan.space = fault.space;
@@ -319,6 +320,7 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// Settles pages of a plan by their `install` result. Each item is finished exactly once.
+    #[inline(always)] // on the way of every fault
     pub fn finish(&mut self, space: SpaceId, items: &mut [LoadItem]) {
         for item in items {
             let entry = self.table.entry(item.no);
@@ -365,7 +367,7 @@ impl<L: Ledger> Engine<L> {
         self.table.set(item.no, lost);
     }
 
-    #[inline]
+    #[inline(always)] // on the way of every fault
     fn installed(&mut self, item: &LoadItem, entry: Entry) {
         let mut flags = entry.flags.without(Flags::PREFETCHED);
         if !item.demanded {

@@ -96,7 +96,7 @@ impl PageLists {
     /// Puts the page at the back, with mark 0. Panics when it is in a list already, or its number does not fit 28 bits
     /// (the link would name another page). Allocates at the first page of a chunk when no spare chunk is there, and 7 KiB when
     /// the pool has no free piece.
-    #[inline]
+    #[inline(always)] // on the way of every fault
     pub fn push_back(&mut self, list: List, page: PageNo) {
         assert!(page.0 <= PAGE_MASK, "{page:?} needs more than 28 bits");
         let index = page.chunk().0 as usize;
@@ -153,7 +153,7 @@ impl PageLists {
     }
 
     /// Takes the page at the front out.
-    #[inline]
+    #[inline(always)] // on the way of every page that leaves
     pub fn pop_front(&mut self, list: List) -> Option<PageNo> {
         let page = self.front(list)?;
         let ends = &mut self.ends[list as usize - 1];
@@ -264,7 +264,7 @@ impl PageLists {
     }
 
     /// Joins a page, whose bits say that it is in `list`, behind the back of it.
-    #[inline]
+    #[inline(always)] // on the way of every fault
     fn join_back(&mut self, list: List, page: u32) {
         let ends = &mut self.ends[list as usize - 1];
         let old = *ends;
@@ -370,7 +370,7 @@ impl PageLists {
     }
 
     /// Changes the link of a page; one that has none gets one unless it says as much without.
-    #[inline]
+    #[inline(always)] // on the way of every fault
     fn set_link(&mut self, page: u32, set: impl FnOnce(&mut Link)) {
         let PageLists { chunks, pool, .. } = self;
         let Some(Some(chunk)) = chunks.get_mut(page as usize / PER_CHUNK) else {

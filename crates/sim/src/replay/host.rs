@@ -1,10 +1,12 @@
 //! What clients share, and what it does for one of them: serves faults, evicts, moves pages between tiers.
 
 use undercroft_base::{
-    Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
+    Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, ThreadId, TierId, VirtPage,
 };
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
-use undercroft_engine::{DemoteItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken};
+use undercroft_engine::{
+    DemoteItem, EvictItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken,
+};
 use undercroft_model::device::{Attach, Time, profiles};
 
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
@@ -287,33 +289,29 @@ impl Host {
         client: &mut Client<'_>,
         index: usize,
     ) -> Result<(), SetupError> {
-        let (no, retained) = (client.batch[index].no, client.batch[index].retained);
+        let no = client.batch[index].no;
         client.engine.settle(index, Taken::Moved, &mut self.wake);
         let mark = client.marks[no.0 as usize];
         if mark & LENT != 0 {
             self.lend_on(client, index);
         }
-        let outcome = if retained.is_some() && mark & DIRTY == 0 {
+        let outcome = if mark & DIRTY == 0 && client.batch[index].retained.is_some() {
             Outcome::Clean
         } else if mark & WRITTEN == 0 && self.setup.initial == Initial::Zero {
             Outcome::Fill(0)
         } else {
-            self.store(client, no, retained)?
+            self.store(client, index)?
         };
         client.marks[no.0 as usize] &= !(DIRTY | AHEAD | LENT);
         client.engine.publish(index, outcome, &mut self.wake);
         Ok(())
     }
 
-    /// Writes a page to the first tier that takes it. * `kept`: the copy it has below.
+    /// Writes page `index` of the batch at hand to the first tier that takes it.
     ///
     /// Errors: no tier does; the references done are filled in by [`super::Replay::run`].
-    fn store(
-        &mut self,
-        client: &mut Client<'_>,
-        no: PageNo,
-        kept: Option<(TierId, Slot, Stamp)>,
-    ) -> Result<Outcome, SetupError> {
+    fn store(&mut self, client: &mut Client<'_>, index: usize) -> Result<Outcome, SetupError> {
+        let EvictItem { no, retained, .. } = client.batch[index];
         for place in 0..self.tiers.len() {
             if !self.takes(client, place) {
                 if place + 1 < self.tiers.len() {
@@ -324,7 +322,7 @@ impl Host {
                 }
             }
             let home = client.home + u64::from(no.0);
-            let over = kept.is_some_and(|(tier, slot, _)| {
+            let over = retained.is_some_and(|(tier, slot, _)| {
                 (tier, slot) == (tier_id(place), Slot(home))
                     && !client.engine.is_shared_slot(tier, slot)
             });

@@ -272,7 +272,7 @@ impl Chunk {
     }
 
     /// Gives a listed page that has no link this one.
-    #[inline]
+    #[inline(always)] // on the way of every fault
     pub(super) fn add_link(&mut self, page: u32, link: Link, pool: &mut Pool) {
         let len = self.len();
         if len >= PIECE_LINKS {
@@ -327,7 +327,7 @@ impl Chunk {
     }
 
     /// Takes the link of a page out, where all links of the chunk are in one piece.
-    #[inline]
+    #[inline(always)] // on the way of every page that leaves
     fn take_link(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (block, bit) = place(page);
         let (rank, len) = (self.rank(page), self.len());
