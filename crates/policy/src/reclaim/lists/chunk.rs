@@ -1,21 +1,25 @@
-//! The links of the listed pages of a chunk (512 pages), in the order of their page numbers, in pieces of a common pool.
+//! The links of the listed pages of a chunk (512 pages), in pieces of a common pool.
 //!
 //! Only a page whose neighbours in its list are not the pages before and after it in memory has a link. Two bits a page say which
-//! list it is in, two are the policy's mark, and one says that it has a link; those bits counted up to a page say where, so nothing
-//! stores that:
+//! list it is in, two are the policy's mark, and one says that it has a link. Those bits counted up to a page say where the link is
+//! among all that are sorted by page, so nothing stores that; or where its place is written, among few that are not:
 //!
 //! ```text
 //! Chunk: 512 pages, 368 bytes; none while no page of it is in a list
 //! +------------------------------------------------------------------------------+
-//! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link       |     Link, 7 bytes
-//! | until, len: links up to the end of each block, 9 bits each; in all           |     +--------------+------------------+
-//! | pieces: u32 x 8 ---> Piece: 64 links (the last is partly filled)             |     | next page 28 | previous page 28 |
-//! | listed, holes: u16; holed: blocks with holes; understood                     |     +--------------+------------------+
-//! +------------------------------------------------------------------------------+
+//! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link       |
+//! | pieces: u32 x 8 ---> Piece: 64 links, or 54 and their order                  |     Link, 7 bytes
+//! | index, sorted: how to find them there; len: links                            |     +--------------+------------------+
+//! | listed, holes; holed: blocks with holes; understood                          |     | next page 28 | previous page 28 |
+//! +------------------------------------------------------------------------------+     +--------------+------------------+
 //! ```
-//! While the links of a chunk fit one piece, they lie close together. In chunks with more, a page that leaves its list leaves its
-//! link behind as a *hole*. The next link of the chunk goes into the nearest hole, so that few others have to make way; when 32 have
-//! gathered, the chunk's links move together.
+//! While a chunk has 54 links or fewer, and no 128 of its pages more than 21, a new one goes to any free place of one piece, and
+//! none ever moves: the *order* of each 128 pages has the places of their links, by page, 6 bits each. In chunks with more, the
+//! links themselves are *sorted* by page, and a page that leaves its list leaves its link behind as a *hole*. The next link of the
+//! chunk goes into the nearest hole, so that few others have to make way; when 32 have gathered, or 8 and the other links are 40 or
+//! fewer, the chunk's links move together, and are not sorted any more when they are 40 or fewer.
+
+use std::ops::Range;
 
 use undercroft_base::CHUNK_PAGES;
 
@@ -28,58 +32,60 @@ const PER_BLOCK: usize = 64;
 const BLOCKS: usize = PER_CHUNK / PER_BLOCK;
 const LAST_BLOCK: usize = BLOCKS - 1;
 const UNTIL_BITS: usize = 9;
+const LINK_BYTES: usize = 7;
 /// Links in a piece, and the most pieces of a chunk.
 pub(super) const PIECE_LINKS: usize = 64;
 const PIECES: usize = PER_CHUNK / PIECE_LINKS;
 /// Pieces allocated at once.
 pub(super) const SLAB_PIECES: usize = 16;
-/// Links that move by one place in so few instructions that fewer would not be faster.
-const FEW_LINKS: usize = 8;
+/// Blocks that have one order, and the number of orders.
+const PER_ORDER: usize = 2;
+const ORDERS: usize = BLOCKS / PER_ORDER;
+/// Most links of a chunk, and of one order, that are not sorted.
+pub(super) const FEW_LINKS: usize =
+    (size_of::<Piece>() - size_of::<[Order; ORDERS]>()) / LINK_BYTES;
+const PER_ORDER_MAX: u32 = u128::BITS / PLACE_BITS;
+/// Bits of a place.
+const PLACE_BITS: u32 = 6;
 /// Holes at which the links of a chunk move together.
-pub(super) const HOLES_MAX: u16 = 32;
+pub(super) const HOLES_MAX: u8 = 32;
+/// The same of a chunk with at most [`UNSORTED_AGAIN`] links besides: so few that they will not soon have to be sorted again.
+const HOLES_MAX_OF_FEW: u8 = 8;
+const UNSORTED_AGAIN: usize = 40;
 
-/// Neighbours of a page: next in bits 0..28, previous in bits 28..56. Each field is read and written whole: a load that
-/// overlaps a store just made, but is not the same bytes, has to wait for it.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Link {
-    low: [u8; 4],
-    middle: [u8; 2],
-    high: u8,
-}
-
-const _: () = assert!(size_of::<Link>() == 7, "the metadata budget of a page");
+/// Neighbours of a page: next in bits 0..28, previous in bits 28..56.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Link(u64);
 
 impl Link {
     #[inline]
     pub(super) fn new(next: u32, prev: u32) -> Link {
-        let high = prev >> (32 - PAGE_BITS);
-        Link {
-            low: (next | prev << PAGE_BITS).to_le_bytes(),
-            middle: (high as u16).to_le_bytes(),
-            high: (high >> 16) as u8,
-        }
+        Link(u64::from(next) | u64::from(prev) << PAGE_BITS)
+    }
+
+    /// What is said of a page that has no link.
+    #[inline]
+    pub(super) fn understood(page: u32) -> Link {
+        Link::new(after(page), before(page))
     }
 
     #[inline]
-    pub(super) fn next(&self) -> u32 {
-        u32::from_le_bytes(self.low) & PAGE_MASK
+    fn read([a, b, c, d, e, f, g]: [u8; LINK_BYTES]) -> Link {
+        // Read as it is written, in the same three parts: a load that overlaps a store just made, but is not the same bytes,
+        // has to wait for it.
+        let low = u32::from_le_bytes([a, b, c, d]);
+        let high = u32::from(u16::from_le_bytes([e, f])) | u32::from(g) << 16;
+        Link(u64::from(low) | u64::from(high) << 32)
     }
 
     #[inline]
-    pub(super) fn prev(&self) -> u32 {
-        let high = u32::from(u16::from_le_bytes(self.middle)) | u32::from(self.high) << 16;
-        high << (32 - PAGE_BITS) | u32::from_le_bytes(self.low) >> PAGE_BITS
-    }
-
-    /// Whether it says of `page` what no link would say as well.
-    #[inline]
-    pub(super) fn is_understood(&self, page: u32) -> bool {
-        self.next() == after(page) && self.prev() == before(page)
+    pub(super) fn next(self) -> u32 {
+        self.0 as u32 & PAGE_MASK
     }
 
     #[inline]
-    pub(super) fn set_next(&mut self, page: u32) {
-        self.low = (u32::from_le_bytes(self.low) & !PAGE_MASK | page).to_le_bytes();
+    pub(super) fn prev(self) -> u32 {
+        (self.0 >> PAGE_BITS) as u32 & PAGE_MASK
     }
 }
 
@@ -125,7 +131,7 @@ impl Block {
     }
 
     /// Pages whose links say no more than what is understood. * `first`: the block's first page; `links`: from its first on.
-    fn understood(&self, first: u32, links: &[Link]) -> u64 {
+    fn understood(&self, first: u32, links: &[[u8; LINK_BYTES]]) -> u64 {
         let (mut pages, mut found) = (self.links, 0);
         for link in links {
             if pages == 0 {
@@ -133,7 +139,8 @@ impl Block {
             }
             let bit = pages.trailing_zeros();
             pages &= pages - 1;
-            found |= u64::from(link.is_understood(first + bit)) << bit;
+            let understood = Link::read(*link) == Link::understood(first + bit);
+            found |= u64::from(understood) << bit;
         }
         found
     }
@@ -152,7 +159,7 @@ pub(super) fn set(planes: &mut [u64; 2], bit: u32, value: u8) {
     }
 }
 
-/// One for each of the first `blocks` blocks, as they are counted in [`Chunk::until`].
+/// One for each of the first `blocks` blocks, as they are counted in [`Chunk::index`].
 #[inline]
 fn ones(blocks: usize) -> u64 {
     const ONES: u64 = ((1 << (UNTIL_BITS * LAST_BLOCK)) - 1) / ((1 << UNTIL_BITS) - 1);
@@ -165,13 +172,81 @@ pub(super) fn place(page: u32) -> (usize, u32) {
     (page as usize / PER_BLOCK % BLOCKS, page % PER_BLOCK as u32)
 }
 
-type Piece = [Link; PIECE_LINKS];
+/// The places of the links of two blocks, by page, [`PLACE_BITS`] each; what lies above them is of no meaning.
+#[derive(Clone, Copy, Default)]
+struct Order(u128);
+
+impl Order {
+    #[inline]
+    fn place(self, rank: u32) -> usize {
+        (self.0 >> (PLACE_BITS * rank)) as usize & ((1 << PLACE_BITS) - 1)
+    }
+
+    /// With a place more, before that at `rank`.
+    #[inline]
+    fn with(self, rank: u32, place: u32) -> Order {
+        let below = (1 << (PLACE_BITS * rank)) - 1;
+        let above = (self.0 & !below) << PLACE_BITS;
+        Order(self.0 & below | u128::from(place) << (PLACE_BITS * rank) | above)
+    }
+
+    /// Without the place at `rank`.
+    #[inline]
+    fn without(self, rank: u32) -> Order {
+        let below = (1 << (PLACE_BITS * rank)) - 1;
+        Order(self.0 & below | (self.0 >> PLACE_BITS) & !below)
+    }
+}
+
+/// Links side by side. When they are not sorted, the last bytes are the order of each block.
+#[derive(Clone, Copy)]
+pub(super) struct Piece([u8; PIECE_LINKS * LINK_BYTES]);
+
+const _: () = assert!(
+    size_of::<Piece>() == 448 && FEW_LINKS == 54 && FEW_LINKS <= 1 << PLACE_BITS,
+    "the metadata budget of a page"
+);
+
+impl Piece {
+    /// Where the orders start, in their own size.
+    const FIRST: usize = size_of::<Piece>() / size_of::<Order>() - ORDERS;
+    const EMPTY: Piece = Piece([0; PIECE_LINKS * LINK_BYTES]);
+
+    #[inline]
+    pub(super) fn get(&self, at: usize) -> Link {
+        Link::read(self.0.as_chunks().0[at])
+    }
+
+    #[inline]
+    fn set(&mut self, at: usize, link: Link) {
+        let (low, high) = self.0.as_chunks_mut::<LINK_BYTES>().0[at].split_at_mut(4);
+        low.copy_from_slice(&(link.0 as u32).to_le_bytes());
+        high[..2].copy_from_slice(&((link.0 >> 32) as u16).to_le_bytes());
+        high[2] = (link.0 >> 48) as u8;
+    }
+
+    /// Copies links, as [`slice::copy_within`].
+    fn copy_within(&mut self, links: Range<usize>, to: usize) {
+        let bytes = links.start * LINK_BYTES..links.end * LINK_BYTES;
+        self.0.copy_within(bytes, to * LINK_BYTES);
+    }
+
+    #[inline]
+    fn order(&self, at: usize) -> Order {
+        Order(u128::from_le_bytes(self.0.as_chunks().0[Self::FIRST + at]))
+    }
+
+    #[inline]
+    fn set_order(&mut self, at: usize, order: Order) {
+        self.0.as_chunks_mut().0[Self::FIRST + at] = order.0.to_le_bytes();
+    }
+}
 
 /// Pieces in use and free ones, all of one size: no holes between them. What was once allocated is kept for the next chunk.
 #[derive(Default)]
 pub(super) struct Pool {
     pub(super) slabs: Vec<Box<[Piece; SLAB_PIECES]>>,
-    /// The free piece to take next, plus one; the `next` of its first link leads to another in the same way.
+    /// The free piece to take next, plus one; its first link leads to another in the same way.
     pub(super) free: u32,
 }
 
@@ -180,20 +255,24 @@ impl Pool {
     fn take(&mut self) -> u32 {
         if self.free == 0 {
             let first = (self.slabs.len() * SLAB_PIECES) as u32;
-            self.slabs
-                .push(Box::new([[Link::default(); PIECE_LINKS]; SLAB_PIECES]));
+            self.slabs.push(Box::new([Piece::EMPTY; SLAB_PIECES]));
             for piece in (first..first + SLAB_PIECES as u32).rev() {
                 self.give(piece);
             }
         }
         let piece = self.free - 1;
-        self.free = self.piece(piece)[0].next();
+        self.free = self.after_free(piece);
         piece
     }
 
     fn give(&mut self, piece: u32) {
         let free = std::mem::replace(&mut self.free, piece + 1);
-        self.piece(piece)[0].set_next(free);
+        self.piece(piece).set(0, Link::new(free, 0));
+    }
+
+    /// What [`Pool::free`] becomes when this free piece is taken.
+    pub(super) fn after_free(&mut self, piece: u32) -> u32 {
+        self.piece(piece).get(0).next()
     }
 
     pub(super) fn held_bytes(&self) -> usize {
@@ -211,19 +290,22 @@ impl Pool {
 #[derive(Default)]
 pub(super) struct Chunk {
     pub(super) blocks: [Block; BLOCKS],
-    /// Links, holes among them, up to the end of each block but the last, 9 bits each: counted up and down all at once.
-    until: u64,
+    /// Of sorted links: how many there are, holes among them, up to the end of each block but the last, 9 bits each, counted up
+    /// and down all at once. Of others: the free places of their piece, a bit each.
+    index: u64,
     /// Those that the links need; the rest is of no meaning.
     pieces: [u32; PIECES],
     /// Links, holes among them.
     len: u16,
     /// Pages in a list.
     pub(super) listed: u16,
-    pub(super) holes: u16,
+    pub(super) holes: u8,
     /// Blocks that have a hole, one bit each.
     pub(super) holed: u8,
     /// A listed page may have a link that says what is understood without one.
     pub(super) understood: bool,
+    /// The links are sorted by page; else they lie anywhere, and an order says where.
+    pub(super) sorted: bool,
 }
 
 const _: () = assert!(
@@ -247,7 +329,7 @@ impl Chunk {
     #[inline]
     pub(super) fn end(&self, block: usize) -> usize {
         // Behind those of the other blocks is a zero: no branch that could be guessed wrong.
-        let counted = (self.until >> (UNTIL_BITS * block)) as usize & ((1 << UNTIL_BITS) - 1);
+        let counted = (self.index >> (UNTIL_BITS * block)) as usize & ((1 << UNTIL_BITS) - 1);
         let all = if block == LAST_BLOCK { self.len() } else { 0 };
         counted | all
     }
@@ -258,7 +340,7 @@ impl Chunk {
         self.blocks[block].links >> bit & 1 == 1
     }
 
-    /// Where the page's link is, or would go: the links of lower pages.
+    /// Where the page's link is, or would go, among sorted ones: the links of lower pages.
     #[inline]
     pub(super) fn rank(&self, page: u32) -> usize {
         let (block, bit) = place(page);
@@ -266,38 +348,87 @@ impl Chunk {
         self.end(block) - not_below.count_ones() as usize
     }
 
+    /// Links of the blocks that have the order `at`.
     #[inline]
-    pub(super) fn link<'a>(&self, rank: usize, pool: &'a mut Pool) -> &'a mut Link {
-        &mut pool.piece(self.pieces[rank / PIECE_LINKS])[rank % PIECE_LINKS]
+    fn links_of(&self, at: usize) -> u32 {
+        let blocks = self.blocks.as_chunks::<PER_ORDER>().0[at];
+        blocks.iter().map(|block| block.links.count_ones()).sum()
+    }
+
+    /// Which order has the place of the page's link, and how many it has of lower pages.
+    #[inline]
+    fn rank_in_order(&self, page: u32) -> (usize, u32) {
+        let (block, bit) = place(page);
+        let at = block / PER_ORDER;
+        let below = self.blocks[block].links & ((1 << bit) - 1);
+        // Of the block before this one, too, if there is one in the same order.
+        let before = self.blocks[block & !1].links & (block as u64 & 1).wrapping_neg();
+        (at, below.count_ones() + before.count_ones())
+    }
+
+    /// The page's link, and where it is.
+    #[inline(always)] // on the way of every page that moves
+    fn link_at<'a>(&self, page: u32, pool: &'a mut Pool) -> (&'a mut Piece, usize) {
+        if !self.sorted {
+            let piece = pool.piece(self.pieces[0]);
+            let (order, rank) = self.rank_in_order(page);
+            let at = piece.order(order).place(rank);
+            return (piece, at);
+        }
+        let rank = self.rank(page);
+        (
+            pool.piece(self.pieces[rank / PIECE_LINKS]),
+            rank % PIECE_LINKS,
+        )
+    }
+
+    /// The link of a page that has one.
+    #[inline]
+    pub(super) fn link(&self, page: u32, pool: &mut Pool) -> Link {
+        let (piece, at) = self.link_at(page, pool);
+        piece.get(at)
+    }
+
+    /// Changes the link of a page that has one.
+    #[inline]
+    pub(super) fn change_link(
+        &mut self,
+        page: u32,
+        change: impl FnOnce(Link) -> Link,
+        pool: &mut Pool,
+    ) {
+        let (piece, at) = self.link_at(page, pool);
+        piece.set(at, change(piece.get(at)));
+        self.understood = true;
     }
 
     /// Gives a listed page that has no link this one.
     #[inline(always)] // on the way of every fault
     pub(super) fn add_link(&mut self, page: u32, link: Link, pool: &mut Pool) {
-        let len = self.len();
-        if len >= PIECE_LINKS {
-            self.add_link_among_many(page, link, pool);
+        let (block, bit) = place(page);
+        let (order, rank) = self.rank_in_order(page);
+        let is_full = self.len() >= PER_ORDER_MAX as usize
+            && (self.len() == FEW_LINKS || self.links_of(order) == PER_ORDER_MAX);
+        if self.sorted || is_full {
+            self.add_sorted(page, link, pool);
             return;
         }
-        if len == 0 {
+        if self.len() == 0 {
             self.pieces[0] = pool.take();
+            self.index = (1 << FEW_LINKS) - 1;
         }
-        let (block, bit) = place(page);
-        let rank = self.rank(page);
+        let at = self.index.trailing_zeros();
+        self.index &= self.index - 1;
         self.blocks[block].links |= 1 << bit;
-        self.until += ones(LAST_BLOCK) - ones(block);
         self.len += 1;
         let piece = pool.piece(self.pieces[0]);
-        match len - rank <= FEW_LINKS && rank < PIECE_LINKS - FEW_LINKS {
-            true => piece.copy_within(rank..rank + FEW_LINKS, rank + 1),
-            false => piece.copy_within(rank..len, rank + 1),
-        }
-        piece[rank] = link;
+        piece.set_order(order, piece.order(order).with(rank, at));
+        piece.set(at as usize, link);
     }
 
     /// Takes a listed page out of its list; its neighbours there, as its link says them or as they are understood.
     #[inline(always)] // on the way of every page that leaves
-    pub(super) fn take_out(&mut self, page: u32, pool: &mut Pool) -> (u32, u32) {
+    pub(super) fn take_out(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (at, bit) = place(page);
         let block = &mut self.blocks[at];
         let others = !(1 << bit);
@@ -307,48 +438,93 @@ impl Chunk {
         block.mark[1] &= others;
         self.listed -= 1;
         if block.links >> bit & 1 == 0 {
-            return (after(page), before(page));
+            return Link::understood(page);
         }
-        let link = match self.len() <= PIECE_LINKS {
-            true => self.take_link(page, pool),
-            false => {
-                self.holes += 1;
-                self.holed |= 1 << at;
-                *self.link(self.rank(page), pool)
-            }
-        };
-        (link.next(), link.prev())
+        if !self.sorted {
+            return self.take_link(page, pool);
+        }
+        self.holes += 1;
+        self.holed |= 1 << at;
+        self.link(page, pool)
+    }
+
+    /// Whether its links are to move together: to give pieces back, or because they need not be sorted any more.
+    #[inline]
+    pub(super) fn has_many_holes(&self) -> bool {
+        let few = self.len() - usize::from(self.holes) <= UNSORTED_AGAIN;
+        self.holes >= if few { HOLES_MAX_OF_FEW } else { HOLES_MAX }
     }
 
     /// Whether it holds what it no longer needs: everything, or too many holes.
     #[inline]
     pub(super) fn is_to_settle(&self) -> bool {
-        self.listed == 0 || self.holes >= HOLES_MAX
+        self.listed == 0 || self.has_many_holes()
     }
 
-    /// Takes the link of a page out, where all links of the chunk are in one piece.
+    /// Takes the link of a page out, where they are not sorted.
     #[inline(always)] // on the way of every page that leaves
     fn take_link(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (block, bit) = place(page);
-        let (rank, len) = (self.rank(page), self.len());
-        self.blocks[block].links &= !(1 << bit);
-        self.until -= ones(LAST_BLOCK) - ones(block);
-        self.len -= 1;
+        let (order, rank) = self.rank_in_order(page);
         let piece = pool.piece(self.pieces[0]);
-        let link = piece[rank];
-        match len - rank <= FEW_LINKS && rank < PIECE_LINKS - FEW_LINKS {
-            true => piece.copy_within(rank + 1..rank + 1 + FEW_LINKS, rank),
-            false => piece.copy_within(rank + 1..len, rank),
-        }
-        if len == 1 {
+        let places = piece.order(order);
+        let at = places.place(rank);
+        let link = piece.get(at);
+        piece.set_order(order, places.without(rank));
+        self.index |= 1 << at;
+        self.blocks[block].links &= !(1 << bit);
+        self.len -= 1;
+        if self.len == 0 {
             pool.give(self.pieces[0]);
         }
         link
     }
 
-    /// As [`Chunk::add_link`], where the links fill a piece or more: there may be holes.
+    /// Sorts the links, because one more is too many for an order or for all.
+    fn sort(&mut self, pool: &mut Pool) {
+        let piece = pool.piece(self.pieces[0]);
+        let (old, mut to) = (*piece, 0);
+        for order in 0..ORDERS {
+            for rank in 0..self.links_of(order) {
+                piece.set(to, old.get(old.order(order).place(rank)));
+                to += 1;
+            }
+        }
+        (self.index, self.sorted) = (0, true);
+        for (at, block) in self.blocks.iter().enumerate() {
+            self.index += u64::from(block.links.count_ones()) * (ones(LAST_BLOCK) - ones(at));
+        }
+    }
+
+    /// Ends the sorting of links, without holes, when they are few enough; the places of the others are free.
+    fn unsort(&mut self, pool: &mut Pool) {
+        let too_many = |order| self.links_of(order) > PER_ORDER_MAX;
+        if self.len() > UNSORTED_AGAIN || (0..ORDERS).any(too_many) {
+            return;
+        }
+        self.sorted = false;
+        if self.len == 0 {
+            return;
+        }
+        let piece = pool.piece(self.pieces[0]);
+        let mut at = 0;
+        for order in 0..ORDERS {
+            let mut places = Order::default();
+            for rank in 0..self.links_of(order) {
+                places = places.with(rank, at);
+                at += 1;
+            }
+            piece.set_order(order, places);
+        }
+        self.index = ((1 << FEW_LINKS) - 1) & !((1 << at) - 1);
+    }
+
+    /// As [`Chunk::add_link`], where links are sorted or will be with this one: there may be holes.
     #[inline(never)]
-    fn add_link_among_many(&mut self, page: u32, link: Link, pool: &mut Pool) {
+    fn add_sorted(&mut self, page: u32, link: Link, pool: &mut Pool) {
+        if !self.sorted {
+            self.sort(pool);
+        }
         let (block, bit) = place(page);
         let rank = self.rank(page);
         let free = match self.hole_near(block, bit) {
@@ -356,7 +532,7 @@ impl Chunk {
                 let hole_rank = self.rank((at * PER_BLOCK) as u32 + hole);
                 self.blocks[at].links &= !(1 << hole);
                 self.hole_filled(at);
-                self.until = self.until.wrapping_add(ones(at));
+                self.index = self.index.wrapping_add(ones(at));
                 hole_rank
             }
             None => {
@@ -364,12 +540,12 @@ impl Chunk {
                 if len.is_multiple_of(PIECE_LINKS) {
                     self.pieces[len / PIECE_LINKS] = pool.take();
                 }
-                self.until += ones(LAST_BLOCK);
+                self.index += ones(LAST_BLOCK);
                 self.len += 1;
                 len
             }
         };
-        self.until = self.until.wrapping_sub(ones(block));
+        self.index = self.index.wrapping_sub(ones(block));
         self.blocks[block].links |= 1 << bit;
         self.put_link(free, rank, link, pool);
     }
@@ -384,7 +560,8 @@ impl Chunk {
                 true => self.shift_down(from, to, pool),
                 false => self.shift_up(to, from, pool),
             }
-            *self.link(to, pool) = link;
+            pool.piece(self.pieces[to / PIECE_LINKS])
+                .set(to % PIECE_LINKS, link);
             return;
         }
         let piece = pool.piece(self.pieces[to / PIECE_LINKS]);
@@ -394,7 +571,7 @@ impl Chunk {
             false => (to, from, to + 1),
         };
         piece.copy_within(start..end, dest);
-        piece[to] = link;
+        piece.set(to, link);
     }
 
     /// The hole nearest to a page that has no link, in its own block if there is one; its block and bit there.
@@ -438,8 +615,8 @@ impl Chunk {
             pool.piece(self.pieces[index])
                 .copy_within(start..end, start + 1);
             if index > first {
-                pool.piece(self.pieces[index])[0] =
-                    pool.piece(self.pieces[index - 1])[PIECE_LINKS - 1];
+                let carried = pool.piece(self.pieces[index - 1]).get(PIECE_LINKS - 1);
+                pool.piece(self.pieces[index]).set(0, carried);
             }
         }
     }
@@ -455,10 +632,10 @@ impl Chunk {
                 to % PIECE_LINKS
             };
             pool.piece(self.pieces[index])
-                .copy_within(start + 1..=end, start);
+                .copy_within(start + 1..end + 1, start);
             if index < last {
-                pool.piece(self.pieces[index])[PIECE_LINKS - 1] =
-                    pool.piece(self.pieces[index + 1])[0];
+                let carried = pool.piece(self.pieces[index + 1]).get(0);
+                pool.piece(self.pieces[index]).set(PIECE_LINKS - 1, carried);
             }
         }
     }
@@ -468,11 +645,21 @@ impl Chunk {
         let len = self.len();
         let pieces = self.pieces;
         let pieces = &pieces[..len.div_ceil(PIECE_LINKS)];
-        let mut all: [Piece; PIECES] = std::array::from_fn(|at| match pieces.get(at) {
-            Some(piece) => *pool.piece(*piece),
-            None => [Link::default(); PIECE_LINKS],
-        });
-        let links_of_chunk = all.as_flattened_mut();
+        let (mut one, mut all);
+        let bytes = match pieces {
+            [piece] => {
+                one = pool.piece(*piece).0;
+                &mut one[..]
+            }
+            _ => {
+                all = [Piece::EMPTY.0; PIECES];
+                for (links, piece) in all.iter_mut().zip(pieces) {
+                    *links = pool.piece(*piece).0;
+                }
+                all.as_flattened_mut()
+            }
+        };
+        let links_of_chunk = bytes.as_chunks_mut().0;
         // The first link not moved yet, and where it goes: those between two that go are moved at once.
         let (mut start, mut kept, mut until) = (0, 0, 0);
         let mut before_block = 0;
@@ -501,14 +688,31 @@ impl Chunk {
         links_of_chunk.copy_within(start..len, kept);
         kept += len - start;
         let (used, free) = pieces.split_at(kept.div_ceil(PIECE_LINKS));
-        for (links, piece) in all.iter().zip(used) {
-            *pool.piece(*piece) = *links;
+        for (links, piece) in bytes.as_chunks().0.iter().zip(used) {
+            pool.piece(*piece).0 = *links;
         }
         for piece in free {
             pool.give(*piece);
         }
-        (self.until, self.len) = (until, kept as u16);
+        (self.index, self.len) = (until, kept as u16);
         (self.holes, self.holed, self.understood) = (0, 0, false);
+        self.unsort(pool);
+    }
+
+    /// Whether the places that the orders say are different ones, and the others are free. Of links that are not sorted.
+    #[cfg(test)]
+    pub(super) fn has_sound_orders(&self, pool: &mut Pool) -> bool {
+        let mut used = 0u64;
+        for order in 0..ORDERS {
+            for rank in 0..self.links_of(order) {
+                let place = pool.piece(self.pieces[0]).order(order).place(rank);
+                if place >= FEW_LINKS || used >> place & 1 == 1 {
+                    return false;
+                }
+                used |= 1 << place;
+            }
+        }
+        self.len == 0 || used == !self.index & ((1 << FEW_LINKS) - 1)
     }
 
     pub(super) fn give_all(&self, pool: &mut Pool) {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use undercroft_base::CHUNK_PAGES;
 
-use super::chunk::{PIECE_LINKS, SLAB_PIECES};
+use super::chunk::{FEW_LINKS, HOLES_MAX, PIECE_LINKS, SLAB_PIECES};
 use super::*;
 use crate::test_random::Random;
 
@@ -22,22 +22,30 @@ impl PageLists {
             for (index, block) in chunk.blocks.iter().enumerate() {
                 links += block.links.count_ones() as u16;
                 listed += block.listed().count_ones() as u16;
-                holes += block.holes().count_ones() as u16;
-                assert_eq!(chunk.end(index), usize::from(links));
+                holes += block.holes().count_ones() as u8;
+                if chunk.sorted {
+                    assert_eq!(chunk.end(index), usize::from(links));
+                }
                 assert_eq!(chunk.holed >> index & 1 == 1, block.holes() != 0);
                 assert_eq!((block.mark[0] | block.mark[1]) & !block.listed(), 0);
             }
             assert_eq!((chunk.listed, chunk.holes), (listed, holes));
             assert!(listed > 0, "an empty chunk is kept");
             assert!(holes < HOLES_MAX, "{holes} holes");
-            assert!(holes == 0 || chunk.len() > PIECE_LINKS, "holes in a piece");
+            assert_eq!(chunk.len(), usize::from(links));
+            assert!(chunk.sorted || chunk.len() <= FEW_LINKS);
+            assert!(chunk.sorted || chunk.has_sound_orders(&mut self.pool));
+            assert!(
+                holes == 0 || chunk.sorted,
+                "holes among links that are not sorted"
+            );
             pieces += chunk.len().div_ceil(PIECE_LINKS);
             chunks += 1;
         }
         let mut free = self.pool.free;
         while free != 0 {
             pieces += 1;
-            free = self.pool.piece(free - 1)[0].next();
+            free = self.pool.after_free(free - 1);
         }
         assert_eq!(pieces, self.pool.slabs.len() * SLAB_PIECES);
         assert_eq!(self.chunks_used, chunks);
@@ -243,6 +251,43 @@ fn links_that_say_what_is_understood_go_when_links_move_together() {
     // Those of the neighbours of what was removed, and holes.
     let most = 2 * CHUNK_PAGES as usize / 8 + usize::from(HOLES_MAX);
     assert!((1..=most).contains(&links), "{links}");
+}
+
+/// Whether the links of the first chunk are sorted, and how many there are.
+fn first_chunk(lists: &PageLists) -> Option<(bool, usize)> {
+    let chunk = lists.chunks[0].as_ref()?;
+    Some((chunk.sorted, chunk.len()))
+}
+
+#[test]
+fn links_are_sorted_when_they_are_many_and_not_when_they_are_few_again() {
+    // All of the chunk, and 128 pages of it only: the one is full before any order is, the other has a full order.
+    for (pages, most) in [(CHUNK_PAGES, FEW_LINKS), (128, 21)] {
+        let mut lists = PageLists::new();
+        let order: Vec<u32> = (0..pages).map(|at| at * 37 % pages).collect();
+        for &page in &order[..=most] {
+            lists.push_back(List::A, PageNo(page));
+            lists.audit();
+        }
+        assert_eq!(first_chunk(&lists), Some((false, most)));
+        for &page in &order[most + 1..] {
+            lists.push_back(List::A, PageNo(page));
+            assert!(first_chunk(&lists).is_some_and(|(sorted, _)| sorted));
+            lists.audit();
+        }
+        // What stays is far apart, so that each has a link.
+        for page in (0..pages).filter(|page| page % 16 != 0) {
+            lists.remove(PageNo(page));
+            lists.audit();
+        }
+        let left = pages as usize / 16;
+        assert!(first_chunk(&lists).is_some_and(|(sorted, len)| !sorted && len <= left));
+        let expected: Vec<u32> = order.into_iter().filter(|page| page % 16 == 0).collect();
+        for page in expected {
+            assert_eq!(lists.pop_front(List::A), Some(PageNo(page)));
+        }
+        lists.audit();
+    }
 }
 
 #[test]
