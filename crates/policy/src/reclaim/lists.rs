@@ -16,8 +16,9 @@
 //! remove one, insert one      90  (141)      169 (192)
 //! ... every page listed       64  (171)      181 (253)
 //! ```
-//! That was before few links were left unsorted. In turn with it, the median of three in a slower hour: 0.9 to 1.4 of its times at
-//! 2^18 pages, 0.6 to 1.1 at 2^21 (2026-11-22); the simulator, where a hundredth of 2^18 pages is listed, became 10 % faster.
+//! Since then few links are left unsorted. Against the lists before, run in turn, medians of three in a slower hour: 0.9 to 1.0 of
+//! these times, but 1.4 for the last row at 2^18 and 0.7 at 2^21; the bytes are the same (2026-11-22). In the simulator, with a
+//! hundredth of 2^18 pages listed, a scan under CLOCK became 8 to 14 % faster, with more listed zipf under LRU 3 to 8 % slower.
 //! Rejected: queues of page numbers in which a moved page leaves a stale entry (1 + 5 bytes for a resident page): runs of
 //! stale entries in front make a rare call long, and tags that tell them apart wrap. Links in a heap array a chunk: 11
 //! bytes a page in the process when all are resident, 7.6 of them counted, for holes between arrays that grow. Chunks of

@@ -8,7 +8,7 @@
 //! Chunk: 512 pages, 368 bytes; none while no page of it is in a list
 //! +------------------------------------------------------------------------------+
 //! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link       |
-//! | pieces: u32 x 8 ---> Piece: 64 links, or 54 and their order                  |     Link, 7 bytes
+//! | pieces: u32 x 8 ---> Piece: 64 links, or 54 and four orders                  |     Link, 7 bytes
 //! | index, sorted: how to find them there; len: links                            |     +--------------+------------------+
 //! | listed, holes; holed: blocks with holes; understood                          |     | next page 28 | previous page 28 |
 //! +------------------------------------------------------------------------------+     +--------------+------------------+
@@ -17,7 +17,7 @@
 //! none ever moves: the *order* of each 128 pages has the places of their links, by page, 6 bits each. In chunks with more, the
 //! links themselves are *sorted* by page, and a page that leaves its list leaves its link behind as a *hole*. The next link of the
 //! chunk goes into the nearest hole, so that few others have to make way; when 32 have gathered, or 8 and the other links are 40 or
-//! fewer, the chunk's links move together, and are not sorted any more when they are 40 or fewer.
+//! fewer, the chunk's links move together, and are not sorted any more when they are 40 or fewer and no order has too many.
 
 use std::ops::Range;
 
@@ -38,9 +38,13 @@ pub(super) const PIECE_LINKS: usize = 64;
 const PIECES: usize = PER_CHUNK / PIECE_LINKS;
 /// Pieces allocated at once.
 pub(super) const SLAB_PIECES: usize = 16;
-/// Blocks that have one order, and the number of orders.
+/// Blocks that share an order, and the orders of a chunk.
 const PER_ORDER: usize = 2;
 const ORDERS: usize = BLOCKS / PER_ORDER;
+const _: () = assert!(
+    PER_ORDER == 2,
+    "a rank in an order looks at one block before"
+);
 /// Most links of a chunk, and of one order, that are not sorted.
 pub(super) const FEW_LINKS: usize =
     (size_of::<Piece>() - size_of::<[Order; ORDERS]>()) / LINK_BYTES;
@@ -49,12 +53,12 @@ const PER_ORDER_MAX: u32 = u128::BITS / PLACE_BITS;
 const PLACE_BITS: u32 = 6;
 /// Holes at which the links of a chunk move together.
 pub(super) const HOLES_MAX: u8 = 32;
-/// The same of a chunk with at most [`UNSORTED_AGAIN`] links besides: so few that they will not soon have to be sorted again.
+/// The same of a chunk with at most [`UNSORTED_AGAIN`] links besides, so that they need not be sorted, unless one order has most.
 const HOLES_MAX_OF_FEW: u8 = 8;
 const UNSORTED_AGAIN: usize = 40;
 
 /// Neighbours of a page: next in bits 0..28, previous in bits 28..56.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Link(u64);
 
 impl Link {
@@ -91,7 +95,7 @@ impl Link {
 
 /// Neighbours of a page that has no link.
 #[inline]
-pub(super) fn after(page: u32) -> u32 {
+fn after(page: u32) -> u32 {
     page.wrapping_add(1) & PAGE_MASK
 }
 
@@ -198,7 +202,7 @@ impl Order {
     }
 }
 
-/// Links side by side. When they are not sorted, the last bytes are the order of each block.
+/// Links side by side. When they are not sorted, the last 64 bytes are the orders.
 #[derive(Clone, Copy)]
 pub(super) struct Piece([u8; PIECE_LINKS * LINK_BYTES]);
 
@@ -213,7 +217,7 @@ impl Piece {
     const EMPTY: Piece = Piece([0; PIECE_LINKS * LINK_BYTES]);
 
     #[inline]
-    pub(super) fn get(&self, at: usize) -> Link {
+    fn get(&self, at: usize) -> Link {
         Link::read(self.0.as_chunks().0[at])
     }
 
@@ -281,7 +285,7 @@ impl Pool {
     }
 
     #[inline]
-    pub(super) fn piece(&mut self, piece: u32) -> &mut Piece {
+    fn piece(&mut self, piece: u32) -> &mut Piece {
         let piece = piece as usize;
         &mut self.slabs[piece / SLAB_PIECES][piece % SLAB_PIECES]
     }
@@ -303,7 +307,7 @@ pub(super) struct Chunk {
     /// Blocks that have a hole, one bit each.
     pub(super) holed: u8,
     /// A listed page may have a link that says what is understood without one.
-    pub(super) understood: bool,
+    understood: bool,
     /// The links are sorted by page; else they lie anywhere, and an order says where.
     pub(super) sorted: bool,
 }
@@ -342,7 +346,7 @@ impl Chunk {
 
     /// Where the page's link is, or would go, among sorted ones: the links of lower pages.
     #[inline]
-    pub(super) fn rank(&self, page: u32) -> usize {
+    fn rank(&self, page: u32) -> usize {
         let (block, bit) = place(page);
         let not_below = self.blocks[block].links >> bit;
         self.end(block) - not_below.count_ones() as usize
