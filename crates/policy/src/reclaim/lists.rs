@@ -16,16 +16,17 @@
 //! remove one, insert one      90  (141)      169 (192)
 //! ... every page listed       64  (171)      181 (253)
 //! ```
-//! Since then few links are left unsorted. Against the lists before, run in turn, medians of three in a slower hour: 0.9 to 1.0 of
-//! these times, but 1.4 for the last row at 2^18 and 0.7 at 2^21; the bytes are the same (2026-11-22). In the simulator, with a
-//! hundredth of 2^18 pages listed, a scan under CLOCK became 8 to 14 % faster, with more listed zipf under LRU 3 to 8 % slower.
+//! Since then few links are left unsorted. Against the lists before, run in turn, medians of three in a slower hour, the rows above
+//! take 0.9 to 1.0 of the time, but the last one 1.4 at 2^18 and 0.7 at 2^21; with 12 % listed 1.0 to 1.3 and 0.6 to 0.8. The bytes
+//! are the same (2026-11-22). In the simulator, with a hundredth of 2^18 pages listed, a scan under CLOCK became 8 to 14 % faster,
+//! with more listed zipf under LRU 3 to 8 % slower.
 //! Rejected: queues of page numbers in which a moved page leaves a stale entry (1 + 5 bytes for a resident page): runs of
 //! stale entries in front make a rare call long, and tags that tell them apart wrap. Links in a heap array a chunk: 11
 //! bytes a page in the process when all are resident, 7.6 of them counted, for holes between arrays that grow. Chunks of
 //! 128 or 256 pages: no faster where it counts, 0.1 to 0.7 bytes more. Links packed without holes beyond one piece: each
-//! removal moves the links of all higher pages of the chunk, up to 3.5 KiB. Room between the links of blocks instead of holes: one
-//! block in four has none when it is needed. A byte for each of few links that says whose it is, instead of an order: marking and
-//! moving pages became 4 to 20 % slower.
+//! removal moves the links of all higher pages of the chunk, up to 3.5 KiB. Room between the links of blocks instead of holes: by
+//! calculation, one block in four has none when it is needed; scan 8 % slower. A byte for each of few links that says whose it is,
+//! instead of an order: LRU 4 to 23 % slower.
 //!
 //! The page at the back keeps its place in the list's ends, not in its link: that is written once, when the next page comes
 //! and both neighbours are known. At the front the link that leads nowhere holds any number: who asks compares with the front.
