@@ -457,6 +457,7 @@ impl<L: Ledger> Engine<L> {
                     },
                 );
                 self.count();
+                self.expected_found = self.expected_found.saturating_sub(1);
                 self.reclaim.insert(no, arrival);
             }
         }

@@ -77,6 +77,8 @@ pub struct Engine<L> {
     config: Config,
     /// Pages that cost the client DRAM: resident (not inherited), evicting, loading.
     resident: u64,
+    /// Pages that are in memory and will be found: they take room, and are not `resident` yet.
+    expected_found: u64,
     /// DRAM held by RAM tiers, as last reported.
     pool_held: Bytes,
     /// Pages chosen to leave so far, those that came back included: the clock of refault distances.
@@ -152,6 +154,7 @@ impl<L: Ledger> Engine<L> {
                 .collect(),
             config,
             resident: 0,
+            expected_found: 0,
             pool_held: Bytes(0),
             evictions: 0,
             refs: FxHashMap::default(),
@@ -185,6 +188,12 @@ impl<L: Ledger> Engine<L> {
         self.pool_held = held;
         let dram = self.dram_used();
         self.stats.dram_peak = self.stats.dram_peak.max(dram);
+    }
+
+    /// So many pages are in memory that [`Engine::found_resident`] is going to tell of: they take room from now on, each until it
+    /// is told of. Once all have been told of: 0.
+    pub fn expect_found(&mut self, pages: PageCount) {
+        self.expected_found = pages.0;
     }
 
     /// By how many pages faults may exceed the limit: raised step by step while nothing below has room and the client is to
@@ -230,7 +239,8 @@ impl<L: Ledger> Engine<L> {
     #[inline]
     pub fn room(&self) -> i64 {
         let limit = self.config.limit.0 as i64;
-        (limit - self.dram_used().0 as i64) >> PAGE_BYTES.trailing_zeros()
+        let below = (limit - self.dram_used().0 as i64) >> PAGE_BYTES.trailing_zeros();
+        below - self.expected_found as i64
     }
 
     fn reserve(&self) -> i64 {

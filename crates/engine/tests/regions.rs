@@ -1,10 +1,11 @@
-//! Managed ranges: what is attached and unmapped at random is what a set of pages says.
+//! Managed ranges: what is attached and unmapped at random is what a set of pages says; what is in them already counts before it is found.
 
 mod common;
 
 use std::collections::BTreeSet;
 
-use undercroft_base::{VirtPage, VirtRange};
+use undercroft_base::{PageCount, ThreadId, VirtPage, VirtRange};
+use undercroft_engine::{Fault, FaultAnswer, LoadPlan};
 
 const PAGES: u64 = 40;
 
@@ -50,4 +51,37 @@ fn regions_are_the_pages_attached_and_not_unmapped() {
         let expected: Vec<_> = regions.iter().filter(touched).copied().collect();
         assert_eq!(found, expected, "step {step}: {range:?} of {regions:?}");
     }
+}
+
+/// A client is attached with pages in memory, and faults while they are being counted: it may not come to have more than the limit.
+#[test]
+fn pages_that_will_be_found_take_room() {
+    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let mut engine = common::engine(100, 100, reclaim);
+    let space = engine.add_space();
+    engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(1000)));
+    let mut plan = LoadPlan::default();
+    let fault = |page| Fault {
+        space,
+        page: VirtPage(page),
+        write: true,
+        thread: ThreadId(1),
+    };
+    engine.expect_found(PageCount(90));
+    assert_eq!((engine.room(), engine.resident().0), (10, 0));
+    assert!(engine.reclaim_wanted());
+    let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
+    engine.found_resident(space, range(0, 60));
+    assert_eq!((engine.room(), engine.resident().0), (10, 60));
+    // More than was expected, one of them twice.
+    engine.found_resident(space, range(59, 100));
+    assert_eq!((engine.room(), engine.resident().0), (0, 100));
+    assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::NoRoom);
+    // Fewer than were expected: what is missing counts until all have been told of.
+    engine.removed(space, range(0, 50));
+    engine.expect_found(PageCount(50));
+    assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::NoRoom);
+    engine.expect_found(PageCount(0));
+    assert_eq!(engine.room(), 50);
+    assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::Load);
 }

@@ -342,6 +342,8 @@ impl Control {
 
     /// Until the keeper says that the client has ended, or is gone itself.
     fn run(&mut self) {
+        // Until the client is managed: every millisecond that a look comes late, it may grow by megabytes.
+        let _ = process::set_fifo(0, 1);
         loop {
             let processes = self.shared.all_processes();
             let known: Vec<&Arc<Process>> = processes

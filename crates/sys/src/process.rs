@@ -177,13 +177,22 @@ pub fn set_affinity(tid: u32, cpus: &[usize]) -> io::Result<()> {
     )?)
 }
 
-/// Gives a thread (0: the caller) real-time FIFO priority; needs `CAP_SYS_NICE`.
+/// Gives a thread (0: the caller) real-time FIFO priority; needs `CAP_SYS_NICE`. Threads that it starts do not inherit it.
 pub fn set_fifo(tid: u32, priority: i32) -> io::Result<()> {
+    set_scheduler(tid, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority)
+}
+
+/// Ends what [`set_fifo`] began.
+pub fn set_fair(tid: u32) -> io::Result<()> {
+    set_scheduler(tid, libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, 0)
+}
+
+fn set_scheduler(tid: u32, policy: i32, priority: i32) -> io::Result<()> {
     // SAFETY: an all-zero sched_param is valid; only the priority is read.
     let mut param: libc::sched_param = unsafe { std::mem::zeroed() };
     param.sched_priority = priority;
     // SAFETY: `param` is live and read only.
-    let result = unsafe { libc::sched_setscheduler(tid as i32, libc::SCHED_FIFO, &param) };
+    let result = unsafe { libc::sched_setscheduler(tid as i32, policy, &param) };
     match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

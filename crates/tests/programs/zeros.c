@@ -14,13 +14,17 @@ static void *fresh(size_t bytes) {
 
 static unsigned next(unsigned word) { return word * 1103515245 + 12345; }
 
-// Whether page faults of any mapping are userspace's: `um` among its flags.
-static int managed(void) {
+// Whether page faults of the mapping at `address` are userspace's: `um` among its flags.
+static int managed(const volatile char *address) {
     char line[512];
-    int found = 0;
+    size_t start, end;
+    int found = 0, here = 0;
     FILE *maps = fopen("/proc/self/smaps", "r");
     if (!maps) return 0;
-    while (!found && fgets(line, sizeof line, maps)) found = !strncmp(line, "VmFlags:", 8) && strstr(line, " um ");
+    while (!found && fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "%zx-%zx ", &start, &end) == 2) here = start <= (size_t)address && (size_t)address < end;
+        found = here && !strncmp(line, "VmFlags:", 8) && strstr(line, " um ");
+    }
     fclose(maps);
     return found;
 }
@@ -29,7 +33,7 @@ int main(void) {
     unsigned *data = fresh(WORDS * sizeof *data), word = 1;
     volatile char *zeros = fresh(FRESH);
     for (size_t i = 0; i < WORDS; i++) data[i] = word = next(word);
-    for (int waited = 0; !managed(); waited++) {
+    for (int waited = 0; !managed(zeros); waited++) {
         if (waited == 2000) return 87;
         usleep(10000);
     }

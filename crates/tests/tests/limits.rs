@@ -254,7 +254,7 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
         "{} pages of data left before zero pages",
         out - same
     );
-    assert_eq!(number("limit_exceeded.events"), 0.0);
+    assert_eq!(number("limit_exceeded.events"), 0.0, "{outcome}");
     // The trace tells that no policy named them, and in the simulation the same ones leave.
     let said = |words: &[&str]| -> serde_json::Value {
         let text = Job::new(undercroft()).args(words).run().expect(0).text();

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Bytes, PAGE_BYTES};
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount};
+use undercroft_sys::process;
 
 use super::{Control, warn};
 use crate::access::Accesses;
@@ -17,6 +18,10 @@ const TICK_MIN: Duration = Duration::from_micros(500);
 
 /// Longest that a look which took long makes the next one wait.
 const REST_MAX: Duration = Duration::from_millis(250);
+
+/// Room that is left when a program is first managed, as a part of the limit; in a small one it is [`SLACK_MIN`], or a quarter of it.
+const SLACK_PART: u64 = 16;
+const SLACK_MIN: u64 = 16 << 20;
 
 /// Fastest growth of a program that is to be noticed in time, bytes a second (first touch of fresh memory).
 const GROWTH: f64 = 4e9;
@@ -86,9 +91,13 @@ impl Control {
         };
         self.shared.note_limit(dram, Bytes(limit));
         let used = unmanaged + dram.0;
-        let threshold = limit - limit / 16;
-        if !self.managing && used >= threshold {
+        let threshold = limit - (limit / SLACK_PART).max(SLACK_MIN.min(limit / 4));
+        let begins = !self.managing && used >= threshold;
+        if begins {
             self.managing = true;
+            // What is there counts before it has been found: faults are served meanwhile.
+            let there = PageCount(unmanaged / PAGE_BYTES as u64);
+            self.shared.engine().expect_found(there);
             self.look_on_demand();
             for process in &processes {
                 self.watch(process);
@@ -132,6 +141,10 @@ impl Control {
                 self.forget(process); // it called exec, and what it runs now has no shim
                 continue;
             }
+        }
+        if begins {
+            self.shared.engine().expect_found(PageCount(0));
+            let _ = process::set_fair(0);
         }
         // When the dead are forgotten: what only they were charged for is found then.
         for process in self.shared.all_processes() {
