@@ -1,0 +1,187 @@
+//! Whether a fault thread waits for storage awake. A processor that has nothing to do is halted, and on a virtual machine it takes some
+//! 20 us to come back: a third of what a read from a fast disk takes.
+//!
+//! Awake it looks again and again, and others lose the processor by it. So it is for a program's thread that is alone in faulting, and waits
+//! on this same processor meanwhile; it ends after [`LOOK_MAX`]; and when others run here too, or reads take longer, it rests.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+
+/// Longest wait awake: thrice what a fast disk takes.
+const LOOK_MAX: Duration = Duration::from_micros(200);
+
+/// Between two looks that follow each other, somebody else had the processor for a slice. An interrupt takes less.
+const TAKEN: Duration = Duration::from_micros(500);
+
+/// Waits in a row that were too short, after which the storage is slow.
+const SHORT_MAX: u32 = 8;
+
+/// Time without waiting awake: twice as long each time, up to the most, until [`CALM`] waits went well.
+const REST_MIN: Duration = Duration::from_millis(20);
+const REST_MAX: Duration = Duration::from_secs(1);
+const CALM: u32 = 1000;
+
+/// See the module. One of each fault thread.
+#[derive(Debug)]
+pub(crate) struct Awake {
+    /// The wait in progress, and the last look.
+    wait: Option<(Instant, Instant)>,
+    rests_until: Option<Instant>,
+    rest: Duration,
+    short: u32,
+    good: u32,
+}
+
+impl Default for Awake {
+    fn default() -> Awake {
+        Awake {
+            wait: None,
+            rests_until: None,
+            rest: REST_MIN,
+            short: 0,
+            good: 0,
+        }
+    }
+}
+
+impl Awake {
+    /// Waits until there are events, awake at first where that `may` be; replaces those in `events`, and takes no more than it has room for.
+    pub fn wait(
+        &mut self,
+        epoll: &OwnedFd,
+        events: &mut Vec<epoll::Event>,
+        may: bool,
+    ) -> rustix::io::Result<()> {
+        let at_once = rustix::fs::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        events.clear();
+        let mut awake = may;
+        loop {
+            let timeout = awake.then_some(&at_once);
+            epoll::wait(epoll, spare_capacity(events), timeout)?;
+            if !events.is_empty() {
+                if awake {
+                    self.found();
+                }
+                return Ok(());
+            }
+            awake = awake && self.looks_again(Instant::now());
+        }
+    }
+
+    /// Nothing has come when it was looked for at `now`: whether to look again at once, rather than to sleep.
+    fn looks_again(&mut self, now: Instant) -> bool {
+        if self.rests_until.is_some_and(|until| now < until) {
+            return false;
+        }
+        let (began, last) = *self.wait.get_or_insert((now, now));
+        if now.duration_since(last) >= TAKEN {
+            self.short = 0;
+            self.rests(now);
+            return false;
+        }
+        if now.duration_since(began) >= LOOK_MAX {
+            self.wait = None;
+            self.short += 1;
+            if self.short == SHORT_MAX {
+                self.short = 0;
+                self.rests(now);
+            }
+            return false;
+        }
+        self.wait = Some((began, now));
+        true
+    }
+
+    /// Something has come.
+    fn found(&mut self) {
+        if self.wait.take().is_some() {
+            self.short = 0;
+            self.good += 1;
+            if self.good == CALM {
+                self.good = 0;
+                self.rest = REST_MIN;
+            }
+        }
+    }
+
+    fn rests(&mut self, now: Instant) {
+        self.wait = None;
+        self.good = 0;
+        self.rests_until = Some(now + self.rest);
+        self.rest = (2 * self.rest).min(REST_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks every `step` from `from` on for at most `time`; how long it was told to.
+    fn waits(awake: &mut Awake, from: Instant, step: Duration, time: Duration) -> Duration {
+        let mut now = from;
+        while awake.looks_again(now) && now < from + time {
+            now += step;
+        }
+        now - from
+    }
+
+    const STEP: Duration = Duration::from_micros(1);
+    const LONG: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_wait_awake_is_bounded_and_slow_storage_is_not_waited_for_awake() {
+        let (mut awake, mut now) = (Awake::default(), Instant::now());
+        for _ in 0..SHORT_MAX {
+            assert_eq!(waits(&mut awake, now, STEP, LONG), LOOK_MAX);
+            now += LONG;
+        }
+        assert!(!awake.looks_again(now - LONG + REST_MIN / 2));
+        assert!(awake.looks_again(now), "it rests for ever");
+        awake.found();
+        // One that comes in time makes up for those that did not.
+        for _ in 0..10 {
+            for _ in 1..SHORT_MAX {
+                assert_eq!(waits(&mut awake, now, STEP, LONG), LOOK_MAX);
+            }
+            assert!(waits(&mut awake, now, STEP, LOOK_MAX / 2) >= LOOK_MAX / 2);
+            awake.found();
+        }
+    }
+
+    #[test]
+    fn it_rests_longer_and_longer_while_others_have_the_processor_and_starts_anew_after_a_calm() {
+        let (mut awake, mut now) = (Awake::default(), Instant::now());
+        let mut rest = REST_MIN;
+        for _ in 0..10 {
+            assert!(awake.looks_again(now));
+            now += TAKEN;
+            assert!(!awake.looks_again(now));
+            assert!(
+                !awake.looks_again(now + rest - STEP),
+                "a rest below {rest:?}"
+            );
+            now += rest;
+            rest = (2 * rest).min(REST_MAX);
+        }
+        assert_eq!(rest, REST_MAX);
+        for _ in 0..CALM {
+            assert!(awake.looks_again(now));
+            awake.found();
+        }
+        assert!(awake.looks_again(now));
+        assert!(!awake.looks_again(now + TAKEN));
+        assert!(awake.looks_again(now + TAKEN + REST_MIN));
+        // What was found asleep proves nothing.
+        assert!(!awake.looks_again(now + TAKEN + REST_MIN + TAKEN));
+        for _ in 0..CALM {
+            awake.found();
+        }
+        assert!(!awake.looks_again(now + TAKEN + REST_MIN + TAKEN + REST_MIN));
+    }
+}
