@@ -114,6 +114,14 @@ pub trait Tier: Send + Sync {
     /// What it holds now. Cost: a few atomic loads; called on the fault path.
     fn usage(&self) -> TierUsage;
 
+    /// DRAM that it costs now: counts toward the client's limit. Cost: as [`Tier::usage`].
+    fn dram(&self) -> Bytes {
+        match self.info().kind {
+            TierKind::Ram => self.usage().held,
+            _ => Bytes(0),
+        }
+    }
+
     /// Stores a batch; fills each `result`. Blocks for I/O: worker threads only. A page whose `result` is `Ok` is
     /// readable before this returns.
     fn store(&self, batch: &mut [Store<'_>]);

@@ -219,10 +219,9 @@ impl Shared {
         lock(&self.engine)
     }
 
-    /// DRAM that RAM tiers hold now.
+    /// DRAM that tiers hold now.
     pub fn pool_held(&self) -> Bytes {
-        let held = |t: &MeteredTier| t.tier.usage().held.0;
-        Bytes(self.tiers.iter().filter(|t| t.is_ram()).map(held).sum())
+        Bytes(self.tiers.iter().map(|t| t.tier.dram().0).sum())
     }
 
     pub fn process(&self, space: SpaceId) -> Option<Arc<Process>> {

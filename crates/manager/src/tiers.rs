@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, PAGE_BYTES};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_tier::file::{Backing, FileTier};
 use undercroft_tier::ram::RamPool;
@@ -114,6 +114,14 @@ impl OpenTier {
     }
 }
 
+/// Pages that may wait to be written: a 64th of the limit, or none where that is less than two batches of the evictor.
+fn waiting_pages(limit: u64) -> usize {
+    match limit / 64 / PAGE_BYTES as u64 {
+        0..128 => 0,
+        pages => pages.min(256) as usize,
+    }
+}
+
 /// What the manager inherits of one tier: memory, and file or device with its name and usable bytes.
 pub(crate) type Inherited = (SharedMemory, Option<(OwnedFd, String, u64)>);
 
@@ -132,7 +140,13 @@ pub(crate) fn build(
             }
             (TierSpec::File(_), Some((fd, name, bytes))) => {
                 let backing = Backing::inherit(fd, name, Bytes(bytes))?;
-                Box::new(FileTier::new(backing, memory).map_err(|e| other(&e))?)
+                let tier = FileTier::new(backing, memory).map_err(|e| other(&e))?;
+                // Below another tier it is given whole batches.
+                let waiting = match index {
+                    0 => waiting_pages(options.memory_max),
+                    _ => 0,
+                };
+                Box::new(tier.write_behind(waiting))
             }
             (TierSpec::File(_), None) => return Err(io::ErrorKind::InvalidInput.into()),
         };

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! file:        | slab 0: 256 slots of 4 KiB | slab 1 | ...                      slot n = the page at n * 4096
-//! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot |
+//! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot | pages that wait to be written, 1 MiB |
 //! ```
-//! The slot table is a memfd that outlives the manager: 8.1 bytes a slot, sparse like the file. A page's stamp is part
+//! The slot table is a memfd that outlives the manager: 8.1 bytes a slot, sparse like the file, and at most 1 MiB for pages that wait
+//! ([`FileTier::write_behind`]). A page's stamp is part
 //! of its checksum and not kept apart. A batch gets
 //! consecutive slots, so it is written by one operation. Slabs that become empty are reused first and
 //! discarded when more than a few wait. `load` says where to read and touches nothing but the slot table.
@@ -13,6 +14,7 @@
 //! bookkeeping only; `free` takes just that, does no I/O, and may be called from anywhere.
 
 mod backing;
+mod behind;
 mod slabs;
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,7 @@ use undercroft_base::{
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 
 pub use backing::{Backing, BackingError};
+use behind::Behind;
 use slabs::{Bitmap, SLAB_WORDS, Slabs};
 
 /// Unit of allocation and discard.
@@ -50,7 +53,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// First word of the slot table: "UCSLOT" and the version of the layout above.
-const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x02\x00");
+const MAGIC: u64 = u64::from_le_bytes(*b"UCSLOT\x03\x00");
 const MAGIC_WORD: usize = 0;
 const SLABS_WORD: usize = 1;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
@@ -109,6 +112,7 @@ pub struct FileTier {
     slot_count: u64,
     checksums_word: usize,
     slabs: Mutex<Slabs>,
+    behind: Behind,
     writer: Mutex<Writer>,
     taken: AtomicU64,
     held: AtomicU64,
@@ -143,7 +147,7 @@ impl FileTier {
     /// Length of the slot table for a file of `size`.
     pub fn table_bytes(size: Bytes) -> usize {
         let slabs = (size.0 / SLAB_BYTES) as usize;
-        (checksums_word(slabs) + slabs * SLAB_SLOTS as usize) * 8
+        (behind_word(slabs) + behind::WORDS) * 8
     }
 
     /// A new, empty tier. `table`: all zeros, [`FileTier::table_bytes`] long.
@@ -182,12 +186,12 @@ impl FileTier {
                 capacity: backing.bytes(),
             },
             backing,
-            table,
             slot_count,
             checksums_word: checksums_word(slab_count as usize),
             taken: AtomicU64::new(slot_count - slabs.free_slots()),
             held: AtomicU64::new(slabs.occupied() * SLAB_BYTES),
             slabs: Mutex::new(slabs),
+            behind: Behind::over(&table, behind_word(slab_count as usize)),
             writer: Mutex::new(Writer {
                 pages: PageBuf::new(BATCH_PAGES).map_err(FileTierError::Memory)?,
                 slots: Vec::with_capacity(BATCH_PAGES),
@@ -195,8 +199,16 @@ impl FileTier {
                 paused: None,
             }),
             counters: Counters::default(),
+            table,
         };
         Ok(tier)
+    }
+
+    /// Lets up to `pages` (256 at most, and more than 64) wait in memory until they are written together: see [`Tier::dram`]. What waits is
+    /// stored as far as the caller is concerned: should the device refuse it later, it stays in memory.
+    pub fn write_behind(mut self, pages: usize) -> FileTier {
+        self.behind.set_most(pages);
+        self
     }
 
     /// What lies under the tier: whether it is O_DIRECT, in memory, a block device.
@@ -266,18 +278,104 @@ impl FileTier {
                 .fetch_add(batch.len() as u64, Relaxed);
             return;
         }
+        if self.behind.is_on() {
+            return self.store_behind(batch, writer);
+        }
+        self.take_slots(batch, writer);
+        for (at, item) in batch.iter().take(writer.slots.len()).enumerate() {
+            writer.pages.page_mut(at).copy_from_slice(item.page);
+        }
+        self.write_runs(writer);
+        self.settle(batch, writer);
+    }
+
+    /// Slots for as many pages of the batch as there are, and the pages' checksums. Results default to Full: those beyond stay so.
+    fn take_slots(&self, batch: &[Store<'_>], writer: &mut Writer) {
         writer.slots.clear();
         {
             let mut slabs = self.lock_slabs();
             slabs.alloc(self.bitmap(), batch.len(), &mut writer.slots);
             self.publish(&slabs);
         }
-        // Results default to Full: those beyond the slots stay so.
-        for (at, (item, &slot)) in batch.iter().zip(&writer.slots).enumerate() {
+        for (item, &slot) in batch.iter().zip(&writer.slots) {
             let word = &self.table.words()[self.checksums_word + slot as usize];
             word.store(item.checksum, Relaxed);
-            writer.pages.page_mut(at).copy_from_slice(item.page);
+            self.behind.forget(&self.table, slot);
         }
+    }
+
+    /// The batch joins what waits; when there is enough of it, all is written.
+    fn store_behind(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
+        // What could not be written before goes first.
+        let stuck = self.behind.is_full() || self.behind.lacks(batch.len());
+        if stuck && let Err(kind) = self.write_waiting(writer) {
+            let error = Err(StoreError::Failed(kind));
+            batch.iter_mut().for_each(|item| item.result = error);
+            return self.failed(kind, batch.len(), writer);
+        }
+        self.take_slots(batch, writer);
+        for (item, &slot) in batch.iter_mut().zip(&writer.slots) {
+            self.behind.add(&self.table, slot, item.page);
+            item.result = Ok(Slot(slot));
+        }
+        if !self.behind.is_full() {
+            return;
+        }
+        let Err(kind) = self.write_waiting(writer) else {
+            writer.paused = None;
+            return;
+        };
+        // Those of this batch that were refused are still the caller's to keep; those from before stay here.
+        let mut refused = 0;
+        let mut slabs = self.lock_slabs();
+        for (place, slot) in self.behind.waiting(&self.table) {
+            let of = batch.iter_mut().find(|item| item.result == Ok(Slot(slot)));
+            if let Some(item) = of {
+                item.result = Err(StoreError::Failed(kind));
+                refused += 1;
+                self.behind.remove(&self.table, place);
+                slabs.free(self.bitmap(), slot);
+            }
+        }
+        self.publish(&slabs);
+        drop(slabs);
+        self.behind.rewind(&self.table);
+        self.failed(kind, refused, writer);
+    }
+
+    /// Writes all that waits. Error: some of it still does.
+    fn write_waiting(&self, writer: &mut Writer) -> Result<(), FailKind> {
+        let (mut places, mut count) = ([0; behind::PLACES], 0);
+        writer.slots.clear();
+        for (place, slot) in self.behind.waiting(&self.table) {
+            if !self.bitmap().is_taken(slot) {
+                self.behind.remove(&self.table, place); // freed while it waited
+                continue;
+            }
+            let page = writer.pages.page_mut(count);
+            self.behind.copy(&self.table, place, page);
+            writer.slots.push(slot);
+            places[count] = place;
+            count += 1;
+        }
+        self.write_runs(writer);
+        let mut result = Ok(());
+        for run in &writer.runs {
+            for (at, place) in places.iter().enumerate().take(run.end).skip(run.start) {
+                match run.failed {
+                    Some(kind) if at >= run.start + run.done => result = Err(kind),
+                    _ => self.behind.remove(&self.table, *place),
+                }
+            }
+        }
+        self.behind.rewind(&self.table);
+        result
+    }
+
+    /// Writes the pages in hand to their slots; each run ends complete or with `failed` set.
+    ///
+    /// By plain calls: a batch is mostly one run, and the caller waits for it.
+    fn write_runs(&self, writer: &mut Writer) {
         writer.runs.clear();
         for (at, &slot) in writer.slots.iter().enumerate() {
             match writer.runs.last_mut() {
@@ -292,14 +390,6 @@ impl FileTier {
                 }),
             }
         }
-        self.write_runs(writer);
-        self.settle(batch, writer);
-    }
-
-    /// Writes all runs; each ends complete or with `failed` set.
-    ///
-    /// By plain calls: a batch is mostly one run, and the caller waits for it.
-    fn write_runs(&self, writer: &mut Writer) {
         for run in &mut writer.runs {
             while run.failed.is_none() && run.start + run.done < run.end {
                 run.tries += 1;
@@ -322,25 +412,21 @@ impl FileTier {
 
     /// Fills in the results, gives back the slots of what was not written, and decides on a pause.
     fn settle(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
-        let mut failure = None;
+        let (mut failure, mut refused) = (None, 0);
         for run in &writer.runs {
             let items = batch.iter_mut().zip(&writer.slots);
             for (at, (item, &slot)) in items.enumerate().take(run.end).skip(run.start) {
                 item.result = match run.failed {
                     Some(kind) if at >= run.start + run.done => {
                         failure = Some(kind);
-                        let counter = match kind {
-                            FailKind::NoSpace => &self.counters.pages_no_space,
-                            FailKind::Io => &self.counters.pages_failed,
-                        };
-                        counter.fetch_add(1, Relaxed);
+                        refused += 1;
                         Err(StoreError::Failed(kind))
                     }
                     _ => Ok(Slot(slot)),
                 };
             }
         }
-        let Some(_) = failure else {
+        let Some(kind) = failure else {
             writer.paused = None;
             return;
         };
@@ -351,6 +437,17 @@ impl FileTier {
             }
         }
         self.publish(&slabs);
+        drop(slabs);
+        self.failed(kind, refused, writer);
+    }
+
+    /// The device refused `pages` of a batch: the next ones are refused at once, for a while.
+    fn failed(&self, kind: FailKind, pages: usize, writer: &mut Writer) {
+        let counter = match kind {
+            FailKind::NoSpace => &self.counters.pages_no_space,
+            FailKind::Io => &self.counters.pages_failed,
+        };
+        counter.fetch_add(pages as u64, Relaxed);
         let times = writer.paused.map_or(0, |(_, times)| times);
         let pause = PAUSE_FIRST
             .saturating_mul(1 << times.min(10))
@@ -395,7 +492,11 @@ impl Tier for FileTier {
 
     fn store(&self, batch: &mut [Store<'_>]) {
         let mut writer = self.lock_writer();
-        for part in batch.chunks_mut(BATCH_PAGES) {
+        let most = match self.behind.is_on() {
+            true => self.behind.most(),
+            false => BATCH_PAGES,
+        };
+        for part in batch.chunks_mut(most) {
             for item in part.iter_mut() {
                 assert_eq!(
                     item.page.len(),
@@ -410,13 +511,20 @@ impl Tier for FileTier {
         self.discard_surplus(DIRTY_SLABS_KEPT, DISCARDS_PER_STORE);
     }
 
-    fn load(&self, slot: Slot, stamp: Stamp, _dst: &mut [u8]) -> Result<Loaded, LoadError> {
-        match self.checksum(slot, stamp) {
-            Some(_) => Ok(Loaded::Read {
+    fn dram(&self) -> Bytes {
+        self.behind.dram()
+    }
+
+    fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
+        let checksum = self.checksum(slot, stamp).ok_or(LoadError::Corrupt)?;
+        let behind = self.behind.load(&self.table, slot.0, stamp, checksum, dst);
+        match behind {
+            None => Ok(Loaded::Read {
                 fd: self.backing.file().as_raw_fd(),
                 offset: slot.0 * PAGE_BYTES as u64,
             }),
-            None => Err(LoadError::Corrupt),
+            Some(true) => Ok(Loaded::Done),
+            Some(false) => Err(LoadError::Corrupt),
         }
     }
 
@@ -463,4 +571,8 @@ fn bitmap_of(table: &SharedMemory, slabs: u32) -> Bitmap<'_> {
 
 fn checksums_word(slabs: usize) -> usize {
     PAGE_WORDS + (slabs * SLAB_WORDS).next_multiple_of(PAGE_WORDS)
+}
+
+fn behind_word(slabs: usize) -> usize {
+    checksums_word(slabs) + (slabs * SLAB_SLOTS as usize).next_multiple_of(PAGE_WORDS)
 }

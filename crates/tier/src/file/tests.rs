@@ -314,3 +314,153 @@ fn file_pages_are_read_directly_through_a_ring() {
         assert_eq!(kept, Some(undercroft_base::page_checksum(bytes, *stamp)));
     }
 }
+
+/// All pages are what they were, wherever they are; how many of them wait.
+fn waiting(subject: &Subject<'_>, slots: &[Slot], pages: &[(Page, Stamp)]) -> usize {
+    let mut waiting = 0;
+    for (slot, (page, stamp)) in slots.iter().zip(pages) {
+        assert!(*subject.load(*slot, *stamp).unwrap() == *page);
+        let loaded = subject.tier.load(*slot, *stamp, &mut [0; PAGE_BYTES]);
+        waiting += usize::from(loaded == Ok(Loaded::Done));
+    }
+    waiting
+}
+
+fn stored(tier: &FileTier, pages: &[(Page, Stamp)]) -> Vec<Slot> {
+    let results = store_all(tier, pages).into_iter();
+    results.map(Result::unwrap).collect()
+}
+
+#[test]
+fn file_that_writes_behind_passes_the_tier_contract() {
+    for most in [128, 200, 256] {
+        let directory = directory();
+        let tier = tier(directory.path(), 64 << 20).write_behind(most);
+        contract::check(&subject(&tier, &|| tier.trim()), 41 + most as u64);
+        assert!(tier.dram().0 <= (most * PAGE_BYTES) as u64);
+        assert!(tier.dram().0 > 0, "nothing ever waited");
+    }
+}
+
+#[test]
+fn file_pages_wait_in_memory_until_they_are_written_at_once() {
+    let directory = directory();
+    let tier = tier(directory.path(), 4 << 20).write_behind(256);
+    let pages = pages(&mut Pages::new(42), 320);
+    let settle = || ();
+    let subject = subject(&tier, &settle);
+    let mut slots = stored(&tier, &pages[..64]);
+    slots.extend(stored(&tier, &pages[64..192]));
+    assert_eq!(tier.counters().writes, 0);
+    assert_eq!(tier.dram(), Bytes(192 * PAGE_BYTES as u64));
+    assert_eq!(waiting(&subject, &slots, &pages), 192);
+    // With less than 64 places left all are written.
+    slots.extend(stored(&tier, &pages[192..193]));
+    assert_eq!(tier.counters().writes, 1);
+    assert_eq!(waiting(&subject, &slots, &pages), 0);
+    // A batch for which there is no place waits behind those that were there.
+    slots.extend(stored(&tier, &pages[193..313]));
+    assert_eq!(waiting(&subject, &slots, &pages), 120);
+    // What was freed while it waited is not written, and its slot may be given away at once.
+    tier.free(&slots[193..303]);
+    slots.truncate(193);
+    let more = stored(&tier, &pages[193..320]);
+    assert_eq!(waiting(&subject, &slots, &pages), 0);
+    assert_eq!(waiting(&subject, &more, &pages[193..]), 0);
+    assert_eq!(tier.usage().logical, Bytes(330 * PAGE_BYTES as u64));
+}
+
+/// A file of one slab: slots are given away again at once, also those that wait.
+#[test]
+fn file_slots_are_used_again_while_their_pages_wait() {
+    let directory = directory();
+    let tier = tier(directory.path(), 1 << 20).write_behind(256);
+    let settle = || tier.trim();
+    let subject = subject(&tier, &settle);
+    let mut random = Pages::new(43);
+    let mut kept: Vec<(Slot, Page, Stamp)> = Vec::new();
+    let (mut waited, mut steps) = (0, 0);
+    while steps < 600 {
+        let new = pages(&mut random, 1 + steps % 61);
+        steps += 1;
+        for ((page, stamp), result) in new.iter().zip(store_all(&tier, &new)) {
+            if let Ok(slot) = result {
+                kept.push((slot, *page, *stamp));
+            }
+        }
+        for (slot, page, stamp) in &kept {
+            assert!(
+                *subject.load(*slot, *stamp).unwrap() == *page,
+                "step {steps}"
+            );
+        }
+        waited += usize::from(tier.behind.waiting(&tier.table).next().is_some());
+        while kept.len() > 100 {
+            let at = random.below(kept.len() as u64) as usize;
+            tier.free(&[kept.swap_remove(at).0]);
+        }
+    }
+    assert!(waited > 100, "pages waited at the end of {waited} steps");
+}
+
+#[test]
+fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
+    let directory = directory();
+    let path = directory.path().join("file");
+    std::fs::write(&path, vec![0; 2 << 20]).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    let backing = Backing::inherit(file.into(), "file:test".to_owned(), Bytes(2 << 20)).unwrap();
+    let mut tier = tier_over(backing).write_behind(256);
+    let settle = || ();
+    let pages = pages(&mut Pages::new(44), 500);
+    let failed = Err(StoreError::Failed(FailKind::Io));
+    let slots = stored(&tier, &pages[..190]);
+    let refused = store_all(&tier, &pages[190..250]);
+    assert!(
+        refused.iter().all(|result| *result == failed),
+        "{refused:?}"
+    );
+    assert_eq!(tier.usage().logical, Bytes(190 * PAGE_BYTES as u64));
+    assert_eq!(waiting(&subject(&tier, &settle), &slots, &pages), 190);
+    let paused = store_all(&tier, &pages[190..191]);
+    assert_eq!(paused, [Err(StoreError::Full)]);
+    std::thread::sleep(PAUSE_FIRST);
+    assert_eq!(store_all(&tier, &pages[190..191]), [failed]);
+    assert_eq!(waiting(&subject(&tier, &settle), &slots, &pages), 190);
+    tier.free(&slots[..50]);
+    // Now the device takes what it is given.
+    let writable = OpenOptions::new().read(true).write(true).open(&path);
+    let fd = writable.unwrap().into();
+    tier.backing = Backing::inherit(fd, "file:test".to_owned(), Bytes(2 << 20)).unwrap();
+    std::thread::sleep(2 * PAUSE_FIRST);
+    let more = stored(&tier, &pages[190..400]);
+    assert_eq!(
+        waiting(&subject(&tier, &settle), &slots[50..], &pages[50..]),
+        0
+    );
+    assert_eq!(waiting(&subject(&tier, &settle), &more, &pages[190..]), 0);
+    assert_eq!(tier.usage().logical, Bytes(350 * PAGE_BYTES as u64));
+}
+
+#[test]
+fn file_is_recovered_with_the_pages_that_wait() {
+    let directory = directory();
+    let old = tier(directory.path(), 1 << 20).write_behind(256);
+    let pages = pages(&mut Pages::new(45), 300);
+    let slots = stored(&old, &pages[..150]);
+    old.free(&slots[..10]);
+    let FileTier { backing, table, .. } = old;
+    let fd = backing.file().try_clone().unwrap().into();
+    let backing = Backing::inherit(fd, backing.name().to_owned(), backing.bytes()).unwrap();
+    let new = FileTier::recover(backing, table).unwrap();
+    let settle = || ();
+    let subject = subject(&new, &settle);
+    assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
+    // Every other slot, those of pages that waited and were freed among them, with pages that do not wait.
+    let more = stored(&new, &pages[150..266]);
+    assert_eq!(waiting(&subject, &more, &pages[150..]), 0);
+    assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
+    new.free(&slots[10..20]);
+    let last = stored(&new, &pages[290..]);
+    assert_eq!(waiting(&subject, &last, &pages[290..]), 0);
+}

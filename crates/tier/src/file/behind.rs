@@ -1,0 +1,161 @@
+//! Pages that are stored and not written yet: they wait in the slot table's memory until there are enough for one large write.
+//!
+//! A read that comes while the device writes waits for it. One write of 1 MiB takes three times as long as one of 256 KiB, so a quarter as many
+//! of them delay fewer reads. What waits is read from here, by anyone and without a lock: the checksum tells whether the place was
+//! given to another page meanwhile. All else is done by the one that holds the writer's lock.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+
+use undercroft_base::{Bytes, PAGE_BYTES, Stamp, page_checksum};
+use undercroft_sys::mapping::SharedMemory;
+
+use super::{BATCH_PAGES, PAGE_WORDS};
+
+/// Places: a batch as large as a slab.
+pub(super) const PLACES: usize = BATCH_PAGES;
+
+/// Words taken in the slot table: one a place with the slot of its page + 1 (0: free), then the pages.
+pub(super) const WORDS: usize = PLACES.next_multiple_of(PAGE_WORDS) + PLACES * PAGE_WORDS;
+
+/// When fewer places than this are free, what waits is written.
+const ROOM: usize = 64;
+
+/// See the module. The memory is the tier's, and passed to each call.
+#[derive(Debug)]
+pub(super) struct Behind {
+    first_word: usize,
+    /// Pages that may wait at once; 0 = none.
+    most: usize,
+    /// Places in use are below this.
+    end: AtomicUsize,
+    /// Places that were ever used: their memory is allocated.
+    used: AtomicUsize,
+}
+
+impl Behind {
+    /// Over the words from `first_word` on, as they are: all zeros, or what a manager left.
+    pub fn over(table: &SharedMemory, first_word: usize) -> Behind {
+        let mut this = Behind {
+            first_word,
+            most: 0,
+            end: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+        };
+        let left = this.slots(table).iter().rposition(|w| w.load(Relaxed) != 0);
+        let end = left.map_or(0, |last| last + 1);
+        (this.end, this.used) = (end.into(), end.into());
+        this
+    }
+
+    pub fn set_most(&mut self, pages: usize) {
+        self.most = pages.min(PLACES);
+    }
+
+    /// Whether pages may wait.
+    pub fn is_on(&self) -> bool {
+        self.most > ROOM
+    }
+
+    /// Most pages that may join at once.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Whether there is no place for `pages` more.
+    pub fn lacks(&self, pages: usize) -> bool {
+        self.end.load(Relaxed) + pages > self.most
+    }
+
+    /// Whether it is time to write.
+    pub fn is_full(&self) -> bool {
+        self.end.load(Relaxed) + ROOM > self.most
+    }
+
+    /// Memory allocated for pages that wait.
+    pub fn dram(&self) -> Bytes {
+        Bytes((self.used.load(Relaxed) * PAGE_BYTES) as u64)
+    }
+
+    fn slots<'a>(&self, table: &'a SharedMemory) -> &'a [AtomicU64] {
+        &table.words()[self.first_word..][..PLACES]
+    }
+
+    fn page_at(&self, place: usize) -> usize {
+        (self.first_word + PLACES.next_multiple_of(PAGE_WORDS)) * 8 + place * PAGE_BYTES
+    }
+
+    /// Where the page of `slot` waits. Cost: one load when nothing waits, else up to 2 KiB of words.
+    fn find(&self, table: &SharedMemory, slot: u64) -> Option<usize> {
+        let end = self.end.load(Acquire);
+        let slots = &self.slots(table)[..end];
+        slots.iter().position(|word| word.load(Acquire) == slot + 1)
+    }
+
+    /// Copies the page of `slot` out. `None`: it does not wait, so it is on the device. False: it is not the page it should be.
+    pub fn load(
+        &self,
+        table: &SharedMemory,
+        slot: u64,
+        stamp: Stamp,
+        checksum: u64,
+        dst: &mut [u8],
+    ) -> Option<bool> {
+        loop {
+            let place = self.find(table, slot)?;
+            table.bytes_out(self.page_at(place), dst);
+            if page_checksum(dst, stamp) == checksum {
+                return Some(true);
+            }
+            // Written meanwhile, and its place given to another?
+            if self.find(table, slot) == Some(place) {
+                return Some(false);
+            }
+        }
+    }
+
+    /// The slot is given to another page: what waited for it does no more.
+    pub fn forget(&self, table: &SharedMemory, slot: u64) {
+        if let Some(place) = self.find(table, slot) {
+            self.remove(table, place);
+        }
+    }
+
+    /// The page of `slot` waits from now on. There is a place (see [`Behind::lacks`]), and the slot is forgotten.
+    pub fn add(&self, table: &SharedMemory, slot: u64, page: &[u8]) {
+        let place = self.end.load(Relaxed);
+        table.bytes_in(self.page_at(place), page);
+        self.slots(table)[place].store(slot + 1, Release);
+        self.end.store(place + 1, Release);
+        self.used.fetch_max(place + 1, Relaxed);
+    }
+
+    /// Every place in use, with its slot, in the order in which they came.
+    pub fn waiting<'a>(
+        &self,
+        table: &'a SharedMemory,
+    ) -> impl Iterator<Item = (usize, u64)> + use<'a> {
+        let slots = &self.slots(table)[..self.end.load(Relaxed)];
+        let waits =
+            |(place, word): (usize, &AtomicU64)| Some((place, word.load(Relaxed).checked_sub(1)?));
+        slots.iter().enumerate().filter_map(waits)
+    }
+
+    /// Copies the page at `place` to where it is written from.
+    pub fn copy(&self, table: &SharedMemory, place: usize, dst: &mut [u8]) {
+        table.bytes_out(self.page_at(place), dst);
+    }
+
+    /// The page at `place` is on the device, or nobody's.
+    pub fn remove(&self, table: &SharedMemory, place: usize) {
+        self.slots(table)[place].store(0, Release);
+    }
+
+    /// Begins with the first place again, if nothing waits. Whether that is so.
+    pub fn rewind(&self, table: &SharedMemory) -> bool {
+        let empty = self.waiting(table).next().is_none();
+        if empty {
+            self.end.store(0, Release);
+        }
+        empty
+    }
+}
