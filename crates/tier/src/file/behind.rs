@@ -150,12 +150,10 @@ impl Behind {
         self.slots(table)[place].store(0, Release);
     }
 
-    /// Begins with the first place again, if nothing waits. Whether that is so.
-    pub fn rewind(&self, table: &SharedMemory) -> bool {
-        let empty = self.waiting(table).next().is_none();
-        if empty {
+    /// Begins with the first place again, if nothing waits.
+    pub fn rewind(&self, table: &SharedMemory) {
+        if self.waiting(table).next().is_none() {
             self.end.store(0, Release);
         }
-        empty
     }
 }

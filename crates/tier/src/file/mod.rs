@@ -325,21 +325,20 @@ impl FileTier {
             writer.paused = None;
             return;
         };
-        // Those of this batch that were refused are still the caller's to keep; those from before stay here.
+        // Those of this batch that were refused are still the caller's to keep, and wait for nothing with their slots free; those from
+        // before stay here.
         let mut refused = 0;
         let mut slabs = self.lock_slabs();
-        for (place, slot) in self.behind.waiting(&self.table) {
+        for (_, slot) in self.behind.waiting(&self.table) {
             let of = batch.iter_mut().find(|item| item.result == Ok(Slot(slot)));
             if let Some(item) = of {
                 item.result = Err(StoreError::Failed(kind));
                 refused += 1;
-                self.behind.remove(&self.table, place);
                 slabs.free(self.bitmap(), slot);
             }
         }
         self.publish(&slabs);
         drop(slabs);
-        self.behind.rewind(&self.table);
         self.failed(kind, refused, writer);
     }
 

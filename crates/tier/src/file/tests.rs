@@ -464,3 +464,43 @@ fn file_is_recovered_with_the_pages_that_wait() {
     let last = stored(&new, &pages[290..]);
     assert_eq!(waiting(&subject, &last, &pages[290..]), 0);
 }
+
+/// Places are given to other pages as fast as they can be, while two threads read what was stored last.
+#[test]
+fn file_pages_are_read_while_their_places_change_hands() {
+    let directory = directory();
+    let tier = tier(directory.path(), 64 << 20).write_behind(128);
+    let random = pages(&mut Pages::new(46), 512);
+    let newest = std::sync::Mutex::new(Vec::<(Slot, usize)>::new());
+    let (end, waited) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut page = [0; PAGE_BYTES];
+                while end.load(Relaxed) == 0 {
+                    let last = newest.lock().unwrap().clone();
+                    for (slot, at) in last.iter().rev() {
+                        let loaded = tier.load(*slot, random[*at].1, &mut page);
+                        let loaded = loaded.unwrap_or_else(|e| panic!("page {at}: {e}"));
+                        if loaded == Loaded::Done {
+                            waited.fetch_add(1, Relaxed);
+                            assert!(page == random[*at].0, "page {at}");
+                        }
+                    }
+                }
+            });
+        }
+        let begun = Instant::now();
+        let mut kept: Vec<(Slot, usize)> = Vec::new();
+        while begun.elapsed() < Duration::from_secs(2) && kept.len() < 16_000 {
+            let at = kept.len() % 512;
+            let slots = stored(&tier, &random[at..at + 8]);
+            let new: Vec<_> = slots.into_iter().zip(at..).collect();
+            kept.extend(&new);
+            *newest.lock().unwrap() = new;
+        }
+        end.store(1, Relaxed);
+        println!("{} stored", kept.len());
+    });
+    assert!(waited.into_inner() > 1000);
+}
