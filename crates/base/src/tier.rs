@@ -1,6 +1,6 @@
-//! The Tier port: somewhere below DRAM that keeps page copies. Six methods; a tier never chooses, it is told.
+//! The Tier port: somewhere below DRAM that keeps page copies. A tier never chooses, it is told.
 //!
-//! Memory tiers answer `load` at once. Block tiers answer *where* to read (`Loaded::Read`), so that the caller can
+//! Memory tiers answer `load` at once. Block tiers mostly answer *where* to read (`Loaded::Read`), so that the caller can
 //! put many reads in flight on its own ring and never blocks on the fault path; it then calls `check`.
 
 use std::os::fd::RawFd;

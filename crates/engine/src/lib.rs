@@ -44,7 +44,7 @@ pub use stats::Stats;
 /// What the engine is told when it starts.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// DRAM for the client: resident managed pages plus DRAM held by RAM tiers.
+    /// DRAM for the client: resident managed pages plus what tiers hold in memory.
     pub limit: Bytes,
     /// For each tier, whether a loaded page keeps its copy there until the page changes (a clean page is then
     /// evicted without a write).
@@ -79,7 +79,7 @@ pub struct Engine<L> {
     resident: u64,
     /// Pages that are in memory and will be found: they take room, and are not `resident` yet.
     expected_found: u64,
-    /// DRAM held by RAM tiers, as last reported.
+    /// DRAM held by tiers, as last reported.
     pool_held: Bytes,
     /// Pages chosen to leave so far, those that came back included: the clock of refault distances.
     evictions: u64,
@@ -183,7 +183,7 @@ impl<L: Ledger> Engine<L> {
         self.config.limit = limit;
     }
 
-    /// Tells how much DRAM the RAM tiers hold now.
+    /// Tells how much DRAM the tiers hold now.
     pub fn set_pool_held(&mut self, held: Bytes) {
         self.pool_held = held;
         let dram = self.dram_used();
@@ -196,13 +196,18 @@ impl<L: Ledger> Engine<L> {
         self.expected_found = pages.0;
     }
 
+    /// Whether pages are in memory that have not been told of.
+    pub fn expects_found(&self) -> bool {
+        self.expected_found > 0
+    }
+
     /// By how many pages faults may exceed the limit: raised step by step while nothing below has room and the client is to
     /// stay alive. Returns what was set before.
     pub fn set_over_limit(&mut self, pages: PageCount) -> PageCount {
         std::mem::replace(&mut self.over_limit, pages)
     }
 
-    /// DRAM the client costs now: resident managed pages plus RAM tiers.
+    /// DRAM the client costs now: resident managed pages plus what tiers hold.
     pub fn dram_used(&self) -> Bytes {
         Bytes(self.resident * PAGE_BYTES as u64 + self.pool_held.0)
     }

@@ -48,6 +48,6 @@ pub struct Stats {
     pub over_limit: u64,
     /// Most resident managed pages at once.
     pub resident_peak: PageCount,
-    /// Most DRAM at once: resident managed pages plus RAM tiers.
+    /// Most DRAM at once: resident managed pages plus what tiers hold in memory.
     pub dram_peak: Bytes,
 }

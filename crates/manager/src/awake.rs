@@ -60,7 +60,7 @@ impl Awake {
             tv_nsec: 0,
         };
         events.clear();
-        let mut awake = may;
+        let mut awake = may && self.is_rested(Instant::now());
         loop {
             let timeout = awake.then_some(&at_once);
             epoll::wait(epoll, spare_capacity(events), timeout)?;
@@ -74,9 +74,13 @@ impl Awake {
         }
     }
 
+    fn is_rested(&self, now: Instant) -> bool {
+        self.rests_until.is_none_or(|until| now >= until)
+    }
+
     /// Nothing has come when it was looked for at `now`: whether to look again at once, rather than to sleep.
     fn looks_again(&mut self, now: Instant) -> bool {
-        if self.rests_until.is_some_and(|until| now < until) {
+        if !self.is_rested(now) {
             return false;
         }
         let (began, last) = *self.wait.get_or_insert((now, now));
@@ -98,9 +102,11 @@ impl Awake {
         true
     }
 
-    /// Something has come.
+    /// Something has come. What was there at the first look was not waited for.
     fn found(&mut self) {
-        self.wait = None;
+        if self.wait.take().is_none() {
+            return;
+        }
         self.short = 0;
         self.good += 1;
         if self.good == CALM {
@@ -175,6 +181,23 @@ mod tests {
         }
         assert!(awake.looks_again(now));
         assert!(!awake.looks_again(now + TAKEN));
-        assert!(awake.looks_again(now + TAKEN + REST_MIN));
+        now += TAKEN + REST_MIN;
+        // What needed no wait proves nothing: the second rest is twice as long as the first.
+        for _ in 0..CALM {
+            awake.found();
+        }
+        assert!(awake.looks_again(now));
+        assert!(!awake.looks_again(now + TAKEN));
+        awake.found();
+        assert!(!awake.looks_again(now + TAKEN + REST_MIN));
+        now += TAKEN + 2 * REST_MIN;
+        assert!(awake.looks_again(now));
+        for _ in 0..CALM {
+            awake.found();
+        }
+        assert!(awake.looks_again(now));
+        assert!(!awake.looks_again(now + TAKEN));
+        assert!(!awake.looks_again(now + TAKEN + 3 * REST_MIN));
+        assert!(awake.looks_again(now + TAKEN + 4 * REST_MIN));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use undercroft_base::{PageState, VirtPage, VirtRange};
 use undercroft_sys::pagemap::Category;
-use undercroft_sys::process::robust_list_head;
+use undercroft_sys::process::{robust_list_head, set_fair};
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
 
@@ -63,6 +63,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     if process.recount.swap(false, Ordering::AcqRel) {
         fresh = shared.engine().regions(process.space).to_vec();
     }
+    let _ = set_fair(0); // registered: from here on it may take its time
     for range in fresh {
         count_present(shared, process, agent, range);
     }

@@ -100,7 +100,7 @@ pub(crate) struct FaultThread {
     freed: Vec<(TierId, undercroft_base::Slot)>,
     /// Waits for completion of the whole batch of tokens reaped at once.
     reaped: Vec<(u64, Result<usize, i32>)>,
-    /// The thread that faulted last is bound here, the only one that faults.
+    /// The thread that faulted last is the only one that faults, and bound to a CPU.
     alone: bool,
     awake: Awake,
 }
@@ -150,7 +150,7 @@ impl FaultThread {
         use undercroft_sys::process;
         let cpu = self.shared.placement.cpus[self.index];
         let _ = process::set_affinity(0, &[cpu]);
-        let mut events = Vec::with_capacity(EVENTS_MAX);
+        let (mut events, mut keys) = (Vec::with_capacity(EVENTS_MAX), Vec::new());
         while !self.shared.stop.load(Ordering::Acquire) {
             self.look_around();
             // Something is being read, for the only thread that faults.
@@ -163,19 +163,15 @@ impl FaultThread {
                 continue;
             }
             let mut ring_ready = false;
-            let mut keys = [0u64; EVENTS_MAX];
-            let mut count = 0;
+            keys.clear();
             for event in &events {
                 match event.data.u64() {
                     WAKEUP => self.drain_wakeup(),
                     RING => ring_ready = true,
-                    key => {
-                        keys[count] = key;
-                        count += 1;
-                    }
+                    key => keys.push(key),
                 }
             }
-            for key in &keys[..count] {
+            for key in &keys {
                 if let Some(process) = self.known.get(key).cloned() {
                     // Whoever was woken ran on this CPU, and may have come to its next fault by now: no need to ask first.
                     let mut turns = 1;
@@ -747,7 +743,7 @@ fn reload(
     metered: &crate::shared::MeteredTier,
     item: &undercroft_engine::LoadItem,
 ) -> Result<Loaded, LoadError> {
-    // Where the copy is does not depend on the destination; a block tier writes nothing there.
+    // It was read from the device, where it still is: nothing is written to the destination.
     let mut none = [0u8; 0];
     match metered.tier.checksum(item.slot, item.stamp) {
         Some(_) => metered.tier.load(item.slot, item.stamp, &mut none),

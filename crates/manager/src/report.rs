@@ -36,7 +36,7 @@ pub struct Report {
     pub memory_max_bytes: Option<u64>,
     /// Most resident managed pages at once.
     pub resident_bytes_peak: u64,
-    /// Most DRAM at once: resident managed pages plus what RAM tiers held.
+    /// Most DRAM at once: resident managed pages plus what tiers held in memory.
     pub dram_bytes_peak: u64,
     /// Faults served.
     pub faults: Faults,
@@ -296,7 +296,7 @@ pub struct Snapshot {
     pub memory_max_bytes: Option<u64>,
     /// Resident managed pages now.
     pub resident_bytes: u64,
-    /// Resident managed pages plus what RAM tiers hold, now.
+    /// Resident managed pages plus what tiers hold in memory, now.
     pub dram_bytes: u64,
     /// Each tier now, fastest first.
     pub tiers: Vec<TierSnapshot>,

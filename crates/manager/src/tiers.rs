@@ -141,16 +141,23 @@ pub(crate) fn build(
             (TierSpec::File(_), Some((fd, name, bytes))) => {
                 let backing = Backing::inherit(fd, name, Bytes(bytes))?;
                 let tier = FileTier::new(backing, memory).map_err(|e| other(&e))?;
-                // Below another tier it is given whole batches.
-                let waiting = match index {
-                    0 => waiting_pages(options.memory_max),
-                    _ => 0,
-                };
-                Box::new(tier.write_behind(waiting))
+                Box::new(tier.write_behind(waiting_pages(options.memory_max)))
             }
             (TierSpec::File(_), None) => return Err(io::ErrorKind::InvalidInput.into()),
         };
         tiers.push(MeteredTier::new(tier));
     }
     Ok(tiers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_wait_take_a_64th_of_the_limit_or_a_mebibyte_at_most() {
+        let of = |mib: u64| waiting_pages(mib << 20);
+        assert_eq!([0, 1, 31].map(of), [0, 0, 0]);
+        assert_eq!([32, 48, 64, 1 << 20].map(of), [128, 192, 256, 256]);
+    }
 }

@@ -1,9 +1,10 @@
 //! The control thread's look around: pressure, discovery, and what no event tells.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount};
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, SpaceId};
 use undercroft_sys::process;
 
 use super::{Control, warn};
@@ -54,7 +55,7 @@ impl Control {
         self.look_at = self.look_at.min(at);
     }
 
-    /// Before pressure a look costs next to nothing, and is due always; then a fifth of the time goes into looking at most, but for looks of
+    /// Before pressure a look costs next to nothing, and is due whenever something happens; then, and where there are many processes, a fifth of the time goes into looking at most, but for looks of
     /// more than [`REST_MAX`] / 5, and for new mappings that nobody told of.
     pub(super) fn look_if_due(&mut self) {
         let began = Instant::now();
@@ -65,22 +66,30 @@ impl Control {
         let tick = self.look_around();
         self.rest_until = match self.managing {
             true => began + (5 * began.elapsed()).min(REST_MAX),
-            false => began,
+            false => began + 4 * began.elapsed(),
         };
         self.look_at = self.rest_until.max(began + tick);
+    }
+
+    /// So many pages of these address spaces are in memory and not found yet.
+    fn expect(&self, to_find: &HashMap<SpaceId, u64>) {
+        let pages = PageCount(to_find.values().sum());
+        self.shared.engine().expect_found(pages);
     }
 
     /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
     pub(super) fn look_around(&mut self) -> Duration {
         let processes = self.shared.all_processes();
         let limit = self.shared.engine().limit().0;
-        let mut unmanaged = 0u64;
+        let (mut unmanaged, mut to_find) = (0u64, HashMap::new());
         for process in processes
             .iter()
             .filter(|p| !p.managed.load(Ordering::Relaxed))
         {
             if let Some(statm) = self.statm.get(&process.space) {
-                unmanaged += process.anonymous_pages(statm) * PAGE_BYTES as u64;
+                let pages = process.anonymous_pages(statm);
+                unmanaged += pages * PAGE_BYTES as u64;
+                to_find.insert(process.space, pages);
             }
         }
         let held = self.shared.pool_held();
@@ -96,8 +105,7 @@ impl Control {
         if begins {
             self.managing = true;
             // What is there counts before it has been found: faults are served meanwhile.
-            let there = PageCount(unmanaged / PAGE_BYTES as u64);
-            self.shared.engine().expect_found(there);
+            self.expect(&to_find);
             self.look_on_demand();
             for process in &processes {
                 self.watch(process);
@@ -133,6 +141,10 @@ impl Control {
             if everything || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
                 growing = true;
                 discover::manage(&self.shared, process, &mut self.maps);
+                if begins {
+                    to_find.remove(&process.space);
+                    self.expect(&to_find);
+                }
             } else {
                 discover::lock_threads(&self.shared, process, pid);
             }
@@ -143,7 +155,7 @@ impl Control {
             }
         }
         if begins {
-            self.shared.engine().expect_found(PageCount(0));
+            self.expect(&HashMap::new());
             let _ = process::set_fair(0);
         }
         // When the dead are forgotten: what only they were charged for is found then.

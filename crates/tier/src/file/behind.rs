@@ -4,7 +4,7 @@
 //! of them delay fewer reads. What waits is read from here, by anyone and without a lock: the checksum tells whether the place was
 //! given to another page meanwhile. All else is done by the one that holds the writer's lock.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*, fence};
 
 use undercroft_base::{Bytes, PAGE_BYTES, Stamp, page_checksum};
 use undercroft_sys::mapping::SharedMemory;
@@ -42,9 +42,13 @@ impl Behind {
             used: AtomicUsize::new(0),
         };
         let left = this.slots(table).iter().rposition(|w| w.load(Relaxed) != 0);
-        let end = left.map_or(0, |last| last + 1);
-        (this.end, this.used) = (end.into(), end.into());
+        this.end = left.map_or(0, |last| last + 1).into();
         this
+    }
+
+    /// Somebody else has used the memory, nobody knows how much of it.
+    pub fn inherit(&self) {
+        self.used.store(PLACES, Relaxed);
     }
 
     pub fn set_most(&mut self, pages: usize) {
@@ -56,14 +60,14 @@ impl Behind {
         self.most > ROOM
     }
 
-    /// Most pages that may join at once.
-    pub fn most(&self) -> usize {
-        self.most
-    }
-
     /// Whether there is no place for `pages` more.
     pub fn lacks(&self, pages: usize) -> bool {
         self.end.load(Relaxed) + pages > self.most
+    }
+
+    /// Whether so many pages need not wait for others, and none are there that they would have to wait behind.
+    pub fn is_enough(&self, pages: usize) -> bool {
+        pages + ROOM > self.most && self.end.load(Relaxed) == 0
     }
 
     /// Whether it is time to write.
@@ -103,6 +107,7 @@ impl Behind {
         loop {
             let place = self.find(table, slot)?;
             table.bytes_out(self.page_at(place), dst);
+            fence(Acquire); // the second look comes after the copy
             if page_checksum(dst, stamp) == checksum {
                 return Some(true);
             }
@@ -123,6 +128,7 @@ impl Behind {
     /// The page of `slot` waits from now on. There is a place (see [`Behind::lacks`]), and the slot is forgotten.
     pub fn add(&self, table: &SharedMemory, slot: u64, page: &[u8]) {
         let place = self.end.load(Relaxed);
+        fence(Release); // the place was seen free before its bytes change
         table.bytes_in(self.page_at(place), page);
         self.slots(table)[place].store(slot + 1, Release);
         self.end.store(place + 1, Release);

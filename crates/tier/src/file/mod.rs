@@ -6,11 +6,11 @@
 //! ```
 //! The slot table is a memfd that outlives the manager: 8.1 bytes a slot, sparse like the file, and at most 1 MiB for pages that wait
 //! ([`FileTier::write_behind`]). A page's stamp is part
-//! of its checksum and not kept apart. A batch gets
-//! consecutive slots, so it is written by one operation. Slabs that become empty are reused first and
-//! discarded when more than a few wait. `load` says where to read and touches nothing but the slot table.
+//! of its checksum and not kept apart. Pages that are written together get
+//! consecutive slots where there are any, so it is one operation. Slabs that become empty are reused first and
+//! discarded when more than a few wait. `load` copies what waits, or says where to read, and touches nothing but the slot table.
 //!
-//! Locks: `writer` is held over I/O and taken by `store` and discards only; `slabs` is held for
+//! Locks: `writer` is held over I/O and taken by `store` only; `slabs` is held for
 //! bookkeeping only; `free` takes just that, does no I/O, and may be called from anywhere.
 
 mod backing;
@@ -159,7 +159,8 @@ impl FileTier {
     }
 
     /// The tier that an earlier manager left: the same file ([`Backing::inherit`]) and its slot table. Slots that
-    /// no page entry names are the caller's to free: see [`FileTier::for_each_slot`].
+    /// no page entry names are the caller's to free: see [`FileTier::for_each_slot`]. Pages that waited to be written are read from where they
+    /// are, and written once others join them.
     pub fn recover(backing: Backing, table: SharedMemory) -> Result<FileTier, FileTierError> {
         let slabs = checked_slabs(&backing, &table)?;
         let words = table.words();
@@ -168,7 +169,9 @@ impl FileTier {
         {
             return Err(FileTierError::NotASlotTable);
         }
-        FileTier::with_table(backing, table, slabs)
+        let tier = FileTier::with_table(backing, table, slabs)?;
+        tier.behind.inherit();
+        Ok(tier)
     }
 
     fn with_table(
@@ -278,9 +281,14 @@ impl FileTier {
                 .fetch_add(batch.len() as u64, Relaxed);
             return;
         }
-        if self.behind.is_on() {
-            return self.store_behind(batch, writer);
+        match self.behind.is_on() {
+            true => self.store_behind(batch, writer),
+            false => self.store_directly(batch, writer),
         }
+    }
+
+    /// Writes the batch.
+    fn store_directly(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         self.take_slots(batch, writer);
         for (at, item) in batch.iter().take(writer.slots.len()).enumerate() {
             writer.pages.page_mut(at).copy_from_slice(item.page);
@@ -304,14 +312,13 @@ impl FileTier {
         }
     }
 
-    /// The batch joins what waits; when there is enough of it, all is written.
+    /// The batch joins what waits; when there is enough of it, all is written. Large ones, and those that have no place because what waits
+    /// cannot be written, are written at once.
     fn store_behind(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
-        // What could not be written before goes first.
         let stuck = self.behind.is_full() || self.behind.lacks(batch.len());
-        if stuck && let Err(kind) = self.write_waiting(writer) {
-            let error = Err(StoreError::Failed(kind));
-            batch.iter_mut().for_each(|item| item.result = error);
-            return self.failed(kind, batch.len(), writer);
+        let written = !stuck || self.write_waiting(writer).is_ok();
+        if !written || self.behind.is_enough(batch.len()) {
+            return self.store_directly(batch, writer);
         }
         self.take_slots(batch, writer);
         for (item, &slot) in batch.iter_mut().zip(&writer.slots) {
@@ -339,7 +346,9 @@ impl FileTier {
         }
         self.publish(&slabs);
         drop(slabs);
-        self.failed(kind, refused, writer);
+        if refused > 0 {
+            self.failed(kind, refused, writer);
+        }
     }
 
     /// Writes all that waits. Error: some of it still does.
@@ -491,11 +500,7 @@ impl Tier for FileTier {
 
     fn store(&self, batch: &mut [Store<'_>]) {
         let mut writer = self.lock_writer();
-        let most = match self.behind.is_on() {
-            true => self.behind.most(),
-            false => BATCH_PAGES,
-        };
-        for part in batch.chunks_mut(most) {
+        for part in batch.chunks_mut(BATCH_PAGES) {
             for item in part.iter_mut() {
                 assert_eq!(
                     item.page.len(),
