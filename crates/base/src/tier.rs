@@ -126,6 +126,9 @@ pub trait Tier: Send + Sync {
     /// readable before this returns.
     fn store(&self, batch: &mut [Store<'_>]);
 
+    /// What can be done at leisure, a few milliseconds of it; called by a worker that has nothing else to do.
+    fn tidy(&self) {}
+
     /// Loads one page into `dst` (one whole page), or says where to read it. Fault path: no allocation, no I/O.
     ///
     /// Errors: `Corrupt` when the slot does not hold what was stored with `stamp`.

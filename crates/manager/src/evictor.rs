@@ -105,7 +105,9 @@ impl Evictor {
             }
             // Room may have come without us (the program gave memory back): nobody else lets the waiting in.
             self.admit_waiters();
-            futex::wait(&shared.evict_kick, kick, Some(NAP));
+            if !futex::wait(&shared.evict_kick, kick, Some(NAP)) {
+                shared.tiers.iter().for_each(|metered| metered.tier.tidy());
+            }
         }
         shared.evictor_sleeps.store(false, Ordering::SeqCst);
     }

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-/// Sleeps while `word` is `expected`, until woken or for `timeout`. Returns at once when it differs; may wake for no reason.
-pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+/// Sleeps while `word` is `expected`, until woken or for `timeout`. Returns at once when it differs; may wake for no reason. False: the time
+/// is over.
+pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> bool {
     let timeout = timeout.map(|t| rustix::fs::Timespec {
         tv_sec: t.as_secs() as i64,
         tv_nsec: i64::from(t.subsec_nanos()),
     });
-    let _ = futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref());
+    let result = futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref());
+    result != Err(rustix::io::Errno::TIMEDOUT)
 }
 
 /// Wakes up to `count` who wait on `word`, in this process or another.

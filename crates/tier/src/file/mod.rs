@@ -43,10 +43,10 @@ pub(crate) const SLAB_SLOTS: u32 = (SLAB_BYTES / PAGE_BYTES as u64) as u32;
 const BATCH_PAGES: usize = 256;
 /// Times one write is continued after a short or interrupted one.
 const WRITE_TRIES: u32 = 4;
-/// Empty slabs that keep their space, so that a busy tier does not discard what it writes next.
+/// Empty slabs that keep their space, so that a tier does not discard what it writes next; as many as are in use, while it is busy.
 const DIRTY_SLABS_KEPT: usize = 16;
-/// Discards that one `store` does at most.
-const DISCARDS_PER_STORE: usize = 2;
+/// Discards done at once at most. Reads wait for one as for a write of 1 MiB.
+const DISCARDS_AT_ONCE: usize = 2;
 /// After failed writes, `store` answers `Full` at once for this long, doubled each time in a row.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 /// At most this long.
@@ -512,11 +512,17 @@ impl Tier for FileTier {
             self.store_part(part, &mut writer);
         }
         drop(writer);
-        self.discard_surplus(DIRTY_SLABS_KEPT, DISCARDS_PER_STORE);
+        // Reads may come just now: space is given back when there is nothing else to do, or when half of it is for nothing.
+        let keep = self.lock_slabs().in_use().max(DIRTY_SLABS_KEPT);
+        self.discard_surplus(keep, DISCARDS_AT_ONCE);
     }
 
     fn dram(&self) -> Bytes {
         self.behind.dram()
+    }
+
+    fn tidy(&self) {
+        self.discard_surplus(DIRTY_SLABS_KEPT, DISCARDS_AT_ONCE);
     }
 
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {

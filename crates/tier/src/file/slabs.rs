@@ -114,6 +114,11 @@ impl Slabs {
         self.occupied
     }
 
+    /// Slabs with taken slots, and the one being filled.
+    pub(super) fn in_use(&self) -> usize {
+        self.occupied as usize - self.dirty.len()
+    }
+
     /// Adds up to `want` slots to `slots`, ascending inside a slab; fewer when the file is full.
     /// Cost: O(1) a slot while there are empty slabs, then a scan of the slab counts for each slab that is reused.
     pub(super) fn alloc(&mut self, bitmap: Bitmap<'_>, want: usize, slots: &mut Vec<u64>) {

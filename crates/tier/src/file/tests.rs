@@ -547,3 +547,31 @@ fn file_with_a_bad_part_stays_open_to_pages_that_fit_elsewhere() {
     assert_eq!(waiting(&subject, &stuck, &pages[250..]), 144);
     assert_eq!(waiting(&subject, &good[100..], &pages[100..]), 0);
 }
+
+#[test]
+fn file_gives_space_back_at_leisure_or_when_half_of_it_is_empty() {
+    let directory = directory();
+    let tier = tier(directory.path(), 200 << 20);
+    let one = pages(&mut Pages::new(48), 256);
+    let slabs: Vec<Vec<Slot>> = (0..100).map(|_| stored(&tier, &one)).collect();
+    let discards = || tier.counters().slabs_discarded + tier.counters().discards_failed;
+    // 45 of 100 are empty: busy, it keeps them; at leisure, two at a time.
+    slabs[..45].iter().for_each(|slots| tier.free(slots));
+    let more = stored(&tier, &one[..10]);
+    assert_eq!(discards(), 0);
+    tier.tidy();
+    assert_eq!(discards(), 2);
+    // More than half.
+    slabs[45..80].iter().for_each(|slots| tier.free(slots));
+    tier.free(&stored(&tier, &one[..10]));
+    assert_eq!(discards(), 4);
+    for _ in 0..100 {
+        tier.tidy();
+    }
+    let held = tier.usage().held.0 / SLAB_BYTES;
+    assert!(
+        (20..=21 + DIRTY_SLABS_KEPT as u64).contains(&held),
+        "{held} MiB held"
+    );
+    tier.free(&more);
+}
