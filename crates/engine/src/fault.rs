@@ -131,8 +131,12 @@ impl<L: Ledger> Engine<L> {
         if !fresh && entry.state != PageState::Stored {
             return self.fault_again(no, entry.state);
         }
-        if self.config.room == Room::Ahead && self.room() < 1 {
-            if self.room().saturating_add_unsigned(self.over_limit.0) < 1 {
+        if self.config.room == Room::Ahead && self.room_to_come() < 1 {
+            if self
+                .room_to_come()
+                .saturating_add_unsigned(self.over_limit.0)
+                < 1
+            {
                 self.stats.waited_for_room += 1;
                 return self.wait_for_room(fault);
             }
@@ -259,7 +263,7 @@ impl<L: Ledger> Engine<L> {
         count: u32,
     ) {
         let spare = match self.config.room {
-            Room::Ahead => self.room() + 1, // with that of the faulting page
+            Room::Ahead => self.room_to_come() + 1, // with that of the faulting page
             Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
         };
         let most = (spare / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1);

@@ -190,15 +190,10 @@ impl<L: Ledger> Engine<L> {
         self.stats.dram_peak = self.stats.dram_peak.max(dram);
     }
 
-    /// So many pages are in memory that [`Engine::found_resident`] is going to tell of: they take room from now on, each until it
-    /// is told of. Once all have been told of: 0.
+    /// So many pages are in memory that [`Engine::found_resident`] is going to tell of: until it has, faults have no room for as many.
+    /// Nothing is reclaimed for them before. Once all have been told of: 0.
     pub fn expect_found(&mut self, pages: PageCount) {
         self.expected_found = pages.0;
-    }
-
-    /// Whether pages are in memory that have not been told of.
-    pub fn expects_found(&self) -> bool {
-        self.expected_found > 0
     }
 
     /// By how many pages faults may exceed the limit: raised step by step while nothing below has room and the client is to
@@ -244,8 +239,13 @@ impl<L: Ledger> Engine<L> {
     #[inline]
     pub fn room(&self) -> i64 {
         let limit = self.config.limit.0 as i64;
-        let below = (limit - self.dram_used().0 as i64) >> PAGE_BYTES.trailing_zeros();
-        below - self.expected_found as i64
+        (limit - self.dram_used().0 as i64) >> PAGE_BYTES.trailing_zeros()
+    }
+
+    /// Room for pages that come, beside those that are there and will be found.
+    #[inline]
+    fn room_to_come(&self) -> i64 {
+        self.room() - self.expected_found as i64
     }
 
     fn reserve(&self) -> i64 {
@@ -413,7 +413,7 @@ impl<L: Ledger> Engine<L> {
     /// Threads that waited for room and may now fault again: appends to `out` as many as there is room for.
     pub fn take_waiters(&mut self, out: &mut Vec<(SpaceId, VirtPage)>) {
         let room = self
-            .room()
+            .room_to_come()
             .saturating_add_unsigned(self.over_limit.0)
             .max(0) as usize;
         let count = self.waiters.len().min(room);

@@ -67,21 +67,24 @@ fn pages_that_will_be_found_take_room() {
         write: true,
         thread: ThreadId(1),
     };
-    engine.expect_found(PageCount(90));
-    assert_eq!((engine.room(), engine.resident().0), (10, 0));
-    assert!(engine.reclaim_wanted());
+    engine.expect_found(PageCount(100));
+    assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::NoRoom);
+    assert!(!engine.reclaim_wanted(), "nothing is there to leave");
     let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
+    // A page that is told of takes its own room, not another's; some are told of twice.
     engine.found_resident(space, range(0, 60));
-    assert_eq!((engine.room(), engine.resident().0), (10, 60));
-    // More than was expected, one of them twice.
-    engine.found_resident(space, range(59, 100));
+    engine.found_resident(space, range(50, 100));
     assert_eq!((engine.room(), engine.resident().0), (0, 100));
-    assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::NoRoom);
-    // Fewer than were expected: what is missing counts until all have been told of.
     engine.removed(space, range(0, 50));
-    engine.expect_found(PageCount(50));
-    assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::NoRoom);
-    engine.expect_found(PageCount(0));
-    assert_eq!(engine.room(), 50);
     assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::Load);
+    // Fewer than were expected: what is missing counts until all have been told of.
+    engine.expect_found(PageCount(49));
+    assert_eq!(engine.fault(fault(501), &mut plan), FaultAnswer::NoRoom);
+    let mut waiters = Vec::new();
+    engine.take_waiters(&mut waiters);
+    assert_eq!(waiters, []);
+    engine.expect_found(PageCount(0));
+    engine.take_waiters(&mut waiters);
+    assert_eq!(waiters.len(), 2);
+    assert_eq!(engine.fault(fault(501), &mut plan), FaultAnswer::Load);
 }

@@ -262,6 +262,10 @@ fn share(
                 "--memory-max {} --policy {} --prefetch {}",
                 options.memory_max, options.reclaim, options.prefetch
             );
+            match tiers::write_behind(options) {
+                Bytes(0) => {}
+                Bytes(waiting) => settings.push_str(&format!(" --write-behind {waiting}")),
+            }
             match options.access_scan {
                 AccessScan::Auto => settings.push_str(" --access-scan auto"),
                 AccessScan::Every(interval) => {

@@ -387,9 +387,6 @@ impl Shared {
 
     /// No tier has room and the limit is reached: says so once, and decides as the user chose.
     pub fn everything_full(&self) {
-        if self.engine().expects_found() {
-            return; // how much is in memory is only guessed for the moment
-        }
         let mut exceeded = lock(&self.exceeded);
         if !exceeded.warned {
             exceeded.warned = true;

@@ -122,6 +122,15 @@ fn waiting_pages(limit: u64) -> usize {
     }
 }
 
+/// DRAM that pages take while they wait to be written, at most.
+pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
+    let files = options
+        .tiers
+        .iter()
+        .filter(|spec| matches!(parse(spec), Ok(TierSpec::File(_))));
+    Bytes((files.count() * waiting_pages(options.memory_max) * PAGE_BYTES) as u64)
+}
+
 /// What the manager inherits of one tier: memory, and file or device with its name and usable bytes.
 pub(crate) type Inherited = (SharedMemory, Option<(OwnedFd, String, u64)>);
 

@@ -8,7 +8,7 @@ use crate::setup;
 /// What `undercroft run --trace` was told, as far as a replay can be told the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// `--memory-max`.
+    /// `--memory-max`, less what pages took that waited to be written (`--write-behind`).
     pub limit: Bytes,
     /// `--policy`, which can be simulated.
     pub policy: String,
@@ -23,6 +23,11 @@ impl Recorded {
             words.nth(1)
         };
         let limit: i64 = value("--memory-max")?.parse().ok()?;
+        let waiting: i64 = match value("--write-behind") {
+            Some(bytes) => bytes.parse().ok()?,
+            None => 0,
+        };
+        let limit = limit.checked_sub(waiting).filter(|_| waiting >= 0)?;
         let policy = setup::reclaim(value("--policy")?).ok()?;
         (header.live && header.movements && limit > 0).then_some(Recorded {
             limit: Bytes(limit as u64),
@@ -51,6 +56,8 @@ mod tests {
         assert_eq!(recorded.limit, Bytes(32 << 20));
         assert_eq!(recorded.policy, "active_inactive");
         assert_eq!(of(false, good), None);
+        let waiting = of(true, &format!("{good} --write-behind 524288")).unwrap();
+        assert_eq!(waiting.limit, Bytes((32 << 20) - (512 << 10)));
         for bad in [
             "",
             "valgrind-3.19.0 lackey, cache 1048576,16,64,fetch",
@@ -60,6 +67,9 @@ mod tests {
             "undercroft 0.1.0 run, --memory-max 18446744073709551615 --policy clock",
             "undercroft 0.1.0 run, --memory-max 4096 --policy of_tomorrow",
             "undercroft 0.1.0 run, --memory-max 4096 --policy",
+            "undercroft 0.1.0 run, --memory-max 4096 --policy clock --write-behind 4096",
+            "undercroft 0.1.0 run, --memory-max 4096 --policy clock --write-behind -1",
+            "undercroft 0.1.0 run, --memory-max 4096 --policy clock --write-behind x",
         ] {
             assert_eq!(of(true, bad), None, "{bad}");
         }

@@ -75,6 +75,7 @@ impl Control {
     fn expect(&self, to_find: &HashMap<SpaceId, u64>) {
         let pages = PageCount(to_find.values().sum());
         self.shared.engine().expect_found(pages);
+        self.shared.kick_evictor(); // it lets in who waited for that
     }
 
     /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
