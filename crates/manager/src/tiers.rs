@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 use undercroft_base::{Bytes, PAGE_BYTES};
+use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_sys::mapping::SharedMemory;
-use undercroft_tier::file::{Backing, FileTier};
+use undercroft_tier::file::{Backing, FileTier, WAITING_PAGES_MAX};
 use undercroft_tier::ram::RamPool;
 use undercroft_tier::spec::TierSpec;
 
@@ -114,21 +115,22 @@ impl OpenTier {
     }
 }
 
-/// Pages that may wait to be written: a 64th of the limit, or none where that is less than two batches of the evictor.
+/// Pages that may wait to be written: a 64th of the limit, at most 1 MiB, or none where that is less than two batches of the evictor.
 fn waiting_pages(limit: u64) -> usize {
-    match limit / 64 / PAGE_BYTES as u64 {
-        0..128 => 0,
-        pages => pages.min(256) as usize,
+    let pages = (limit / 64 / PAGE_BYTES as u64).min(WAITING_PAGES_MAX as u64) as usize;
+    if pages < 2 * EVICT_PAGES_MAX {
+        return 0;
     }
+    pages
 }
 
-/// DRAM that pages take while they wait to be written, at most.
+/// DRAM that pages take while they wait to be written, where all of them go to a file: below a RAM tier none may ever wait.
 pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
-    let files = options
-        .tiers
-        .iter()
-        .filter(|spec| matches!(parse(spec), Ok(TierSpec::File(_))));
-    Bytes((files.count() * waiting_pages(options.memory_max) * PAGE_BYTES) as u64)
+    let pages = match options.tiers.first().map(|spec| parse(spec)) {
+        Some(Ok(TierSpec::File(_))) => waiting_pages(options.memory_max),
+        _ => 0,
+    };
+    Bytes((pages * PAGE_BYTES) as u64)
 }
 
 /// What the manager inherits of one tier: memory, and file or device with its name and usable bytes.

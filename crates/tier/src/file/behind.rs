@@ -1,6 +1,6 @@
 //! Pages that are stored and not written yet: they wait in the slot table's memory until there are enough for one large write.
 //!
-//! A read that comes while the device writes waits for it. One write of 1 MiB takes three times as long as one of 256 KiB, so a quarter as many
+//! A read that comes while the device writes waits for it. One write of 1 MiB takes two and a half times as long as one of 256 KiB, and a quarter as many
 //! of them delay fewer reads. What waits is read from here, by anyone and without a lock: the checksum tells whether the place was
 //! given to another page meanwhile. All else is done by the one that holds the writer's lock.
 
@@ -11,11 +11,12 @@ use undercroft_sys::mapping::SharedMemory;
 
 use super::{BATCH_PAGES, PAGE_WORDS};
 
-/// Places: a batch as large as a slab.
-pub(super) const PLACES: usize = BATCH_PAGES;
+/// Places: most pages that wait at once, 1 MiB.
+pub const WAITING_PAGES_MAX: usize = BATCH_PAGES;
 
 /// Words taken in the slot table: one a place with the slot of its page + 1 (0: free), then the pages.
-pub(super) const WORDS: usize = PLACES.next_multiple_of(PAGE_WORDS) + PLACES * PAGE_WORDS;
+pub(super) const WORDS: usize =
+    WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS) + WAITING_PAGES_MAX * PAGE_WORDS;
 
 /// When fewer places than this are free, what waits is written.
 const ROOM: usize = 64;
@@ -48,11 +49,11 @@ impl Behind {
 
     /// Somebody else has used the memory, nobody knows how much of it.
     pub fn inherit(&self) {
-        self.used.store(PLACES, Relaxed);
+        self.used.store(WAITING_PAGES_MAX, Relaxed);
     }
 
     pub fn set_most(&mut self, pages: usize) {
-        self.most = pages.min(PLACES);
+        self.most = pages.min(WAITING_PAGES_MAX);
     }
 
     /// Whether pages may wait.
@@ -81,11 +82,11 @@ impl Behind {
     }
 
     fn slots<'a>(&self, table: &'a SharedMemory) -> &'a [AtomicU64] {
-        &table.words()[self.first_word..][..PLACES]
+        &table.words()[self.first_word..][..WAITING_PAGES_MAX]
     }
 
     fn page_at(&self, place: usize) -> usize {
-        (self.first_word + PLACES.next_multiple_of(PAGE_WORDS)) * 8 + place * PAGE_BYTES
+        (self.first_word + WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS)) * 8 + place * PAGE_BYTES
     }
 
     /// Where the page of `slot` waits. Cost: one load when nothing waits, else up to 2 KiB of words.

@@ -33,6 +33,7 @@ use undercroft_sys::mapping::{PageBuf, SharedMemory};
 
 pub use backing::{Backing, BackingError};
 use behind::Behind;
+pub use behind::WAITING_PAGES_MAX;
 use slabs::{Bitmap, SLAB_WORDS, Slabs};
 
 /// Unit of allocation and discard.
@@ -207,7 +208,7 @@ impl FileTier {
         Ok(tier)
     }
 
-    /// Lets up to `pages` (256 at most, and more than 64) wait in memory until they are written together: see [`Tier::dram`]. What waits is
+    /// Lets up to `pages` ([`WAITING_PAGES_MAX`] at most, and more than 64) wait in memory until they are written together: see [`Tier::dram`]. What waits is
     /// stored as far as the caller is concerned: should the device refuse it later, it stays in memory.
     pub fn write_behind(mut self, pages: usize) -> FileTier {
         self.behind.set_most(pages);
@@ -353,7 +354,7 @@ impl FileTier {
 
     /// Writes all that waits. Error: some of it still does.
     fn write_waiting(&self, writer: &mut Writer) -> Result<(), FailKind> {
-        let (mut places, mut count) = ([0; behind::PLACES], 0);
+        let (mut places, mut count) = ([0; WAITING_PAGES_MAX], 0);
         writer.slots.clear();
         for (place, slot) in self.behind.waiting(&self.table) {
             if !self.bitmap().is_taken(slot) {

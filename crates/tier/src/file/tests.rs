@@ -31,6 +31,13 @@ fn subject<'a>(tier: &'a FileTier, settle: &'a (dyn Fn() + Sync)) -> Subject<'a>
     }
 }
 
+/// A new file of 2 MiB that refuses writes.
+fn read_only(path: &Path) -> Backing {
+    std::fs::write(path, vec![0; 2 << 20]).unwrap();
+    let file = std::fs::File::open(path).unwrap();
+    Backing::inherit(file.into(), "file:test".to_owned(), Bytes(2 << 20)).unwrap()
+}
+
 fn pages(random: &mut Pages, count: usize) -> Vec<(Page, Stamp)> {
     (0..count)
         .map(|n| (random.mixed(), Stamp(n as u16)))
@@ -115,9 +122,7 @@ fn file_damaged_or_cut_off_is_noticed() {
 fn file_that_refuses_writes_fails_pages_and_takes_no_slots() {
     let directory = directory();
     let path = directory.path().join("read-only");
-    std::fs::write(&path, vec![0; 2 << 20]).unwrap();
-    let file = std::fs::File::open(&path).unwrap();
-    let backing = Backing::inherit(file.into(), "file:test".to_owned(), Bytes(2 << 20)).unwrap();
+    let backing = read_only(&path);
     let tier = tier_over(backing);
     let pages = pages(&mut Pages::new(35), 100);
     let failed = Err(StoreError::Failed(FailKind::Io));
@@ -413,9 +418,7 @@ fn file_slots_are_used_again_while_their_pages_wait() {
 fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
     let directory = directory();
     let path = directory.path().join("file");
-    std::fs::write(&path, vec![0; 2 << 20]).unwrap();
-    let file = std::fs::File::open(&path).unwrap();
-    let backing = Backing::inherit(file.into(), "file:test".to_owned(), Bytes(2 << 20)).unwrap();
+    let backing = read_only(&path);
     let mut tier = tier_over(backing).write_behind(256);
     let settle = || ();
     let pages = pages(&mut Pages::new(44), 500);
