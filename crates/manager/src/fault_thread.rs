@@ -130,16 +130,26 @@ impl FaultThread {
             }
             for key in &keys {
                 if let Some(process) = self.known.get(key).cloned() {
-                    // Whoever was woken ran on this CPU, and may have come to its next fault by now: no need to ask first.
-                    let mut turns = 1;
-                    while self.serve(&process) && turns < TURNS_MAX && self.may_stay() {
-                        turns += 1;
-                    }
+                    self.stay_with(&process);
                 }
             }
-            if ring_ready {
-                self.complete_reads();
+            if ring_ready
+                && let Some(space) = self.complete_reads()
+                && self.alone
+                && self.may_stay()
+                && let Some(process) = self.known.get(&u64::from(space.0)).cloned()
+            {
+                self.stay_with(&process);
             }
+        }
+    }
+
+    /// Serves a process for as long as it faults. Whoever was woken ran on this CPU, and may have come to its next fault by now: no need
+    /// to ask first.
+    fn stay_with(&mut self, process: &Arc<Process>) {
+        let mut turns = 1;
+        while self.serve(process) && turns < TURNS_MAX && self.may_stay() {
+            turns += 1;
         }
     }
 

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use undercroft_base::{
-    FailKind, LoadError, Loaded, PAGE_BYTES, ThreadId, TierId, VirtPage, VirtRange, page_checksum,
+    FailKind, LoadError, Loaded, PAGE_BYTES, SpaceId, ThreadId, TierId, VirtPage, VirtRange,
+    page_checksum,
 };
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Install, LoadItem, LoadPlan};
@@ -159,8 +160,9 @@ impl FaultThread {
         }
     }
 
-    /// Completions of reads: verify, install what is ready.
-    pub(super) fn complete_reads(&mut self) {
+    /// Completions of reads: verify, install what is ready. Returns the space of the last plan that is served.
+    pub(super) fn complete_reads(&mut self) -> Option<SpaceId> {
+        let mut served = None;
         let mut reaped = std::mem::take(&mut self.reaped);
         reaped.clear();
         self.ring.reap(|token, result| reaped.push((token, result)));
@@ -173,11 +175,13 @@ impl FaultThread {
             if self.lanes[lane].process.is_some() {
                 self.install_ready(lane);
                 if self.lanes[lane].in_flight == 0 {
+                    served = Some(self.lanes[lane].plan.space);
                     self.release_lane(lane);
                 }
             }
         }
         self.reaped = reaped;
+        served
     }
 
     fn read_done(&mut self, lane: usize, first: usize, count: usize, result: Result<usize, i32>) {
