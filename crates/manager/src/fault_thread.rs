@@ -1,5 +1,6 @@
-//! One fault thread: reads messages, applies layout events, decides what is done about each fault; `lane.rs` does it. The fault path: allocates nothing once warm but 304
-//! bytes for the first listed page of 512 (and what a write to a fork relative's page asks for), never waits for eviction, never logs.
+//! One fault thread: reads messages, applies layout events, decides what is done about each fault; `lane.rs` does it. The fault path:
+//! allocates nothing once warm but 304 bytes for the first listed page of 512 (and what a write to a fork relative's page asks for), never
+//! waits for eviction, never logs.
 
 mod lane;
 
@@ -144,8 +145,8 @@ impl FaultThread {
         }
     }
 
-    /// Serves a process for as long as it faults. Whoever was woken ran on this CPU, and may have come to its next fault by now: no need
-    /// to ask first.
+    /// Serves a process while it faults and, as far as is known, nothing else waits; at most [`TURNS_MAX`] times. Whoever was woken ran on
+    /// this CPU, and may have come to its next fault by now: no need to ask first.
     fn stay_with(&mut self, process: &Arc<Process>) {
         let mut turns = 1;
         while self.serve(process) && turns < TURNS_MAX && self.may_stay() {

@@ -61,7 +61,8 @@ impl Lane {
 }
 
 impl FaultThread {
-    /// Serves the plan of a lane: what is in memory is loaded and installed at once, what a device has when it has come.
+    /// Serves the plan of a lane: what is in memory is loaded and installed at once; of what a device has, the reads are started, and
+    /// [`FaultThread::complete_reads`] installs it.
     ///
     /// * `times`: when the message was there, was read, and was decided on.
     pub(super) fn carry_out(
@@ -69,8 +70,9 @@ impl FaultThread {
         lane: usize,
         process: &Arc<Process>,
         thread: ThreadId,
-        [arrived, read, decided]: [Instant; 3],
+        times: [Instant; 3],
     ) {
+        let [arrived, read, decided] = times;
         let this = &mut self.lanes[lane];
         this.process = Some(process.clone());
         this.started = arrived;
@@ -160,7 +162,7 @@ impl FaultThread {
         }
     }
 
-    /// Completions of reads: verify, install what is ready. Returns the space of the last plan that is served.
+    /// Completions of reads: verify, install what is ready. Returns the space of the last plan that is served whole now, if any is.
     pub(super) fn complete_reads(&mut self) -> Option<SpaceId> {
         let mut served = None;
         let mut reaped = std::mem::take(&mut self.reaped);
