@@ -5,8 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every crate and the crates of the workspace it may use. Nothing points up; see ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("base", &[]),
+    ("wire", &[]),
+    ("shim", &["wire"]),
     ("policy", &["base"]),
     ("sys", &["base"]),
     ("model", &["base"]),
@@ -15,7 +17,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("tier", &["base", "sys"]),
     (
         "manager",
-        &["base", "engine", "policy", "sys", "tier", "trace"],
+        &["base", "engine", "policy", "sys", "tier", "trace", "wire"],
     ),
     ("sim", &["base", "engine", "model", "policy", "trace"]),
     ("lab", &["base", "sim", "trace"]),
@@ -25,7 +27,6 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "base", "lab", "manager", "policy", "sim", "sys", "tier", "trace",
         ],
     ),
-    ("client", &[]),
     ("tests", &[]),
 ];
 
@@ -33,7 +34,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
 const TEST_ARROWS: [&str; 1] = ["model"];
 
 /// The only homes of `unsafe`.
-const UNSAFE_HOMES: [&str; 2] = ["sys", "client"];
+const UNSAFE_HOMES: [&str; 2] = ["sys", "shim"];
 
 /// Crates that decide: what they may not name, so that the same code runs live and simulated.
 const PURE: [&str; 2] = ["engine", "policy"];

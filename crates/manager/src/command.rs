@@ -1,10 +1,6 @@
 //! The manager's side of a client's command page: orders to the agent, and keeping it from moving pages while layout events are
 //! acknowledged. What is done to the words, in which order, is in the file that the client's side is made of too.
 
-#[path = "../../client/src/command.rs"]
-#[allow(dead_code)] // the program's half
-mod halves;
-
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,9 +8,8 @@ use std::time::Duration;
 use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
 
-use crate::protocol::{CommandPage, STAGING_PAGES};
-use halves::Shared;
-pub(crate) use halves::Word;
+use undercroft_wire::command::{self as halves, Shared, Word};
+use undercroft_wire::protocol::{CommandPage, STAGING_PAGES};
 
 /// One agent's command page.
 pub(crate) struct Commands(SharedMemory);

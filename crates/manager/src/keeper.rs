@@ -14,10 +14,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs;
+use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 use crate::ledger;
 use crate::options::RunOptions;
-use crate::protocol::SOCKET_VARIABLE;
 use crate::report::{Report, human_summary};
 use crate::serve::{Launch, Notice, Request};
 use crate::tiers::{self, OpenTier};

@@ -1,12 +1,7 @@
-//! The client's side of the protocol, as the manager sees it: the same source file, and the messages as bytes.
+//! The shim's messages as the manager takes them: bytes from a client, parsed once.
 
-#[path = "../../client/src/protocol.rs"]
-#[allow(dead_code)] // each side uses its half
-mod wire;
-
-pub(crate) use wire::{
-    CommandPage, KIND_FORK, KIND_START, MAGIC, OP_MOVE, SOCKET_VARIABLE, STAGING_PAGES, next_run,
-};
+use undercroft_wire::protocol as wire;
+use wire::{KIND_FORK, KIND_START, MAGIC, STAGING_PAGES};
 
 /// What a shim says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

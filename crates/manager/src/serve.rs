@@ -16,6 +16,7 @@ use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::{self, Statm};
 use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdDevice};
 use undercroft_sys::{fdpass, interrupts, procfs as proc};
+use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
 use crate::access::{Accesses, Looks};
 use crate::command::Commands;
@@ -24,7 +25,7 @@ use crate::fault_thread::FaultThread;
 use crate::options::{AccessScan, ClientOptions};
 use crate::placement::Placement;
 use crate::process::{Agent, Identity, Process};
-use crate::protocol::{Hello, KIND_FORK, Ready, STAGING_PAGES, answer};
+use crate::protocol::{Hello, Ready, answer};
 use crate::record::Record;
 use crate::report::Report;
 use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};

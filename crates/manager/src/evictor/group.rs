@@ -13,10 +13,10 @@ use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{process, procfs};
 use undercroft_trace::Movement;
+use undercroft_wire::protocol::{OP_MOVE, next_run};
 
 use super::Evictor;
 use crate::process::{Agent, Process};
-use crate::protocol::{OP_MOVE, next_run};
 use crate::shared::page_of;
 
 impl Evictor {

@@ -3,19 +3,17 @@
 //! It must hold as it is, and fail when anything of it is broken: every order of an access weakened by a step, every wake-up
 //! left out, every step of the exclusions swapped. What can be weakened without harm is listed with the reason.
 
-#[path = "../../../client/src/command.rs"]
-mod command;
 mod memory;
 mod scenes;
 
 use std::sync::atomic::Ordering::{self, *};
 
-use command::Word::{self, *};
 use memory::Access::{self, *};
 use memory::Broken;
 use scenes::Outcome::{self, *};
 use scenes::Scene::{self, *};
 use scenes::Variant;
+use undercroft_wire::command::Word::{self, *};
 
 /// What comes of a weaker order.
 enum Weaker {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Condvar, Mutex};
 
-use crate::command::{Shared, Word};
+use undercroft_wire::command::{Shared, Word};
 
 /// What is done to a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

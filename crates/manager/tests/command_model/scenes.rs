@@ -11,8 +11,8 @@ use loom::cell::UnsafeCell;
 use loom::sync::RwLock;
 use loom::thread;
 
-use crate::command::{self, Shared, Word};
 use crate::memory::{Broken, Made, Page, Side, accesses_made};
+use undercroft_wire::command::{self, Shared, Word};
 
 /// The agent's thread id.
 const AGENT: u32 = 7;

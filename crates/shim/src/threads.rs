@@ -8,7 +8,8 @@ use core::arch::{global_asm, naked_asm};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
-use crate::{call3, command_page};
+use crate::page::command_page;
+use crate::raw::call3;
 
 const MLOCK: usize = 149;
 

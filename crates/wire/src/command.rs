@@ -10,7 +10,10 @@
 use core::sync::atomic::Ordering::{self, *};
 use core::time::Duration;
 
-/// The words that decide who may do what; see `CommandPage` for what each says.
+/// The words that decide who may do what; each is the field of that name of [`CommandPage`].
+///
+/// [`CommandPage`]: crate::protocol::CommandPage
+#[allow(missing_docs, reason = "the fields of the page say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     Seq,

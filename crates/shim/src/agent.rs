@@ -1,0 +1,95 @@
+//! The agent: a thread of the program that carries out the manager's orders.
+
+use core::arch::asm;
+use core::sync::atomic::Ordering::Relaxed;
+
+use undercroft_wire::command;
+use undercroft_wire::protocol::{CommandPage, OP_MOVE, STAGING_PAGES};
+
+use crate::move_out::move_out;
+use crate::page::Page;
+use crate::raw::{call3, nr};
+
+/// Starts the agent and waits until it has a descriptor table of its own.
+pub(crate) unsafe fn start_agent(
+    command: usize,
+    staging: usize,
+    uffd: usize,
+    guard: usize,
+    stack_top: usize,
+) -> bool {
+    let page = command as *const CommandPage;
+    // VM | FS | SIGHAND | THREAD | SYSVSEM | CHILD_CLEARTID | CHILD_SETTID: a thread of the program, but *not* FILES: its
+    // own descriptor table, so that the program may close what it likes and sees nothing of ours.
+    let flags: usize = 0x100 | 0x200 | 0x800 | 0x1_0000 | 0x4_0000 | 0x20_0000 | 0x100_0000;
+    // SAFETY: the new thread runs `agent` on its own mapped stack and never returns; registers carry its arguments. The word
+    // that the kernel clears when it dies is in the command page, which is shared with the manager.
+    unsafe {
+        let tid = core::ptr::addr_of!((*page).agent) as usize;
+        let result: isize;
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "mov rsi, r13",
+            "mov rdx, r14",
+            "mov rcx, r15",
+            "and rsp, -16",
+            "call {agent}",
+            "ud2",
+            "2:",
+            agent = sym agent,
+            inlateout("rax") 56isize => result,
+            in("rdi") flags,
+            in("rsi") stack_top,
+            in("rdx") tid,
+            in("r10") tid,
+            in("r8") 0usize,
+            in("r12") command,
+            in("r13") staging,
+            in("r14") uffd,
+            in("r15") guard,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+        if result < 0 {
+            return false;
+        }
+        command::wait_for_agent(&Page(&*page));
+        true
+    }
+}
+
+/// The agent thread.
+unsafe extern "C" fn agent(
+    page: *const CommandPage,
+    staging: usize,
+    uffd: usize,
+    guard: usize,
+) -> ! {
+    // SAFETY: the command page and staging area live as long as the address space; descriptors are this thread's own.
+    unsafe {
+        call3(nr::PRCTL, 15, c"uc-agent".as_ptr() as usize, 0);
+        // 0: the process's userfaultfd, 1: that of the holding area; nothing else stays open.
+        let (uffd, guard) = (
+            call3(nr::FCNTL, uffd, 0, 10),
+            call3(nr::FCNTL, guard, 0, 10),
+        );
+        call3(nr::DUP2, guard as usize, 0, 0);
+        call3(nr::DUP2, uffd as usize, 1, 0);
+        call3(nr::CLOSE_RANGE, 2, u32::MAX as usize, 0);
+        let page = &Page(&*page);
+        command::announce(page);
+        let mut seq = 0;
+        loop {
+            seq = command::next_order(page, seq);
+            let count = (page.count.load(Relaxed) as usize).min(STAGING_PAGES);
+            if page.op.load(Relaxed) == OP_MOVE {
+                move_out(page, seq, count, staging);
+            }
+            command::answer(page, seq);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Carries out one order: moves pages into the staging area, and on into the holding area.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use undercroft_wire::command;
+use undercroft_wire::protocol::{CommandPage, STAGING_PAGES, next_run};
+
+use crate::page::Page;
+use crate::raw::{EBUSY, EEXIST, EINVAL, PAGE, call3, nr};
+
+/// Number of the request: see ioctl_userfaultfd(2).
+const UFFD_MOVE: usize = 0xC028_AA05;
+
+/// Pages and MOVEs in one exclusion of the reader: bounds how long a fault waits for the agent, some 20 us. Fewer at a time are no
+/// better: each fault that comes between two MOVEs costs the program's CPU an interrupt, to flush what it has cached of the next page.
+const MOVE_PAGES_MAX: usize = 16;
+const MOVES_MAX: usize = 8;
+
+/// Moves the listed pages into the staging area, page i to place i, and on into the holding area behind it.
+///
+/// The first move is made on the process's own userfaultfd, which refuses it while a layout event waits to be read: a page of a
+/// mapping that took the place of the one meant is never moved. The second empties the staging area without an event,
+/// which dropping its pages would raise.
+pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usize) {
+    // SAFETY: the pages are the program's own, moved on the manager's word; nothing here refers to them.
+    unsafe {
+        let hold = staging + STAGING_PAGES * PAGE;
+        call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4); // DONTNEED: what was there is stored
+        let (mut moved, mut refused) = (0u64, 0u64);
+        let mut whole = true;
+        let mut retried = usize::MAX;
+        let mut alone = usize::MAX;
+        let mut at = 0;
+        while at < count {
+            if page.pages[at].load(Relaxed) == 0 {
+                at += 1; // dropped by the program before the command was posted
+                continue;
+            }
+            let last = count.min(at + MOVE_PAGES_MAX);
+            let moving = || move_runs(page, staging, at, last, alone);
+            let Some(Moved {
+                done,
+                result,
+                tried,
+                stuck,
+            }) = command::between_events(page, seq, moving)
+            else {
+                break; // cancelled
+            };
+            whole &= result == 0;
+            moved |= low_bits(done) << at;
+            at += done;
+            // After some progress the kernel says EAGAIN whatever stopped it: the next call tells.
+            if !stuck {
+                continue;
+            }
+            // A range over two mappings moves nothing: the rest of the batch goes page by page.
+            if result == EINVAL && tried > 1 {
+                alone = at;
+                continue;
+            }
+            if result == EBUSY && retried != at {
+                // Shared with a fork relative, or pinned. Breaking the sharing changes no byte and helps the first; the
+                // second stays busy.
+                retried = at;
+                let start = page.pages[at].load(Relaxed) as usize;
+                call3(nr::MADVISE, start, PAGE, 23); // MADV_POPULATE_WRITE
+                continue;
+            }
+            refused |= 1 << at;
+            at += 1;
+        }
+        // A forgotten page lies in the staging area, unknown: after an order that did not go through whole every place is tried.
+        let sought = if whole { moved } else { u64::MAX };
+        let mut stranded = 0u64;
+        let mut at = 0;
+        while let Some((first, end)) = next_run(sought, at, count) {
+            at = first;
+            let (to, from) = (hold + at * PAGE, staging + at * PAGE);
+            let len = ((end - at) * PAGE) as u64;
+            let mut request = [to as u64, from as u64, len, 0, 0u64];
+            let result = call3(nr::IOCTL, 1, UFFD_MOVE, request.as_mut_ptr() as usize);
+            let done = pages_moved(result, &request);
+            moved |= low_bits(done) << at;
+            at += done;
+            if done == 0 {
+                // An empty place; or what nothing in the kernel does to private pages: the manager ends the program.
+                stranded |= moved & 1 << at;
+                at += 1;
+            }
+        }
+        page.moved.store(moved, Relaxed);
+        page.refused.store(refused & !moved, Relaxed);
+        page.stranded.store(stranded, Relaxed);
+    }
+}
+
+/// What became of some pages of an order.
+struct Moved {
+    /// So many, from the first on, have moved.
+    done: usize,
+    /// What the last MOVE said: 0, or why it did not move its run.
+    result: isize,
+    /// Pages of the last run.
+    tried: usize,
+    /// Nothing of the last run moved, and `result` says why.
+    stuck: bool,
+}
+
+/// Moves the pages of places `at..last` into the staging area, a run of neighbours at a time, until one does not move whole. Place `at`
+/// has a page; from place `alone` on a run is of one page.
+unsafe fn move_runs(
+    page: &CommandPage,
+    staging: usize,
+    at: usize,
+    last: usize,
+    alone: usize,
+) -> Moved {
+    let (mut next, mut result, mut tried, mut stuck) = (at, 0, 0, false);
+    for _ in 0..MOVES_MAX {
+        let start = if next < last {
+            page.pages[next].load(Relaxed)
+        } else {
+            0
+        };
+        if start == 0 || result != 0 {
+            break;
+        }
+        tried = 1;
+        while next + tried < last
+            && next < alone
+            && page.pages[next + tried].load(Relaxed) == start + (tried * PAGE) as u64
+        {
+            tried += 1;
+        }
+        let to = (staging + next * PAGE) as u64;
+        let mut request = [to, start, (tried * PAGE) as u64, 0, 0u64];
+        // SAFETY: the pages are the program's own, moved on the manager's word.
+        unsafe {
+            result = call3(nr::IOCTL, 0, UFFD_MOVE, request.as_mut_ptr() as usize);
+            let done = pages_moved(result, &request);
+            stuck = done == 0;
+            next += done;
+        }
+    }
+    Moved {
+        done: next - at,
+        result,
+        tried,
+        stuck,
+    }
+}
+
+/// Pages that a MOVE (its `uffdio_move`, and what the call said) has moved, from the first on. Its target was empty.
+///
+/// Linux 6.18 forgets pages that it moved right after it had to look at one again (a page used by another processor meanwhile is
+/// enough). It then finds them at the target and says EEXIST: so where EEXIST comes first, one has moved.
+unsafe fn pages_moved(result: isize, request: &[u64; 5]) -> usize {
+    // SAFETY: `request` is live; the kernel has written to it.
+    let said = unsafe { core::ptr::read_volatile(&request[4]) } as i64;
+    match (result, said.max(0) as usize / PAGE) {
+        (0, _) => request[2] as usize / PAGE,
+        (EEXIST, 0) => 1,
+        (_, done) => done,
+    }
+}
+
+/// The lowest `count` bits, at most [`MOVE_PAGES_MAX`] or all of a staging area.
+fn low_bits(count: usize) -> u64 {
+    1u64.checked_shl(count as u32).unwrap_or(0).wrapping_sub(1)
+}

@@ -1,0 +1,59 @@
+//! Raw system calls, and their numbers. Nothing here knows what they are for.
+
+use core::arch::asm;
+
+pub(crate) const PAGE: usize = 4096;
+pub(crate) const STACK: usize = 4 * PAGE;
+
+pub(crate) mod nr {
+    pub(crate) const CLOSE: usize = 3;
+    pub(crate) const MMAP: usize = 9;
+    pub(crate) const RT_SIGPROCMASK: usize = 14;
+    pub(crate) const IOCTL: usize = 16;
+    pub(crate) const SCHED_YIELD: usize = 24;
+    pub(crate) const MADVISE: usize = 28;
+    pub(crate) const DUP2: usize = 33;
+    pub(crate) const GETPID: usize = 39;
+    pub(crate) const SOCKET: usize = 41;
+    pub(crate) const FCNTL: usize = 72;
+    pub(crate) const CONNECT: usize = 42;
+    pub(crate) const SENDMSG: usize = 46;
+    pub(crate) const RECVMSG: usize = 47;
+    pub(crate) const PRCTL: usize = 157;
+    pub(crate) const FUTEX: usize = 202;
+    pub(crate) const CLOSE_RANGE: usize = 436;
+}
+
+pub(crate) const EINTR: isize = -4;
+pub(crate) const EBUSY: isize = -16;
+pub(crate) const EEXIST: isize = -17;
+pub(crate) const EINVAL: isize = -22;
+
+/// A raw system call.
+///
+/// # Safety
+/// The arguments are those of call `n`; pointers are valid for what the kernel does with them.
+#[inline(always)]
+pub(crate) unsafe fn call6(
+    n: usize,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
+    let result;
+    // SAFETY: the `syscall` instruction clobbers rcx and r11 only; memory effects are the caller's promise.
+    unsafe {
+        asm!("syscall", inlateout("rax") n as isize => result, in("rdi") a, in("rsi") b, in("rdx") c,
+             in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+#[inline(always)]
+pub(crate) unsafe fn call3(n: usize, a: usize, b: usize, c: usize) -> isize {
+    // SAFETY: passed on.
+    unsafe { call6(n, a, b, c, 0, 0, 0) }
+}
