@@ -1,4 +1,5 @@
-//! The page entry: everything the ledger knows of one page, in one 64-bit word that survives the manager.
+//! The page entry: everything the ledger knows of one page, in one 64-bit word that survives the
+//! manager.
 //!
 //! ```text
 //! 63            48 47                                   11 10   8 7    3 2    0
@@ -12,8 +13,9 @@ use crate::ids::{Slot, Stamp, TierId};
 
 /// What is true of a page now. One writer: the client's engine.
 ///
-/// `Untouched -> Resident -> Evicting -> Stored -> Loading -> Resident`; `Evicting -> Resident` when touched or
-/// refused; `Loading -> Lost` when no copy verifies; any `-> Untouched` when the program drops the page.
+/// `Untouched -> Resident -> Evicting -> Stored -> Loading -> Resident`; `Evicting -> Resident`
+/// when touched or refused; `Loading -> Lost` when no copy verifies; any `-> Untouched` when the
+/// program drops the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageState {
@@ -54,7 +56,8 @@ impl Flags {
     pub const RETAINED: Flags = Flags(2);
     /// Installed by prefetch and not yet known to be used.
     pub const PREFETCHED: Flags = Flags(4);
-    /// The slot is shared with a forked relative: consult the engine's reference counts before freeing it.
+    /// The slot is shared with a forked relative: consult the engine's reference counts before
+    /// freeing it.
     pub const SHARED: Flags = Flags(8);
     /// Present, in a frame that a fork relative is charged for: costs no memory of its own yet.
     pub const INHERITED: Flags = Flags(16);
@@ -103,8 +106,8 @@ impl Entry {
         stamp: Stamp(0),
     };
 
-    /// Packs into the ledger word. Panics when the slot needs more than 37 bits (a tier's bug: the word
-    /// would point at another page's bytes).
+    /// Packs into the ledger word. Panics when the slot needs more than 37 bits (a tier's bug: the
+    /// word would point at another page's bytes).
     #[inline]
     pub fn pack(self) -> u64 {
         assert!(
@@ -125,7 +128,8 @@ impl Entry {
         word & !7 | state as u64
     }
 
-    /// Unpacks a ledger word; an unknown state (a corrupt ledger) reads as `Lost`, never as good data.
+    /// Unpacks a ledger word; an unknown state (a corrupt ledger) reads as `Lost`, never as good
+    /// data.
     #[inline]
     pub fn unpack(word: u64) -> Entry {
         Entry {

@@ -2,7 +2,8 @@
 
 use crate::units::{PAGE_BYTES, PageCount};
 
-/// Pages described by one ledger chunk: 2 MiB of address space, one 4 KiB ledger page of 8-byte entries.
+/// Pages described by one ledger chunk: 2 MiB of address space, one 4 KiB ledger page of 8-byte
+/// entries.
 pub const CHUNK_PAGES: u32 = 512;
 
 /// A page as the engine and policies know it: its index in the ledger (`chunk * 512 + offset`).
@@ -44,8 +45,9 @@ pub struct TierId(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
-/// The generation of a stored copy: a 16-bit count of evictions (in units the engine chooses). It seeds
-/// the checksum, so a stale or misdirected copy does not verify, and its age is the refault distance.
+/// The generation of a stored copy: a 16-bit count of evictions (in units the engine chooses). It
+/// seeds the checksum, so a stale or misdirected copy does not verify, and its age is the refault
+/// distance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(pub u16);
 
@@ -135,7 +137,8 @@ impl VirtRange {
         VirtRange::new(self.start.max(other.start), self.end.min(other.end))
     }
 
-    /// Those of `sorted` (ascending, apart from each other) that have a page of this range, which is not empty. O(log).
+    /// Those of `sorted` (ascending, apart from each other) that have a page of this range, which
+    /// is not empty. O(log).
     pub fn overlapping(self, sorted: &[VirtRange]) -> std::ops::Range<usize> {
         let from = sorted.partition_point(|range| range.end <= self.start);
         let to = sorted.partition_point(|range| range.start < self.end);

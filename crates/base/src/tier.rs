@@ -1,7 +1,8 @@
 //! The Tier port: somewhere below DRAM that keeps page copies. A tier never chooses, it is told.
 //!
-//! Memory tiers answer `load` at once. Block tiers mostly answer *where* to read (`Loaded::Read`), so that the caller can
-//! put many reads in flight on its own ring and never blocks on the fault path; it then calls `check`.
+//! Memory tiers answer `load` at once. Block tiers mostly answer *where* to read (`Loaded::Read`),
+//! so that the caller can put many reads in flight on its own ring and never blocks on the fault
+//! path; it then calls `check`.
 
 use std::os::fd::RawFd;
 
@@ -37,8 +38,8 @@ pub struct TierUsage {
     pub logical: Bytes,
     /// Bytes of the copies themselves, after compression.
     pub stored: Bytes,
-    /// Bytes taken from the underlying memory or device, with fragmentation and metadata. For a RAM tier
-    /// this is the DRAM it costs.
+    /// Bytes taken from the underlying memory or device, with fragmentation and metadata. For a RAM
+    /// tier this is the DRAM it costs.
     pub held: Bytes,
 }
 
@@ -68,7 +69,8 @@ pub enum StoreError {
 /// Why a copy could not be given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// The bytes are not those that were stored under this slot and stamp. Retrying a read may help once.
+    /// The bytes are not those that were stored under this slot and stamp. Retrying a read may help
+    /// once.
     #[error("the copy does not match its checksum")]
     Corrupt,
     /// The device failed to read.
@@ -83,7 +85,8 @@ pub struct Store<'a> {
     pub page: &'a [u8],
     /// Generation; `load` must give the same.
     pub stamp: Stamp,
-    /// Checksum of `page` seeded with `stamp` ([`crate::Tier`] implementations keep it with the slot).
+    /// Checksum of `page` seeded with `stamp` ([`crate::Tier`] implementations keep it with the
+    /// slot).
     pub checksum: u64,
     /// The outcome: where it is now, or why not. Callers set `Err(StoreError::Full)` beforehand.
     pub result: Result<Slot, StoreError>,
@@ -94,7 +97,8 @@ pub struct Store<'a> {
 pub enum Loaded {
     /// The bytes are in `dst` and verified.
     Done,
-    /// The caller reads one page at `offset` of `fd` into a page-aligned buffer, then calls `check`.
+    /// The caller reads one page at `offset` of `fd` into a page-aligned buffer, then calls
+    /// `check`.
     Read {
         /// Open for O_DIRECT reads; belongs to the tier and lives as long as it.
         fd: RawFd,
@@ -105,8 +109,9 @@ pub enum Loaded {
 
 /// Somewhere below DRAM that keeps page copies. Called from several threads at once.
 ///
-/// A slot may be loaded any number of times, by several threads, until it is freed. The engine frees a slot only
-/// when no load of it is in progress; a demotion may still *read* a slot being freed, and finds out by its checksum.
+/// A slot may be loaded any number of times, by several threads, until it is freed. The engine
+/// frees a slot only when no load of it is in progress; a demotion may still *read* a slot being
+/// freed, and finds out by its checksum.
 pub trait Tier: Send + Sync {
     /// What this tier is. Cost: none.
     fn info(&self) -> &TierInfo;
@@ -122,21 +127,24 @@ pub trait Tier: Send + Sync {
         }
     }
 
-    /// Stores a batch; fills each `result`. Blocks for I/O: worker threads only. A page whose `result` is `Ok` is
-    /// readable before this returns.
+    /// Stores a batch; fills each `result`. Blocks for I/O: worker threads only. A page whose
+    /// `result` is `Ok` is readable before this returns.
     fn store(&self, batch: &mut [Store<'_>]);
 
-    /// What can be done at leisure, a few milliseconds of it; called by a worker that has nothing else to do.
+    /// What can be done at leisure, a few milliseconds of it; called by a worker that has nothing
+    /// else to do.
     fn tidy(&self) {}
 
-    /// Loads one page into `dst` (one whole page), or says where to read it. Fault path: no allocation, no I/O.
+    /// Loads one page into `dst` (one whole page), or says where to read it. Fault path: no
+    /// allocation, no I/O.
     ///
     /// Errors: `Corrupt` when the slot does not hold what was stored with `stamp`.
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError>;
 
-    /// The checksum kept for `slot`: what a `Loaded::Read` page must hash to with `stamp`, and what tells whether a
-    /// resident page is unchanged. `None`: nothing of this generation is kept there, as far as the tier can tell; where it
-    /// cannot, the checksum tells, since the generation is part of it.
+    /// The checksum kept for `slot`: what a `Loaded::Read` page must hash to with `stamp`, and what
+    /// tells whether a resident page is unchanged. `None`: nothing of this generation is kept
+    /// there, as far as the tier can tell; where it cannot, the checksum tells, since the
+    /// generation is part of it.
     fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64>;
 
     /// Gives slots back. Freeing a free slot is the caller's bug: panics.

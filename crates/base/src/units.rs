@@ -6,7 +6,8 @@ use std::str::FromStr;
 /// Bytes in one base page. Undercroft manages 4 KiB pages on x86-64.
 pub const PAGE_BYTES: usize = 4096;
 
-/// A size in bytes. Text form: base 1024, suffix `K M G T` with optional `iB` or `B`, decimals allowed.
+/// A size in bytes. Text form: base 1024, suffix `K M G T` with optional `iB` or `B`, decimals
+/// allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 

@@ -1,4 +1,5 @@
-//! The command line: every subcommand, option and its help. Values are parsed here once, into types that cannot be wrong.
+//! The command line: every subcommand, option and its help. Values are parsed here once, into types
+//! that cannot be wrong.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,7 +18,8 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Cyan.on_default())
     .placeholder(AnsiColor::Cyan.on_default());
 
-/// Runs unmodified programs in less memory than they want: cold pages wait in compressed memory or in a file.
+/// Runs unmodified programs in less memory than they want: cold pages wait in compressed memory or
+/// in a file.
 #[derive(Debug, Parser)]
 #[command(
     name = "undercroft",
@@ -90,7 +92,8 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArgs {
-    /// DRAM for the program and its compressed pages: 512M, 1.5GiB, 50% (of this machine's memory), or max
+    /// DRAM for the program and its compressed pages: 512M, 1.5GiB, 50% (of this machine's memory),
+    /// or max
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "max", value_parser = values::memory_max)]
     pub memory_max: MemoryMax,
 
@@ -107,11 +110,13 @@ pub struct RunArgs {
     #[arg(long = "policy", value_name = "NAME", default_value = values::RECLAIM_DEFAULT, value_parser = values::reclaim)]
     pub reclaim: String,
 
-    /// Who chooses the pages that come along with a fault: majority, readahead[:PAGES], window[:PAGES] or none
+    /// Who chooses the pages that come along with a fault: majority, readahead[:PAGES],
+    /// window[:PAGES] or none
     #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT, value_parser = values::prefetch)]
     pub prefetch: String,
 
-    /// What to do when every tier is full: keep the pages in memory, or end the program with status 125
+    /// What to do when every tier is full: keep the pages in memory, or end the program with status
+    /// 125
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = WhenFullArg::Stay)]
     pub when_full: WhenFullArg,
 
@@ -119,13 +124,15 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
-    /// Record page faults and evictions as a trace, for `undercroft trace info` and `undercroft sim`
+    /// Record page faults and evictions as a trace, for `undercroft trace info` and `undercroft
+    /// sim`
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// Look at which pages in memory were used, and tell the policy, which then keeps them: every INTERVAL (such as 100ms; 10ms
-    /// to 1h), never, or auto: twice a second at most, while pages leave memory, where the machine allows it. A look costs some
-    /// 0.1 us a page in memory, on a CPU that serves no faults while there is one, and interrupts the program's CPUs; at most a
+    /// Look at which pages in memory were used, and tell the policy, which then keeps them: every
+    /// INTERVAL (such as 100ms; 10ms to 1h), never, or auto: twice a second at most, while pages
+    /// leave memory, where the machine allows it. A look costs some 0.1 us a page in memory, on a
+    /// CPU that serves no faults while there is one, and interrupts the program's CPUs; at most a
     /// tenth of the time goes into it (auto: a fortieth). Needs CAP_BPF and CAP_PERFMON
     #[arg(long, value_name = "INTERVAL|auto|never", default_value = "auto", value_parser = values::access_scan)]
     pub access_scan: AccessScan,

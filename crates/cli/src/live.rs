@@ -1,4 +1,5 @@
-//! The seam to the live system: starting a run, being its manager, and asking running managers how they are.
+//! The seam to the live system: starting a run, being its manager, and asking running managers how
+//! they are.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,5 @@
-//! The `undercroft` binary: reads the command line, hands over to the module of each subcommand, ends with its status.
+//! The `undercroft` binary: reads the command line, hands over to the module of each subcommand,
+//! ends with its status.
 
 mod args;
 mod demo;

@@ -1,7 +1,9 @@
-//! Looks at the program before anything starts: is it there, can it run, and will the loader take our library into it?
+//! Looks at the program before anything starts: is it there, can it run, and will the loader take
+//! our library into it?
 //!
-//! The client library comes in through `LD_PRELOAD`. A static program has no loader, and the loader ignores the variable
-//! for programs that gain privileges: both would run unmanaged without a word, so both are refused.
+//! The client library comes in through `LD_PRELOAD`. A static program has no loader, and the loader
+//! ignores the variable for programs that gain privileges: both would run unmanaged without a word,
+//! so both are refused.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -114,7 +116,8 @@ fn check_image(program: &Path) -> Result<(), Failure> {
     let mut path = program.to_owned();
     for depth in 0..=INTERPRETERS_MAX {
         let metadata = fs::metadata(&path).map_err(|error| unreadable(&path, error.to_string()))?;
-        // The kernel ignores these bits and capabilities on scripts, so only the program at the end counts.
+        // The kernel ignores these bits and capabilities on scripts, so only the program at the end
+        // counts.
         match image(&path).map_err(|error| unreadable(&path, error.to_string()))? {
             Image::Dynamic => {
                 return match gains_privileges(&path, &metadata) {
@@ -240,7 +243,8 @@ fn image(path: &Path) -> std::io::Result<Image> {
             _ => {}
         }
     }
-    // The loader itself (`/lib64/ld-linux-x86-64.so.2 PROGRAM`) has no interpreter, yet honours LD_PRELOAD.
+    // The loader itself (`/lib64/ld-linux-x86-64.so.2 PROGRAM`) has no interpreter, yet honours
+    // LD_PRELOAD.
     let loader = path
         .file_name()
         .is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"));

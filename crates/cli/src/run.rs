@@ -1,4 +1,5 @@
-//! `undercroft run`: turns the parsed options into what the keeper takes, after every check that can be made beforehand.
+//! `undercroft run`: turns the parsed options into what the keeper takes, after every check that
+//! can be made beforehand.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -122,12 +123,14 @@ fn bad_directory(directory: &Path, why: String) -> Failure {
     )
 }
 
-/// True when files there live in memory; also when it cannot be told, since then it cannot be used either.
+/// True when files there live in memory; also when it cannot be told, since then it cannot be used
+/// either.
 fn is_memory(directory: &Path) -> bool {
     rustix::fs::statfs(directory).map_or(true, |found| found.f_type == TMPFS_MAGIC)
 }
 
-/// The report (or the trace) must not fail after hours of running: try its directory now, without touching an older one.
+/// The report (or the trace) must not fail after hours of running: try its directory now, without
+/// touching an older one.
 fn check_writable(path: &Path, what: &str) -> Result<(), Failure> {
     let refuse = |why: String| {
         Failure::new(

@@ -1,4 +1,5 @@
-//! `undercroft sim storm`: storms by seed, with failures; shrinks and prints what failed, and replays it.
+//! `undercroft sim storm`: storms by seed, with failures; shrinks and prints what failed, and
+//! replays it.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -11,7 +11,8 @@ use undercroft_tier::spec::TierSpec;
 pub const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
 /// Prefetch policy when none is named.
 pub const PREFETCH_DEFAULT: &str = prefetch::NAMES[0];
-/// Smallest limit: below it the reserve and the pages one instruction may need leave no room to make progress.
+/// Smallest limit: below it the reserve and the pages one instruction may need leave no room to
+/// make progress.
 pub const MEMORY_MAX_MIN: Bytes = Bytes(1 << 20);
 /// Shortest and longest `--access-scan`.
 const ACCESS_SCAN_MIN: Duration = Duration::from_millis(10);
@@ -81,7 +82,8 @@ pub fn memory_max(text: &str) -> Result<MemoryMax, String> {
     Ok(MemoryMax::Size(size))
 }
 
-/// `--access-scan`: an interval of at least 10 ms (more often, looking would be all that is done), `auto` or `never`.
+/// `--access-scan`: an interval of at least 10 ms (more often, looking would be all that is done),
+/// `auto` or `never`.
 pub fn access_scan(text: &str) -> Result<AccessScan, String> {
     match text {
         "auto" => return Ok(AccessScan::Auto),

@@ -1,4 +1,5 @@
-//! The demo, small: both stores, unlimited and at a quarter of their footprint, every value compared.
+//! The demo, small: both stores, unlimited and at a quarter of their footprint, every value
+//! compared.
 
 use std::io::Write;
 use std::process::Command;
@@ -58,8 +59,9 @@ fn demo(name: &str, store: &str) {
         unlimited > 32 << 20,
         "the store holds 32 MiB of values: {unlimited}"
     );
-    // Keeping the limit to 2 % is what crates/tests/tests/limits.rs tests. Here: whoever exceeds it says so. (Seen on a machine
-    // with five times more work than CPUs: the store grew past the limit before it was managed, for 0.2 s.)
+    // Keeping the limit to 2 % is what crates/tests/tests/limits.rs tests. Here: whoever exceeds it
+    // says so. (Seen on a machine with five times more work than CPUs: the store grew past the
+    // limit before it was managed, for 0.2 s.)
     let limited = json["rows"][1]["dram_bytes_peak"].as_u64().expect("a size");
     let owned_up = json["rows"][1]["report"]["limit_exceeded"]["bytes_peak"]
         .as_u64()

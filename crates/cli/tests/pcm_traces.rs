@@ -1,4 +1,5 @@
-//! `undercroft lab run pcm-traces --small`: the binary records a real program for its own experiments.
+//! `undercroft lab run pcm-traces --small`: the binary records a real program for its own
+//! experiments.
 
 use std::io::Write as _;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! What the command line refuses: exit status and words of the message, without any privilege; and what it prints.
+//! What the command line refuses: exit status and words of the message, without any privilege; and
+//! what it prints.
 
 use std::fs;
 use std::io::Write;

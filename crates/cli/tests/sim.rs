@@ -1,4 +1,5 @@
-//! `undercroft sim` as a user meets it: tables, JSON, files, plots, and refusals that name the option.
+//! `undercroft sim` as a user meets it: tables, JSON, files, plots, and refusals that name the
+//! option.
 
 use std::fs;
 use std::path::Path;
@@ -102,7 +103,8 @@ fn out_gets_every_form_and_plots_that_say_simulated() {
     );
 }
 
-/// A live run that brought pages along, recorded: twice round eight pages, every second one faulted on.
+/// A live run that brought pages along, recorded: twice round eight pages, every second one faulted
+/// on.
 fn recorded(directory: &Path) -> String {
     let header = Header {
         granularity: 12,

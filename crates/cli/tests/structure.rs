@@ -1,4 +1,5 @@
-//! The rules of the tree: which crate may use which, where `unsafe` lives, what pure code may not name, how files look.
+//! The rules of the tree: which crate may use which, where `unsafe` lives, what pure code may not
+//! name, how files look.
 
 use std::collections::BTreeMap;
 use std::fs;

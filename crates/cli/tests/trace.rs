@@ -1,4 +1,5 @@
-//! `undercroft trace` from the outside: records a real program, makes, converts and reads traces, refuses bad ones.
+//! `undercroft trace` from the outside: records a real program, makes, converts and reads traces,
+//! refuses bad ones.
 
 use std::fs;
 use std::io::Write;
@@ -139,7 +140,8 @@ fn recorded_program_has_the_references_it_made() {
     let pages = info["footprint"]["pages"].as_u64().expect("a count");
     assert!((768..1200).contains(&pages), "{pages}");
 
-    // Behind 256 KiB: each of the 49152 lines is fetched once, the 16384 written ones leave but for what the cache holds.
+    // Behind 256 KiB: each of the 49152 lines is fetched once, the 16384 written ones leave but for
+    // what the cache holds.
     let filtered = place.file("filtered.uct");
     let output = undercroft(&[
         "record",

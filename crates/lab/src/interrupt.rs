@@ -1,4 +1,5 @@
-//! Ctrl-C and SIGTERM as a flag that every wait looks at, so that guards unwind and the machine is put back.
+//! Ctrl-C and SIGTERM as a flag that every wait looks at, so that guards unwind and the machine is
+//! put back.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -6,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Takes SIGINT and SIGTERM over for the rest of the process; called before a rig changes the machine.
+/// Takes SIGINT and SIGTERM over for the rest of the process; called before a rig changes the
+/// machine.
 pub(crate) fn install() {
     FLAG.get_or_init(|| {
         let flag = Arc::new(AtomicBool::new(false));

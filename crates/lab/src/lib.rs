@@ -1,8 +1,10 @@
-//! The benchmarks: workloads, rigs (plain, kernel swap, undercroft), experiments, results and plots.
+//! The benchmarks: workloads, rigs (plain, kernel swap, undercroft), experiments, results and
+//! plots.
 //!
-//! `undercroft lab list|run NAME --out DIR` and `undercroft plot` are thin wrappers around [`list`], [`run`], [`plot()`].
-//! Walk: experiment -> for each round, for each rig: `Rig::set_up` -> `Stage::spawn` -> workload -> `Running::finish`
-//! -> samples -> ratios of medians -> `results.json`, `results.md`, SVG and PNG.
+//! `undercroft lab list|run NAME --out DIR` and `undercroft plot` are thin wrappers around
+//! [`list`], [`run`], [`plot()`]. Walk: experiment -> for each round, for each rig: `Rig::set_up`
+//! -> `Stage::spawn` -> workload -> `Running::finish` -> samples -> ratios of medians ->
+//! `results.json`, `results.md`, SVG and PNG.
 #![forbid(unsafe_code)]
 
 mod experiments;
@@ -54,9 +56,9 @@ pub fn list() -> &'static [ExperimentInfo] {
 
 /// Runs experiment `name` and writes its files into `options.out`.
 ///
-/// Takes the machine's swap while it runs and puts it back (also on error and Ctrl-C). What cannot be measured here is
-/// skipped aloud (stderr and `notes`). Errors: unknown name; a run failed, read wrong bytes, or was interrupted.
-/// Cost: `small` seconds, real sizes minutes.
+/// Takes the machine's swap while it runs and puts it back (also on error and Ctrl-C). What cannot
+/// be measured here is skipped aloud (stderr and `notes`). Errors: unknown name; a run failed, read
+/// wrong bytes, or was interrupted. Cost: `small` seconds, real sizes minutes.
 pub fn run(name: &str, options: &RunOptions) -> anyhow::Result<results::Results> {
     let experiment = experiments::EXPERIMENTS
         .iter()

@@ -1,4 +1,5 @@
-//! The harness at small sizes: results parse and recompute, plots exist, the machine is as it was, also after Ctrl-C.
+//! The harness at small sizes: results parse and recompute, plots exist, the machine is as it was,
+//! also after Ctrl-C.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,8 @@ fn swaps() -> Vec<String> {
     text.lines().skip(1).map(str::to_owned).collect()
 }
 
-/// True, said aloud, when kernel rigs cannot be tested: no root, no cgroup v1, or somebody's swap stays on.
+/// True, said aloud, when kernel rigs cannot be tested: no root, no cgroup v1, or somebody's swap
+/// stays on.
 fn kernel_rigs_unavailable() -> bool {
     let until = Instant::now() + Duration::from_secs(20);
     while !swaps().is_empty() && Instant::now() < until {

@@ -1,4 +1,5 @@
-//! The PCM experiments at small sizes: claims are judged, follow from the runs, and every picture says "simulated".
+//! The PCM experiments at small sizes: claims are judged, follow from the runs, and every picture
+//! says "simulated".
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The undercroft rig against a stand-in program: what it passes, what it reads back, and that a missing report is an error.
+//! The undercroft rig against a stand-in program: what it passes, what it reads back, and that a
+//! missing report is an error.
 //!
 //! The stand-in only runs the command; it says nothing about undercroft itself.
 

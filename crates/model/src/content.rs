@@ -1,7 +1,8 @@
 //! What a page holds, as one number, and the 4096 bytes it stands for.
 //!
-//! `0` = zeros; top bit set = the low 32 bits repeated; anything else = 512 words of which the first is the number and
-//! the others follow from it. So every byte can be checked, and a page mixed from two contents is none.
+//! `0` = zeros; top bit set = the low 32 bits repeated; anything else = 512 words of which the
+//! first is the number and the others follow from it. So every byte can be checked, and a page
+//! mixed from two contents is none.
 
 use undercroft_base::{PAGE_BYTES, fill_word};
 
@@ -55,7 +56,8 @@ impl Content {
         page
     }
 
-    /// Which content these bytes are; `None` when they are no content at all (torn, mixed, flipped).
+    /// Which content these bytes are; `None` when they are no content at all (torn, mixed,
+    /// flipped).
     pub fn of(page: &[u8]) -> Option<Content> {
         if let Some(word) = fill_word(page) {
             return Some(Content::fill(word));

@@ -1,5 +1,5 @@
-//! A fake world for tests and simulations: client memory with the kernel's rules, tiers that fail by seed, and an
-//! oracle that knows what every page must read as.
+//! A fake world for tests and simulations: client memory with the kernel's rules, tiers that fail
+//! by seed, and an oracle that knows what every page must read as.
 //!
 //! Level 1: depends on the base words only. Deterministic: everything random comes from a seed.
 

@@ -1,7 +1,8 @@
-//! Client memory as the kernel keeps it: address spaces, page tables, frames shared after a fork, and what
-//! userfaultfd's ioctls answer.
+//! Client memory as the kernel keeps it: address spaces, page tables, frames shared after a fork,
+//! and what userfaultfd's ioctls answer.
 //!
-//! Not modelled: write protection, huge pages, memory limits of the kernel, partial results of a range ioctl.
+//! Not modelled: write protection, huge pages, memory limits of the kernel, partial results of a
+//! range ioctl.
 
 use std::collections::BTreeMap;
 
@@ -285,7 +286,8 @@ impl Memory {
         Touch::Done(before)
     }
 
-    /// MADV_POPULATE_WRITE on a present page: a frame of its own, same bytes. True when it was shared.
+    /// MADV_POPULATE_WRITE on a present page: a frame of its own, same bytes. True when it was
+    /// shared.
     pub fn break_sharing(&mut self, mm: Mm, page: VirtPage) -> bool {
         let Some(Here::Frame(at)) = self.pte(mm, page).map(|pte| pte.here) else {
             return false;
@@ -348,7 +350,8 @@ impl Memory {
         Ok(frame.content)
     }
 
-    /// A device holds (or lets go of) the page's frame. False when nothing is there, or it is shared.
+    /// A device holds (or lets go of) the page's frame. False when nothing is there, or it is
+    /// shared.
     pub fn pin(&mut self, mm: Mm, page: VirtPage, on: bool) -> bool {
         match self.pte(mm, page).map(|pte| pte.here) {
             Some(Here::Frame(at)) if self.frames[at].maps == 1 => {

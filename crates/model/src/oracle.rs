@@ -48,7 +48,8 @@ impl Oracle {
         self.pages.remove(&(mm, page));
     }
 
-    /// The page reads as zeros from now on, or, until it is written or dropped again, as `content`, once that has [returned].
+    /// The page reads as zeros from now on, or, until it is written or dropped again, as `content`,
+    /// once that has [returned].
     ///
     /// [returned]: Oracle::returned
     pub fn zero_or(&mut self, mm: Mm, page: VirtPage, content: Content) {

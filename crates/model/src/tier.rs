@@ -1,7 +1,8 @@
 //! A tier in ordinary memory that keeps real bytes, counts its slots, and fails by seed.
 //!
-//! Slots are reused last-freed-first, so that a reference to a freed slot soon meets another page's bytes. As in the real
-//! tiers, what a slot must hash to is kept apart from the device: a failing device damages bytes, never checksums.
+//! Slots are reused last-freed-first, so that a reference to a freed slot soon meets another page's
+//! bytes. As in the real tiers, what a slot must hash to is kept apart from the device: a failing
+//! device damages bytes, never checksums.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -109,7 +110,8 @@ pub struct FakeTier {
 }
 
 impl FakeTier {
-    /// An empty tier for `capacity` of uncompressed pages. A RAM tier holds a quarter to three quarters of each page.
+    /// An empty tier for `capacity` of uncompressed pages. A RAM tier holds a quarter to three
+    /// quarters of each page.
     pub fn new(name: &str, kind: TierKind, capacity: Bytes, seed: u64) -> FakeTier {
         FakeTier {
             info: TierInfo {
@@ -161,7 +163,8 @@ impl FakeTier {
         std::mem::take(&mut self.inner().struck)
     }
 
-    /// Whether the last load failed because it was made to, or its copy had been damaged on purpose.
+    /// Whether the last load failed because it was made to, or its copy had been damaged on
+    /// purpose.
     pub fn was_made_to_fail(&self) -> bool {
         self.inner().made_to_fail
     }
@@ -176,7 +179,8 @@ impl FakeTier {
         }
     }
 
-    /// Frees every slot that is not in `wanted`: what a manager does that took over from a dead one. Returns how many.
+    /// Frees every slot that is not in `wanted`: what a manager does that took over from a dead
+    /// one. Returns how many.
     pub fn retain_only(&self, wanted: &BTreeSet<Slot>) -> usize {
         let live = self.live();
         let unwanted: Vec<Slot> = live.into_iter().filter(|s| !wanted.contains(s)).collect();

@@ -1,8 +1,9 @@
-//! Prints what each policy costs per call, in ns: `cargo run --release -p undercroft-policy --example policy_cost`.
+//! Prints what each policy costs per call, in ns: `cargo run --release -p undercroft-policy
+//! --example policy_cost`.
 //!
-//! `select` takes pages out; those come back as `Returned` before they are touched.
-//! Argument: pages (default 65536, at least 64; larger ones show cache misses). Ratios of one run mean something, absolute times of
-//! a shared machine little.
+//! `select` takes pages out; those come back as `Returned` before they are touched. Argument: pages
+//! (default 65536, at least 64; larger ones show cache misses). Ratios of one run mean something,
+//! absolute times of a shared machine little.
 
 use std::hint::black_box;
 use std::time::Instant;

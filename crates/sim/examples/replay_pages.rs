@@ -1,4 +1,5 @@
-//! Replays a file of page numbers (u64, little-endian) and prints misses and seconds as JSON: our side of bench/libcachesim.
+//! Replays a file of page numbers (u64, little-endian) and prints misses and seconds as JSON: our
+//! side of bench/libcachesim.
 //!
 //! `replay_pages FILE POLICY PAGES_OF_MEMORY`
 

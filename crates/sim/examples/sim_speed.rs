@@ -1,7 +1,7 @@
 //! References a second through the engine, beside the cost of numbering the pages.
 //!
-//! `cargo run --release -p undercroft-sim --example sim_speed [REFERENCES [PAGES [ROUNDS [POLICY]]]]`: a Zipf 0.8 trace in
-//! memory, one core.
+//! `cargo run --release -p undercroft-sim --example sim_speed [REFERENCES [PAGES [ROUNDS
+//! [POLICY]]]]`: a Zipf 0.8 trace in memory, one core.
 
 use std::time::Instant;
 

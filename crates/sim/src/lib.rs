@@ -22,7 +22,8 @@ pub use page_stream::PageStream;
 pub use setup::{Setup, SetupError};
 pub use sweep::{Results, Sweep};
 
-/// Runs one simulation of an already numbered trace. * `progress`: told the references done, now and then.
+/// Runs one simulation of an already numbered trace. * `progress`: told the references done, now
+/// and then.
 ///
 /// Errors: an impossible setup, or tiers that fill up.
 pub fn simulate(

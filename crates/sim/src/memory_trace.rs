@@ -1,4 +1,5 @@
-//! A trace in memory: one stream of references a client, 8 bytes each, and what became of pages beside them.
+//! A trace in memory: one stream of references a client, 8 bytes each, and what became of pages
+//! beside them.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +37,8 @@ pub enum Becomes {
     Dropped,
     /// The live manager took it out: whether the simulation does so too, its own policy decides.
     Evicted,
-    /// The same, and no policy named it: the live manager did, and so does the simulation, where it follows evictions.
+    /// The same, and no policy named it: the live manager did, and so does the simulation, where it
+    /// follows evictions.
     Named,
     /// The next reference faults on it before it is out: it is put back.
     Recalled,
@@ -46,16 +48,19 @@ pub enum Becomes {
     Locked,
     /// The program has written it, or will before it is evicted live.
     Written,
-    /// The write that faulted changed nothing, nor did another before it was evicted live: its copy below is right.
+    /// The write that faulted changed nothing, nor did another before it was evicted live: its copy
+    /// below is right.
     Unchanged,
     /// It was used in memory, as the live policy was told then.
     Used,
-    /// The live prefetcher brought it along. What it brings here, the policy asked for says; or the trace, if that was asked for.
+    /// The live prefetcher brought it along. What it brings here, the policy asked for says; or the
+    /// trace, if that was asked for.
     Ahead {
         /// The program wrote it before it was evicted live.
         written: bool,
     },
-    /// No page: the address space, empty until now, is a fork child's, and has what this one has there.
+    /// No page: the address space, empty until now, is a fork child's, and has what this one has
+    /// there.
     Forked {
         /// The client of the live trace.
         parent: u16,
@@ -104,20 +109,21 @@ impl MemoryTrace {
         self.clients.iter().map(|(_, refs)| refs.len() as u64).sum()
     }
 
-    /// Whether it tells of pages that were brought along. Their uses are then not in it, but for those seen by access bits.
+    /// Whether it tells of pages that were brought along. Their uses are then not in it, but for
+    /// those seen by access bits.
     pub fn tells_ahead(&self) -> bool {
         let mut moved = self.moved.iter().flatten();
         moved.any(|moved| matches!(moved.what, Becomes::Ahead { .. }))
     }
 }
 
-/// Splits a trace by client; but those of a live trace are the address spaces of one run, which shared its limit and its policy, and
-/// make one client together.
+/// Splits a trace by client; but those of a live trace are the address spaces of one run, which
+/// shared its limit and its policy, and make one client together.
 #[derive(Default)]
 pub(crate) struct Collector {
     streams: Vec<(Vec<u64>, Vec<Moved>)>,
-    /// Of a live trace, by address and how many had its client number before: what brought the page, and what had before it was evicted
-    /// last.
+    /// Of a live trace, by address and how many had its client number before: what brought the
+    /// page, and what had before it was evicted last.
     came: FxHashMap<(u64, u32), (Brought, Option<Brought>)>,
     /// How many address spaces with each client number have ended.
     ended: FxHashMap<u16, u32>,
@@ -126,7 +132,8 @@ pub(crate) struct Collector {
     live: bool,
 }
 
-/// Addresses that a process of a live run can have (page tables of four levels); beyond them pages of two may be taken for one.
+/// Addresses that a process of a live run can have (page tables of four levels); beyond them pages
+/// of two may be taken for one.
 pub(crate) const SPACE_BYTES: u64 = 1 << 47;
 
 /// What brought a page.
@@ -289,7 +296,8 @@ impl Collector {
 mod tests {
     use super::*;
 
-    /// A live trace of entries by page; and what became of pages, as (references before, page, what).
+    /// A live trace of entries by page; and what became of pages, as (references before, page,
+    /// what).
     fn collected(entries: &[(u64, Kind)]) -> (MemoryTrace, Vec<(usize, u64, Becomes)>) {
         let mut collector = Collector::new(true);
         for (time, (page, kind)) in entries.iter().enumerate() {

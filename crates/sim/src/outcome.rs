@@ -1,4 +1,5 @@
-//! What a simulation found: counts, times, energy, wear and cost, as plain numbers with their units in the names.
+//! What a simulation found: counts, times, energy, wear and cost, as plain numbers with their units
+//! in the names.
 
 use serde::Serialize;
 use undercroft_model::device::{Counters, profiles};
@@ -109,7 +110,8 @@ pub struct TierOutcome {
     pub place_writes_max: u32,
     /// Writes each byte stands; absent where there is no such limit.
     pub endurance_writes: Option<f64>,
-    /// Years until the device is worn at this rate, perfectly levelled; absent without limit, writes or time.
+    /// Years until the device is worn at this rate, perfectly levelled; absent without limit,
+    /// writes or time.
     pub lifetime_years: Option<f64>,
     /// The same for a device only as large as what was stored.
     pub lifetime_years_if_just_large_enough: Option<f64>,
@@ -174,7 +176,8 @@ pub struct Outcome {
     pub miss_ratio: f64,
     /// Pages that came along from a tier.
     pub prefetched: u64,
-    /// Pages that came along and were used before they left; with prefetch as it was recorded, those known to have been.
+    /// Pages that came along and were used before they left; with prefetch as it was recorded,
+    /// those known to have been.
     pub prefetch_hits: u64,
     /// Pages that left memory.
     pub evictions: u64,

@@ -1,11 +1,13 @@
 //! One client of a trace as numbered pages of one size, 4 bytes a reference.
 //!
-//! Pages are numbered so that the engine's own page number is the index: chunks of 512 pages, ascending by address, chunks
-//! nobody touches left out. Neighbours keep neighbouring numbers; where pages are missing between two numbers, a *run* ends,
-//! and each run is told to the engine as a mapping of its own, so that no window crosses it. Where chunks are nearly empty
-//! (object traces), smaller granules are used: a number costs the engine 17 bytes.
+//! Pages are numbered so that the engine's own page number is the index: chunks of 512 pages,
+//! ascending by address, chunks nobody touches left out. Neighbours keep neighbouring numbers;
+//! where pages are missing between two numbers, a *run* ends, and each run is told to the engine as
+//! a mapping of its own, so that no window crosses it. Where chunks are nearly empty (object
+//! traces), smaller granules are used: a number costs the engine 17 bytes.
 //!
-//! Making this costs time, which [`PageStream::build`] is not part of a replay: it is done once for each page size.
+//! Making this costs time, which [`PageStream::build`] is not part of a replay: it is done once for
+//! each page size.
 
 use rustc_hash::FxHashMap;
 use undercroft_base::CHUNK_PAGES;
@@ -30,7 +32,8 @@ pub struct PageStream {
     pub writes: u64,
     /// What became of its pages beside references, in order.
     pub moved: Vec<MovedPage>,
-    /// The address spaces that the numbers belong to; `None` where nothing is told of forks and ends.
+    /// The address spaces that the numbers belong to; `None` where nothing is told of forks and
+    /// ends.
     pub spaces: Option<Spaces>,
 }
 
@@ -99,8 +102,9 @@ impl Chunks {
         Ok(self.last.1 * CHUNK_PAGES + (page % per_chunk) as u32)
     }
 
-    /// What a child has a number for has one in its parent, too, and in that one's: else it could not come down from there. From the end
-    /// to the beginning, so that a number's processes are told apart. `named`: the pages that need a number, by chunk.
+    /// What a child has a number for has one in its parent, too, and in that one's: else it could
+    /// not come down from there. From the end to the beginning, so that a number's processes are
+    /// told apart. `named`: the pages that need a number, by chunk.
     fn hand_down(
         &mut self,
         references: &[u32],
@@ -167,13 +171,14 @@ const NUMBERS_SMALL: usize = 1 << 22;
 impl PageStream {
     /// Numbers the pages of one client. `page_bytes`: a power of two.
     ///
-    /// Errors: more than 2^20 chunks of 512 pages are touched.
-    /// Cost: two passes over the references; a hash lookup where the chunk is another than the reference's before.
+    /// Errors: more than 2^20 chunks of 512 pages are touched. Cost: two passes over the
+    /// references; a hash lookup where the chunk is another than the reference's before.
     pub fn build(name: &str, packed: &[u64], page_bytes: u64) -> Result<PageStream, TooManyPages> {
         PageStream::build_moved(name, packed, &[], page_bytes)
     }
 
-    /// As [`PageStream::build`], with what else becomes of pages. What is dropped must be whole pages.
+    /// As [`PageStream::build`], with what else becomes of pages. What is dropped must be whole
+    /// pages.
     pub fn build_moved(
         name: &str,
         packed: &[u64],
@@ -214,7 +219,8 @@ impl PageStream {
                 Becomes::Found | Becomes::Shared | Becomes::Returned | Becomes::Ahead { .. }
             );
         }
-        // Pages of which nothing else is known have numbers too, though they are no part of the footprint.
+        // Pages of which nothing else is known have numbers too, though they are no part of the
+        // footprint.
         for (named, touched) in named.iter_mut().zip(&touched) {
             *named |= touched;
         }
@@ -262,8 +268,8 @@ impl PageStream {
         Ok(stream)
     }
 
-    /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place of each chunk; `named`:
-    /// pages that need a number, `touched`: those of the footprint.
+    /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place
+    /// of each chunk; `named`: pages that need a number, `touched`: those of the footprint.
     fn numbered(
         name: &str,
         mut references: Vec<u32>,

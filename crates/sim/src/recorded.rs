@@ -15,7 +15,8 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Of a trace's header; `None` where it is no live run's, or its source is not as docs/formats/trace.md has it.
+    /// Of a trace's header; `None` where it is no live run's, or its source is not as
+    /// docs/formats/trace.md has it.
     pub fn of(header: &Header) -> Option<Recorded> {
         let (_, options) = header.source.split_once(" run, ")?;
         let value = |option: &str| {

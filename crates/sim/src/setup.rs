@@ -1,4 +1,5 @@
-//! What a simulation is told: parsed once from what the user wrote, into types that cannot be wrong.
+//! What a simulation is told: parsed once from what the user wrote, into types that cannot be
+//! wrong.
 
 use std::fmt;
 use std::str::FromStr;
@@ -101,7 +102,8 @@ pub fn reclaim(text: &str) -> Result<String, SetupError> {
 /// In place of a prefetch policy: what the live run that was recorded brought along.
 pub const TRACED: &str = "traced";
 
-/// A prefetch policy, or [`TRACED`]. Errors: an unknown name or window; the fix lists the valid ones.
+/// A prefetch policy, or [`TRACED`]. Errors: an unknown name or window; the fix lists the valid
+/// ones.
 pub fn prefetch(text: &str) -> Result<String, SetupError> {
     if text == TRACED {
         return Ok(text.to_owned());
@@ -167,7 +169,8 @@ pub enum TierKind {
     },
 }
 
-/// Ratio of a compressed pool when none is given: what LZ4 makes of the demo's data, and zswap's folk value.
+/// Ratio of a compressed pool when none is given: what LZ4 makes of the demo's data, and zswap's
+/// folk value.
 const RATIO_DEFAULT: f64 = 3.0;
 
 impl FromStr for TierSpec {
@@ -302,7 +305,8 @@ fn law(text: &str) -> Result<Law, String> {
 /// A cost that can be switched.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cost {
-    /// Paid for devices behind a controller, not for those on the memory bus (as the PCM paper has it).
+    /// Paid for devices behind a controller, not for those on the memory bus (as the PCM paper has
+    /// it).
     Auto,
     /// Never paid.
     Off,
@@ -313,7 +317,8 @@ pub enum Cost {
 }
 
 impl Cost {
-    /// What a fault that reads from a device attached like this pays, when the usual amount is `usual_ns`.
+    /// What a fault that reads from a device attached like this pays, when the usual amount is
+    /// `usual_ns`.
     pub fn of(self, attach: Attach, usual_ns: f64) -> Time {
         match (self, attach) {
             (Cost::Off, _) | (Cost::Auto, Attach::Memory) => Time::default(),
@@ -342,10 +347,11 @@ impl FromStr for Cost {
 /// What the pages hold before the first reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Nothing: a first touch makes a page of zeros, without a transfer. As memory a program asks for.
+    /// Nothing: a first touch makes a page of zeros, without a transfer. As memory a program asks
+    /// for.
     Zero,
-    /// Their content lies in the last tier: a first touch reads it. As code, files, or a program swapped out as a whole; so the
-    /// PCM paper counts.
+    /// Their content lies in the last tier: a first touch reads it. As code, files, or a program
+    /// swapped out as a whole; so the PCM paper counts.
     Stored,
 }
 
@@ -405,7 +411,8 @@ pub struct Setup {
     pub software: Cost,
     /// Context switches of a fault.
     pub context_switch: Cost,
-    /// When room for a fault is made: at the last moment, or ahead of it as the live manager does it.
+    /// When room for a fault is made: at the last moment, or ahead of it as the live manager does
+    /// it.
     pub room: Room,
     /// For `random`.
     pub seed: u64,

@@ -1,4 +1,5 @@
-//! Which page numbers of a live run's trace belong to which of its address spaces, and which are the same page of fork relatives.
+//! Which page numbers of a live run's trace belong to which of its address spaces, and which are
+//! the same page of fork relatives.
 
 /// The numbers of each address space, in granules of neighbouring pages.
 #[derive(Clone, Debug, Default)]
@@ -7,7 +8,8 @@ pub struct Spaces {
     granule: u32,
     /// Of each granule, in the order of numbers, its address space and its place there.
     owners: Vec<(u32, u64)>,
-    /// Of each address space, the first numbers of its granules, ascending, which is the order of places.
+    /// Of each address space, the first numbers of its granules, ascending, which is the order of
+    /// places.
     of: Vec<Vec<u32>>,
     /// One has pages of another.
     related: bool,

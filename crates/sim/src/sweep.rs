@@ -105,7 +105,8 @@ impl Sweep {
         setups
     }
 
-    /// Runs all of them. Every setup is checked before the first runs, so that a wrong one costs no time.
+    /// Runs all of them. Every setup is checked before the first runs, so that a wrong one costs no
+    /// time.
     ///
     /// Errors: an impossible setup, an empty trace, tiers that fill up.
     pub fn run(

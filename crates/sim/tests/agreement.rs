@@ -14,7 +14,8 @@ fn pages(name: &str, count: u64, footprint: u64) -> Vec<u64> {
     let mut random = Random::new(42);
     (0..count)
         .map(|at| match name {
-            // P(rank < x) = (x / footprint)^(1/5), roughly Zipf 0.8. Multiplied in this order there too.
+            // P(rank < x) = (x / footprint)^(1/5), roughly Zipf 0.8. Multiplied in this order there
+            // too.
             "zipf" => {
                 let uniform = (random.bits() >> 11) as f64 / (1u64 << 53) as f64;
                 let skewed = uniform * uniform * uniform * uniform * uniform;
@@ -56,7 +57,8 @@ fn ours(pages: &[u64], reclaim: &str, frames: u64) -> u64 {
     simulate(&[stream], &setup, &mut |_| ()).unwrap().misses
 }
 
-/// CLOCK as the PCM paper §III-4 and libCacheSim have it: one bit, clear at insertion, a hand going round.
+/// CLOCK as the PCM paper §III-4 and libCacheSim have it: one bit, clear at insertion, a hand going
+/// round.
 fn naive_clock(pages: &[u64], frames: usize) -> u64 {
     let mut ring: VecDeque<u64> = VecDeque::new();
     let mut used: HashMap<u64, bool> = HashMap::new();
@@ -131,7 +133,8 @@ fn nothing_misses_less_than_belady_and_random_is_worse_on_a_skewed_trace() {
     }
 }
 
-/// What libCacheSim's package counted, and whether we count the same; its CLOCK has one bit, clear at insertion.
+/// What libCacheSim's package counted, and whether we count the same; its CLOCK has one bit, clear
+/// at insertion.
 #[test]
 fn clock_and_lru_miss_as_libcachesims_do() {
     let counted = include_str!("data/libcachesim.txt");

@@ -1,17 +1,22 @@
 //! The engine's documented behaviour, case by case: a script, and what it tells.
 //!
-//! Words of a script, separated by `;`. Pages are numbered from the start of the region; `p1` before a word names another
-//! process than `p0`. Every access is checked against the byte oracle.
+//! Words of a script, separated by `;`. Pages are numbered from the start of the region; `p1`
+//! before a word names another process than `p0`. Every access is checked against the byte oracle.
 //! ```text
 //! read A..B, write A..B    a thread touches each page; faults are served at once
 //! stop A, stop-write A     a thread touches the page; its fault is not read yet
-//! fault, load, finish      a fault thread reads a message and decides / loads / validates, installs and finishes (oldest)
-//! select N, take, store, publish    the eviction path, whole batch;  reclaim N = all four;  leave A = until A has left
+//! fault, load, finish      a fault thread reads a message and decides / loads / validates,
+//!                          installs and finishes (oldest)
+//! select N, take, store, publish    the eviction path, whole batch
+//! reclaim N                all four;  leave A = until A has left
 //! demote, demote-load, demote-end, no-demote   moves the oldest page from tier 0 to tier 1
-//! remove, unmap A..B, remap A..B to C, keep A..B to C (DONTUNMAP), fork, exit, spawn    with their events (and zap)
-//! remove-event A, zap      a REMOVE is acknowledged / the kernel drops the pages;  repeat A: a stale fault message comes
+//! remove, unmap A..B, remap A..B to C, keep A..B to C (DONTUNMAP), fork, exit, spawn
+//!                          with their events (and zap)
+//! remove-event A, zap      a REMOVE is acknowledged / the kernel drops the pages
+//! repeat A                 a stale fault message comes
 //! lock A..B, unlock A..B, limit N, wake (take_waiters), bad N (tier N fails every store)
-//! tell A | slots N | stopped | count | clean | lost      what is told: a page's state, slots in a tier, ...
+//! tell A | slots N | stopped | count | clean | lost
+//!                          what is told: a page's state, slots in a tier, ...
 //! ```
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
@@ -304,7 +309,8 @@ fn remove_during_load_never_brings_old_bytes() {
 
 #[test]
 fn page_found_present_between_a_remove_and_its_zap_is_not_taken_for_a_fresh_one() {
-    // Finished as Done it would be evicted with its old bytes, out of the zap's reach: they came back afterwards.
+    // Finished as Done it would be evicted with its old bytes, out of the zap's reach: they came
+    // back afterwards.
     check(
         "",
         "write 0..64; remove-event 5; repeat 5; fault; load; finish; tell 5; read 64..128; lock 0..5; lock 6..128; zap; \
@@ -380,7 +386,8 @@ fn fork_child_keeps_an_evicting_page_its_parent_drops() {
 
 #[test]
 fn fork_child_put_back_keeps_its_claim_on_the_retained_copy() {
-    // The child's entry lost the slot but not the flag: page 0's slot leaked, and slot 0 was freed once too often.
+    // The child's entry lost the slot but not the flag: page 0's slot leaked, and slot 0 was freed
+    // once too often.
     check(
         "retain",
         "write 0..64; reclaim 3; write 0..3; read 64..100; lock 3..100; select 2; take; fork; bad 0; bad 1; store; publish; \
@@ -495,7 +502,8 @@ fn demotion_leaves_shared_slots_until_one_side_is_gone() {
 
 #[test]
 fn demotion_never_publishes_bytes_of_an_earlier_stay() {
-    // Page 0 comes back, changes, and leaves to the same slot before the demotion of its old bytes ends.
+    // Page 0 comes back, changes, and leaves to the same slot before the demotion of its old bytes
+    // ends.
     check(
         "",
         "write 0..64; reclaim 1; demote; demote-load; write 0; slots 0; write 64..100; lock 1..100; reclaim 1; tell 0; \

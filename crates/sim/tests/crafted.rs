@@ -1,4 +1,5 @@
-//! Whatever a live trace says became of pages, in whatever order: the simulation ends by an outcome or an error.
+//! Whatever a live trace says became of pages, in whatever order: the simulation ends by an outcome
+//! or an error.
 
 use undercroft_base::PAGE_BYTES;
 use undercroft_model::Random;

@@ -1,4 +1,5 @@
-//! Forks and ends of processes in a live trace: what children have of their parents, and what is gone with them.
+//! Forks and ends of processes in a live trace: what children have of their parents, and what is
+//! gone with them.
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
@@ -110,7 +111,8 @@ fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
     live.tell(1, 3, Found); // written, by whoever
     live.read(1, 3);
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 3));
-    // At the recorded times: of the two pages that leave, 1 and 2 of the parent, one shares its frame with the child's.
+    // At the recorded times: of the two pages that leave, 1 and 2 of the parent, one shares its
+    // frame with the child's.
     let mut live = Live::default();
     (0..3).for_each(|page| live.write(0, page));
     live.tell(0, 0, Evicted);
@@ -231,7 +233,8 @@ fn a_parents_new_copy_goes_elsewhere_while_the_child_has_the_old_one() {
     assert_eq!(outcome.tiers[0].place_writes_max, 2, "nobody's child");
 }
 
-/// The same for tiers where each page has a place of its own: parent and child may both have a copy there.
+/// The same for tiers where each page has a place of its own: parent and child may both have a copy
+/// there.
 #[test]
 fn copies_of_parent_and_child_are_told_apart_wherever_they_lie() {
     for texts in [

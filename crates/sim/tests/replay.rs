@@ -1,4 +1,5 @@
-//! What a replay adds up to: the paper's formula, clean pages, waiting for each other, pools, energy.
+//! What a replay adds up to: the paper's formula, clean pages, waiting for each other, pools,
+//! energy.
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
@@ -310,13 +311,15 @@ fn pages(count: u64) -> impl FnOnce(&mut Setup) {
 #[test]
 fn pages_that_are_found_are_in_memory_until_others_push_them_out() {
     let found: Vec<_> = (0..4).map(|page| (0, page, Found)).collect();
-    // All hits; then page 9 pushes out page 0, which has to be read: it was used before, and its bytes are unknown.
+    // All hits; then page 9 pushes out page 0, which has to be read: it was used before, and its
+    // bytes are unknown.
     let outcome = run(&live(&[3, 2, 9, 0], &found), pages(4));
     assert_eq!((outcome.misses, outcome.first_touches), (2, 1));
     assert_eq!((outcome.swap_ins, outcome.evictions), (1, 2));
     assert_eq!(outcome.zero_evictions, 0, "found pages may hold anything");
     assert_eq!(outcome.footprint_pages, 5);
-    // More than fit: the first found left first. One that is found in the middle of the run is there from then on.
+    // More than fit: the first found left first. One that is found in the middle of the run is
+    // there from then on.
     let outcome = run(
         &live(&[3, 2, 0, 7], &[&found[..], &[(3, 7, Found)]].concat()),
         pages(2),
@@ -419,7 +422,8 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
             s.room = Room::Traced;
         })
     };
-    // With more room they need not be out before they are wanted back, but are unless the trace says that they were not.
+    // With more room they need not be out before they are wanted back, but are unless the trace
+    // says that they were not.
     let out = traced(&references, &evicted);
     assert_eq!((out.misses, out.evictions), (5, 2));
     let both = [&evicted[..], &[(3, 1, Recalled), (4, 2, Recalled)]].concat();
@@ -459,7 +463,8 @@ fn a_run_that_began_above_its_limit_evicts_no_more_than_it_did() {
         })
     };
     assert_eq!(of(Room::Traced, &moved).evictions, 4);
-    // The bounds and the policies compared keep to the limit; and so does who follows no more than that.
+    // The bounds and the policies compared keep to the limit; and so does who follows no more than
+    // that.
     assert_eq!(of(Room::AfterPlan, &moved).evictions, 3);
     assert_eq!(of(Room::Traced, &moved[..12]).evictions, 3);
 }
@@ -517,7 +522,8 @@ fn memory_without_end_is_as_much_as_the_trace_needs() {
 
 #[test]
 fn a_page_that_the_live_run_found_written_is_stored_again() {
-    // Page 1 is read twice and pushed out twice; the second time it is clean, unless it was written in memory.
+    // Page 1 is read twice and pushed out twice; the second time it is clean, unless it was written
+    // in memory.
     let references = [1, 2, 1, 2];
     let of = |moved: &[_]| run(&live(&references, moved), pages(1));
     let (zeros, once) = (of(&[]), of(&[(1, 1, Written)]));
@@ -548,7 +554,8 @@ fn a_write_that_changed_nothing_leaves_the_copy_below_right() {
     assert_eq!((stayed.misses, stayed.clean_evictions), (2, 0));
 }
 
-/// A scan over twice the memory, as `readahead` would have been recorded: every fourth page is faulted on, the rest comes along.
+/// A scan over twice the memory, as `readahead` would have been recorded: every fourth page is
+/// faulted on, the rest comes along.
 /// * `written`: the program wrote each of those afterwards.
 fn scanned(rounds: u64, written: bool) -> MemoryTrace {
     let (mut references, mut moved) = (Vec::new(), Vec::new());
@@ -573,7 +580,8 @@ fn prefetch(name: &str) -> impl FnOnce(&mut Setup) + '_ {
 
 #[test]
 fn a_window_comes_with_its_fault_also_where_its_room_or_its_pages_were_still_on_their_way_out() {
-    // 23 of 24 pages; eleven leave, and by the next fault at least as many are out as its window of three takes.
+    // 23 of 24 pages; eleven leave, and by the next fault at least as many are out as its window of
+    // three takes.
     let references: Vec<u64> = (0..23).chain([30, 7]).collect();
     let mut moved: Vec<_> = (0..11).map(|page| (23, page, Evicted)).collect();
     let along = |after, page| (after, page, Ahead { written: false });

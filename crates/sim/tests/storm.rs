@@ -1,13 +1,14 @@
 //! Storms by seed: every byte right, no fault waiting for ever, and every kind of failure met.
 //!
-//! `STORM_SEED=n` runs one seed, `STORM_SEEDS=n` the first n seeds, `STORM_OPS=n` sets the length of each. A seed that fails is shrunk
-//! and printed; `undercroft sim storm` does the same.
+//! `STORM_SEED=n` runs one seed, `STORM_SEEDS=n` the first n seeds, `STORM_OPS=n` sets the length
+//! of each. A seed that fails is shrunk and printed; `undercroft sim storm` does the same.
 
 #![allow(clippy::unwrap_used)] // everything here is a test
 
 use undercroft_sim::storm::{Ended, Recipe, Sabotage, Setup, minimise, replay, run, run_seeds};
 
-/// Seeds that fail when a bug that was found here and fixed is put back; checked by putting each back.
+/// Seeds that fail when a bug that was found here and fixed is put back; checked by putting each
+/// back.
 const REGRESSIONS: [(u64, &str); 6] = [
     (
         7,
@@ -205,8 +206,8 @@ fn same_seed_is_the_same_storm() {
     assert_ne!(run(&Setup::of_seed(4), 3000).tally, one.tally);
 }
 
-/// Each bug of the runtime that can be put in is found within few seeds, shrunk, and fails in the same way when replayed
-/// from its text.
+/// Each bug of the runtime that can be put in is found within few seeds, shrunk, and fails in the
+/// same way when replayed from its text.
 #[test]
 fn bugs_put_in_on_purpose_are_found_and_shrunk() {
     for sabotage in Sabotage::ALL {

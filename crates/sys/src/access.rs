@@ -1,18 +1,24 @@
-//! Tells which pages of a process were used: a BPF program walks its page tables and reports the Accessed bits.
+//! Tells which pages of a process were used: a BPF program walks its page tables and reports the
+//! Accessed bits.
 //!
 //! ```text
-//!  scan:   control map (blocks of 2 MiB wanted) -> BPF iterator over the process's threads (bpf/access.bpf.c): walks from
-//!          mm->pgd, copies each block's 512 entries to the tables map -> read here, both maps being mapped
+//!  scan:   control map (blocks of 2 MiB wanted)
+//!          -> BPF iterator over the process's threads (bpf/access.bpf.c): walks from mm->pgd,
+//!             copies each block's 512 entries to the tables map
+//!          -> read here, both maps being mapped
 //!  clear:  `1` to /proc/PID/clear_refs: the kernel clears the bit of every page of the process
 //! ```
-//! The walk takes no lock, so its answer is a *hint*: an entry may be torn from its time by whatever changes the tables
-//! meanwhile. It reads memory only (every table address is checked against the end of memory), never writes.
+//! The walk takes no lock, so its answer is a *hint*: an entry may be torn from its time by
+//! whatever changes the tables meanwhile. It reads memory only (every table address is checked
+//! against the end of memory), never writes.
 //!
-//! A bit is also set by the kernel when it maps a page (a fault's own page and those mapped along), so a bit alone says
-//! nothing of a page that came since the last look: [`BlockScan::frames`] tells those.
+//! A bit is also set by the kernel when it maps a page (a fault's own page and those mapped along),
+//! so a bit alone says nothing of a page that came since the last look: [`BlockScan::frames`] tells
+//! those.
 //!
-//! Source: measured, see `docs/design/0010-access-bits.md`. Limits: x86-64 with 4-level paging, kernels with BTF, CAP_BPF and
-//! CAP_PERFMON. A page whose translation a CPU still has cached is used without its bit being set.
+//! Source: measured, see `docs/design/0010-access-bits.md`. Limits: x86-64 with 4-level paging,
+//! kernels with BTF, CAP_BPF and CAP_PERFMON. A page whose translation a CPU still has cached is
+//! used without its bit being set.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -125,8 +131,8 @@ impl AccessError {
 pub struct BlockScan {
     /// Its first page, a multiple of [`BLOCK_PAGES`].
     pub start: VirtPage,
-    /// Of each page 0 when it is not in memory, else a fingerprint of its page frame: a page that left and came back since
-    /// the last look has another one, but for one in 255.
+    /// Of each page 0 when it is not in memory, else a fingerprint of its page frame: a page that
+    /// left and came back since the last look has another one, but for one in 255.
     pub frames: [u8; BLOCK_PAGES as usize],
     /// A bit a page: used since its bit was cleared, or mapped since.
     pub accessed: [u64; BLOCK_PAGES as usize / 64],
@@ -175,7 +181,8 @@ pub fn blocks_of(ranges: &[VirtRange]) -> Vec<VirtPage> {
     blocks
 }
 
-/// A loaded program and its maps. Nothing is pinned: all of it is gone when this is dropped or the process ends.
+/// A loaded program and its maps. Nothing is pinned: all of it is gone when this is dropped or the
+/// process ends.
 #[derive(Debug)]
 pub struct AccessScanner {
     program: bpf::Program,
@@ -185,8 +192,8 @@ pub struct AccessScanner {
 }
 
 impl AccessScanner {
-    /// Loads the program, finds where the kernel maps memory, and checks both on this process's own memory.
-    /// Cost: some 45 ms, most of it for reading the kernel's types; 7 MB meanwhile.
+    /// Loads the program, finds where the kernel maps memory, and checks both on this process's own
+    /// memory. Cost: some 45 ms, most of it for reading the kernel's types; 7 MB meanwhile.
     pub fn open() -> Result<AccessScanner, AccessError> {
         if has_five_levels() {
             return Err(AccessError::FiveLevels);
@@ -225,15 +232,17 @@ impl AccessScanner {
         self.control.words()[word].load(Ordering::Relaxed)
     }
 
-    /// Finds the base of the direct map: the one under which the address of this process's own top table translates to itself.
+    /// Finds the base of the direct map: the one under which the address of this process's own top
+    /// table translates to itself.
     fn calibrate(&mut self) -> Result<(), AccessError> {
         let text = std::fs::read_to_string("/proc/zoneinfo").unwrap_or_default();
         let phys_max = end_of_memory(&text).ok_or(AccessError::NotCalibrated(
             "/proc/zoneinfo tells no end of memory",
         ))?;
         self.put(PHYS_MAX, phys_max);
-        // The direct map begins on a GiB, at or below every table and less than the size of memory away; it is randomised, and no
-        // table's address is known here. So all of where it can be is tried, from above.
+        // The direct map begins on a GiB, at or below every table and less than the size of memory
+        // away; it is randomised, and no table's address is known here. So all of where it can be
+        // is tried, from above.
         let run = self.program.on(std::process::id())?;
         self.put(BASE, 0);
         self.put(FOUND, 0);
@@ -292,9 +301,11 @@ impl AccessScanner {
         }
     }
 
-    /// Calls `each` for every block of `blocks` (multiples of [`BLOCK_PAGES`]) that has pages in memory, in their order.
+    /// Calls `each` for every block of `blocks` (multiples of [`BLOCK_PAGES`]) that has pages in
+    /// memory, in their order.
     ///
-    /// Errors: `Gone`, when no thread of the process has memory. Cost: some 4 ns a page of the blocks.
+    /// Errors: `Gone`, when no thread of the process has memory. Cost: some 4 ns a page of the
+    /// blocks.
     pub fn scan(
         &mut self,
         pid: u32,
@@ -332,7 +343,8 @@ impl AccessScanner {
         self.found.start = block;
         let pages = BLOCK_PAGES as usize;
         if state == HUGE || state == HUGE_ACCESSED {
-            // Which frames is not told; a huge page that was replaced by another has not been evicted by us.
+            // Which frames is not told; a huge page that was replaced by another has not been
+            // evicted by us.
             for page in 0..pages {
                 self.found.set(page, page as u64, state == HUGE_ACCESSED);
             }
@@ -366,20 +378,24 @@ impl ClearRefs {
         Ok(ClearRefs(File::options().write(true).open(path)?))
     }
 
-    /// Clears the Accessed bit of every page of the process, managed or not. Translations cached by a CPU stay.
+    /// Clears the Accessed bit of every page of the process, managed or not. Translations cached by
+    /// a CPU stay.
     ///
-    /// Cost: some 75 ns a page in memory; page faults and installations of the process wait meanwhile.
+    /// Cost: some 75 ns a page in memory; page faults and installations of the process wait
+    /// meanwhile.
     pub fn clear(&self) -> io::Result<()> {
         (&self.0).write_all(b"1")
     }
 }
 
-/// Clears the Accessed bits of `ranges` of a process, and translations that a CPU has cached: a page used after this has its bit
-/// set. Pages that fork relatives share keep their bits. What of a range is not mapped, or locked, is left out.
+/// Clears the Accessed bits of `ranges` of a process, and translations that a CPU has cached: a
+/// page used after this has its bit set. Pages that fork relatives share keep their bits. What of a
+/// range is not mapped, or locked, is left out.
 ///
-/// The kernel takes the pages for cold (`MADV_COLD`): they are the first it reclaims itself when the whole machine runs short.
-/// Errors: no CAP_SYS_NICE, or the process is gone. Cost: some 90 ns a page that was used, and an interrupt to each CPU that runs
-/// the process, a range; page faults go on meanwhile.
+/// The kernel takes the pages for cold (`MADV_COLD`): they are the first it reclaims itself when
+/// the whole machine runs short. Errors: no CAP_SYS_NICE, or the process is gone. Cost: some 90 ns
+/// a page that was used, and an interrupt to each CPU that runs the process, a range; page faults
+/// go on meanwhile.
 pub fn clear(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
     let mut group: Vec<VirtRange> = Vec::with_capacity(VECTORS_MAX);
     let mut pages = 0;
@@ -411,8 +427,8 @@ fn cool(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
         .collect();
     let mut rest = &vectors[..];
     while let Some(first) = rest.first() {
-        // SAFETY: the addresses are another process's, or our own, where MADV_COLD changes no content; the vectors are a live
-        // slice of that length.
+        // SAFETY: the addresses are another process's, or our own, where MADV_COLD changes no
+        // content; the vectors are a live slice of that length.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -458,7 +474,8 @@ impl OwnMemory {
             unsafe { mm::mmap_anonymous(std::ptr::null_mut(), pages * PAGE_BYTES, prot, flags) }?
                 .cast();
         let memory = OwnMemory { start, pages };
-        // SAFETY: the whole of our own mapping; the advice changes no content. A kernel without huge pages refuses it.
+        // SAFETY: the whole of our own mapping; the advice changes no content. A kernel without
+        // huge pages refuses it.
         let _ = unsafe { mm::madvise(start.cast(), pages * PAGE_BYTES, Advice::LinuxNoHugepage) };
         Ok(memory)
     }

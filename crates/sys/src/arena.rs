@@ -7,8 +7,9 @@ use undercroft_base::PAGE_BYTES;
 
 use crate::mapping::PageBuf;
 
-/// A buffer of pages. A page in flight belongs to the kernel: nobody gets a reference to it until its I/O is reaped.
-/// One thread owns the arena; only the in-flight marks are shared with a [`crate::ring::Ring`].
+/// A buffer of pages. A page in flight belongs to the kernel: nobody gets a reference to it until
+/// its I/O is reaped. One thread owns the arena; only the in-flight marks are shared with a
+/// [`crate::ring::Ring`].
 #[derive(Debug)]
 pub struct PageArena {
     buffer: PageBuf,

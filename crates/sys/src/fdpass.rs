@@ -41,7 +41,8 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     Ok(())
 }
 
-/// Receives up to `bytes.len()` bytes and the descriptors that came along (closed on exec). 0 bytes: the peer is gone.
+/// Receives up to `bytes.len()` bytes and the descriptors that came along (closed on exec). 0
+/// bytes: the peer is gone.
 pub fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

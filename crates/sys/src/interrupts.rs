@@ -4,11 +4,12 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// The only CPU that hears of completions of the device under `file` (a block device, or the one its file system is on).
+/// The only CPU that hears of completions of the device under `file` (a block device, or the one
+/// its file system is on).
 ///
-/// `None`: the device has a queue for each CPU, or several, or does not say (a stacked or network device). A thread on that CPU
-/// waits for a read without a second CPU being woken: 34 instead of 57 us for 4 KiB on a virtual machine's disk.
-/// Cost: a dozen small files read.
+/// `None`: the device has a queue for each CPU, or several, or does not say (a stacked or network
+/// device). A thread on that CPU waits for a read without a second CPU being woken: 34 instead of
+/// 57 us for 4 KiB on a virtual machine's disk. Cost: a dozen small files read.
 pub fn completion_cpu(file: impl AsFd) -> Option<usize> {
     let stat = rustix::fs::fstat(file).ok()?;
     let number = match stat.st_mode & libc::S_IFMT {
@@ -55,7 +56,8 @@ fn interrupts(root: &Path, irq: u32) -> u64 {
 mod tests {
     use super::*;
 
-    /// A disk with `queues` queues and interrupts 35 (rare) and 36 (busy, on CPU 1), and a partition of it.
+    /// A disk with `queues` queues and interrupts 35 (rare) and 36 (busy, on CPU 1), and a
+    /// partition of it.
     fn tree(root: &Path, queues: usize) -> PathBuf {
         let device = root.join("sys/devices/pci0/virtio1");
         let disk = device.join("block/vda");

@@ -1,4 +1,5 @@
-//! The numbers of ioctl requests, built as the kernel's `_IO*` macros build them, and the one place that issues them.
+//! The numbers of ioctl requests, built as the kernel's `_IO*` macros build them, and the one place
+//! that issues them.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -22,14 +23,16 @@ pub(crate) const fn read_write<T>(group: u32, number: u32) -> u64 {
 /// Issues `request` with a structure of the size the request number names.
 ///
 /// # Safety
-/// `T` is the `repr(C)` structure that `request` takes, and whatever addresses are in it are either not this process's or
-/// memory that no Rust reference covers for writing (the kernel reads or writes there).
+/// `T` is the `repr(C)` structure that `request` takes, and whatever addresses are in it are either
+/// not this process's or memory that no Rust reference covers for writing (the kernel reads or
+/// writes there).
 pub(crate) unsafe fn call<T>(
     fd: BorrowedFd<'_>,
     request: u64,
     argument: &mut T,
 ) -> io::Result<i32> {
-    // SAFETY: `argument` is a live, exclusive reference to the structure `request` takes (caller's promise).
+    // SAFETY: `argument` is a live, exclusive reference to the structure `request` takes (caller's
+    // promise).
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, std::ptr::from_mut(argument)) };
     match result {
         -1 => Err(io::Error::last_os_error()),

@@ -1,4 +1,5 @@
-//! Every system call the rest needs and `std` does not give, behind safe functions. All `unsafe` of the manager is here.
+//! Every system call the rest needs and `std` does not give, behind safe functions. All `unsafe` of
+//! the manager is here.
 //!
 //! Level 1. errno is folded into meanings here; nobody above looks at a number.
 

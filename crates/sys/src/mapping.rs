@@ -17,22 +17,25 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory owned by this value; what may be done with it from several threads is decided by the
-// types that wrap it.
+// SAFETY: a mapping is plain memory owned by this value; what may be done with it from several
+// threads is decided by the types that wrap it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` alone gives no access.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is ours (made by mmap with this length) and nothing borrows from it any more.
+        // SAFETY: the range is ours (made by mmap with this length) and nothing borrows from it any
+        // more.
         let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// A memfd mapped shared: ledger, RAM tier, slot tables, command pages. Sparse: only touched pages take memory.
+/// A memfd mapped shared: ledger, RAM tier, slot tables, command pages. Sparse: only touched pages
+/// take memory.
 ///
-/// Other processes may map and change it, so no `&[u8]` into it is ever given out: words are atomics, bytes are copied.
+/// Other processes may map and change it, so no `&[u8]` into it is ever given out: words are
+/// atomics, bytes are copied.
 #[derive(Debug)]
 pub struct SharedMemory {
     fd: OwnedFd,
@@ -86,8 +89,8 @@ impl SharedMemory {
 
     /// The memory as words, shared with whoever else maps it.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: page-aligned, zero-initialised or written through atomics and raw copies; atomics may be changed by others
-        // at any time. The slice lives no longer than the mapping.
+        // SAFETY: page-aligned, zero-initialised or written through atomics and raw copies; atomics
+        // may be changed by others at any time. The slice lives no longer than the mapping.
         unsafe { std::slice::from_raw_parts(self.map.start.as_ptr().cast(), self.map.len / 8) }
     }
 
@@ -108,9 +111,10 @@ impl SharedMemory {
     /// Copies bytes out. A writer that races leaves torn bytes: the reader verifies a checksum.
     pub fn bytes_out(&self, offset: usize, dst: &mut [u8]) {
         self.check(offset, dst.len());
-        // SAFETY: the source range is inside the mapping (checked); `dst` is exclusive and cannot overlap it. A racing writer
-        // makes the bytes unpredictable, not the copy unsound in practice: `copy_nonoverlapping` is a plain memcpy, and the
-        // bytes are used only after their checksum verifies.
+        // SAFETY: the source range is inside the mapping (checked); `dst` is exclusive and cannot
+        // overlap it. A racing writer makes the bytes unpredictable, not the copy unsound in
+        // practice: `copy_nonoverlapping` is a plain memcpy, and the bytes are used only after
+        // their checksum verifies.
         unsafe {
             let src = self.map.start.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len());
@@ -120,15 +124,16 @@ impl SharedMemory {
     /// Copies bytes in. The caller owns the range (nobody else writes it).
     pub fn bytes_in(&self, offset: usize, src: &[u8]) {
         self.check(offset, src.len());
-        // SAFETY: the target range is inside the mapping (checked) and `src` cannot overlap it: no reference into the mapping
-        // is ever given out.
+        // SAFETY: the target range is inside the mapping (checked) and `src` cannot overlap it: no
+        // reference into the mapping is ever given out.
         unsafe {
             let dst = self.map.start.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len());
         }
     }
 
-    /// Gives the pages of the range back to the system; they read as zeros. Partial pages at the ends are zeroed.
+    /// Gives the pages of the range back to the system; they read as zeros. Partial pages at the
+    /// ends are zeroed.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         self.check(offset, len);
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -168,12 +173,14 @@ impl PageBuf {
         Ok(PageBuf(Mapping { start, len }))
     }
 
-    /// `pages` zero pages that are all the kernel's one zero page: reading them stays in the first-level cache. Writing
-    /// to the buffer is not possible by type: it is given out as a shared slice only.
+    /// `pages` zero pages that are all the kernel's one zero page: reading them stays in the
+    /// first-level cache. Writing to the buffer is not possible by type: it is given out as a
+    /// shared slice only.
     pub fn zeros(pages: usize) -> io::Result<ZeroPages> {
         let len = pages.max(1) * PAGE_BYTES;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-        // SAFETY: a fresh anonymous read-only mapping at an address the kernel chooses; it overlaps nothing.
+        // SAFETY: a fresh anonymous read-only mapping at an address the kernel chooses; it overlaps
+        // nothing.
         let start =
             unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, flags) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -215,7 +222,8 @@ impl Deref for PageBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is private to this value, initialised (zero) memory, and borrowed with `self`.
+        // SAFETY: the mapping is private to this value, initialised (zero) memory, and borrowed
+        // with `self`.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
     }
 }

@@ -92,7 +92,8 @@ impl PagemapEntry {
     }
 }
 
-/// An open `/proc/PID/pagemap`. Stays with the address space it was opened on: reads as empty after exec or exit.
+/// An open `/proc/PID/pagemap`. Stays with the address space it was opened on: reads as empty after
+/// exec or exit.
 #[derive(Debug)]
 pub struct Pagemap(File);
 
@@ -102,8 +103,8 @@ impl Pagemap {
         Ok(Pagemap(File::open(format!("/proc/{pid}/pagemap"))?))
     }
 
-    /// Appends the sub-ranges of `range` whose pages have any category of `any`, with the categories of `any` they have.
-    /// Cost: about 7 ns a page. Linux 6.7 or newer.
+    /// Appends the sub-ranges of `range` whose pages have any category of `any`, with the
+    /// categories of `any` they have. Cost: about 7 ns a page. Linux 6.7 or newer.
     pub fn scan(
         &self,
         range: VirtRange,
@@ -128,8 +129,9 @@ impl Pagemap {
                 category_anyof_mask: any.0,
                 return_mask: any.0,
             };
-            // SAFETY: PAGEMAP_SCAN takes `struct pm_scan_arg`; the kernel writes at most `vec_len` regions into `regions`,
-            // which lives on this frame and is not otherwise borrowed during the call.
+            // SAFETY: PAGEMAP_SCAN takes `struct pm_scan_arg`; the kernel writes at most `vec_len`
+            // regions into `regions`, which lives on this frame and is not otherwise borrowed
+            // during the call.
             let count = unsafe { ioctl::call(self.0.as_fd(), PAGEMAP_SCAN, &mut arg) }?;
             for region in &regions[..count as usize] {
                 let found = VirtRange::of_addresses(region.start, region.end);

@@ -1,6 +1,8 @@
-//! What this kernel lets us do: each ability Undercroft rests on is tried, not guessed from a version number.
+//! What this kernel lets us do: each ability Undercroft rests on is tried, not guessed from a
+//! version number.
 //!
-//! Nothing is left behind: every trial uses a throw-away descriptor, mapping, thread or child. Errors are answers here.
+//! Nothing is left behind: every trial uses a throw-away descriptor, mapping, thread or child.
+//! Errors are answers here.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -72,7 +74,8 @@ impl KernelReport {
         report
     }
 
-    /// Only what decides whether `undercroft run` can work at all, and how it evicts. Cost: about 1 ms, at most 50 ms (a fork of a large process).
+    /// Only what decides whether `undercroft run` can work at all, and how it evicts. Cost: about 1
+    /// ms, at most 50 ms (a fork of a large process).
     pub fn fast() -> KernelReport {
         let mut checks = vec![kernel(&sysfs("/proc/sys/kernel/osrelease"))];
         let device = UffdDevice::open();

@@ -70,8 +70,8 @@ impl AsFd for PidFd {
     }
 }
 
-/// Reads `dst.len()` bytes of the process's memory at `address`. A missing page there faults to whoever serves it: never
-/// call this from a thread that does.
+/// Reads `dst.len()` bytes of the process's memory at `address`. A missing page there faults to
+/// whoever serves it: never call this from a thread that does.
 ///
 /// Errors: fewer bytes than asked, or none of them readable.
 pub fn read_memory(id: u32, address: u64, dst: &mut [u8]) -> io::Result<()> {
@@ -83,8 +83,8 @@ pub fn read_memory(id: u32, address: u64, dst: &mut [u8]) -> io::Result<()> {
         iov_base: address as *mut _,
         iov_len: dst.len(),
     };
-    // SAFETY: the kernel writes at most `dst.len()` bytes into `dst`, exclusively borrowed; the remote address is only read,
-    // in the other process.
+    // SAFETY: the kernel writes at most `dst.len()` bytes into `dst`, exclusively borrowed; the
+    // remote address is only read, in the other process.
     let got = unsafe { libc::process_vm_readv(id as i32, &local, 1, &remote, 1, 0) };
     match got {
         -1 => Err(io::Error::last_os_error()),
@@ -93,7 +93,8 @@ pub fn read_memory(id: u32, address: u64, dst: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// Reads several ranges (address, bytes) of the process's memory, one after the other, into `dst`; at most 64 ranges.
+/// Reads several ranges (address, bytes) of the process's memory, one after the other, into `dst`;
+/// at most 64 ranges.
 pub fn read_memory_vectored(id: u32, ranges: &[(u64, usize)], dst: &mut [u8]) -> io::Result<()> {
     assert!(ranges.len() <= 64 && ranges.iter().map(|r| r.1).sum::<usize>() == dst.len());
     let local = libc::iovec {
@@ -120,11 +121,12 @@ pub fn read_memory_vectored(id: u32, ranges: &[(u64, usize)], dst: &mut [u8]) ->
     }
 }
 
-/// The address of a thread's robust-futex list head: glibc keeps it in the thread's control block, so it tells where that
-/// is. `None` when the thread has none or is gone.
+/// The address of a thread's robust-futex list head: glibc keeps it in the thread's control block,
+/// so it tells where that is. `None` when the thread has none or is gone.
 pub fn robust_list_head(tid: u32) -> Option<u64> {
     let (mut head, mut len) = (0u64, 0usize);
-    // SAFETY: get_robust_list writes one pointer and one size through the two pointers, both live locals.
+    // SAFETY: get_robust_list writes one pointer and one size through the two pointers, both live
+    // locals.
     let result = unsafe {
         let head = std::ptr::from_mut(&mut head);
         let len = std::ptr::from_mut(&mut len);
@@ -133,8 +135,8 @@ pub fn robust_list_head(tid: u32) -> Option<u64> {
     (result == 0 && head != 0).then_some(head)
 }
 
-/// Takes over a descriptor that this process was started with, by its number; closed on exec from now on. Each number is
-/// taken once.
+/// Takes over a descriptor that this process was started with, by its number; closed on exec from
+/// now on. Each number is taken once.
 ///
 /// Errors: no such descriptor.
 pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
@@ -145,7 +147,8 @@ pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: open (checked), and handed to us alone by whoever started this process; nothing else here owns it.
+    // SAFETY: open (checked), and handed to us alone by whoever started this process; nothing else
+    // here owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -177,7 +180,8 @@ pub fn set_affinity(tid: u32, cpus: &[usize]) -> io::Result<()> {
     )?)
 }
 
-/// Gives a thread (0: the caller) real-time FIFO priority; needs `CAP_SYS_NICE`. Threads that it starts do not inherit it.
+/// Gives a thread (0: the caller) real-time FIFO priority; needs `CAP_SYS_NICE`. Threads that it
+/// starts do not inherit it.
 pub fn set_fifo(tid: u32, priority: i32) -> io::Result<()> {
     set_scheduler(tid, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority)
 }
@@ -240,13 +244,14 @@ pub fn raise_open_files_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Starts a process that shares this one's *descriptor table* and does nothing: descriptors stay open in it when this
-/// process is killed, also those it received a moment before. Must be called while the process has one thread. Returns its
-/// id; the caller kills it when it ends in good order.
+/// Starts a process that shares this one's *descriptor table* and does nothing: descriptors stay
+/// open in it when this process is killed, also those it received a moment before. Must be called
+/// while the process has one thread. Returns its id; the caller kills it when it ends in good
+/// order.
 pub fn spawn_fd_holder() -> io::Result<u32> {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
-    // SAFETY: clone without CLONE_VM is fork with a shared descriptor table; the child below uses raw system calls only,
-    // touches no lock or heap, and never returns.
+    // SAFETY: clone without CLONE_VM is fork with a shared descriptor table; the child below uses
+    // raw system calls only, touches no lock or heap, and never returns.
     let id = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match id {
         -1 => Err(io::Error::last_os_error()),
@@ -256,7 +261,8 @@ pub fn spawn_fd_holder() -> io::Result<u32> {
 }
 
 fn hold_for_ever() -> ! {
-    // SAFETY: raw calls with constant arguments and local memory; nothing of the parent's state is touched.
+    // SAFETY: raw calls with constant arguments and local memory; nothing of the parent's state is
+    // touched.
     unsafe {
         libc::prctl(libc::PR_SET_NAME, c"uc-fds".as_ptr());
         libc::prctl(libc::PR_SET_PDEATHSIG, 0);
@@ -269,10 +275,11 @@ fn hold_for_ever() -> ! {
     }
 }
 
-/// Starts a process that does nothing (a fork of this one) until it is killed; it dies with the caller's thread. Its
-/// memory is a copy of this process's. The caller kills and reaps it.
+/// Starts a process that does nothing (a fork of this one) until it is killed; it dies with the
+/// caller's thread. Its memory is a copy of this process's. The caller kills and reaps it.
 pub(crate) fn spawn_waiting_child() -> io::Result<u32> {
-    // SAFETY: clone without flags is fork; the child uses raw system calls only, touches no lock or heap, never returns.
+    // SAFETY: clone without flags is fork; the child uses raw system calls only, touches no lock or
+    // heap, never returns.
     let id = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
     match id {
         -1 => Err(io::Error::last_os_error()),

@@ -46,7 +46,8 @@ impl<'a> Vma<'a> {
         })
     }
 
-    /// Private anonymous memory, the heap included: what can be managed. Stacks and kernel mappings have names.
+    /// Private anonymous memory, the heap included: what can be managed. Stacks and kernel mappings
+    /// have names.
     pub fn is_private_anonymous(&self) -> bool {
         !self.shared
             && self.inode == 0
@@ -166,8 +167,8 @@ pub fn status_number(pid: u32, key: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// For each (VmFlag, list): appends the process's mappings that have the flag (`wf` wiped on fork, `dc` not copied, `lo`
-/// locked). Reads smaps: the kernel walks every page, a few ms a GiB.
+/// For each (VmFlag, list): appends the process's mappings that have the flag (`wf` wiped on fork,
+/// `dc` not copied, `lo` locked). Reads smaps: the kernel walks every page, a few ms a GiB.
 pub fn mappings_with_flags(pid: u32, wanted: &mut [(&str, &mut Vec<VirtRange>)]) -> io::Result<()> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let mut current = None;

@@ -16,7 +16,8 @@ struct Operation {
     end: usize,
 }
 
-/// A ring and its arena. Pages handed to it are in flight until their completion is reaped; dropping the ring waits for all.
+/// A ring and its arena. Pages handed to it are in flight until their completion is reaped;
+/// dropping the ring waits for all.
 pub struct Ring {
     ring: IoUring,
     arena: PageArena,
@@ -73,8 +74,8 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) {
-        // SAFETY: the buffer of `entry` is pages of the arena that are marked in flight: nobody reads, writes or frees them
-        // until the completion is reaped, and `drop` waits for it.
+        // SAFETY: the buffer of `entry` is pages of the arena that are marked in flight: nobody
+        // reads, writes or frees them until the completion is reaped, and `drop` waits for it.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(
             pushed.is_ok(),
@@ -118,7 +119,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Hands what was started to the kernel and waits until at least `wait` operations have completed.
+    /// Hands what was started to the kernel and waits until at least `wait` operations have
+    /// completed.
     pub fn submit(&mut self, wait: usize) -> io::Result<()> {
         loop {
             match self.ring.submit_and_wait(wait) {
@@ -164,7 +166,8 @@ impl Drop for Ring {
     fn drop(&mut self) {
         while self.in_flight() > 0 {
             if self.submit(1).is_err() {
-                // The kernel may still write into the pages: leak them rather than free memory under it.
+                // The kernel may still write into the pages: leak them rather than free memory
+                // under it.
                 let empty = PageArena::new(0);
                 if let Ok(empty) = empty {
                     std::mem::forget(std::mem::replace(&mut self.arena, empty));

@@ -1,23 +1,26 @@
-//! Hears of a process tree's layout changes from the kernel's perf side band: new mappings, forks, execs, exits.
+//! Hears of a process tree's layout changes from the kernel's perf side band: new mappings, forks,
+//! execs, exits.
 //!
-//! A *hint*, never the truth: records of different CPUs come unordered, can be lost (reported), and tell of the whole
-//! mapping after merging with its neighbours. Whoever hears one looks into `/proc/PID/maps`.
+//! A *hint*, never the truth: records of different CPUs come unordered, can be lost (reported), and
+//! tell of the whole mapping after merging with its neighbours. Whoever hears one looks into
+//! `/proc/PID/maps`.
 //!
-//! Reported: mmap of any kind, `brk` growth, mprotect, growth of a stack, fork, thread start, exec, exit.
-//! **Not reported** (kept as tests): mremap, munmap, madvise, brk shrinking. Moves and removals in registered memory come
-//! as userfaultfd events; a mapping *grown* by mremap stays in its registered VMA and simply faults. A set-user-id exec
-//! ends the watch of that process.
+//! Reported: mmap of any kind, `brk` growth, mprotect, growth of a stack, fork, thread start, exec,
+//! exit. **Not reported** (kept as tests): mremap, munmap, madvise, brk shrinking. Moves and
+//! removals in registered memory come as userfaultfd events; a mapping *grown* by mremap stays in
+//! its registered VMA and simply faults. A set-user-id exec ends the watch of that process.
 //!
 //! ```text
 //!  per CPU:  owner event (this process, reports nothing) ── ring, mapped ── poll
 //!               ^ output of
 //!            one event for each thread watched, inherited by every thread and process it starts
 //! ```
-//! The ring belongs to an event of our own, because polling the event of an exited thread reports a hang-up for ever.
-//! Cost for the program (contract fact `overhead`, 2-CPU VM, Linux 6.18): `Wake::EachRecord` adds 4-8 us to an mmap (the
-//! kernel interrupts its own CPU to wake us), `Wake::HalfFull` less than the noise of 0.5 us; fork and thread start copy one
-//! event a CPU, within the noise here. Latency from the start of mmap to our wake-up: p50 20-30 us, p99 70 us (mmap itself included).
-//! Source: `perf_event_open(2)`, `include/uapi/linux/perf_event.h`.
+//! The ring belongs to an event of our own, because polling the event of an exited thread reports a
+//! hang-up for ever. Cost for the program (contract fact `overhead`, 2-CPU VM, Linux 6.18):
+//! `Wake::EachRecord` adds 4-8 us to an mmap (the kernel interrupts its own CPU to wake us),
+//! `Wake::HalfFull` less than the noise of 0.5 us; fork and thread start copy one event a CPU,
+//! within the noise here. Latency from the start of mmap to our wake-up: p50 20-30 us, p99 70 us
+//! (mmap itself included). Source: `perf_event_open(2)`, `include/uapi/linux/perf_event.h`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -36,7 +39,8 @@ mod record;
 
 pub use record::{Record, parse};
 
-/// Pages of each CPU's ring: about 1400 records of a mapping. Below the 516 KiB a CPU that every user may lock.
+/// Pages of each CPU's ring: about 1400 records of a mapping. Below the 516 KiB a CPU that every
+/// user may lock.
 const RING_PAGES: usize = 32;
 /// No record is longer: a mapping with a path of 4096 bytes.
 const RECORD_BYTES_MAX: usize = 4096 + 128;
@@ -91,9 +95,11 @@ const SET_OUTPUT: u64 = ioctl::io('$' as u32, 5);
 /// When the watcher is woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// By every record, within some 10 us. The program pays for it: an interrupt on its CPU for each mapping it makes.
+    /// By every record, within some 10 us. The program pays for it: an interrupt on its CPU for
+    /// each mapping it makes.
     EachRecord,
-    /// When a ring is half full (700 mappings): for who drains by a clock anyway. Costs the program little.
+    /// When a ring is half full (700 mappings): for who drains by a clock anyway. Costs the program
+    /// little.
     HalfFull,
 }
 
@@ -116,7 +122,8 @@ fn open_event(thread: u32, cpu: usize, reports: u64, wake: Wake) -> io::Result<O
         wakeup_watermark: wake.watermark(),
         ..Attr::default()
     };
-    // SAFETY: perf_event_open reads `attr.size` bytes of `attr`, a live local of that size; the rest are numbers.
+    // SAFETY: perf_event_open reads `attr.size` bytes of `attr`, a live local of that size; the
+    // rest are numbers.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
@@ -134,7 +141,8 @@ fn open_event(thread: u32, cpu: usize, reports: u64, wake: Wake) -> io::Result<O
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// One CPU's ring: a control page, then `RING_PAGES` of records that the kernel writes and we release.
+/// One CPU's ring: a control page, then `RING_PAGES` of records that the kernel writes and we
+/// release.
 #[derive(Debug)]
 struct CpuRing {
     cpu: usize,
@@ -148,8 +156,8 @@ const MAP_BYTES: usize = RING_BYTES + PAGE_BYTES;
 const DATA_HEAD: usize = 1024;
 const DATA_TAIL: usize = 1032;
 
-// SAFETY: the mapping is shared with the kernel only and owned by this value; it is read through raw copies by whoever
-// holds `&mut Sideband`.
+// SAFETY: the mapping is shared with the kernel only and owned by this value; it is read through
+// raw copies by whoever holds `&mut Sideband`.
 unsafe impl Send for CpuRing {}
 
 impl CpuRing {
@@ -173,7 +181,8 @@ impl CpuRing {
 
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset < PAGE_BYTES);
-        // SAFETY: inside the mapped control page, aligned, and only ever accessed as whole words by the kernel and us.
+        // SAFETY: inside the mapped control page, aligned, and only ever accessed as whole words by
+        // the kernel and us.
         unsafe { &*self.start.as_ptr().add(offset).cast::<AtomicU64>() }
     }
 
@@ -183,8 +192,8 @@ impl CpuRing {
         let first = out.len().min(RING_BYTES - from);
         let (head, rest) = out.split_at_mut(first);
         assert!(rest.len() <= from, "a record is shorter than the ring");
-        // SAFETY: both pieces lie inside the data pages (bounded above); the kernel does not write between tail and head,
-        // which is where the caller reads; `out` cannot overlap the mapping.
+        // SAFETY: both pieces lie inside the data pages (bounded above); the kernel does not write
+        // between tail and head, which is where the caller reads; `out` cannot overlap the mapping.
         unsafe {
             let data = self.start.as_ptr().add(PAGE_BYTES);
             std::ptr::copy_nonoverlapping(data.add(from), head.as_mut_ptr(), head.len());
@@ -205,7 +214,8 @@ impl CpuRing {
             let mut header = [0; 8];
             self.copy(tail, &mut header);
             let size = u16::from_ne_bytes([header[6], header[7]]);
-            // A size that cannot be: the ring is not what we think. What is left of it counts as lost.
+            // A size that cannot be: the ring is not what we think. What is left of it counts as
+            // lost.
             if size < 8 || u64::from(size) > left || usize::from(size) > RING_BYTES {
                 each(Record::Lost(1));
                 tail = head;
@@ -244,9 +254,9 @@ pub struct Sideband {
 impl Sideband {
     /// Watches a process, its threads, and everything they start from now on; woken by each record.
     ///
-    /// Descriptors: one a CPU, and one a CPU for each thread it has now: attach while it has few. A thread that starts
-    /// during the call may be heard twice. Errors: `PermissionDenied` (another user's process, `perf_event_paranoid` above
-    /// 2, seccomp), `NotFound`-like (gone).
+    /// Descriptors: one a CPU, and one a CPU for each thread it has now: attach while it has few. A
+    /// thread that starts during the call may be heard twice. Errors: `PermissionDenied` (another
+    /// user's process, `perf_event_paranoid` above 2, seccomp), `NotFound`-like (gone).
     pub fn open(pid: u32) -> io::Result<Sideband> {
         let mut sideband = Sideband::idle(Wake::EachRecord)?;
         sideband.watch(pid)?;
@@ -272,7 +282,8 @@ impl Sideband {
         })
     }
 
-    /// Watches one more process with its threads and what they start. Not needed for children of a watched one.
+    /// Watches one more process with its threads and what they start. Not needed for children of a
+    /// watched one.
     pub fn watch(&mut self, pid: u32) -> io::Result<()> {
         let mut done = BTreeSet::new();
         for _ in 0..ATTACH_ROUNDS_MAX {
@@ -298,7 +309,8 @@ impl Sideband {
     fn watch_thread(&mut self, thread: u32) -> io::Result<()> {
         for ring in &self.rings {
             let event = open_event(thread, ring.cpu, REPORTS, self.wake)?;
-            // SAFETY: SET_OUTPUT takes a descriptor by value; both are live perf events of the same CPU.
+            // SAFETY: SET_OUTPUT takes a descriptor by value; both are live perf events of the same
+            // CPU.
             let result =
                 unsafe { libc::ioctl(event.as_raw_fd(), SET_OUTPUT as _, ring.owner.as_raw_fd()) };
             if result < 0 {
@@ -309,8 +321,8 @@ impl Sideband {
         Ok(())
     }
 
-    /// Calls `each` for every record that is there now; returns how many (those of no interest included). Drain after
-    /// each wake-up: readiness is reported once for what came before it.
+    /// Calls `each` for every record that is there now; returns how many (those of no interest
+    /// included). Drain after each wake-up: readiness is reported once for what came before it.
     pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) -> usize {
         let Sideband { rings, scratch, .. } = self;
         let rings = rings.iter();

@@ -1,7 +1,8 @@
-//! userfaultfd: own bindings for every ioctl through MOVE, with each result folded into what the caller should do.
+//! userfaultfd: own bindings for every ioctl through MOVE, with each result folded into what the
+//! caller should do.
 //!
-//! The ranges and addresses are the client's, never this process's own managed memory. Source: `ioctl_userfaultfd(2)` and
-//! `include/uapi/linux/userfaultfd.h`.
+//! The ranges and addresses are the client's, never this process's own managed memory. Source:
+//! `ioctl_userfaultfd(2)` and `include/uapi/linux/userfaultfd.h`.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -283,7 +284,8 @@ impl AsFd for UffdDevice {
     }
 }
 
-/// One userfaultfd. When its last descriptor closes, faults in its ranges read as zeros: whoever evicts must keep it.
+/// One userfaultfd. When its last descriptor closes, faults in its ranges read as zeros: whoever
+/// evicts must keep it.
 #[derive(Debug)]
 pub struct Uffd(OwnedFd);
 
@@ -314,8 +316,8 @@ impl Uffd {
 
     /// The handshake: works once per descriptor. Returns the features the kernel has.
     ///
-    /// Errors: `Denied` for EVENT_FORK without `CAP_SYS_PTRACE` in the caller; `Invalid` for an unknown feature or a
-    /// second call.
+    /// Errors: `Denied` for EVENT_FORK without `CAP_SYS_PTRACE` in the caller; `Invalid` for an
+    /// unknown feature or a second call.
     pub fn api(&self, features: Features) -> Result<Features, UffdError> {
         let mut api = Api {
             api: 0xAA,
@@ -335,7 +337,8 @@ impl Uffd {
             mode: bits,
             ioctls: 0,
         };
-        // SAFETY: REGISTER takes `struct uffdio_register`; the range is the client's and no memory is written.
+        // SAFETY: REGISTER takes `struct uffdio_register`; the range is the client's and no memory
+        // is written.
         unsafe { ioctl::call(self.as_fd(), REGISTER, &mut register) }.map_err(|e| fold(&e, 0))?;
         Ok(())
     }
@@ -352,13 +355,14 @@ impl Uffd {
 
     fn ranged(&self, request: u64, range: VirtRange) -> Result<(), UffdError> {
         let mut range = Range::from(range);
-        // SAFETY: WAKE and UNREGISTER take `struct uffdio_range` and write nothing to memory of this process.
+        // SAFETY: WAKE and UNREGISTER take `struct uffdio_range` and write nothing to memory of
+        // this process.
         unsafe { ioctl::call(self.as_fd(), request, &mut range) }.map_err(|e| fold(&e, 0))?;
         Ok(())
     }
 
-    /// Installs whole pages from `src` at `dst`, atomically for each page, and wakes who waits there (unless
-    /// `dont_wake`). Cost: 0.3-0.6 us a page.
+    /// Installs whole pages from `src` at `dst`, atomically for each page, and wakes who waits
+    /// there (unless `dont_wake`). Cost: 0.3-0.6 us a page.
     pub fn copy(&self, dst: VirtPage, src: &[u8], dont_wake: bool) -> Result<(), UffdError> {
         debug_assert!(src.len().is_multiple_of(PAGE_BYTES));
         let mut copy = Transfer {
@@ -368,8 +372,9 @@ impl Uffd {
             mode: if dont_wake { MODE_DONT_WAKE } else { 0 },
             done: 0,
         };
-        // SAFETY: COPY takes `struct uffdio_copy`. The kernel only reads `src`, which the borrow keeps alive; it writes to
-        // the client's address space, which is never a managed range of this process.
+        // SAFETY: COPY takes `struct uffdio_copy`. The kernel only reads `src`, which the borrow
+        // keeps alive; it writes to the client's address space, which is never a managed range of
+        // this process.
         let result = unsafe { ioctl::call(self.as_fd(), COPY, &mut copy) };
         result.map_err(|e| fold(&e, copy.done))?;
         Ok(())
@@ -383,7 +388,8 @@ impl Uffd {
             mode,
             done: 0,
         };
-        // SAFETY: ZEROPAGE takes `struct uffdio_zeropage`; it maps into the client's address space only.
+        // SAFETY: ZEROPAGE takes `struct uffdio_zeropage`; it maps into the client's address space
+        // only.
         let result = unsafe { ioctl::call(self.as_fd(), ZEROPAGE, &mut zero) };
         result.map_err(|e| fold(&e, zero.done))?;
         Ok(())
@@ -396,7 +402,8 @@ impl Uffd {
             mode: 0,
             done: 0,
         };
-        // SAFETY: CONTINUE takes `struct uffdio_continue`; it maps into the client's address space only.
+        // SAFETY: CONTINUE takes `struct uffdio_continue`; it maps into the client's address space
+        // only.
         let result = unsafe { ioctl::call(self.as_fd(), CONTINUE, &mut argument) };
         result.map_err(|e| fold(&e, argument.done))?;
         Ok(())
@@ -421,16 +428,19 @@ impl Uffd {
             range: range.into(),
             mode: u64::from(on),
         };
-        // SAFETY: WRITEPROTECT takes `struct uffdio_writeprotect`; it changes page protection of the client only.
+        // SAFETY: WRITEPROTECT takes `struct uffdio_writeprotect`; it changes page protection of
+        // the client only.
         unsafe { ioctl::call(self.as_fd(), WRITEPROTECT, &mut argument) }
             .map_err(|e| fold(&e, 0))?;
         Ok(())
     }
 
-    /// Moves pages inside the *calling* process's address space. `dst` is registered with this descriptor and missing.
+    /// Moves pages inside the *calling* process's address space. `dst` is registered with this
+    /// descriptor and missing.
     ///
     /// # Safety
-    /// No Rust reference points into the source pages: they become missing there and fault or read as zeros.
+    /// No Rust reference points into the source pages: they become missing there and fault or read
+    /// as zeros.
     pub unsafe fn move_pages(&self, dst: VirtPage, src: VirtRange) -> Result<(), UffdError> {
         let mut argument = Transfer {
             dst: dst.address(),
@@ -439,19 +449,22 @@ impl Uffd {
             mode: 0,
             done: 0,
         };
-        // SAFETY: MOVE takes `struct uffdio_move`; the caller promises that nothing refers to the source.
+        // SAFETY: MOVE takes `struct uffdio_move`; the caller promises that nothing refers to the
+        // source.
         let result = unsafe { ioctl::call(self.as_fd(), MOVE, &mut argument) };
         result.map_err(|e| fold(&e, argument.done))?;
         Ok(())
     }
 
-    /// Reads what is pending into `buffer`; none is not an error. Layout events among the messages are acknowledged by
-    /// this: the client goes on.
+    /// Reads what is pending into `buffer`; none is not an error. Layout events among the messages
+    /// are acknowledged by this: the client goes on.
     ///
-    /// Errors: `OutOfMemory`-like kinds when a FORK message finds no free descriptor (EMFILE): raise the limit, read again.
+    /// Errors: `OutOfMemory`-like kinds when a FORK message finds no free descriptor (EMFILE):
+    /// raise the limit, read again.
     pub fn read_messages<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
         let bytes = size_of_val(&buffer.raw);
-        // SAFETY: the kernel writes at most `bytes` bytes into `raw`, which is plain memory exclusively borrowed.
+        // SAFETY: the kernel writes at most `bytes` bytes into `raw`, which is plain memory
+        // exclusively borrowed.
         let got = unsafe { libc::read(self.0.as_raw_fd(), buffer.raw.as_mut_ptr().cast(), bytes) };
         let count = match got {
             -1 => match io::Error::last_os_error() {
@@ -522,8 +535,8 @@ pub enum Message {
     Unmap(VirtRange),
 }
 
-/// The messages of one read. Each is yielded once; a FORK's descriptor is owned by its message, and messages not asked
-/// for are drained on drop so that none leaks.
+/// The messages of one read. Each is yielded once; a FORK's descriptor is owned by its message, and
+/// messages not asked for are drained on drop so that none leaks.
 pub struct Messages<'a> {
     raw: std::slice::Iter<'a, MaybeUninit<RawMessage>>,
 }
@@ -557,7 +570,8 @@ impl Iterator for Messages<'_> {
                     thread: ThreadId(c as u32),
                 },
                 0x13 => Message::Fork {
-                    // SAFETY: a FORK message gives the reader a new descriptor, and each message is yielded once.
+                    // SAFETY: a FORK message gives the reader a new descriptor, and each message is
+                    // yielded once.
                     child: Uffd(unsafe { OwnedFd::from_raw_fd(a as u32 as i32) }),
                 },
                 0x14 => Message::Remap {

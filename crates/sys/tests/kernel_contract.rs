@@ -1,8 +1,10 @@
-//! What Undercroft takes for granted of the kernel, one fact a test. When a new kernel breaks a fact, the name tells which.
+//! What Undercroft takes for granted of the kernel, one fact a test. When a new kernel breaks a
+//! fact, the name tells which.
 //!
-//! Runs without the usual harness: the main process has one thread and forks a child for each fact, so that a fact may
-//! wedge, die or lose its memory. A child that takes longer than its time is killed, with whatever it started.
-//! `cargo test -p undercroft-sys --test kernel_contract [PART OF A NAME]`.
+//! Runs without the usual harness: the main process has one thread and forks a child for each fact,
+//! so that a fact may wedge, die or lose its memory. A child that takes longer than its time is
+//! killed, with whatever it started. `cargo test -p undercroft-sys --test kernel_contract [PART OF
+//! A NAME]`.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
@@ -81,7 +83,8 @@ fn run(fact: fn()) -> Result<i32, &'static str> {
     outcome
 }
 
-/// Ends the fact's process and every orphan of it: this process is their reaper and has no other children.
+/// Ends the fact's process and every orphan of it: this process is their reaper and has no other
+/// children.
 fn end_what_is_left() {
     loop {
         let left = undercroft_sys::procfs::children(std::process::id());

@@ -50,7 +50,8 @@ pub struct Outcome {
     pub report: Option<Value>,
     /// Time from start to end.
     pub wall: Duration,
-    /// Largest anonymous memory of its tree seen, in bytes; sampled, so a little low. Meaningful for plain runs.
+    /// Largest anonymous memory of its tree seen, in bytes; sampled, so a little low. Meaningful
+    /// for plain runs.
     pub anonymous_peak: u64,
 }
 
@@ -301,7 +302,8 @@ impl Running {
         }
     }
 
-    // By process id: those that descend from our child, and those that carry our tag in their environment.
+    // By process id: those that descend from our child, and those that carry our tag in their
+    // environment.
     fn end_tree(&mut self) {
         for _ in 0..20 {
             let mut pids: Vec<i32> = with_environment(&self.tag);
@@ -380,8 +382,9 @@ impl Outcome {
             .as_f64()
     }
 
-    /// Panics unless Undercroft really worked: at least `pages` went out, some came in again, and none was lost.
-    /// Without that a test of correctness proves nothing. No check in plain-only mode.
+    /// Panics unless Undercroft really worked: at least `pages` went out, some came in again, and
+    /// none was lost. Without that a test of correctness proves nothing. No check in plain-only
+    /// mode.
     #[track_caller]
     pub fn expect_swapping(self, pages: f64) -> Outcome {
         if plain_only() {

@@ -1,13 +1,18 @@
-//! Runs unmodified programs plain and under Undercroft, and tells what they did, so that tests can compare every byte.
+//! Runs unmodified programs plain and under Undercroft, and tells what they did, so that tests can
+//! compare every byte.
 //!
 //! The tests are in `tests/`, the C programs they compile in `programs/`. Environment of a run:
 //!
-//! * `UNDERCROFT_BIN`: the binary under test. Default: `cargo build --release` of this checkout, once a test process.
-//! * `UNDERCROFT_TEST_PLAIN=1`: runs every command without Undercroft. It validates the tests themselves: whatever fails
-//!   then is the fault of the test or of the machine. What needs Undercroft is skipped.
-//! * `UNDERCROFT_TEST_OPS`, `UNDERCROFT_TEST_SEEDS`, `UNDERCROFT_TEST_KILLS`: larger runs of the random tests.
+//! * `UNDERCROFT_BIN`: the binary under test. Default: `cargo build --release` of this checkout,
+//!   once a test process.
+//! * `UNDERCROFT_TEST_PLAIN=1`: runs every command without Undercroft. It validates the tests
+//!   themselves: whatever fails then is the fault of the test or of the machine. What needs
+//!   Undercroft is skipped.
+//! * `UNDERCROFT_TEST_OPS`, `UNDERCROFT_TEST_SEEDS`, `UNDERCROFT_TEST_KILLS`: larger runs of the
+//!   random tests.
 //!
-//! A test that cannot run says `SKIPPED: name: reason` on standard error, past the capture of the test harness.
+//! A test that cannot run says `SKIPPED: name: reason` on standard error, past the capture of the
+//! test harness.
 
 mod job;
 mod memcached;
@@ -53,7 +58,8 @@ pub fn has_access_bits(name: &str) -> bool {
     true
 }
 
-/// Writes one line to standard error past the harness's capture: progress and results worth keeping in a CI log.
+/// Writes one line to standard error past the harness's capture: progress and results worth keeping
+/// in a CI log.
 pub fn say(line: &str) {
     // A closed standard error is no reason to fail a test.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
@@ -75,7 +81,8 @@ pub fn free_port() -> u16 {
         .port()
 }
 
-/// A number from the environment, or `default`. Panics on nonsense, so that a typing error does not shrink a test.
+/// A number from the environment, or `default`. Panics on nonsense, so that a typing error does not
+/// shrink a test.
 pub fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Err(_) => default,

@@ -1,4 +1,5 @@
-//! Reads `/proc`: which processes exist, who descends from whom, and how much anonymous memory they hold.
+//! Reads `/proc`: which processes exist, who descends from whom, and how much anonymous memory they
+//! hold.
 
 use std::collections::HashSet;
 use std::fs;
@@ -82,7 +83,8 @@ pub fn anonymous_kib(pid: i32) -> u64 {
     kib(&format!("/proc/{pid}/status"), "RssAnon:")
 }
 
-/// Its part of that, where frames are shared with others: `Pss_Anon`. Walks its page tables: a few ms a GiB.
+/// Its part of that, where frames are shared with others: `Pss_Anon`. Walks its page tables: a few
+/// ms a GiB.
 pub fn anonymous_part_kib(pid: i32) -> u64 {
     kib(&format!("/proc/{pid}/smaps_rollup"), "Pss_Anon:")
 }

@@ -16,7 +16,8 @@ pub fn target_folder() -> PathBuf {
         .to_owned()
 }
 
-/// The undercroft binary: `UNDERCROFT_BIN`, or this checkout's release build (made now unless fresh).
+/// The undercroft binary: `UNDERCROFT_BIN`, or this checkout's release build (made now unless
+/// fresh).
 ///
 /// A release build, because the debug one is several times slower and real time matters here.
 /// Panics: when there is none and it cannot be built; a missing binary must not look like success.

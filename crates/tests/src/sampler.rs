@@ -1,4 +1,5 @@
-//! Measures from outside, through `/proc`, what DRAM a client of Undercroft costs: its anonymous memory and the RAM pool.
+//! Measures from outside, through `/proc`, what DRAM a client of Undercroft costs: its anonymous
+//! memory and the RAM pool.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,7 +16,8 @@ use crate::processes::{anonymous_part_kib, descendants, processes};
 pub struct Sample {
     /// Since the sampler began.
     pub at: Duration,
-    /// Anonymous memory of the client's processes (stacks and other unmanaged memory included); a frame they share counts once.
+    /// Anonymous memory of the client's processes (stacks and other unmanaged memory included); a
+    /// frame they share counts once.
     pub anonymous: u64,
     /// Memory allocated to memfds that `undercroft` processes hold: the RAM pool and the ledger.
     pub memfds: u64,
@@ -28,7 +30,8 @@ pub struct Sampler {
     thread: JoinHandle<Vec<Sample>>,
 }
 
-// Allocated bytes of each memfd a process holds open, by inode, so that a memfd held by two processes counts once.
+// Allocated bytes of each memfd a process holds open, by inode, so that a memfd held by two
+// processes counts once.
 fn memfds(pid: i32, seen: &mut HashSet<u64>) -> u64 {
     let folder = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
@@ -47,8 +50,8 @@ fn memfds(pid: i32, seen: &mut HashSet<u64>) -> u64 {
 }
 
 impl Sampler {
-    /// Begins to sample the tree of `root`, an `undercroft run` process. Finding the processes costs more than a look
-    /// at them, so the tree is read again only every 5 samples.
+    /// Begins to sample the tree of `root`, an `undercroft run` process. Finding the processes
+    /// costs more than a look at them, so the tree is read again only every 5 samples.
     pub fn start(root: i32) -> Sampler {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);

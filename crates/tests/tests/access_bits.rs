@@ -14,7 +14,8 @@ const COLD_MIB: u64 = 64;
 const STEPS: u64 = 500;
 const COLD_A_STEP: u64 = 32;
 
-/// A hot set of more than half the memory, used at each step, beside a walk through cold memory; every word read is verified.
+/// A hot set of more than half the memory, used at each step, beside a walk through cold memory;
+/// every word read is verified.
 fn job(policy: &str, folder: &Path) -> Job {
     resting_job(policy, folder, "2000")
 }
@@ -31,7 +32,8 @@ fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
         .timeout(100)
 }
 
-/// Pages swapped in that the program could have kept: what the cold walk and the verification at the end read is not.
+/// Pages swapped in that the program could have kept: what the cold walk and the verification at
+/// the end read is not.
 fn hot_faults(job: Job) -> (f64, Value) {
     let outcome = job.run().expect(0);
     assert!(outcome.text().contains("0 wrong"), "{outcome}");
@@ -61,13 +63,15 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
             "{policy}: {without} faults of the hot set without access bits, {with} with; {looks}"
         ));
         assert!(looks["count"].as_u64() > Some(5), "{looks}");
-        // First in, first out evicts the hot set once for each lap; once it is in memory, it need not leave again.
+        // First in, first out evicts the hot set once for each lap; once it is in memory, it need
+        // not leave again.
         assert!(without > 2.0 * (HOT_MIB * 256) as f64, "{without}");
         assert!(with < without / 2.0, "{with} of {without}");
     }
 }
 
-/// Nobody has to ask: where pages leave, a look now and then tells which are used. Without pressure there is none.
+/// Nobody has to ask: where pages leave, a look now and then tells which are used. Without pressure
+/// there is none.
 #[test]
 fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     if !has_access_bits("unless_told_otherwise_a_run_looks_while_pages_leave") {
@@ -92,7 +96,8 @@ fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     assert_eq!(roomy["access_scans"], Value::Null, "nothing left memory");
 }
 
-/// Looks that nobody asked for cost an idle program nothing, and leave out processes with a living fork relative.
+/// Looks that nobody asked for cost an idle program nothing, and leave out processes with a living
+/// fork relative.
 #[test]
 fn without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives() {
     if !has_access_bits("without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives") {
@@ -219,7 +224,8 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
     assert_eq!(seen, recorded);
 }
 
-/// Undercroft without the capabilities `lost`; none where this machine has no means to take them away.
+/// Undercroft without the capabilities `lost`; none where this machine has no means to take them
+/// away.
 fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
     if plain_only() || !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
         skip(name, "needs root, setpriv and undercroft");
@@ -232,7 +238,8 @@ fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
     Some(Job::new("setpriv").args(sets).arg(undercroft()).timeout(60))
 }
 
-/// Where looking does not work, or bits cannot be cleared without holding installations up, a run goes on without.
+/// Where looking does not work, or bits cannot be cleared without holding installations up, a run
+/// goes on without.
 #[test]
 fn without_the_rights_to_look_and_clear_nobody_looks_unless_asked() {
     let name = "without_the_rights_to_look_and_clear_nobody_looks_unless_asked";
@@ -259,7 +266,8 @@ fn without_the_rights_to_look_and_clear_nobody_looks_unless_asked() {
     }
 }
 
-/// Without the right to load programs into the kernel the option is refused, with its name and the fix.
+/// Without the right to load programs into the kernel the option is refused, with its name and the
+/// fix.
 #[test]
 fn without_the_right_to_look_the_option_is_refused() {
     let name = "without_the_right_to_look_the_option_is_refused";

@@ -1,4 +1,5 @@
-//! `asfuzz` at a quarter of its memory (60 % where RAM is the only tier): random address-space operations against an oracle of every byte.
+//! `asfuzz` at a quarter of its memory (60 % where RAM is the only tier): random address-space
+//! operations against an oracle of every byte.
 
 use undercroft_tests::{
     Job, MIB, build, find, has_access_bits, one_at_a_time, plain_only, say, setting, skip,
@@ -81,8 +82,8 @@ fn ops(default: u64) -> u64 {
     setting("UNDERCROFT_TEST_OPS", default)
 }
 
-/// RAM as the only tier. Much of what `asfuzz` writes does not compress and can only stay, and a quarter of the memory does
-/// not hold it: here the program gets 60 %.
+/// RAM as the only tier. Much of what `asfuzz` writes does not compress and can only stay, and a
+/// quarter of the memory does not hold it: here the program gets 60 %.
 #[test]
 fn address_space_survives_on_the_ram_tier_alone() {
     fuzz(Case {
@@ -243,7 +244,8 @@ fn address_space_survives_more_seeds() {
     }
 }
 
-/// The oracle itself: one page spoiled behind its back must be noticed, whatever it was replaced by.
+/// The oracle itself: one page spoiled behind its back must be noticed, whatever it was replaced
+/// by.
 #[test]
 fn oracle_notices_a_spoiled_page() {
     let _turn = one_at_a_time();

@@ -1,4 +1,5 @@
-//! Bad input, missing permissions and full disks: clear errors and right exit statuses, never a wrong byte.
+//! Bad input, missing permissions and full disks: clear errors and right exit statuses, never a
+//! wrong byte.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -229,8 +230,8 @@ fn for_everyone() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (folder, binary, program)
 }
 
-/// Without CAP_SYS_PTRACE the kernel refuses fork events: either a clear refusal, or a run in which no byte is lost in
-/// any fork child. Nothing between.
+/// Without CAP_SYS_PTRACE the kernel refuses fork events: either a clear refusal, or a run in which
+/// no byte is lost in any fork child. Nothing between.
 #[test]
 fn without_capabilities_it_refuses_clearly_or_works_exactly() {
     needs_undercroft!("without_capabilities_it_refuses_clearly_or_works_exactly");
@@ -274,8 +275,8 @@ fn without_capabilities_it_refuses_clearly_or_works_exactly() {
     }
 }
 
-/// ENOSPC: the file tier is on a file system far smaller than its size says. The program must run on exactly, or be
-/// stopped with a clear error.
+/// ENOSPC: the file tier is on a file system far smaller than its size says. The program must run
+/// on exactly, or be stopped with a clear error.
 #[test]
 fn full_disk_never_costs_a_byte() {
     needs_undercroft!("full_disk_never_costs_a_byte");
@@ -357,8 +358,8 @@ fn room_that_comes_back_is_used() {
     );
 }
 
-/// The tiers hold far less than what does not fit. Staying is the default, and the report says by how much the limit is
-/// exceeded; with `--when-full kill` the run ends with 125 and says why.
+/// The tiers hold far less than what does not fit. Staying is the default, and the report says by
+/// how much the limit is exceeded; with `--when-full kill` the run ends with 125 and says why.
 #[test]
 fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
     let _turn = one_at_a_time();

@@ -1,4 +1,5 @@
-//! The limit, measured from outside every 10 ms: anonymous memory of the client plus the RAM pool stays below it.
+//! The limit, measured from outside every 10 ms: anonymous memory of the client plus the RAM pool
+//! stays below it.
 
 use std::time::Duration;
 
@@ -6,8 +7,8 @@ use undercroft_tests::{
     Job, MIB, Sample, Sampler, build, one_at_a_time, plain_only, say, skip, undercroft,
 };
 
-/// What counts as anonymous in the client but is not managed (stacks, libraries' data, the shim), and the ledger, which
-/// is a memfd but no page of the client.
+/// What counts as anonymous in the client but is not managed (stacks, libraries' data, the shim),
+/// and the ledger, which is a memfd but no page of the client.
 const UNMANAGED: u64 = 3 * MIB;
 
 /// The longest time in a row during which `over` holds.
@@ -34,7 +35,8 @@ fn stays_below(name: &str, limit: u64, tier: &str, program: &str, args: &[&str])
     );
 }
 
-/// Runs it, over the limit for at most 100 ms; the most DRAM used, seen from outside and by its own account.
+/// Runs it, over the limit for at most 100 ms; the most DRAM used, seen from outside and by its own
+/// account.
 fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u64, u64) {
     let _turn = one_at_a_time();
     if plain_only() {
@@ -102,9 +104,10 @@ fn limit_holds_on_the_file_tier() {
     );
 }
 
-/// Three children at once rewrite what they inherited: 160 MiB of frames in all, which the kernel would copy without a word. The
-/// first three are forked before there is anything to manage. In one run of some twenty the limit is passed by half for some 15 ms; before
-/// they were protected it was passed by its double each time.
+/// Three children at once rewrite what they inherited: 160 MiB of frames in all, which the kernel
+/// would copy without a word. The first three are forked before there is anything to manage. In one
+/// run of some twenty the limit is passed by half for some 15 ms; before they were protected it was
+/// passed by its double each time.
 #[test]
 fn limit_holds_under_a_storm_of_forks() {
     let name = "limit_holds_under_a_storm_of_forks";
@@ -164,7 +167,8 @@ fn below_its_limit_a_program_is_left_alone() {
     assert_eq!(outcome.number("pages.swapped_out"), Some(0.0), "{outcome}");
 }
 
-/// `undercroft status --json` while the program runs: it lists the run, and what it says agrees with the limit.
+/// `undercroft status --json` while the program runs: it lists the run, and what it says agrees
+/// with the limit.
 #[test]
 fn status_shows_a_running_program_within_its_limit() {
     let name = "status_shows_a_running_program_within_its_limit";
@@ -234,7 +238,8 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let trace = folder.path().join("live.uct").display().to_string();
-    // 80 of 84 MiB hold data that no RAM tier can make smaller: whoever counts zero pages as memory finds everything full.
+    // 80 of 84 MiB hold data that no RAM tier can make smaller: whoever counts zero pages as memory
+    // finds everything full.
     let outcome = Job::new(build("zeros"))
         .options(["--trace", &trace])
         .limit(84 * MIB)

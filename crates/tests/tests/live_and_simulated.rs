@@ -1,4 +1,5 @@
-//! A live run, recorded and replayed in the simulator: the same engine must fault and evict as often.
+//! A live run, recorded and replayed in the simulator: the same engine must fault and evict as
+//! often.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,21 +11,24 @@ use undercroft_tests::{
 
 const LIMIT: u64 = 32 * MIB;
 
-/// How far the simulation may be off, in percent, when it makes room as the live manager does (seen: 0.9), and when it makes
-/// it at the recorded times (seen: 0.0; 0.1 on a machine with four loops beside).
+/// How far the simulation may be off, in percent, when it makes room as the live manager does
+/// (seen: 0.9), and when it makes it at the recorded times (seen: 0.0; 0.1 on a machine with four
+/// loops beside).
 const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 0.5)];
 
 /// The same with prefetch (seen: 1.1 and 0.0).
 const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 0.5)];
 
-/// In a loop larger than memory at the recorded times (seen: 0.0): one page in another order, and it is 8 and more.
+/// In a loop larger than memory at the recorded times (seen: 0.0): one page in another order, and
+/// it is 8 and more.
 const LOOP_APART_MAX: f64 = 1.0;
 
-/// Of processes that share a limit, and of a program that drops memory, at the recorded times (seen: 0.0 to 0.2).
+/// Of processes that share a limit, and of a program that drops memory, at the recorded times
+/// (seen: 0.0 to 0.2).
 const SHARED_APART_MAX: f64 = 0.5;
 
-/// Fills twice its memory, reads it at random, writes some of it often and loops over it, under `policy` with `more` options; then
-/// the same in the simulator, over what was recorded.
+/// Fills twice its memory, reads it at random, writes some of it often and loops over it, under
+/// `policy` with `more` options; then the same in the simulator, over what was recorded.
 fn recorded_and_replayed(policy: &str, more: &[&str]) {
     let _turn = one_at_a_time();
     if plain_only() {
@@ -47,7 +51,8 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
     let info = json(["trace", "info", &trace, "--json"]);
     let recorded = float(&info["references"]["total"]);
     let evicted = float(&info["movements"]["evicted"]);
-    // A page that could not be installed at first is faulted on again, and counted again in the report.
+    // A page that could not be installed at first is faulted on again, and counted again in the
+    // report.
     assert!(
         (recorded / faults - 1.0).abs() < 0.001,
         "{recorded} of {faults} faults were recorded"
@@ -85,7 +90,8 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
     check_turns(&trace, 10_000);
 }
 
-/// What the simulator is not asked, it takes from the trace: the run again. Under another policy it decides for itself.
+/// What the simulator is not asked, it takes from the trace: the run again. Under another policy it
+/// decides for itself.
 fn check_as_it_was(trace: &str, policy: &str) {
     let plain = ["sim", "--json", "--tier", "nvme", "--trace", trace];
     let as_it_was = json(plain)["outcomes"][0].take();
@@ -125,7 +131,8 @@ fn faults(live: &Outcome) -> f64 {
         .sum()
 }
 
-/// What the simulator makes of a trace under the limit of the run, less a 64th, where pages waited to be written.
+/// What the simulator makes of a trace under the limit of the run, less a 64th, where pages waited
+/// to be written.
 fn simulated(trace: &str, policy: &str, prefetch: Option<&str>, room: &str) -> Value {
     let limit = (LIMIT - LIMIT / 64).to_string();
     let mut words = vec!["sim", "--json", "--tier", "nvme", "--trace", trace];
@@ -134,8 +141,9 @@ fn simulated(trace: &str, policy: &str, prefetch: Option<&str>, room: &str) -> V
     json(words)["outcomes"][0].take()
 }
 
-/// Pages that came along live raise no fault when they are used: with what came along followed, faults, evictions and pages
-/// brought along are those of the run again. With none of it they are not.
+/// Pages that came along live raise no fault when they are used: with what came along followed,
+/// faults, evictions and pages brought along are those of the run again. With none of it they are
+/// not.
 fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
     let _turn = one_at_a_time();
     if plain_only() {
@@ -172,7 +180,8 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
             let by = apart(None, room);
             assert!(by.iter().all(|by| by.abs() < most), "{by:?}");
         }
-        // The check can fail: what came along left out is another run. A prefetcher that is asked anew may come near by chance.
+        // The check can fail: what came along left out is another run. A prefetcher that is asked
+        // anew may come near by chance.
         let by = apart(Some("none"), "ahead");
         assert!(by.iter().all(|by| *by < -10.0), "none: {by:?}");
         apart(Some(recorded_with), "ahead");
@@ -192,7 +201,8 @@ enum Place {
     OutAtFork,
 }
 
-/// Each page comes and leaves in turn, and what fork relatives share leaves only when it has come to count.
+/// Each page comes and leaves in turn, and what fork relatives share leaves only when it has come
+/// to count.
 /// * `least`: pages that come back after they left; fewer prove nothing.
 fn check_turns(trace: &str, least: u64) {
     use Place::{In, Out, OutAtFork, Shared};
@@ -336,7 +346,8 @@ fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     }
 }
 
-/// Of a loop larger than memory the policy keeps a part. Which, hangs on every page: the trace has what decides it.
+/// Of a loop larger than memory the policy keeps a part. Which, hangs on every page: the trace has
+/// what decides it.
 #[test]
 fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -419,7 +430,8 @@ fn processes_that_share_a_limit_fault_as_often_in_the_simulator() {
     }
 }
 
-/// What fork children have from their parents, and what is theirs when those write, drop or leave it.
+/// What fork children have from their parents, and what is theirs when those write, drop or leave
+/// it.
 #[test]
 fn fork_children_fault_as_often_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -449,7 +461,8 @@ fn fork_children_fault_as_often_in_the_simulator() {
         let expected = [faults(&live), evicted];
         let info = json(["trace", "info", "--json", &trace]);
         let of = |what: &str| float(&info["movements"][what]);
-        // Two forks of each are told: the first children of `forks` are there before anything is managed.
+        // Two forks of each are told: the first children of `forks` are there before anything is
+        // managed.
         assert!(of("forks") >= 2.0 && of("ended") >= 3.0, "{info}");
         let outcome = json(["sim", "--json", "--trace", &trace])["outcomes"][0].take();
         let of = ["misses", "evictions"].map(|name| float(&outcome[name]));
@@ -476,8 +489,8 @@ for turn in range(3):
     total = sum(numbers)
 ";
 
-/// A program that grows by copying and drops what it copied from, also what was out: at such a place come zeros, and not what
-/// left there.
+/// A program that grows by copying and drops what it copied from, also what was out: at such a
+/// place come zeros, and not what left there.
 #[test]
 fn a_program_that_drops_memory_faults_as_often_in_the_simulator() {
     let name = "a_program_that_drops_memory_faults_as_often_in_the_simulator";

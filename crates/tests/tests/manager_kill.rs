@@ -1,4 +1,5 @@
-//! The manager is killed with `kill -9` at random moments: the client must end, and never see a zero or stale byte.
+//! The manager is killed with `kill -9` at random moments: the client must end, and never see a
+//! zero or stale byte.
 
 use std::time::{Duration, Instant};
 
@@ -87,7 +88,8 @@ fn manager_killed_never_shows_zeros_or_stale_bytes() {
     ));
 }
 
-/// The checker itself: at full memory it ends with 0 and leaves no evidence, and it is not killed by the pager.
+/// The checker itself: at full memory it ends with 0 and leaves no evidence, and it is not killed
+/// by the pager.
 #[test]
 fn checker_passes_while_the_manager_lives() {
     let _turn = one_at_a_time();

@@ -1,4 +1,5 @@
-//! Unmodified programs in a quarter to a half of their memory: their output is bit-identical to a plain run's.
+//! Unmodified programs in a quarter to a half of their memory: their output is bit-identical to a
+//! plain run's.
 
 use std::fmt::Write;
 
@@ -29,8 +30,8 @@ const FILE_50: Squeeze = Squeeze {
     pages: 2000.0,
 };
 
-/// Runs plain, measures, then runs squeezed. Both end with 0 and write the same bytes to standard output and, if given,
-/// into the file `product` (made anew in each run).
+/// Runs plain, measures, then runs squeezed. Both end with 0 and write the same bytes to standard
+/// output and, if given, into the file `product` (made anew in each run).
 fn same_as_plain(
     name: &str,
     job: &Job,
@@ -205,8 +206,8 @@ fn jvm_program_is_identical() {
     }
 }
 
-/// The methods of `stress-ng --vm` that verify what they wrote; (name, operations). `cache-lines` and `prime-incdec`
-/// need minutes for one pass and are left out.
+/// The methods of `stress-ng --vm` that verify what they wrote; (name, operations). `cache-lines`
+/// and `prime-incdec` need minutes for one pass and are left out.
 const METHODS: &[(&str, u32)] = &[
     ("cache-stripe", 300),
     ("checkerboard", 400),

@@ -1,4 +1,5 @@
-//! redis and memcached in a third of their memory: every value read back, snapshots exact, reload equal.
+//! redis and memcached in a third of their memory: every value read back, snapshots exact, reload
+//! equal.
 
 use std::time::{Duration, Instant};
 
@@ -121,7 +122,8 @@ fn redis_session(redis: &std::path::Path, limit: Option<(u64, &str)>) -> u64 {
     let footprint = anonymous_kib(server_process(&run, "redis-server")) * 1024;
     verify(&mut client, "after the load", 0..KEYS, 1);
 
-    // Exactly the first third has version 2 when the snapshot is taken; the rest changes while it is being written.
+    // Exactly the first third has version 2 when the snapshot is taken; the rest changes while it
+    // is being written.
     let third = KEYS / 3;
     store(&mut client, 0..third, 2);
     let reply = client.call(&[b"BGSAVE"]).expect("an answer");
@@ -248,7 +250,8 @@ fn memcached_session(memcached: &std::path::Path, limit: Option<u64>) -> u64 {
     let footprint = anonymous_kib(server_process(&run, "memcached")) * 1024;
     run.signal(rustix::process::Signal::TERM);
     let outcome = run.wait();
-    // Told to end by a signal, memcached ends with 0; the signal may also end `undercroft run` itself.
+    // Told to end by a signal, memcached ends with 0; the signal may also end `undercroft run`
+    // itself.
     assert!(matches!(outcome.code(), Some(0 | 143)), "{outcome}");
     if limit.is_some() {
         say(&format!(

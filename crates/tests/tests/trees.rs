@@ -1,4 +1,5 @@
-//! Process trees under one limit: shells with background jobs, exec chains, forking workers, threads, dropped users.
+//! Process trees under one limit: shells with background jobs, exec chains, forking workers,
+//! threads, dropped users.
 
 use undercroft_tests::{Job, MIB, build, find, one_at_a_time, plain_only, skip};
 
@@ -37,7 +38,8 @@ fn status_of_a_background_job_is_right() {
         .expect(9);
 }
 
-/// Children that rewrite all they inherited, several at once, while parent and children are evicted from.
+/// Children that rewrite all they inherited, several at once, while parent and children are evicted
+/// from.
 #[test]
 fn a_storm_of_forks_reads_what_it_wrote() {
     same(

@@ -1,8 +1,10 @@
-//! Prints what a page costs in each tier: time to store, load and free, next to the bare compressor; ratios; fragmentation.
+//! Prints what a page costs in each tier: time to store, load and free, next to the bare
+//! compressor; ratios; fragmentation.
 //!
-//! `cargo run --release -p undercroft-tier --example tier_cost [-- PAGES_FILE]`
-//! PAGES_FILE: 4 KiB pages of a real heap; without it, synthetic heap-like pages. Processor time of one thread (the file tier:
-//! wall time), best of several rounds: a ratio between lines of one run means something, an absolute time does not.
+//! `cargo run --release -p undercroft-tier --example tier_cost [-- PAGES_FILE]` PAGES_FILE: 4 KiB
+//! pages of a real heap; without it, synthetic heap-like pages. Processor time of one thread (the
+//! file tier: wall time), best of several rounds: a ratio between lines of one run means something,
+//! an absolute time does not.
 
 use std::hint::black_box;
 use std::time::Instant;

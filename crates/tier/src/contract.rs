@@ -1,4 +1,5 @@
-//! The contract every Tier implementation passes, against an oracle that keeps every byte. For tests.
+//! The contract every Tier implementation passes, against an oracle that keeps every byte. For
+//! tests.
 //!
 //! A suite panics with its seed at the first difference. Data are heap-like: see [`Pages`].
 
@@ -50,8 +51,8 @@ impl Pages {
         self.number() % limit
     }
 
-    /// A page as C and Python heaps have them: pointers into a few regions, small integers, short texts, zeros, floats.
-    /// LZ4 makes 30-45 % of it, like the heaps of redis and CPython.
+    /// A page as C and Python heaps have them: pointers into a few regions, small integers, short
+    /// texts, zeros, floats. LZ4 makes 30-45 % of it, like the heaps of redis and CPython.
     pub fn heap_like(&mut self) -> Page {
         let mut page = [0; PAGE_BYTES];
         let region = 0x7f00_0000_0000 + (self.below(64) << 24);
@@ -137,7 +138,8 @@ impl Subject<'_> {
     }
 }
 
-/// What a caller does with `Loaded::Read`, less the ring: opens the descriptor's file anew and reads one page.
+/// What a caller does with `Loaded::Read`, less the ring: opens the descriptor's file anew and
+/// reads one page.
 fn read_page(fd: RawFd, offset: u64, page: &mut Page) -> std::io::Result<()> {
     File::open(format!("/proc/self/fd/{fd}"))?.read_exact_at(page, offset)
 }
@@ -256,7 +258,8 @@ fn load_any(subject: &Subject<'_>, oracle: &Oracle, random: &mut Pages, context:
     true
 }
 
-/// Two threads load live slots, one loads slots that are being freed, while a worker stores and frees.
+/// Two threads load live slots, one loads slots that are being freed, while a worker stores and
+/// frees.
 pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
     let live = RwLock::new(Oracle::new());
     let doomed = RwLock::new(Oracle::new());
@@ -336,7 +339,8 @@ pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
     becomes_empty(subject);
 }
 
-/// Three threads store, load and free their own pages at once; no slot is ever two threads', every byte stays.
+/// Three threads store, load and free their own pages at once; no slot is ever two threads', every
+/// byte stays.
 pub fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
     std::thread::scope(|scope| {
         for thread in 0..3 {
@@ -396,7 +400,8 @@ pub fn becomes_empty(subject: &Subject<'_>) {
     );
 }
 
-/// Fills the tier (in at most `pages_max` pages), checks that nothing was lost, that room made is room found.
+/// Fills the tier (in at most `pages_max` pages), checks that nothing was lost, that room made is
+/// room found.
 pub fn fills_and_recovers(subject: &Subject<'_>, seed: u64, pages_max: usize) {
     println!("filling {}: seed {seed}", subject.tier.info().name);
     let mut random = Pages::new(seed);

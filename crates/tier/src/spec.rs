@@ -1,4 +1,5 @@
-//! What a user writes for `--tier`: `KIND[:PATH][,key=value]...`, parsed once into a type that cannot be wrong.
+//! What a user writes for `--tier`: `KIND[:PATH][,key=value]...`, parsed once into a type that
+//! cannot be wrong.
 //!
 //! ```text
 //! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%
@@ -34,7 +35,8 @@ pub struct RamSpec {
 /// `file:PATH[,size=SIZE]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileSpec {
-    /// A directory entry to be created, an existing directory to create a nameless file in, or a block device.
+    /// A directory entry to be created, an existing directory to create a nameless file in, or a
+    /// block device.
     pub path: PathBuf,
     /// Most bytes it may take; `None`: all of a block device, the manager's choice for a file.
     pub size: Option<Bytes>,
@@ -226,7 +228,8 @@ fn parse_limit(text: &str) -> Result<Limit, SpecError> {
 }
 
 impl Limit {
-    /// The bytes it stands for when the client's memory limit is `memory_max`; never more than that.
+    /// The bytes it stands for when the client's memory limit is `memory_max`; never more than
+    /// that.
     pub fn resolve(self, memory_max: Bytes) -> Bytes {
         match self {
             Limit::Bytes(bytes) => bytes.min(memory_max),

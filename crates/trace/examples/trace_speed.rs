@@ -1,4 +1,5 @@
-//! How fast traces are made, written, read and analysed, and how large they are: `cargo run --release --example trace_speed [REFS]`.
+//! How fast traces are made, written, read and analysed, and how large they are: `cargo run
+//! --release --example trace_speed [REFS]`.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,13 +1,17 @@
-//! A write-back last-level cache as a filter: touches in, what reaches memory out. As the traces of the PCM-swap paper were made.
+//! A write-back last-level cache as a filter: touches in, what reaches memory out. As the traces of
+//! the PCM-swap paper were made.
 //!
-//! One cache for instructions and data, shared by all clients and threads; set-associative, LRU, write-allocate. A miss emits a
-//! read of the line (an instruction's or data's); a dirty line that is replaced emits a write of that line, at the time of the
-//! touch that replaced it and for the client and thread that wrote it last. Lines that are still dirty when the program ends never reach
-//! memory, unless [`Cache::flush`] is called.
+//! One cache for instructions and data, shared by all clients and threads; set-associative, LRU,
+//! write-allocate. A miss emits a read of the line (an instruction's or data's); a dirty line that
+//! is replaced emits a write of that line, at the time of the touch that replaced it and for the
+//! client and thread that wrote it last. Lines that are still dirty when the program ends never
+//! reach memory, unless [`Cache::flush`] is called.
 //!
-//! Source: PCM swap §III-1 ("filter out memory references that are accessed directly from the CPU cache memory and also reflect the
-//! write-back property"). The paper does not say what a store that misses does. [`WriteMiss::Fetch`] reads the line first; then no
-//! trace has more data writes than reads, which two of the paper's four have. [`WriteMiss::Validate`] (no-fetch-on-write; Jouppi
+//! Source: PCM swap §III-1 ("filter out memory references that are accessed directly from the CPU
+//! cache memory and also reflect the write-back property"). The paper does not say what a store
+//! that misses does. [`WriteMiss::Fetch`] reads the line first; then no trace has more data writes
+//! than reads, which two of the paper's four have. [`WriteMiss::Validate`] (no-fetch-on-write;
+//! Jouppi
 //! 1993) reads nothing, and can give such a mix.
 
 use std::fmt;
@@ -251,7 +255,8 @@ impl Cache {
         })
     }
 
-    /// Writes back every dirty line at `time`, least recently used first within a set. All lines stay, clean.
+    /// Writes back every dirty line at `time`, least recently used first within a set. All lines
+    /// stay, clean.
     pub fn flush<E>(
         &mut self,
         time: u64,

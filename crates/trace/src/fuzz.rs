@@ -1,4 +1,5 @@
-//! What the fuzz target runs, and what the tests run over mutated traces: hostile bytes, and the promises that must hold.
+//! What the fuzz target runs, and what the tests run over mutated traces: hostile bytes, and the
+//! promises that must hold.
 
 use crate::format::header::movement_kinds;
 use crate::format::{
@@ -8,9 +9,10 @@ use crate::reader::TraceReader;
 use crate::reference::{Event, Reference};
 use crate::writer::TraceWriter;
 
-/// Reads `bytes` as a trace, as one whose checksums are put right, and as the columns of a block. Panics when a promise is broken: that the two ways of reading
-/// agree, and that what was read without an error is written and read back the same. Returns how many
-/// entries were read without an error.
+/// Reads `bytes` as a trace, as one whose checksums are put right, and as the columns of a block.
+/// Panics when a promise is broken: that the two ways of reading agree, and that what was read
+/// without an error is written and read back the same. Returns how many entries were read without
+/// an error.
 pub fn trace(bytes: &[u8]) -> u64 {
     columns(bytes) + whole(bytes) + whole(&mended(bytes))
 }
@@ -101,7 +103,8 @@ pub fn mended(bytes: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes `bytes` as columns, past the checksums and the compression that keep a fuzzer away from them.
+/// Decodes `bytes` as columns, past the checksums and the compression that keep a fuzzer away from
+/// them.
 fn columns(bytes: &[u8]) -> u64 {
     let Some((&count, columns)) = bytes.split_first() else {
         return 0;

@@ -1,4 +1,5 @@
-//! A trace in memory as pages: 8 bytes a reference, pages numbered densely in order of first touch. What simulators replay.
+//! A trace in memory as pages: 8 bytes a reference, pages numbered densely in order of first touch.
+//! What simulators replay.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -60,8 +61,9 @@ pub enum PageTraceError {
 }
 
 impl PageTrace {
-    /// Reads the rest of `reader`. `page_shift`: log2 of the page size. `times`: keep them (8 more bytes a reference).
-    /// Cost: one hash lookup a reference that is not to the page of the one before.
+    /// Reads the rest of `reader`. `page_shift`: log2 of the page size. `times`: keep them (8 more
+    /// bytes a reference). Cost: one hash lookup a reference that is not to the page of the one
+    /// before.
     pub fn read<R: Read>(
         mut reader: TraceReader<R>,
         page_shift: u8,
@@ -103,8 +105,8 @@ pub struct PageNumbers {
 }
 
 impl PageNumbers {
-    /// The number of page `page` of `client`; `None` when there are 2^32 - 1 pages already. Cost: a hash lookup, unless it
-    /// is the page of the call before.
+    /// The number of page `page` of `client`; `None` when there are 2^32 - 1 pages already. Cost: a
+    /// hash lookup, unless it is the page of the call before.
     #[inline]
     pub fn number(&mut self, client: u16, page: u64) -> Option<u32> {
         let key = (client, page);
@@ -194,8 +196,8 @@ pub(crate) fn check_page(header: &Header, page_shift: u8) -> Result<(), PageTrac
     }
 }
 
-/// Hashes page numbers: two multiplications. The standard hasher guards against attackers, at ten times the cost; a trace
-/// made to collide only slows its own reading.
+/// Hashes page numbers: two multiplications. The standard hasher guards against attackers, at ten
+/// times the cost; a trace made to collide only slows its own reading.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageHasher(u64);
 

@@ -1,6 +1,8 @@
-//! Numbers that look random and are the same for the same seed, for ever: SplitMix64, and a permutation.
+//! Numbers that look random and are the same for the same seed, for ever: SplitMix64, and a
+//! permutation.
 //!
-//! Own code, because a trace must come out of its seed unchanged whatever a library does to its generators.
+//! Own code, because a trace must come out of its seed unchanged whatever a library does to its
+//! generators.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
@@ -36,7 +38,8 @@ pub fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A permutation of 0..count without a table: four Feistel rounds on the next even number of bits, walked until inside.
+/// A permutation of 0..count without a table: four Feistel rounds on the next even number of bits,
+/// walked until inside.
 #[derive(Clone, Debug)]
 pub(crate) struct Permutation {
     count: u64,

@@ -1,4 +1,5 @@
-//! Reads a trace as a stream. Takes nothing in the file for granted: every length has its bound, every block its checksum.
+//! Reads a trace as a stream. Takes nothing in the file for granted: every length has its bound,
+//! every block its checksum.
 
 use std::io::{self, Read};
 
@@ -12,10 +13,11 @@ use crate::reference::{Event, Movement, Reference};
 use crate::writer::Totals;
 
 /// Reads one trace, a block at a time; about 4 MiB of memory. Iterate it, or take whole blocks with
-/// [`TraceReader::next_block`], which is faster: both give references alone. [`TraceReader::next_events`] gives the
-/// movements of pages between them as well.
+/// [`TraceReader::next_block`], which is faster: both give references alone.
+/// [`TraceReader::next_events`] gives the movements of pages between them as well.
 ///
-/// The entries of a block are given out only when its checksum fits. An error is given once; then there is nothing more.
+/// The entries of a block are given out only when its checksum fits. An error is given once; then
+/// there is nothing more.
 pub struct TraceReader<R: Read> {
     input: Input<R>,
     header: Header,
@@ -83,8 +85,9 @@ impl<R: Read> TraceReader<R> {
         self.input.offset
     }
 
-    /// Appends the next block's references to `out` (none, where it holds movements only); false at the end. References that
-    /// iteration has not given out yet come first. On error `out` is as it was.
+    /// Appends the next block's references to `out` (none, where it holds movements only); false at
+    /// the end. References that iteration has not given out yet come first. On error `out` is as it
+    /// was.
     pub fn next_block(&mut self, out: &mut Vec<Reference>) -> Result<bool, TraceError> {
         if self.given < self.block.len() {
             out.extend(self.block.drain(..).skip(self.given));
@@ -105,8 +108,8 @@ impl<R: Read> TraceReader<R> {
         result
     }
 
-    /// Appends the next block's references and movements to `out`, in order; false at the end. On error `out` is as it was.
-    /// For a reader that is used in this way from the beginning.
+    /// Appends the next block's references and movements to `out`, in order; false at the end. On
+    /// error `out` is as it was. For a reader that is used in this way from the beginning.
     pub fn next_events(&mut self, out: &mut Vec<Event>) -> Result<bool, TraceError> {
         if self.failed || self.end.is_some() {
             return Ok(false);

@@ -1,4 +1,5 @@
-//! From touches to a trace: through a cache when one is wanted, then to granules, then to the writer.
+//! From touches to a trace: through a cache when one is wanted, then to granules, then to the
+//! writer.
 
 use std::io::Write;
 
@@ -15,8 +16,8 @@ pub struct Recorder<W: Write> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// Writes the header, to which it adds what it knows itself: whether it filters, and a granularity of a line at least
-    /// when it does. Errors: as [`TraceWriter::new`].
+    /// Writes the header, to which it adds what it knows itself: whether it filters, and a
+    /// granularity of a line at least when it does. Errors: as [`TraceWriter::new`].
     pub fn new(
         output: W,
         mut header: Header,
@@ -58,7 +59,8 @@ impl<W: Write> Recorder<W> {
         self.cache.as_ref().map(Cache::counts)
     }
 
-    /// Ends the trace at `time_end`. Dirty lines stay in the cache: the program's memory is gone before they reach it.
+    /// Ends the trace at `time_end`. Dirty lines stay in the cache: the program's memory is gone
+    /// before they reach it.
     pub fn finish(self, time_end: u64) -> Result<(Totals, W), WriteError> {
         self.writer.finish(time_end)
     }

@@ -1,4 +1,5 @@
-//! One entry of a trace: a memory reference of a program or, in live traces, the movement of a page between memory and below.
+//! One entry of a trace: a memory reference of a program or, in live traces, the movement of a page
+//! between memory and below.
 
 /// What a reference does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,8 +21,8 @@ impl Access {
 
 /// One reference, as a recorder saw it or a generator made it.
 ///
-/// * `time`: nanoseconds of virtual time since the trace began; never goes back. Where a recorder has no clock it counts
-///   what it has (references, instructions) and the trace's header says so.
+/// * `time`: nanoseconds of virtual time since the trace began; never goes back. Where a recorder
+///   has no clock it counts what it has (references, instructions) and the trace's header says so.
 /// * `address`: first byte; in a page-granular trace a multiple of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
@@ -37,36 +38,44 @@ pub struct Reference {
     pub thread: u16,
 }
 
-/// How a page came into memory or left it without a reference of the program. Never counted as a reference.
+/// How a page came into memory or left it without a reference of the program. Never counted as a
+/// reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Movement {
     /// Left: taken out by the manager.
     Evicted,
-    /// Was there when the manager first looked at its mapping; or fork relatives share it, and from now on it counts as a page of its own
-    /// here: it has been copied, or who was charged for the frame has let go of it.
+    /// Was there when the manager first looked at its mapping; or fork relatives share it, and from
+    /// now on it counts as a page of its own here: it has been copied, or who was charged for the
+    /// frame has let go of it.
     Found,
     /// Came: brought along with a page that was faulted on.
     Ahead,
-    /// Came back: it had been evicted, and could not be stored; or it is where its mapping has moved to.
+    /// Came back: it had been evicted, and could not be stored; or it is where its mapping has
+    /// moved to.
     Returned,
     /// Has no content any more, in memory or out: the program dropped, unmapped or moved it.
     Dropped,
-    /// Is out, and was not written since it came: its bytes were those of the copy below when it was evicted.
+    /// Is out, and was not written since it came: its bytes were those of the copy below when it
+    /// was evicted.
     Clean,
     /// Stayed where it is, in memory, and was used since the look before: its Accessed bit was set.
     Accessed,
-    /// May not leave from now on, whether it is in memory or not: the manager's own decision, or the program's.
+    /// May not leave from now on, whether it is in memory or not: the manager's own decision, or
+    /// the program's.
     Locked,
     /// Left, as [`Movement::Evicted`], but named by the manager itself and not by its policy.
     Named,
-    /// Had been evicted, and is not out yet: the next entry is a fault on it, which was served by putting it back.
+    /// Had been evicted, and is not out yet: the next entry is a fault on it, which was served by
+    /// putting it back.
     Recalled,
-    /// No page: the client is a fork child, and has what the client has whose number is in [`Event::thread`], as it is there now.
+    /// No page: the client is a fork child, and has what the client has whose number is in
+    /// [`Event::thread`], as it is there now.
     Forked,
-    /// No page: the client has ended, and nothing it had is left. What has its number from now on is another.
+    /// No page: the client has ended, and nothing it had is left. What has its number from now on
+    /// is another.
     Ended,
-    /// Was there when the manager first looked at its mapping, in a frame that it shares with fork relatives and that one of them is
-    /// charged for.
+    /// Was there when the manager first looked at its mapping, in a frame that it shares with fork
+    /// relatives and that one of them is charged for.
     Shared,
 }
 
@@ -104,8 +113,8 @@ pub enum Kind {
     Movement(Movement),
 }
 
-/// One entry of a trace; fields as those of [`Reference`]. The thread of a movement means nothing, but of
-/// [`Movement::Forked`].
+/// One entry of a trace; fields as those of [`Reference`]. The thread of a movement means nothing,
+/// but of [`Movement::Forked`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// When.

@@ -1,4 +1,5 @@
-//! A touch of memory before any filter: what recorders and importers deliver, of any length; and its split into lines.
+//! A touch of memory before any filter: what recorders and importers deliver, of any length; and
+//! its split into lines.
 
 use crate::reference::{Access, Reference};
 
@@ -23,7 +24,8 @@ pub struct Touch {
 }
 
 impl Touch {
-    /// Numbers of the first and last line of 2^`shift` bytes. A touch past the end of addresses ends there.
+    /// Numbers of the first and last line of 2^`shift` bytes. A touch past the end of addresses
+    /// ends there.
     pub fn lines(&self, shift: u8) -> std::ops::RangeInclusive<u64> {
         let last = self
             .address
@@ -31,8 +33,9 @@ impl Touch {
         self.address >> shift..=last >> shift
     }
 
-    /// The references of it at granularity 2^`granularity`: its address, rounded down to a granule, and the beginning of
-    /// every further line of 64 bytes (granule, when that is larger) it reaches into.
+    /// The references of it at granularity 2^`granularity`: its address, rounded down to a granule,
+    /// and the beginning of every further line of 64 bytes (granule, when that is larger) it
+    /// reaches into.
     pub fn references(self, granularity: u8) -> impl Iterator<Item = Reference> {
         let line = granularity.max(LINE_BYTES.trailing_zeros() as u8);
         let first = self.address >> granularity << granularity;

@@ -1,4 +1,5 @@
-//! Writes a trace as a stream: references and movements in, header, compressed blocks and the end block out. Never seeks.
+//! Writes a trace as a stream: references and movements in, header, compressed blocks and the end
+//! block out. Never seeks.
 
 use std::io::Write;
 
@@ -47,7 +48,8 @@ impl Totals {
     pub(crate) fn count(&mut self, kind: Kind) {
         match kind {
             Kind::Access(access) => {
-                // No branches: reads and writes come as they like, and a wrong guess costs as much as the rest of an entry.
+                // No branches: reads and writes come as they like, and a wrong guess costs as much
+                // as the rest of an entry.
                 self.instructions += u64::from(access == Access::Instruction);
                 self.reads += u64::from(access == Access::Read);
                 self.writes += u64::from(access == Access::Write);
@@ -56,8 +58,8 @@ impl Totals {
         }
     }
 
-    /// The end block after a part with checksum `before`; with its own checksum. * `movements`: how many kinds the header
-    /// announces.
+    /// The end block after a part with checksum `before`; with its own checksum. * `movements`: how
+    /// many kinds the header announces.
     pub(crate) fn encode(&self, before: u32, movements: usize) -> Vec<u8> {
         let mut bytes = END_TAG.to_vec();
         bytes.extend([0; 4]);
@@ -79,9 +81,11 @@ impl Totals {
     }
 }
 
-/// Writes one trace. Call [`TraceWriter::finish`]: a trace without its end block reads as truncated.
+/// Writes one trace. Call [`TraceWriter::finish`]: a trace without its end block reads as
+/// truncated.
 ///
-/// Writes the header at once and each block when it is full, in three writes; give it a `File` or a pipe as it is.
+/// Writes the header at once and each block when it is full, in three writes; give it a `File` or a
+/// pipe as it is.
 pub struct TraceWriter<W: Write> {
     output: W,
     header: Header,
@@ -120,13 +124,15 @@ impl<W: Write> TraceWriter<W> {
         &self.totals
     }
 
-    /// Adds a reference. Errors: it is not as the header says (nothing is written, the trace can go on), or `output` failed.
+    /// Adds a reference. Errors: it is not as the header says (nothing is written, the trace can go
+    /// on), or `output` failed.
     #[inline]
     pub fn write(&mut self, reference: Reference) -> Result<(), WriteError> {
         self.write_event(reference.into())
     }
 
-    /// Adds a reference or, where the header announces its kind, a movement. Errors: as [`TraceWriter::write`].
+    /// Adds a reference or, where the header announces its kind, a movement. Errors: as
+    /// [`TraceWriter::write`].
     #[inline]
     pub fn write_event(&mut self, event: Event) -> Result<(), WriteError> {
         let index = self.totals.entries();
@@ -164,7 +170,8 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// Ends the trace at `time_end` (or at its last entry, when that is later); what it holds, and the output, flushed.
+    /// Ends the trace at `time_end` (or at its last entry, when that is later); what it holds, and
+    /// the output, flushed.
     pub fn finish(mut self, time_end: u64) -> Result<(Totals, W), WriteError> {
         self.flush_block()?;
         self.totals.time_end = self.totals.time_end.max(time_end);
@@ -174,7 +181,8 @@ impl<W: Write> TraceWriter<W> {
         Ok((self.totals, self.output))
     }
 
-    /// Writes the pending entries as a block, so that a reader of a pipe has them; a block of few compresses badly.
+    /// Writes the pending entries as a block, so that a reader of a pipe has them; a block of few
+    /// compresses badly.
     pub fn flush_block(&mut self) -> Result<(), WriteError> {
         let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
             return Ok(());

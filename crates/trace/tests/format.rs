@@ -207,7 +207,8 @@ fn movements_without_their_flag_are_neither_written_nor_read() {
     assert_eq!(error.offset(), 12, "{error}");
 }
 
-/// Kinds of movements that have a flag of their own: which, how errors call the first, and the header without the flag.
+/// Kinds of movements that have a flag of their own: which, how errors call the first, and the
+/// header without the flag.
 type Later = (&'static [Movement], u8, &'static str, fn(Header) -> Header);
 const LATER: [Later; 4] = [
     (&[Movement::Accessed], 16, "a use of a page", |header| {
@@ -551,7 +552,8 @@ fn page_trace_numbers_pages_by_first_touch_and_keeps_clients_apart() {
     assert!(PageTrace::from_references(coarse, [], 9, false).is_err());
 }
 
-/// Mutated traces through the function that the fuzz target runs; fixed seeds, so that a failure comes back.
+/// Mutated traces through the function that the fuzz target runs; fixed seeds, so that a failure
+/// comes back.
 #[test]
 fn fuzz_entry_holds_on_mutated_traces() {
     let traces = [small().2, live().1];

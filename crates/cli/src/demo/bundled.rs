@@ -1,4 +1,5 @@
-//! The bundled key-value store: what the demo drives where redis-server is not installed. One thread, values on the heap.
+//! The bundled key-value store: what the demo drives where redis-server is not installed. One
+//! thread, values on the heap.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, BufWriter, Write};

@@ -1,4 +1,5 @@
-//! `undercroft demo`: one store, one workload, several ways to give it memory; every value is verified in each of them.
+//! `undercroft demo`: one store, one workload, several ways to give it memory; every value is
+//! verified in each of them.
 
 mod bundled;
 mod resp;

@@ -1,4 +1,5 @@
-//! The part of the Redis protocol (RESP2) that the demo speaks: requests as arrays of strings, four kinds of replies.
+//! The part of the Redis protocol (RESP2) that the demo speaks: requests as arrays of strings, four
+//! kinds of replies.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,5 @@
-//! Starts and stops the store of one setting: without a limit, under undercroft, or under kernel swap.
+//! Starts and stops the store of one setting: without a limit, under undercroft, or under kernel
+//! swap.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -25,13 +26,15 @@ pub enum Setting {
     NoLimit,
     /// Under `undercroft run` with this limit.
     Undercroft(Bytes),
-    /// In a memory cgroup of this size with compressed swap (zram); the compressed pages come on top.
+    /// In a memory cgroup of this size with compressed swap (zram); the compressed pages come on
+    /// top.
     Zram(Bytes),
     /// In a memory cgroup of this size with a swap file.
     SwapFile(Bytes),
 }
 
-/// A running store and what takes it down again. Dropping it ends the store and puts the machine back.
+/// A running store and what takes it down again. Dropping it ends the store and puts the machine
+/// back.
 pub struct Server {
     run: Run,
     log: PathBuf,

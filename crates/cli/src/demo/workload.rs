@@ -1,6 +1,8 @@
-//! The demo's workload: fill the store, ask for values by a zipfian law, then read every value back. All bytes are checked.
+//! The demo's workload: fill the store, ask for values by a zipfian law, then read every value
+//! back. All bytes are checked.
 //!
-//! A value is a function of its key and version, so the demo needs no copy of the data to verify it.
+//! A value is a function of its key and version, so the demo needs no copy of the data to verify
+//! it.
 
 use std::fmt::Write as _;
 use std::io;
@@ -69,7 +71,8 @@ pub struct Plan {
 /// * `progress`: called with the phase and how much of it is done, at most once a pipeline.
 /// * `stop`: when set, ends with `Interrupted` after the current request.
 ///
-/// Errors: the connection broke, or the store refused a request. Wrong bytes are counted, not errors.
+/// Errors: the connection broke, or the store refused a request. Wrong bytes are counted, not
+/// errors.
 pub fn run(
     client: &mut Client,
     plan: Plan,
@@ -252,7 +255,8 @@ impl Random {
     }
 }
 
-/// Keys by a zipfian law (Gray et al., as YCSB has it), with the hot ones spread over the key space.
+/// Keys by a zipfian law (Gray et al., as YCSB has it), with the hot ones spread over the key
+/// space.
 struct Zipf {
     random: Random,
     keys: u64,

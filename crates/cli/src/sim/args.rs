@@ -33,8 +33,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE|SPEC")]
     pub trace: Option<String>,
 
-    /// DRAM of all clients together: a part of the footprint (10%), a size (64M) or pages (1000p); several by commas
-    /// [default: the limit of the live run that was recorded, else 10%]
+    /// DRAM of all clients together: a part of the footprint (10%), a size (64M) or pages (1000p);
+    /// several by commas [default: the limit of the live run that was recorded, else 10%]
     #[arg(long, short = 'm', value_name = "SIZE,..", value_delimiter = ',', value_parser = parsed::<Memory>)]
     pub memory: Vec<Memory>,
 
@@ -42,22 +42,25 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SIZE,..", default_value = "4K", value_delimiter = ',', value_parser = page_size)]
     pub page_size: Vec<u64>,
 
-    /// Who chooses the pages that leave: a policy (see `run --policy`), or a bound: belady, random; several by commas
-    /// [default: the policy of the live run that was recorded, else clock]
+    /// Who chooses the pages that leave: a policy (see `run --policy`), or a bound: belady, random;
+    /// several by commas [default: the policy of the live run that was recorded, else clock]
     #[arg(long, alias = "policy", value_name = "NAME,..", value_delimiter = ',', value_parser = reclaim)]
     pub reclaim: Vec<String>,
 
-    /// Who chooses the pages that come along: none, readahead[:PAGES], window[:PAGES], majority, or traced: those that did in the
-    /// live run that was recorded; several by commas [default: traced where the trace tells of such pages, else none]
+    /// Who chooses the pages that come along: none, readahead[:PAGES], window[:PAGES], majority, or
+    /// traced: those that did in the live run that was recorded; several by commas [default: traced
+    /// where the trace tells of such pages, else none]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = prefetch)]
     pub prefetch: Vec<String>,
 
-    /// Where pages go, fastest first; repeat for more. ram, or a device: pcm, optane-dimm, optane-ssd, nvme, sata-ssd,
-    /// hdd-7200, cxl-dram, dram; with key=value after commas. A/B tries one after the other
+    /// Where pages go, fastest first; repeat for more. ram, or a device: pcm, optane-dimm,
+    /// optane-ssd, nvme, sata-ssd, hdd-7200, cxl-dram, dram; with key=value after commas. A/B tries
+    /// one after the other
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = tiers)]
     pub tiers: Vec<TierChoice>,
 
-    /// What pages hold before the first reference: zeros (a first touch reads nothing), or stored in the last tier
+    /// What pages hold before the first reference: zeros (a first touch reads nothing), or stored
+    /// in the last tier
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = InitialArg::Zero)]
     pub initial: InitialArg,
 
@@ -69,7 +72,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "TIME", default_value = "0ns", value_parser = parsed::<Nanos>)]
     pub reference_time: Nanos,
 
-    /// The kernel's path of a fault: auto (paid for block devices, not on the memory bus), off, on, or a time
+    /// The kernel's path of a fault: auto (paid for block devices, not on the memory bus), off, on,
+    /// or a time
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub software: Cost,
 
@@ -77,8 +81,9 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// When pages leave to make room: at the last moment, ahead of it as `run` does, or when they did in the live run
-    /// [default: traced where a live run is replayed as it was, under its limit and policy, else after]
+    /// When pages leave to make room: at the last moment, ahead of it as `run` does, or when they
+    /// did in the live run [default: traced where a live run is replayed as it was, under its limit
+    /// and policy, else after]
     #[arg(long, value_enum, value_name = "WHEN")]
     pub room: Option<RoomArg>,
 
@@ -94,7 +99,8 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Also write results.json, results.csv, results.md and, where memory or page size varies, plots into this directory
+    /// Also write results.json, results.csv, results.md and, where memory or page size varies,
+    /// plots into this directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }

@@ -1,4 +1,5 @@
-//! `undercroft sim`: replays a trace through the engine over models of devices, and prints what came of it.
+//! `undercroft sim`: replays a trace through the engine over models of devices, and prints what
+//! came of it.
 
 pub mod args;
 mod plots;
@@ -112,8 +113,8 @@ fn or_else<T: Clone>(asked: &[T], default: T) -> Vec<T> {
     }
 }
 
-/// What was not asked for is as it was in a recorded live run. Under the same limit, with the same policy and what came along
-/// then pages leave when they did.
+/// What was not asked for is as it was in a recorded live run. Under the same limit, with the same
+/// policy and what came along then pages leave when they did.
 fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
     let along = match trace.tells_ahead() {
         true => TRACED,

@@ -1,4 +1,5 @@
-//! Plots of a sweep: misses, time and energy over memory or page size, a curve for each other combination.
+//! Plots of a sweep: misses, time and energy over memory or page size, a curve for each other
+//! combination.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -75,8 +76,8 @@ impl Axis {
     }
 }
 
-/// Writes `misses`, `elapsed` and `energy` as SVG and PNG into `out`; the files written, none when nothing varies that can
-/// go across. Errors: a file cannot be written.
+/// Writes `misses`, `elapsed` and `energy` as SVG and PNG into `out`; the files written, none when
+/// nothing varies that can go across. Errors: a file cannot be written.
 pub fn draw(results: &Results, out: &Path) -> Result<Vec<String>, String> {
     let Some(axis) = Axis::of(results) else {
         return Ok(Vec::new());
@@ -105,7 +106,8 @@ pub fn draw(results: &Results, out: &Path) -> Result<Vec<String>, String> {
     Ok(written)
 }
 
-/// A curve for each setting that differs in more than the axis, the first [`CURVES_MAX`]; how many are left out.
+/// A curve for each setting that differs in more than the axis, the first [`CURVES_MAX`]; how many
+/// are left out.
 fn curves(results: &Results, axis: Axis, metric: &Metric) -> (Vec<Curve>, usize) {
     let mut by_name: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for outcome in &results.outcomes {

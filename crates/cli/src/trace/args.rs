@@ -102,12 +102,14 @@ pub struct RecordArgs {
     #[arg(long, short, value_name = "FILE")]
     pub out: PathBuf,
 
-    /// Last-level cache between program and memory, write-back, LRU: SIZE[,WAYS[,LINE[,fetch|validate]]], or none.
-    /// A store that misses reads its line (fetch), or does not (validate)
+    /// Last-level cache between program and memory, write-back, LRU:
+    /// SIZE[,WAYS[,LINE[,fetch|validate]]], or none. A store that misses reads its line (fetch), or
+    /// does not (validate)
     #[arg(long, value_name = "SPEC", default_value = "1M,16,64", value_parser = cache)]
     pub cache: CacheArg,
 
-    /// Round addresses down to multiples of this; default: the cache's line, or 1 byte without a cache
+    /// Round addresses down to multiples of this; default: the cache's line, or 1 byte without a
+    /// cache
     #[arg(long, value_name = "SIZE", value_parser = page)]
     pub granularity: Option<Bytes>,
 
@@ -137,7 +139,8 @@ Exit status: the program's own; 128+n when signal n ended it; 125 undercroft fai
 pub enum FormatArg {
     /// valgrind --tool=lackey --trace-mem=yes
     Lackey,
-    /// Comma-separated, with a first line of names: address and access, and if there are: time, bytes, client, thread
+    /// Comma-separated, with a first line of names: address and access, and if there are: time,
+    /// bytes, client, thread
     Csv,
 }
 
@@ -184,7 +187,8 @@ pub struct ImportArgs {
     #[arg(long, value_name = "SPEC", default_value = "none", value_parser = cache)]
     pub cache: CacheArg,
 
-    /// Round addresses down to multiples of this; default: the cache's line, or 1 byte without a cache
+    /// Round addresses down to multiples of this; default: the cache's line, or 1 byte without a
+    /// cache
     #[arg(long, value_name = "SIZE", value_parser = page)]
     pub granularity: Option<Bytes>,
 
@@ -241,7 +245,8 @@ pub struct InfoArgs {
     #[arg(long, value_name = "SIZE", value_parser = page)]
     pub page_size: Option<Bytes>,
 
-    /// Take reuse distances of a sample of the pages (SHARDS): rate=SHARE or pages=COUNT. Counts and footprint stay exact
+    /// Take reuse distances of a sample of the pages (SHARDS): rate=SHARE or pages=COUNT. Counts
+    /// and footprint stay exact
     #[arg(long, value_name = "SAMPLE", value_parser = sampling)]
     pub sample: Option<Sampling>,
 
@@ -264,8 +269,9 @@ pub struct CatArgs {
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<u64>,
 
-    /// Also what became of pages without a reference, where a live trace tells: evicted, named, clean, recalled, returned, found,
-    /// ahead, dropped, accessed, locked; such lines cannot be imported
+    /// Also what became of pages without a reference, where a live trace tells: evicted, named,
+    /// clean, recalled, returned, found, ahead, dropped, accessed, locked; such lines cannot be
+    /// imported
     #[arg(long)]
     pub movements: bool,
 }

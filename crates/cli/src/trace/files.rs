@@ -1,4 +1,5 @@
-//! Opens the traces that are read, and writes new ones so that a failure leaves no half trace under the name asked for.
+//! Opens the traces that are read, and writes new ones so that a failure leaves no half trace under
+//! the name asked for.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -35,7 +35,8 @@ pub fn trace(command: TraceCommand) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Progress on standard error: a bar where the end is known, a count where it is not, nothing without a terminal.
+/// Progress on standard error: a bar where the end is known, a count where it is not, nothing
+/// without a terminal.
 fn progress(total: Option<u64>) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,5 @@
-//! `undercroft trace record`: a program under valgrind's lackey, whose log comes through a pipe and is never kept.
+//! `undercroft trace record`: a program under valgrind's lackey, whose log comes through a pipe and
+//! is never kept.
 
 use std::ffi::OsString;
 use std::io::{self, BufReader, Read};
@@ -29,8 +30,9 @@ const LOOK_AROUND: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 
-/// Lackey writes line by line. A reader that takes each line at once wakes for each, and makes the writer pay for it; so it waits
-/// this long after a read of less than `READ_ENOUGH`, while the pipe gathers.
+/// Lackey writes line by line. A reader that takes each line at once wakes for each, and makes the
+/// writer pay for it; so it waits this long after a read of less than `READ_ENOUGH`, while the pipe
+/// gathers.
 const GATHER: Duration = Duration::from_millis(2);
 const READ_ENOUGH: usize = 256 << 10;
 
@@ -155,7 +157,8 @@ fn version() -> Result<String, Failure> {
 
 /// Starts the program under valgrind; it and the reading end of its log.
 fn start(command: &[OsString]) -> Result<(Child, OwnedFd), Failure> {
-    // The writing end is inherited under its own number; valgrind moves it out of the program's reach and closes it on exec.
+    // The writing end is inherited under its own number; valgrind moves it out of the program's
+    // reach and closes it on exec.
     let no_pipe = |error: rustix::io::Errno| failed("cannot make a pipe for valgrind's log", error);
     let (log, end) = pipe_with(PipeFlags::empty()).map_err(no_pipe)?;
     fcntl_setfd(&log, FdFlags::CLOEXEC).map_err(no_pipe)?;
@@ -243,7 +246,8 @@ impl Read for Log {
         loop {
             for (request, signal) in &self.requests {
                 if request.swap(false, Ordering::Relaxed) {
-                    // It may have ended by itself; it is not waited for before the log ends, so the number is still its own.
+                    // It may have ended by itself; it is not waited for before the log ends, so the
+                    // number is still its own.
                     let _ = kill_process(self.pid, *signal);
                 }
             }

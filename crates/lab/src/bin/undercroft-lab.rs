@@ -1,4 +1,5 @@
-//! The lab without the rest of undercroft: `undercroft-lab list | run NAME --out DIR [...] | plot results.json DIR`.
+//! The lab without the rest of undercroft: `undercroft-lab list | run NAME --out DIR [...] | plot
+//! results.json DIR`.
 
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};

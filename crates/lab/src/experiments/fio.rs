@@ -1,4 +1,5 @@
-//! The device's own limit on the disk where swap files and file tiers go, as a reference for their rows.
+//! The device's own limit on the disk where swap files and file tiers go, as a reference for their
+//! rows.
 
 use super::{Lab, progress, redis_server::installed, skip};
 use crate::results::{Results, Sample};

@@ -1,4 +1,5 @@
-//! First touch of fresh memory, as far as it fits below the limit: undercroft against plain, interleaved.
+//! First touch of fresh memory, as far as it fits below the limit: undercroft against plain,
+//! interleaved.
 
 use super::{Lab, or_skip, phase_sample, progress, run_touch};
 use crate::results::{Better, Results, Target};
@@ -9,7 +10,8 @@ use undercroft_base::Bytes;
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let footprint_mib = lab.options.footprint_mib.unwrap_or(lab.pick(8, 256));
     let rounds = lab.rounds(2, 9);
-    // Two limits: far above the footprint (nothing need be managed), and below it (pages are managed while touched).
+    // Two limits: far above the footprint (nothing need be managed), and below it (pages are
+    // managed while touched).
     let above = Bytes(footprint_mib << 22);
     let below = Bytes((footprint_mib << 20) / 2 + (4 << 20));
     results.parameters = BTreeMap::from([

@@ -140,7 +140,8 @@ fn ticks(processes: &[u32]) -> u64 {
         .sum()
 }
 
-/// Field `index` (from 0) of `/proc/PID/stat`; the name in parentheses may hold spaces, so it is cut off first.
+/// Field `index` (from 0) of `/proc/PID/stat`; the name in parentheses may hold spaces, so it is
+/// cut off first.
 fn stat_field(pid: u32, index: usize) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = text.rsplit_once(')')?;

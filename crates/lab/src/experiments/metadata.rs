@@ -1,4 +1,5 @@
-//! Undercroft's own memory for each managed page: private memory and ledger of its processes, above that of a tiny client.
+//! Undercroft's own memory for each managed page: private memory and ledger of its processes, above
+//! that of a tiny client.
 
 use super::{Lab, idle, progress, skip};
 use crate::results::{Better, Results, Sample, Target};
@@ -27,7 +28,8 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         ),
     ]);
     let directory = lab.swap_directory();
-    // The file tier: evicted bytes are then on disk, and what grows with the pages is metadata alone.
+    // The file tier: evicted bytes are then on disk, and what grows with the pages is metadata
+    // alone.
     let Some(rig) = lab.undercroft(TierChoice::File(directory), Bytes(large_mib << 21)) else {
         skip(results, "metadata: needs an undercroft binary");
         return Ok(());
@@ -85,7 +87,8 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// PSS of undercroft's processes while a client of `footprint_mib` sleeps at half of it. Shared pages (ledger) count once.
+/// PSS of undercroft's processes while a client of `footprint_mib` sleeps at half of it. Shared
+/// pages (ledger) count once.
 fn own_bytes(
     lab: &Lab,
     rig: &dyn Rig,

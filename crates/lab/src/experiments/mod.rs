@@ -1,4 +1,5 @@
-//! The experiments by name, and what they share: rigs of a run, progress, skips, the record of one touch run.
+//! The experiments by name, and what they share: rigs of a run, progress, skips, the record of one
+//! touch run.
 
 mod below_limit;
 mod fio;
@@ -149,7 +150,8 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Finds the workload program: the one given, one beside this executable, or this executable's own copy.
+    /// Finds the workload program: the one given, one beside this executable, or this executable's
+    /// own copy.
     pub(crate) fn new(options: RunOptions) -> anyhow::Result<Lab> {
         std::fs::create_dir_all(&options.out)
             .with_context(|| format!("create {}", options.out.display()))?;
@@ -254,9 +256,10 @@ pub(crate) fn skip(results: &mut Results, why: &str) {
     results.notes.push(format!("SKIPPED: {why}"));
 }
 
-/// A rig that this machine cannot have, or that the kernel kills under this limit, is skipped aloud. A failed run (wrong
-/// bytes above all) is kept as a failure, which `lab::run` returns once the rest is measured and written. Only an
-/// interrupt and somebody else's swap end the experiment at once.
+/// A rig that this machine cannot have, or that the kernel kills under this limit, is skipped
+/// aloud. A failed run (wrong bytes above all) is kept as a failure, which `lab::run` returns once
+/// the rest is measured and written. Only an interrupt and somebody else's swap end the experiment
+/// at once.
 pub(crate) fn or_skip<T>(
     results: &mut Results,
     result: Result<T, RigError>,
@@ -305,8 +308,9 @@ pub(crate) fn run_touch(
     Ok((lines, outcome))
 }
 
-/// `run_touch`, again up to twice when the kernel killed the run: with memcg v1 it sometimes does, although there is
-/// free swap, when every page of a small group is on the active list. Kills and skips are noted.
+/// `run_touch`, again up to twice when the kernel killed the run: with memcg v1 it sometimes does,
+/// although there is free swap, when every page of a small group is on the active list. Kills and
+/// skips are noted.
 pub(crate) fn run_retrying(
     results: &mut Results,
     rig: &dyn Rig,

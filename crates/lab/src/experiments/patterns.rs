@@ -1,7 +1,8 @@
-//! Memory patterns under equal total DRAM: RAM tier vs zram and zswap, file tier vs swap file, plain beside them.
+//! Memory patterns under equal total DRAM: RAM tier vs zram and zswap, file tier vs swap file,
+//! plain beside them.
 //!
-//! Each round runs every rig once, one after another, so that drift of the machine hits all alike. One run = fill, all
-//! phases, and a check of every byte at the end.
+//! Each round runs every rig once, one after another, so that drift of the machine hits all alike.
+//! One run = fill, all phases, and a check of every byte at the end.
 
 use super::{Lab, check_total, or_skip, phase_sample, progress, run_retrying};
 use crate::results::{Better, Results, Target};
@@ -30,8 +31,8 @@ struct Group {
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let footprint_mib = lab.options.footprint_mib.unwrap_or(lab.pick(24, 512));
     let footprint = Bytes(footprint_mib << 20);
-    // 55 % of the footprint: with data at 2.9:1 a quarter of the pages is resident (less makes the kernel kill under
-    // zram). The small size has the workload's own 6 MiB or so on top.
+    // 55 % of the footprint: with data at 2.9:1 a quarter of the pages is resident (less makes the
+    // kernel kill under zram). The small size has the workload's own 6 MiB or so on top.
     let budget = Bytes((footprint.0 * 55 / 100 + lab.pick(6 << 20, 0)) & !0xfff);
     // On disk nothing is compressed: a quarter, so that the median of random reads is a swap-in.
     let file_budget = Bytes((footprint.0 / 4 + lab.pick(6 << 20, 0)) & !0xfff);

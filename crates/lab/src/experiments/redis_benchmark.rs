@@ -1,4 +1,5 @@
-//! redis-benchmark (SET, then GET, of 1 KiB values on random keys) at half of the memory the server takes without a limit.
+//! redis-benchmark (SET, then GET, of 1 KiB values on random keys) at half of the memory the server
+//! takes without a limit.
 
 use super::redis_server::{Server, installed};
 use super::{Lab, or_skip, progress, skip};
@@ -42,8 +43,8 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     ]);
     let swap = Bytes(footprint * 2 + (64 << 20));
     let directory = lab.swap_directory();
-    // redis-benchmark's values are one repeated letter: compressed memory would look too good. So the disk is compared,
-    // where content does not matter; YCSB judges compressed memory.
+    // redis-benchmark's values are one repeated letter: compressed memory would look too good. So
+    // the disk is compared, where content does not matter; YCSB judges compressed memory.
     let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
     rigs.extend(lab.undercroft(TierChoice::File(directory.clone()), swap));
     rigs.push(Box::new(SwapFile { swap, directory }));
@@ -142,7 +143,8 @@ pub(crate) fn benchmark(server: &Server, keys: u64, requests: u64) -> Result<Cas
     Ok(cases)
 }
 
-/// `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"`
+/// Columns: test, rps, then latency in ms: avg, min, p50, p95, p99, max. Each name is quoted, as in
+/// `"p50_latency_ms"`.
 fn parse_csv(text: &str) -> Option<(String, BTreeMap<String, f64>)> {
     let mut lines = text
         .lines()

@@ -1,4 +1,5 @@
-//! A redis-server on a rig: started on a free loopback port without persistence, asked over the wire, shut down.
+//! A redis-server on a rig: started on a free loopback port without persistence, asked over the
+//! wire, shut down.
 
 use crate::rig::{CommandLine, Outcome, Rig, RigError, Running, Stdout};
 use std::ffi::OsString;
@@ -76,7 +77,8 @@ impl Server {
         Ok(line.trim_end().to_owned())
     }
 
-    /// SHUTDOWN NOSAVE, then the rig's account. A server that had died already (killed) is an error.
+    /// SHUTDOWN NOSAVE, then the rig's account. A server that had died already (killed) is an
+    /// error.
     pub(crate) fn shut_down(self, rig: &'static str) -> Result<Outcome, RigError> {
         // The connection closes without a reply when the command succeeds.
         let _ = self.ask(&["SHUTDOWN", "NOSAVE"]);
@@ -84,7 +86,8 @@ impl Server {
     }
 }
 
-/// A port nobody listens on now; another program could take it before the server does, which then fails to start.
+/// A port nobody listens on now; another program could take it before the server does, which then
+/// fails to start.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

@@ -1,7 +1,9 @@
-//! YCSB workloads A, B, C and F on redis at half of its memory: throughput, tails, and a check of every value.
+//! YCSB workloads A, B, C and F on redis at half of its memory: throughput, tails, and a check of
+//! every value.
 //!
-//! For each round and rig: start the server, load, run A, B, C, F (reads verified by YCSB's data integrity mode and by
-//! the binding's envelope), read all values back and compare, shut down. The client runs outside the limit.
+//! For each round and rig: start the server, load, run A, B, C, F (reads verified by YCSB's data
+//! integrity mode and by the binding's envelope), read all values back and compare, shut down. The
+//! client runs outside the limit.
 
 use super::redis_server::{Server, installed};
 use super::{Lab, check_total, or_skip, progress, skip};
@@ -232,7 +234,8 @@ fn compare(results: &mut Results) {
     });
 }
 
-/// The limit at which resident plus compressed memory is the budget, by trial runs (load and workload A).
+/// The limit at which resident plus compressed memory is the budget, by trial runs (load and
+/// workload A).
 fn fit(
     client: &Client,
     rig: &dyn Rig,
@@ -287,12 +290,14 @@ fn one_run(
         Ok(cases)
     };
     let done = steps();
-    let outcome = server.shut_down(rig.name())?; // first: a server that was killed is why the client failed
+    // First: a server that was killed is why the client failed.
+    let outcome = server.shut_down(rig.name())?;
     Ok((done?, outcome))
 }
 
 impl Client {
-    /// One YCSB run; its throughput and percentiles. Errors: a failed run, or any failed or wrong operation.
+    /// One YCSB run; its throughput and percentiles. Errors: a failed run, or any failed or wrong
+    /// operation.
     fn ycsb(
         &self,
         port: u16,
@@ -435,8 +440,8 @@ fn java_installed() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The client's jar, built by Maven when it is not there yet. Its source is looked for in `bench/ycsb` of the current
-/// directory and those above. Errors say what to install.
+/// The client's jar, built by Maven when it is not there yet. Its source is looked for in
+/// `bench/ycsb` of the current directory and those above. Errors say what to install.
 fn find_or_build_jar() -> anyhow::Result<PathBuf> {
     let here = std::env::current_dir().context("find the current directory")?;
     let mut places = here.ancestors().map(|above| above.join("bench/ycsb"));

@@ -1,4 +1,5 @@
-//! Grouped bars: one group a case, one bar a rig, panels stacked by number of threads; latencies on a log axis.
+//! Grouped bars: one group a case, one bar a rig, panels stacked by number of threads; latencies on
+//! a log axis.
 
 use super::{Drawn, WIDTH, colour};
 use crate::results::{Results, median};

@@ -32,7 +32,8 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Draws `curves` into `path`, SVG or PNG by its name. Errors: another name; the file cannot be written.
+/// Draws `curves` into `path`, SVG or PNG by its name. Errors: another name; the file cannot be
+/// written.
 pub fn draw_curves(curves: &Curves, path: &Path) -> anyhow::Result<()> {
     font()?;
     let size = (WIDTH, HEIGHT);

@@ -1,6 +1,8 @@
-//! Plots of a results file, as SVG and PNG: bars per case and rig, and the ratios against their targets.
+//! Plots of a results file, as SVG and PNG: bars per case and rig, and the ratios against their
+//! targets.
 //!
-//! Text uses the embedded DejaVu Sans (`assets/`, Bitstream Vera licence), so no font need be installed.
+//! Text uses the embedded DejaVu Sans (`assets/`, Bitstream Vera licence), so no font need be
+//! installed.
 
 mod bars;
 mod curves;
@@ -16,7 +18,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 static FONT: &[u8] = include_bytes!("../../assets/DejaVuSans.ttf");
-/// Pixels of a PNG to a point of the SVG would differ; both are drawn at this scale so that text is sharp.
+/// Pixels of a PNG to a point of the SVG would differ; both are drawn at this scale so that text is
+/// sharp.
 const WIDTH: u32 = 1600;
 
 pub(crate) type Drawn<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -1,4 +1,5 @@
-//! The ratios of one experiment against their targets: one line a comparison, log axis, must and aim marked.
+//! The ratios of one experiment against their targets: one line a comparison, log axis, must and
+//! aim marked.
 
 use super::bars::axis_number;
 use super::{Drawn, WIDTH};

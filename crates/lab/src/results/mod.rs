@@ -1,4 +1,5 @@
-//! What an experiment found, as written to `results.json`: raw values per round, and the ratios drawn from them.
+//! What an experiment found, as written to `results.json`: raw values per round, and the ratios
+//! drawn from them.
 
 mod machine;
 mod markdown;
@@ -38,7 +39,8 @@ pub struct Results {
     pub parameters: BTreeMap<String, String>,
     /// Facts of each rig.
     pub rigs: BTreeMap<String, Facts>,
-    /// Undercroft's own report of the last run of each kind (`RIG CASE`): counters, tiers, breakdown of a fault.
+    /// Undercroft's own report of the last run of each kind (`RIG CASE`): counters, tiers,
+    /// breakdown of a fault.
     #[serde(default)]
     pub reports: BTreeMap<String, serde_json::Value>,
     /// How limits were found for the rigs whose compressed memory lies outside them.
@@ -189,7 +191,8 @@ impl Results {
             .collect()
     }
 
-    /// Adds the comparison of `subject` with `baseline`; nothing when one of them has no such values.
+    /// Adds the comparison of `subject` with `baseline`; nothing when one of them has no such
+    /// values.
     pub fn compare(
         &mut self,
         case: &str,

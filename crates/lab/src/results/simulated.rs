@@ -1,4 +1,5 @@
-//! What a simulated experiment found: every run, the claims judged, the tables and pictures drawn from them.
+//! What a simulated experiment found: every run, the claims judged, the tables and pictures drawn
+//! from them.
 
 use super::Better;
 use super::markdown::{bound, reached};

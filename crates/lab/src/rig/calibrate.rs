@@ -1,7 +1,9 @@
-//! Finds the limit under which resident plus compressed memory stays within one total, by trial runs.
+//! Finds the limit under which resident plus compressed memory stays within one total, by trial
+//! runs.
 //!
-//! zram and zswap keep compressed pages outside the memcg limit, so equal limits are not equal memory. With budget L
-//! the limit is moved until limit + compressed peak is within 2 % of L: first by L - compressed, then by the secant.
+//! zram and zswap keep compressed pages outside the memcg limit, so equal limits are not equal
+//! memory. With budget L the limit is moved until limit + compressed peak is within 2 % of L: first
+//! by L - compressed, then by the secant.
 
 use super::{CommandLine, MemoryUse, Rig, RigError};
 use serde::{Deserialize, Serialize};
@@ -19,7 +21,8 @@ pub struct Calibration {
     pub trials: Vec<(u64, u64)>,
 }
 
-/// Runs `probe` up to four times and returns the limit for `budget`. Rigs that count everything get the budget itself.
+/// Runs `probe` up to four times and returns the limit for `budget`. Rigs that count everything get
+/// the budget itself.
 ///
 /// Errors: `BudgetTooSmall` when compressed data alone fills the budget; those of the runs.
 pub fn calibrate(

@@ -22,7 +22,8 @@ impl Cgroup {
         Path::new(ROOT).join("memory.limit_in_bytes").exists() && can_make_groups(ROOT)
     }
 
-    /// Creates a group; `limit` None = only metered. Swappiness is set to 100 so that anonymous memory is reclaimed first.
+    /// Creates a group; `limit` None = only metered. Swappiness is set to 100 so that anonymous
+    /// memory is reclaimed first.
     pub(crate) fn create(limit: Option<Bytes>) -> Result<Cgroup, RigError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -67,7 +68,8 @@ impl Cgroup {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Waits for the processes to go, kills those that stay. Returns false when some are still there.
+    /// Waits for the processes to go, kills those that stay. Returns false when some are still
+    /// there.
     pub(crate) fn empty(&self) -> bool {
         for kill in [false, true] {
             if kill && !self.members().is_empty() {
@@ -105,7 +107,8 @@ impl Drop for Cgroup {
     }
 }
 
-/// Whether a directory can be made in `root`, tried for real: capabilities and mount options both decide it.
+/// Whether a directory can be made in `root`, tried for real: capabilities and mount options both
+/// decide it.
 fn can_make_groups(root: &str) -> bool {
     let probe = Path::new(root).join(format!(
         "undercroft-lab-probe-{}-{:?}",

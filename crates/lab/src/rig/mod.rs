@@ -1,10 +1,13 @@
-//! Rigs: the ways to run one command under a memory budget, each put up and taken down for a single run.
+//! Rigs: the ways to run one command under a memory budget, each put up and taken down for a single
+//! run.
 //!
 //! ```text
-//! Rig::set_up(limit) -> Stage { prefix, guards, meters } -> Stage::spawn(command) -> Running -> finish() -> Outcome
+//! Rig::set_up(limit) -> Stage { prefix, guards, meters }
+//! Stage::spawn(command) -> Running -> finish() -> Outcome
 //! ```
-//! Dropping a `Stage` or `Running` at any point (error, panic, Ctrl-C) kills the command, then takes swap, device
-//! and cgroup back. A rig refuses when another swap is active. Kernel rigs need root and memory cgroup v1.
+//! Dropping a `Stage` or `Running` at any point (error, panic, Ctrl-C) kills the command, then
+//! takes swap, device and cgroup back. A rig refuses when another swap is active. Kernel rigs need
+//! root and memory cgroup v1.
 
 mod calibrate;
 mod cgroup;
@@ -90,7 +93,8 @@ pub trait Rig {
     /// Short name used in results and plots, e.g. `zram`.
     fn name(&self) -> &'static str;
 
-    /// True when compressed pages live outside the limit, so that the limit must be calibrated to a total.
+    /// True when compressed pages live outside the limit, so that the limit must be calibrated to a
+    /// total.
     fn stores_outside_limit(&self) -> bool;
 
     /// Changes the machine for one run; undone when the stage is dropped.
@@ -100,7 +104,8 @@ pub trait Rig {
     fn set_up(&self, limit: Bytes) -> Result<Stage, RigError>;
 }
 
-/// What is true of the machine during a run, for the results: compressor, device, read-ahead and so on.
+/// What is true of the machine during a run, for the results: compressor, device, read-ahead and so
+/// on.
 pub type Facts = BTreeMap<String, String>;
 
 /// How the rig's compressed or stored bytes are read while the command runs.
@@ -118,15 +123,18 @@ pub(crate) enum StoreMeter {
 pub struct MemoryUse {
     /// The limit given to the rig; 0 = none.
     pub limit_bytes: u64,
-    /// Peak charged to the run's cgroup: the command, and for undercroft also its manager, its RAM tier and page cache.
+    /// Peak charged to the run's cgroup: the command, and for undercroft also its manager, its RAM
+    /// tier and page cache.
     pub cgroup_peak_bytes: u64,
     /// Peak of compressed pages outside the limit (zram, zswap) or in the RAM tier (undercroft).
     pub compressed_peak_bytes: u64,
-    /// Peak of resident plus compressed: for kernel rigs the sum of both peaks, for undercroft `dram_bytes_peak`.
+    /// Peak of resident plus compressed: for kernel rigs the sum of both peaks, for undercroft
+    /// `dram_bytes_peak`.
     pub total_peak_bytes: u64,
 }
 
-/// A machine made ready for one run. Drop order is field order: the swap goes off before its cgroup and lock.
+/// A machine made ready for one run. Drop order is field order: the swap goes off before its cgroup
+/// and lock.
 pub struct Stage {
     pub(crate) prefix: Vec<std::ffi::OsString>,
     pub(crate) facts: Facts,

@@ -70,7 +70,8 @@ impl Stage {
         let words: Vec<OsString> = self.prefix.iter().chain(&command.words).cloned().collect();
         let mut process = match &self.cgroup {
             Some(cgroup) => {
-                // The shell puts itself into the group and becomes the command: no page is charged elsewhere.
+                // The shell puts itself into the group and becomes the command: no page is charged
+                // elsewhere.
                 let mut shell = Command::new("sh");
                 shell
                     .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
@@ -150,7 +151,8 @@ impl StoreMeter {
     }
 }
 
-/// zram's `mm_stat`: the fifth field is the most memory ever used. meminfo: the `Zswap:` line in kB.
+/// zram's `mm_stat`: the fifth field is the most memory ever used. meminfo: the `Zswap:` line in
+/// kB.
 fn stored_bytes(text: &str, zram: bool) -> Option<u64> {
     if zram {
         let mut fields = text.split_whitespace();
@@ -267,7 +269,8 @@ impl Running {
     }
 }
 
-/// Reads and removes the report of a run. Errors: absent or not JSON, which a successful run must not leave.
+/// Reads and removes the report of a run. Errors: absent or not JSON, which a successful run must
+/// not leave.
 fn read_report(path: &std::path::Path) -> Result<serde_json::Value, RigError> {
     let what = || RigError::failed(format!("read undercroft's report {}", path.display()));
     let text = fs::read_to_string(path).map_err(what())?;

@@ -1,4 +1,5 @@
-//! Kernel swap put up for one run and taken down again: a zram device or a file, with or without zswap in front.
+//! Kernel swap put up for one run and taken down again: a zram device or a file, with or without
+//! zswap in front.
 
 use super::{Facts, RigError};
 use std::fs::{self, File, OpenOptions};

@@ -1,13 +1,17 @@
-//! What every page of the workload holds: a function of (seed, page, version), so each read can be verified.
+//! What every page of the workload holds: a function of (seed, page, version), so each read can be
+//! verified.
 //!
 //! ```text
 //! page = 512 words = 8 blocks of 64 words
-//! word 0  tag(seed, page)      word 1  version      words 2..512  heap-like objects of 8 words (64 bytes):
-//!   +0 random   +1 pointer (20 random bits)   +2 small int 0..=255   +3 type word   +4 0   +5 24   +6 1   +7 0
+//! word 0  tag(seed, page)
+//! word 1  version
+//! words 2..512  heap-like objects of 8 words (64 bytes):
+//!   +0 random   +1 pointer (20 random bits)   +2 small int 0..=255   +3 type word
+//!   +4 0        +5 24                         +6 1                   +7 0
 //! ```
-//! A write of version `v` (1, 2, ...) rewrites block `v % 8` and the header, so the whole page is a function of
-//! (page, v) and needs no log. LZ4 compresses such a page about 2.9:1, like real heaps (a test holds
-//! the ratio between 2.4 and 3.2).
+//! A write of version `v` (1, 2, ...) rewrites block `v % 8` and the header, so the whole page is a
+//! function of (page, v) and needs no log. LZ4 compresses such a page about 2.9:1, like real heaps
+//! (a test holds the ratio between 2.4 and 3.2).
 
 /// Words of 8 bytes in one page.
 pub(crate) const PAGE_WORDS: usize = 512;
@@ -34,7 +38,8 @@ impl Content {
         mix(self.seed ^ mix(page)) | 1
     }
 
-    /// The version that last rewrote `block` of a page now at `version`; 0 is the fill, which wrote all blocks.
+    /// The version that last rewrote `block` of a page now at `version`; 0 is the fill, which wrote
+    /// all blocks.
     fn block_version(block: u32, version: u32) -> u32 {
         version.saturating_sub((version % BLOCKS + BLOCKS - block) % BLOCKS)
     }
@@ -76,7 +81,8 @@ impl Content {
         words[1] = u64::from(version);
     }
 
-    /// One read operation: the header and four words at places chosen by `salt`. False = wrong bytes.
+    /// One read operation: the header and four words at places chosen by `salt`. False = wrong
+    /// bytes.
     pub(crate) fn check_sample(self, words: &[u64], page: u64, version: u32, salt: u64) -> bool {
         let mut places = mix(salt);
         let mut good = words[0] == self.tag(page) && words[1] == u64::from(version);

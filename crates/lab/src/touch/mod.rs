@@ -1,8 +1,10 @@
-//! The workload program `undercroft-touch`: touches memory in a chosen order, verifies every read, times every operation.
+//! The workload program `undercroft-touch`: touches memory in a chosen order, verifies every read,
+//! times every operation.
 //!
-//! Modes: `patterns` fills a footprint and then runs phases over it; `first-touch` writes fresh memory each round;
-//! `compute` works below any limit. One JSON line a phase goes to stdout ([`PhaseLine`]). Exit status 0, 2 for bad
-//! arguments, 3 when a read was wrong. Each thread owns an equal share of the pages, so no `unsafe` is needed.
+//! Modes: `patterns` fills a footprint and then runs phases over it; `first-touch` writes fresh
+//! memory each round; `compute` works below any limit. One JSON line a phase goes to stdout
+//! ([`PhaseLine`]). Exit status 0, 2 for bad arguments, 3 when a read was wrong. Each thread owns
+//! an equal share of the pages, so no `unsafe` is needed.
 
 mod args;
 mod data;

@@ -7,7 +7,8 @@ use super::walk::Walk;
 use hdrhistogram::Histogram;
 use std::time::{Duration, Instant};
 
-/// Two significant digits: 1 % buckets and about 40 KiB a thread, so that the instrument stays small beside the footprint.
+/// Two significant digits: 1 % buckets and about 40 KiB a thread, so that the instrument stays
+/// small beside the footprint.
 const HISTOGRAM_DIGITS: u8 = 2;
 const HISTOGRAM_MAX_NS: u64 = 60_000_000_000;
 const MIB_PAGES: usize = 256;
@@ -120,7 +121,8 @@ fn patterns(args: &Args) -> u64 {
     errors
 }
 
-/// One phase: the pages and versions are split evenly over the threads; a tenth more operations go before, unmeasured.
+/// One phase: the pages and versions are split evenly over the threads; a tenth more operations go
+/// before, unmeasured.
 fn run_phase(
     content: Content,
     memory: &mut [u64],
@@ -212,7 +214,8 @@ impl Visitor<'_> {
     }
 }
 
-/// Fresh memory each round; one word a page is written, each write timed; then the page must hold it and zeros.
+/// Fresh memory each round; one word a page is written, each write timed; then the page must hold
+/// it and zeros.
 fn first_touch(args: &Args) -> u64 {
     let pages = args.footprint_mib * MIB_PAGES;
     let mut errors = 0;
@@ -237,7 +240,8 @@ fn first_touch(args: &Args) -> u64 {
     errors
 }
 
-/// A program that stays below its limit: generate, sort, sum; each round's sum must agree with the unsorted one.
+/// A program that stays below its limit: generate, sort, sum; each round's sum must agree with the
+/// unsorted one.
 fn compute(args: &Args) -> u64 {
     let words = args.footprint_mib * MIB_PAGES * PAGE_WORDS;
     let mut memory = vec![0u64; words];

@@ -2,7 +2,8 @@
 
 use super::data::mix;
 
-/// Pages between two visits of the strided walk: 64 KiB, beyond the kernel's default swap read-ahead of 8 pages.
+/// Pages between two visits of the strided walk: 64 KiB, beyond the kernel's default swap
+/// read-ahead of 8 pages.
 pub(crate) const STRIDE_PAGES: usize = 16;
 /// YCSB's constant.
 const ZIPF_THETA: f64 = 0.99;
@@ -59,7 +60,8 @@ impl Walk {
     pub(crate) fn new(pattern: Pattern, pages: usize, seed: u64) -> Walk {
         assert!(pages > 0, "a walk needs pages");
         let zipf = (pattern == Pattern::Zipf).then(|| Zipf::new(pages));
-        // Scans start anywhere, so that a short one does not meet what the scan before it just brought in.
+        // Scans start anywhere, so that a short one does not meet what the scan before it just
+        // brought in.
         Walk {
             pattern,
             pages,

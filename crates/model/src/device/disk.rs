@@ -1,10 +1,12 @@
 //! A disk's head: seek by distance, then the turn of the platter until the sector comes.
 //!
-//! Seek: `settle + k * sqrt(cylinders / all)`, the usual law for short and middle distances (Ruemmler and Wilkes, "An
-//! introduction to disk drive modeling", IEEE Computer 27(3), 1994), with k such that the mean over random places is the data
-//! sheet's average seek (the mean of sqrt of a random distance is 8/15). Turn: the angle at the head follows from the time,
-//! so that the run is deterministic and the mean wait at random places is half a turn. Where the head stands right behind
-//! the last sector, a request that continues there pays neither. Not modelled: zones, the track buffer, reordering.
+//! Seek: `settle + k * sqrt(cylinders / all)`, the usual law for short and middle distances
+//! (Ruemmler and Wilkes, "An introduction to disk drive modeling", IEEE Computer 27(3), 1994), with
+//! k such that the mean over random places is the data sheet's average seek (the mean of sqrt of a
+//! random distance is 8/15). Turn: the angle at the head follows from the time, so that the run is
+//! deterministic and the mean wait at random places is half a turn. Where the head stands right
+//! behind the last sector, a request that continues there pays neither. Not modelled: zones, the
+//! track buffer, reordering.
 
 use super::Time;
 
@@ -54,15 +56,15 @@ impl Head {
         self.cylinder
     }
 
-    /// Seek and turn before a transfer of `bytes` at `offset` that could begin at `now`; the head is behind its last byte
-    /// afterwards.
+    /// Seek and turn before a transfer of `bytes` at `offset` that could begin at `now`; the head
+    /// is behind its last byte afterwards.
     pub fn reach(&mut self, now: Time, offset: u64, bytes: u64, write: bool) -> Time {
         let offset = offset % self.disk.capacity_bytes;
         let target = offset / self.disk.track_bytes;
         let transfer =
             Time::from_ns(self.disk.turn_ns * bytes as f64 / self.disk.track_bytes as f64);
-        // Reads go into the drive's buffer, and writes out of it, while the host thinks: a sequence goes on unless the sector
-        // has passed by a whole turn.
+        // Reads go into the drive's buffer, and writes out of it, while the host thinks: a sequence
+        // goes on unless the sector has passed by a whole turn.
         let follows = offset == self.next && now <= self.next_at + Time::from_ns(self.disk.turn_ns);
         let wait = match follows {
             true => self.next_at - now,

@@ -1,12 +1,15 @@
-//! Devices in virtual time: how long a transfer takes, who waits for whom, what it costs in energy and wear.
+//! Devices in virtual time: how long a transfer takes, who waits for whom, what it costs in energy
+//! and wear.
 //!
-//! One law for all: `T = T_access + T_transfer * bytes`, apart for reads and writes (PCM swap §III-1), on one of the device's
-//! channels. Around it: requests wait for a free channel; writes put aside ([`Device::write_behind`]) start only where no
-//! read needs the channel, but a read waits for one that has started; an SSD reads slower while it writes; a disk has a head
-//! and turns ([`disk`]). All constants are in [`profiles`].
+//! One law for all: `T = T_access + T_transfer * bytes`, apart for reads and writes (PCM swap
+//! §III-1), on one of the device's channels. Around it: requests wait for a free channel; writes
+//! put aside ([`Device::write_behind`]) start only where no read needs the channel, but a read
+//! waits for one that has started; an SSD reads slower while it writes; a disk has a head and turns
+//! ([`disk`]). All constants are in [`profiles`].
 //!
-//! Requests are served in the order they are submitted; two clients' requests may be submitted out of order by less than one
-//! service time, and then the later submitted waits. Not modelled: garbage collection, caches inside the device, failures.
+//! Requests are served in the order they are submitted; two clients' requests may be submitted out
+//! of order by less than one service time, and then the later submitted waits. Not modelled:
+//! garbage collection, caches inside the device, failures.
 
 pub mod disk;
 pub mod profiles;
@@ -40,7 +43,8 @@ impl Law {
 pub enum Attach {
     /// On the memory bus: the processor moves every page itself, and its thread waits.
     Memory,
-    /// Behind a controller with direct memory access: neighbouring pages make one request, and writes can be left to it.
+    /// Behind a controller with direct memory access: neighbouring pages make one request, and
+    /// writes can be left to it.
     Block,
 }
 
@@ -153,8 +157,9 @@ impl Device {
         self.write_now(now, offset, bytes)
     }
 
-    /// Leaves a write to the device, to be done where no read wants the channel. Returns when the caller may go on: at once,
-    /// or, with more than [`BEHIND_MAX`] put aside, when the oldest has started.
+    /// Leaves a write to the device, to be done where no read wants the channel. Returns when the
+    /// caller may go on: at once, or, with more than [`BEHIND_MAX`] put aside, when the oldest has
+    /// started.
     pub fn write_behind(&mut self, now: Time, offset: u64, bytes: u64) -> Time {
         self.start_waiting(now);
         self.waiting.push_back(Waiting {

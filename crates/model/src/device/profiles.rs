@@ -1,24 +1,29 @@
 //! Every constant of every device, with its source. Nothing else in the tree holds one.
 //!
-//! Three kinds of source, and each note says which: *paper*, read in the text of one of the five papers, with its section;
-//! *not checked*, from memory of another publication or a data sheet that was not at hand when it was written down; *assumed*,
-//! no source. Vary the last two (`pcm,read=..`) before believing a conclusion that hangs on one.
+//! Three kinds of source, and each note says which: *paper*, read in the text of one of the five
+//! papers, with its section; *not checked*, from memory of another publication or a data sheet that
+//! was not at hand when it was written down; *assumed*, no source. Vary the last two
+//! (`pcm,read=..`) before believing a conclusion that hangs on one.
 //!
-//! The five papers. **PCM** Park and Bahn, "Efficient Management of PCM-based Swap Systems with a Small Page Size": the law
-//! (§III-1); no number of its devices is printed, T_access and T_transfer are those of its reference 24 (Yoon et al., SAFARI
-//! 2013-002), which was not at hand; §I has PCM reads take 2 to 5 times and writes 8 to 50 times as long as DRAM's, and 10^7
-//! to 10^8 writes. No energy is printed (§III-5). **RapidSwap** §4: Optane 905P 960 GB, Optane persistent memory 200, 128 GB;
-//! §2.1: 10 us to read or write Optane; §1: DRAM 45 times the price of SSD (EC2, June 2021). **NVSwap** §VI-A: PM883 240 GB,
-//! Barracuda 7200.12 1 TB, two Optane modules of 128 GB; §V: 7,900 paging requests a second on the PM883, 215,000 into Optane.
-//! **FlexSwap** §6: D7-P5510 4 TB behind PCIe 3; §6.1: at most 2.6 GB/s; a fault of Linux 6 us beside the device, 7.8 % of
-//! it all. **HybridSwap** §3.1: a disk of 7200 turns with 4.17 ms for half a turn, 11 ms to seek, 150 MB/s; table 5.1: 4 KB
-//! requests to two SSDs of 2010 (random 25 and 34 MB/s read, 10 and 4 written) and a disk; none of the three is modelled.
+//! The five papers. **PCM** Park and Bahn, "Efficient Management of PCM-based Swap Systems with a
+//! Small Page Size": the law (§III-1); no number of its devices is printed, T_access and T_transfer
+//! are those of its reference 24 (Yoon et al., SAFARI 2013-002), which was not at hand; §I has PCM
+//! reads take 2 to 5 times and writes 8 to 50 times as long as DRAM's, and 10^7 to 10^8 writes. No
+//! energy is printed (§III-5). **RapidSwap** §4: Optane 905P 960 GB, Optane persistent memory 200,
+//! 128 GB; §2.1: 10 us to read or write Optane; §1: DRAM 45 times the price of SSD (EC2, June
+//! 2021). **NVSwap** §VI-A: PM883 240 GB, Barracuda 7200.12 1 TB, two Optane modules of 128 GB; §V:
+//! 7,900 paging requests a second on the PM883, 215,000 into Optane. **FlexSwap** §6: D7-P5510 4 TB
+//! behind PCIe 3; §6.1: at most 2.6 GB/s; a fault of Linux 6 us beside the device, 7.8 % of it all.
+//! **HybridSwap** §3.1: a disk of 7200 turns with 4.17 ms for half a turn, 11 ms to seek, 150 MB/s;
+//! table 5.1: 4 KB requests to two SSDs of 2010 (random 25 and 34 MB/s read, 10 and 4 written) and
+//! a disk; none of the three is modelled.
 //!
-//! Not checked: **Lee09** Lee, Ipek, Mutlu, Burger, "Architecting phase change memory as a scalable DRAM alternative", ISCA 2009.
-//! **Izr19** Izraelevitz et al., "Basic performance measurements of the Intel Optane DC persistent memory module", arXiv
-//! 1903.05714. **TPP** Maruf et al., ASPLOS 2023. **JEDEC** DDR4-2666: 21.3 GB/s a channel. Data sheets: Micron 1 Gb DDR3-1333,
-//! Intel Optane 200, Optane 905P, D7-P5510, Samsung PM883, Seagate Barracuda 7200.12. Prices: round street prices of 2021 in
-//! dollars, the year of RapidSwap's; only their ratios mean anything.
+//! Not checked: **Lee09** Lee, Ipek, Mutlu, Burger, "Architecting phase change memory as a scalable
+//! DRAM alternative", ISCA 2009. **Izr19** Izraelevitz et al., "Basic performance measurements of
+//! the Intel Optane DC persistent memory module", arXiv 1903.05714. **TPP** Maruf et al.,
+//! ASPLOS 2023. **JEDEC** DDR4-2666: 21.3 GB/s a channel. Data sheets: Micron 1 Gb DDR3-1333, Intel
+//! Optane 200, Optane 905P, D7-P5510, Samsung PM883, Seagate Barracuda 7200.12. Prices: round
+//! street prices of 2021 in dollars, the year of RapidSwap's; only their ratios mean anything.
 
 use super::disk::Disk;
 use super::{Attach, Law};
@@ -80,9 +85,10 @@ pub struct DramEnergy {
     pub line_bytes: u64,
 }
 
-/// Static: eight 1 Gb DDR3-1333 chips make a GiB; each draws 45 mA standby (IDD2N) and, for 110 of each 7800 ns, 155 mA more for
-/// refresh (IDD5B), at 1.5 V (Micron data sheet): 0.57 W. Dynamic: array plus row buffer, Lee09 table 2: read 1.17 + 0.93,
-/// write 0.39 + 1.02 pJ a bit. Neither checked; the PCM paper prints no energy (§III-5).
+/// Static: eight 1 Gb DDR3-1333 chips make a GiB; each draws 45 mA standby (IDD2N) and, for 110 of
+/// each 7800 ns, 155 mA more for refresh (IDD5B), at 1.5 V (Micron data sheet): 0.57 W. Dynamic:
+/// array plus row buffer, Lee09 table 2: read 1.17 + 0.93, write 0.39 + 1.02 pJ a bit. Neither
+/// checked; the PCM paper prints no energy (§III-5).
 pub const DRAM_ENERGY: DramEnergy = DramEnergy {
     static_watts_per_gib: 0.57,
     read_j_per_byte: 8.0 * 2.10e-12,
@@ -93,14 +99,17 @@ pub const DRAM_ENERGY: DramEnergy = DramEnergy {
 /// Dollars a GiB of DRAM: a round price of 2021, not checked.
 pub const DRAM_DOLLARS_PER_GIB: f64 = 4.5;
 
-/// Path of one fault through the kernel's swap code and block layer, ns. *Assumed*: the 4 us that Linux takes for a fault from
-/// zram. FlexSwap §6.1 measures 6 us for it under KVM, the exit from the guest included, and 22 us with user space in it.
+/// Path of one fault through the kernel's swap code and block layer, ns. *Assumed*: the 4 us that
+/// Linux takes for a fault from zram. FlexSwap §6.1 measures 6 us for it under KVM, the exit from
+/// the guest included, and 22 us with user space in it.
 pub const SOFTWARE_NS: f64 = 4_000.0;
 
-/// Two context switches, away and back, with their cache misses, ns. *Assumed*: the usual 1 to 3 us each way.
+/// Two context switches, away and back, with their cache misses, ns. *Assumed*: the usual 1 to 3 us
+/// each way.
 pub const CONTEXT_SWITCH_NS: f64 = 4_000.0;
 
-/// Compressed pool: LZ4 one 4 KiB page, ns a byte, as `tier/examples/tier_cost.rs` measures on a 2020s x86-64.
+/// Compressed pool: LZ4 one 4 KiB page, ns a byte, as `tier/examples/tier_cost.rs` measures on a
+/// 2020s x86-64.
 pub const COMPRESS_NS_PER_BYTE: f64 = 0.5;
 
 /// Compressed pool: decompression, ns a byte.
@@ -136,13 +145,15 @@ pub fn by_name(name: &str) -> Option<Profile> {
     })
 }
 
-/// Time: Lee09 (not checked): a 64-byte line takes 55 ns to read (tRCD) and 150 ns to write (tWR); a page is moved line by line
-/// from one bank (the PCM paper leaves banks and bus open; more of either shrinks T_transfer and with it the gain of small
-/// pages), after one more such access to begin with. A write takes 2.7 reads; by PCM §I it would be 1.6 (8 over 5) to 25 (50
-/// over 2), 4 to 10 if low goes with low, so ours is at the cheap end for writes. Energy: Lee09 table 2 (not checked): array
-/// 2.47 and 16.82 pJ a bit, row buffer 0.93 and 1.02. Idle: no refresh; *assumed* a tenth of DRAM's standby. Endurance: the
-/// lower of the 10^7 to 10^8 of PCM §I. Price: a quarter of DRAM's, as four times the density suggests (Qureshi et al., ISCA
-/// 2009, not checked); never sold as such.
+/// Time: Lee09 (not checked): a 64-byte line takes 55 ns to read (tRCD) and 150 ns to write (tWR);
+/// a page is moved line by line from one bank (the PCM paper leaves banks and bus open; more of
+/// either shrinks T_transfer and with it the gain of small pages), after one more such access to
+/// begin with. A write takes 2.7 reads; by PCM §I it would be 1.6 (8 over 5) to 25 (50 over 2), 4
+/// to 10 if low goes with low, so ours is at the cheap end for writes. Energy: Lee09 table 2 (not
+/// checked): array 2.47 and 16.82 pJ a bit, row buffer 0.93 and 1.02. Idle: no refresh; *assumed* a
+/// tenth of DRAM's standby. Endurance: the lower of the 10^7 to 10^8 of PCM §I. Price: a quarter of
+/// DRAM's, as four times the density suggests (Qureshi et al., ISCA 2009, not checked); never sold
+/// as such.
 fn pcm() -> Profile {
     Profile {
         name: "pcm",
@@ -172,10 +183,12 @@ fn pcm() -> Profile {
     }
 }
 
-/// Time: Izr19 (not checked): random load 305 ns, write to the persistence domain 94 ns, 6.6 and 2.3 GB/s a module, 256-byte
-/// units. A page of 4 KB written takes 1.9 us, the module's share; NVSwap §V copies 215,000 a second, 4.7 us each, kernel
-/// included. Capacity: NVSwap §VI-A, RapidSwap §4. Energy: 15 W, the module's usual power limit, at full speed (not checked).
-/// Endurance: 292 PB written for the 128 GB module of the 200 series (data sheet, not checked). Idle power and price *assumed*.
+/// Time: Izr19 (not checked): random load 305 ns, write to the persistence domain 94 ns, 6.6 and
+/// 2.3 GB/s a module, 256-byte units. A page of 4 KB written takes 1.9 us, the module's share;
+/// NVSwap §V copies 215,000 a second, 4.7 us each, kernel included. Capacity: NVSwap §VI-A,
+/// RapidSwap §4. Energy: 15 W, the module's usual power limit, at full speed (not checked).
+/// Endurance: 292 PB written for the 128 GB module of the 200 series (data sheet, not checked).
+/// Idle power and price *assumed*.
 fn optane_dimm() -> Profile {
     Profile {
         name: "optane-dimm",
@@ -205,8 +218,9 @@ fn optane_dimm() -> Profile {
     }
 }
 
-/// Time: 10 us either way (RapidSwap §2.1, which does not say of how many bytes; here 4 KB). Capacity: RapidSwap §4. Data sheet, not checked: 575,000 reads a second,
-/// which need six at once; 2.6 and 2.2 GB/s; power; 10 drive writes a day for 5 years. A read beside a write and the price
+/// Time: 10 us either way (RapidSwap §2.1, which does not say of how many bytes; here 4 KB).
+/// Capacity: RapidSwap §4. Data sheet, not checked: 575,000 reads a second, which need six at once;
+/// 2.6 and 2.2 GB/s; power; 10 drive writes a day for 5 years. A read beside a write and the price
 /// *assumed*.
 fn optane_ssd() -> Profile {
     Profile {
@@ -237,12 +251,14 @@ fn optane_ssd() -> Profile {
     }
 }
 
-/// Time: data sheet, not checked: 82 us to read, 15 us to write at queue depth 1; 930,000 reads a second, which need 76 at once;
-/// 190,000 writes: three. FlexSwap §6.1 agrees for reads: 6 us are 7.8 % of a fault of Linux, so 71 us are left for the device,
-/// and 12 us more are 13 %, so 86. 2.6 GB/s: FlexSwap §6.1, its PCIe 3. A read is slower beside writes (NVSwap §II-A and Fig. 1
-/// show it on SATA; here *assumed* half more). Writes take a channel for 400 us so that the whole device makes its 190,000
-/// a second: the 15 us are those of its buffer, which a stream of evictions fills. Endurance, not checked: 1 drive write a day
-/// for 5 years. Price: a 45th of DRAM's (RapidSwap §1).
+/// Time: data sheet, not checked: 82 us to read, 15 us to write at queue depth 1; 930,000 reads a
+/// second, which need 76 at once; 190,000 writes: three. FlexSwap §6.1 agrees for reads: 6 us are
+/// 7.8 % of a fault of Linux, so 71 us are left for the device, and 12 us more are 13 %, so 86. 2.6
+/// GB/s: FlexSwap §6.1, its PCIe 3. A read is slower beside writes (NVSwap §II-A and Fig. 1 show it
+/// on SATA; here *assumed* half more). Writes take a channel for 400 us so that the whole device
+/// makes its 190,000 a second: the 15 us are those of its buffer, which a stream of evictions
+/// fills. Endurance, not checked: 1 drive write a day for 5 years. Price: a 45th of DRAM's
+/// (RapidSwap §1).
 fn nvme() -> Profile {
     Profile {
         name: "nvme",
@@ -272,11 +288,12 @@ fn nvme() -> Profile {
     }
 }
 
-/// Capacity: NVSwap §VI-A. Time: data sheet, not checked: 550 and 320 MB/s, 98,000 random reads a second at depth 32; a single
-/// read takes some 90 us, so 9 at once; 14,000 random writes a second, 640 us of a channel each. NVSwap §V measures 7,900
-/// random paging requests a second on it (the mix is not stated), so these rates are the device at its best.
-/// A read beside a write takes twice as long (*assumed*; NVSwap §II-A has reads wait for page-outs and gives latencies,
-/// not the law). Endurance, not checked: 1.3 drive writes a day for 3 years. Price: RapidSwap §1.
+/// Capacity: NVSwap §VI-A. Time: data sheet, not checked: 550 and 320 MB/s, 98,000 random reads a
+/// second at depth 32; a single read takes some 90 us, so 9 at once; 14,000 random writes a second,
+/// 640 us of a channel each. NVSwap §V measures 7,900 random paging requests a second on it (the
+/// mix is not stated), so these rates are the device at its best. A read beside a write takes twice
+/// as long (*assumed*; NVSwap §II-A has reads wait for page-outs and gives latencies, not the law).
+/// Endurance, not checked: 1.3 drive writes a day for 3 years. Price: RapidSwap §1.
 fn sata_ssd() -> Profile {
     Profile {
         name: "sata-ssd",
@@ -306,9 +323,10 @@ fn sata_ssd() -> Profile {
     }
 }
 
-/// Named in NVSwap §VI-A. Time: 7200 turns a minute (HybridSwap §3.1: half a turn 4.17 ms); data sheet, not checked: 8.5 ms average
-/// read seek, 9.5 ms write, 1 ms to the next track, 125 MB/s sustained (HybridSwap §3.1 has 11 ms and 150 MB/s for a disk
-/// of 500 GB). Power, not checked: 5 W idle, 6.6 W seeking. The controller's own time is inside the average seek.
+/// Named in NVSwap §VI-A. Time: 7200 turns a minute (HybridSwap §3.1: half a turn 4.17 ms); data
+/// sheet, not checked: 8.5 ms average read seek, 9.5 ms write, 1 ms to the next track, 125 MB/s
+/// sustained (HybridSwap §3.1 has 11 ms and 150 MB/s for a disk of 500 GB). Power, not checked: 5 W
+/// idle, 6.6 W seeking. The controller's own time is inside the average seek.
 fn hdd_7200() -> Profile {
     let turn_ns = 60e9 / 7200.0;
     let bytes_per_second = 125e6;
@@ -345,8 +363,8 @@ fn hdd_7200() -> Profile {
     }
 }
 
-/// Time, not checked: 200 ns, within the 170 to 250 ns of TPP §2; a PCIe 5.0 x8 link of 25 GB/s in use. Energy: DRAM's, and *assumed* as much
-/// again for link and controller. Price: DRAM's.
+/// Time, not checked: 200 ns, within the 170 to 250 ns of TPP §2; a PCIe 5.0 x8 link of 25 GB/s in
+/// use. Energy: DRAM's, and *assumed* as much again for link and controller. Price: DRAM's.
 fn cxl_dram() -> Profile {
     let law = Law {
         access_ns: 200.0,

@@ -1,23 +1,29 @@
 //! Trend prefetch: a majority vote over the last strides of each access stream. The default.
 //!
-//! Source: Leap (ATC '20) §4.1-4.2, Boyer-Moore majority over windows of the last strides that double in size until one
-//! has a majority; the prefetch window doubles while the trend holds. Differs:
-//! - A thread has up to [`STREAMS`] streams, told apart by address, so that `memcpy` or a matrix product (several
-//!   arrays read in turn) show one clean trend each instead of a mixture with none.
-//! - Strides that jump out of a stream's neighbourhood are found by four equally spaced pages among the last
-//!   [`LOOSE`] + 1 faults that no stream claimed, so two far-striding scans may be interleaved.
-//! - Prefetched pages are mapped and do not fault: a scan that goes on appears as a fault just behind the window. That
-//!   is the hit, and the window doubles. A fault inside the window (the engine brought less) keeps it.
-//! - A stride that is a multiple of the trend's looks like the trend: each window is left at its end. So every
-//!   [`PROBE_AFTER`]-th full window is left out, and the stride of the faults that follow, if twice the same, is the trend.
-//! - Off the trend nothing is fetched; an eighth of the window is remembered, for scans that skip a little.
+//! Source: Leap (ATC '20) §4.1-4.2, Boyer-Moore majority over windows of the last strides that
+//! double in size until one has a majority; the prefetch window doubles while the trend holds.
+//! Differs:
+//! - A thread has up to [`STREAMS`] streams, told apart by address, so that `memcpy` or a matrix
+//!   product (several arrays read in turn) show one clean trend each instead of a mixture with
+//!   none.
+//! - Strides that jump out of a stream's neighbourhood are found by four equally spaced pages among
+//!   the last [`LOOSE`] + 1 faults that no stream claimed, so two far-striding scans may be
+//!   interleaved.
+//! - Prefetched pages are mapped and do not fault: a scan that goes on appears as a fault just
+//!   behind the window. That is the hit, and the window doubles. A fault inside the window (the
+//!   engine brought less) keeps it.
+//! - A stride that is a multiple of the trend's looks like the trend: each window is left at its
+//!   end. So every [`PROBE_AFTER`]-th full window is left out, and the stride of the faults that
+//!   follow, if twice the same, is the trend.
+//! - Off the trend nothing is fetched; an eighth of the window is remembered, for scans that skip a
+//!   little.
 //!
 //! ```text
 //! fault at p, window 3, stride s:   p   p+s  p+2s  p+3s  p+4s  ...
 //!                                 fault [--- brought --]  next fault: trend holds, window 7
 //! ```
-//! First touches have their own streams. Threads are kept in a table of [`THREADS`]; the least recently faulting is
-//! replaced. Cost: O(1), no allocation after `new` (about 60 KiB).
+//! First touches have their own streams. Threads are kept in a table of [`THREADS`]; the least
+//! recently faulting is replaced. Cost: O(1), no allocation after `new` (about 60 KiB).
 
 use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
@@ -32,8 +38,8 @@ pub const LOOSE: usize = 8;
 const HISTORY: usize = 8;
 /// A fault this near to a stream's last one is taken to belong to it, trend or not.
 const NEAR_PAGES: u64 = 32;
-/// A stream with a trend is kept this many faults longer than one without, so that random faults between do not push
-/// it out while its window is being consumed.
+/// A stream with a trend is kept this many faults longer than one without, so that random faults
+/// between do not push it out while its window is being consumed.
 const TREND_FAULTS: u64 = 1024;
 /// First window of a new trend; then 7, 15, 31, 63.
 const WINDOW_FIRST: u32 = 3;
@@ -245,7 +251,8 @@ impl Thread {
         }
         match near {
             Some((index, 0)) => {
-                // The same page again (lost a race with eviction, or reported twice): nothing learned.
+                // The same page again (lost a race with eviction, or reported twice): nothing
+                // learned.
                 self.streams[index].used_at = now;
                 Window::default()
             }

@@ -19,13 +19,14 @@ pub struct FaultSeen {
     pub page: VirtPage,
     /// The faulting thread; 0 when unknown.
     pub thread: ThreadId,
-    /// True when the page was never touched before (its neighbours would be fresh pages, not loads).
+    /// True when the page was never touched before (its neighbours would be fresh pages, not
+    /// loads).
     pub first_touch: bool,
 }
 
-/// Pages to bring along: `fault + stride`, `fault + 2*stride`, ... `count` of them. The engine takes those that are in
-/// the wanted state (stored, or untouched on a first touch), stops at the end of the mapping, and never exceeds its
-/// own bounds.
+/// Pages to bring along: `fault + stride`, `fault + 2*stride`, ... `count` of them. The engine
+/// takes those that are in the wanted state (stored, or untouched on a first touch), stops at the
+/// end of the mapping, and never exceeds its own bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     /// Distance between pages; negative for a descending scan. Meaningless when `count` is 0.
@@ -54,8 +55,9 @@ pub trait Prefetch: Send {
 /// The prefetch policies a user can name; the first is the default.
 pub const NAMES: [&str; 4] = ["majority", "readahead", "window", "none"];
 
-/// Makes a policy that has seen nothing. `readahead` and `window` take their size in pages behind a colon: `readahead:8`
-/// (blocks of up to 8, the faulting page included), `window:8` (8 besides the faulting one).
+/// Makes a policy that has seen nothing. `readahead` and `window` take their size in pages behind a
+/// colon: `readahead:8` (blocks of up to 8, the faulting page included), `window:8` (8 besides the
+/// faulting one).
 ///
 /// Errors: an unknown name or a size out of 1 to 63 (0 = none); the message lists the valid names.
 pub fn by_name(name: &str) -> Result<Box<dyn Prefetch>, UnknownPolicy> {

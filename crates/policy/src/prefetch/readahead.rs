@@ -1,10 +1,11 @@
 //! Kernel-style read-ahead: an aligned block round the fault, that grows while its pages are used.
 //!
-//! Source: Linux `mm/swap_state.c`, `__swapin_nr_pages` (block of 2, 4, 8 .. `pages_max` pages, halved at most at a
-//! miss, 1 for a fault beside nothing known). Differs: the kernel counts hits at each use of a read-ahead page; here
-//! those pages are mapped and do not fault, so a fault at the end of the last block is taken to mean that all of it was
-//! used. Pages of the block below the fault are not brought (a window goes one way). State is kept for the last
-//! `SPACES` address spaces, first touches apart.
+//! Source: Linux `mm/swap_state.c`, `__swapin_nr_pages` (block of 2, 4, 8 .. `pages_max` pages,
+//! halved at most at a miss, 1 for a fault beside nothing known). Differs: the kernel counts hits
+//! at each use of a read-ahead page; here those pages are mapped and do not fault, so a fault at
+//! the end of the last block is taken to mean that all of it was used. Pages of the block below the
+//! fault are not brought (a window goes one way). State is kept for the last `SPACES` address
+//! spaces, first touches apart.
 
 use undercroft_base::{SpaceId, VirtPage};
 
@@ -44,7 +45,8 @@ impl Readahead {
         Readahead::with_max(PAGES_DEFAULT)
     }
 
-    /// Blocks of up to `pages` pages, the faulting one included; rounded down to a power of two, 1..=64.
+    /// Blocks of up to `pages` pages, the faulting one included; rounded down to a power of two,
+    /// 1..=64.
     pub fn with_max(pages: u32) -> Readahead {
         Readahead {
             seen: [None; SPACES],

@@ -1,7 +1,7 @@
 //! A fixed window: the next pages come along with every fault, used or not.
 //!
-//! Source: PCM swap §III-3, read-ahead of 0 to 8 pages; also Linux before 3.14. What [`super::readahead`] grew out of: it stops
-//! where nobody uses what came along, this one does not.
+//! Source: PCM swap §III-3, read-ahead of 0 to 8 pages; also Linux before 3.14. What
+//! [`super::readahead`] grew out of: it stops where nobody uses what came along, this one does not.
 
 use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 

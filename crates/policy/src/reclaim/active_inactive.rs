@@ -7,15 +7,17 @@
 //!            v                                    (a used page goes round again)
 //!         victims; active fronts when inactive is empty
 //! ```
-//! A live client gives no access bits unless it is looked at (`--access-scan`), so arrivals must tell which pages are
-//! hot. A page that comes back after few evictions left too early. *Few* is relative: the threshold follows the lowest tenth of the distances seen (within a
-//! quarter and four times the resident pages), so active changes slowly and fills with the hottest pages whatever the
-//! load; in a loop larger than memory a part of it sticks and hits, where plain FIFO never does. A scan passes through
-//! the inactive tenth only.
+//! A live client gives no access bits unless it is looked at (`--access-scan`), so arrivals must
+//! tell which pages are hot. A page that comes back after few evictions left too early. *Few* is
+//! relative: the threshold follows the lowest tenth of the distances seen (within a quarter and
+//! four times the resident pages), so active changes slowly and fills with the hottest pages
+//! whatever the load; in a loop larger than memory a part of it sticks and hits, where plain FIFO
+//! never does. A scan passes through the inactive tenth only.
 //!
-//! Misses relative to FIFO (`lru` without touches), memory 25 % of 16,384 pages, 1.5 million references after which
-//! the first third is not counted; `lru+touch` sees every reference, which no live client gives
-//! (`cargo test --release -p undercroft-policy -- --ignored --nocapture simulation_table`, seeded):
+//! Misses relative to FIFO (`lru` without touches), memory 25 % of 16,384 pages, 1.5 million
+//! references after which the first third is not counted; `lru+touch` sees every reference, which
+//! no live client gives (`cargo test --release -p undercroft-policy -- --ignored --nocapture
+//! simulation_table`, seeded):
 //!
 //! ```text
 //!                 FIFO active_inactive lru+touch
@@ -31,12 +33,13 @@
 //! drift          4.97%          100.6%     50.3%
 //! zipf+loop     71.39%           77.7%     95.7%
 //! ```
-//! With memory 10 % and 50 %, zipf 0.99 is at 78 % and 80 %; the worst of all is drift at 10 %: 103 %.
-//! Rejected while choosing, in points of the same ratio (25 % memory):
-//! activation when the distance is below the resident or the active pages (Linux `workingset.c`): zipf 0.99 +5, loops
-//! 100 %; active at most 80 / 50 %: zipf 0.99 +1.5 / +6; up to three further laps in active by distance: zipf 0.99
-//! -0.5, drift +60; first touches fill active: zipf 1.2 +7, drift +50; no upper bound on the distance: bursts +10; no
-//! lower bound: a loop of 1.1 times memory -80, but drift +80.
+//! With memory 10 % and 50 %, zipf 0.99 is at 78 % and 80 %; the worst of all is drift at 10 %: 103
+//! %. Rejected while choosing, in points of the same ratio (25 % memory): activation when the
+//! distance is below the resident or the active pages (Linux `workingset.c`): zipf 0.99 +5, loops
+//! 100 %; active at most 80 / 50 %: zipf 0.99 +1.5 / +6; up to three further laps in active by
+//! distance: zipf 0.99 -0.5, drift +60; first touches fill active: zipf 1.2 +7, drift +50; no upper
+//! bound on the distance: bursts +10; no lower bound: a loop of 1.1 times memory -80, but drift
+//! +80.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
@@ -106,7 +109,8 @@ impl ActiveInactive {
         near
     }
 
-    /// Moves the active front to inactive while active is above its share; looks at up to `most` pages.
+    /// Moves the active front to inactive while active is above its share; looks at up to `most`
+    /// pages.
     fn shrink_active(&mut self, most: usize) {
         for _ in 0..most {
             if self.lists.len(ACTIVE).0 * 100 <= self.lists.total().0 * ACTIVE_PERCENT_MAX {

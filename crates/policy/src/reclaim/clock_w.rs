@@ -1,8 +1,10 @@
-//! CLOCK-W: a clock whose hand tests the *written* bit, so that pages being written stay and write-outs are saved.
+//! CLOCK-W: a clock whose hand tests the *written* bit, so that pages being written stay and
+//! write-outs are saved.
 //!
-//! Source: PCM swap §III-4. The hand clears the bit of a written page, remembers it in a second bit (the page must
-//! still be written out when it leaves), and lets the page have another lap; the first page not written since the
-//! last lap leaves. Reads give no second chance. Differs: none known; without touches it is FIFO, as CLOCK is.
+//! Source: PCM swap §III-4. The hand clears the bit of a written page, remembers it in a second bit
+//! (the page must still be written out when it leaves), and lets the page have another lap; the
+//! first page not written since the last lap leaves. Reads give no second chance. Differs: none
+//! known; without touches it is FIFO, as CLOCK is.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
@@ -27,7 +29,8 @@ impl ClockW {
         ClockW::default()
     }
 
-    /// True when a write of this page was reported since it became resident: it has to be written out.
+    /// True when a write of this page was reported since it became resident: it has to be written
+    /// out.
     pub fn is_dirty(&self, page: PageNo) -> bool {
         self.lists.list(page).is_some() && self.lists.mark(page) != 0
     }

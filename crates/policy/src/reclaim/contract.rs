@@ -93,7 +93,8 @@ fn play(name: &str, seed: u64, ops: usize, pages: u64) {
         assert_eq!(policy.len(), PageCount(members.len() as u64));
         assert_eq!(policy.is_empty(), members.is_empty());
     }
-    // With enough calls every page is named: nothing is lost, nothing is named that is not resident.
+    // With enough calls every page is named: nothing is lost, nothing is named that is not
+    // resident.
     while !members.is_empty() {
         // Two laps: one may be spent on second chances.
         let scan_max = 2 * members.len() + 2;

@@ -1,12 +1,14 @@
 //! Doubly linked lists over page numbers: the common ground of every reclaim policy.
 //!
-//! Only pages that are in a list have links, and of those only the ones whose neighbours are not the pages before and after
-//! them in memory: pages that came one after the other, as most do, need none. How the links lie: `lists/chunk.rs`.
+//! Only pages that are in a list have links, and of those only the ones whose neighbours are not
+//! the pages before and after them in memory: pages that came one after the other, as most do, need
+//! none. How the links lie: `lists/chunk.rs`.
 //!
-//! Bytes a page of the chunks: 0.7 when all are in a list and came in order, 7.8 when all are and came at random; at random,
-//! 2.3 when 12 % are in a list, 5.0 when half are. Nanoseconds, and in brackets those of packed links for every listed
-//! page, run in turn; half of the pages listed, all accesses at random (2026-11-21, Linux 6.18, 2 noisy cores, the better of two;
-//! `cargo test --release -p undercroft-policy -- --ignored --nocapture lists_table` prints ours):
+//! Bytes a page of the chunks: 0.7 when all are in a list and came in order, 7.8 when all are and
+//! came at random; at random, 2.3 when 12 % are in a list, 5.0 when half are. Nanoseconds, and in
+//! brackets those of packed links for every listed page, run in turn; half of the pages listed, all
+//! accesses at random (2026-11-21, Linux 6.18, 2 noisy cores, the better of two; `cargo test
+//! --release -p undercroft-policy -- --ignored --nocapture lists_table` prints ours):
 //!
 //! ```text
 //!                             2^18 pages     2^21 pages
@@ -16,21 +18,24 @@
 //! remove one, insert one      90  (141)      169 (192)
 //! ... every page listed       64  (171)      181 (253)
 //! ```
-//! Since then few links are left unsorted. Against the lists before, run in turn, medians of three in a slower hour, the rows above
-//! take 0.9 to 1.0 of the time, but the last one 1.4 at 2^18 and 0.7 at 2^21; with 12 % listed 1.0 to 1.3 and 0.6 to 0.8. The bytes
-//! are the same (2026-11-22). In the simulator, with a hundredth of 2^18 pages listed, a scan under CLOCK became 8 to 14 % faster,
-//! with more listed zipf under LRU 3 to 8 % slower.
-//! Rejected: queues of page numbers in which a moved page leaves a stale entry (1 + 5 bytes for a resident page): runs of
-//! stale entries in front make a rare call long, and tags that tell them apart wrap. Links in a heap array a chunk: 11
-//! bytes a page in the process when all are resident, 7.6 of them counted, for holes between arrays that grow. Chunks of
-//! 128 or 256 pages: no faster where it counts, 0.1 to 0.7 bytes more. Links packed without holes beyond one piece: each
-//! removal moves the links of all higher pages of the chunk, up to 3.5 KiB. Room between the links of blocks instead of holes: by
-//! calculation, one block in four has none when it is needed; scan 8 % slower. A byte for each of few links that says whose it is,
-//! instead of an order: LRU 4 to 23 % slower.
+//! Since then few links are left unsorted. Against the lists before, run in turn, medians of three
+//! in a slower hour, the rows above take 0.9 to 1.0 of the time, but the last one 1.4 at 2^18 and
+//! 0.7 at 2^21; with 12 % listed 1.0 to 1.3 and 0.6 to 0.8. The bytes are the same (2026-11-22). In
+//! the simulator, with a hundredth of 2^18 pages listed, a scan under CLOCK became 8 to 14 %
+//! faster, with more listed zipf under LRU 3 to 8 % slower. Rejected: queues of page numbers in
+//! which a moved page leaves a stale entry (1 + 5 bytes for a resident page): runs of stale entries
+//! in front make a rare call long, and tags that tell them apart wrap. Links in a heap array a
+//! chunk: 11 bytes a page in the process when all are resident, 7.6 of them counted, for holes
+//! between arrays that grow. Chunks of 128 or 256 pages: no faster where it counts, 0.1 to 0.7
+//! bytes more. Links packed without holes beyond one piece: each removal moves the links of all
+//! higher pages of the chunk, up to 3.5 KiB. Room between the links of blocks instead of holes: by
+//! calculation, one block in four has none when it is needed; scan 8 % slower. A byte for each of
+//! few links that says whose it is, instead of an order: LRU 4 to 23 % slower.
 //!
-//! The page at the back keeps its place in the list's ends, not in its link: that is written once, when the next page comes
-//! and both neighbours are known. At the front the link that leads nowhere holds any number: who asks compares with the front.
-//! Limit: page numbers below 2^28 (1 TiB of address space, what the ledger is laid out for).
+//! The page at the back keeps its place in the list's ends, not in its link: that is written once,
+//! when the next page comes and both neighbours are known. At the front the link that leads nowhere
+//! holds any number: who asks compares with the front. Limit: page numbers below 2^28 (1 TiB of
+//! address space, what the ledger is laid out for).
 
 mod chunk;
 
@@ -80,8 +85,9 @@ fn not_listed(page: PageNo) -> ! {
     panic!("{page:?} is in no list: removed twice, or never inserted");
 }
 
-/// Up to three lists; a page is in one of them or in none. No operation looks at more than a page and its neighbours;
-/// `push_back`, `remove`, `pop_front` and `move_to_back` may also move links of the chunks concerned (at most 3.5 KiB each).
+/// Up to three lists; a page is in one of them or in none. No operation looks at more than a page
+/// and its neighbours; `push_back`, `remove`, `pop_front` and `move_to_back` may also move links of
+/// the chunks concerned (at most 3.5 KiB each).
 #[derive(Default)]
 pub struct PageLists {
     chunks: Vec<Option<Box<Chunk>>>,
@@ -99,9 +105,9 @@ impl PageLists {
         PageLists::default()
     }
 
-    /// Puts the page at the back, with mark 0. Panics when it is in a list already, or its number does not fit 28 bits
-    /// (the link would name another page). Allocates at the first page of a chunk when no spare chunk is there, and 7 KiB when
-    /// the pool has no free piece.
+    /// Puts the page at the back, with mark 0. Panics when it is in a list already, or its number
+    /// does not fit 28 bits (the link would name another page). Allocates at the first page of a
+    /// chunk when no spare chunk is there, and 7 KiB when the pool has no free piece.
     #[inline(always)] // on the way of every fault
     pub fn push_back(&mut self, list: List, page: PageNo) {
         assert!(page.0 <= PAGE_MASK, "{page:?} needs more than 28 bits");
@@ -151,7 +157,8 @@ impl PageLists {
         if ends.back == page.0 {
             prev = ends.before_back;
         }
-        // After the page has left: where there are holes, its link is then the nearest for those of its neighbours.
+        // After the page has left: where there are holes, its link is then the nearest for those of
+        // its neighbours.
         self.join_neighbours(list, page.0, next, prev);
         if settle {
             self.settle(page);
@@ -175,7 +182,8 @@ impl PageLists {
         Some(page)
     }
 
-    /// Moves a page that is in a list to the back of `list` (the same or another); its mark stays. Panics as `remove`.
+    /// Moves a page that is in a list to the back of `list` (the same or another); its mark stays.
+    /// Panics as `remove`.
     pub fn move_to_back(&mut self, list: List, page: PageNo) {
         let ends = self.ends[list as usize - 1];
         if ends.len > 0 && ends.back == page.0 {
@@ -239,8 +247,8 @@ impl PageLists {
         set(&mut block.mark, bit, mark);
     }
 
-    /// Sets bits of the mark if the page is in a list: one look for [`PageLists::list`] and [`PageLists::set_mark`]. Panics when
-    /// `bits` is above 3.
+    /// Sets bits of the mark if the page is in a list: one look for [`PageLists::list`] and
+    /// [`PageLists::set_mark`]. Panics when `bits` is above 3.
     #[inline]
     pub fn mark_listed(&mut self, page: PageNo, bits: u8) {
         assert!(bits < 4, "a mark has two bits");
@@ -355,7 +363,8 @@ impl PageLists {
         }
     }
 
-    /// What the page's link says, or that it has none: its neighbours, unless it is at the back of its list.
+    /// What the page's link says, or that it has none: its neighbours, unless it is at the back of
+    /// its list.
     fn link_of(&mut self, page: u32) -> Link {
         let PageLists { chunks, pool, .. } = self;
         match chunks.get(page as usize / PER_CHUNK) {

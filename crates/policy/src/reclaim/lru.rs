@@ -1,7 +1,7 @@
 //! LRU: the page used longest ago leaves first. Without touches it is FIFO by arrival.
 //!
-//! The limit reclaimer of FlexSwap §4.3. One list; pages the engine skipped go to the back, so that the next call looks at
-//! others.
+//! The limit reclaimer of FlexSwap §4.3. One list; pages the engine skipped go to the back, so that
+//! the next call looks at others.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 

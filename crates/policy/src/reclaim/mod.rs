@@ -19,7 +19,8 @@ use crate::UnknownPolicy;
 pub enum Arrival {
     /// First touch, or found resident when its region was attached.
     FirstTouch,
-    /// Faulted back in. `distance`: evictions since it left, when known (a small one means it left too early).
+    /// Faulted back in. `distance`: evictions since it left, when known (a small one means it left
+    /// too early).
     SwapIn {
         /// Refault distance in pages.
         distance: PageCount,
@@ -41,8 +42,9 @@ pub enum Verdict {
 
 /// An order over the resident pages of one client.
 ///
-/// The engine calls `insert` once when a page becomes resident, and `remove` once when it stops being so for another reason than
-/// that `select` took it out. A page is never inserted twice without one of these between.
+/// The engine calls `insert` once when a page becomes resident, and `remove` once when it stops
+/// being so for another reason than that `select` took it out. A page is never inserted twice
+/// without one of these between.
 pub trait Reclaim: Send {
     /// The page is resident now. O(1).
     fn insert(&mut self, page: PageNo, arrival: Arrival);
@@ -53,8 +55,9 @@ pub trait Reclaim: Send {
     /// The page is known to have been used (`write`: written) since it was last looked at. O(1).
     fn touch(&mut self, page: PageNo, write: bool);
 
-    /// Takes up to `want` victims out and appends them to `out`, coldest first; fewer is not an error. Looks at no more than
-    /// `scan_max` pages, and never again in one call at a page that was skipped.
+    /// Takes up to `want` victims out and appends them to `out`, coldest first; fewer is not an
+    /// error. Looks at no more than `scan_max` pages, and never again in one call at a page that
+    /// was skipped.
     fn select(
         &mut self,
         want: usize,

@@ -86,8 +86,8 @@ fn loads(pages: u32, length: u32) -> Vec<Load> {
     loads
 }
 
-/// Misses of one policy with room for `room` pages; the first third of the references is not counted. Returns
-/// (misses, references counted).
+/// Misses of one policy with room for `room` pages; the first third of the references is not
+/// counted. Returns (misses, references counted).
 fn misses(policy: &mut dyn Reclaim, references: &[u32], room: usize, touches: bool) -> (u64, u64) {
     let pages = references
         .iter()

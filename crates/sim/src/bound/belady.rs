@@ -1,8 +1,10 @@
-//! Belady's optimum: the page whose next use is farthest away leaves. No policy without prefetch misses less.
+//! Belady's optimum: the page whose next use is farthest away leaves. No policy without prefetch
+//! misses less.
 //!
-//! The optimum of *misses*, not of write-outs or time. Source: Belady, "A study of replacement algorithms for a virtual-storage
-//! computer", IBM Systems Journal 5(2), 1966. It knows the future from the trace: [`Future`] holds, for every reference, when
-//! its page is used next, and the replay says where it is. Pages brought along by prefetch are judged alike.
+//! The optimum of *misses*, not of write-outs or time. Source: Belady, "A study of replacement
+//! algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966. It knows the future
+//! from the trace: [`Future`] holds, for every reference, when its page is used next, and the
+//! replay says where it is. Pages brought along by prefetch are judged alike.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -26,7 +28,8 @@ pub struct Future {
 }
 
 impl Future {
-    /// Reads the trace backwards. * `references`: `number << 1 | write`, below 2^32 - 1 of them. * `numbers`: above any number.
+    /// Reads the trace backwards. * `references`: `number << 1 | write`, below 2^32 - 1 of them. *
+    /// `numbers`: above any number.
     pub fn new(references: &[u32], numbers: u32) -> Future {
         assert!(
             references.len() < NEVER as usize,

@@ -1,4 +1,5 @@
-//! Bounds beside the policies: what knows the future, and what knows nothing. They run through the same engine.
+//! Bounds beside the policies: what knows the future, and what knows nothing. They run through the
+//! same engine.
 
 pub mod belady;
 pub mod random;

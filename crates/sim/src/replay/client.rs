@@ -22,9 +22,11 @@ pub const WRITTEN: u8 = 2;
 pub const AHEAD: u8 = 4;
 /// It was used before.
 pub const KNOWN: u8 = 8;
-/// Had from another address space at a fork, and not evicted since; maybe still without a frame of its own.
+/// Had from another address space at a fork, and not evicted since; maybe still without a frame of
+/// its own.
 pub const SHARED: u8 = 16;
-/// In memory at a fork, and not evicted since: who has it since then may be without a frame of its own.
+/// In memory at a fork, and not evicted since: who has it since then may be without a frame of its
+/// own.
 pub const LENT: u8 = 32;
 
 /// Longest latency told apart: 1000 s.
@@ -92,7 +94,8 @@ pub struct Client<'a> {
     pub at: usize,
     /// Movements done.
     pub moved: usize,
-    /// Where it stopped for a fault that is still to be served: the page, and whether it is written.
+    /// Where it stopped for a fault that is still to be served: the page, and whether it is
+    /// written.
     pub fault: Option<(PageNo, bool)>,
     /// References done when a page was faulted on last, that one included.
     pub missed: usize,
@@ -116,7 +119,8 @@ pub struct Client<'a> {
     pub batch: Vec<EvictItem>,
     /// Pages of it that are on their way out, one bit each.
     pub leaving: u64,
-    /// Pages evicted because there was no room, which a trace that is followed has leave later, if it has: live the limit was exceeded.
+    /// Pages evicted because there was no room, which a trace that is followed has leave later, if
+    /// it has: live the limit was exceeded.
     pub forced: usize,
     /// Pages that leave before any that the policy names: each has the frame of one that has left.
     pub leave_next: Vec<PageNo>,
@@ -138,7 +142,8 @@ pub struct Client<'a> {
 /// Why a stretch of references ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// This page is not in memory, or is on its way, or is written to and was had from another address space.
+    /// This page is not in memory, or is on its way, or is written to and was had from another
+    /// address space.
     Fault(PageNo, bool),
     /// The trace says what became of pages.
     Moved,
@@ -250,7 +255,8 @@ impl<'a> Client<'a> {
         Some(index)
     }
 
-    /// Runs on while pages are in memory, at most `most` references. The one that stops it is not counted as done.
+    /// Runs on while pages are in memory, at most `most` references. The one that stops it is not
+    /// counted as done.
     pub fn run(&mut self, most: usize) -> Stop {
         let most = match self.stream.moved.get(self.moved) {
             Some(next) if next.after > self.at => most.min(next.after - self.at),
@@ -304,8 +310,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Looks at what the references from `from` on will need, so that it is in cache by then: the looks do not depend on each
-    /// other, and the processor waits for them all at once.
+    /// Looks at what the references from `from` on will need, so that it is in cache by then: the
+    /// looks do not depend on each other, and the processor waits for them all at once.
     #[inline]
     fn look_ahead(&self, from: usize) {
         let references = &self.stream.references;

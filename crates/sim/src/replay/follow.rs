@@ -1,4 +1,5 @@
-//! What a live trace says of pages between two references: each entry changes the simulation as its event changed the live run.
+//! What a live trace says of pages between two references: each entry changes the simulation as its
+//! event changed the live run.
 
 use undercroft_base::{Entry, Flags, PageNo, PageState, VirtPage, VirtRange};
 use undercroft_engine::Taken;
@@ -45,7 +46,8 @@ impl Host {
                 continue;
             }
             if moved.what == Becomes::Unchanged {
-                // Where the page has been in memory for longer than live, it may have been changed before.
+                // Where the page has been in memory for longer than live, it may have been changed
+                // before.
                 if client.missed == moved.after {
                     *mark &= !DIRTY;
                 }
@@ -56,7 +58,8 @@ impl Host {
                 continue;
             }
             if moved.what == Becomes::Locked {
-                // Not for the bounds and the policies compared, and never so many that nothing can leave.
+                // Not for the bounds and the policies compared, and never so many that nothing can
+                // leave.
                 let entry = client.engine.entry(client.space, page);
                 let may = self.setup.room != Room::AfterPlan && client.locked < client.frames / 8;
                 if may && !entry.flags.has(Flags::LOCKED) {
@@ -124,7 +127,8 @@ impl Host {
         }
     }
 
-    /// What `count` pages from `first` on, of one chunk, had is gone, in memory and out. What was on its way out is out by then.
+    /// What `count` pages from `first` on, of one chunk, had is gone, in memory and out. What was
+    /// on its way out is out by then.
     pub(super) fn drop_pages(
         &mut self,
         client: &mut Client<'_>,
@@ -144,8 +148,8 @@ impl Host {
         }
         let range = VirtRange::new(page(first), page(first + count));
         client.engine.removed(client.space, range);
-        // Where nothing else was in its chunk (or in the one that begins behind it), that lost its numbers. The last given up
-        // are the first taken.
+        // Where nothing else was in its chunk (or in the one that begins behind it), that lost its
+        // numbers. The last given up are the first taken.
         for number in [first + count, first] {
             if number < client.stream.numbers {
                 let no = client.engine.number(client.space, page(number));

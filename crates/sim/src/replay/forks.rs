@@ -1,8 +1,9 @@
 //! Forks and ends of processes, as a live trace tells them.
 //!
-//! A fork child has its parent's pages: those in memory in frames that the parent is charged for, the others with the copies below. The
-//! trace says from when on it is charged for a frame itself (`Becomes::Found`). Where it faults live on a page that is in memory here, a
-//! write is what makes it pay.
+//! A fork child has its parent's pages: those in memory in frames that the parent is charged for,
+//! the others with the copies below. The trace says from when on it is charged for a frame itself
+//! (`Becomes::Found`). Where it faults live on a page that is in memory here, a write is what makes
+//! it pay.
 
 use undercroft_base::{Flags, PageNo, PageState, VirtPage, VirtRange};
 
@@ -69,7 +70,8 @@ impl Host {
         client.marks[from as usize] |= LENT * shares;
     }
 
-    /// Of what is on its way out, all that the trace has leave before it names more: at a fork or an end it is out, or will stay.
+    /// Of what is on its way out, all that the trace has leave before it names more: at a fork or
+    /// an end it is out, or will stay.
     fn let_most_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let mut stays = 0;
         if client.leaving != 0 {
@@ -110,7 +112,8 @@ impl Host {
         Ok(())
     }
 
-    /// A page that has its frame from a relative is charged for one from now on; false where it is none.
+    /// A page that has its frame from a relative is charged for one from now on; false where it is
+    /// none.
     pub(super) fn own_shared(&mut self, client: &mut Client<'_>, no: PageNo) -> bool {
         let page = VirtPage(u64::from(no.0));
         let entry = client.engine.entry(client.space, page);
@@ -118,7 +121,8 @@ impl Host {
             return false;
         }
         client.marks[no.0 as usize] &= !SHARED;
-        // The frame's other owner has just left it, with a copy below that serves this one, too; or it was written to.
+        // The frame's other owner has just left it, with a copy below that serves this one, too; or
+        // it was written to.
         let spaces = client.stream.spaces.as_ref();
         let same = |number: u32| spaces.is_some_and(|of| of.are_same_page(number, no.0));
         let leaving = |index| client.leaving >> index & 1 == 1;
@@ -133,8 +137,9 @@ impl Host {
         true
     }
 
-    /// Item `index` of the batch leaves, and relatives may have its frame: that is freed when they have left, too, so one of them is charged
-    /// for it and leaves next, as live. When the trace is followed, it says so itself.
+    /// Item `index` of the batch leaves, and relatives may have its frame: that is freed when they
+    /// have left, too, so one of them is charged for it and leaves next, as live. When the trace is
+    /// followed, it says so itself.
     #[inline(never)]
     pub(super) fn lend_on(&mut self, client: &mut Client<'_>, index: usize) {
         let Some(spaces) = &client.stream.spaces else {
@@ -174,7 +179,8 @@ impl Host {
         }
     }
 
-    /// A write to a page that was had from a relative, and is in memory; false where it is a reference like others.
+    /// A write to a page that was had from a relative, and is in memory; false where it is a
+    /// reference like others.
     pub(super) fn write_shared(
         &mut self,
         client: &mut Client<'_>,

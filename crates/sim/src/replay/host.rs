@@ -1,4 +1,5 @@
-//! What clients share, and what it does for one of them: serves faults, evicts, moves pages between tiers.
+//! What clients share, and what it does for one of them: serves faults, evicts, moves pages between
+//! tiers.
 
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, ThreadId, TierId, VirtPage,
@@ -13,7 +14,8 @@ use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 use super::tiers::{Tier, tier_id};
 use crate::setup::{FaultTouch, Initial, Room, Setup, SetupError, TierKind};
 
-/// A compressed pool over another tier holds at most this part of the limit, and this one alone: as the live manager.
+/// A compressed pool over another tier holds at most this part of the limit, and this one alone: as
+/// the live manager.
 const POOL_PERCENT_ABOVE: f64 = 50.0;
 const POOL_PERCENT_ALONE: f64 = 95.0;
 
@@ -140,8 +142,8 @@ impl Host {
         Ok(())
     }
 
-    /// Nothing can leave: what is not locked may lie in a compressed pool as large as the rest of the limit. Live it is exceeded, too.
-    /// Where something can leave, it goes on leaving first.
+    /// Nothing can leave: what is not locked may lie in a compressed pool as large as the rest of
+    /// the limit. Live it is exceeded, too. Where something can leave, it goes on leaving first.
     #[cold]
     fn exceed(&mut self, client: &mut Client<'_>) {
         assert!(
@@ -214,8 +216,8 @@ impl Host {
         from_tier
     }
 
-    /// Evicts until `pages` fit: none once a fault is planned; one ahead of it, where the limit is too small for a reserve, or
-    /// smaller than that of the live run.
+    /// Evicts until `pages` fit: none once a fault is planned; one ahead of it, where the limit is
+    /// too small for a reserve, or smaller than that of the live run.
     #[inline]
     pub(super) fn have_room(
         &mut self,
@@ -248,7 +250,8 @@ impl Host {
         }
     }
 
-    /// Evicts up to `want` pages, the last batch having left; how many: none only where no page may leave.
+    /// Evicts up to `want` pages, the last batch having left; how many: none only where no page may
+    /// leave.
     #[inline(always)] // on the way of every fault
     fn evict(&mut self, client: &mut Client<'_>, want: usize) -> Result<usize, SetupError> {
         debug_assert_eq!(client.leaving, 0, "one batch at a time");
@@ -375,7 +378,8 @@ impl Host {
         tier.has_room() && held <= client.frames as f64 * percent / 100.0
     }
 
-    /// Moves the client's oldest pages one tier down, as many as the live manager would at most and an eighth of what is there.
+    /// Moves the client's oldest pages one tier down, as many as the live manager would at most and
+    /// an eighth of what is there.
     fn demote(&mut self, client: &mut Client<'_>, place: usize) {
         let want = (client.held[place] as usize / 8).clamp(1, DEMOTE_PAGES_MAX);
         let mut items = std::mem::take(&mut self.demotions);
@@ -434,8 +438,9 @@ impl Host {
     }
 }
 
-/// Which pages of a plan are read by one request: those next to each other on a device with its own engine. Leaves half-open
-/// ranges of `items` in `out`, the one with the faulting page first; pages that are read from nowhere are in none.
+/// Which pages of a plan are read by one request: those next to each other on a device with its own
+/// engine. Leaves half-open ranges of `items` in `out`, the one with the faulting page first; pages
+/// that are read from nowhere are in none.
 fn requests(tiers: &[Tier], items: &[LoadItem], demanded: usize, out: &mut Vec<(usize, usize)>) {
     out.clear();
     if let [item] = items {

@@ -1,7 +1,7 @@
 //! Evictions that a live trace tells: a batch is named at once and leaves by and by.
 //!
-//! It stays on its way out until the next one is named, as live; each page of it leaves sooner where the trace shows that it was out
-//! by then, is called back where the trace says so, or stays.
+//! It stays on its way out until the next one is named, as live; each page of it leaves sooner
+//! where the trace shows that it was out by then, is called back where the trace says so, or stays.
 
 use undercroft_base::{PageNo, PageState, VirtPage, VirtRange};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
@@ -12,8 +12,8 @@ use super::host::Host;
 use crate::setup::SetupError;
 
 impl Host {
-    /// Has the policy name `count` pages, less those that had to leave before, or all that may leave. The last batch of them stays on
-    /// its way out: see [`Host::let_go`].
+    /// Has the policy name `count` pages, less those that had to leave before, or all that may
+    /// leave. The last batch of them stays on its way out: see [`Host::let_go`].
     pub(super) fn evict_so_many(
         &mut self,
         client: &mut Client<'_>,
@@ -62,7 +62,8 @@ impl Host {
         self.evict_one(client, index)
     }
 
-    /// A page leaves, if it is on its way out; all do, if it is one that goes with one of them, as a fork child's.
+    /// A page leaves, if it is on its way out; all do, if it is one that goes with one of them, as
+    /// a fork child's.
     pub(super) fn let_one_go(
         &mut self,
         client: &mut Client<'_>,
@@ -102,8 +103,9 @@ impl Host {
         Ok(())
     }
 
-    /// The live manager named `count` pages itself, those of the movements from `first` on: what of them is in memory, and may
-    /// leave, does here, too. They stay on their way out as any batch: see [`Host::let_go`].
+    /// The live manager named `count` pages itself, those of the movements from `first` on: what of
+    /// them is in memory, and may leave, does here, too. They stay on their way out as any batch:
+    /// see [`Host::let_go`].
     pub(super) fn evict_these(
         &mut self,
         client: &mut Client<'_>,

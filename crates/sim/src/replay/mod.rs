@@ -1,17 +1,20 @@
 //! Replays a trace through the engine: one engine a client, devices shared, time virtual.
 //!
-//! Clients run on their own clocks; whoever faults first in virtual time is served first. A hit costs one look into the page
-//! table and one call of the policy. A fault: the engine plans; pages are evicted until the plan fits (a dirty one is written,
-//! a clean one whose copy is kept below is dropped: the engine decides, told only whether the bytes changed); the plan is
-//! read from the tiers and installed. Every client has a processor to itself.
+//! Clients run on their own clocks; whoever faults first in virtual time is served first. A hit
+//! costs one look into the page table and one call of the policy. A fault: the engine plans; pages
+//! are evicted until the plan fits (a dirty one is written, a clean one whose copy is kept below is
+//! dropped: the engine decides, told only whether the bytes changed); the plan is read from the
+//! tiers and installed. Every client has a processor to itself.
 //!
-//! With [`Room::Ahead`] pages leave as they do live: in batches, after a fault that broke into the reserve, until a reserve and
-//! a half is free. Only in no time: the live evictor works while the program goes on.
+//! With [`Room::Ahead`] pages leave as they do live: in batches, after a fault that broke into the
+//! reserve, until a reserve and a half is free. Only in no time: the live evictor works while the
+//! program goes on.
 //!
-//! Where a live trace says so, pages are found in memory, as they were when the recording began, or dropped by the program (`follow.rs`).
-//! So are forks and the ends of processes (`forks.rs`): all address spaces of a live run are pages of one client, whose engine takes them
-//! for one. Evictions that it tells (`leaving.rs`), and pages brought along (`traced.rs`), are followed only when that is asked for
-//! ([`Room::Traced`]): otherwise the policies under test decide.
+//! Where a live trace says so, pages are found in memory, as they were when the recording began, or
+//! dropped by the program (`follow.rs`). So are forks and the ends of processes (`forks.rs`): all
+//! address spaces of a live run are pages of one client, whose engine takes them for one. Evictions
+//! that it tells (`leaving.rs`), and pages brought along (`traced.rs`), are followed only when that
+//! is asked for ([`Room::Traced`]): otherwise the policies under test decide.
 
 mod client;
 mod follow;
@@ -48,7 +51,8 @@ pub struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    /// Everything before the first reference; with [`Initial::Stored`] every page lies in the last tier.
+    /// Everything before the first reference; with [`Initial::Stored`] every page lies in the last
+    /// tier.
     ///
     /// Errors: an impossible setup for this trace.
     pub fn new(streams: &'a [PageStream], setup: &Setup) -> Result<Replay<'a>, SetupError> {
@@ -73,7 +77,8 @@ impl<'a> Replay<'a> {
         let (mut clients, mut home) = (Vec::new(), 0);
         let mut so_far = 0;
         for (at, stream) in streams.iter().enumerate() {
-            // A percentage is each client's own; anything else is shared out so that nothing is left over.
+            // A percentage is each client's own; anything else is shared out so that nothing is
+            // left over.
             let upto = |pages: u64| u128::from(frames) * u128::from(pages) / u128::from(footprint);
             let before = upto(so_far);
             so_far += stream.footprint();
@@ -197,7 +202,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// When everything is done, writes put aside included; the longest of the clients' own times beside it.
+    /// When everything is done, writes put aside included; the longest of the clients' own times
+    /// beside it.
     pub fn finish(&mut self) -> (Time, Time) {
         let clients = self.clients.iter().map(|client| client.clock);
         let elapsed = clients.max().unwrap_or_default();

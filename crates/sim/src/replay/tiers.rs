@@ -34,8 +34,8 @@ pub struct Tier {
 }
 
 impl Tier {
-    /// Empty, for pages of `page_bytes`. * `homes`: so many places are pages' own, where a page may be here twice: a fork child's, as it
-    /// was at the fork, and its parent's.
+    /// Empty, for pages of `page_bytes`. * `homes`: so many places are pages' own, where a page may
+    /// be here twice: a fork child's, as it was at the fork, and its parent's.
     pub fn new(spec: &TierSpec, page_bytes: u64, homes: Option<u64>) -> Tier {
         let device = match &spec.kind {
             TierKind::Pool { .. } => None,
@@ -88,7 +88,8 @@ impl Tier {
         self.held < self.pages_max
     }
 
-    /// A place for one page. * `home`: the page's own; `over`: of what is there, only a copy of it that is about to go.
+    /// A place for one page. * `home`: the page's own; `over`: of what is there, only a copy of it
+    /// that is about to go.
     pub fn take(&mut self, home: u64, over: bool) -> Slot {
         self.held += 1;
         self.counters.pages_peak = self.counters.pages_peak.max(self.held);

@@ -1,13 +1,16 @@
 //! Prefetch as it was recorded: what came along in the live run comes along, at the same reference.
 //!
-//! Uses of pages in memory raise no fault, so a live trace does not have those of pages that were brought along: a prefetcher
-//! that is asked anew sees other streams than the live one did, and a simulation without one lacks the pages, and the room they
-//! took. What came along is in the trace (`Becomes::Ahead`).
+//! Uses of pages in memory raise no fault, so a live trace does not have those of pages that were
+//! brought along: a prefetcher that is asked anew sees other streams than the live one did, and a
+//! simulation without one lacks the pages, and the room they took. What came along is in the trace
+//! (`Becomes::Ahead`).
 //!
-//! Two ways, for the same pages. A fault that is one here, too, has its pages through the engine's prefetch port, so that
-//! one request reads them with it: [`NextWindow::expect`] puts the window there before the engine asks. What the engine did not
-//! take then, [`Host::bring_along`] brings where the trace has it: pages of a window with gaps, of a fault that is a hit
-//! here, of another thread's fault, or below the page faulted on (the trace names a window in the order of addresses).
+//! Two ways, for the same pages. A fault that is one here, too, has its pages through the engine's
+//! prefetch port, so that one request reads them with it: [`NextWindow::expect`] puts the window
+//! there before the engine asks. What the engine did not take then, [`Host::bring_along`] brings
+//! where the trace has it: pages of a window with gaps, of a fault that is a hit here, of another
+//! thread's fault, or below the page faulted on (the trace names a window in the order of
+//! addresses).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -30,8 +33,8 @@ pub struct NextWindow {
 }
 
 impl NextWindow {
-    /// The next fault is at `no`, the reference before `after`; `moved` is what the trace says from there on. Its window: the
-    /// pages named first there, as far as they are equally spaced.
+    /// The next fault is at `no`, the reference before `after`; `moved` is what the trace says from
+    /// there on. Its window: the pages named first there, as far as they are equally spaced.
     pub fn expect(&self, no: PageNo, after: usize, moved: &[MovedPage]) {
         let mut window = Window::default();
         let ahead = |moved: &&MovedPage| {
@@ -87,8 +90,8 @@ impl Prefetch for Traced {
 }
 
 impl Host {
-    /// Before the fault at `no`, the reference done last: what came along with it live is out by now, and so is as much of the
-    /// last batch as the engine wants free for a window.
+    /// Before the fault at `no`, the reference done last: what came along with it live is out by
+    /// now, and so is as much of the last batch as the engine wants free for a window.
     pub(super) fn expect_window(
         &mut self,
         client: &mut Client<'_>,
@@ -116,7 +119,8 @@ impl Host {
         Ok(())
     }
 
-    /// A page came along live: it does here, too, unless it is in memory. * `written`: the program wrote it then.
+    /// A page came along live: it does here, too, unless it is in memory. * `written`: the program
+    /// wrote it then.
     pub(super) fn bring_along(
         &mut self,
         client: &mut Client<'_>,

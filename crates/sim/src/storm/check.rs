@@ -1,4 +1,5 @@
-//! The checks: slots against references, memory against the engine, and that every stopped thread goes on.
+//! The checks: slots against references, memory against the engine, and that every stopped thread
+//! goes on.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +28,8 @@ impl World {
         all
     }
 
-    /// Every slot a tier holds is known to someone, and every slot someone knows is held. While an event waits the
-    /// engine still knows pages by their old addresses, so this waits too.
+    /// Every slot a tier holds is known to someone, and every slot someone knows is held. While an
+    /// event waits the engine still knows pages by their old addresses, so this waits too.
     pub fn check_slots(&mut self) {
         if self.is_down() {
             return;
@@ -108,8 +109,9 @@ impl World {
         }
     }
 
-    /// The bytes of every page, wherever they are: in memory, in a tier, in the holding area, or nowhere because it reads as
-    /// zeros. Where an event waits, the books still have the old addresses: there only memory is checked.
+    /// The bytes of every page, wherever they are: in memory, in a tier, in the holding area, or
+    /// nowhere because it reads as zeros. Where an event waits, the books still have the old
+    /// addresses: there only memory is checked.
     pub(super) fn check_bytes(&mut self) {
         let mut looked_at = 0;
         for proc in self.procs.iter().filter(|proc| proc.alive) {
@@ -156,7 +158,8 @@ impl World {
         }
     }
 
-    /// Failures stop, no thread starts anything new: everything in progress must end, every stopped thread go on.
+    /// Failures stop, no thread starts anything new: everything in progress must end, every stopped
+    /// thread go on.
     pub fn calm_down(&mut self) {
         self.set_failures(false);
         self.calm = true;

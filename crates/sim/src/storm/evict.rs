@@ -84,7 +84,8 @@ impl World {
         true
     }
 
-    /// The evictor has no batch: it sleeps until it is kicked, or its nap is over; lets waiting threads in; begins a batch.
+    /// The evictor has no batch: it sleeps until it is kicked, or its nap is over; lets waiting
+    /// threads in; begins a batch.
     fn evictor_turn(&mut self) -> bool {
         if let Some(left) = self.evictor_nap {
             self.evictor_nap = left.checked_sub(1);
@@ -434,7 +435,8 @@ impl World {
     }
 }
 
-/// Where in its agent's holding area item `at` of a batch goes: its number among those of its space.
+/// Where in its agent's holding area item `at` of a batch goes: its number among those of its
+/// space.
 pub(super) fn place_of(items: &[EvictItem], at: usize) -> usize {
     let space = items[at].space;
     at - items.partition_point(|item| item.space < space)

@@ -1,4 +1,5 @@
-//! What goes wrong around the engine: tiers that fail, hang and go, a space that refuses, wake-ups late and out of order.
+//! What goes wrong around the engine: tiers that fail, hang and go, a space that refuses, wake-ups
+//! late and out of order.
 
 use undercroft_base::{SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::{Content, FailRates, Mm, Refusal};

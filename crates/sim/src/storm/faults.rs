@@ -1,4 +1,5 @@
-//! The fault threads: read a message, decide, load, then validate, install and finish under the layout lock.
+//! The fault threads: read a message, decide, load, then validate, install and finish under the
+//! layout lock.
 
 use undercroft_base::{PAGE_BYTES, PageState, ThreadId, Tier, TierId, TierKind, VirtPage};
 use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
@@ -124,8 +125,8 @@ impl World {
         }
     }
 
-    /// The engine takes the page to be in memory. When it is not (a late zap after an acknowledged REMOVE, a guard
-    /// page), zeros are right, and only they let the thread go on.
+    /// The engine takes the page to be in memory. When it is not (a late zap after an acknowledged
+    /// REMOVE, a guard page), zeros are right, and only they let the thread go on.
     fn heal(&mut self, proc: usize, page: VirtPage) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
         if self.engine.entry(space, page).state == PageState::Resident
@@ -183,7 +184,8 @@ impl World {
         }
     }
 
-    /// Loads one page as the fault threads do: from a file once more when it did not verify; what is in RAM does not change.
+    /// Loads one page as the fault threads do: from a file once more when it did not verify; what
+    /// is in RAM does not change.
     fn load(&mut self, item: LoadItem) -> Got {
         let (slot, stamp) = (item.slot, item.stamp);
         let from = &self.tiers[item.tier.0 as usize];
@@ -219,7 +221,8 @@ impl World {
         }
     }
 
-    /// Validate, install, finish: no layout event is read meanwhile. Sometimes only some of the plan.
+    /// Validate, install, finish: no layout event is read meanwhile. Sometimes only some of the
+    /// plan.
     fn commit(&mut self, at: usize) {
         let mut flight = self.flights[at].take().expect("in flight");
         let (proc, space) = (flight.proc, flight.plan.space);
@@ -293,7 +296,8 @@ impl World {
         }
     }
 
-    /// No copy of the page verifies. Where it is by now, and who else has it, tell the events that nobody has read.
+    /// No copy of the page verifies. Where it is by now, and who else has it, tell the events that
+    /// nobody has read.
     fn damaged(&mut self, proc: usize, page: VirtPage) {
         let mut page = page;
         let mut children = Vec::new();

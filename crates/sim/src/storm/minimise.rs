@@ -1,7 +1,8 @@
 //! Shrinks a storm that failed to a short one that fails at the same place.
 //!
-//! Delta debugging (after Zeller and Hildebrandt 2002): pieces of the list of steps are left out, halves first, then ever smaller
-//! ones; then parts of the configuration; until neither gives any more or the replays are used up.
+//! Delta debugging (after Zeller and Hildebrandt 2002): pieces of the list of steps are left out,
+//! halves first, then ever smaller ones; then parts of the configuration; until neither gives any
+//! more or the replays are used up.
 
 use super::recipe::Recipe;
 use super::run::{Ended, Failure, replay};
@@ -25,7 +26,8 @@ struct Search<'a> {
     replays_max: u32,
 }
 
-/// Shrinks what [`super::run`] or [`super::replay`] ended with; `None` when it did not fail, or does not fail again.
+/// Shrinks what [`super::run`] or [`super::replay`] ended with; `None` when it did not fail, or
+/// does not fail again.
 ///
 /// Cost: at most `replays_max` replays, each shorter than the last one that failed.
 pub fn minimise(ended: &Ended, replays_max: u32) -> Option<Minimised> {
@@ -86,7 +88,8 @@ impl Search<'_> {
         }
     }
 
-    /// Leaves out pieces, half of the steps at first, then ever smaller ones, the last first: they matter least.
+    /// Leaves out pieces, half of the steps at first, then ever smaller ones, the last first: they
+    /// matter least.
     fn shrink_steps(&mut self) {
         let mut size = self.best.recipe.steps.len().div_ceil(2);
         while size > 0 && !self.is_spent() {

@@ -1,9 +1,11 @@
-//! Storms: the real engine in a model world, driven by seed through operations, failures and interleavings.
+//! Storms: the real engine in a model world, driven by seed through operations, failures and
+//! interleavings.
 //!
-//! `world.rs` does what the live manager does, one small step at a time (`faults.rs`, `evict.rs`), beside a program that touches
-//! and changes its memory (`program.rs`), devices and a kernel that fail (`failures.rs`), and managers that die (`takeover.rs`).
-//! A byte oracle is asked after every step (`check.rs`). `run.rs` runs seeds, `minimise.rs` shrinks one that failed, and
-//! `recipe.rs` writes it down.
+//! `world.rs` does what the live manager does, one small step at a time (`faults.rs`, `evict.rs`),
+//! beside a program that touches and changes its memory (`program.rs`), devices and a kernel that
+//! fail (`failures.rs`), and managers that die (`takeover.rs`). A byte oracle is asked after every
+//! step (`check.rs`). `run.rs` runs seeds, `minimise.rs` shrinks one that failed, and `recipe.rs`
+//! writes it down.
 mod check;
 mod evict;
 mod failures;

@@ -74,7 +74,8 @@ impl World {
         }
     }
 
-    /// A write to a page that a fork relative shares asks for its copy first, where the page is protected; true: no room for it.
+    /// A write to a page that a fork relative shares asks for its copy first, where the page is
+    /// protected; true: no room for it.
     fn waits_to_copy(&mut self, thread: usize, page: VirtPage) -> bool {
         let proc = self.threads[thread].proc;
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
@@ -232,7 +233,8 @@ impl World {
         let mm = self.procs[proc].mm;
         let alive = self.procs.iter().filter(|proc| proc.alive).count();
         if self.procs[proc].zap.is_some() {
-            // While a zap is on its way only a fork is modelled: others would race with it in the program.
+            // While a zap is on its way only a fork is modelled: others would race with it in the
+            // program.
             if alive < PROCS_MAX && self.random.chance(1, 10) {
                 self.procs[proc].unmanaged_ok = true;
                 self.begin_fork(proc);
@@ -355,7 +357,8 @@ impl World {
         }
         let mut mapped = new.pages().filter_map(|page| self.memory.advice(mm, page));
         if mapped.any(|advice| advice.registered) && (!registered || self.random.chance(1, 2)) {
-            // The kernel tells of the place taken first (and for a move of unregistered memory tells only that).
+            // The kernel tells of the place taken first (and for a move of unregistered memory
+            // tells only that).
             self.send(proc, Event::Unmap(new));
         }
         self.memory.remap(mm, from, to, keep_old);
@@ -432,7 +435,8 @@ impl World {
         self.apply_intake(proc);
     }
 
-    /// Applies the event that was read last. May be done again by a successor, from any point where the first try ended.
+    /// Applies the event that was read last. May be done again by a successor, from any point where
+    /// the first try ended.
     pub(super) fn apply_intake(&mut self, proc: usize) {
         let space = self.procs[proc].space;
         let Some(intake) = self.procs[proc].intake.clone() else {

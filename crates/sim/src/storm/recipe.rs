@@ -1,4 +1,5 @@
-//! A storm that can be run again: its setup and the steps that are kept. Written to and read from a replay file.
+//! A storm that can be run again: its setup and the steps that are kept. Written to and read from a
+//! replay file.
 //!
 //! ```text
 //! undercroft storm 1
@@ -6,7 +7,8 @@
 //! ... (the lines of `Setup`)
 //! steps = 0-511,513,600-602
 //! ```
-//! Each step draws its own random numbers from the seed and its number, so leaving steps out changes no other one.
+//! Each step draws its own random numbers from the seed and its number, so leaving steps out
+//! changes no other one.
 
 use std::fmt::{self, Display};
 

@@ -23,7 +23,8 @@ pub struct Tally {
     pub seeds: u64,
     /// Steps taken.
     pub steps: u64,
-    /// Accesses, decisions, pages installed, taken, stored and published, events: outside calm phases.
+    /// Accesses, decisions, pages installed, taken, stored and published, events: outside calm
+    /// phases.
     pub operations: u64,
     /// Pages touched by the programs.
     pub accesses: u64,
@@ -194,7 +195,8 @@ fn message_of(payload: &(dyn Any + Send)) -> String {
 
 /// Runs the storms of `seeds` on `threads` threads, each of so many operations.
 ///
-/// * `change`: what every setup gets besides.   * `done`: called for each storm that ended, by one thread at a time.
+/// * `change`: what every setup gets besides.
+/// * `done`: called for each storm that ended, by one thread at a time.
 ///
 /// Goes on after a failure while `done` returns true.
 pub fn run_seeds(

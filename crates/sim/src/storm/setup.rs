@@ -72,7 +72,8 @@ pub enum Sabotage {
     ForgetEvictorWake,
     /// Bytes are taken without looking at their checksum.
     SkipChecksum,
-    /// A successor of a killed manager does not wake the threads whose faults its predecessor had read.
+    /// A successor of a killed manager does not wake the threads whose faults its predecessor had
+    /// read.
     ForgetWakeAtTakeover,
     /// A successor does not finish the layout events its predecessor had read.
     ForgetEventsAtTakeover,

@@ -1,7 +1,8 @@
 //! A manager dies between any two words it writes, and a successor takes over from its ledger.
 //!
-//! What it had in progress is gone: plans, the batch, slots to free, faults it had read, wake-ups it had not sent. What is left:
-//! the kernel's side, the tiers, the ledger, the last event read, the holding areas, and the agents with their last order.
+//! What it had in progress is gone: plans, the batch, slots to free, faults it had read, wake-ups
+//! it had not sent. What is left: the kernel's side, the tiers, the ledger, the last event read,
+//! the holding areas, and the agents with their last order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -124,7 +125,8 @@ impl World {
         {
             self.saw("agent goes on without its manager");
             self.holding.insert((owner, place), content);
-            // The program has it dropped, and the kernel would a moment later: nobody puts it back for that moment.
+            // The program has it dropped, and the kernel would a moment later: nobody puts it back
+            // for that moment.
             let Proc { mm, intake, .. } = &self.procs[proc];
             if let Some(intake) = intake
                 && let Event::Remove(range) = intake.event
@@ -277,8 +279,9 @@ impl World {
         });
     }
 
-    /// A page in hand that its predecessor had put back, and a late zap dropped: a successor cannot know, and puts it back. What
-    /// was written after the REMOVE was acknowledged may as well have been written after the zap.
+    /// A page in hand that its predecessor had put back, and a late zap dropped: a successor cannot
+    /// know, and puts it back. What was written after the REMOVE was acknowledged may as well have
+    /// been written after the zap.
     fn expect_again(&mut self, at: usize, content: Content) {
         let mut places = Vec::new();
         self.engine.places_of(at, &mut places);

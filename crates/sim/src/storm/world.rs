@@ -1,5 +1,5 @@
-//! The engine in the model world: a driver that does what the live manager does, one small step at a time, with
-//! anything else happening between the steps.
+//! The engine in the model world: a driver that does what the live manager does, one small step at
+//! a time, with anything else happening between the steps.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -38,7 +38,8 @@ pub struct Message {
     pub thread: usize,
 }
 
-/// A layout change the kernel has made (or, for `Remove`, is about to), whose event no one has read.
+/// A layout change the kernel has made (or, for `Remove`, is about to), whose event no one has
+/// read.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The contents are about to be dropped.
@@ -95,8 +96,8 @@ pub struct Proc {
     pub messages: VecDeque<Message>,
     /// Layout events in its userfaultfd that nobody has read.
     pub events: VecDeque<Event>,
-    /// The event that was read last and may not be in the books yet. In memory that survives the manager, because the kernel
-    /// takes an event for acknowledged when it was read.
+    /// The event that was read last and may not be in the books yet. In memory that survives the
+    /// manager, because the kernel takes an event for acknowledged when it was read.
     pub intake: Option<Intake>,
     /// What the kernel is about to drop.
     pub zap: Option<Zap>,
@@ -154,7 +155,8 @@ pub struct World {
     pub flights: Vec<Option<Flight>>,
     /// What the evictor has in progress.
     pub batch: Option<Batch>,
-    /// Bytes the agents have moved out: (whose agent, place in its holding area). Survives the manager.
+    /// Bytes the agents have moved out: (whose agent, place in its holding area). Survives the
+    /// manager.
     pub holding: BTreeMap<(SpaceId, usize), Content>,
     /// What the demoter has in progress.
     pub demotion: Option<Demotion>,
@@ -178,7 +180,8 @@ pub struct World {
     pub steps: u64,
     /// Pages touched by the program.
     pub accesses: u64,
-    /// Things that happened, but in calm phases: accesses, decisions, pages installed, taken, stored, published; events.
+    /// Things that happened, but in calm phases: accesses, decisions, pages installed, taken,
+    /// stored, published; events.
     pub operations: u64,
     /// Nothing fails, no thread starts anything new.
     pub calm: bool,
@@ -363,7 +366,8 @@ impl World {
 
     /// Takes step `number`, then checks what it touched; every so often everything.
     ///
-    /// Panics with what is wrong: every assertion that fails here is a bug of the engine, of a policy, or of this runtime.
+    /// Panics with what is wrong: every assertion that fails here is a bug of the engine, of a
+    /// policy, or of this runtime.
     pub fn take_step(&mut self, number: u64) {
         self.begin(number);
         self.maybe_kill();

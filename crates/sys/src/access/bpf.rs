@@ -1,4 +1,5 @@
-//! The few `bpf` calls that are needed: array maps, one iterator program, its runs. See bpf(2) and `include/uapi/linux/bpf.h`.
+//! The few `bpf` calls that are needed: array maps, one iterator program, its runs. See bpf(2) and
+//! `include/uapi/linux/bpf.h`.
 
 use std::ffi::CStr;
 use std::io;
@@ -102,9 +103,11 @@ const _: () = assert!(size_of::<MapCreate>() == 64 && size_of::<ProgLoad>() == 1
 /// Issues one command that returns a descriptor.
 ///
 /// # Safety
-/// `T` is the `repr(C)` head of `union bpf_attr` for `command`, and what it points to is live and of the length it says.
+/// `T` is the `repr(C)` head of `union bpf_attr` for `command`, and what it points to is live and
+/// of the length it says.
 unsafe fn call<T>(command: u32, attributes: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of a live structure, and what it points to (caller's promise).
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of a live structure, and what it points to
+    // (caller's promise).
     let fd = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -164,10 +167,12 @@ impl Program {
         };
         let mut tries = 0;
         let error = loop {
-            // SAFETY: PROG_LOAD takes these 120 bytes; code and licence are live slices, and there is no log.
+            // SAFETY: PROG_LOAD takes these 120 bytes; code and licence are live slices, and there
+            // is no log.
             match unsafe { call(PROG_LOAD, &mut load) } {
                 Ok(fd) => return Ok(Program(fd)),
-                // The verifier gives up when work waits for this thread (a signal, something an io_uring left).
+                // The verifier gives up when work waits for this thread (a signal, something an
+                // io_uring left).
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && tries < LOADS_MAX => {
                     tries += 1;
                 }
@@ -179,7 +184,8 @@ impl Program {
         load.log_level = 1;
         load.log_size = LOG_BYTES as u32;
         load.log_buf = log.as_mut_ptr() as u64;
-        // SAFETY: as above; the kernel writes at most `log_size` bytes of text into `log`, which outlives the call.
+        // SAFETY: as above; the kernel writes at most `log_size` bytes of text into `log`, which
+        // outlives the call.
         let result = unsafe { call(PROG_LOAD, &mut load) };
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(0);
         let text = String::from_utf8_lossy(&log[..end]);
@@ -205,7 +211,8 @@ impl Program {
             iter_info_len: size_of::<TaskInfo>() as u32,
             ..LinkCreate::default()
         };
-        // SAFETY: LINK_CREATE takes this structure; `info` is a live local of the length it says, read during the call.
+        // SAFETY: LINK_CREATE takes this structure; `info` is a live local of the length it says,
+        // read during the call.
         let link = unsafe { call(LINK_CREATE, &mut create) };
         match link {
             Ok(link) => Ok(Link(link)),
@@ -229,7 +236,8 @@ impl Link {
         // SAFETY: ITER_CREATE takes these 8 bytes, which point to nothing.
         let run = unsafe { call(ITER_CREATE, &mut create) }.map_err(failed)?;
         let mut bytes = [0u8; 64];
-        // The program writes no text, so the first read is the last; some kernels ask to be read again after many threads.
+        // The program writes no text, so the first read is the last; some kernels ask to be read
+        // again after many threads.
         for _ in 0..READS_MAX {
             match rustix::io::read(&run, &mut bytes) {
                 Ok(0) => return Ok(()),

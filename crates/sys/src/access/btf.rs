@@ -33,7 +33,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     ))
 }
 
-/// Bytes that follow the 12 of a type. `None`: a kind of the future, of which the length is not known.
+/// Bytes that follow the 12 of a type. `None`: a kind of the future, of which the length is not
+/// known.
 fn tail(kind: u32, entries: usize) -> Option<usize> {
     Some(match kind {
         1 | 14 | 17 => 4,
@@ -96,7 +97,8 @@ impl Types {
         Some(self.find(FUNCTION, name)? as u32 + 1)
     }
 
-    /// Bytes from the start of a structure to a member, also of structures without a name inside it.
+    /// Bytes from the start of a structure to a member, also of structures without a name inside
+    /// it.
     pub fn member(&self, structure: &str, name: &str) -> Option<u32> {
         let start = self.starts[self.find(STRUCT, structure)?] as usize;
         self.member_of(start, name, DEPTH_MAX)

@@ -1,4 +1,5 @@
-//! Takes the program out of its ELF object and names the maps in it. Knows what `bpf/build` makes and no more.
+//! Takes the program out of its ELF object and names the maps in it. Knows what `bpf/build` makes
+//! and no more.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -60,7 +61,8 @@ fn sections(object: &[u8]) -> Option<Vec<Section<'_>>> {
         .collect()
 }
 
-/// The instructions, with the maps' descriptors in them. `None`: the object is not what `bpf/build` makes.
+/// The instructions, with the maps' descriptors in them. `None`: the object is not what `bpf/build`
+/// makes.
 pub(super) fn link(object: &[u8], maps: &[(&str, &impl AsFd)]) -> Option<Vec<u64>> {
     let sections = sections(object)?;
     let find = |name: &str| sections.iter().find(|section| section.name == name);

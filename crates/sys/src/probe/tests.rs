@@ -33,7 +33,8 @@ fn trials_leave_no_descriptor_and_no_child() {
     for _ in 0..5 {
         let _ = KernelReport::take();
     }
-    // Other tests of this process open and close descriptors meanwhile; a leak of even one a run would be five.
+    // Other tests of this process open and close descriptors meanwhile; a leak of even one a run
+    // would be five.
     assert!(count() < before + 5);
     let zombies = || {
         let children = crate::procfs::children(std::process::id()).into_iter();

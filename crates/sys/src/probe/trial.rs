@@ -38,8 +38,8 @@ impl OwnPage {
 
     fn byte(&self, offset: usize) -> u8 {
         assert!(offset < PAGE_BYTES);
-        // SAFETY: inside the page (asserted), which is mapped. It must not be missing and registered, or the read waits for
-        // ever: callers read only what they filled or moved in.
+        // SAFETY: inside the page (asserted), which is mapped. It must not be missing and
+        // registered, or the read waits for ever: callers read only what they filled or moved in.
         unsafe { self.0.as_ptr().add(offset).read_volatile() }
     }
 }
@@ -59,7 +59,8 @@ pub(super) fn move_one_page(uffd: &Uffd) -> io::Result<()> {
     let (from, to) = (OwnPage::new()?, OwnPage::new()?);
     uffd.register(to.range(), RegisterMode::MISSING)?;
     for tries_left in (0..TRIES_MAX).rev() {
-        // Written each time: a fork elsewhere in this process shares the page (Busy), and the write ends that.
+        // Written each time: a fork elsewhere in this process shares the page (Busy), and the write
+        // ends that.
         from.fill(0xa5);
         // SAFETY: no Rust reference points into `from`; after the move it reads as zeros.
         match unsafe { uffd.move_pages(to.page(), from.range()) } {

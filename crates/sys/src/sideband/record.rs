@@ -5,8 +5,8 @@ use undercroft_base::VirtRange;
 /// What the side band told. Ids are those of the namespace in which the watch was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// A mapping was made, grown by `brk`, or given another protection. `range` is the whole mapping as it is now, merged
-    /// neighbours included; it may be gone already.
+    /// A mapping was made, grown by `brk`, or given another protection. `range` is the whole
+    /// mapping as it is now, merged neighbours included; it may be gone already.
     Mmap {
         /// Process.
         pid: u32,
@@ -44,7 +44,8 @@ pub enum Record<'a> {
         /// Process.
         pid: u32,
     },
-    /// So many records were lost (0: the ring was found full, so perhaps some): look at everything anew.
+    /// So many records were lost (0: the ring was found full, so perhaps some): look at everything
+    /// anew.
     Lost(u64),
 }
 
@@ -76,7 +77,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Parses one record with its header; `None` for kinds of no interest and for what is too short to be one.
+/// Parses one record with its header; `None` for kinds of no interest and for what is too short to
+/// be one.
 pub fn parse(bytes: &[u8]) -> Option<Record<'_>> {
     let (header, body) = bytes.split_first_chunk::<8>()?;
     let kind = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);

@@ -40,7 +40,8 @@ fn look(scanner: &mut AccessScanner, pid: u32, range: VirtRange) -> (Vec<usize>,
     (present, accessed)
 }
 
-/// Calls `each` with every page of `range` in blocks that have any: block, place in it, place in the range.
+/// Calls `each` with every page of `range` in blocks that have any: block, place in it, place in
+/// the range.
 fn scan(
     scanner: &mut AccessScanner,
     pid: u32,

@@ -1,4 +1,5 @@
-//! What the facts stand on: raw memory, a userfaultfd with an ear, threads with time-outs, children that never stay.
+//! What the facts stand on: raw memory, a userfaultfd with an ear, threads with time-outs, children
+//! that never stay.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -21,7 +22,8 @@ pub const SOON: u64 = 1500;
 pub const QUIET: u64 = 60;
 pub const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Raw pages of this process. Never unmapped: the process ends soon. Only volatile accesses, no references.
+/// Raw pages of this process. Never unmapped: the process ends soon. Only volatile accesses, no
+/// references.
 #[derive(Clone, Copy, Debug)]
 pub struct Area {
     pub address: usize,
@@ -96,7 +98,8 @@ impl Area {
     }
 
     pub fn read(self, page: usize) -> u8 {
-        // SAFETY: as in `fill`; it may wait for a userfaultfd, which is what the caller wants to see.
+        // SAFETY: as in `fill`; it may wait for a userfaultfd, which is what the caller wants to
+        // see.
         unsafe { ((self.address + page * PAGE) as *const u8).read_volatile() }
     }
 
@@ -306,7 +309,8 @@ pub struct Child {
 /// The child's end.
 pub struct Parent(UnixStream);
 
-/// Forks; the child runs `work` and exits with what it returns. Called by a thread only if the child's work needs no lock.
+/// Forks; the child runs `work` and exits with what it returns. Called by a thread only if the
+/// child's work needs no lock.
 pub fn child(work: impl FnOnce(&Parent) -> i32) -> Child {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let timeout = Some(Duration::from_millis(6 * SOON));
@@ -413,12 +417,15 @@ pub fn pause(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
 
-/// Forks from a thread of its own, because a fork may wait for its event. The child reads page `page` and exits with it.
+/// Forks from a thread of its own, because a fork may wait for its event. The child reads page
+/// `page` and exits with it.
 ///
-/// By raw call: glibc's fork would hold the allocator's locks meanwhile, and the fact itself would hang.
+/// By raw call: glibc's fork would hold the allocator's locks meanwhile, and the fact itself would
+/// hang.
 pub fn forking_reader(area: Area, page: usize) -> Doing<i32> {
     doing(move || {
-        // SAFETY: clone without flags is fork; the child reads one byte and exits, touching no lock.
+        // SAFETY: clone without flags is fork; the child reads one byte and exits, touching no
+        // lock.
         let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         assert!(pid >= 0);
         if pid == 0 {
@@ -445,7 +452,8 @@ pub fn pipe() -> (OwnedFd, OwnedFd) {
 
 /// write(2) of `count` bytes of an area to a descriptor: what it returned and errno.
 pub fn write_from(fd: BorrowedFd<'_>, area: Area, count: usize) -> (isize, i32) {
-    // SAFETY: the kernel reads the area, which is mapped; it may wait or fail, which is what the caller wants to see.
+    // SAFETY: the kernel reads the area, which is mapped; it may wait or fail, which is what the
+    // caller wants to see.
     let got = unsafe { libc::write(fd.as_raw_fd(), area.pointer(), count) };
     (got, errno(got as i64))
 }

@@ -93,7 +93,8 @@ fn an_unread_message_survives_its_holder() {
     assert_eq!(reader.done(), 42);
 }
 
-/// A manager process that takes the client's userfaultfd, starts a holder, and tells the holder's id.
+/// A manager process that takes the client's userfaultfd, starts a holder, and tells the holder's
+/// id.
 fn manager_with_holder(also: impl FnOnce(&mut Ear)) -> Child {
     child(|parent| {
         let mut ear = Ear::of(parent.wait().remove(0).into());
@@ -246,8 +247,8 @@ enum Beacon {
 /// The agent: sets its beacon in the shared page at `page`, then only waits.
 fn agent(page: usize, beacon: Beacon) -> ! {
     let word = page as *const AtomicU32;
-    // SAFETY: the page is mapped shared and written with atomics or before it is announced; the calls take addresses in it
-    // that stay mapped.
+    // SAFETY: the page is mapped shared and written with atomics or before it is announced; the
+    // calls take addresses in it that stay mapped.
     unsafe {
         match beacon {
             Beacon::ChildTid => {
@@ -270,8 +271,8 @@ fn agent(page: usize, beacon: Beacon) -> ! {
     }
 }
 
-/// Runs a client with an agent to its end; what the word is when a waiter of another process has been woken, or not within
-/// `patience_ms`.
+/// Runs a client with an agent to its end; what the word is when a waiter of another process has
+/// been woken, or not within `patience_ms`.
 fn word_after(beacon: Beacon, end: End, unmapped_first: bool, patience_ms: u64) -> (u32, bool) {
     let memory = SharedMemory::create("fact", PAGE).unwrap();
     let mut client = child(|parent| {
@@ -286,7 +287,8 @@ fn word_after(beacon: Beacon, end: End, unmapped_first: bool, patience_ms: u64) 
     });
     client.hear();
     let words = memory.words();
-    // SAFETY: the first half of an aligned atomic word, which is only ever accessed as 32 bits in this fact.
+    // SAFETY: the first half of an aligned atomic word, which is only ever accessed as 32 bits in
+    // this fact.
     let word = unsafe { &*words.as_ptr().cast::<AtomicU32>() };
     until("agent ready", || word.load(Ordering::SeqCst) != 0);
     let before = word.load(Ordering::SeqCst);
@@ -319,7 +321,8 @@ fn exec_clears_and_wakes_the_child_tid_word_in_shared_memory() {
 }
 
 fn kill_and_exit_do_not_always_clear_the_child_tid_word() {
-    // Skipped by the kernel when the thread is the last user of the memory: a race, so only counted.
+    // Skipped by the kernel when the thread is the last user of the memory: a race, so only
+    // counted.
     let ends = [End::ExitGroup, End::KilledByItself, End::KilledFromOutside];
     let cleared = ends.map(|end| {
         let words = (0..2).map(|_| word_after(Beacon::ChildTid, end, false, 300).0);

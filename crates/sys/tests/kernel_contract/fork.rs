@@ -240,7 +240,8 @@ fn the_device_descriptor_serves_a_client_without_capabilities() {
         let uffd = device.create().unwrap();
         parent.hand_over(&[uffd.as_fd()]);
         drop((uffd, device));
-        // A fault in kernel mode, which `unprivileged_userfaultfd=0` would not let it have on its own.
+        // A fault in kernel mode, which `unprivileged_userfaultfd=0` would not let it have on its
+        // own.
         let (_read, write) = pipe();
         assert_eq!(write_from(write.as_fd(), area, 10).0, 10);
         child(move |_| area.read(0).into()).exit_status()

@@ -60,7 +60,8 @@ impl Staging {
     }
 }
 
-/// Moves an area's pages to a staging area that is then forgotten: an eviction that raises no event.
+/// Moves an area's pages to a staging area that is then forgotten: an eviction that raises no
+/// event.
 pub fn move_away(area: Area) {
     let staging = Staging::new(area.pages);
     staging.take(0, area).unwrap();
@@ -331,8 +332,9 @@ fn a_write_protected_page_moves() {
     assert_eq!(staging.area.read(0), 10);
 }
 
-/// Pages move while their table entries change. Linux 6.18 does not count those that it moved after it had to look again, and then
-/// finds them at the target: what moved is what it counted, and after EXISTS what is at the target from there on.
+/// Pages move while their table entries change. Linux 6.18 does not count those that it moved after
+/// it had to look again, and then finds them at the target: what moved is what it counted, and
+/// after EXISTS what is at the target from there on.
 fn what_is_at_an_empty_target_after_exists_has_moved() {
     const PAGES: usize = 16;
     let source = Area::filled(PAGES);
@@ -463,8 +465,9 @@ fn another_process_cannot_move() {
     assert_eq!(source.read(0), 10);
 }
 
-/// Two threads count up a word in each of eight pages for a while, `evict` takes pages from under them, and every missing page
-/// is served with the bytes that `evict` returned. Tells increments made, pages evicted, increments lost.
+/// Two threads count up a word in each of eight pages for a while, `evict` takes pages from under
+/// them, and every missing page is served with the bytes that `evict` returned. Tells increments
+/// made, pages evicted, increments lost.
 fn count_while_evicting(evict: impl Fn(Area) -> Option<[u8; PAGE]>) -> (u64, u64, u64) {
     const PAGES: usize = 8;
     let (mut ear, area) = Ear::with_area(Features::default(), PAGES);
@@ -543,13 +546,15 @@ fn a_write_is_lost_when_pages_are_read_and_dropped_without_protection() {
 
 fn bytes_of(page: Area) -> [u8; PAGE] {
     let mut bytes = [0; PAGE];
-    // SAFETY: a mapped page, copied while others may write it; the bytes may be torn and are only stored.
+    // SAFETY: a mapped page, copied while others may write it; the bytes may be torn and are only
+    // stored.
     unsafe { std::ptr::copy_nonoverlapping(page.address as *const u8, bytes.as_mut_ptr(), PAGE) };
     bytes
 }
 
-/// Between the moment an agent decides to take a page out and the moment it does, another thread may unmap it and a third may
-/// map memory of its own there. A move by the userfaultfd that has not told of the unmapping is refused; dropping is not.
+/// Between the moment an agent decides to take a page out and the moment it does, another thread
+/// may unmap it and a third may map memory of its own there. A move by the userfaultfd that has not
+/// told of the unmapping is refused; dropping is not.
 fn a_changed_layout_holds_back_a_move_and_not_a_drop() {
     let (mut ear, area) = Ear::with_area(Features::EVENTS.with(Features::MOVE), 1);
     let staging = Area::new(1);

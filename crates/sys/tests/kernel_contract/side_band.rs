@@ -58,7 +58,8 @@ fn watch(pid: u32) -> Sideband {
     }
 }
 
-/// Everything up to the first record that `wanted` accepts, which comes last; waits for wake-ups only.
+/// Everything up to the first record that `wanted` accepts, which comes last; waits for wake-ups
+/// only.
 fn hear_until(sideband: &mut Sideband, mut wanted: impl FnMut(&Heard) -> bool) -> Vec<Heard> {
     let (start, mut all, mut found) = (Instant::now(), Vec::new(), false);
     while !found {
@@ -337,7 +338,8 @@ fn a_full_ring_reports_what_it_lost() {
         _ => {}
     };
     sideband.drain(&mut count);
-    // The kernel tells how many with the next record that finds room on that CPU, if one ever comes.
+    // The kernel tells how many with the next record that finds room on that CPU, if one ever
+    // comes.
     child.go();
     pause(20);
     sideband.drain(&mut count);

@@ -1,4 +1,5 @@
-//! The file or block device under a file tier: opened so that nothing is left behind and nothing is overwritten.
+//! The file or block device under a file tier: opened so that nothing is left behind and nothing is
+//! overwritten.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -56,14 +57,16 @@ pub enum BackingError {
 }
 
 impl Backing {
-    /// Opens `path` with O_DIRECT (buffered where the file system refuses it: see [`Backing::is_direct`]).
+    /// Opens `path` with O_DIRECT (buffered where the file system refuses it: see
+    /// [`Backing::is_direct`]).
     ///
-    /// * a name that does not exist: created, sized, and unlinked at once, so that nothing is left behind however we end;
+    /// * a name that does not exist: created, sized, and unlinked at once, so that nothing is left
+    ///   behind however we end;
     /// * a directory: a nameless file in it;
     /// * a block device: opened exclusively; all of it, or its first `size` bytes.
     ///
-    /// `size`: rounded down to slabs of 1 MiB. `None`: the whole device, or half of what the file system has
-    /// free. A file takes no space until it is written.
+    /// `size`: rounded down to slabs of 1 MiB. `None`: the whole device, or half of what the file
+    /// system has free. A file takes no space until it is written.
     pub fn open(path: &Path, size: Option<Bytes>) -> Result<Backing, BackingError> {
         let system = |source: io::Error| BackingError::System {
             path: path.to_owned(),
@@ -125,7 +128,8 @@ impl Backing {
         })
     }
 
-    /// What an earlier process opened with [`Backing::open`] and kept: same file, `bytes` and `name`.
+    /// What an earlier process opened with [`Backing::open`] and kept: same file, `bytes` and
+    /// `name`.
     pub fn inherit(fd: OwnedFd, name: String, bytes: Bytes) -> io::Result<Backing> {
         let file = File::from(fd);
         let flags = rustix::fs::fcntl_getfl(&file)?;
@@ -150,12 +154,14 @@ impl Backing {
         Bytes(self.bytes)
     }
 
-    /// False: the file system refused O_DIRECT, so that the kernel may keep second copies in its page cache.
+    /// False: the file system refused O_DIRECT, so that the kernel may keep second copies in its
+    /// page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// True: the file is in a memory file system (tmpfs), so that it saves no memory. Worth a warning.
+    /// True: the file is in a memory file system (tmpfs), so that it saves no memory. Worth a
+    /// warning.
     pub fn is_in_memory(&self) -> bool {
         self.in_memory
     }

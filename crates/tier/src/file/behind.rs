@@ -1,8 +1,10 @@
-//! Pages that are stored and not written yet: they wait in the slot table's memory until there are enough for one large write.
+//! Pages that are stored and not written yet: they wait in the slot table's memory until there are
+//! enough for one large write.
 //!
-//! A read that comes while the device writes waits for it. One write of 1 MiB takes two and a half times as long as one of 256 KiB, and a quarter as many
-//! of them delay fewer reads. What waits is read from here, by anyone and without a lock: the checksum tells whether the place was
-//! given to another page meanwhile. All else is done by the one that holds the writer's lock.
+//! A read that comes while the device writes waits for it. One write of 1 MiB takes two and a half
+//! times as long as one of 256 KiB, and a quarter as many of them delay fewer reads. What waits is
+//! read from here, by anyone and without a lock: the checksum tells whether the place was given to
+//! another page meanwhile. All else is done by the one that holds the writer's lock.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*, fence};
 
@@ -14,7 +16,8 @@ use super::{BATCH_PAGES, PAGE_WORDS};
 /// Places: most pages that wait at once, 1 MiB.
 pub const WAITING_PAGES_MAX: usize = BATCH_PAGES;
 
-/// Words taken in the slot table: one a place with the slot of its page + 1 (0: free), then the pages.
+/// Words taken in the slot table: one a place with the slot of its page + 1 (0: free), then the
+/// pages.
 pub(super) const WORDS: usize =
     WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS) + WAITING_PAGES_MAX * PAGE_WORDS;
 
@@ -66,7 +69,8 @@ impl Behind {
         self.end.load(Relaxed) + pages > self.most
     }
 
-    /// Whether so many pages need not wait for others, and none are there that they would have to wait behind.
+    /// Whether so many pages need not wait for others, and none are there that they would have to
+    /// wait behind.
     pub fn is_enough(&self, pages: usize) -> bool {
         pages + ROOM > self.most && self.end.load(Relaxed) == 0
     }
@@ -89,14 +93,16 @@ impl Behind {
         (self.first_word + WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS)) * 8 + place * PAGE_BYTES
     }
 
-    /// Where the page of `slot` waits. Cost: one load when nothing waits, else up to 2 KiB of words.
+    /// Where the page of `slot` waits. Cost: one load when nothing waits, else up to 2 KiB of
+    /// words.
     fn find(&self, table: &SharedMemory, slot: u64) -> Option<usize> {
         let end = self.end.load(Acquire);
         let slots = &self.slots(table)[..end];
         slots.iter().position(|word| word.load(Acquire) == slot + 1)
     }
 
-    /// Copies the page of `slot` out. `None`: it does not wait, so it is on the device. False: it is not the page it should be.
+    /// Copies the page of `slot` out. `None`: it does not wait, so it is on the device. False: it
+    /// is not the page it should be.
     pub fn load(
         &self,
         table: &SharedMemory,
@@ -126,7 +132,8 @@ impl Behind {
         }
     }
 
-    /// The page of `slot` waits from now on. There is a place (see [`Behind::lacks`]), and the slot is forgotten.
+    /// The page of `slot` waits from now on. There is a place (see [`Behind::lacks`]), and the slot
+    /// is forgotten.
     pub fn add(&self, table: &SharedMemory, slot: u64, page: &[u8]) {
         let place = self.end.load(Relaxed);
         fence(Release); // the place was seen free before its bytes change

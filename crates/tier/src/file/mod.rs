@@ -1,14 +1,17 @@
-//! The file tier: page copies in a file or block device, written in large sequential O_DIRECT writes.
+//! The file tier: page copies in a file or block device, written in large sequential O_DIRECT
+//! writes.
 //!
 //! ```text
-//! file:        | slab 0: 256 slots of 4 KiB | slab 1 | ...                      slot n = the page at n * 4096
-//! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot | pages that wait to be written, 1 MiB |
+//! file:        | slab 0: 256 slots of 4 KiB | slab 1 | ...        slot n = the page at n * 4096
+//! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot
+//!              | pages that wait to be written, 1 MiB |
 //! ```
-//! The slot table is a memfd that outlives the manager: 8.1 bytes a slot, sparse like the file, and at most 1 MiB for pages that wait
-//! ([`FileTier::write_behind`]). A page's stamp is part
-//! of its checksum and not kept apart. Pages that are written together get
-//! consecutive slots where there are any, so it is one operation. Slabs that become empty are reused first and
-//! discarded when more than a few wait. `load` copies what waits, or says where to read, and touches nothing but the slot table.
+//! The slot table is a memfd that outlives the manager: 8.1 bytes a slot, sparse like the file, and
+//! at most 1 MiB for pages that wait ([`FileTier::write_behind`]). A page's stamp is part of its
+//! checksum and not kept apart. Pages that are written together get consecutive slots where there
+//! are any, so it is one operation. Slabs that become empty are reused first and discarded when
+//! more than a few wait. `load` copies what waits, or says where to read, and touches nothing but
+//! the slot table.
 //!
 //! Locks: `writer` is held over I/O and taken by `store` only; `slabs` is held for
 //! bookkeeping only; `free` takes just that, does no I/O, and may be called from anywhere.
@@ -44,7 +47,8 @@ pub(crate) const SLAB_SLOTS: u32 = (SLAB_BYTES / PAGE_BYTES as u64) as u32;
 const BATCH_PAGES: usize = 256;
 /// Times one write is continued after a short or interrupted one.
 const WRITE_TRIES: u32 = 4;
-/// Empty slabs that keep their space, so that a tier does not discard what it writes next; as many as are in use, while it is busy.
+/// Empty slabs that keep their space, so that a tier does not discard what it writes next; as many
+/// as are in use, while it is busy.
 const DIRTY_SLABS_KEPT: usize = 16;
 /// Discards done at once at most. Reads wait for one as for a write of 1 MiB.
 const DISCARDS_AT_ONCE: usize = 2;
@@ -159,9 +163,10 @@ impl FileTier {
         FileTier::with_table(backing, table, slabs)
     }
 
-    /// The tier that an earlier manager left: the same file ([`Backing::inherit`]) and its slot table. Slots that
-    /// no page entry names are the caller's to free: see [`FileTier::for_each_slot`]. Pages that waited to be written are read from where they
-    /// are, and written once others join them.
+    /// The tier that an earlier manager left: the same file ([`Backing::inherit`]) and its slot
+    /// table. Slots that no page entry names are the caller's to free: see
+    /// [`FileTier::for_each_slot`]. Pages that waited to be written are read from where they are,
+    /// and written once others join them.
     pub fn recover(backing: Backing, table: SharedMemory) -> Result<FileTier, FileTierError> {
         let slabs = checked_slabs(&backing, &table)?;
         let words = table.words();
@@ -208,8 +213,9 @@ impl FileTier {
         Ok(tier)
     }
 
-    /// Lets up to `pages` ([`WAITING_PAGES_MAX`] at most, and more than 64) wait in memory until they are written together: see [`Tier::dram`]. What waits is
-    /// stored as far as the caller is concerned: should the device refuse it later, it stays in memory.
+    /// Lets up to `pages` ([`WAITING_PAGES_MAX`] at most, and more than 64) wait in memory until
+    /// they are written together: see [`Tier::dram`]. What waits is stored as far as the caller is
+    /// concerned: should the device refuse it later, it stays in memory.
     pub fn write_behind(mut self, pages: usize) -> FileTier {
         self.behind.set_most(pages);
         self
@@ -298,7 +304,8 @@ impl FileTier {
         self.settle(batch, writer);
     }
 
-    /// Slots for as many pages of the batch as there are, and the pages' checksums. Results default to Full: those beyond stay so.
+    /// Slots for as many pages of the batch as there are, and the pages' checksums. Results default
+    /// to Full: those beyond stay so.
     fn take_slots(&self, batch: &[Store<'_>], writer: &mut Writer) {
         writer.slots.clear();
         {
@@ -313,8 +320,8 @@ impl FileTier {
         }
     }
 
-    /// The batch joins what waits; when there is enough of it, all is written. Large ones, and those that have no place because what waits
-    /// cannot be written, are written at once.
+    /// The batch joins what waits; when there is enough of it, all is written. Large ones, and
+    /// those that have no place because what waits cannot be written, are written at once.
     fn store_behind(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         let stuck = self.behind.is_full() || self.behind.lacks(batch.len());
         let written = !stuck || self.write_waiting(writer).is_ok();
@@ -333,8 +340,8 @@ impl FileTier {
             writer.paused = None;
             return;
         };
-        // Those of this batch that were refused are still the caller's to keep, and wait for nothing with their slots free; those from
-        // before stay here.
+        // Those of this batch that were refused are still the caller's to keep, and wait for
+        // nothing with their slots free; those from before stay here.
         let mut refused = 0;
         let mut slabs = self.lock_slabs();
         for (_, slot) in self.behind.waiting(&self.table) {
@@ -513,7 +520,8 @@ impl Tier for FileTier {
             self.store_part(part, &mut writer);
         }
         drop(writer);
-        // Reads may come just now: space is given back when there is nothing else to do, or when half of it is for nothing.
+        // Reads may come just now: space is given back when there is nothing else to do, or when
+        // half of it is for nothing.
         let keep = self.lock_slabs().in_use().max(DIRTY_SLABS_KEPT);
         self.discard_surplus(keep, DISCARDS_AT_ONCE);
     }

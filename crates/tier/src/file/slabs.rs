@@ -1,6 +1,8 @@
-//! Which slots of the file are taken, and in what order they are given: slab by slab, so that a batch is one write.
+//! Which slots of the file are taken, and in what order they are given: slab by slab, so that a
+//! batch is one write.
 //!
-//! The bitmap lives in the slot table's memory; the counts here are rebuilt from it. Callers hold the tier's mutex.
+//! The bitmap lives in the slot table's memory; the counts here are rebuilt from it. Callers hold
+//! the tier's mutex.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -77,7 +79,8 @@ impl Bitmap<'_> {
 }
 
 impl Slabs {
-    /// All counts from the bitmap. Slabs with no taken slot count as clean: the caller discards what it cannot know of.
+    /// All counts from the bitmap. Slabs with no taken slot count as clean: the caller discards
+    /// what it cannot know of.
     pub(super) fn from_bitmap(bitmap: Bitmap<'_>, slabs: u32) -> Slabs {
         let mut this = Slabs {
             slabs: Vec::with_capacity(slabs as usize),
@@ -120,7 +123,8 @@ impl Slabs {
     }
 
     /// Adds up to `want` slots to `slots`, ascending inside a slab; fewer when the file is full.
-    /// Cost: O(1) a slot while there are empty slabs, then a scan of the slab counts for each slab that is reused.
+    /// Cost: O(1) a slot while there are empty slabs, then a scan of the slab counts for each slab
+    /// that is reused.
     pub(super) fn alloc(&mut self, bitmap: Bitmap<'_>, want: usize, slots: &mut Vec<u64>) {
         let want = want.min(usize::try_from(self.free_slots).unwrap_or(usize::MAX));
         for _ in 0..want {
@@ -152,7 +156,8 @@ impl Slabs {
         }
     }
 
-    /// Takes the slab that has been empty longest out of the lists, to be discarded, when more than `keep` are empty.
+    /// Takes the slab that has been empty longest out of the lists, to be discarded, when more than
+    /// `keep` are empty.
     pub(super) fn take_surplus(&mut self, keep: usize) -> Option<u32> {
         let current = self.current.map(|(slab, _)| self.slabs[slab as usize].live);
         if keep == 0 && current == Some(0) {

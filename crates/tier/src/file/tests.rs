@@ -466,7 +466,8 @@ fn file_is_recovered_with_the_pages_that_wait() {
     let settle = || ();
     let subject = subject(&new, &settle);
     assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
-    // Every other slot, those of pages that waited and were freed among them, with pages that do not wait.
+    // Every other slot, those of pages that waited and were freed among them, with pages that do
+    // not wait.
     let more = stored(&new, &pages[150..266]);
     assert_eq!(waiting(&subject, &more, &pages[150..]), 0);
     assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
@@ -475,7 +476,8 @@ fn file_is_recovered_with_the_pages_that_wait() {
     assert_eq!(waiting(&subject, &last, &pages[290..]), 0);
 }
 
-/// Places are given to other pages as fast as they can be, while two threads read what was stored last.
+/// Places are given to other pages as fast as they can be, while two threads read what was stored
+/// last.
 #[test]
 fn file_pages_are_read_while_their_places_change_hands() {
     let directory = directory();
@@ -515,7 +517,8 @@ fn file_pages_are_read_while_their_places_change_hands() {
     assert!(waited.into_inner() > 100);
 }
 
-/// Half of the file takes no writes: what waits for a place there stays, and the other half goes on being used.
+/// Half of the file takes no writes: what waits for a place there stays, and the other half goes on
+/// being used.
 #[test]
 fn file_with_a_bad_part_stays_open_to_pages_that_fit_elsewhere() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};

@@ -1,14 +1,17 @@
-//! Size classes of the RAM pool: which object sizes exist, and how many pages a block of each takes.
+//! Size classes of the RAM pool: which object sizes exist, and how many pages a block of each
+//! takes.
 //!
-//! A block owns [`BLOCK_BYTES`] of *address space* but touches only `pages` of it, chosen per class so that the objects
-//! fill those pages almost exactly. Untouched address space of a memfd costs nothing, so blocks of any number of
-//! pages need no buddy allocator, and large objects no large blocks.
+//! A block owns [`BLOCK_BYTES`] of *address space* but touches only `pages` of it, chosen per class
+//! so that the objects fill those pages almost exactly. Untouched address space of a memfd costs
+//! nothing, so blocks of any number of pages need no buddy allocator, and large objects no large
+//! blocks.
 
 use undercroft_base::PAGE_BYTES;
 
-/// Address space of one block. Measured with 200,000 heap-like sizes (test `heap_fragmentation_*`, release), bytes held per byte of
-/// objects when filled / after each was replaced 10 times at random / after random frees to a half:
-/// 16 KiB 1.074 / 1.092 / 1.97, 32 KiB 1.036 / 1.060 / 2.04, 64 KiB 1.030 / 1.054 / 2.07.
+/// Address space of one block. Measured with 200,000 heap-like sizes (test `heap_fragmentation_*`,
+/// release), bytes held per byte of objects when filled / after each was replaced 10 times at
+/// random / after random frees to a half: 16 KiB 1.074 / 1.092 / 1.97, 32 KiB 1.036 / 1.060 / 2.04,
+/// 64 KiB 1.030 / 1.054 / 2.07.
 pub(super) const BLOCK_BYTES: usize = 32 * 1024;
 /// Pages a block may use.
 const BLOCK_PAGES: usize = BLOCK_BYTES / PAGE_BYTES;

@@ -9,9 +9,10 @@ use undercroft_base::PAGE_BYTES;
 
 /// How pages are compressed. Copies carry it, so a pool reads what another setting wrote.
 ///
-/// Chosen with numbers (4 KiB pages of redis and CPython heaps, one run, ns compress + decompress): lz4_flex without its
-/// "safe" features 4151 + 1077, with them 4301 + 1149; the C lz4 library 3770 + 888. The C library is 12-15 % faster
-/// in sum, too little for a second C dependency. lz4_flex's unchecked-copy decoder still checks every length.
+/// Chosen with numbers (4 KiB pages of redis and CPython heaps, one run, ns compress + decompress):
+/// lz4_flex without its "safe" features 4151 + 1077, with them 4301 + 1149; the C lz4 library
+/// 3770 + 888. The C library is 12-15 % faster in sum, too little for a second C dependency.
+/// lz4_flex's unchecked-copy decoder still checks every length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compressor {
     /// LZ4 (lz4_flex): the fastest.
@@ -96,7 +97,8 @@ thread_local! {
     });
 }
 
-/// Runs `work` with this thread's scratch memory. The first call of a thread allocates it; see `RamPool::warm_thread`.
+/// Runs `work` with this thread's scratch memory. The first call of a thread allocates it; see
+/// `RamPool::warm_thread`.
 pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
     SCRATCH.with_borrow_mut(work)
 }
@@ -114,7 +116,8 @@ impl Scratch {
         }
     }
 
-    /// Compresses `page` to `objects[at..]`; the length, or `None` when the compressor failed (out of memory).
+    /// Compresses `page` to `objects[at..]`; the length, or `None` when the compressor failed (out
+    /// of memory).
     pub(super) fn compress(
         &mut self,
         compressor: Compressor,
@@ -131,8 +134,8 @@ impl Scratch {
         }
     }
 
-    /// Decompresses the first `bytes` of `object` into the page `dst`; false when they are not one page. Any
-    /// input is safe: both decoders check every length against both buffers.
+    /// Decompresses the first `bytes` of `object` into the page `dst`; false when they are not one
+    /// page. Any input is safe: both decoders check every length against both buffers.
     pub(super) fn decompress(
         &mut self,
         compressor: Compressor,

@@ -1,10 +1,13 @@
-//! Slots of the pool: numbers that say where an object is *now*, so that objects can be moved together.
+//! Slots of the pool: numbers that say where an object is *now*, so that objects can be moved
+//! together.
 //!
-//! Rejected: the object's offset as slot. It saves 8 bytes a page and one cache line a load, but nothing can be moved
-//! then, and random frees to a half, a quarter, a tenth of the pages leave 2.1, 3.8, 7.1 times the memory needed.
+//! Rejected: the object's offset as slot. It saves 8 bytes a page and one cache line a load, but
+//! nothing can be moved then, and random frees to a half, a quarter, a tenth of the pages leave
+//! 2.1, 3.8, 7.1 times the memory needed.
 //!
-//! The table is in the memfd: 4 bytes a slot, two to a word. An entry is 0 (never used), the object's offset in units of 16
-//! bytes, or `FREE` and the next free slot plus one. Writers hold the pool's mutex; readers need nothing.
+//! The table is in the memfd: 4 bytes a slot, two to a word. An entry is 0 (never used), the
+//! object's offset in units of 16 bytes, or `FREE` and the next free slot plus one. Writers hold
+//! the pool's mutex; readers need nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -82,7 +85,8 @@ impl Handles {
         self.used
     }
 
-    /// A slot for the object at `location`; `None`: all are taken, or `charge` refused the memory for one more.
+    /// A slot for the object at `location`; `None`: all are taken, or `charge` refused the memory
+    /// for one more.
     pub(super) fn alloc(
         &mut self,
         table: Table<'_>,

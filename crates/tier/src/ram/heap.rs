@@ -1,6 +1,7 @@
 //! The pool's allocator: blocks of one size class each, described by a directory inside the memfd.
 //!
-//! The directory has one cache line (8 words) a block, so that a later manager can rebuild everything else from it:
+//! The directory has one cache line (8 words) a block, so that a later manager can rebuild
+//! everything else from it:
 //!
 //! ```text
 //! word 0      live objects << 16 | class + 1 (0: the block is free)
@@ -8,9 +9,9 @@
 //! word 5      next << 32 | previous, in the list this block is in (block + 1, 0: none)
 //! words 6-7   reserved
 //! ```
-//! Lists: per class one for empty blocks and three by how full they are; the fullest is filled first, so that
-//! sparse blocks get a chance to empty. Full blocks are in no list. Free blocks form one list.
-//! Nothing here touches objects or the operating system; callers hold the pool's mutex.
+//! Lists: per class one for empty blocks and three by how full they are; the fullest is filled
+//! first, so that sparse blocks get a chance to empty. Full blocks are in no list. Free blocks form
+//! one list. Nothing here touches objects or the operating system; callers hold the pool's mutex.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -27,8 +28,9 @@ const BITMAP_WORDS: usize = BLOCK_OBJECTS_MAX / 64;
 const LINKS: usize = 5;
 /// Lists of a class: 0 = empty, 1..=3 by thirds.
 const BANDS: usize = 4;
-/// Larger classes whose half-filled blocks are used before a new block is taken. Bytes held per byte of objects after
-/// churn with 0 / 1 / 2 / 3, 5,000 objects: 1.300 / 1.221 / 1.204 / 1.179; 200,000: 1.059 / 1.056 / 1.060 / 1.061.
+/// Larger classes whose half-filled blocks are used before a new block is taken. Bytes held per
+/// byte of objects after churn with 0 / 1 / 2 / 3, 5,000 objects: 1.300 / 1.221 / 1.204 / 1.179;
+/// 200,000: 1.059 / 1.056 / 1.060 / 1.061.
 const CLASSES_ABOVE: usize = 2;
 /// The same when no new block may be taken.
 const CLASSES_ABOVE_FULL: usize = 8;
@@ -57,11 +59,13 @@ pub(super) struct Heap {
     /// First block of each list, plus one; 0: none.
     heads: [[u32; BANDS]; CLASS_COUNT],
     free_head: u32,
-    /// Blocks ever used: directory entries beyond are zero and must not be touched for reading only.
+    /// Blocks ever used: directory entries beyond are zero and must not be touched for reading
+    /// only.
     used: u32,
     blocks_max: u32,
     capacity: u64,
-    /// Bytes of all blocks with a class, or waiting to be given back, and of their directory entries.
+    /// Bytes of all blocks with a class, or waiting to be given back, and of their directory
+    /// entries.
     held: u64,
     empty_bytes: u64,
     /// Free places in blocks of each class, and their bytes over all classes.
@@ -157,9 +161,10 @@ impl Heap {
         }
     }
 
-    /// Rebuilds the lists from the directory's first `used` blocks. Bits without a class and counts that do not
-    /// match the bitmap (the writer died between two stores) are set right. `charged`: see `charge`. Blocks without live objects are free
-    /// afterwards; their memory is the caller's to give back.
+    /// Rebuilds the lists from the directory's first `used` blocks. Bits without a class and counts
+    /// that do not match the bitmap (the writer died between two stores) are set right. `charged`:
+    /// see `charge`. Blocks without live objects are free afterwards; their memory is the caller's
+    /// to give back.
     pub(super) fn recover(
         directory: Directory<'_>,
         blocks_max: u32,
@@ -223,7 +228,8 @@ impl Heap {
         self.capacity = capacity;
     }
 
-    /// Counts `bytes` of metadata kept elsewhere for good; false (and not counted) when they exceed the capacity.
+    /// Counts `bytes` of metadata kept elsewhere for good; false (and not counted) when they exceed
+    /// the capacity.
     pub(super) fn charge(&mut self, bytes: u64) -> bool {
         let fits = self.held + bytes <= self.capacity;
         self.held += if fits { bytes } else { 0 };
@@ -244,7 +250,8 @@ impl Heap {
         }
     }
 
-    /// A place for one object of `class`; `None` when that needs memory beyond the capacity. Cost: O(1).
+    /// A place for one object of `class`; `None` when that needs memory beyond the capacity. Cost:
+    /// O(1).
     pub(super) fn alloc(&mut self, directory: Directory<'_>, class: usize) -> Option<Place> {
         let (block, class) = self
             .partial_from(class, CLASSES_ABOVE)
@@ -270,8 +277,8 @@ impl Heap {
         })
     }
 
-    /// Gives an object back. `Some`: the block is empty and leaves the heap until `reclaim`.
-    /// Panics when the object is free already: the caller's books are wrong and bytes would be lost.
+    /// Gives an object back. `Some`: the block is empty and leaves the heap until `reclaim`. Panics
+    /// when the object is free already: the caller's books are wrong and bytes would be lost.
     pub(super) fn free(
         &mut self,
         directory: Directory<'_>,
@@ -307,7 +314,8 @@ impl Heap {
         Some(self.detach_empty(directory, self.heads[class][0] - 1, class))
     }
 
-    /// Takes one empty block out of the heap when there are more than are worth keeping (others have been freed since).
+    /// Takes one empty block out of the heap when there are more than are worth keeping (others
+    /// have been freed since).
     pub(super) fn take_surplus(&mut self, directory: Directory<'_>) -> Option<Emptied> {
         (self.empty_bytes * EMPTY_SHARE > self.held)
             .then(|| self.take_empty(directory))
@@ -320,14 +328,16 @@ impl Heap {
         self.push_free(directory, emptied.block);
     }
 
-    /// Whether more than a `1 / share` of what is held is free places; also a smaller part, near the capacity.
+    /// Whether more than a `1 / share` of what is held is free places; also a smaller part, near
+    /// the capacity.
     pub(super) fn is_sparse(&self, share: u64) -> bool {
         let near = self.held + self.held / 16 > self.capacity;
         self.idle_bytes * share * (1 + u64::from(near)) > self.held
     }
 
-    /// Empties one sparse block into fuller ones of its class: `moved(from, to)` copies each object, or says that it
-    /// cannot. `None`: no class has a block's worth of free places, or an object has to stay. Cost: one block's objects; classes take turns.
+    /// Empties one sparse block into fuller ones of its class: `moved(from, to)` copies each
+    /// object, or says that it cannot. `None`: no class has a block's worth of free places, or an
+    /// object has to stay. Cost: one block's objects; classes take turns.
     pub(super) fn evacuate(
         &mut self,
         directory: Directory<'_>,

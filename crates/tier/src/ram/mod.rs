@@ -1,18 +1,20 @@
 //! The compressed RAM tier ("pool"): page copies in a memfd that outlives the manager.
 //!
 //! ```text
-//! memfd:   | superblock 4 KiB | directory, 64 bytes a block | slots, 4 bytes each | block 0 | block 1 | ...   (sparse)
-//! block:   | object | object | ...            all of one class; 32 KiB of address space, 1 to 8 pages used
-//! object:  | checksum 8 | stamp 2 | length 2 (12 bits) and compressor (4 bits) | slot 4 | compressed bytes ... |
+//! memfd:   | superblock 4 KiB | directory, 64 bytes a block | slots, 4 bytes each
+//!          | block 0 | block 1 | ...                             (sparse)
+//! block:   | object | object | ...   all of one class; 32 KiB of addresses, 1 to 8 pages used
+//! object:  | checksum 8 | stamp 2 | length 2 (12 bits) and compressor (4 bits) | slot 4
+//!          | compressed bytes ... |
 //! ```
-//! `load` looks up where the object is now and takes no lock. `store` compresses without the lock, takes
-//! places for the batch under one short lock, and copies in without it. Empty blocks go back to the
-//! operating system, but for a few; when too much of the pool is free places, `store` moves the objects of a sparse block together
-//! with others ([`RamPool::compact`]). A load that races with a move fails to verify, sees that the
-//! object has moved, and looks again.
+//! `load` looks up where the object is now and takes no lock. `store` compresses without the lock,
+//! takes places for the batch under one short lock, and copies in without it. Empty blocks go back
+//! to the operating system, but for a few; when too much of the pool is free places, `store` moves
+//! the objects of a sparse block together with others ([`RamPool::compact`]). A load that races
+//! with a move fails to verify, sees that the object has moved, and looks again.
 //!
-//! A slot that is read while it is freed and used anew gives a copy that does not verify; bytes are copied out of the
-//! shared memory before anything interprets them.
+//! A slot that is read while it is freed and used anew gives a copy that does not verify; bytes are
+//! copied out of the shared memory before anything interprets them.
 
 mod classes;
 mod compressor;
@@ -42,7 +44,8 @@ const HEADER_BYTES: usize = 16;
 const BATCH_PAGES: usize = 64;
 /// Blocks given back to the operating system at a time.
 const EMPTIED_BATCH: usize = 32;
-/// First word of the superblock: "UCPOOL" and the version of everything in this file and `classes.rs`.
+/// First word of the superblock: "UCPOOL" and the version of everything in this file and
+/// `classes.rs`.
 const MAGIC: u64 = u64::from_le_bytes(*b"UCPOOL\x01\x00");
 /// Superblock words.
 const MAGIC_WORD: usize = 0;
@@ -51,7 +54,8 @@ const HANDLES_WORD: usize = 2;
 /// Slots there are address space for, per block: the most objects any block has.
 const HANDLE_BYTES: u64 = 4;
 const HANDLES_PER_BLOCK: usize = handles_per_block();
-/// Blocks emptied by one `store` at most, when free places are more than a `1 / IDLE_SHARE` of what is held.
+/// Blocks emptied by one `store` at most, when free places are more than a `1 / IDLE_SHARE` of what
+/// is held.
 const EVACUATIONS_PER_STORE: usize = 4;
 const IDLE_SHARE: u64 = 8;
 
@@ -66,7 +70,8 @@ pub enum RamPoolError {
     NotAPool,
 }
 
-/// Slot table entries are offsets in units of 16 bytes: 32 GiB of address space, about 25 GiB of objects.
+/// Slot table entries are offsets in units of 16 bytes: 32 GiB of address space, about 25 GiB of
+/// objects.
 const RESERVE_MAX: u64 = LOCATION_LIMIT * ALIGN_BYTES as u64;
 
 /// The compressed RAM tier.
@@ -132,8 +137,8 @@ impl Header {
 }
 
 impl RamPool {
-    /// Address space a pool should be given so that `capacity` bytes of memory surely fit (blocks use 1 to 8 of their 8
-    /// pages), or the most a pool can use. It costs nothing until it is used.
+    /// Address space a pool should be given so that `capacity` bytes of memory surely fit (blocks
+    /// use 1 to 8 of their 8 pages), or the most a pool can use. It costs nothing until it is used.
     pub const fn reserve_for(capacity: Bytes) -> Bytes {
         let blocks = capacity.0.div_ceil(PAGE_BYTES as u64) + 2;
         let per_block = BLOCK_BYTES as u64 + DIRECTORY_BYTES + 4 * HANDLES_PER_BLOCK as u64;
@@ -146,8 +151,9 @@ impl RamPool {
         })
     }
 
-    /// A new, empty pool in `memory`, which must be all zeros; its length is the address space the pool may ever use
-    /// (see [`RamPool::reserve_for`]). `capacity`: most bytes held; see [`RamPool::set_capacity`].
+    /// A new, empty pool in `memory`, which must be all zeros; its length is the address space the
+    /// pool may ever use (see [`RamPool::reserve_for`]). `capacity`: most bytes held; see
+    /// [`RamPool::set_capacity`].
     pub fn new(
         memory: SharedMemory,
         compressor: Compressor,
@@ -165,9 +171,9 @@ impl RamPool {
         ))
     }
 
-    /// The pool that an earlier manager left in `memory`, with every object it held; places it had taken but not yet
-    /// given to a slot are free again. Slots that no page entry names (it died between storing and
-    /// publishing) are the caller's to free: see [`RamPool::for_each_slot`].
+    /// The pool that an earlier manager left in `memory`, with every object it held; places it had
+    /// taken but not yet given to a slot are free again. Slots that no page entry names (it died
+    /// between storing and publishing) are the caller's to free: see [`RamPool::for_each_slot`].
     /// Cost: one cache line a block, one an object.
     pub fn recover(
         memory: SharedMemory,
@@ -225,8 +231,8 @@ impl RamPool {
         pool
     }
 
-    /// Second half of recovery: a taken place whose object names a slot that points back at it is an object; any other
-    /// is freed. So is every slot without an object.
+    /// Second half of recovery: a taken place whose object names a slot that points back at it is
+    /// an object; any other is freed. So is every slot without an object.
     fn match_slots(&self, handles_used: u32) {
         let (directory, table) = (self.directory(), self.table());
         let mut books = self.lock();
@@ -265,8 +271,9 @@ impl RamPool {
         self.punch_free_blocks(blocks);
     }
 
-    /// Changes how many bytes the pool may hold. Below what it holds now, nothing is lost: stores that need memory are
-    /// refused with `Full` until enough has been freed. Gives back what it can: empty blocks, then by compaction.
+    /// Changes how many bytes the pool may hold. Below what it holds now, nothing is lost: stores
+    /// that need memory are refused with `Full` until enough has been freed. Gives back what it
+    /// can: empty blocks, then by compaction.
     pub fn set_capacity(&self, capacity: Bytes) {
         self.capacity.store(capacity.0, Relaxed);
         self.lock().heap.set_capacity(heap_capacity(capacity));
@@ -311,10 +318,11 @@ impl RamPool {
         with_scratch(|scratch| scratch.reserve(self.compressor, BATCH_PAGES));
     }
 
-    /// Moves the objects of up to `blocks` sparse blocks together with others and gives the emptied memory back; how many
-    /// blocks that was. Less than asked: nothing is left to gain, or a store is under way. `store` does it
-    /// by itself when an eighth of the memory is free places; call this when only frees happen, or memory is short.
-    /// Cost: about 0.3 us an object moved, under the lock for one block at a time. Loads go on.
+    /// Moves the objects of up to `blocks` sparse blocks together with others and gives the emptied
+    /// memory back; how many blocks that was. Less than asked: nothing is left to gain, or a store
+    /// is under way. `store` does it by itself when an eighth of the memory is free places; call
+    /// this when only frees happen, or memory is short. Cost: about 0.3 us an object moved, under
+    /// the lock for one block at a time. Loads go on.
     pub fn compact(&self, blocks: usize) -> usize {
         for done in 0..blocks {
             let emptied = {
@@ -337,8 +345,8 @@ impl RamPool {
         blocks
     }
 
-    /// Under the lock: copies an object and points its slot at the copy. False: its header does not name its slot (flipped
-    /// bits), so it stays; a load will find it corrupt.
+    /// Under the lock: copies an object and points its slot at the copy. False: its header does not
+    /// name its slot (flipped bits), so it stays; a load will find it corrupt.
     fn move_object(&self, from: Place, to: Place) -> bool {
         let bytes = CLASSES[usize::from(from.class)].object_bytes as usize;
         let location = |place: Place| {
@@ -504,7 +512,8 @@ impl RamPool {
                 let Books { heap, handles, .. } = &mut *books;
                 let slot = handles.alloc(table, location, || heap.charge(HANDLE_BYTES));
                 if slot.is_none() {
-                    // The place is empty memory, counted already; `take_empty` finds the block if it is empty.
+                    // The place is empty memory, counted already; `take_empty` finds the block if
+                    // it is empty.
                     heap.cancel(directory, place);
                 }
                 slot
@@ -539,8 +548,8 @@ impl RamPool {
 
     fn punch(&self, block: u32, count: u32) {
         let offset = self.layout.data_offset + block as usize * BLOCK_BYTES;
-        // A memfd refuses this only when it is sealed or the kernel is out of memory; the block is used anew either
-        // way, and its memory is counted again then.
+        // A memfd refuses this only when it is sealed or the kernel is out of memory; the block is
+        // used anew either way, and its memory is counted again then.
         let _ = self.memory.punch(offset, count as usize * BLOCK_BYTES);
     }
 
@@ -688,8 +697,9 @@ impl Layout {
         (offset / ALIGN_BYTES) as u32
     }
 
-    /// The block and index of a location that the slot table gave. Panics when no object can be there: the memory
-    /// under the books has been changed by someone else, and going on would give one place to two pages.
+    /// The block and index of a location that the slot table gave. Panics when no object can be
+    /// there: the memory under the books has been changed by someone else, and going on would give
+    /// one place to two pages.
     fn place(&self, directory: Directory<'_>, location: u32) -> (u32, u16) {
         let place = || {
             let offset = offset_of(location).checked_sub(self.data_offset)?;

@@ -291,7 +291,8 @@ fn pool_object_that_does_not_know_its_slot_stays() {
     assert_eq!(pool.usage().logical, Bytes(0));
 }
 
-/// The writer dies after copying an object and before pointing its slot at the copy, after it, and after taking places.
+/// The writer dies after copying an object and before pointing its slot at the copy, after it, and
+/// after taking places.
 #[test]
 fn pool_is_recovered_from_the_middle_of_a_move_and_of_a_store() {
     let mut random = Pages::new(14);

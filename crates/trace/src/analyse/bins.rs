@@ -1,4 +1,5 @@
-//! Counts by distance: one bin a distance, or a fixed number of bins an octave where distances are only estimates.
+//! Counts by distance: one bin a distance, or a fixed number of bins an octave where distances are
+//! only estimates.
 
 /// Weighted counts of distances.
 #[derive(Clone, Debug)]

@@ -1,15 +1,17 @@
-//! The miss-ratio curve of LRU: for each number of pages of memory, the share of references that miss.
+//! The miss-ratio curve of LRU: for each number of pages of memory, the share of references that
+//! miss.
 
 /// Miss ratios of all sizes; falls with size.
 #[derive(Clone, Debug)]
 pub struct MissRatioCurve {
-    /// (pages, miss ratio of memories with so many pages or more, up to the next step); rising pages, from 0 (all miss).
+    /// (pages, miss ratio of memories with so many pages or more, up to the next step); rising
+    /// pages, from 0 (all miss).
     steps: Vec<(u64, f64)>,
 }
 
 impl MissRatioCurve {
-    /// From `touches` references, of which `first` are first touches, and the (distance, weight) of the others, rising;
-    /// `adjust` is added at distance 0.
+    /// From `touches` references, of which `first` are first touches, and the (distance, weight) of
+    /// the others, rising; `adjust` is added at distance 0.
     pub(crate) fn new(
         touches: u64,
         first: f64,

@@ -31,7 +31,8 @@ impl AccessCounts {
         self.instructions + self.reads + self.writes
     }
 
-    /// Reads, of instructions too, for each write, as Table 1 of PCM swap counts; `None` without writes.
+    /// Reads, of instructions too, for each write, as Table 1 of PCM swap counts; `None` without
+    /// writes.
     pub fn reads_per_write(&self) -> Option<f64> {
         (self.writes > 0).then(|| (self.instructions + self.reads) as f64 / self.writes as f64)
     }
@@ -68,7 +69,8 @@ pub struct Analysis {
 }
 
 impl Analysis {
-    /// Of a trace with this header, in pages of 2^`page_shift` bytes. Errors: the trace's granularity is larger.
+    /// Of a trace with this header, in pages of 2^`page_shift` bytes. Errors: the trace's
+    /// granularity is larger.
     pub fn new(
         header: &Header,
         page_shift: u8,

@@ -1,11 +1,14 @@
-//! Reuse (stack) distances: how many other pages were touched since a page was touched last. Exact, or of sampled pages (SHARDS).
+//! Reuse (stack) distances: how many other pages were touched since a page was touched last. Exact,
+//! or of sampled pages (SHARDS).
 //!
-//! Olken's method: each page marks the slot of its last touch; the distance is the number of marks behind it, which a Fenwick
-//! tree counts in O(log n). Slots are packed when they run out, so that memory is in proportion to the pages.
+//! Olken's method: each page marks the slot of its last touch; the distance is the number of marks
+//! behind it, which a Fenwick tree counts in O(log n). Slots are packed when they run out, so that
+//! memory is in proportion to the pages.
 //!
-//! Source of the sampling: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST '15: fixed rate (§3.1), fixed
-//! size (§3.2), and the correction of the first bin (SHARDS-adj, §3.3). Differs: weights are added as 1/rate of their moment instead of rescaling old counts, and
-//! the marks are found by page number, 4 bytes a page.
+//! Source of the sampling: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST '15:
+//! fixed rate (§3.1), fixed size (§3.2), and the correction of the first bin (SHARDS-adj, §3.3).
+//! Differs: weights are added as 1/rate of their moment instead of rescaling old counts, and the
+//! marks are found by page number, 4 bytes a page.
 
 use std::collections::BinaryHeap;
 
@@ -41,7 +44,8 @@ pub enum Reuse {
     Distance(u32),
 }
 
-/// Collects the distances of a trace. Cost of a touch: O(log pages), nothing for a page that is not sampled.
+/// Collects the distances of a trace. Cost of a touch: O(log pages), nothing for a page that is not
+/// sampled.
 #[derive(Clone, Debug)]
 pub struct ReuseDistances {
     sampling: Sampling,
@@ -189,12 +193,14 @@ impl ReuseDistances {
 
     /// The miss ratio of an LRU cache, by its size in pages. First touches miss.
     pub fn curve(&self) -> MissRatioCurve {
-        // SHARDS-adj: what sampling got too much or too little of the touches is taken as touches at distance 0.
+        // SHARDS-adj: what sampling got too much or too little of the touches is taken as touches
+        // at distance 0.
         let adjust = self.touches as f64 - self.weight;
         MissRatioCurve::new(self.touches, self.first, adjust, self.bins.iter())
     }
 
-    /// (least distance, number of touches) in powers of two: [0, 1), [1, 2), [2, 4), ... Estimates where sampled.
+    /// (least distance, number of touches) in powers of two: [0, 1), [1, 2), [2, 4), ... Estimates
+    /// where sampled.
     pub fn histogram(&self) -> Vec<(u64, f64)> {
         let mut octaves: Vec<(u64, f64)> = Vec::new();
         for (distance, weight) in self.bins.iter() {

@@ -1,8 +1,10 @@
-//! The columns of one block of entries: encoded for compression, and decoded from bytes that nobody vouches for.
+//! The columns of one block of entries: encoded for compression, and decoded from bytes that nobody
+//! vouches for.
 //!
-//! Columns, one after the other: kinds (a byte an entry), times, addresses, owners. An address is the difference to the
-//! last one of the same kind in this block, in granules, because instructions, reads, writes and each kind of movement go
-//! their own way. A block needs nothing of the blocks before it.
+//! Columns, one after the other: kinds (a byte an entry), times, addresses, owners. An address is
+//! the difference to the last one of the same kind in this block, in granules, because
+//! instructions, reads, writes and each kind of movement go their own way. A block needs nothing of
+//! the blocks before it.
 
 use super::{REFERENCE_BYTES_MAX, varint};
 use crate::Totals;
@@ -12,7 +14,8 @@ use crate::reference::{Access, Event, Kind, Movement, Reference};
 const ACCESS: u8 = 0b011;
 /// Instead of an access: the entry is a movement, and the bits from [`WHAT_SHIFT`] on say which.
 const MOVEMENT: u8 = 3;
-/// Bit of a kind: client and thread are not those of the entry before; they are in the owners' column.
+/// Bit of a kind: client and thread are not those of the entry before; they are in the owners'
+/// column.
 const OWNER: u8 = 0b100;
 /// Place of the movement's bits.
 const WHAT_SHIFT: u8 = 3;
@@ -65,9 +68,11 @@ fn way(byte: u8) -> usize {
     usize::from((byte & ACCESS) + (byte >> WHAT_SHIFT)) % WAYS
 }
 
-/// What a block decodes to: every entry, or references alone where the header says that there is nothing else.
+/// What a block decodes to: every entry, or references alone where the header says that there is
+/// nothing else.
 pub(crate) trait Entry: Copy {
-    /// An entry without its place and owner, from its byte of the kinds' column without [`OWNER`]. Errors: what is wrong with it.
+    /// An entry without its place and owner, from its byte of the kinds' column without [`OWNER`].
+    /// Errors: what is wrong with it.
     fn new(time: u64, byte: u8) -> Result<Self, &'static str>;
     /// Which of the last addresses belongs to it; `byte` is what it was made of.
     fn way(&self, byte: u8) -> usize;
@@ -139,7 +144,8 @@ impl Entry for Event {
     same_fields!();
 }
 
-/// Appends the columns of `entries` (not empty, times in order, addresses multiples of the granule) to `out`.
+/// Appends the columns of `entries` (not empty, times in order, addresses multiples of the granule)
+/// to `out`.
 pub(crate) fn encode(entries: &[Event], granularity: u8, out: &mut Vec<u8>) {
     out.reserve(entries.len() * 6);
     let mut owner = (0, 0);
@@ -189,8 +195,8 @@ pub(crate) struct Claims {
     pub clients: usize,
 }
 
-/// Appends the entries of `columns` to `out`. Errors: (byte of the columns, what is wrong there); `out` then holds
-/// nothing of use. Cost: a few ns an entry.
+/// Appends the entries of `columns` to `out`. Errors: (byte of the columns, what is wrong there);
+/// `out` then holds nothing of use. Cost: a few ns an entry.
 pub(crate) fn decode<T: Entry>(
     columns: &[u8],
     claims: &Claims,
@@ -245,8 +251,9 @@ pub(crate) fn decode<T: Entry>(
     Ok(())
 }
 
-/// Adds the entries of a column of kinds that has been decoded. Runs over it a few times, with vector instructions; a look at each
-/// entry, which may be a read or a write, costs a wrong guess of the processor for many.
+/// Adds the entries of a column of kinds that has been decoded. Runs over it a few times, with
+/// vector instructions; a look at each entry, which may be a read or a write, costs a wrong guess
+/// of the processor for many.
 pub(crate) fn count(kinds: &[u8], totals: &mut Totals) {
     let of = |what: u8| kinds.iter().filter(|kind| **kind & !OWNER == what).count() as u64;
     let accesses = [0, 1, 2].map(of);

@@ -52,11 +52,13 @@ impl fmt::Display for TimeUnit {
 /// The header of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// log2 of the bytes of a granule; every address is a multiple of it. 0 = bytes; at most [`GRANULARITY_MAX`].
+    /// log2 of the bytes of a granule; every address is a multiple of it. 0 = bytes; at most
+    /// [`GRANULARITY_MAX`].
     pub granularity: u8,
     /// What a step of [`crate::Reference::time`] is.
     pub time_unit: TimeUnit,
-    /// The references are those that passed a model of a processor's cache; the rest of the program's are not here.
+    /// The references are those that passed a model of a processor's cache; the rest of the
+    /// program's are not here.
     pub filtered: bool,
     /// A generator made it, no program.
     pub synthetic: bool,
@@ -64,21 +66,25 @@ pub struct Header {
     pub live: bool,
     /// There are movements of pages between the references.
     pub movements: bool,
-    /// Among them are uses of pages in memory ([`crate::Movement::Accessed`]); only where there are movements.
-    pub accesses: bool,
-    /// Among them are pages that may not leave ([`crate::Movement::Locked`]); only where there are movements.
-    pub locks: bool,
-    /// Among them is more of batches of evictions ([`crate::Movement::Named`], [`crate::Movement::Recalled`]); only where there are
+    /// Among them are uses of pages in memory ([`crate::Movement::Accessed`]); only where there are
     /// movements.
+    pub accesses: bool,
+    /// Among them are pages that may not leave ([`crate::Movement::Locked`]); only where there are
+    /// movements.
+    pub locks: bool,
+    /// Among them is more of batches of evictions ([`crate::Movement::Named`],
+    /// [`crate::Movement::Recalled`]); only where there are movements.
     pub batch_details: bool,
-    /// Among them is which clients are fork children, which pages clients had of others before, and which clients have ended
-    /// ([`crate::Movement::Forked`], [`crate::Movement::Shared`], [`crate::Movement::Ended`]); only where there are movements.
+    /// Among them is which clients are fork children, which pages clients had of others before, and
+    /// which clients have ended ([`crate::Movement::Forked`], [`crate::Movement::Shared`],
+    /// [`crate::Movement::Ended`]); only where there are movements.
     pub forks: bool,
     /// The program and its arguments; empty when there was none.
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
     pub clients: Vec<String>,
-    /// Who made the trace and how: for people, and of a live run for the simulator, which goes by its options.
+    /// Who made the trace and how: for people, and of a live run for the simulator, which goes by
+    /// its options.
     pub source: String,
 }
 
@@ -125,8 +131,8 @@ fn flag_of(movement: Movement) -> u32 {
     }
 }
 
-/// How many counts of movements a header's flags put into the end block: those of the first kinds of [`Movement::ALL`], up to the
-/// last that is announced.
+/// How many counts of movements a header's flags put into the end block: those of the first kinds
+/// of [`Movement::ALL`], up to the last that is announced.
 pub(crate) fn movement_kinds(flags: u32) -> usize {
     let mut kinds = Movement::ALL.iter();
     let last = kinds.rposition(|kind| flags & MOVEMENTS != 0 && flags & flag_of(*kind) != 0);
@@ -208,7 +214,8 @@ impl Header {
         Ok((bytes, sum))
     }
 
-    /// Bytes of texts that follow `fixed`; refuses what is not a trace of this version before anything else is read.
+    /// Bytes of texts that follow `fixed`; refuses what is not a trace of this version before
+    /// anything else is read.
     pub(crate) fn text_bytes(fixed: &[u8; HEADER_BYTES]) -> Result<usize, TraceError> {
         if let Some(offset) = (0..MAGIC.len()).find(|at| fixed[*at] != MAGIC[*at]) {
             return Err(not_a_trace(offset, &fixed[..MAGIC.len()]));

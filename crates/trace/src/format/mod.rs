@@ -1,7 +1,9 @@
 //! The bytes of a trace, version 1: constants and layout. Drawn in docs/formats/trace.md.
 //!
-//! A trace is a header, blocks of entries (references, and movements of pages where the header announces them), an end block. Each checksum is the CRC-32 of its part begun from the checksum
-//! before it, so that a block that is missing, doubled or from elsewhere is found as surely as one that is damaged.
+//! A trace is a header, blocks of entries (references, and movements of pages where the header
+//! announces them), an end block. Each checksum is the CRC-32 of its part begun from the checksum
+//! before it, so that a block that is missing, doubled or from elsewhere is found as surely as one
+//! that is damaged.
 
 pub(crate) mod block;
 pub(crate) mod header;
@@ -28,7 +30,8 @@ pub(crate) const HEADER_BYTES: usize = 20;
 pub(crate) const BLOCK_BYTES: usize = 32;
 /// Bytes of the end block with its checksum.
 pub(crate) const END_BYTES: usize = 60;
-/// Most bytes of the end block's counts of movements, before its checksum: one for each kind the header announces.
+/// Most bytes of the end block's counts of movements, before its checksum: one for each kind the
+/// header announces.
 pub(crate) const END_MOVEMENTS_BYTES: usize = 8 * crate::reference::Movement::ALL.len();
 /// Most bytes of the columns of one entry: kind, time, address, client, thread.
 pub(crate) const REFERENCE_BYTES_MAX: usize = 1 + 2 * varint::VARINT_BYTES_MAX + 3 + 3;

@@ -1,4 +1,5 @@
-//! Makes traces of known patterns from a specification and its seeds; the same text gives the same trace.
+//! Makes traces of known patterns from a specification and its seeds; the same text gives the same
+//! trace.
 
 mod spec;
 mod zipf;
@@ -42,7 +43,8 @@ impl Generator {
         }
     }
 
-    /// The header a trace of these references has: granules are pages, time is in nanoseconds, every part is a thread.
+    /// The header a trace of these references has: granules are pages, time is in nanoseconds,
+    /// every part is a thread.
     pub fn header(&self) -> Header {
         let clients = self.spec.parts.iter().map(|part| part.client).max();
         Header {

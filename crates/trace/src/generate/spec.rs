@@ -1,6 +1,8 @@
-//! What to generate, as text and as types: `zipf:pages=10000,refs=1000000,theta=0.99,writes=0.3,seed=1`.
+//! What to generate, as text and as types:
+//! `zipf:pages=10000,refs=1000000,theta=0.99,writes=0.3,seed=1`.
 //!
-//! `A+B` mixes two or more, interleaved at random in proportion to their references, each in a range of addresses of its own.
+//! `A+B` mixes two or more, interleaved at random in proportion to their references, each in a
+//! range of addresses of its own.
 
 use std::fmt;
 use std::str::FromStr;

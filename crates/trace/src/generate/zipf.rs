@@ -2,7 +2,8 @@
 
 use crate::random::Random;
 
-/// Rejection-inversion (Hörmann and Derflinger 1996): constant time and no table, any exponent from 0 on.
+/// Rejection-inversion (Hörmann and Derflinger 1996): constant time and no table, any exponent from
+/// 0 on.
 #[derive(Clone, Debug)]
 pub(crate) struct Zipf {
     theta: f64,

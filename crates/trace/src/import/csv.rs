@@ -1,7 +1,9 @@
-//! Comma-separated values: a first line with the columns' names, then a touch a line. `undercroft trace cat` writes it.
+//! Comma-separated values: a first line with the columns' names, then a touch a line. `undercroft
+//! trace cat` writes it.
 //!
-//! Columns, in any order: `address` (needed; decimal or 0x...), `access` (I, R, W; also lackey's L, S, M; needed), `time`,
-//! `bytes`, `client`, `thread`. Without `time` the touches are counted. Nothing is quoted, since nothing needs to be.
+//! Columns, in any order: `address` (needed; decimal or 0x...), `access` (I, R, W; also lackey's L,
+//! S, M; needed), `time`, `bytes`, `client`, `thread`. Without `time` the touches are counted.
+//! Nothing is quoted, since nothing needs to be.
 
 use std::io::BufRead;
 
@@ -12,7 +14,8 @@ use crate::touch::Touch;
 /// The first line of what [`row`] writes.
 pub const HEADER: &str = "time,address,access,client,thread";
 
-/// One entry as a line, without its end. Lines of movements are for people and scripts: they are not imported.
+/// One entry as a line, without its end. Lines of movements are for people and scripts: they are
+/// not imported.
 pub fn row(event: &Event) -> String {
     let what = match event.kind {
         Kind::Access(Access::Instruction) => "I",

@@ -1,8 +1,11 @@
-//! What `valgrind --tool=lackey --trace-mem=yes` prints: `I  addr,size`, ` L addr,size`, ` S addr,size`, ` M addr,size`.
+//! Reads what `valgrind --tool=lackey --trace-mem=yes` prints.
 //!
-//! A modify is a read and then a write. Lines of valgrind's own (`==pid== ...`) are passed over; anything else is an error,
-//! because a program whose output is mixed in would be read as a trace. Lackey tells neither threads nor processes nor times:
-//! thread and client are 0 and time counts the touches.
+//! Lines are `I  addr,size`, ` L addr,size`, ` S addr,size` and ` M addr,size`.
+//!
+//! A modify is a read and then a write. Lines of valgrind's own (`==pid== ...`) are passed over;
+//! anything else is an error, because a program whose output is mixed in would be read as a trace.
+//! Lackey tells neither threads nor processes nor times: thread and client are 0 and time counts
+//! the touches.
 
 use std::io::BufRead;
 

@@ -1,5 +1,5 @@
-//! Why CLOCK-W is slower than CLOCK where it is: which pages it reads back, what it writes out, which laps were for nothing;
-//! and whether another reading of the paper would be better.
+//! Why CLOCK-W is slower than CLOCK where it is: which pages it reads back, what it writes out,
+//! which laps were for nothing; and whether another reading of the paper would be better.
 
 use super::clock_w::Pair;
 use super::laps::{self, Laps, Rule};
@@ -25,7 +25,8 @@ impl Case {
         (of(&self.clock_w) as f64 - of(&self.clock) as f64) * each / self.clock_ns * 100.0
     }
 
-    /// Pages never written read back; pages written read back; pages written out; the sum of the three.
+    /// Pages never written read back; pages written read back; pages written out; the sum of the
+    /// three.
     fn parts(&self) -> [f64; 4] {
         let clean = self.percent(|laps| laps.read_clean, self.read_ns);
         let written = self.percent(|laps| laps.read_written, self.read_ns);
@@ -34,7 +35,8 @@ impl Case {
     }
 }
 
-/// Explains every pair of `trace` in pages of `page_bytes`. Errors: the laps are not those the engine's runs had.
+/// Explains every pair of `trace` in pages of `page_bytes`. Errors: the laps are not those the
+/// engine's runs had.
 pub(super) fn explain(
     trace: &Loaded,
     page_bytes: u64,
@@ -115,7 +117,8 @@ pub(super) fn causes_figure(loaded: &[Loaded], cases: &[Case]) -> Figure {
     }
 }
 
-/// Worse cases by the part that weighs most: reads of pages never written, of pages written at some time, pages written out.
+/// Worse cases by the part that weighs most: reads of pages never written, of pages written at some
+/// time, pages written out.
 pub(super) fn classes(cases: &[Case]) -> [usize; 3] {
     let mut counts = [0; 3];
     for case in cases {

@@ -1,4 +1,5 @@
-//! `pcm-fig5`: CLOCK and CLOCK-W over memory; every page size, every trace, generators too. Where CLOCK-W is worse, why.
+//! `pcm-fig5`: CLOCK and CLOCK-W over memory; every page size, every trace, generators too. Where
+//! CLOCK-W is worse, why.
 
 use super::causes::{causes, causes_figure, classes, explain, readings};
 use super::study::{

@@ -6,7 +6,8 @@ use crate::results::{Better, Figure, Panel, Results, Simulated, Table, Verdict, 
 use undercroft_base::Nanos;
 use undercroft_sim::{Outcome, Setup};
 
-/// The program's own time for each of its references, before the cache: *assumed*, a processor of about 1 GHz in use.
+/// The program's own time for each of its references, before the cache: *assumed*, a processor of
+/// about 1 GHz in use.
 const PROGRAM_NS: f64 = 1.0;
 
 /// A program under both systems.

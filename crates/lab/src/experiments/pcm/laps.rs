@@ -1,7 +1,8 @@
-//! CLOCK and CLOCK-W written out a second time, in plain code over one stream of pages, to count what the engine does not:
-//! which pages are read back, and which of the second laps were of use.
+//! CLOCK and CLOCK-W written out a second time, in plain code over one stream of pages, to count
+//! what the engine does not: which pages are read back, and which of the second laps were of use.
 //!
-//! The engine's runs decide; these explain them. A case explains nothing unless pages read and written equal the engine's.
+//! The engine's runs decide; these explain them. A case explains nothing unless pages read and
+//! written equal the engine's.
 
 use std::collections::VecDeque;
 use undercroft_sim::PageStream;
@@ -32,7 +33,8 @@ pub(super) struct Laps {
     pub(super) laps: u64,
     /// ... to pages that left without being used again: frames held for nothing.
     pub(super) laps_wasted: u64,
-    /// Reads of pages that had left though they were used since the hand last passed: CLOCK would have let them stay.
+    /// Reads of pages that had left though they were used since the hand last passed: CLOCK would
+    /// have let them stay.
     pub(super) read_forgotten: u64,
     /// ... and had been written out when they left.
     pub(super) written_forgotten: u64,
@@ -60,7 +62,8 @@ const LEFT_RECENT: u16 = 128;
 /// Left while recent, and was written out.
 const LEFT_DIRTY: u16 = 256;
 
-/// Replays one client's pages in `frames` frames; the access that faulted sets the page's bits, as in the experiment.
+/// Replays one client's pages in `frames` frames; the access that faulted sets the page's bits, as
+/// in the experiment.
 pub(super) fn replay(stream: &PageStream, frames: u64, rule: Rule) -> Laps {
     let mut pages = vec![0u16; stream.numbers as usize];
     for reference in stream.references.iter().filter(|word| *word & 1 != 0) {

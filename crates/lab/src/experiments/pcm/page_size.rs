@@ -324,7 +324,8 @@ fn sensitivity(runs: &[SimulatedRun]) -> Table {
     }
 }
 
-/// The same with equal bytes of memory for both page sizes, instead of an equal share of each footprint; all savings.
+/// The same with equal bytes of memory for both page sizes, instead of an equal share of each
+/// footprint; all savings.
 fn same_bytes(title: &str, loaded: &[Loaded]) -> anyhow::Result<(Table, Vec<f64>)> {
     let (mut rows, mut all) = (Vec::new(), Vec::new());
     for trace in loaded {

@@ -146,7 +146,8 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     Ok(())
 }
 
-/// Programs that walk through their memory in order: no window against one of 8; the table, and what each saves in percent.
+/// Programs that walk through their memory in order: no window against one of 8; the table, and
+/// what each saves in percent.
 fn walk(walkers: &[Loaded]) -> anyhow::Result<(Table, Vec<f64>)> {
     let (mut rows, mut all) = (Vec::new(), Vec::new());
     for trace in walkers {

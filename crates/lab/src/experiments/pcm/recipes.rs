@@ -1,9 +1,11 @@
-//! The four programs whose traces stand for the paper's: what makes their inputs, how they are called, behind which cache.
+//! The four programs whose traces stand for the paper's: what makes their inputs, how they are
+//! called, behind which cache.
 //!
-//! Chosen for the kind of work, footprint and reads to writes (Table 1); `bench/pcm-traces/README.md` has what was passed over. The
-//! two that write more than they read need a cache that does not fetch a line it is about to overwrite (`validate`); behind
-//! one that fetches, no trace writes more than it reads. Inputs are made from seeds, so the references
-//! are the same wherever the program and its libraries are.
+//! Chosen for the kind of work, footprint and reads to writes (Table 1);
+//! `bench/pcm-traces/README.md` has what was passed over. The two that write more than they read
+//! need a cache that does not fetch a line it is about to overwrite (`validate`); behind one that
+//! fetches, no trace writes more than it reads. Inputs are made from seeds, so the references are
+//! the same wherever the program and its libraries are.
 
 use anyhow::{Context, ensure};
 use std::fmt::Write as _;
@@ -168,7 +170,8 @@ pub(super) fn word(random: &mut Random, least: u64, most: u64, letters: u64) -> 
         .collect()
 }
 
-/// A white page, and what is to be drawn: lines between nodes at random places, then the nodes with their names.
+/// A white page, and what is to be drawn: lines between nodes at random places, then the nodes with
+/// their names.
 fn drawing(directory: &Path) -> anyhow::Result<()> {
     const WIDTH: u64 = 960;
     const HEIGHT: u64 = 720;
@@ -203,7 +206,8 @@ fn drawing(directory: &Path) -> anyhow::Result<()> {
     Ok(std::fs::write(directory.join("graph.draw"), text)?)
 }
 
-/// Words of aspell's own dictionary, the commoner half of them from a tenth of it; in one of fifty two letters change places.
+/// Words of aspell's own dictionary, the commoner half of them from a tenth of it; in one of fifty
+/// two letters change places.
 fn document(directory: &Path) -> anyhow::Result<()> {
     let output = Command::new("aspell")
         .args(["-d", "en_US", "dump", "master"])
@@ -240,7 +244,8 @@ fn document(directory: &Path) -> anyhow::Result<()> {
     Ok(std::fs::write(directory.join("words"), text)?)
 }
 
-/// A table of 18,000 letters, entered in random order, with an index of senders; what is asked of it.
+/// A table of 18,000 letters, entered in random order, with an index of senders; what is asked of
+/// it.
 fn index(directory: &Path) -> anyhow::Result<()> {
     const ROWS: u64 = 18_000;
     let mut random = Random::new(9);
@@ -266,7 +271,8 @@ fn index(directory: &Path) -> anyhow::Result<()> {
     }
     text.push_str("commit;\n");
     std::fs::write(directory.join("mail.sql"), text)?;
-    // The C library's old rand() inside the query instead of a list of rows: reading a long list would be half of the work.
+    // The C library's old rand() inside the query instead of a list of rows: reading a long list
+    // would be half of the work.
     let text = "pragma mmap_size=100000000;\npragma synchronous=off;\npragma journal_mode=memory;\nbegin;\n\
          create temp table wanted as with recursive walk(at,seed) as (select 1,12345 union all \
          select at+1,(seed*1103515245+12345)%2147483648 from walk where at<7000) \

@@ -1,8 +1,11 @@
-//! `pcm-traces`: makes the inputs, records each program under valgrind, keeps the traces outside the repository.
+//! `pcm-traces`: makes the inputs, records each program under valgrind, keeps the traces outside
+//! the repository.
 //!
-//! They go to `$UNDERCROFT_TRACES`, or `undercroft/traces` in the user's cache directory. One that is there already, made by the same
-//! recipe from the same inputs, is kept: recording takes minutes. What it was made of is beside it (`NAME.made`): a digest of program,
-//! command, cache and inputs, which are made anew each time, and one of the trace. Remove either file to record it again.
+//! They go to `$UNDERCROFT_TRACES`, or `undercroft/traces` in the user's cache directory. One that
+//! is there already, made by the same recipe from the same inputs, is kept: recording takes
+//! minutes. What it was made of is beside it (`NAME.made`): a digest of program, command, cache and
+//! inputs, which are made anew each time, and one of the trace. Remove either file to record it
+//! again.
 
 use super::recipes::{RECIPES, Recipe};
 use super::study::{self, Loaded};
@@ -104,7 +107,8 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
                     &trace,
                 )?;
                 let loaded = study::recorded_at(&directory, recipe.name)?;
-                // Only now: a recording that was broken off leaves a trace, and nothing that says what it is.
+                // Only now: a recording that was broken off leaves a trace, and nothing that says
+                // what it is.
                 keep(&directory, recipe.name, made_of, &loaded)?;
                 loaded
             }
@@ -135,7 +139,8 @@ impl Drop for Inputs {
     }
 }
 
-/// What decides what a recording has: the program, its command, standard input and cache, and every file of `inputs`. Not the libraries.
+/// What decides what a recording has: the program, its command, standard input and cache, and every
+/// file of `inputs`. Not the libraries.
 fn digest(recipe: &Recipe, command: &[String], inputs: &Path) -> anyhow::Result<u64> {
     let mut hash = Xxh3::new();
     let mut add = |bytes: &[u8]| {

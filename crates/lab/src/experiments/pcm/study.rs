@@ -1,8 +1,10 @@
-//! What the figures share: the traces in memory, one simulation after the other, time by the paper's formula.
+//! What the figures share: the traces in memory, one simulation after the other, time by the
+//! paper's formula.
 //!
-//! The paper's rules (§III-1): every page lies on the device before the program starts, so a first touch reads it; PCM is
-//! on the memory bus, so a fault pays neither kernel path nor context switch; the fault that needs a frame waits for the
-//! write-out. A repeated access after a fault sets the page's bits, as a processor does.
+//! The paper's rules (§III-1): every page lies on the device before the program starts, so a first
+//! touch reads it; PCM is on the memory bus, so a fault pays neither kernel path nor context
+//! switch; the fault that needs a frame waits for the write-out. A repeated access after a fault
+//! sets the page's bits, as a processor does.
 
 use crate::experiments::{Lab, progress};
 use crate::results::{Simulated, SimulatedRun, TraceFacts};
@@ -316,7 +318,8 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// The program's own time between two references below the cache, for `nanos` a reference before it.
+/// The program's own time between two references below the cache, for `nanos` a reference before
+/// it.
 pub(super) fn reference_time(facts: &TraceFacts, nanos: f64) -> Nanos {
     let each = facts.program_references as f64 / facts.references().max(1) as f64;
     Nanos((each * nanos).round() as u64)

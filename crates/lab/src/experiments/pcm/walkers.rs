@@ -1,5 +1,5 @@
-//! Four programs that go through their memory mostly in order, kept beside the four of `recipes.rs` for comparison: a set of
-//! the same mixes and sizes with which small pages gain little.
+//! Four programs that go through their memory mostly in order, kept beside the four of `recipes.rs`
+//! for comparison: a set of the same mixes and sizes with which small pages gain little.
 
 use super::recipes::{FREECELL, GQVIEW, KGHOSTVIEW, Recipe, XMMS, make, word, words};
 use anyhow::{Context, ensure};

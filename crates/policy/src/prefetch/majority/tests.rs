@@ -7,8 +7,8 @@ use crate::test_random::Random;
 
 const BASE: u64 = 0x7_f000_0000;
 
-/// Plays page references against a memory in which everything that was brought stays mapped; returns (faults, pages
-/// brought by prefetch).
+/// Plays page references against a memory in which everything that was brought stays mapped;
+/// returns (faults, pages brought by prefetch).
 fn play(references: impl IntoIterator<Item = u64>) -> (u64, u64) {
     let mut prefetch = Majority::new();
     let mut mapped = std::collections::HashSet::new();
@@ -53,7 +53,8 @@ fn descending_and_strided_scans_are_found() {
     }
 }
 
-// Each window of a sequential trend, 64 pages, is left exactly at its end by a scan of every 16th page.
+// Each window of a sequential trend, 64 pages, is left exactly at its end by a scan of every 16th
+// page.
 #[test]
 fn sparse_scan_after_a_dense_one_is_found() {
     for stride in [2, 16, 32] {

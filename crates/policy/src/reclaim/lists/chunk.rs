@@ -1,23 +1,27 @@
 //! The links of the listed pages of a chunk (512 pages), in pieces of a common pool.
 //!
-//! Only a page whose neighbours in its list are not the pages before and after it in memory has a link. Two bits a page say which
-//! list it is in, two are the policy's mark, and one says that it has a link. Those bits counted up to a page say where the link is
-//! among all that are sorted by page, so nothing stores that; or where its place is written, among few that are not:
+//! Only a page whose neighbours in its list are not the pages before and after it in memory has a
+//! link. Two bits a page say which list it is in, two are the policy's mark, and one says that it
+//! has a link. Those bits counted up to a page say where the link is among all that are sorted by
+//! page, so nothing stores that; or where its place is written, among few that are not:
 //!
 //! ```text
 //! Chunk: 512 pages, 368 bytes; none while no page of it is in a list
-//! +------------------------------------------------------------------------------+
-//! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link       |
-//! | pieces: u32 x 8 ---> Piece: 64 links, or 54 and four orders                  |     Link, 7 bytes
-//! | index, sorted: how to find them there; len: links                            |     +--------------+------------------+
-//! | listed, holes; holed: blocks with holes; understood                          |     | next page 28 | previous page 28 |
-//! +------------------------------------------------------------------------------+     +--------------+------------------+
+//! +--------------------------------------------------------------------------+
+//! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link   |
+//! | pieces: u32 x 8 ---> Piece: 64 links, or 54 and four orders              |
+//! | index, sorted: how to find them there; len: links                        |
+//! | listed, holes; holed: blocks with holes; understood                      |
+//! +--------------------------------------------------------------------------+
+//! Link, 7 bytes: | next page, 28 bits | previous page, 28 bits |
 //! ```
-//! While a chunk has 54 links or fewer, and no 128 of its pages more than 21, a new one goes to any free place of one piece, and
-//! none ever moves: the *order* of each 128 pages has the places of their links, by page, 6 bits each. In chunks with more, the
-//! links themselves are *sorted* by page, and a page that leaves its list leaves its link behind as a *hole*. The next link of the
-//! chunk goes into the nearest hole, so that few others have to make way; when 32 have gathered, or 8 and the other links are 40 or
-//! fewer, the chunk's links move together, and are not sorted any more when they are 40 or fewer and no order has too many.
+//! While a chunk has 54 links or fewer, and no 128 of its pages more than 21, a new one goes to any
+//! free place of one piece, and none ever moves: the *order* of each 128 pages has the places of
+//! their links, by page, 6 bits each. In chunks with more, the links themselves are *sorted* by
+//! page, and a page that leaves its list leaves its link behind as a *hole*. The next link of the
+//! chunk goes into the nearest hole, so that few others have to make way; when 32 have gathered, or
+//! 8 and the other links are 40 or fewer, the chunk's links move together, and are not sorted any
+//! more when they are 40 or fewer and no order has too many.
 
 use std::ops::Range;
 
@@ -53,7 +57,8 @@ const PER_ORDER_MAX: u32 = u128::BITS / PLACE_BITS;
 const PLACE_BITS: u32 = 6;
 /// Holes at which the links of a chunk move together.
 pub(super) const HOLES_MAX: u8 = 32;
-/// The same of a chunk with at most [`UNSORTED_AGAIN`] links besides, so that they need not be sorted, unless one order has most.
+/// The same of a chunk with at most [`UNSORTED_AGAIN`] links besides, so that they need not be
+/// sorted, unless one order has most.
 const HOLES_MAX_OF_FEW: u8 = 8;
 const UNSORTED_AGAIN: usize = 40;
 
@@ -75,8 +80,8 @@ impl Link {
 
     #[inline]
     fn read([a, b, c, d, e, f, g]: [u8; LINK_BYTES]) -> Link {
-        // Read as it is written, in the same three parts: a load that overlaps a store just made, but is not the same bytes,
-        // has to wait for it.
+        // Read as it is written, in the same three parts: a load that overlaps a store just made,
+        // but is not the same bytes, has to wait for it.
         let low = u32::from_le_bytes([a, b, c, d]);
         let high = u32::from(u16::from_le_bytes([e, f])) | u32::from(g) << 16;
         Link(u64::from(low) | u64::from(high) << 32)
@@ -134,7 +139,8 @@ impl Block {
         self.links & !self.listed()
     }
 
-    /// Pages whose links say no more than what is understood. * `first`: the block's first page; `links`: from its first on.
+    /// Pages whose links say no more than what is understood. * `first`: the block's first page;
+    /// `links`: from its first on.
     fn understood(&self, first: u32, links: &[[u8; LINK_BYTES]]) -> u64 {
         let (mut pages, mut found) = (self.links, 0);
         for link in links {
@@ -176,7 +182,8 @@ pub(super) fn place(page: u32) -> (usize, u32) {
     (page as usize / PER_BLOCK % BLOCKS, page % PER_BLOCK as u32)
 }
 
-/// The places of the links of two blocks, by page, [`PLACE_BITS`] each; what lies above them is of no meaning.
+/// The places of the links of two blocks, by page, [`PLACE_BITS`] each; what lies above them is of
+/// no meaning.
 #[derive(Clone, Copy, Default)]
 struct Order(u128);
 
@@ -246,7 +253,8 @@ impl Piece {
     }
 }
 
-/// Pieces in use and free ones, all of one size: no holes between them. What was once allocated is kept for the next chunk.
+/// Pieces in use and free ones, all of one size: no holes between them. What was once allocated is
+/// kept for the next chunk.
 #[derive(Default)]
 pub(super) struct Pool {
     pub(super) slabs: Vec<Box<[Piece; SLAB_PIECES]>>,
@@ -294,8 +302,9 @@ impl Pool {
 #[derive(Default)]
 pub(super) struct Chunk {
     pub(super) blocks: [Block; BLOCKS],
-    /// Of sorted links: how many there are, holes among them, up to the end of each block but the last, 9 bits each, counted up
-    /// and down all at once. Of others: the free places of their piece, a bit each.
+    /// Of sorted links: how many there are, holes among them, up to the end of each block but the
+    /// last, 9 bits each, counted up and down all at once. Of others: the free places of their
+    /// piece, a bit each.
     index: u64,
     /// Those that the links need; the rest is of no meaning.
     pieces: [u32; PIECES],
@@ -430,7 +439,8 @@ impl Chunk {
         piece.set(at as usize, link);
     }
 
-    /// Takes a listed page out of its list; its neighbours there, as its link says them or as they are understood.
+    /// Takes a listed page out of its list; its neighbours there, as its link says them or as they
+    /// are understood.
     #[inline(always)] // on the way of every page that leaves
     pub(super) fn take_out(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (at, bit) = place(page);
@@ -452,7 +462,8 @@ impl Chunk {
         self.link(page, pool)
     }
 
-    /// Whether its links are to move together: to give pieces back, or because they need not be sorted any more.
+    /// Whether its links are to move together: to give pieces back, or because they need not be
+    /// sorted any more.
     #[inline]
     pub(super) fn has_many_holes(&self) -> bool {
         let few = self.len() - usize::from(self.holes) <= UNSORTED_AGAIN;
@@ -500,7 +511,8 @@ impl Chunk {
         }
     }
 
-    /// Ends the sorting of links, without holes, when they are few enough; the places of the others are free.
+    /// Ends the sorting of links, without holes, when they are few enough; the places of the others
+    /// are free.
     fn unsort(&mut self, pool: &mut Pool) {
         let too_many = |order| self.links_of(order) > PER_ORDER_MAX;
         if self.len() > UNSORTED_AGAIN || (0..ORDERS).any(too_many) {
@@ -554,7 +566,8 @@ impl Chunk {
         self.put_link(free, rank, link, pool);
     }
 
-    /// Puts a link before the one at `rank`. The one at `from` is of no meaning; those between make way.
+    /// Puts a link before the one at `rank`. The one at `from` is of no meaning; those between make
+    /// way.
     #[inline]
     fn put_link(&self, from: usize, rank: usize, link: Link, pool: &mut Pool) {
         let down = from < rank;
@@ -578,7 +591,8 @@ impl Chunk {
         piece.set(to, link);
     }
 
-    /// The hole nearest to a page that has no link, in its own block if there is one; its block and bit there.
+    /// The hole nearest to a page that has no link, in its own block if there is one; its block and
+    /// bit there.
     fn hole_near(&self, block: usize, bit: u32) -> Option<(usize, u32)> {
         if self.holed == 0 {
             return None;
@@ -644,7 +658,8 @@ impl Chunk {
         }
     }
 
-    /// Moves the links together, less the holes and those that say what is understood. * `first`: the chunk's first page.
+    /// Moves the links together, less the holes and those that say what is understood. * `first`:
+    /// the chunk's first page.
     pub(super) fn compact(&mut self, first: u32, pool: &mut Pool) {
         let len = self.len();
         let pieces = self.pieces;
@@ -664,7 +679,8 @@ impl Chunk {
             }
         };
         let links_of_chunk = bytes.as_chunks_mut().0;
-        // The first link not moved yet, and where it goes: those between two that go are moved at once.
+        // The first link not moved yet, and where it goes: those between two that go are moved at
+        // once.
         let (mut start, mut kept, mut until) = (0, 0, 0);
         let mut before_block = 0;
         for index in 0..BLOCKS {
@@ -703,7 +719,8 @@ impl Chunk {
         self.unsort(pool);
     }
 
-    /// Whether the places that the orders say are different ones, and the others are free. Of links that are not sorted.
+    /// Whether the places that the orders say are different ones, and the others are free. Of links
+    /// that are not sorted.
     #[cfg(test)]
     pub(super) fn has_sound_orders(&self, pool: &mut Pool) -> bool {
         let mut used = 0u64;

@@ -84,7 +84,8 @@ impl Model {
     }
 }
 
-/// Does operation `op` to both (a no-op when it would be misuse) and compares what can be compared in O(1).
+/// Does operation `op` to both (a no-op when it would be misuse) and compares what can be compared
+/// in O(1).
 fn step(lists: &mut PageLists, model: &mut Model, op: u8, list: usize, page: u32) {
     let held = model.held(page);
     match (op, held) {
@@ -219,8 +220,8 @@ fn lists_equal_three_deques_for_200_000_operations() {
     drain(lists, model);
 }
 
-/// Bytes for each page of 1,000 chunks, when those for which `resident` is true are in a list; in the order of their
-/// numbers, or one far from the other.
+/// Bytes for each page of 1,000 chunks, when those for which `resident` is true are in a list; in
+/// the order of their numbers, or one far from the other.
 fn bytes_a_page(in_order: bool, resident: impl Fn(u32) -> bool) -> f64 {
     let pages = 1000 * CHUNK_PAGES;
     let mut lists = PageLists::new();
@@ -275,7 +276,8 @@ fn first_chunk(lists: &PageLists) -> Option<(bool, usize)> {
 
 #[test]
 fn links_are_sorted_when_they_are_many_and_not_when_they_are_few_again() {
-    // All of the chunk, and 128 pages of it only: the one is full before any order is, the other has a full order.
+    // All of the chunk, and 128 pages of it only: the one is full before any order is, the other
+    // has a full order.
     for (pages, most) in [(CHUNK_PAGES, FEW_LINKS), (128, 21)] {
         let mut lists = PageLists::new();
         let order: Vec<u32> = (0..pages).map(|at| at * 37 % pages).collect();
