@@ -2,42 +2,37 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use serde::{Deserialize, Serialize};
-use undercroft_base::{Bytes, PAGE_BYTES, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{Bytes, SpaceId};
 use undercroft_engine::{Config, Engine, Room, Stats};
+use undercroft_sys::interrupts;
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 use undercroft_sys::process::{self, PidFd};
-use undercroft_sys::procfs::{self, Statm};
-use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdDevice};
-use undercroft_sys::{fdpass, interrupts, procfs as proc};
-use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
+use undercroft_sys::procfs::Statm;
+use undercroft_sys::uffd::{Features, UffdDevice};
 
 use crate::access::{Accesses, Looks};
-use crate::command::Commands;
 use crate::evictor::Evictor;
 use crate::fault_thread::FaultThread;
 use crate::options::{AccessScan, ClientOptions};
 use crate::placement::Placement;
-use crate::process::{Agent, Identity, Process};
-use crate::protocol::{Hello, Ready, answer};
+use crate::process::Process;
 use crate::record::Record;
 use crate::report::Report;
 use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};
+use crate::tiers;
 use crate::tiers::TierLaunch;
 use crate::watch::{self, Watch};
-use crate::{discover, tiers};
 
+mod handshake;
 mod looks;
 mod tell;
-
-/// Longest a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(2);
 
 /// Everything the keeper gives its manager: options, and numbers of inherited descriptors.
 #[derive(Debug, Serialize, Deserialize)]
@@ -416,16 +411,6 @@ impl Control {
         }
     }
 
-    /// The family of the process that forked `pid`, if it is known.
-    fn family_of(&self, pid: u32) -> Option<SpaceId> {
-        let parent = procfs::status_number(pid, "PPid")?;
-        let known = self.shared.all_processes();
-        let of = known
-            .iter()
-            .find(|p| p.pid().map(u64::from) == Some(parent))?;
-        Some(of.family)
-    }
-
     fn forget(&mut self, process: &Process) {
         self.statm.remove(&process.space);
         self.virtual_sizes.remove(&process.space);
@@ -479,125 +464,6 @@ impl Control {
                 ));
             }
             Some(Err(why)) => warn(&why),
-        }
-    }
-
-    /// One shim announces itself.
-    fn welcome(&mut self) {
-        let Ok(socket) =
-            rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC)
-        else {
-            return;
-        };
-        let timeout = Some(HANDSHAKE);
-        let receive = rustix::net::sockopt::Timeout::Recv;
-        let _ = rustix::net::sockopt::set_socket_timeout(&socket, receive, timeout);
-        if let Err(error) = self.handshake(socket.as_fd()) {
-            let _ = fdpass::send(socket.as_fd(), &answer(true), &[]);
-            eprintln!("undercroft: a process of the program could not be managed: {error}");
-        }
-    }
-
-    fn handshake(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let peer = fdpass::peer(socket)?;
-        if !self.is_descendant(peer.pid) {
-            return Err(io::Error::other(format!(
-                "process {} is not the program's",
-                peer.pid
-            )));
-        }
-        let mut bytes = [0u8; 64];
-        let (got, _) = fdpass::receive(socket, &mut bytes)?;
-        let hello = Hello::parse(&bytes[..got]).ok_or_else(|| io::Error::other("unknown shim"))?;
-        let page = SharedMemory::create("uc-command", PAGE_BYTES)?;
-        fdpass::send(socket, &answer(false), &[self.device.as_fd(), page.as_fd()])?;
-        let (got, fds) = fdpass::receive(socket, &mut bytes)?;
-        let ready =
-            Ready::parse(&bytes[..got]).ok_or_else(|| io::Error::other("the shim gave up"))?;
-        let mut fds = fds.into_iter();
-        let beacon = VirtPage::of(ready.beacon);
-        let process = match (hello.kind, hello.nonce) {
-            (KIND_FORK, nonce) if nonce != 0 => {
-                let space = SpaceId(nonce as u32);
-                let process = self.shared.process(space);
-                process
-                    .filter(|p| p.identity.get().is_none() && p.beacon == beacon)
-                    .ok_or_else(|| io::Error::other("a fork child named no space of its own"))?
-            }
-            _ => {
-                let uffd: Uffd = fds.next().ok_or(io::ErrorKind::InvalidData)?.into();
-                let features = Features::EVENTS.with(Features::THREAD_ID);
-                uffd.api(features).map_err(|error| {
-                    io::Error::other(format!(
-                        "userfaultfd fork events were refused ({error}); run as root or with CAP_SYS_PTRACE"
-                    ))
-                })?;
-                // The same process with a new address space: it called exec, and the old one is gone.
-                for old in self.shared.all_processes() {
-                    if old.pid() == Some(peer.pid) {
-                        self.forget(&old);
-                    }
-                }
-                let space = self.shared.engine().add_space();
-                // Forked before there was anything to manage: no event told of it.
-                let family = match hello.kind {
-                    KIND_FORK => self.family_of(peer.pid),
-                    _ => None,
-                };
-                Arc::new(Process::new(space, uffd, beacon, None, family))
-            }
-        };
-        let staging: Uffd = fds.next().ok_or(io::ErrorKind::InvalidData)?.into();
-        let _ = process.identity.set(Identity {
-            pid: peer.pid,
-            pidfd: PidFd::open(peer.pid)?,
-        });
-        let staging_end = ready.staging + (STAGING_PAGES * PAGE_BYTES) as u64;
-        let area = VirtRange::of_addresses(ready.staging, staging_end);
-        process.uffd.register(area, RegisterMode::MISSING)?;
-        let agent = Agent {
-            commands: Commands::new(page),
-            _staging_uffd: staging,
-            holding: staging_end,
-            private: VirtRange::of_addresses(ready.staging, ready.private_end),
-        };
-        let _ = process.agent.set(agent);
-        if self.shared.process(process.space).is_none() {
-            self.shared.add_process(process.clone());
-        }
-        self.statm.insert(process.space, Statm::open(peer.pid)?);
-        crate::layout::place_agents(&self.shared);
-        if self.managing {
-            self.watch(&process);
-            discover::manage(&self.shared, &process, &mut self.maps);
-        } else if hello.kind == KIND_FORK {
-            // A fork doubles what can be written to: it is looked at while the child waits.
-            self.look_around();
-        }
-        if hello.kind == KIND_FORK && process.parent.is_none() {
-            crate::cow::protect(&self.shared, &process, peer.pid); // its one thread waits for the answer
-        }
-        self.look_soon();
-        fdpass::send(socket, &answer(false), &[process.uffd.as_fd()])
-    }
-
-    fn is_descendant(&self, pid: u32) -> bool {
-        let mut at = pid;
-        for _ in 0..256 {
-            if at == self.launch.keeper {
-                return true;
-            }
-            match proc::status_number(at, "PPid") {
-                Some(parent) if parent > 1 => at = parent as u32,
-                _ => return false,
-            }
-        }
-        false
-    }
-
-    fn watch(&self, process: &Process) {
-        if let (Some(sideband), Some(pid)) = (lock(&self.watch).as_mut(), process.pid()) {
-            let _ = sideband.watch(pid);
         }
     }
 }

@@ -7,7 +7,8 @@ use std::time::Instant;
 use undercroft_base::Bytes;
 use undercroft_sys::procfs;
 
-use super::{Control, HANDSHAKE};
+use super::Control;
+use super::handshake::HANDSHAKE;
 use crate::options::AccessScan;
 use crate::report::{
     AccessScans, Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot,
