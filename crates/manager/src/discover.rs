@@ -1,33 +1,39 @@
-//! Finds what can be managed in a client and registers it: nothing before pressure comes, then every private anonymous mapping but
-//! stacks, thread control blocks, locked memory and the shim's own.
+//! Finds what can be managed in a client and registers it: nothing before pressure comes, then
+//! every private anonymous mapping but stacks, thread control blocks, locked memory and the shim's
+//! own.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use undercroft_base::{PageState, VirtPage, VirtRange};
+use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process::{robust_list_head, set_fair};
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
 
-use crate::keeper::SHIM_NAME;
 use crate::layout::{settle, subtract};
 use crate::process::{Agent, Process};
 use crate::shared::{Shared, lock};
 
-/// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault waits for it.
+/// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault
+/// waits for it.
 const SCAN_PAGES: u64 = 4096;
 
-/// Locked memory, in KiB, from which on it is worth finding which it is: a few ms a GiB. The kernel refuses to move locked pages out
-/// anyway, and each thread has one: its control block.
+/// Locked memory, in KiB, from which on it is worth finding which it is: a few ms a GiB. The kernel
+/// refuses to move locked pages out anyway, and each thread has one: its control block.
 const LOCKED_MIN: u64 = 4096;
+
+/// Times that a mapping may change under its registration before it is left to the next look.
+const REGISTER_TRIES_MAX: usize = 8;
 
 /// Pause while a fault thread reads a pending event.
 const EVENT_PAUSE: Duration = Duration::from_micros(20);
 
-/// Bytes around a thread's robust-list head that belong to its control block (glibc: the head is 0x2e0 into `struct
-/// pthread`, of about 0x900 bytes). The kernel writes there when the thread ends, past userfaultfd.
+/// Bytes around a thread's robust-list head that belong to its control block (glibc: the head is
+/// 0x2e0 into `struct pthread`, of about 0x900 bytes). The kernel writes there when the thread
+/// ends, past userfaultfd.
 const CONTROL_BLOCK: (u64, u64) = (0x300, 0x700);
 
 /// Registers what is new in a process; reads `/proc/PID/maps` once.
@@ -48,18 +54,15 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     }
     process.counting.fetch_add(1, Ordering::SeqCst);
     let mut fresh = Vec::new();
-    let mut before: Option<Vma<'_>> = None;
+    let mut count = 0;
     for vma in text.lines().filter_map(Vma::parse) {
-        // The part of the shim's data that no file backs follows its file mapping.
-        let ours =
-            before.is_some_and(|b| b.name.ends_with(SHIM_NAME) && b.range.end == vma.range.start);
-        before = Some(vma);
-        if vma.is_private_anonymous() && vma.read && vma.write && !vma.exec && !ours {
-            for range in subtract(vma.range, &locked[vma.range.overlapping(&locked)]) {
-                fresh.extend(register(shared, process, agent, range));
-            }
+        count += 1;
+        let is_locked = !vma.range.overlapping(&locked).is_empty();
+        if vma.is_private_anonymous() && !is_locked {
+            fresh.extend(register(shared, process, agent, vma.range));
         }
     }
+    shared.note_mappings(pid, count);
     if process.recount.swap(false, Ordering::AcqRel) {
         fresh = shared.engine().regions(process.space).to_vec();
     }
@@ -71,35 +74,105 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     lock_threads(shared, process, pid);
 }
 
-/// Registers what of `range` is not managed yet; returns the new ranges, whose present pages are still to be counted.
+/// Registers the mappings that have a page of `hint`; returns what the books did not have, whose
+/// present pages are still to be counted.
+///
+/// Each mapping is registered whole and as it is now, never as it was when somebody told of it. The
+/// kernel splits what lies at the ends of a registration, and pieces that got pages of their own
+/// never merge again: mremap over them then fails, which without us it would not.
 pub(crate) fn register(
     shared: &Shared,
     process: &Process,
     agent: &Agent,
+    hint: VirtRange,
+) -> Vec<VirtRange> {
+    let mut fresh = Vec::new();
+    let Ok(maps) = process.maps() else {
+        return fresh;
+    };
+    let mut at = hint.start;
+    while at < hint.end {
+        // Held for one mapping at a time: faults wait for it.
+        let _layout = process.layout.write();
+        let mapping = match maps.at_or_above(at) {
+            Ok(Some(mapping)) if mapping.range.start < hint.end => mapping,
+            _ => break,
+        };
+        at = mapping.range.end;
+        if !mapping.private_anonymous || is_ours(process, agent, mapping.range) {
+            continue;
+        }
+        // While an event is unread, the books may have what is gone.
+        if is_known(shared, process, mapping.range) && !process.event_pending() {
+            continue;
+        }
+        for range in register_whole(shared, process, agent, maps, mapping.range) {
+            let mut engine = shared.engine();
+            let regions = engine.regions(process.space);
+            let holes = &regions[range.overlapping(regions)];
+            fresh.extend(subtract(range, holes));
+            engine.attached(process.space, range);
+        }
+    }
+    fresh
+}
+
+/// True for the memory of the shim, which is a mapping of its own.
+fn is_ours(process: &Process, agent: &Agent, range: VirtRange) -> bool {
+    range.contains(process.beacon) || !range.intersect(agent.private).is_empty()
+}
+
+/// True when the books have all of `range`.
+fn is_known(shared: &Shared, process: &Process, range: VirtRange) -> bool {
+    let engine = shared.engine();
+    let regions = engine.regions(process.space);
+    subtract(range, &regions[range.overlapping(regions)]).is_empty()
+}
+
+/// Registers a mapping, and what it has become meanwhile; returns what is registered now.
+///
+/// The program may replace the mapping between our look and the registration. The new one is then
+/// split at the ends of the old one, so both ends are looked at again, and what lies beyond is
+/// registered at once: pieces without pages of their own merge.
+fn register_whole(
+    shared: &Shared,
+    process: &Process,
+    agent: &Agent,
+    maps: &Maps,
     range: VirtRange,
 ) -> Vec<VirtRange> {
-    let beacon = VirtRange::new(process.beacon, process.beacon.plus(1));
-    let mut holes = {
-        let engine = shared.engine();
-        let regions = engine.regions(process.space);
-        regions[range.overlapping(regions)].to_vec()
-    };
-    holes.extend([agent.private, beacon]);
-    let mut fresh = subtract(range, &holes);
-    fresh.retain(|part| {
-        let _layout = process.layout.write();
-        // Refused: it changed under us, or is of a kind that cannot be registered. It stays the kernel's. Nothing is protected
-        // yet (see `crate::cow`).
-        let registered = process
+    let mut done: Vec<VirtRange> = Vec::new();
+    let mut next = vec![range];
+    for _ in 0..REGISTER_TRIES_MAX {
+        let Some(range) = next.pop() else { break };
+        // Refused: it is gone, or of a kind that cannot be registered, and stays the kernel's.
+        // Nothing is protected yet (see `crate::cow`).
+        if process
             .uffd
-            .register(*part, RegisterMode::MISSING_WP)
-            .is_ok();
-        if registered {
-            shared.engine().attached(process.space, *part);
+            .register(range, RegisterMode::MISSING_WP)
+            .is_err()
+        {
+            continue;
         }
-        registered
-    });
-    fresh
+        let below = VirtPage(range.start.0.saturating_sub(1));
+        for page in [below, range.start, range.end] {
+            let Ok(Some(now)) = maps.at_or_above(page) else {
+                continue;
+            };
+            let inside = !now.range.intersect(range).is_empty();
+            let beside = now.range.contains(page) && !is_known(shared, process, now.range);
+            let may = now.private_anonymous && !is_ours(process, agent, now.range);
+            if !may || done.contains(&now.range) {
+                continue;
+            }
+            if now.range == range {
+                done.push(range);
+            } else if inside || beside {
+                next.push(now.range);
+            }
+        }
+    }
+    done
 }
 
 /// Counts the pages of a newly registered range that are in memory.
@@ -114,14 +187,18 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         false => vec![0u8; SCAN_PAGES as usize * 8],
     };
     let mut shares = Vec::new();
+    let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
     let mut start = range.start;
-    while start < range.end {
+    // Nothing comes between two looks but through us: what is empty now need not be looked at
+    // again.
+    while let Ok(Some(next)) = pagemap.first(VirtRange::new(start, range.end), any) {
+        start = next;
         let part = VirtRange::new(start, start.plus(SCAN_PAGES).min(range.end));
         present.clear();
-        // With the lock held no page of the part can be installed, and no event acknowledged. A mapping that moved without
-        // its event having been read would be found at its new place while the books have it at the old one.
+        // With the lock held no page of the part can be installed, and no event acknowledged. A
+        // mapping that moved without its event having been read would be found at its new place
+        // while the books have it at the old one.
         let layout = process.layout.write();
-        let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
         let scanned = pagemap.scan(part, any, &mut present).is_ok();
         shares.clear();
         if !relatives.is_empty()
@@ -215,7 +292,8 @@ pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
             seen.push(*tid);
             continue;
         }
-        // Bring it in: this thread is not one that serves faults, so it may cause them. Looked at again next time.
+        // Bring it in: this thread is not one that serves faults, so it may cause them. Looked at
+        // again next time.
         let mut byte = [0u8; 1];
         for page in block.pages() {
             let _ = undercroft_sys::process::read_memory(*tid, page.address(), &mut byte);

@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs;
@@ -36,12 +37,13 @@ pub(crate) struct Identity {
     pub pidfd: PidFd,
 }
 
-/// One address space. A fork child starts with its userfaultfd only; identity and agent come when it announces itself.
+/// One address space. A fork child starts with its userfaultfd only; identity and agent come when
+/// it announces itself.
 pub(crate) struct Process {
     pub space: SpaceId,
     pub uffd: Uffd,
-    /// Written while messages are read and layout events applied; read while pages are installed. So no page is installed
-    /// between an event's acknowledgement and its bookkeeping.
+    /// Written while messages are read and layout events applied; read while pages are installed.
+    /// So no page is installed between an event's acknowledgement and its bookkeeping.
     pub layout: RwLock<()>,
     /// Layout events read and not applied yet. Used with the layout lock held.
     pub order: Mutex<Order>,
@@ -54,7 +56,8 @@ pub(crate) struct Process {
     /// The first address space of its tree of forks: who has the same may share frames with it.
     pub family: SpaceId,
     pub trail: Trail,
-    /// Threads that are counting the pages of new regions: a child forked now inherits books that miss them.
+    /// Threads that are counting the pages of new regions: a child forked now inherits books that
+    /// miss them.
     pub counting: AtomicU32,
     /// So it was when this child was forked: what it has is to be counted too.
     pub recount: AtomicBool,
@@ -69,12 +72,14 @@ pub(crate) struct Process {
     /// Threads whose control blocks are locked already.
     pub threads_seen: Mutex<Vec<u32>>,
     pagemap: OnceLock<Pagemap>,
+    maps: OnceLock<Maps>,
     /// How often in a row a fault named a page that should be there, for [`Process::is_missing`].
     pub puzzled: AtomicU32,
 }
 
 impl Process {
-    /// A process that connected, or one that `parent` forked under management. `family`: that of the process it came from by fork.
+    /// A process that connected, or one that `parent` forked under management. `family`: that of
+    /// the process it came from by fork.
     pub fn new(
         space: SpaceId,
         uffd: Uffd,
@@ -101,6 +106,7 @@ impl Process {
             gone: AtomicBool::new(false),
             threads_seen: Mutex::new(Vec::new()),
             pagemap: OnceLock::new(),
+            maps: OnceLock::new(),
             puzzled: AtomicU32::new(0),
         }
     }
@@ -133,15 +139,26 @@ impl Process {
         Ok(self.pagemap.get_or_init(|| open))
     }
 
-    /// True when the address space no longer exists (exec or exit). Asks with an installation where no program maps
-    /// anything: it is refused, for one reason or the other.
+    /// The mappings of this address space (not of what the process may exec later).
+    pub fn maps(&self) -> io::Result<&Maps> {
+        if let Some(open) = self.maps.get() {
+            return Ok(open);
+        }
+        let pid = self.pid().ok_or(io::ErrorKind::NotFound)?;
+        let open = Maps::open(pid)?;
+        Ok(self.maps.get_or_init(|| open))
+    }
+
+    /// True when the address space no longer exists (exec or exit). Asks with an installation where
+    /// no program maps anything: it is refused, for one reason or the other.
     pub fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
         use undercroft_sys::uffd::UffdError;
         self.uffd.copy(NOWHERE, zeros, true) == Err(UffdError::ClientGone)
     }
 
-    /// True when a layout event waits to be read: what the kernel shows of the address space is then ahead of the books.
-    /// Asks with a change of protection where nothing is mapped, which is refused for one reason or the other.
+    /// True when a layout event waits to be read: what the kernel shows of the address space is
+    /// then ahead of the books. Asks with a change of protection where nothing is mapped, which is
+    /// refused for one reason or the other.
     pub fn event_pending(&self) -> bool {
         use undercroft_sys::uffd::UffdError;
         let nowhere = VirtRange::new(NOWHERE, NOWHERE.plus(1));

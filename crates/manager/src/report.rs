@@ -56,6 +56,8 @@ pub struct Report {
     pub manager: ManagerCost,
     /// Address spaces managed, forked children included.
     pub spaces: u64,
+    /// Most mappings that one process was seen to have; 0 when it was never looked at.
+    pub mappings_peak: u64,
     /// The choices made.
     pub policies: Policies,
     /// The engine's counters.
@@ -249,6 +251,8 @@ pub struct ReportInputs<'a> {
     pub managed_pages: u64,
     /// Address spaces managed.
     pub spaces: u64,
+    /// Most mappings that one process was seen to have; 0 when it was never looked at.
+    pub mappings_peak: u64,
     /// Parts of a fault.
     pub fault_breakdown: Option<FaultBreakdown>,
     /// Names in force.
@@ -486,6 +490,7 @@ impl Report {
                 metadata_bytes_per_page: per_page,
             },
             spaces: inputs.spaces,
+            mappings_peak: inputs.mappings_peak,
             policies: inputs.policies.clone(),
             counters: Counters::from(stats),
             access_scans: inputs.access_scans,

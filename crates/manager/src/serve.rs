@@ -118,7 +118,7 @@ fn check_permissions() -> io::Result<()> {
 }
 
 /// Says something on stderr, wherever that leads.
-fn warn(what: &str) {
+pub(crate) fn warn(what: &str) {
     let _ = writeln!(io::stderr(), "undercroft: warning: {what}");
 }
 
@@ -304,6 +304,8 @@ fn share(
         leave_next: Mutex::default(),
         zero_runs: Mutex::default(),
         spaces_seen: AtomicU64::new(0),
+        mappings_peak: AtomicU64::new(0),
+        mappings_warn: procfs::mappings_max() / 5 * 4,
         managed_pages_peak: AtomicU64::new(0),
         look_again: AtomicBool::new(false),
         started: Instant::now(),

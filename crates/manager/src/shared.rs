@@ -159,6 +159,10 @@ pub(crate) struct Shared {
     /// Pages charged for frames that fork relatives' evictions left behind.
     pub leave_next: Mutex<VecDeque<(SpaceId, VirtRange)>>,
     pub spaces_seen: AtomicU64,
+    /// Most mappings that one process was seen to have.
+    pub mappings_peak: AtomicU64,
+    /// Mappings of one process from which on the user is warned: 80 % of what the kernel allows.
+    pub mappings_warn: u64,
     pub managed_pages_peak: AtomicU64,
     /// Records of new mappings were lost: the control thread looks at everything anew.
     pub look_again: AtomicBool,
@@ -272,6 +276,20 @@ impl Shared {
         processes.insert(process.space, process);
         drop(processes);
         self.processes_changed();
+    }
+
+    /// A process was seen to have that many mappings.
+    pub fn note_mappings(&self, pid: u32, count: u64) {
+        let before = self.mappings_peak.fetch_max(count, Ordering::Relaxed);
+        // Once: when the peak passes the threshold.
+        let most = self.mappings_warn;
+        if before < most && count >= most {
+            crate::serve::warn(&format!(
+                "process {pid} has {count} mappings, of {} that the kernel allows one process; \
+                 raise vm.max_map_count (sysctl)",
+                most / 4 * 5
+            ));
+        }
     }
 
     /// Tells the trace of a page that counts from now on. With the engine locked.

@@ -59,7 +59,6 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
                     pid,
                     range,
                     anonymous: true,
-                    writable: true,
                     ..
                 } => {
                     mapped.push((pid, range));

@@ -9,6 +9,7 @@ pub mod fdpass;
 pub mod futex;
 pub mod interrupts;
 pub mod mapping;
+pub mod maps;
 pub mod pagemap;
 pub mod probe;
 pub mod process;

@@ -167,6 +167,12 @@ pub fn status_number(pid: u32, key: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
+/// How many mappings the kernel allows one process (`vm.max_map_count`).
+pub fn mappings_max() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    text.trim().parse().unwrap_or(65_530)
+}
+
 /// For each (VmFlag, list): appends the process's mappings that have the flag (`wf` wiped on fork,
 /// `dc` not copied, `lo` locked). Reads smaps: the kernel walks every page, a few ms a GiB.
 pub fn mappings_with_flags(pid: u32, wanted: &mut [(&str, &mut Vec<VirtRange>)]) -> io::Result<()> {

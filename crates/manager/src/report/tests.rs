@@ -65,6 +65,7 @@ fn sample() -> Report {
         metadata: Bytes(32768),
         managed_pages: 2048,
         spaces: 1,
+        mappings_peak: 40,
         fault_breakdown: Some(FaultBreakdown {
             faults: 10,
             intake: 1e-6,

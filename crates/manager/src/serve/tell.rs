@@ -137,6 +137,7 @@ impl Control {
             metadata: Bytes(metadata),
             managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
             spaces: shared.spaces_seen.load(Ordering::Relaxed),
+            mappings_peak: shared.mappings_peak.load(Ordering::Relaxed),
             fault_breakdown: shared.breakdown.mean(),
             policies: self.policies(),
             access_scans: looked.then(|| AccessScans {
