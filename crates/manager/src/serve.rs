@@ -305,7 +305,7 @@ fn share(
         zero_runs: Mutex::default(),
         spaces_seen: AtomicU64::new(0),
         mappings_peak: AtomicU64::new(0),
-        mappings_warn: procfs::mappings_max() / 5 * 4,
+        mappings_warn: undercroft_sys::procfs::mappings_max() / 5 * 4,
         managed_pages_peak: AtomicU64::new(0),
         look_again: AtomicBool::new(false),
         started: Instant::now(),
