@@ -1,0 +1,34 @@
+//! The project's own commands: `cargo xtask tidy` and `cargo xtask results`.
+//!
+//! `cargo test --workspace` runs every check of `tidy` as a test of this crate.
+
+mod results;
+mod tidy;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask tidy
+       cargo xtask results                   the figures of docs/results, as its table has them
+       cargo xtask results add DIR [NAME]    takes a folder of `undercroft lab run` into docs/results";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let done = match words[..] {
+        ["tidy"] => tidy::run(),
+        ["results"] => results::print(),
+        ["results", "add", from] => results::add(from, None),
+        ["results", "add", from, name] => results::add(from, Some(name)),
+        _ => Err(USAGE.to_owned()),
+    };
+    match done {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(text) => {
+            eprintln!("{text}");
+            ExitCode::FAILURE
+        }
+    }
+}

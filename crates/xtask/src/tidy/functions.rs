@@ -1,0 +1,143 @@
+//! How long functions are, from `fn` to the closing brace, comments and all.
+
+use syn::visit::{self, Visit};
+
+use super::tables::{FUNCTION_LINES_MAX, LONG_FUNCTIONS, LONGEST_FUNCTIONS, LONGEST_LINES_MAX};
+use super::tree::{Tree, crate_of};
+
+/// A function that is longer than it should be.
+struct Long {
+    place: String,
+    name: String,
+    lines: usize,
+}
+
+/// Functions over the bound that no table lists, or that grew past what it says.
+pub fn long(tree: &Tree) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for Long { place, name, lines } in too_long(tree) {
+        let longest = LONGEST_FUNCTIONS.iter().find(|(known, _)| *known == name);
+        let listed = LONG_FUNCTIONS.iter().any(|(known, _)| *known == name);
+        match longest {
+            Some((_, most)) if lines > *most => {
+                wrong.push(format!("{place}: {lines} lines, and it had {most}"));
+            }
+            Some(_) => {}
+            None if lines > LONGEST_LINES_MAX => {
+                wrong.push(format!(
+                    "{place}: {lines} lines; {LONGEST_LINES_MAX} is the most"
+                ));
+            }
+            None if !listed => wrong.push(format!(
+                "{place}: {lines} lines; split it, or list `{name}` with a reason"
+            )),
+            None => {}
+        }
+    }
+    wrong
+}
+
+/// Rows of the tables that nothing needs any more.
+pub fn listed(tree: &Tree) -> Vec<String> {
+    let found = too_long(tree);
+    let is = |name: &str, above: usize| {
+        let mut same = found.iter().filter(|long| long.name == name);
+        same.any(|long| long.lines > above)
+    };
+    let longest = LONGEST_FUNCTIONS
+        .iter()
+        .filter(|(name, _)| !is(name, LONGEST_LINES_MAX))
+        .map(|(name, _)| format!("{name} is short enough: take it out of LONGEST_FUNCTIONS"));
+    let long = LONG_FUNCTIONS
+        .iter()
+        .filter(|(name, _)| !is(name, FUNCTION_LINES_MAX))
+        .map(|(name, _)| format!("{name} is short: take it out of LONG_FUNCTIONS"));
+    longest.chain(long).collect()
+}
+
+fn too_long(tree: &Tree) -> Vec<Long> {
+    let mut found = Vec::new();
+    for (path, text) in &tree.sources {
+        let Ok(file) = syn::parse_file(text) else {
+            continue; // the compiler says it better
+        };
+        let mut seen = Functions::default();
+        seen.visit_file(&file);
+        for (name, line, lines) in seen.found {
+            if lines > FUNCTION_LINES_MAX {
+                let name = format!("{}::{}::{name}", crate_of(path), file_of(path));
+                let place = format!("{path}:{line}: {name}");
+                found.push(Long { place, name, lines });
+            }
+        }
+    }
+    found
+}
+
+/// The name of a file without its ending; of a `mod.rs`, its folder's.
+fn file_of(path: &str) -> &str {
+    let mut parts = path.trim_end_matches(".rs").rsplit('/');
+    let last = parts.next().unwrap_or_default();
+    if last == "mod" {
+        parts.next().unwrap_or_default()
+    } else {
+        last
+    }
+}
+
+/// Name, first line and number of lines of every function.
+#[derive(Default)]
+struct Functions {
+    found: Vec<(String, usize, usize)>,
+}
+
+impl Functions {
+    fn note(&mut self, signature: &syn::Signature, body: &syn::Block) {
+        let first = signature.fn_token.span.start().line;
+        let last = body.brace_token.span.close().end().line;
+        let name = signature.ident.to_string();
+        self.found.push((name, first, last + 1 - first));
+    }
+}
+
+impl<'ast> Visit<'ast> for Functions {
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.note(&item.sig, &item.block);
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.note(&item.sig, &item.block);
+        visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        if let Some(body) = &item.default {
+            self.note(&item.sig, body);
+        }
+        visit::visit_trait_item_fn(self, item);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_function_is_found_wherever_it_is() {
+        let body = "    a();\n".repeat(FUNCTION_LINES_MAX);
+        let long_one = format!("fn long() {{\n{body}}}\n");
+        let text = format!("{long_one}impl A {{\n{long_one}fn short() {{}}\n}}\n");
+        let sources = [("crates/base/src/a.rs".to_owned(), text)].into();
+        let tree = Tree {
+            sources,
+            texts: Default::default(),
+            manifests: Default::default(),
+        };
+        let found = too_long(&tree);
+        let lines: Vec<usize> = found.iter().map(|long| long.lines).collect();
+        assert_eq!(lines, [FUNCTION_LINES_MAX + 2; 2]);
+        assert_eq!(long(&tree).len(), 2);
+        assert!(!listed(&tree).is_empty() || LONG_FUNCTIONS.is_empty());
+    }
+}

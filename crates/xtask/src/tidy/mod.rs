@@ -1,0 +1,83 @@
+//! The rules of the tree, as functions that return what breaks them. The tables are in `tables.rs`.
+
+mod crates;
+mod functions;
+mod homes;
+mod modules;
+mod tables;
+mod text;
+mod tree;
+
+use tree::Tree;
+pub use tree::root;
+
+/// A rule: its name, and what breaks it (one line each).
+type Check = (&'static str, fn(&Tree) -> Vec<String>);
+
+const CHECKS: [Check; 12] = [
+    ("crates use only what is below them", crates::arrows),
+    ("crates form no circle", crates::circles),
+    (
+        "files and folders of a crate form no circle",
+        modules::circles,
+    ),
+    (
+        "nothing in the manager uses what is above it",
+        modules::upward,
+    ),
+    ("unsafe is in its homes only", homes::of_unsafe),
+    ("deciding crates are pure", homes::pure),
+    ("functions are short", functions::long),
+    ("the list of long functions is true", functions::listed),
+    ("files say their job first", text::heads),
+    ("files are short", text::file_lengths),
+    ("comments are at most 100 columns wide", text::comments),
+    ("text is at most 120 columns wide", text::markdown),
+];
+
+/// Runs every check. Errors: everything found, by rule.
+pub fn run() -> Result<String, String> {
+    let tree = Tree::read();
+    let broken: Vec<String> = CHECKS
+        .iter()
+        .filter_map(|(name, check)| {
+            let found = check(&tree);
+            (!found.is_empty()).then(|| format!("{name}: broken\n  {}", found.join("\n  ")))
+        })
+        .collect();
+    if broken.is_empty() {
+        Ok(format!(
+            "tidy: {} files, {} rules hold\n",
+            tree.sources.len(),
+            CHECKS.len()
+        ))
+    } else {
+        Err(broken.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(checks: &[&str]) {
+        let tree = Tree::read();
+        for (name, check) in CHECKS.iter().filter(|(name, _)| checks.contains(name)) {
+            let found = check(&tree);
+            assert!(found.is_empty(), "{name}: broken\n{}", found.join("\n"));
+        }
+    }
+
+    #[test]
+    fn every_rule_holds() {
+        hold(&CHECKS.map(|(name, _)| name));
+    }
+
+    #[test]
+    fn the_tree_is_seen() {
+        let tree = Tree::read();
+        assert!(tree.sources.len() > 200, "{} files", tree.sources.len());
+        assert!(tree.texts.len() > 10, "{} texts", tree.texts.len());
+        assert!(tree.manifests.len() >= 14, "{}", tree.manifests.len());
+    }
+}

@@ -1,0 +1,112 @@
+//! How files look: first line, length, width of comments and of Markdown.
+
+use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, TEXT_WIDTH_MAX, WIDE_CRATES};
+use super::tree::{Tree, crate_of};
+
+/// Files whose first line is not their job.
+pub fn heads(tree: &Tree) -> Vec<String> {
+    let wrong = |text: &str| !text.starts_with("//! ");
+    tree.sources
+        .iter()
+        .filter(|(_, text)| wrong(text))
+        .map(|(path, _)| format!("{path}: the first line is not `//! its job in one sentence`"))
+        .collect()
+}
+
+/// Files that are too long.
+pub fn file_lengths(tree: &Tree) -> Vec<String> {
+    tree.sources
+        .iter()
+        .map(|(path, text)| (path, text.lines().count()))
+        .filter(|(_, lines)| *lines > FILE_LINES_MAX)
+        .map(|(path, lines)| format!("{path}: {lines} lines; split it, {FILE_LINES_MAX} is most"))
+        .collect()
+}
+
+/// Comments that are too wide, and crates that are excused without need.
+pub fn comments(tree: &Tree) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut excused = Vec::new();
+    for (path, text) in &tree.sources {
+        for (at, line) in text.lines().enumerate() {
+            let comment = line.trim_start().starts_with("//");
+            if !comment || line.chars().count() <= COMMENT_WIDTH_MAX {
+                continue;
+            }
+            if WIDE_CRATES.contains(&crate_of(path)) {
+                excused.push(crate_of(path));
+            } else {
+                wrong.push(format!(
+                    "{path}:{}: a comment over {COMMENT_WIDTH_MAX} columns",
+                    at + 1
+                ));
+            }
+        }
+    }
+    let unneeded = WIDE_CRATES.iter().filter(|name| !excused.contains(name));
+    wrong.extend(unneeded.map(|name| format!("{name} has none: take it out of WIDE_CRATES")));
+    wrong
+}
+
+/// Lines of Markdown that are too wide. Tables, and what the lab writes, may be wider.
+pub fn markdown(tree: &Tree) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (path, text) in &tree.texts {
+        if path.ends_with("/results.md") {
+            continue;
+        }
+        for (at, line) in text.lines().enumerate() {
+            if !line.starts_with('|') && line.chars().count() > TEXT_WIDTH_MAX {
+                wrong.push(format!("{path}:{}: over {TEXT_WIDTH_MAX} columns", at + 1));
+            }
+        }
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree_of(path: &str, text: &str) -> Tree {
+        let files = [(path.to_owned(), text.to_owned())].into();
+        let none = Default::default();
+        if path.ends_with(".md") {
+            Tree {
+                sources: none,
+                texts: files,
+                manifests: Default::default(),
+            }
+        } else {
+            Tree {
+                sources: files,
+                texts: none,
+                manifests: Default::default(),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_wide_is_found_and_tables_are_not() {
+        let wide = "x".repeat(99);
+        let found = |text: &str| {
+            let found = comments(&tree_of("crates/base/src/a.rs", text));
+            found.iter().filter(|line| line.contains("a.rs")).count()
+        };
+        assert_eq!(found(&format!("// {wide}\n")), 1);
+        assert_eq!(found(&format!("// {}\n", &wide[2..])), 0);
+        assert_eq!(found(&format!("let a = \"{wide}\";\n")), 0);
+        let wide = "x".repeat(121);
+        assert_eq!(markdown(&tree_of("a.md", &wide)).len(), 1);
+        assert_eq!(markdown(&tree_of("a.md", &format!("|{wide}"))).len(), 0);
+        assert_eq!(markdown(&tree_of("a/results.md", &wide)).len(), 0);
+    }
+
+    #[test]
+    fn a_file_without_its_job_and_one_too_long_are_found() {
+        assert_eq!(heads(&tree_of("crates/base/src/a.rs", "use x;\n")).len(), 1);
+        let long = "//! a\n".repeat(FILE_LINES_MAX + 1);
+        let tree = tree_of("crates/base/src/a.rs", &long);
+        assert_eq!((heads(&tree).len(), file_lengths(&tree).len()), (0, 1));
+    }
+}
