@@ -36,10 +36,12 @@ pub fn circles(tree: &Tree) -> Vec<String> {
                     .filter(|((at, from, to), _)| *at == folder && inside(from, to))
                     .map(|((_, from, to), place)| format!("{from} -> {to} ({place})"))
                     .collect();
+                let members: Vec<&str> = members.iter().copied().collect();
                 wrong.push(format!(
-                    "{name}/{}: {}",
+                    "{name}/{}: {}\n    {}",
                     folder.join("/"),
-                    places.join(", ")
+                    members.join(" "),
+                    places.join("\n    ")
                 ));
                 continue;
             };
