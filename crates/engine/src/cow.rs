@@ -4,6 +4,7 @@
 
 use undercroft_base::{Entry, Flags, PageState, SpaceId, TierId, VirtPage, VirtRange};
 
+use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::COPY_PAGES_MAX;
 use crate::{Engine, Fault, FaultAnswer, Room};
@@ -72,18 +73,23 @@ impl<L: Ledger> Engine<L> {
         Ok(granted.max(1))
     }
 
-    /// Item `at` of the batch, which has been taken out, shared its frame with relatives, and the first of them that has inherited the
+    /// An item of the batch, which has been taken out, shared its frame with relatives, and the first of them that has inherited the
     /// page still has it: that one is charged, and returned. Nothing is freed before its page leaves too; it then finds the
     /// copy that this one leaves below.
-    pub fn leave_frame(&mut self, at: usize, relatives: &[SpaceId]) -> Option<(SpaceId, VirtPage)> {
-        let page = self.batch.pages[at].item.page;
+    pub fn leave_frame(
+        &mut self,
+        index: BatchIndex,
+        relatives: &[SpaceId],
+    ) -> Option<(SpaceId, VirtPage)> {
+        let page = self.batch.pages[self.batch.place(index)].item.page;
         let heir = self.heir(page, relatives)?;
-        self.leave_frame_to(at, heir, page);
-        self.batch.pages[at].heir
+        self.leave_frame_to(index, heir, page);
+        Some((heir, page))
     }
 
     /// As [`Engine::leave_frame`], where the heir's page is known: an inherited one.
-    pub fn leave_frame_to(&mut self, at: usize, space: SpaceId, page: VirtPage) {
+    pub fn leave_frame_to(&mut self, index: BatchIndex, space: SpaceId, page: VirtPage) {
+        let at = self.batch.place(index);
         self.own_frame(space, page);
         self.batch.pages[at].heir = Some((space, page));
     }

@@ -8,117 +8,10 @@ use undercroft_base::{
 };
 use undercroft_policy::reclaim::{Arrival, Verdict};
 
+use crate::batch::{BatchIndex, EvictItem, InFlight, Outcome, Taken};
 use crate::ledger::Ledger;
 use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
 use crate::{Engine, Room, notes};
-
-/// One page of the batch, as the caller sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EvictItem {
-    /// The page's entry.
-    pub no: PageNo,
-    /// Its address space.
-    pub space: SpaceId,
-    /// Where it is mapped.
-    pub page: VirtPage,
-    /// Generation of the copy that will be made; seeds its checksum.
-    pub stamp: Stamp,
-    /// The copy still kept below, if any: the page is clean when its bytes have that copy's checksum.
-    pub retained: Option<(TierId, Slot, Stamp)>,
-}
-
-/// Whether a page could be taken out of the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// Its bytes are with the caller, and only there.
-    Moved,
-    /// It stays: pinned or shared with another process.
-    Busy,
-    /// It stays: the batch was cancelled, or the layout changed.
-    NotTried,
-}
-
-/// Where a taken page went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Stored in a tier.
-    Stored(TierId, Slot),
-    /// Unchanged since it was loaded: the retained copy serves.
-    Clean,
-    /// Every 32-bit word is this one.
-    Fill(u32),
-    /// Put back into the client (wanted, or no tier took it).
-    PutBack,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct InFlight {
-    pub item: EvictItem,
-    /// The program dropped the page: its bytes are to be forgotten.
-    pub dead: bool,
-    pub wanted: bool,
-    pub settled: bool,
-    /// Whose frame it was as well: see [`Engine::leave_frame`].
-    pub heir: Option<(SpaceId, VirtPage)>,
-}
-
-/// The batch in flight.
-#[derive(Debug, Default)]
-pub(crate) struct Batch {
-    pub pages: Vec<InFlight>,
-    /// Pages of fork children that share the fate of a page of the batch: (index, child's page).
-    pub followers: Vec<(usize, PageNo)>,
-}
-
-impl Batch {
-    pub fn position(&self, no: PageNo) -> Option<usize> {
-        self.pages
-            .iter()
-            .position(|p| p.item.no == no && !p.dead && !p.settled)
-    }
-
-    fn leader_of(&self, follower: PageNo) -> Option<usize> {
-        self.followers
-            .iter()
-            .find(|(_, page)| *page == follower)
-            .map(|(at, _)| *at)
-    }
-
-    /// A thread faulted on a page of the batch.
-    pub fn want(&mut self, no: PageNo) {
-        if let Some(at) = self.position(no).or_else(|| self.leader_of(no)) {
-            self.pages[at].wanted = true;
-        }
-    }
-
-    /// The program dropped the page.
-    pub fn kill(&mut self, no: PageNo) {
-        if let Some(at) = self.position(no) {
-            self.pages[at].dead = true;
-        }
-        self.followers.retain(|(_, page)| *page != no);
-    }
-
-    /// The page moved to another address.
-    pub fn rekey(&mut self, old: PageNo, new: PageNo, page: VirtPage) {
-        if let Some(at) = self.position(old) {
-            self.pages[at].item.no = new;
-            self.pages[at].item.page = page;
-        }
-        for follower in &mut self.followers {
-            if follower.1 == old {
-                follower.1 = new;
-            }
-        }
-    }
-
-    /// A fork child has a copy of the page, wherever that is. Returns its leader.
-    pub fn follow(&mut self, parent: PageNo, child: PageNo) -> Option<usize> {
-        let at = self.position(parent).or_else(|| self.leader_of(parent))?;
-        self.followers.push((at, child));
-        Some(at)
-    }
-}
 
 impl<L: Ledger> Engine<L> {
     /// Starts a batch of up to `want` victims, sorted by space and address; false when there is none. The last batch
@@ -178,8 +71,7 @@ impl<L: Ledger> Engine<L> {
             "one batch at a time"
         );
         out.clear();
-        self.batch.pages.clear();
-        self.batch.followers.clear();
+        self.batch.restart();
         let stamp = self.stamp();
         let table = &mut self.table;
         if self.victims.len() > 1 {
@@ -202,6 +94,7 @@ impl<L: Ledger> Engine<L> {
                 false => None,
             };
             let item = EvictItem {
+                at: self.batch.index(at),
                 no,
                 space,
                 page,
@@ -245,34 +138,44 @@ impl<L: Ledger> Engine<L> {
         );
     }
 
-    /// Whether item `at` of the batch is still worth storing: not dropped meanwhile by all who had it.
-    pub fn alive(&self, at: usize) -> bool {
-        !self.batch.pages[at].dead || self.batch.followers.iter().any(|(leader, _)| *leader == at)
+    /// Which of `items` are still worth storing: not dropped meanwhile by all who had them. Bit i:
+    /// item i of the slice.
+    pub fn alive_mask(&self, items: &[EvictItem]) -> u64 {
+        self.mask(items, |place| self.batch.is_alive(place))
     }
 
-    /// Whether item `at` is still wanted out, and still mapped at `page`: to be asked right before it is taken, with no layout
-    /// event between.
-    pub fn is_at(&self, at: usize, page: VirtPage) -> bool {
-        let in_flight = &self.batch.pages[at];
+    /// Which of `items` a thread waits for: the caller then puts them back first. A page that a fork
+    /// child shares is stored instead, and loaded by each. Bit i: item i of the slice.
+    pub fn wanted_mask(&self, items: &[EvictItem]) -> u64 {
+        self.mask(items, |place| self.batch.is_wanted(place))
+    }
+
+    /// Which of `items` a fork child depends on. Bit i: item i of the slice.
+    pub fn shared_mask(&self, items: &[EvictItem]) -> u64 {
+        self.mask(items, |place| self.batch.has_follower(place))
+    }
+
+    #[inline]
+    fn mask(&self, items: &[EvictItem], holds: impl Fn(usize) -> bool) -> u64 {
+        let bit =
+            |(at, item): (usize, &EvictItem)| u64::from(holds(self.batch.place(item.at))) << at;
+        items.iter().enumerate().map(bit).sum()
+    }
+
+    /// Whether an item is still wanted out, and still mapped at `page`: to be asked right before it is
+    /// taken, with no layout event between.
+    pub fn is_at(&self, index: BatchIndex, page: VirtPage) -> bool {
+        let in_flight = &self.batch.pages[self.batch.place(index)];
         !in_flight.dead && !in_flight.settled && in_flight.item.page == page
     }
 
-    /// Whether a fork child depends on item `at`.
-    pub fn is_shared(&self, at: usize) -> bool {
-        self.batch.followers.iter().any(|(leader, _)| *leader == at)
+    /// Appends where an item has to be put back: its place now (it may have moved since it was
+    /// selected), and those of fork children. Empty when everyone dropped it.
+    pub fn places_of(&self, index: BatchIndex, out: &mut Vec<(SpaceId, VirtPage)>) {
+        self.add_places(self.batch.place(index), out);
     }
 
-    /// Whether a thread waits for item `at`: the caller then puts it back first. A page that a fork child shares is
-    /// stored instead, and loaded by each.
-    pub fn wanted(&self, at: usize) -> bool {
-        let page = &self.batch.pages[at];
-        let shared = self.batch.followers.iter().any(|(leader, _)| *leader == at);
-        page.wanted && !page.dead && !page.settled && !shared
-    }
-
-    /// Appends where item `at` has to be put back: its place now (it may have moved since it was selected), and those of
-    /// fork children. Empty when everyone dropped it.
-    pub fn places_of(&self, at: usize, out: &mut Vec<(SpaceId, VirtPage)>) {
+    fn add_places(&self, at: usize, out: &mut Vec<(SpaceId, VirtPage)>) {
         let page = &self.batch.pages[at];
         if !page.dead {
             out.push((page.item.space, page.item.page));
@@ -284,19 +187,30 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Tells whether item `at` could be taken. An item that was not `Moved` is settled by this: it is resident again.
-    /// Appends to `wake` where threads wait.
+    /// Tells whether an item could be taken. An item that was not `Moved` is settled by this: it is
+    /// resident again. Appends to `wake` where threads wait.
     #[inline]
-    pub fn settle(&mut self, at: usize, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
+    pub fn settle(&mut self, index: BatchIndex, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
         if taken != Taken::Moved {
-            self.settle_here(at, taken, wake);
+            self.settle_here(self.batch.place(index), taken, wake);
+        }
+    }
+
+    /// [`Engine::settle`] for each of several items.
+    pub fn settle_all(
+        &mut self,
+        items: impl IntoIterator<Item = (BatchIndex, Taken)>,
+        wake: &mut Vec<(SpaceId, VirtPage)>,
+    ) {
+        for (index, taken) in items {
+            self.settle(index, taken, wake);
         }
     }
 
     fn settle_here(&mut self, at: usize, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
         self.stats.refused_busy += u64::from(taken == Taken::Busy);
         if self.batch.pages[at].wanted {
-            self.places_of(at, wake);
+            self.add_places(at, wake);
         }
         while let Some(child) = self.take_follower(at) {
             // The page was there at the fork, so the child has the frame too.
@@ -321,17 +235,35 @@ impl<L: Ledger> Engine<L> {
         self.forget_note(at);
     }
 
-    /// Publishes where item `at`, which was `Moved`, went; the old copy may be freed after this. `PutBack`: the caller has
-    /// installed the bytes at every place of [`Engine::places_of`]. Appends to `wake` where threads wait.
+    /// [`Engine::publish`] for each of several items.
+    pub fn publish_all(
+        &mut self,
+        items: &[(BatchIndex, Outcome)],
+        wake: &mut Vec<(SpaceId, VirtPage)>,
+    ) {
+        for (index, outcome) in items {
+            self.publish(*index, *outcome, wake);
+        }
+    }
+
+    /// Publishes where an item, which was `Moved`, went; the old copy may be freed after this.
+    /// `PutBack`: the caller has installed the bytes at every place of [`Engine::places_of`]. Appends
+    /// to `wake` where threads wait.
     #[inline(always)] // on the way of every page that leaves
-    pub fn publish(&mut self, at: usize, outcome: Outcome, wake: &mut Vec<(SpaceId, VirtPage)>) {
+    pub fn publish(
+        &mut self,
+        index: BatchIndex,
+        outcome: Outcome,
+        wake: &mut Vec<(SpaceId, VirtPage)>,
+    ) {
+        let at = self.batch.place(index);
         let page = &mut self.batch.pages[at];
         assert!(!page.settled, "an evicted page is published once");
         page.settled = true;
         let (dead, no, stamp) = (page.dead, page.item.no, page.item.stamp);
         let heir = page.heir;
         if page.wanted {
-            self.places_of(at, wake);
+            self.add_places(at, wake);
         }
         let mut claims = 0;
         if !dead {

@@ -103,7 +103,7 @@ fn recover<M: AsRef<[AtomicU64]> + Send>(
             Outcome::PutBack,
         ];
         let outcome = outcome[usize::from(hostile.choose(3))];
-        engine.publish(page.at, outcome, &mut wakes);
+        engine.publish(page.item.at, outcome, &mut wakes);
     }
     engine.audit();
     for space in engine.spaces() {

@@ -8,6 +8,7 @@
 //! Between tiers: [`Engine::select_demotions`] -> [`Engine::demoted`].
 //! After a manager's death: [`Engine::recover`] -> the layout events that were read or wait -> [`Engine::reconcile`].
 
+mod batch;
 mod cow;
 mod evict;
 mod fault;
@@ -32,7 +33,7 @@ use undercroft_base::{
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
-pub use evict::{EvictItem, Outcome, Taken};
+pub use batch::{BatchIndex, EvictItem, Outcome, Taken};
 pub use fault::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
 pub use layout::Effect;
 pub use ledger::{FlatLedger, Ledger, LedgerError, NOTE_WORDS, VecLedger, bytes_for};
@@ -87,7 +88,7 @@ pub struct Engine<L> {
     refs: FxHashMap<(TierId, Slot), u32>,
     /// Slots nothing refers to any more, for the caller to free.
     freed: Vec<(TierId, Slot)>,
-    batch: evict::Batch,
+    batch: batch::Batch,
     /// Notes of followers of the batch, in the ledger.
     followers_noted: usize,
     recent: Recent,
@@ -159,7 +160,7 @@ impl<L: Ledger> Engine<L> {
             evictions: 0,
             refs: FxHashMap::default(),
             freed: Vec::with_capacity(4 * limits::LOAD_PAGES_MAX),
-            batch: evict::Batch::default(),
+            batch: batch::Batch::default(),
             followers_noted: 0,
             recent: Recent {
                 pages: [PageNo(u32::MAX); limits::RECENT_PAGES],

@@ -30,7 +30,7 @@ use undercroft_base::{
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::{Arrival, Reclaim};
 
-use crate::evict::{EvictItem, InFlight};
+use crate::batch::{EvictItem, InFlight};
 use crate::ledger::{Ledger, LedgerError};
 use crate::limits::STAMP_EVICTIONS;
 use crate::notes::{self, Note};
@@ -67,12 +67,10 @@ pub trait Found {
     fn held(&mut self, owner: SpaceId, place: usize) -> Held;
 }
 
-/// A page whose bytes are in the caller's hands: item `at` of the batch, which is `Moved`.
+/// A page whose bytes are in the caller's hands: an item of the batch, which is `Moved`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InHand {
-    /// For [`Engine::publish`].
-    pub at: usize,
-    /// The item.
+    /// The item, for [`Engine::publish`].
     pub item: EvictItem,
     /// Whose agent has the bytes.
     pub owner: SpaceId,
@@ -227,6 +225,7 @@ impl<L: Ledger> Engine<L> {
             }
         };
         let nobody = EvictItem {
+            at: self.batch.index(0),
             no: PageNo(u32::MAX),
             space: SpaceId(u32::MAX),
             page: VirtPage(u64::MAX),
@@ -243,8 +242,12 @@ impl<L: Ledger> Engine<L> {
             let no = no.filter(|no| !taken.contains(no));
             taken.extend(no);
             batch.push(note.map(|note| Note { page: no, ..note }));
+            let at = self.batch.index(pages.len());
             pages.push(InFlight {
-                item: no.map_or(nobody, |no| self.recovered_item(no)),
+                item: EvictItem {
+                    at,
+                    ..no.map_or(nobody, |no| self.recovered_item(no))
+                },
                 dead: no.is_none(),
                 wanted: false,
                 settled: note.is_none(),
@@ -274,6 +277,7 @@ impl<L: Ledger> Engine<L> {
         let entry = self.table.entry(no);
         let (space, page) = self.table.address(no);
         EvictItem {
+            at: self.batch.index(0),
             no,
             space,
             page,
@@ -364,14 +368,13 @@ impl<L: Ledger> Engine<L> {
                 }
             }
             self.reconcile_followers(at, held, found, recovered);
-            if !self.alive(at) {
+            if !self.batch.is_alive(at) {
                 self.batch.pages[at].settled = true;
                 self.forget_note(at);
                 continue;
             }
             self.batch.pages[at].item.stamp = self.stamp();
             recovered.in_hand.push(InHand {
-                at,
                 item: self.batch.pages[at].item,
                 owner: note.owner,
                 place: note.place,

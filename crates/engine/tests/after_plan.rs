@@ -56,10 +56,10 @@ impl One {
         let (mut left, mut batch, mut wake) = (Vec::new(), Vec::new(), Vec::new());
         while self.engine.room() < 0 {
             assert!(self.engine.select(1, &mut batch), "somebody can leave");
-            self.engine.settle(0, Taken::Moved, &mut wake);
+            self.engine.settle(batch[0].at, Taken::Moved, &mut wake);
             self.next_slot += 1;
             let outcome = Outcome::Stored(TierId(0), Slot(self.next_slot));
-            self.engine.publish(0, outcome, &mut wake);
+            self.engine.publish(batch[0].at, outcome, &mut wake);
             left.push(batch[0].page.0);
         }
         for item in &mut self.plan.items {

@@ -113,16 +113,19 @@ fn a_shared_page_leaves_with_its_heir_s_and_is_stored_once() {
     let page = VirtRange::new(VirtPage(5), VirtPage(6));
     let (mut batch, mut wake, mut freed) = (Vec::new(), Vec::new(), Vec::new());
     assert!(engine.select_these(parent, &[page], &mut batch));
-    engine.settle(0, Taken::Moved, &mut wake);
-    assert_eq!(engine.leave_frame(0, &[child]), Some((child, VirtPage(5))));
+    engine.settle(batch[0].at, Taken::Moved, &mut wake);
+    assert_eq!(
+        engine.leave_frame(batch[0].at, &[child]),
+        Some((child, VirtPage(5)))
+    );
     let stored = Outcome::Stored(TierId(0), Slot(77));
-    engine.publish(0, stored, &mut wake);
+    engine.publish(batch[0].at, stored, &mut wake);
     assert_eq!(engine.resident().0, 8, "the child has the frame");
     assert!(engine.select_these(child, &[page], &mut batch));
     let (tier, slot, _) = batch[0].retained.expect("the parent's copy");
     assert_eq!((tier, slot), (TierId(0), Slot(77)));
-    engine.settle(0, Taken::Moved, &mut wake);
-    engine.publish(0, Outcome::Clean, &mut wake);
+    engine.settle(batch[0].at, Taken::Moved, &mut wake);
+    engine.publish(batch[0].at, Outcome::Clean, &mut wake);
     assert_eq!(engine.resident().0, 7);
     engine.audit();
     // The copy lives as long as one of the two needs it.

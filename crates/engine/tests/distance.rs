@@ -62,9 +62,9 @@ fn distance_counts_pages_chosen_whether_they_are_published_or_not() {
         }
         let (mut batch, mut wake) = (Vec::new(), Vec::new());
         assert!(engine.select(64, &mut batch));
-        for at in 0..published {
-            engine.settle(at, Taken::Moved, &mut wake);
-            engine.publish(at, Outcome::Fill(7), &mut wake);
+        for item in &batch[..published] {
+            engine.settle(item.at, Taken::Moved, &mut wake);
+            engine.publish(item.at, Outcome::Fill(7), &mut wake);
         }
         common::touch(&mut engine, space, batch[0].page);
         let distance = PageCount(64);

@@ -106,14 +106,14 @@ fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
     assert_eq!(state(&engine, 602), PageState::Resident);
     assert_eq!(state(&engine, 603), PageState::Untouched);
     let stored = Outcome::Stored(TierId(0), Slot(5));
-    engine.settle(0, Taken::Moved, &mut wake);
-    engine.publish(0, stored, &mut wake);
+    engine.settle(batch[0].at, Taken::Moved, &mut wake);
+    engine.publish(batch[0].at, stored, &mut wake);
     assert_eq!(state(&engine, 601), PageState::Stored);
     // The frame of page 2 goes with it; who has it yet is charged, and keeps the copy.
     assert!(engine.select(1, &mut batch));
-    engine.settle(0, Taken::Moved, &mut wake);
-    engine.leave_frame_to(0, space, VirtPage(602));
-    engine.publish(0, Outcome::Stored(TierId(0), Slot(6)), &mut wake);
+    engine.settle(batch[0].at, Taken::Moved, &mut wake);
+    engine.leave_frame_to(batch[0].at, space, VirtPage(602));
+    engine.publish(batch[0].at, Outcome::Stored(TierId(0), Slot(6)), &mut wake);
     assert_eq!(engine.resident(), PageCount(1));
     let heir = engine.entry(space, VirtPage(602));
     assert_eq!((heir.state, heir.slot), (PageState::Resident, Slot(6)));

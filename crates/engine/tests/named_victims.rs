@@ -26,9 +26,9 @@ fn take(engine: &mut Engine<VecLedger>, space: SpaceId, ranges: &[VirtRange]) ->
     let (mut batch, mut wake) = (Vec::new(), Vec::new());
     let any = engine.select_these(space, ranges, &mut batch);
     assert_eq!(any, !batch.is_empty());
-    for at in 0..batch.len() {
-        engine.settle(at, Taken::Moved, &mut wake);
-        engine.publish(at, Outcome::Fill(0), &mut wake);
+    for item in &batch {
+        engine.settle(item.at, Taken::Moved, &mut wake);
+        engine.publish(item.at, Outcome::Fill(0), &mut wake);
     }
     engine.audit();
     batch.iter().map(|item| item.page.0).collect()

@@ -4,9 +4,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use undercroft_base::{VirtPage, VirtRange};
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::limits::COPY_PAGES_MAX;
-use undercroft_engine::{Fault, FaultAnswer};
+use undercroft_engine::{BatchIndex, Fault, FaultAnswer};
 use undercroft_sys::procfs;
 
 use crate::process::Process;
@@ -142,20 +142,18 @@ pub(crate) fn leaving(
     sharing
 }
 
-/// Pages of the batch, by their places in it, were copied and the copies taken out, which has freed nothing: the frame that each
-/// shared is charged to an heir, which is to leave next.
-pub(crate) fn left(shared: &Shared, process: &Process, places: impl Iterator<Item = usize>) {
+/// Pages of the batch were copied and the copies taken out, which has freed nothing: the frame that
+/// each shared is charged to an heir, which is to leave next. Locks the engine once.
+pub(crate) fn left(shared: &Shared, process: &Process, items: impl Iterator<Item = BatchIndex>) {
     let relatives = shared.relatives(process);
-    for at in places {
-        let mut engine = shared.engine();
-        if let Some((space, page)) = engine.leave_frame(at, &relatives) {
-            shared.tell_found(space, page);
-            drop(engine);
-            note_run(
-                &shared.leave_next,
-                space,
-                VirtRange::new(page, page.plus(1)),
-            );
-        }
+    let mut engine = shared.engine();
+    let heirs: Vec<(SpaceId, VirtPage)> = items
+        .filter_map(|index| engine.leave_frame(index, &relatives))
+        .inspect(|(space, page)| shared.tell_found(*space, *page))
+        .collect();
+    drop(engine);
+    for (space, page) in heirs {
+        let one = VirtRange::new(page, page.plus(1));
+        note_run(&shared.leave_next, space, one);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use undercroft_base::{PageCount, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
-use undercroft_engine::{DemoteItem, Engine, EvictItem};
+use undercroft_engine::{BatchIndex, DemoteItem, Engine, EvictItem, Outcome};
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::{futex, process};
@@ -19,7 +19,7 @@ use undercroft_trace::Movement;
 use crate::backoff::{Backoff, Next};
 use crate::ledger::MemfdLedger;
 use crate::process::Process;
-use crate::shared::{Shared, lock};
+use crate::shared::{Shared, engine_locks, lock};
 
 /// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
 const COMPRESS_PAGES: usize = 8;
@@ -49,6 +49,8 @@ pub(crate) struct Evictor {
     /// Of the last batch, of zero pages, nothing left.
     zeros_in_vain: bool,
     places: Vec<(SpaceId, VirtPage)>,
+    /// What is stored, and still to be published.
+    stored: Vec<(BatchIndex, Outcome)>,
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
     /// Pages stored at a time.
@@ -75,6 +77,7 @@ impl Evictor {
             zeros: Vec::new(),
             zeros_in_vain: false,
             places: Vec::new(),
+            stored: Vec::with_capacity(EVICT_PAGES_MAX),
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
             backoff: Backoff::default(),
@@ -117,6 +120,7 @@ impl Evictor {
                 return;
             }
             while self.pool_is_full() && self.demote() {}
+            let locks = engine_locks();
             let before = {
                 let held = self.shared.pool_held();
                 let mut engine = self.shared.engine();
@@ -144,6 +148,9 @@ impl Evictor {
                 evicted
             };
             self.admit_waiters();
+            if any {
+                self.shared.eviction.note(engine_locks() - locks);
+            }
             if any && after.0 > before.0 {
                 self.backoff.freed();
                 self.lend(0);
@@ -243,7 +250,7 @@ impl Evictor {
                 .iter()
                 .take_while(|item| item.space == space)
                 .count();
-            self.evict_group(&items, start, start + count);
+            self.evict_group(&items[start..start + count]);
             start += count;
         }
         self.items = items;

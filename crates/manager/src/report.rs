@@ -171,6 +171,12 @@ pub struct ManagerCost {
     pub metadata_bytes: u64,
     /// The same for each managed page; null when no page was managed.
     pub metadata_bytes_per_page: Option<f64>,
+    /// Batches of up to 64 pages that were to leave.
+    #[serde(default)]
+    pub evict_batches: u64,
+    /// Times the books were locked for them.
+    #[serde(default)]
+    pub evict_locks: u64,
 }
 
 /// Names of the policies in force.
@@ -247,6 +253,10 @@ pub struct ReportInputs<'a> {
     pub manager_cpu: Nanos,
     /// Metadata in use at its peak.
     pub metadata: Bytes,
+    /// Batches that were to leave.
+    pub evict_batches: u64,
+    /// Times the engine was locked for them.
+    pub evict_locks: u64,
     /// Most pages managed at once.
     pub managed_pages: u64,
     /// Address spaces managed.
@@ -488,6 +498,8 @@ impl Report {
                 cpu_seconds: inputs.manager_cpu.seconds(),
                 metadata_bytes: inputs.metadata.0,
                 metadata_bytes_per_page: per_page,
+                evict_batches: inputs.evict_batches,
+                evict_locks: inputs.evict_locks,
             },
             spaces: inputs.spaces,
             mappings_peak: inputs.mappings_peak,

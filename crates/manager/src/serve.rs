@@ -25,7 +25,7 @@ use crate::placement::Placement;
 use crate::process::Process;
 use crate::record::Record;
 use crate::report::Report;
-use crate::shared::{Breakdown, Exceeded, MeteredTier, Shared, lock, new_histogram};
+use crate::shared::{Breakdown, EvictionCost, Exceeded, MeteredTier, Shared, lock, new_histogram};
 use crate::tiers;
 use crate::tiers::TierLaunch;
 use crate::watch::{self, Watch};
@@ -301,6 +301,7 @@ fn share(
         fault_latency: Mutex::new(new_histogram()),
         breakdown: Breakdown::default(),
         exceeded: Mutex::new(Exceeded::default()),
+        eviction: EvictionCost::default(),
         leave_next: Mutex::default(),
         zero_runs: Mutex::default(),
         spaces_seen: AtomicU64::new(0),

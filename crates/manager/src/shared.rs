@@ -1,5 +1,6 @@
 //! What the manager's threads share: the engine, the tiers, the processes, and the counters.
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -38,6 +39,16 @@ const RELATIVES_MAX: usize = 32;
 /// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it is
 /// exceeded by already, if that is more).
 const OVER_LIMIT_STEP: u64 = 256;
+
+thread_local! {
+    /// How often this thread has locked the engine. One instruction a lock.
+    static ENGINE_LOCKS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often the calling thread has locked the engine.
+pub(crate) fn engine_locks() -> u64 {
+    ENGINE_LOCKS.with(Cell::get)
+}
 
 /// One tier with what is measured around it.
 pub(crate) struct MeteredTier {
@@ -134,6 +145,22 @@ impl Breakdown {
     }
 }
 
+/// What the evictor's work came to.
+#[derive(Debug, Default)]
+pub(crate) struct EvictionCost {
+    pub batches: AtomicU64,
+    /// Times the engine was locked for them.
+    pub engine_locks: AtomicU64,
+}
+
+impl EvictionCost {
+    /// A batch has left, for which the engine was locked so many times.
+    pub fn note(&self, locks: u64) {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.engine_locks.fetch_add(locks, Ordering::Relaxed);
+    }
+}
+
 /// Everything shared.
 pub(crate) struct Shared {
     pub engine: Mutex<Engine<MemfdLedger>>,
@@ -154,6 +181,7 @@ pub(crate) struct Shared {
     pub fault_latency: Mutex<Histogram<u64>>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
+    pub eviction: EvictionCost,
     /// Runs of zero pages mapped for reads, oldest first: counted in full, worth nothing while unwritten.
     pub zero_runs: Mutex<VecDeque<(SpaceId, VirtRange)>>,
     /// Pages charged for frames that fork relatives' evictions left behind.
@@ -214,6 +242,7 @@ impl Shared {
     /// Locks the engine. Its holders work for microseconds on another CPU, and a sleep costs two wake-ups of an idle CPU: so
     /// it is waited for awake first.
     pub fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
+        ENGINE_LOCKS.with(|locks| locks.set(locks.get() + 1));
         for _ in 0..ENGINE_SPINS {
             if let Ok(guard) = self.engine.try_lock() {
                 return guard;

@@ -104,6 +104,36 @@ fn limit_holds_on_the_file_tier() {
     );
 }
 
+/// The books are locked a few times for a batch, not for each of its pages: fault threads wait for
+/// that lock.
+#[test]
+fn a_batch_that_leaves_locks_the_books_a_few_times() {
+    let name = "a_batch_that_leaves_locks_the_books_a_few_times";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no batches");
+    }
+    let run = Job::new(build("touch"))
+        .args(["160", "--rounds", "6"])
+        .limit(48 * MIB)
+        .tier("ram")
+        .timeout(100)
+        .start();
+    let outcome = run.wait().expect(0).expect_swapping(2000.0);
+    let number = |path: &str| outcome.number(path).expect("a number in the report");
+    let batches = number("manager.evict_batches");
+    let pages = number("pages.swapped_out") / batches;
+    let locks = number("manager.evict_locks") / batches;
+    say(&format!(
+        "{name}: {batches} batches of {pages:.1} pages, {locks:.1} locks each"
+    ));
+    assert!(
+        pages > 32.0,
+        "{pages} pages a batch: the test says nothing about large ones"
+    );
+    assert!(locks <= 24.0, "{locks} locks for {pages} pages");
+}
+
 /// Three children at once rewrite what they inherited: 160 MiB of frames in all, which the kernel
 /// would copy without a word. The first three are forked before there is anything to manage. In one
 /// run of some twenty the limit is passed by half for some 15 ms; before they were protected it was

@@ -8,7 +8,7 @@ use undercroft_base::{
     PAGE_BYTES, SpaceId, Store, StoreError, TierId, VirtPage, fill_word, page_checksum,
 };
 use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_engine::{EvictItem, Outcome, Taken};
+use undercroft_engine::{BatchIndex, EvictItem, Outcome, Taken};
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::uffd::UffdError;
 use undercroft_sys::{process, procfs};
@@ -19,55 +19,67 @@ use super::Evictor;
 use crate::process::{Agent, Process};
 use crate::shared::page_of;
 
+/// What becomes of a page that was taken out.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// A tier is to take it; where none does, it is put back.
+    ToStore,
+    /// It is decided, and to be published.
+    Is(Outcome),
+}
+
 impl Evictor {
-    /// Settles item `index` of the batch: it stays where it is, or where the program has moved it.
-    fn stays(&mut self, index: usize, taken: Taken) {
+    /// Settles items of the batch that stay: each where it is, or where the program has moved it.
+    fn stay(&mut self, items: impl Iterator<Item = (BatchIndex, Taken)>) {
         let mut engine = self.shared.engine();
-        if let Some(record) = &self.shared.record {
-            self.places.clear();
-            engine.places_of(index, &mut self.places);
-            // The first is the page itself, unless the program dropped it; fork children follow.
-            if let Some((space, page)) = self.places.first()
-                && engine.is_at(index, *page)
-            {
-                record.moved(*space, *page, Movement::Returned);
+        for (index, taken) in items {
+            if let Some(record) = &self.shared.record {
+                self.places.clear();
+                engine.places_of(index, &mut self.places);
+                // The first is the page itself, unless the program dropped it; fork children follow.
+                if let Some((space, page)) = self.places.first()
+                    && engine.is_at(index, *page)
+                {
+                    record.moved(*space, *page, Movement::Returned);
+                }
             }
+            engine.settle(index, taken, &mut self.wakes);
         }
-        engine.settle(index, taken, &mut self.wakes);
     }
 
-    /// Evicts items `start..end` of the batch, all of one address space.
-    pub(super) fn evict_group(&mut self, items: &[EvictItem], start: usize, end: usize) {
-        let group = &items[start..end];
+    /// Evicts items of the batch, all of one address space.
+    pub(super) fn evict_group(&mut self, group: &[EvictItem]) {
         let process = self.shared.process(group[0].space);
         // From here to the last page published, fork() in the program waits.
         let claimed = process.as_ref().and_then(|process| {
             let agent = process.agent.get()?;
-            // A stopped process (SIGSTOP, a debugger) has a stopped agent: nothing can leave it until it goes on.
+            // A stopped process (SIGSTOP, a debugger) has a stopped agent: nothing can leave it
+            // until it goes on.
             let stopped = matches!(
                 procfs::process_state(agent.commands.agent()),
                 Some('T' | 't')
             );
             (!stopped && agent.commands.claim()).then_some((process, agent))
         });
-        let moved = match claimed {
-            Some((process, agent)) => self.take_out(process, agent, group, start),
-            None => self.leave(group, start),
+        let mut left = match claimed {
+            Some((process, agent)) => self.take_out(process, agent, group),
+            None => self.leave(group),
         };
-        let mut left = moved;
-        let mut next = 0;
-        while next < group.len() {
-            let mut batch = [0usize; EVICT_PAGES_MAX];
-            let mut count = 0;
-            while next < group.len() && count < self.store_pages {
-                if left >> next & 1 == 1 {
-                    batch[count] = next;
-                    count += 1;
-                }
-                next += 1;
+        let mut refused = 0;
+        while left != 0 {
+            let (alive, wanted) = self.publish(group);
+            // What a thread waits for is put back ahead of what is still to be stored.
+            let back = left & wanted | refused;
+            for at in places(back) {
+                self.put_back(group[at].at, at, group[at].page);
             }
-            self.store(group, start, &batch[..count]);
-            left &= !self.recall(start, group, left, next);
+            left &= !back;
+            let next = first_of(left, self.store_pages);
+            refused = self.store(group, next, alive);
+            left &= !next | refused;
+        }
+        if !self.stored.is_empty() {
+            self.publish(group);
         }
         if let Some((_, agent)) = claimed {
             agent.commands.release();
@@ -75,15 +87,32 @@ impl Evictor {
         self.shared.wake_pages(&mut self.wakes);
     }
 
+    /// Publishes what was stored last, and wakes who waits for it. Returns which pages of the
+    /// group are still somebody's, and which a thread waits for: the engine is locked once.
+    fn publish(&mut self, group: &[EvictItem]) -> (u64, u64) {
+        let masks = {
+            let mut engine = self.shared.engine();
+            if let Some(record) = &self.shared.record {
+                let stored = self.stored.iter();
+                for (index, _) in stored.filter(|(_, outcome)| *outcome == Outcome::Clean) {
+                    if let Some(item) = group.iter().find(|item| item.at == *index)
+                        && engine.is_at(*index, item.page)
+                    {
+                        record.moved(item.space, item.page, Movement::Clean);
+                    }
+                }
+            }
+            engine.publish_all(&self.stored, &mut self.wakes);
+            (engine.alive_mask(group), engine.wanted_mask(group))
+        };
+        self.stored.clear();
+        self.shared.wake_pages(&mut self.wakes);
+        masks
+    }
+
     /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`, and only there.
     /// The others are settled.
-    fn take_out(
-        &mut self,
-        process: &Arc<Process>,
-        agent: &Agent,
-        group: &[EvictItem],
-        start: usize,
-    ) -> u64 {
+    fn take_out(&mut self, process: &Arc<Process>, agent: &Agent, group: &[EvictItem]) -> u64 {
         self.settle_events(process);
         let pages = group.iter().map(|item| item.page);
         let sharing = crate::cow::leaving(&self.shared, process, pages);
@@ -91,11 +120,11 @@ impl Evictor {
             // An event acknowledged before this is in the books; one acknowledged after it cancels the command.
             let _layout = process.layout.read();
             if !process.is_settled() {
-                return self.leave(group, start);
+                return self.leave(group);
             }
             let engine = self.shared.engine();
-            let pages = group.iter().enumerate().map(|(at, item)| {
-                let stays = engine.is_at(start + at, item.page);
+            let pages = group.iter().map(|item| {
+                let stays = engine.is_at(item.at, item.page);
                 if stays { item.page.address() } else { 0 }
             });
             agent.commands.post(OP_MOVE, pages)
@@ -103,25 +132,25 @@ impl Evictor {
         let done = agent.commands.wait(seq, || process.is_alive());
         let Some(done) = done else {
             // It died over the command: whatever was moved is gone with it, and only a child could miss it.
-            self.mourn(group, start, u64::MAX);
-            return self.leave(group, start);
+            self.mourn(group, u64::MAX);
+            return self.leave(group);
         };
         let readable = read_staging(agent, done.moved, group.len(), &mut self.buffer);
         let readable = readable && done.stranded == 0;
         let (moved, refused) = (done.moved, done.refused);
         if moved & sharing != 0 {
-            let copied = (0..group.len()).filter(|at| moved & sharing & 1 << at != 0);
-            crate::cow::left(&self.shared, process, copied.map(|at| start + at));
+            let copied = places(moved & sharing).map(|at| group[at].at);
+            crate::cow::left(&self.shared, process, copied);
         }
-        for at in 0..group.len() {
-            match (moved >> at & 1, refused >> at & 1) {
-                (1, _) => {} // settled when it is published
-                (_, 1) => self.stays(start + at, Taken::Busy),
-                _ => self.stays(start + at, Taken::NotTried),
-            }
+        let stays = all_of(group) & !moved; // the others are settled when they are published
+        if stays != 0 {
+            self.stay(places(stays).map(|at| match refused >> at & 1 {
+                1 => (group[at].at, Taken::Busy),
+                _ => (group[at].at, Taken::NotTried),
+            }));
         }
         if !readable {
-            self.abandon(process, group, start, moved);
+            self.abandon(process, group, moved);
             return 0;
         }
         moved
@@ -136,21 +165,16 @@ impl Evictor {
     }
 
     /// The address space went away between selecting and taking out: nothing of it is left to take.
-    fn leave(&mut self, group: &[EvictItem], start: usize) -> u64 {
-        for at in 0..group.len() {
-            self.stays(start + at, Taken::NotTried);
-        }
+    fn leave(&mut self, group: &[EvictItem]) -> u64 {
+        self.stay(group.iter().map(|item| (item.at, Taken::NotTried)));
         0
     }
 
     /// Pages may be lost that a fork child shares, which only a fork that bypassed the C library can bring about: the client is
     /// ended, because the child would read wrong bytes.
-    fn mourn(&self, group: &[EvictItem], start: usize, moved: u64) {
-        let engine = self.shared.engine();
-        let shared =
-            (0..group.len()).any(|at| moved >> at & 1 == 1 && engine.is_shared(start + at));
-        drop(engine);
-        if shared {
+    fn mourn(&self, group: &[EvictItem], moved: u64) {
+        let shared = self.shared.engine().shared_mask(group);
+        if shared & moved != 0 {
             for process in self.shared.all_processes() {
                 process.kill();
             }
@@ -161,7 +185,7 @@ impl Evictor {
 
     /// Pages were moved out and cannot be read. Either the process died meanwhile, and they are nobody's; or it made itself
     /// unreadable, and is ended before it can see them missing.
-    fn abandon(&mut self, process: &Process, group: &[EvictItem], start: usize, moved: u64) {
+    fn abandon(&mut self, process: &Process, group: &[EvictItem], moved: u64) {
         // An exit or exec in progress shows as one a moment later.
         let ended = (0..100).any(|_| {
             process.wait_exit(Duration::from_millis(20))
@@ -176,75 +200,51 @@ impl Evictor {
             process.kill();
             process.wait_exit(Duration::from_secs(5));
         }
-        self.mourn(group, start, moved);
+        self.mourn(group, moved);
         process.gone.store(true, Ordering::Relaxed);
-        let mut engine = self.shared.engine();
-        for at in (0..group.len()).filter(|at| moved >> at & 1 == 1) {
-            engine.publish(start + at, Outcome::Fill(0), &mut self.wakes);
-        }
+        self.stored
+            .extend(places(moved).map(|at| (group[at].at, Outcome::Fill(0))));
+        self.publish(group);
     }
 
-    /// Stores pages (indices into the group) and publishes each.
-    fn store(&mut self, group: &[EvictItem], start: usize, pages: &[usize]) {
-        let mut outcomes = [None; EVICT_PAGES_MAX];
+    /// Stores `pages` of the group, of which those not `alive` are nobody's. What was stored is to
+    /// be published; returns what no tier took.
+    fn store(&mut self, group: &[EvictItem], pages: u64, alive: u64) -> u64 {
+        let mut fates = [Fate::ToStore; EVICT_PAGES_MAX];
         let mut sums = [0u64; EVICT_PAGES_MAX];
-        for (slot, at) in pages.iter().enumerate() {
-            let engine = self.shared.engine();
-            let (alive, wanted) = (engine.alive(start + at), engine.wanted(start + at));
-            drop(engine);
-            if wanted {
-                self.put_back(start + at, *at, group[*at].page);
-                outcomes[slot] = Some(None);
-                continue;
+        let mut left = pages;
+        for at in places(pages) {
+            match alive >> at & 1 {
+                0 => fates[at] = Fate::Is(Outcome::Fill(0)), // nobody will read it
+                _ => fates[at] = self.known_already(&group[at], page_of(&self.buffer, at)),
             }
-            if !alive {
-                outcomes[slot] = Some(Some(Outcome::Fill(0))); // nobody will read it
-                continue;
-            }
-            let bytes = page_of(&self.buffer, *at);
-            if let Some(word) = fill_word(bytes) {
-                outcomes[slot] = Some(Some(Outcome::Fill(word)));
-                continue;
-            }
-            if let Some((tier, copy, stamp)) = group[*at].retained {
-                let kept = self.shared.tiers[tier.0 as usize]
-                    .tier
-                    .checksum(copy, stamp);
-                if kept == Some(page_checksum(bytes, stamp)) {
-                    outcomes[slot] = Some(Some(Outcome::Clean));
-                    continue;
+            match fates[at] {
+                Fate::ToStore => {
+                    sums[at] = page_checksum(page_of(&self.buffer, at), group[at].stamp);
                 }
+                Fate::Is(_) => left &= !(1 << at),
             }
-            sums[slot] = page_checksum(bytes, group[*at].stamp);
         }
         for tier in 0..self.shared.tiers.len() {
-            let mut waiting = [0usize; EVICT_PAGES_MAX];
-            let mut count = 0;
-            for (slot, outcome) in outcomes.iter().enumerate().take(pages.len()) {
-                if outcome.is_none() {
-                    waiting[count] = slot;
-                    count += 1;
-                }
-            }
-            if count == 0 {
+            if left == 0 {
                 break;
             }
-            let mut batch: Vec<Store<'_>> = waiting[..count]
-                .iter()
-                .map(|slot| Store {
-                    page: page_of(&self.buffer, pages[*slot]),
-                    stamp: group[pages[*slot]].stamp,
-                    checksum: sums[*slot],
+            let mut batch: Vec<Store<'_>> = places(left)
+                .map(|at| Store {
+                    page: page_of(&self.buffer, at),
+                    stamp: group[at].stamp,
+                    checksum: sums[at],
                     result: Err(StoreError::Full),
                 })
                 .collect();
             let metered = &self.shared.tiers[tier];
             metered.tier.store(&mut batch);
-            for (slot, store) in waiting[..count].iter().zip(&batch) {
+            for (at, store) in places(left).zip(&batch) {
                 match store.result {
                     Ok(place) => {
                         metered.writes.fetch_add(1, Ordering::Relaxed);
-                        outcomes[*slot] = Some(Some(Outcome::Stored(TierId(tier as u8), place)));
+                        fates[at] = Fate::Is(Outcome::Stored(TierId(tier as u8), place));
+                        left &= !(1 << at);
                     }
                     Err(StoreError::Failed(_)) => {
                         metered.errors.fetch_add(1, Ordering::Relaxed);
@@ -254,39 +254,33 @@ impl Evictor {
                 }
             }
         }
-        for (slot, at) in pages.iter().enumerate() {
-            match outcomes[slot] {
-                Some(None) => {} // put back already
-                Some(Some(outcome)) => {
-                    let mut engine = self.shared.engine();
-                    if let Some(record) = &self.shared.record
-                        && outcome == Outcome::Clean
-                        && engine.is_at(start + at, group[*at].page)
-                    {
-                        record.moved(group[*at].space, group[*at].page, Movement::Clean);
-                    }
-                    engine.publish(start + at, outcome, &mut self.wakes);
-                }
-                None => self.put_back(start + at, *at, group[*at].page),
+        for at in places(pages) {
+            if let Fate::Is(outcome) = fates[at] {
+                self.stored.push((group[at].at, outcome));
             }
         }
-        self.shared.wake_pages(&mut self.wakes);
+        left
     }
 
-    /// Puts pages back that threads wait for, ahead of those that are still to be stored; returns which.
-    fn recall(&mut self, start: usize, group: &[EvictItem], left: u64, from: usize) -> u64 {
-        let mut recalled = 0;
-        for (at, item) in group.iter().enumerate().skip(from) {
-            if left >> at & 1 == 1 && self.shared.engine().wanted(start + at) {
-                self.put_back(start + at, at, item.page);
-                recalled |= 1 << at;
+    /// Whether a page needs no new copy: its bytes are one word repeated, or those of the copy
+    /// kept below.
+    fn known_already(&self, item: &EvictItem, bytes: &[u8]) -> Fate {
+        if let Some(word) = fill_word(bytes) {
+            return Fate::Is(Outcome::Fill(word));
+        }
+        if let Some((tier, copy, stamp)) = item.retained {
+            let kept = self.shared.tiers[tier.0 as usize]
+                .tier
+                .checksum(copy, stamp);
+            if kept == Some(page_checksum(bytes, stamp)) {
+                return Fate::Is(Outcome::Clean);
             }
         }
-        recalled
+        Fate::ToStore
     }
 
     /// Installs page `at` of the buffer where it came from, and publishes that. * `chosen`: where it was when it was chosen.
-    fn put_back(&mut self, index: usize, at: usize, chosen: VirtPage) {
+    fn put_back(&mut self, index: BatchIndex, at: usize, chosen: VirtPage) {
         let bytes = page_of(&self.buffer, at);
         loop {
             self.places.clear();
@@ -342,6 +336,26 @@ impl Evictor {
     }
 }
 
+/// A set with every item of the group. A group has at least one page, and at most 64.
+fn all_of(group: &[EvictItem]) -> u64 {
+    u64::MAX >> (EVICT_PAGES_MAX - group.len())
+}
+
+/// The places of a set's members, ascending.
+fn places(mut set: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let first = set.trailing_zeros() as usize;
+        let any = set != 0;
+        set &= set.wrapping_sub(1);
+        any.then_some(first)
+    })
+}
+
+/// The first `count` members of a set.
+fn first_of(set: u64, count: usize) -> u64 {
+    places(set).take(count).map(|at| 1 << at).sum()
+}
+
 /// Reads the moved pages out of the staging area, each to its own place; runs in one call each. False when the process
 /// is gone.
 fn read_staging(agent: &Agent, moved: u64, count: usize, buffer: &mut PageBuf) -> bool {
@@ -357,4 +371,21 @@ fn read_staging(agent: &Agent, moved: u64, count: usize, buffer: &mut PageBuf) -
         at = end;
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_gives_its_members_and_the_first_of_them() {
+        for set in [0, 1, 1 << 63, 0b1011_0100, u64::MAX] {
+            let members: Vec<usize> = places(set).collect();
+            let slow: Vec<usize> = (0..64).filter(|at| set >> at & 1 == 1).collect();
+            assert_eq!(members, slow);
+            assert_eq!(first_of(set, 64), set);
+            let three = places(first_of(set, 3)).collect::<Vec<_>>();
+            assert_eq!(three, slow[..slow.len().min(3)]);
+        }
+    }
 }

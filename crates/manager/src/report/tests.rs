@@ -63,6 +63,8 @@ fn sample() -> Report {
         limit_exceeded: LimitExceeded::default(),
         manager_cpu: Nanos(300_000_000),
         metadata: Bytes(32768),
+        evict_batches: 4,
+        evict_locks: 70,
         managed_pages: 2048,
         spaces: 1,
         mappings_peak: 40,

@@ -135,6 +135,8 @@ impl Control {
             limit_exceeded: lock(&shared.exceeded).until(Instant::now()),
             manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
             metadata: Bytes(metadata),
+            evict_batches: shared.eviction.batches.load(Ordering::Relaxed),
+            evict_locks: shared.eviction.engine_locks.load(Ordering::Relaxed),
             managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
             spaces: shared.spaces_seen.load(Ordering::Relaxed),
             mappings_peak: shared.mappings_peak.load(Ordering::Relaxed),

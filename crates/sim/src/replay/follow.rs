@@ -94,7 +94,7 @@ impl Host {
             if moved.what == Becomes::Returned {
                 if let Some(index) = client.take_leaving(PageNo(moved.number)) {
                     let (engine, wake) = (&mut client.engine, &mut self.wake);
-                    engine.settle(index, Taken::NotTried, wake);
+                    engine.settle(client.batch[index].at, Taken::NotTried, wake);
                 } else if client.engine.entry(client.space, page) == Entry::UNTOUCHED {
                     // Its mapping was moved.
                     client.engine.found_again(client.space, range);

@@ -128,7 +128,10 @@ impl Host {
         let leaving = |index| client.leaving >> index & 1 == 1;
         let mut batch = client.batch.iter().enumerate();
         match batch.position(|(index, item)| leaving(index) && same(item.no.0)) {
-            Some(index) => client.engine.leave_frame_to(index, client.space, page),
+            Some(index) => {
+                let at = client.batch[index].at;
+                client.engine.leave_frame_to(at, client.space, page);
+            }
             None => {
                 client.marks[no.0 as usize] |= DIRTY | WRITTEN;
                 client.engine.own_frame(client.space, page);
@@ -155,9 +158,8 @@ impl Host {
             entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED)
         });
         if let Some(heir) = heir {
-            client
-                .engine
-                .leave_frame_to(index, client.space, virt(heir));
+            let at = client.batch[index].at;
+            client.engine.leave_frame_to(at, client.space, virt(heir));
             let mark = &mut client.marks[heir as usize];
             *mark = *mark & !SHARED | LENT; // the next one's turn comes when it leaves
             client.leave_next.push(PageNo(heir));

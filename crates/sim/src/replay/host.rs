@@ -292,8 +292,8 @@ impl Host {
         client: &mut Client<'_>,
         index: usize,
     ) -> Result<(), SetupError> {
-        let no = client.batch[index].no;
-        client.engine.settle(index, Taken::Moved, &mut self.wake);
+        let EvictItem { at, no, .. } = client.batch[index];
+        client.engine.settle(at, Taken::Moved, &mut self.wake);
         let mark = client.marks[no.0 as usize];
         if mark & LENT != 0 {
             self.lend_on(client, index);
@@ -306,7 +306,7 @@ impl Host {
             self.store(client, index)?
         };
         client.marks[no.0 as usize] &= !(DIRTY | AHEAD | LENT);
-        client.engine.publish(index, outcome, &mut self.wake);
+        client.engine.publish(at, outcome, &mut self.wake);
         Ok(())
     }
 
@@ -339,16 +339,17 @@ impl Host {
 
     /// The page selected goes to the last tier, at no cost.
     pub(super) fn store_in_last(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
-        client.engine.settle(0, Taken::Moved, &mut self.wake);
+        let EvictItem { at, no, .. } = client.batch[0];
+        client.engine.settle(at, Taken::Moved, &mut self.wake);
         let last = self.tiers.len() - 1;
         if !self.tiers[last].has_room() {
             return Err(SetupError::TiersFull { references: 0 });
         }
-        let home = client.home + u64::from(client.batch[0].no.0);
+        let home = client.home + u64::from(no.0);
         let slot = self.tiers[last].take(home, false);
         client.held[last] += 1;
         let outcome = Outcome::Stored(tier_id(last), slot);
-        client.engine.publish(0, outcome, &mut self.wake);
+        client.engine.publish(at, outcome, &mut self.wake);
         Ok(())
     }
 

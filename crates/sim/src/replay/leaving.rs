@@ -96,10 +96,9 @@ impl Host {
         client.seen.misses += 1;
         client.missed = client.at;
         client.marks[no.0 as usize] |= u8::from(write) * (DIRTY | WRITTEN);
-        client.engine.settle(index, Taken::Moved, &mut self.wake);
-        client
-            .engine
-            .publish(index, Outcome::PutBack, &mut self.wake);
+        let at = client.batch[index].at;
+        client.engine.settle(at, Taken::Moved, &mut self.wake);
+        client.engine.publish(at, Outcome::PutBack, &mut self.wake);
         Ok(())
     }
 

@@ -58,7 +58,7 @@ impl World {
         }
         for held in self.batch.iter().flat_map(|batch| &batch.held) {
             if let Some(Outcome::Stored(tier, slot)) = held.outcome {
-                claim(tier, slot, format!("batch {}", held.at));
+                claim(tier, slot, format!("batch {}", held.at.place()));
             }
         }
         if let Some((item, tier, slot)) = self.demotion.as_ref().and_then(|d| d.stored) {

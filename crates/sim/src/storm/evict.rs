@@ -3,7 +3,7 @@
 use undercroft_base::{
     PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierId, TierKind, fill_word, page_checksum,
 };
-use undercroft_engine::{DemoteItem, EvictItem, Outcome, Taken};
+use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
 
 use super::setup::Sabotage;
@@ -16,7 +16,7 @@ const NAP: u64 = 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     /// Which item of the batch.
-    pub at: usize,
+    pub at: BatchIndex,
     /// Its bytes.
     pub content: Content,
     /// Where it went, if it is to be published.
@@ -197,27 +197,27 @@ impl World {
         match taken {
             Ok(content) => {
                 batch.held.push(Held {
-                    at,
+                    at: item.at,
                     content,
                     outcome: None,
                 });
                 let place = place_of(&batch.items, at);
                 self.holding.insert((item.space, place), content);
-                self.engine.settle(at, Taken::Moved, &mut wake);
+                self.engine.settle(item.at, Taken::Moved, &mut wake);
                 if copied && self.random.chance(3, 4) {
                     let relatives = self.relatives(item.space);
-                    if self.engine.leave_frame(at, &relatives).is_some() {
+                    if self.engine.leave_frame(item.at, &relatives).is_some() {
                         self.saw("left its frame to an heir");
                     }
                 }
             }
             Err(taken) => {
                 let mut places = Vec::new();
-                self.engine.places_of(at, &mut places);
+                self.engine.places_of(item.at, &mut places);
                 if places.len() > 1 {
                     self.saw("not taken, shared by a fork");
                 }
-                self.engine.settle(at, taken, &mut wake);
+                self.engine.settle(item.at, taken, &mut wake);
                 self.saw(match taken {
                     Taken::Busy => "not taken: busy",
                     _ => "not taken: cancelled",
@@ -237,16 +237,18 @@ impl World {
         }
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
-        let item = batch.items[held.at];
-        let outcome = match self.engine.alive(held.at) {
-            false if self.random.chance(1, 2) => Outcome::PutBack,
-            _ if self.engine.wanted(held.at) => Outcome::PutBack,
+        let item = batch.items[held.at.place()];
+        let outcome = match self.engine.alive_mask(&[item]) {
+            0 if self.random.chance(1, 2) => Outcome::PutBack,
+            _ if self.engine.wanted_mask(&[item]) != 0 => Outcome::PutBack,
             _ => self.place(item, held.content),
         };
         self.log(|| {
             format!(
                 "store {} {} {:?} -> {outcome:?}",
-                held.at, item.page.0, held.content
+                held.at.place(),
+                item.page.0,
+                held.content
             )
         });
         self.batch.as_mut().expect("a batch").held[held_at].outcome = Some(outcome);
@@ -289,9 +291,10 @@ impl World {
     pub fn publish_held(&mut self, held_at: usize, outcome: Outcome) -> bool {
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
+        let item = batch.items[held.at.place()];
         let mut outcome = outcome;
         if let Outcome::Stored(tier, slot) = outcome
-            && self.engine.wanted(held.at)
+            && self.engine.wanted_mask(&[item]) != 0
             && !self.calm
             && self.random.chance(1, 3)
         {
@@ -328,12 +331,11 @@ impl World {
             }
             woken = places;
         }
-        if !self.engine.alive(held.at) {
+        if self.engine.alive_mask(&[item]) == 0 {
             self.saw("published: dropped");
         }
         let mut places = Vec::new();
         self.engine.places_of(held.at, &mut places);
-        let item = self.batch.as_ref().expect("a batch").items[held.at];
         if places.len() > 1 {
             self.saw("published: shared by a fork");
         }
@@ -352,7 +354,7 @@ impl World {
             (Outcome::PutBack, _) => "published: put back, shared",
         });
         self.engine.publish(held.at, outcome, &mut woken);
-        self.log(|| format!("publish {} {outcome:?}", held.at));
+        self.log(|| format!("publish {} {outcome:?}", held.at.place()));
         self.batch.as_mut().expect("a batch").held.remove(held_at);
         if !self.sabotaged(Sabotage::ForgetEvictorWake) {
             self.wake_all(woken);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use undercroft_base::{PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
-use undercroft_engine::{Engine, Found, Held as HeldWhere, Here, Recovered};
+use undercroft_engine::{BatchIndex, Engine, Found, Held as HeldWhere, Here, Recovered};
 use undercroft_model::{Content, Memory};
 
 use super::evict::{Batch, Held, place_of};
@@ -258,14 +258,14 @@ impl World {
         let Some(last) = recovered.in_hand.last() else {
             return;
         };
-        let mut items = vec![last.item; last.at + 1];
+        let mut items = vec![last.item; last.item.at.place() + 1];
         let mut held = Vec::new();
         for page in &recovered.in_hand {
-            items[page.at] = page.item;
+            items[page.item.at.place()] = page.item;
             let content = self.holding[&(page.owner, page.place)];
-            self.expect_again(page.at, content);
+            self.expect_again(page.item.at, content);
             held.push(Held {
-                at: page.at,
+                at: page.item.at,
                 content,
                 outcome: None,
             });
@@ -282,7 +282,7 @@ impl World {
     /// A page in hand that its predecessor had put back, and a late zap dropped: a successor cannot
     /// know, and puts it back. What was written after the REMOVE was acknowledged may as well have
     /// been written after the zap.
-    fn expect_again(&mut self, at: usize, content: Content) {
+    fn expect_again(&mut self, at: BatchIndex, content: Content) {
         let mut places = Vec::new();
         self.engine.places_of(at, &mut places);
         for (space, page) in places {

@@ -122,7 +122,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
         "lab::simulated::markdown",
         "one page, from its head to its notes",
     ),
-    ("manager::group::store", "to be cut"),
     ("manager::keeper::start_manager", "to be cut"),
     ("manager::scenes::events", "one scene, told step by step"),
     ("manager::handshake::handshake", "to be cut"),

@@ -1,0 +1,200 @@
+//! The batch in flight: pages chosen to leave that are not yet published, and how the caller names
+//! them.
+
+use undercroft_base::{PageNo, Slot, SpaceId, Stamp, TierId, VirtPage};
+
+use crate::limits::EVICT_PAGES_MAX;
+
+/// Sets of items are words, with a bit for each, and an index of the batch has 8 bits.
+const _: () = assert!(EVICT_PAGES_MAX <= u64::BITS as usize && EVICT_PAGES_MAX <= u8::MAX as usize);
+
+/// One item of the batch in flight. Only the engine makes one, so that none is of another batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BatchIndex {
+    at: u8,
+    /// Counts batches, and wraps: tells an index that was kept for too long from those of the next
+    /// batches.
+    batch: u8,
+}
+
+impl BatchIndex {
+    /// Place of the item in the list that [`Engine::select`](crate::Engine::select) gave.
+    #[inline]
+    pub fn place(self) -> usize {
+        usize::from(self.at)
+    }
+}
+
+/// One page of the batch, as the caller sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvictItem {
+    /// Its place in the batch.
+    pub at: BatchIndex,
+    /// The page's entry.
+    pub no: PageNo,
+    /// Its address space.
+    pub space: SpaceId,
+    /// Where it is mapped.
+    pub page: VirtPage,
+    /// Generation of the copy that will be made; seeds its checksum.
+    pub stamp: Stamp,
+    /// The copy still kept below, if any: the page is clean when its bytes have that copy's
+    /// checksum.
+    pub retained: Option<(TierId, Slot, Stamp)>,
+}
+
+/// Whether a page could be taken out of the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Its bytes are with the caller, and only there.
+    Moved,
+    /// It stays: pinned or shared with another process.
+    Busy,
+    /// It stays: the batch was cancelled, or the layout changed.
+    NotTried,
+}
+
+/// Where a taken page went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Stored in a tier.
+    Stored(TierId, Slot),
+    /// Unchanged since it was loaded: the retained copy serves.
+    Clean,
+    /// Every 32-bit word is this one.
+    Fill(u32),
+    /// Put back into the client (wanted, or no tier took it).
+    PutBack,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlight {
+    pub item: EvictItem,
+    /// The program dropped the page: its bytes are to be forgotten.
+    pub dead: bool,
+    pub wanted: bool,
+    pub settled: bool,
+    /// Whose frame it was as well: see [`Engine::leave_frame`](crate::Engine::leave_frame).
+    pub heir: Option<(SpaceId, VirtPage)>,
+}
+
+/// The batch in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub pages: Vec<InFlight>,
+    /// Counts batches, and wraps.
+    number: u8,
+    /// Pages of fork children that share the fate of a page of the batch: (index, child's page).
+    pub followers: Vec<(usize, PageNo)>,
+}
+
+impl Batch {
+    /// Forgets the last batch, whose indices are void from now on.
+    #[inline]
+    pub fn restart(&mut self) {
+        self.pages.clear();
+        self.followers.clear();
+        self.number = self.number.wrapping_add(1);
+    }
+
+    /// The index of the item at `place`.
+    #[inline]
+    pub fn index(&self, place: usize) -> BatchIndex {
+        BatchIndex {
+            at: place as u8,
+            batch: self.number,
+        }
+    }
+
+    /// Where the item is in `pages`. Panics: when it is of another batch, which is the caller's bug.
+    #[inline]
+    pub fn place(&self, index: BatchIndex) -> usize {
+        assert_eq!(
+            index.batch, self.number,
+            "an index of another batch was used"
+        );
+        index.place()
+    }
+
+    /// Whether a fork child depends on the item at `place`.
+    #[inline]
+    pub fn has_follower(&self, place: usize) -> bool {
+        self.followers.iter().any(|(leader, _)| *leader == place)
+    }
+
+    /// Whether the item at `place` is still somebody's.
+    #[inline]
+    pub fn is_alive(&self, place: usize) -> bool {
+        !self.pages[place].dead || self.has_follower(place)
+    }
+
+    /// Whether a thread waits for the item at `place`, which is to be put back for it.
+    #[inline]
+    pub fn is_wanted(&self, place: usize) -> bool {
+        let page = &self.pages[place];
+        page.wanted && !page.dead && !page.settled && !self.has_follower(place)
+    }
+
+    pub fn position(&self, no: PageNo) -> Option<usize> {
+        self.pages
+            .iter()
+            .position(|p| p.item.no == no && !p.dead && !p.settled)
+    }
+
+    fn leader_of(&self, follower: PageNo) -> Option<usize> {
+        self.followers
+            .iter()
+            .find(|(_, page)| *page == follower)
+            .map(|(at, _)| *at)
+    }
+
+    /// A thread faulted on a page of the batch.
+    pub fn want(&mut self, no: PageNo) {
+        if let Some(at) = self.position(no).or_else(|| self.leader_of(no)) {
+            self.pages[at].wanted = true;
+        }
+    }
+
+    /// The program dropped the page.
+    pub fn kill(&mut self, no: PageNo) {
+        if let Some(at) = self.position(no) {
+            self.pages[at].dead = true;
+        }
+        self.followers.retain(|(_, page)| *page != no);
+    }
+
+    /// The page moved to another address.
+    pub fn rekey(&mut self, old: PageNo, new: PageNo, page: VirtPage) {
+        if let Some(at) = self.position(old) {
+            self.pages[at].item.no = new;
+            self.pages[at].item.page = page;
+        }
+        for follower in &mut self.followers {
+            if follower.1 == old {
+                follower.1 = new;
+            }
+        }
+    }
+
+    /// A fork child has a copy of the page, wherever that is. Returns its leader.
+    pub fn follow(&mut self, parent: PageNo, child: PageNo) -> Option<usize> {
+        let at = self.position(parent).or_else(|| self.leader_of(parent))?;
+        self.followers.push((at, child));
+        Some(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "an index of another batch")]
+    fn an_index_of_the_last_batch_names_nothing_of_the_next() {
+        let mut batch = Batch::default();
+        let old = batch.index(3);
+        assert_eq!(batch.place(old), 3);
+        batch.restart();
+        batch.place(old);
+    }
+}
