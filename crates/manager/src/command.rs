@@ -1,5 +1,6 @@
-//! The manager's side of a client's command page: orders to the agent, and keeping it from moving pages while layout events are
-//! acknowledged. What is done to the words, in which order, is in the file that the client's side is made of too.
+//! The manager's side of a client's command page: orders to the agent, and keeping it from moving
+//! pages while layout events are acknowledged. What is done to the words, in which order, is in the
+//! file that the client's side is made of too.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
 
 use undercroft_wire::command::{self as halves, Shared, Word};
-use undercroft_wire::protocol::{CommandPage, STAGING_PAGES};
+use undercroft_wire::protocol::{CPU_WORDS, CommandPage, STAGING_PAGES};
 
 /// One agent's command page.
 pub(crate) struct Commands(SharedMemory);
@@ -77,6 +78,33 @@ impl Commands {
         self.load(Word::Agent, Ordering::Acquire)
     }
 
+    fn bound_word(&self) -> &AtomicU32 {
+        &self.0.halves()[offset_of!(CommandPage, bound) / 4]
+    }
+
+    /// The thread that is bound to one CPU; 0: none, or the program has chosen its CPUs itself.
+    pub fn bound(&self) -> u32 {
+        self.bound_word().load(Ordering::SeqCst)
+    }
+
+    /// Tells the program that its thread `tid`, which may use `cpus`, is about to be bound to one.
+    pub fn bind(&self, tid: u32, cpus: &[usize]) {
+        let words = &self.0.words()[offset_of!(CommandPage, cpus) / 8..][..CPU_WORDS];
+        for (at, word) in words.iter().enumerate() {
+            let bits = cpus.iter().filter(|cpu| *cpu / 64 == at);
+            let set = bits.fold(0u64, |set, cpu| set | 1 << (cpu % 64));
+            word.store(set, Ordering::Relaxed);
+        }
+        self.bound_word().store(tid, Ordering::SeqCst);
+    }
+
+    /// The thread is free.
+    pub fn unbind(&self, tid: u32) {
+        let _ = self
+            .bound_word()
+            .compare_exchange(tid, 0, Ordering::SeqCst, Ordering::Relaxed);
+    }
+
     /// See [`halves::claim`].
     pub fn claim(&self) -> bool {
         halves::claim(self)
@@ -87,7 +115,8 @@ impl Commands {
         halves::release(self);
     }
 
-    /// Posts an order about `pages`, one at a time; returns its number. See [`halves::post`] for what must be locked.
+    /// Posts an order about `pages`, one at a time; returns its number. See [`halves::post`] for
+    /// what must be locked.
     pub fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
         halves::post(self, || {
             let mut count = 0;
@@ -101,7 +130,8 @@ impl Commands {
         })
     }
 
-    /// Waits for the result of command `seq`; `None` when the agent died. `alive` is asked now and then.
+    /// Waits for the result of command `seq`; `None` when the agent died. `alive` is asked now and
+    /// then.
     pub fn wait(&self, seq: u32, alive: impl Fn() -> bool) -> Option<Done> {
         halves::wait(self, seq, alive).then(|| {
             let result = |offset: usize| self.0.words()[offset / 8].load(Ordering::Relaxed);
@@ -111,6 +141,11 @@ impl Commands {
                 stranded: result(offset_of!(CommandPage, stranded)),
             }
         })
+    }
+
+    /// True when the agent has no order. With the layout lock held for writing it gets none.
+    pub fn is_idle(&self) -> bool {
+        self.load(Word::Done, Ordering::Acquire) == self.load(Word::Seq, Ordering::Acquire)
     }
 
     /// See [`halves::cancel`].

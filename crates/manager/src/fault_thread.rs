@@ -1,6 +1,7 @@
-//! One fault thread: reads messages, applies layout events, decides what is done about each fault; `lane.rs` does it. The fault path:
-//! allocates nothing once warm but 304 bytes for the first listed page of 512 (and what a write to a fork relative's page asks for), never
-//! waits for eviction, never logs.
+//! One fault thread: reads messages, applies layout events, decides what is done about each fault;
+//! `lane.rs` does it. The fault path: allocates nothing once warm but 304 bytes for the first
+//! listed page of 512 (and what a write to a fork relative's page asks for), never waits for
+//! eviction, never logs.
 
 mod lane;
 
@@ -19,7 +20,7 @@ use undercroft_sys::ring::Ring;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
 use crate::awake::Awake;
-use crate::process::Process;
+use crate::process::{Agent, Process};
 use crate::shared::Shared;
 use lane::Lane;
 
@@ -29,7 +30,8 @@ const LANES: usize = 16;
 /// Wakes on a page thought resident, in a row, after which the kernel is asked whether it is.
 const PUZZLED_AFTER: u32 = 3;
 
-/// Messages of one process read in a row without a look at the others: some 0.3 ms where each needs a page from memory.
+/// Messages of one process read in a row without a look at the others: some 0.3 ms where each needs
+/// a page from memory.
 const TURNS_MAX: u32 = 16;
 
 /// Epoll data of the thread's own descriptors; spaces have smaller numbers.
@@ -145,8 +147,9 @@ impl FaultThread {
         }
     }
 
-    /// Serves a process while it faults and, as far as is known, nothing else waits; at most [`TURNS_MAX`] times. Whoever was woken ran on
-    /// this CPU, and may have come to its next fault by now: no need to ask first.
+    /// Serves a process while it faults and, as far as is known, nothing else waits; at most
+    /// [`TURNS_MAX`] times. Whoever was woken ran on this CPU, and may have come to its next fault
+    /// by now: no need to ask first.
     fn stay_with(&mut self, process: &Arc<Process>) {
         let mut turns = 1;
         while self.serve(process) && turns < TURNS_MAX && self.may_stay() {
@@ -154,7 +157,8 @@ impl FaultThread {
         }
     }
 
-    /// Whether, as far as is known without asking the kernel, nothing waits but this process's next message.
+    /// Whether, as far as is known without asking the kernel, nothing waits but this process's next
+    /// message.
     fn may_stay(&self) -> bool {
         self.idle.len() == LANES
             && self.generation == self.shared.generation.load(Ordering::Acquire)
@@ -254,7 +258,8 @@ impl FaultThread {
                 .doom(&format!("reading the program's faults failed: {error}")),
         }
         if !crate::layout::settle(&self.shared, process) {
-            // The books are behind the kernel for the moment, and nothing can be installed: who faulted faults again.
+            // The books are behind the kernel for the moment, and nothing can be installed: who
+            // faulted faults again.
             for fault in self.faults.drain(..).chain(self.writes.drain(..)) {
                 let page = VirtRange::new(fault.page, fault.page.plus(1));
                 let _ = process.uffd.wake(page);
@@ -276,8 +281,17 @@ impl FaultThread {
         if fault.page == process.beacon {
             return self.answer_beacon(process);
         }
+        if let Some(agent) = process.agent.get()
+            && agent.private.contains(fault.page)
+        {
+            return fill_staging(process, agent, fault.page);
+        }
         let now = self.shared.elapsed().as_nanos() as u64;
-        if self.shared.placement.fault_seen(fault.thread.0, now) {
+        if self
+            .shared
+            .placement
+            .fault_seen(fault.thread.0, now, || Some(process.clone()))
+        {
             self.shared.wake_fault_threads();
             crate::layout::place_agents(&self.shared);
         }
@@ -317,7 +331,8 @@ impl FaultThread {
         let page = VirtRange::new(fault.page, fault.page.plus(1));
         let agent = process.agent.get().map(|agent| agent.commands.agent());
         if answer == FaultAnswer::Wait && agent == Some(fault.thread.0) {
-            // The agent waits for a page of its own batch, which went away without an event: it would wait for ever.
+            // The agent waits for a page of its own batch, which went away without an event: it
+            // would wait for ever.
             let _layout = process.layout.read();
             let _ = process.uffd.zeropage(page, false);
             return;
@@ -353,10 +368,11 @@ impl FaultThread {
         self.idle.push(lane);
     }
 
-    /// The page is there: wake the thread. If it keeps faulting, the kernel knows better: zeros can only be installed where
-    /// nothing is, and where no layout event is pending. Two things take a page away without an event: guard pages, which
-    /// read as zeros afterwards; and fork, where a mapping has held nothing but the shared zero page and is not registered for
-    /// write protection.
+    /// The page is there: wake the thread. If it keeps faulting, the kernel knows better: zeros can
+    /// only be installed where nothing is, and where no layout event is pending. Two things take a
+    /// page away without an event: guard pages, which read as zeros afterwards; and fork, where a
+    /// mapping has held nothing but the shared zero page and is not registered for write
+    /// protection.
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
         let range = VirtRange::new(page, page.plus(1));
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;
@@ -389,4 +405,17 @@ impl FaultThread {
         }
         let _ = process.uffd.wake(range);
     }
+}
+
+/// A thread of the program touches the staging area, as mlockall does. It gets zeros, which the
+/// agent clears away; never while an order is carried out, which would meet a page that it did not
+/// move.
+fn fill_staging(process: &Process, agent: &Agent, page: VirtPage) {
+    let range = VirtRange::new(page, page.plus(1));
+    let layout = process.layout.write();
+    if agent.commands.is_idle() {
+        let _ = process.uffd.zeropage(range, true);
+    }
+    drop(layout);
+    let _ = process.uffd.wake(range);
 }

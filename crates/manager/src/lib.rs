@@ -22,5 +22,6 @@ pub mod report;
 pub mod serve;
 mod shared;
 pub mod status;
+mod sync;
 mod tiers;
 mod watch;

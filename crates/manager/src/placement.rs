@@ -1,14 +1,16 @@
 //! Where threads run: fault threads on the CPUs of the threads that fault, reclaim on the others.
 //!
-//! A hand-over between CPUs costs a wake-up of an idle one (50 us where the CPU is virtual, 7 us when both ends share one).
-//! So there is one fault thread bound to each CPU; those on CPUs where client threads fault are active, the others sleep;
-//! the evictor and the agents go where nobody faults, while there is such a CPU.
+//! A hand-over between CPUs costs a wake-up of an idle one (50 us where the CPU is virtual, 7 us
+//! when both ends share one). So there is one fault thread bound to each CPU; those on CPUs where
+//! client threads fault are active, the others sleep; the evictor and the agents go where nobody
+//! faults, while there is such a CPU.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use undercroft_sys::{process, procfs};
 
-use crate::pin::Pin;
+use crate::pin::{Pin, Program};
 
 /// Most fault threads.
 pub(crate) const FAULT_THREADS_MAX: usize = 8;
@@ -67,9 +69,14 @@ impl Placement {
         self.place_workers(&[]);
     }
 
-    /// A thread faulted at `now` (ns). Looks up its CPU at most every millisecond (some 20 us); true when the set of active fault
-    /// threads changed (the caller then wakes them all).
-    pub fn fault_seen(&self, tid: u32, now: u64) -> bool {
+    /// A thread faulted at `now` (ns). Looks up its CPU at most every millisecond (some 20 us);
+    /// true when the set of active fault threads changed (the caller then wakes them all).
+    pub fn fault_seen(
+        &self,
+        tid: u32,
+        now: u64,
+        program: impl FnOnce() -> Option<Arc<dyn Program>>,
+    ) -> bool {
         let last = self.sampled.load(Ordering::Relaxed);
         let often = match self.pin.holds(tid) {
             true => SAMPLE_BOUND_NS,
@@ -92,7 +99,7 @@ impl Placement {
             return false; // a CPU without a fault thread: whoever is active serves it
         };
         if self.pins.load(Ordering::Relaxed) {
-            self.pin.seen(tid, cpu, self.disk_cpu, now);
+            self.pin.seen(tid, cpu, self.disk_cpu, now, program);
         }
         self.seen[home].store(now.max(1), Ordering::Relaxed);
         let recent = |at: &AtomicU64| {

@@ -15,6 +15,7 @@ use undercroft_sys::uffd::Uffd;
 use crate::command::Commands;
 use crate::cow::Trail;
 use crate::order::Order;
+use crate::pin::Program;
 use crate::shared::lock;
 
 /// Where no program maps anything: just above the lowest address that can be mapped.
@@ -188,5 +189,25 @@ impl Process {
         self.identity
             .get()
             .is_none_or(|identity| identity.pidfd.wait_exit(timeout))
+    }
+}
+
+impl Program for Process {
+    fn binds(&self, tid: u32, cpus: &[usize]) {
+        if let Some(agent) = self.agent.get() {
+            agent.commands.bind(tid, cpus);
+        }
+    }
+
+    fn is_bound(&self, tid: u32) -> bool {
+        self.agent
+            .get()
+            .is_none_or(|agent| agent.commands.bound() == tid)
+    }
+
+    fn lets_go(&self, tid: u32) {
+        if let Some(agent) = self.agent.get() {
+            agent.commands.unbind(tid);
+        }
     }
 }

@@ -16,6 +16,8 @@ use undercroft_engine::Engine;
 use undercroft_sys::futex;
 use undercroft_trace::Movement;
 
+pub(crate) use crate::sync::lock;
+
 use crate::access::Looks;
 use crate::ledger::MemfdLedger;
 use crate::options::{ClientOptions, WhenFull};
@@ -27,7 +29,8 @@ use crate::report::{FaultBreakdown, LimitExceeded};
 /// Tries before a thread sleeps for the engine: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
 
-/// Runs of pages remembered that should leave before others: 256 MiB of them where each is of 64 pages.
+/// Runs of pages remembered that should leave before others: 256 MiB of them where each is of 64
+/// pages.
 const RUNS_MAX: usize = 1024;
 
 /// A run does not grow beyond this, a batch of the evictor.
@@ -36,8 +39,8 @@ const RUN_PAGES: u64 = 64;
 /// Fork relatives asked whether they share a page.
 const RELATIVES_MAX: usize = 32;
 
-/// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a quarter of what it is
-/// exceeded by already, if that is more).
+/// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a
+/// quarter of what it is exceeded by already, if that is more).
 const OVER_LIMIT_STEP: u64 = 256;
 
 thread_local! {
@@ -107,14 +110,8 @@ pub(crate) fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("constant bounds are valid")
 }
 
-/// Locks, also after a panic elsewhere: the manager then ends the client anyway.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-/// Times of the parts of a fault, in nanoseconds, summed over `count` faults that loaded one page from a memory tier.
+/// Times of the parts of a fault, in nanoseconds, summed over `count` faults that loaded one page
+/// from a memory tier.
 #[derive(Debug, Default)]
 pub(crate) struct Breakdown {
     count: AtomicU64,
@@ -182,7 +179,8 @@ pub(crate) struct Shared {
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
     pub eviction: EvictionCost,
-    /// Runs of zero pages mapped for reads, oldest first: counted in full, worth nothing while unwritten.
+    /// Runs of zero pages mapped for reads, oldest first: counted in full, worth nothing while
+    /// unwritten.
     pub zero_runs: Mutex<VecDeque<(SpaceId, VirtRange)>>,
     /// Pages charged for frames that fork relatives' evictions left behind.
     pub leave_next: Mutex<VecDeque<(SpaceId, VirtRange)>>,
@@ -239,8 +237,8 @@ impl Exceeded {
 }
 
 impl Shared {
-    /// Locks the engine. Its holders work for microseconds on another CPU, and a sleep costs two wake-ups of an idle CPU: so
-    /// it is waited for awake first.
+    /// Locks the engine. Its holders work for microseconds on another CPU, and a sleep costs two
+    /// wake-ups of an idle CPU: so it is waited for awake first.
     pub fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
         ENGINE_LOCKS.with(|locks| locks.set(locks.get() + 1));
         for _ in 0..ENGINE_SPINS {
@@ -276,7 +274,8 @@ impl Shared {
         all
     }
 
-    /// Address spaces that may share frames with this one by fork and can be evicted from: the oldest few.
+    /// Address spaces that may share frames with this one by fork and can be evicted from: the
+    /// oldest few.
     pub fn relatives(&self, process: &Process) -> Vec<SpaceId> {
         let processes = self
             .processes
@@ -426,7 +425,8 @@ impl Shared {
         }
     }
 
-    /// Keeps the books of time above the limit; called by the control thread on each tick and by the evictor.
+    /// Keeps the books of time above the limit; called by the control thread on each tick and by
+    /// the evictor.
     pub fn note_limit(&self, dram: Bytes, limit: Bytes) {
         let over = dram.0.saturating_sub(limit.0);
         lock(&self.exceeded).note(over, Instant::now());
@@ -469,14 +469,15 @@ impl Shared {
     }
 }
 
-/// How far the limit may be exceeded where pages have nowhere to go and there is `room` below it: as far as it is, and a step. Asked
-/// again and again, it does not grow by itself.
+/// How far the limit may be exceeded where pages have nowhere to go and there is `room` below it:
+/// as far as it is, and a step. Asked again and again, it does not grow by itself.
 fn allowed_over(room: i64) -> PageCount {
     let over = room.min(0).unsigned_abs();
     PageCount(over.saturating_add(OVER_LIMIT_STEP.max(over / 4)))
 }
 
-/// Adds pages to a queue of runs. The oldest run is forgotten when there are too many: its pages then leave in their turn.
+/// Adds pages to a queue of runs. The oldest run is forgotten when there are too many: its pages
+/// then leave in their turn.
 pub(crate) fn note_run(
     runs: &Mutex<VecDeque<(SpaceId, VirtRange)>>,
     space: SpaceId,

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use undercroft_wire::command;
 use undercroft_wire::protocol::{CommandPage, OP_MOVE, STAGING_PAGES};
 
-use crate::move_out::move_out;
+use crate::move_out::{fill_holding, move_out};
 use crate::page::Page;
 use crate::raw::{call3, nr};
 
@@ -19,11 +19,13 @@ pub(crate) unsafe fn start_agent(
     stack_top: usize,
 ) -> bool {
     let page = command as *const CommandPage;
-    // VM | FS | SIGHAND | THREAD | SYSVSEM | CHILD_CLEARTID | CHILD_SETTID: a thread of the program, but *not* FILES: its
-    // own descriptor table, so that the program may close what it likes and sees nothing of ours.
+    // VM | FS | SIGHAND | THREAD | SYSVSEM | CHILD_CLEARTID | CHILD_SETTID: a thread of the
+    // program, but *not* FILES: its own descriptor table, so that the program may close what it
+    // likes and sees nothing of ours.
     let flags: usize = 0x100 | 0x200 | 0x800 | 0x1_0000 | 0x4_0000 | 0x20_0000 | 0x100_0000;
-    // SAFETY: the new thread runs `agent` on its own mapped stack and never returns; registers carry its arguments. The word
-    // that the kernel clears when it dies is in the command page, which is shared with the manager.
+    // SAFETY: the new thread runs `agent` on its own mapped stack and never returns; registers
+    // carry its arguments. The word that the kernel clears when it dies is in the command page,
+    // which is shared with the manager.
     unsafe {
         let tid = core::ptr::addr_of!((*page).agent) as usize;
         let result: isize;
@@ -69,7 +71,8 @@ unsafe extern "C" fn agent(
     uffd: usize,
     guard: usize,
 ) -> ! {
-    // SAFETY: the command page and staging area live as long as the address space; descriptors are this thread's own.
+    // SAFETY: the command page and staging area live as long as the address space; descriptors are
+    // this thread's own.
     unsafe {
         call3(nr::PRCTL, 15, c"uc-agent".as_ptr() as usize, 0);
         // 0: the process's userfaultfd, 1: that of the holding area; nothing else stays open.
@@ -90,6 +93,7 @@ unsafe extern "C" fn agent(
                 move_out(page, seq, count, staging);
             }
             command::answer(page, seq);
+            fill_holding(1, page, staging);
         }
     }
 }

@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use undercroft_wire::protocol::*;
 
 use crate::agent::start_agent;
+use crate::move_out::fill;
 use crate::raw::{PAGE, STACK, call3, call6, nr};
 use crate::socket::{receive, send};
 use crate::{ADDRESS, BEACON, COMMAND, OWNER};
@@ -18,7 +19,8 @@ pub(crate) struct SockAddr {
 
 /// The handshake. True when the process is under management; on any failure it goes on unmanaged.
 pub(crate) unsafe fn join(kind: u32, nonce: u64) -> bool {
-    // SAFETY: see the callees; every descriptor made here is closed here, except those the agent keeps.
+    // SAFETY: see the callees; every descriptor made here is closed here, except those the agent
+    // keeps.
     unsafe {
         let socket = call3(nr::SOCKET, 1, 5 | 0o2000000, 0); // AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC
         if socket < 0 {
@@ -87,6 +89,9 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
         call3(nr::MADVISE, command, PAGE, 10);
         call3(nr::MADVISE, own, own_len, 10);
         call3(nr::MADVISE, own, own_len, 15);
+        // Where the program locks all it maps, this was locked and filled: it must be neither.
+        call3(nr::MUNLOCK, own, own_len, 0);
+        call3(nr::MADVISE, own, own_len, 4);
         // The stack must be there before it is needed inside a MOVE.
         core::ptr::write_bytes((own + 2 * STAGING_PAGES * PAGE) as *mut u8, 0, STACK);
         let mut beacon = BEACON.load(Relaxed);
@@ -96,6 +101,10 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
                 return false;
             }
             beacon = fresh as u64;
+            // Missing in every fork child, whatever has touched it here; and a mapping of its own.
+            call3(nr::MUNLOCK, fresh as usize, PAGE, 0);
+            call3(nr::MADVISE, fresh as usize, PAGE, 4);
+            call3(nr::MADVISE, fresh as usize, PAGE, 18);
             BEACON.store(beacon, Relaxed);
         }
         let flags = 0o2000000 | 0o4000; // O_CLOEXEC | O_NONBLOCK
@@ -122,6 +131,7 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
             UFFD_REGISTER,
             register.as_mut_ptr() as usize,
         );
+        fill(staging as usize, hold, STAGING_PAGES);
         let ready = Ready {
             magic: MAGIC,
             reserved: 0,

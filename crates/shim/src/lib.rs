@@ -1,16 +1,19 @@
-//! The shim: a shared object loaded into each program of a client. It connects to the manager at start, and keeps one
-//! agent thread that moves pages out on command.
+//! The shim: a shared object loaded into each program of a client. It connects to the manager at
+//! start, and keeps one agent thread that moves pages out on command.
 //!
-//! Runs inside somebody else's program, so: no heap, no stdio, no thread-local storage, no libc call but the registration of
-//! the fork handler and those it stands in for; raw system calls only. The agent touches nothing but its stack, the command page and the staging area,
-//! none of which is ever managed.
+//! Runs inside somebody else's program, so: no heap, no stdio, no thread-local storage, no libc
+//! call but the registration of the fork handler and those it stands in for; raw system calls only.
+//! The agent touches nothing but its stack, the command page and the staging area, none of which is
+//! ever managed.
 
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod affinity;
 mod agent;
 mod handshake;
 mod move_out;
+mod mremap;
 mod page;
 mod raw;
 mod socket;
@@ -33,23 +36,24 @@ use crate::raw::{PAGE, call3, nr};
 #[cfg(shared_object)]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // Nothing here panics by design; if it does, stop at once rather than run on in somebody's program.
+    // Nothing here panics by design; if it does, stop at once rather than run on in somebody's
+    // program.
     loop {
         // SAFETY: an undefined instruction ends the process.
         unsafe { asm!("ud2", options(noreturn)) }
     }
 }
 
-// Named by precompiled `core`, never called: nothing unwinds here. Hidden, so that it does not take the place of the
-// same symbol in programs written in Rust.
+// Named by precompiled `core`, never called: nothing unwinds here. Hidden, so that it does not take
+// the place of the same symbol in programs written in Rust.
 global_asm!(
     ".globl rust_eh_personality",
     ".hidden rust_eh_personality",
     "rust_eh_personality: ud2"
 );
 
-// glibc runs the child handler in every fork() child; absent in other C libraries, whose children are then served
-// but not evicted from.
+// glibc runs the child handler in every fork() child; absent in other C libraries, whose children
+// are then served but not evicted from.
 global_asm!(".weak __register_atfork");
 unsafe extern "C" {
     fn __register_atfork(
@@ -65,20 +69,27 @@ unsafe extern "C" {
 static INIT: extern "C" fn(i32, *const *const u8, *const *const u8) = init;
 
 /// Path of the socket, NUL-terminated `sockaddr_un`.
+// In the file's data, as all that is written here: memory without a file would be a mapping that
+// can merge with the program's.
+#[unsafe(link_section = ".data")]
 pub(crate) static mut ADDRESS: SockAddr = SockAddr {
     family: 1,
     path: [0; 108],
 };
 /// The beacon page of this process; 0 before the first handshake.
+#[unsafe(link_section = ".data")]
 pub(crate) static BEACON: AtomicU64 = AtomicU64::new(0);
 /// The command page of this process; 0 before the first handshake.
+#[unsafe(link_section = ".data")]
 pub(crate) static COMMAND: AtomicU64 = AtomicU64::new(0);
-/// The process it belongs to: children that did not come from fork() inherit the number, not the page.
+/// The process it belongs to: children that did not come from fork() inherit the number, not the
+/// page.
+#[unsafe(link_section = ".data")]
 pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) {
-    // SAFETY: the dynamic linker passes the environment as a null-terminated array of C strings; `ADDRESS` is written once,
-    // here, before any other thread exists.
+    // SAFETY: the dynamic linker passes the environment as a null-terminated array of C strings;
+    // `ADDRESS` is written once, here, before any other thread exists.
     unsafe {
         if envp.is_null() || !find_socket(envp) {
             return;
@@ -96,7 +107,8 @@ extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) 
 /// Copies the socket's path out of the environment; false when it is not there.
 unsafe fn find_socket(mut envp: *const *const u8) -> bool {
     let name = SOCKET_VARIABLE.as_bytes();
-    // SAFETY: walks C strings up to their NUL and the array up to its null, as the ABI lays them out.
+    // SAFETY: walks C strings up to their NUL and the array up to its null, as the ABI lays them
+    // out.
     unsafe {
         while !(*envp).is_null() {
             let entry = *envp;
@@ -123,8 +135,10 @@ unsafe fn find_socket(mut envp: *const *const u8) -> bool {
     false
 }
 
-/// Runs in the parent before fork(): no page may be on its way out while the child's memory is copied.
+/// Runs in the parent before fork(): no page may be on its way out while the child's memory is
+/// copied.
 extern "C" fn before_fork() {
+    affinity::free_own();
     if let Some(page) = command_page() {
         command::before_fork(&page);
     }
@@ -145,8 +159,8 @@ extern "C" fn in_fork_child() {
     if beacon == 0 {
         return;
     }
-    // SAFETY: the beacon page is ours and readable. If the parent was managed it is missing, the read faults, and the manager
-    // answers with a number that names this child's userfaultfd.
+    // SAFETY: the beacon page is ours and readable. If the parent was managed it is missing, the
+    // read faults, and the manager answers with a number that names this child's userfaultfd.
     let nonce = unsafe { core::ptr::read_volatile(beacon as *const u64) };
     // SAFETY: the page is ours; it must be missing again before this child forks.
     unsafe { call3(nr::MADVISE, beacon as usize, PAGE, 4) };

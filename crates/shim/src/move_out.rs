@@ -11,25 +11,33 @@ use crate::raw::{EBUSY, EEXIST, EINVAL, PAGE, call3, nr};
 /// Number of the request: see ioctl_userfaultfd(2).
 const UFFD_MOVE: usize = 0xC028_AA05;
 
-/// Pages and MOVEs in one exclusion of the reader: bounds how long a fault waits for the agent, some 20 us. Fewer at a time are no
-/// better: each fault that comes between two MOVEs costs the program's CPU an interrupt, to flush what it has cached of the next page.
+/// Pages and MOVEs in one exclusion of the reader: bounds how long a fault waits for the agent,
+/// some 20 us. Fewer at a time are no better: each fault that comes between two MOVEs costs the
+/// program's CPU an interrupt, to flush what it has cached of the next page.
 const MOVE_PAGES_MAX: usize = 16;
 const MOVES_MAX: usize = 8;
 
-/// Moves the listed pages into the staging area, page i to place i, and on into the holding area behind it.
+/// Moves the listed pages into the staging area, page i to place i, and on into the holding area
+/// behind it.
 ///
-/// The first move is made on the process's own userfaultfd, which refuses it while a layout event waits to be read: a page of a
-/// mapping that took the place of the one meant is never moved. The second empties the staging area without an event,
-/// which dropping its pages would raise.
+/// The first move is made on the process's own userfaultfd, which refuses it while a layout event
+/// waits to be read: a page of a mapping that took the place of the one meant is never moved. The
+/// second empties the staging area without an event, which dropping its pages would raise.
 pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usize) {
-    // SAFETY: the pages are the program's own, moved on the manager's word; nothing here refers to them.
+    // SAFETY: the pages are the program's own, moved on the manager's word; nothing here refers to
+    // them.
     unsafe {
         let hold = staging + STAGING_PAGES * PAGE;
-        call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4); // DONTNEED: what was there is stored
+        // DONTNEED: what was there is stored. Refused where the program has locked all its memory.
+        if call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4) == EINVAL {
+            unlock(staging);
+            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
+        }
         let (mut moved, mut refused) = (0u64, 0u64);
         let mut whole = true;
         let mut retried = usize::MAX;
         let mut alone = usize::MAX;
+        let mut unlocked = false;
         let mut at = 0;
         while at < count {
             if page.pages[at].load(Relaxed) == 0 {
@@ -59,9 +67,15 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
                 alone = at;
                 continue;
             }
+            if result == EINVAL && !unlocked {
+                // The kernel moves between mappings of which both or neither are locked.
+                unlocked = true;
+                unlock(staging);
+                continue;
+            }
             if result == EBUSY && retried != at {
-                // Shared with a fork relative, or pinned. Breaking the sharing changes no byte and helps the first; the
-                // second stays busy.
+                // Shared with a fork relative, or pinned. Breaking the sharing changes no byte and
+                // helps the first; the second stays busy.
                 retried = at;
                 let start = page.pages[at].load(Relaxed) as usize;
                 call3(nr::MADVISE, start, PAGE, 23); // MADV_POPULATE_WRITE
@@ -70,9 +84,11 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
             refused |= 1 << at;
             at += 1;
         }
-        // A forgotten page lies in the staging area, unknown: after an order that did not go through whole every place is tried.
+        // A forgotten page lies in the staging area, unknown: after an order that did not go
+        // through whole every place is tried.
         let sought = if whole { moved } else { u64::MAX };
         let mut stranded = 0u64;
+        let mut unlocks = 0;
         let mut at = 0;
         while let Some((first, end)) = next_run(sought, at, count) {
             at = first;
@@ -83,8 +99,15 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
             let done = pages_moved(result, &request);
             moved |= low_bits(done) << at;
             at += done;
+            if result == EINVAL && done == 0 && unlocks < UNLOCKS_MAX {
+                // The program is locking its mappings one by one, and has come to one of the two.
+                unlocks += 1;
+                unlock(staging);
+                continue;
+            }
             if done == 0 {
-                // An empty place; or what nothing in the kernel does to private pages: the manager ends the program.
+                // An empty place; or what nothing in the kernel does to private pages: the manager
+                // ends the program.
                 stranded |= moved & 1 << at;
                 at += 1;
             }
@@ -93,6 +116,47 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
         page.refused.store(refused & !moved, Relaxed);
         page.stranded.store(stranded, Relaxed);
     }
+}
+
+/// Times in one order that the shim's own memory is unlocked.
+const UNLOCKS_MAX: u32 = 64;
+
+/// Undoes what locked the shim's own memory with the program's: mlockall, or mlock of every
+/// mapping.
+unsafe fn unlock(staging: usize) {
+    // SAFETY: the shim's own mapping; the contents stay.
+    unsafe { call3(nr::MUNLOCK, staging, 2 * STAGING_PAGES * PAGE, 0) };
+}
+
+/// Number of the request: see ioctl_userfaultfd(2).
+const UFFD_ZEROPAGE: usize = 0xC020_AA04;
+
+/// Maps zeros at the places of the holding area where an order left nothing. Nobody serves faults
+/// there: whoever touches every mapping (mlockall, a collector of garbage) must find a page, and is
+/// woken.
+pub(crate) unsafe fn fill_holding(uffd: usize, page: &Page, staging: usize) {
+    let hold = staging + STAGING_PAGES * PAGE;
+    let empty = !page.moved.load(Relaxed) | page.stranded.load(Relaxed);
+    let mut at = 0;
+    while let Some((first, end)) = next_run(empty, at, STAGING_PAGES) {
+        // SAFETY: the caller's promise.
+        unsafe { fill(uffd, hold + first * PAGE, end - first) };
+        at = end;
+    }
+}
+
+/// Maps zeros at `count` pages from `start`, up to one that is there.
+pub(crate) unsafe fn fill(uffd: usize, start: usize, count: usize) {
+    let mut request = [start as u64, (count * PAGE) as u64, 0, 0u64];
+    // SAFETY: the shim's own memory, registered with `uffd`; `request` is live.
+    unsafe {
+        call3(
+            nr::IOCTL,
+            uffd,
+            UFFD_ZEROPAGE,
+            request.as_mut_ptr() as usize,
+        )
+    };
 }
 
 /// What became of some pages of an order.
@@ -107,8 +171,8 @@ struct Moved {
     stuck: bool,
 }
 
-/// Moves the pages of places `at..last` into the staging area, a run of neighbours at a time, until one does not move whole. Place `at`
-/// has a page; from place `alone` on a run is of one page.
+/// Moves the pages of places `at..last` into the staging area, a run of neighbours at a time, until
+/// one does not move whole. Place `at` has a page; from place `alone` on a run is of one page.
 unsafe fn move_runs(
     page: &CommandPage,
     staging: usize,
@@ -151,10 +215,12 @@ unsafe fn move_runs(
     }
 }
 
-/// Pages that a MOVE (its `uffdio_move`, and what the call said) has moved, from the first on. Its target was empty.
+/// Pages that a MOVE (its `uffdio_move`, and what the call said) has moved, from the first on. Its
+/// target was empty.
 ///
-/// Linux 6.18 forgets pages that it moved right after it had to look at one again (a page used by another processor meanwhile is
-/// enough). It then finds them at the target and says EEXIST: so where EEXIST comes first, one has moved.
+/// Linux 6.18 forgets pages that it moved right after it had to look at one again (a page used by
+/// another processor meanwhile is enough). It then finds them at the target and says EEXIST: so
+/// where EEXIST comes first, one has moved.
 unsafe fn pages_moved(result: isize, request: &[u64; 5]) -> usize {
     // SAFETY: `request` is live; the kernel has written to it.
     let said = unsafe { core::ptr::read_volatile(&request[4]) } as i64;

@@ -46,7 +46,8 @@ fn word_of(page: &CommandPage, word: Word) -> &AtomicU32 {
     }
 }
 
-/// The words as they are: in the mapped page, with the processor's own atomics and the kernel's futexes.
+/// The words as they are: in the mapped page, with the processor's own atomics and the kernel's
+/// futexes.
 impl Shared for Page {
     #[inline(always)]
     fn load(&self, word: Word, order: Ordering) -> u32 {

@@ -1,16 +1,19 @@
 //! Raw system calls, and their numbers. Nothing here knows what they are for.
 
-use core::arch::asm;
+use core::arch::{asm, global_asm};
 
 pub(crate) const PAGE: usize = 4096;
 pub(crate) const STACK: usize = 4 * PAGE;
 
 pub(crate) mod nr {
+    pub(crate) const OPEN: usize = 2;
     pub(crate) const CLOSE: usize = 3;
     pub(crate) const MMAP: usize = 9;
+    pub(crate) const MUNMAP: usize = 11;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const IOCTL: usize = 16;
     pub(crate) const SCHED_YIELD: usize = 24;
+    pub(crate) const MREMAP: usize = 25;
     pub(crate) const MADVISE: usize = 28;
     pub(crate) const DUP2: usize = 33;
     pub(crate) const GETPID: usize = 39;
@@ -19,12 +22,17 @@ pub(crate) mod nr {
     pub(crate) const CONNECT: usize = 42;
     pub(crate) const SENDMSG: usize = 46;
     pub(crate) const RECVMSG: usize = 47;
+    pub(crate) const MUNLOCK: usize = 150;
     pub(crate) const PRCTL: usize = 157;
+    pub(crate) const GETTID: usize = 186;
     pub(crate) const FUTEX: usize = 202;
+    pub(crate) const SCHED_SETAFFINITY: usize = 203;
+    pub(crate) const SCHED_GETAFFINITY: usize = 204;
     pub(crate) const CLOSE_RANGE: usize = 436;
 }
 
 pub(crate) const EINTR: isize = -4;
+pub(crate) const EFAULT: isize = -14;
 pub(crate) const EBUSY: isize = -16;
 pub(crate) const EEXIST: isize = -17;
 pub(crate) const EINVAL: isize = -22;
@@ -44,7 +52,8 @@ pub(crate) unsafe fn call6(
     f: usize,
 ) -> isize {
     let result;
-    // SAFETY: the `syscall` instruction clobbers rcx and r11 only; memory effects are the caller's promise.
+    // SAFETY: the `syscall` instruction clobbers rcx and r11 only; memory effects are the caller's
+    // promise.
     unsafe {
         asm!("syscall", inlateout("rax") n as isize => result, in("rdi") a, in("rsi") b, in("rdx") c,
              in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -56,4 +65,24 @@ pub(crate) unsafe fn call6(
 pub(crate) unsafe fn call3(n: usize, a: usize, b: usize, c: usize) -> isize {
     // SAFETY: passed on.
     unsafe { call6(n, a, b, c, 0, 0, 0) }
+}
+
+global_asm!(".weak __errno_location");
+unsafe extern "C" {
+    fn __errno_location() -> *mut i32;
+}
+
+/// What a function of the C library returns for the result of a system call: -1 and `errno` for an
+/// error, the result otherwise.
+pub(crate) fn fail(result: isize) -> isize {
+    if !(-4095..0).contains(&result) {
+        return result;
+    }
+    // SAFETY: the C library's own; it is there when its dynamic linker has loaded this object.
+    unsafe {
+        if __errno_location as *const () as usize != 0 {
+            *__errno_location() = -result as i32;
+        }
+    }
+    -1
 }

@@ -94,7 +94,8 @@ pub(crate) unsafe fn receive<T>(socket: isize, message: &mut T) -> Option<[i32; 
             got => break got,
         }
     };
-    // SAFETY: the kernel filled the control buffer; volatile because it did so behind the compiler's back.
+    // SAFETY: the kernel filled the control buffer; volatile because it did so behind the
+    // compiler's back.
     let fds = unsafe { core::ptr::read_volatile(&control.fds) };
     (got == size_of::<T>() as isize).then_some(fds)
 }

@@ -1,34 +1,26 @@
-//! Stands in for calls of the C library that change memory without telling userfaultfd.
+//! Stands in for madvise, which can drop pages without telling userfaultfd.
 
-use core::arch::global_asm;
+use crate::raw::{call3, fail, nr};
 
-use crate::raw::{call3, nr};
+const DONTNEED: usize = 4;
+const GUARD_INSTALL: usize = 102;
 
-const MADV_GUARD_INSTALL: usize = 102;
-
-/// Stands in for the C library's madvise. Guard pages drop contents without telling userfaultfd: dropping them once more, which
-/// tells it, changes nothing for the program, and keeps the old contents from coming back when the guard is removed.
+/// Stands in for the C library's madvise.
+///
+/// Guard pages drop contents and tell nobody. Dropping them once more tells the manager, and keeps
+/// the old contents from coming back when the guard is removed. A page that was on its way back
+/// meanwhile may have taken the guard's place, so it is installed once more.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn madvise(address: usize, length: usize, advice: i32) -> i32 {
+    let advice = advice as u32 as usize;
     // SAFETY: the program's own call, passed on.
-    let result = unsafe { call3(nr::MADVISE, address, length, advice as u32 as usize) };
-    if result == 0 && advice as u32 as usize == MADV_GUARD_INSTALL {
-        // SAFETY: the contents are gone already; this keeps the guards and tells the manager.
-        unsafe { call3(nr::MADVISE, address, length, 4) };
-    }
-    if result >= 0 {
-        return result as i32;
-    }
-    // SAFETY: the C library's own; it is there when this object is loaded by a C library's dynamic linker.
-    unsafe {
-        if __errno_location as *const () as usize != 0 {
-            *__errno_location() = -result as i32;
+    let result = unsafe { call3(nr::MADVISE, address, length, advice) };
+    if result == 0 && advice == GUARD_INSTALL {
+        // SAFETY: the contents are gone already, as the program asked.
+        unsafe {
+            call3(nr::MADVISE, address, length, DONTNEED);
+            call3(nr::MADVISE, address, length, GUARD_INSTALL);
         }
     }
-    -1
-}
-
-global_asm!(".weak __errno_location");
-unsafe extern "C" {
-    fn __errno_location() -> *mut i32;
+    fail(result) as i32
 }

@@ -1,11 +1,13 @@
-//! Keeps the control blocks of the program's threads in memory: the kernel writes there when a thread ends, past userfaultfd,
-//! and who joins a thread whose block was missing at that moment waits for ever.
+//! Keeps the control blocks of the program's threads in memory: the kernel writes there when a
+//! thread ends, past userfaultfd, and who joins a thread whose block was missing at that moment
+//! waits for ever.
 //!
-//! Stands in for `pthread_create`: each new thread locks its own block before it runs the program's function. The
-//! kernel then refuses to move the page out. Threads made in other ways are found by the manager, a little later.
+//! Stands in for `pthread_create`: each new thread locks its own block before it runs the program's
+//! function. The kernel then refuses to move the page out. Threads made in other ways are found by
+//! the manager, a little later.
 
 use core::arch::{global_asm, naked_asm};
-use core::ffi::c_void;
+use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
 use crate::page::command_page;
@@ -26,6 +28,7 @@ struct Start {
     argument: AtomicUsize,
 }
 
+#[unsafe(link_section = ".data")]
 static STARTING: [Start; STARTS] = [const {
     Start {
         taken: AtomicU32::new(0),
@@ -44,6 +47,28 @@ unsafe extern "C" {
 const EAGAIN: i32 = 11;
 const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
 
+/// The definition of `name` that the one here stands before, or 0; looked up once.
+pub(crate) fn next(name: &CStr, found: &AtomicUsize) -> usize {
+    let mut at = found.load(Relaxed);
+    if at == 0 && dlsym as *const () as usize != 0 {
+        // SAFETY: the C library's own.
+        at = unsafe { dlsym(RTLD_NEXT, name.as_ptr().cast()) } as usize;
+        found.store(at, Relaxed);
+    }
+    at
+}
+
+/// Address of the calling thread's control block: both C libraries keep it in its first word.
+#[inline(always)]
+pub(crate) fn control_block() -> usize {
+    let block: usize;
+    // SAFETY: reads the word that the thread pointer points to.
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags));
+    }
+    block
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_create(
     thread: *mut c_void,
@@ -51,19 +76,13 @@ unsafe extern "C" fn pthread_create(
     function: *const c_void,
     argument: *mut c_void,
 ) -> i32 {
+    #[unsafe(link_section = ".data")]
     static REAL: AtomicUsize = AtomicUsize::new(0);
-    let mut real = REAL.load(Relaxed);
+    let real = next(c"pthread_create", &REAL);
     if real == 0 {
-        if dlsym as *const () as usize == 0 {
-            return EAGAIN;
-        }
-        // SAFETY: the C library's own; finds the definition that this one stands before.
-        real = unsafe { dlsym(RTLD_NEXT, c"pthread_create".as_ptr().cast()) } as usize;
-        if real == 0 {
-            return EAGAIN;
-        }
-        REAL.store(real, Relaxed);
+        return EAGAIN;
     }
+    crate::affinity::free_own();
     // SAFETY: it is the C library's pthread_create, with its signature.
     let real: Create = unsafe { core::mem::transmute(real) };
     let free = |start: &&Start| start.taken.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
@@ -86,7 +105,8 @@ unsafe extern "C" fn pthread_create(
     result
 }
 
-/// First function of a thread: gets ready, then becomes the program's function, with nothing of ours on the stack.
+/// First function of a thread: gets ready, then becomes the program's function, with nothing of
+/// ours on the stack.
 #[unsafe(naked)]
 unsafe extern "C" fn begin(start: *mut c_void) -> *mut c_void {
     naked_asm!(
@@ -107,12 +127,10 @@ struct Call {
 }
 
 unsafe extern "C" fn get_ready(start: *const Start) -> Call {
-    // SAFETY: `pthread_create` above passed it. Both C libraries keep the address of the control block in its first word. A
-    // refusal (RLIMIT_MEMLOCK) leaves it to the manager.
+    // SAFETY: `pthread_create` above passed it. Both C libraries keep the address of the control
+    // block in its first word. A refusal (RLIMIT_MEMLOCK) leaves it to the manager.
     unsafe {
-        let block: usize;
-        core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags));
-        call3(MLOCK, block, CONTROL_BLOCK, 0);
+        call3(MLOCK, control_block(), CONTROL_BLOCK, 0);
         let start = &*start;
         let call = Call {
             function: start.function.load(Relaxed),

@@ -1,11 +1,14 @@
-//! The protocol of the command page, both halves: what the manager, the agent and forking threads do to its words, and in which order.
+//! The protocol of the command page, both halves: what the manager, the agent and forking threads
+//! do to its words, and in which order.
 //!
-//! Compiled into the shim, into the manager, and into a model that runs these same functions through the interleavings and
-//! stale reads that the memory allows (`crates/manager/tests/command_model`). `no_std`: only `core`. Nothing here knows what an order
-//! says or what is done about it: that is between the callers, who may touch it when these functions say so.
+//! Compiled into the shim, into the manager, and into a model that runs these same functions
+//! through the interleavings and stale reads that the memory allows
+//! (`crates/manager/tests/command_model`). `no_std`: only `core`. Nothing here knows what an order
+//! says or what is done about it: that is between the callers, who may touch it when these
+//! functions say so.
 //!
-//! Two exclusions, each Dekker's: a side sets its word, then looks at the other's, all of it sequentially consistent, so at least one
-//! of two sees the other.
+//! Two exclusions, each Dekker's: a side sets its word, then looks at the other's, all of it
+//! sequentially consistent, so at least one of two sees the other.
 
 use core::sync::atomic::Ordering::{self, *};
 use core::time::Duration;
@@ -35,13 +38,15 @@ pub trait Shared {
     fn store(&self, word: Word, value: u32, order: Ordering);
     /// Adds `value`, wrapping; sequentially consistent.
     fn add(&self, word: Word, value: u32);
-    /// Sleeps while `word` is `expected`, until woken, or for `limit`; may return for no reason. A full barrier before the look.
+    /// Sleeps while `word` is `expected`, until woken, or for `limit`; may return for no reason. A
+    /// full barrier before the look.
     fn wait(&self, word: Word, expected: u32, limit: Option<Duration>);
     /// Wakes up to `count` who sleep on `word`. A full barrier first.
     fn wake(&self, word: Word, count: u32);
     /// A moment between two looks at a word; `long`: others may have the processor.
     fn pause(&self, long: bool);
-    /// How often to look before something slower is done. The model has no time for more than a few.
+    /// How often to look before something slower is done. The model has no time for more than a
+    /// few.
     #[inline(always)]
     fn looks(most: u32) -> u32 {
         most
@@ -63,7 +68,8 @@ const NAP: Duration = Duration::from_millis(1);
 /// Looks at the fork gate before sleeping.
 const FORK_LOOKS: u32 = 100;
 
-/// Looks at the reader before giving the processor away between them: it has read a few messages by then, or lost its CPU.
+/// Looks at the reader before giving the processor away between them: it has read a few messages by
+/// then, or lost its CPU.
 const READER_LOOKS: u32 = 2000;
 
 /// All who sleep.
@@ -71,9 +77,9 @@ const ALL: u32 = u32::MAX >> 1;
 
 // The manager's half.
 
-/// Claims the right to take pages out: fork() in the program waits until [`release`]. False while the program is inside
-/// fork(), and while it has no agent that runs: try later. An agent that is still to start would carry out an order long after
-/// it was given up.
+/// Claims the right to take pages out: fork() in the program waits until [`release`]. False while
+/// the program is inside fork(), and while it has no agent that runs: try later. An agent that is
+/// still to start would carry out an order long after it was given up.
 #[inline]
 pub fn claim(page: &impl Shared) -> bool {
     if page.load(Word::Agent, Acquire) == 0 {
@@ -96,9 +102,10 @@ pub fn release(page: &impl Shared) {
     }
 }
 
-/// Posts an order, which `write` writes down; returns its number. One at a time, between [`claim`] and [`release`]. The caller
-/// holds the layout lock for reading since it made sure that each page is still what it thinks it is: an event acknowledged
-/// later cancels this order, one acknowledged before has been seen. [`wait`] tells the agent.
+/// Posts an order, which `write` writes down; returns its number. One at a time, between [`claim`]
+/// and [`release`]. The caller holds the layout lock for reading since it made sure that each page
+/// is still what it thinks it is: an event acknowledged later cancels this order, one acknowledged
+/// before has been seen. [`wait`] tells the agent.
 #[inline]
 pub fn post(page: &impl Shared, write: impl FnOnce()) -> u32 {
     write();
@@ -107,8 +114,9 @@ pub fn post(page: &impl Shared, write: impl FnOnce()) -> u32 {
     seq
 }
 
-/// Tells the agent of order `seq` and waits until it is answered; false when the agent died. `alive` is asked now and then. With no
-/// lock held: the agent may take the caller's CPU at once, for the whole order.
+/// Tells the agent of order `seq` and waits until it is answered; false when the agent died.
+/// `alive` is asked now and then. With no lock held: the agent may take the caller's CPU at once,
+/// for the whole order.
 #[inline]
 pub fn wait(page: &impl Shared, seq: u32, alive: impl Fn() -> bool) -> bool {
     page.wake(Word::Seq, 1);
@@ -124,16 +132,17 @@ pub fn wait(page: &impl Shared, seq: u32, alive: impl Fn() -> bool) -> bool {
     }
 }
 
-/// The order in progress must not move pages any more. Called between [`exclude_agent`] and [`admit_agent`], so it takes
-/// effect before the next page.
+/// The order in progress must not move pages any more. Called between [`exclude_agent`] and
+/// [`admit_agent`], so it takes effect before the next page.
 #[inline]
 pub fn cancel(page: &impl Shared) {
     let seq = page.load(Word::Seq, Acquire);
     page.store(Word::Cancelled, seq, Release);
 }
 
-/// Returns when the agent is not moving pages; it will not start before [`admit_agent`]. The caller holds the layout lock for
-/// writing. Cost: two loads when it is idle; at most what [`between_events`] is given to do otherwise.
+/// Returns when the agent is not moving pages; it will not start before [`admit_agent`]. The caller
+/// holds the layout lock for writing. Cost: two loads when it is idle; at most what
+/// [`between_events`] is given to do otherwise.
 #[inline]
 pub fn exclude_agent<S: Shared>(page: &S, alive: impl Fn() -> bool) {
     if page.load(Word::Done, Acquire) == page.load(Word::Seq, Acquire) {
@@ -191,7 +200,8 @@ pub fn next_order(page: &impl Shared, last: u32) -> u32 {
     }
 }
 
-/// What the agent does to pages for order `seq`, at a time when the manager acknowledges no event; `None`: it is cancelled.
+/// What the agent does to pages for order `seq`, at a time when the manager acknowledges no event;
+/// `None`: it is cancelled.
 #[inline]
 pub fn between_events<S: Shared, R>(page: &S, seq: u32, act: impl FnOnce() -> R) -> Option<R> {
     exclude_reader(page);
@@ -208,7 +218,8 @@ pub fn answer(page: &impl Shared, seq: u32) {
     page.wake(Word::Done, 1);
 }
 
-/// A thread that is about to fork waits until no page is on its way out, and keeps it so until [`after_fork`].
+/// A thread that is about to fork waits until no page is on its way out, and keeps it so until
+/// [`after_fork`].
 #[inline]
 pub fn before_fork<S: Shared>(page: &S) {
     page.add(Word::Forking, 1);
@@ -228,7 +239,8 @@ pub fn after_fork(page: &impl Shared) {
     page.add(Word::Forking, u32::MAX);
 }
 
-/// Sets [`Word::Busy`] at a time when the manager is not reading messages. Half of [`between_events`].
+/// Sets [`Word::Busy`] at a time when the manager is not reading messages. Half of
+/// [`between_events`].
 #[inline]
 pub fn exclude_reader<S: Shared>(page: &S) {
     loop {

@@ -1,11 +1,13 @@
-//! What the shim in the client and the manager say to each other: handshake messages and the shared command page.
+//! What the shim in the client and the manager say to each other: handshake messages and the shared
+//! command page.
 //!
-//! Compiled into both sides, `no_std`: only `core`, only plain data. One handshake at program start or in a fork child:
+//! Compiled into both sides, `no_std`: only `core`, only plain data. One handshake at program start
+//! or in a fork child:
 //! ```text
 //! shim -> manager   Hello { kind, nonce }
 //! manager -> shim   Welcome + [uffd device, command page]
-//! shim -> manager   Ready { addresses, agent } + [uffd of the process (unless it has one), uffd of the staging area]
-//! manager -> shim   Go + [uffd of the process]
+//! shim -> manager   Ready { addresses, agent } + [uffd of the process (unless it has one), uffd of
+//! the staging area] manager -> shim   Go + [uffd of the process]
 //! ```
 
 use core::mem::offset_of;
@@ -35,7 +37,8 @@ pub struct Hello {
     pub magic: u32,
     /// `KIND_*`.
     pub kind: u32,
-    /// Fork child: what the beacon page held. 0: the parent was not managed, so the child has no userfaultfd yet.
+    /// Fork child: what the beacon page held. 0: the parent was not managed, so the child has no
+    /// userfaultfd yet.
     pub nonce: u64,
 }
 
@@ -57,8 +60,8 @@ pub struct Ready {
     pub magic: u32,
     /// Always 0.
     pub reserved: u32,
-    /// Staging area, [`STAGING_PAGES`] pages, which the manager registers with the process's userfaultfd; the holding area,
-    /// as large; then the agent's stack up to `private_end`.
+    /// Staging area, [`STAGING_PAGES`] pages, which the manager registers with the process's
+    /// userfaultfd; the holding area, as large; then the agent's stack up to `private_end`.
     pub staging: u64,
     /// End of the shim's own mapping that starts at `staging`.
     pub private_end: u64,
@@ -66,10 +69,14 @@ pub struct Ready {
     pub beacon: u64,
 }
 
+/// Words of a set of CPUs: as many as the kernel can have (`CONFIG_NR_CPUS` of 8192).
+pub const CPU_WORDS: usize = 128;
+
 /// Move the listed pages into the staging area.
 pub const OP_MOVE: u32 = 1;
 
-/// The first run of set bits of `mask` within `from..count`, as (first, one past the last). Bit numbers; `count` at most 64.
+/// The first run of set bits of `mask` within `from..count`, as (first, one past the last). Bit
+/// numbers; `count` at most 64.
 pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> {
     let set = |at: &usize| mask >> *at & 1 == 1;
     let first = (from..count).find(set)?;
@@ -77,11 +84,13 @@ pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> 
     Some((first, end))
 }
 
-/// The page shared by one agent and the manager. All zero at first. What is done to it, and in which order: `command.rs`.
+/// The page shared by one agent and the manager. All zero at first. What is done to it, and in
+/// which order: `command.rs`.
 ///
-/// `seq`/`done`: a command is posted by writing `op`, `count`, `pages`, then increasing `seq` and waking it; it is done when
-/// `done == seq`. `busy`/`reader_wants` keep the agent from moving pages while a layout event is being acknowledged:
-/// each side sets its word, then looks at the other's.
+/// `seq`/`done`: a command is posted by writing `op`, `count`, `pages`, then increasing `seq` and
+/// waking it; it is done when
+/// `done == seq`. `busy`/`reader_wants` keep the agent from moving pages while a layout event is
+/// being acknowledged: each side sets its word, then looks at the other's.
 #[repr(C)]
 pub struct CommandPage {
     /// Number of the last command posted; futex.
@@ -92,7 +101,8 @@ pub struct CommandPage {
     pub agent: AtomicU32,
     /// The agent is inside a MOVE; futex.
     pub busy: AtomicU32,
-    /// The manager is about to read, or is reading, messages; `READER_SLEEPS`: it sleeps until `busy` is cleared.
+    /// The manager is about to read, or is reading, messages; `READER_SLEEPS`: it sleeps until
+    /// `busy` is cleared.
     pub reader_wants: AtomicU32,
     /// Number of a command that must not go on.
     pub cancelled: AtomicU32,
@@ -110,12 +120,20 @@ pub struct CommandPage {
     pub stranded: AtomicU64,
     /// Threads of the program inside fork(): the manager starts no command.
     pub forking: AtomicU32,
-    /// A command is posted, or its pages are in the staging area and not yet read: fork() waits, because a child would
-    /// depend on a staging area that goes away with its parent.
+    /// A command is posted, or its pages are in the staging area and not yet read: fork() waits,
+    /// because a child would depend on a staging area that goes away with its parent.
     pub in_hand: AtomicU32,
-    /// The agent has a descriptor table of its own; futex. Between the agent and the thread that starts it.
+    /// The agent has a descriptor table of its own; futex. Between the agent and the thread that
+    /// starts it.
     pub ready: AtomicU32,
+    /// The thread that the manager has bound to one CPU for the moment; 0: none. The program clears
+    /// it when it chooses CPUs itself.
+    pub bound: AtomicU32,
+    /// The CPUs that thread may use, as a set of bits.
+    pub cpus: [AtomicU64; CPU_WORDS],
 }
+
+const _: () = assert!(size_of::<CommandPage>() <= 4096, "it is mapped as one page");
 
 impl CommandPage {
     /// Where the word of that name is, in bytes.

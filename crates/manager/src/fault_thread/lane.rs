@@ -1,4 +1,5 @@
-//! Plans being served: their pages are loaded, from memory at once or from a device by the ring, and installed.
+//! Plans being served: their pages are loaded, from memory at once or from a device by the ring,
+//! and installed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -61,8 +62,8 @@ impl Lane {
 }
 
 impl FaultThread {
-    /// Serves the plan of a lane: what is in memory is loaded and installed at once; of what a device has, the reads are started, and
-    /// [`FaultThread::complete_reads`] installs it.
+    /// Serves the plan of a lane: what is in memory is loaded and installed at once; of what a
+    /// device has, the reads are started, and [`FaultThread::complete_reads`] installs it.
     ///
     /// * `times`: when the message was there, was read, and was decided on.
     pub(super) fn carry_out(
@@ -112,7 +113,8 @@ impl FaultThread {
         let this = &mut self.lanes[lane];
         this.in_flight = 0;
         this.retried.fill(false);
-        // A run of items whose copies follow each other on the device: (fd, offset of its end, first, count).
+        // A run of items whose copies follow each other on the device: (fd, offset of its end,
+        // first, count).
         let mut run: Option<(i32, u64, usize, usize)> = None;
         let fresh = this.plan.items[0].fresh;
         for at in 0..this.plan.items.len() {
@@ -162,7 +164,8 @@ impl FaultThread {
         }
     }
 
-    /// Completions of reads: verify, install what is ready. Returns the space of the last plan that is served whole now, if any is.
+    /// Completions of reads: verify, install what is ready. Returns the space of the last plan that
+    /// is served whole now, if any is.
     pub(super) fn complete_reads(&mut self) -> Option<SpaceId> {
         let mut served = None;
         let mut reaped = std::mem::take(&mut self.reaped);
@@ -211,7 +214,8 @@ impl FaultThread {
                 continue;
             }
             metered.errors.fetch_add(1, Ordering::Relaxed);
-            // One more try, one page at a time: a transient error or a short read must not cost the page.
+            // One more try, one page at a time: a transient error or a short read must not cost the
+            // page.
             if !std::mem::replace(&mut this.retried[at], true)
                 && let Ok(Loaded::Read { fd, offset }) = reload(metered, &item)
             {
@@ -233,7 +237,8 @@ impl FaultThread {
         }
     }
 
-    /// Step 4: installs what is ready and not yet finished, the whole of each contiguous run in one call.
+    /// Step 4: installs what is ready and not yet finished, the whole of each contiguous run in one
+    /// call.
     fn install_ready(&mut self, lane: usize) {
         let base = lane * LOAD_PAGES_MAX;
         let this = &mut self.lanes[lane];
@@ -280,6 +285,8 @@ impl FaultThread {
                 let mut stop = at + 1;
                 while stop < items.len()
                     && stop - at < run_max
+                    && is_copied(&items[stop], this.plan.write)
+                        == is_copied(&items[at], this.plan.write)
                     && items[stop].valid
                     && items[stop].install != Install::Lost
                     && !skipped[stop]
@@ -288,16 +295,17 @@ impl FaultThread {
                     stop += 1;
                 }
                 let page = items[at].page;
-                let result = match (items[at].fresh, this.plan.write) {
-                    (true, false) => {
+                let ahead = items[at].fresh && !is_copied(&items[at], this.plan.write);
+                let result = match items[at].fresh {
+                    true if ahead => {
                         let range = VirtRange::new(page, page.plus((stop - at) as u64));
                         process.uffd.zeropage(range, true)
                     }
-                    (true, true) => {
+                    true => {
                         let zeros = &self.zeros[..(stop - at) * PAGE_BYTES];
                         process.uffd.copy(page, zeros, true)
                     }
-                    (false, _) => {
+                    false => {
                         let from = base + start + at;
                         match self.ring.arena().pages(from, from + stop - at) {
                             Some(bytes) => process.uffd.copy(page, bytes, true),
@@ -320,14 +328,14 @@ impl FaultThread {
                 for item in &mut items[at..at + done] {
                     item.install = Install::Done;
                 }
-                if done > 0 && items[at].fresh && !this.plan.write {
+                if done > 0 && ahead {
                     let zeros = VirtRange::new(page, page.plus(done as u64));
                     note_run(&self.shared.zero_runs, space, zeros);
                 }
                 at += done;
                 if exists && at < stop {
-                    // Somebody else's page is there. A fresh page may be one that is about to be dropped, so it is left
-                    // untouched in our books.
+                    // Somebody else's page is there. A fresh page may be one that is about to be
+                    // dropped, so it is left untouched in our books.
                     if !items[at].fresh {
                         items[at].install = Install::Done;
                     }
@@ -367,7 +375,8 @@ impl FaultThread {
             let took = this.installed.duration_since(this.started).as_nanos() as u64;
             lock(&self.shared.fault_latency).saturating_record(took);
         }
-        // Last, with no lock held: who is woken runs on this CPU, and may do so at once, in this thread's place.
+        // Last, with no lock held: who is woken runs on this CPU, and may do so at once, in this
+        // thread's place.
         if let Some(range) = wake {
             let _ = process.uffd.wake(range);
         }
@@ -376,6 +385,12 @@ impl FaultThread {
             self.shared.free_slots(&mut self.freed);
         }
     }
+}
+
+/// A fresh page that is written to gets a frame of its own; one that only comes along, or is read,
+/// the shared zero page, which is the only installation that never takes the place of a guard page.
+fn is_copied(item: &LoadItem, write: bool) -> bool {
+    !item.fresh || (write && item.demanded)
 }
 
 /// Reads a run of pages that follow each other on the device.

@@ -74,6 +74,7 @@ impl Control {
                         "userfaultfd fork events were refused ({error}); run as root or with CAP_SYS_PTRACE"
                     ))
                 })?;
+                self.shared.placement.pin.restarted(peer.pid);
                 // The same process with a new address space: it called exec, and the old one is gone.
                 for old in self.shared.all_processes() {
                     if old.pid() == Some(peer.pid) {

@@ -1,0 +1,193 @@
+//! Stands in for mremap: carries out piece by piece a move that the kernel refuses on our account.
+//!
+//! The kernel moves within one mapping only. A mapping that grew while it was managed may be in two
+//! pieces that a plain kernel would have merged: they look alike, and differ in nothing but who
+//! watches them. Where the pieces differ in anything else, the refusal is the program's own. Linux
+//! 6.11 or newer (PROCMAP_QUERY); raw system calls do not come by here.
+
+use core::mem::size_of;
+
+use crate::raw::{EFAULT, PAGE, call3, call6, fail, nr};
+
+const MAYMOVE: usize = 1;
+const FIXED: usize = 2;
+const DONTUNMAP: usize = 4;
+
+/// Most pieces of one move: more are refused as the kernel would.
+const PIECES_MAX: usize = 64;
+
+/// `PROCMAP_QUERY`.
+const PROCMAP_QUERY: usize = 0xC068_6611;
+/// Of the answer: `r`, `w`, `x`, shared.
+const PERMISSIONS: u64 = 0xf;
+
+/// `struct procmap_query`, without a name asked for.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Query {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    sizes: [u32; 2],
+    addresses: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Query>() == 104);
+
+/// A move in pieces: the end of each, and where all of it goes.
+struct Pieces {
+    old: usize,
+    ends: [usize; PIECES_MAX],
+    count: usize,
+    new: usize,
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mremap(
+    old: usize,
+    old_bytes: usize,
+    new_bytes: usize,
+    flags: i32,
+    target: usize,
+) -> isize {
+    let flags = flags as u32 as usize;
+    // SAFETY: the program's own call, passed on.
+    let result = unsafe { call6(nr::MREMAP, old, old_bytes, new_bytes, flags, target, 0) };
+    if result != EFAULT || flags & MAYMOVE == 0 || flags & !(MAYMOVE | FIXED | DONTUNMAP) != 0 {
+        return fail(result);
+    }
+    let (Some(old_bytes), Some(new_bytes)) = (whole(old_bytes), whole(new_bytes)) else {
+        return fail(result);
+    };
+    let moved = old_bytes.min(new_bytes);
+    let Some((ends, count)) = pieces(old, moved) else {
+        return fail(result);
+    };
+    let new = match flags & FIXED {
+        // SAFETY: a fresh mapping at an address the kernel chooses: PROT_NONE, private, anonymous,
+        // no reserve.
+        0 => unsafe { call6(nr::MMAP, 0, new_bytes, 0, 0x4022, usize::MAX, 0) },
+        _ => target as isize,
+    };
+    if new < 0 && new > -(PAGE as isize) {
+        return fail(new);
+    }
+    let pieces = Pieces {
+        old,
+        ends,
+        count,
+        new: new as usize,
+    };
+    // SAFETY: as the program asked: its mapping goes to `new`, and what is there goes away.
+    let result = unsafe { pieces.carry_out(new_bytes, flags) };
+    // SAFETY: what is unmapped is our own reservation, or what the program asked to be cut off.
+    unsafe {
+        if result < 0 && flags & FIXED == 0 {
+            call3(nr::MUNMAP, new as usize, new_bytes, 0);
+        } else if result >= 0 && moved < old_bytes {
+            call3(nr::MUNMAP, old + moved, old_bytes - moved, 0);
+        }
+    }
+    if result < 0 { fail(result) } else { new }
+}
+
+/// Bytes of whole pages; `None` for none, or too many.
+fn whole(bytes: usize) -> Option<usize> {
+    let whole = bytes.checked_add(PAGE - 1)? & !(PAGE - 1);
+    (whole > 0).then_some(whole)
+}
+
+/// The ends of the mappings that `bytes` from `old` on lie in: at least two, side by side, of
+/// private anonymous memory with the same permissions.
+fn pieces(old: usize, bytes: usize) -> Option<([usize; PIECES_MAX], usize)> {
+    // SAFETY: a path that lives for ever; O_RDONLY | O_CLOEXEC.
+    let file = unsafe { call3(nr::OPEN, c"/proc/self/maps".as_ptr() as usize, 0o2000000, 0) };
+    if file < 0 {
+        return None;
+    }
+    let (mut ends, mut count, mut at) = ([0; PIECES_MAX], 0, old);
+    let mut permissions = None;
+    let end = old.checked_add(bytes)?;
+    while at < end && count < PIECES_MAX {
+        let mut query = Query {
+            size: size_of::<Query>() as u64,
+            flags: 0,
+            address: at as u64,
+            start: 0,
+            end: 0,
+            vma_flags: 0,
+            page_size: 0,
+            offset: 0,
+            inode: 0,
+            device: [0; 2],
+            sizes: [0; 2],
+            addresses: [0; 2],
+        };
+        let query_at = core::ptr::from_mut(&mut query) as usize;
+        // SAFETY: `query` is live and of the size the request names.
+        let asked = unsafe { call3(nr::IOCTL, file as usize, PROCMAP_QUERY, query_at) };
+        // SAFETY: live; volatile because the kernel wrote behind the compiler's back.
+        let query = unsafe { core::ptr::read_volatile(&query) };
+        let is = query.vma_flags & PERMISSIONS;
+        if asked < 0 || query.inode != 0 || is & 8 != 0 || *permissions.get_or_insert(is) != is {
+            break;
+        }
+        at = query.end as usize;
+        ends[count] = at.min(end);
+        count += 1;
+    }
+    // SAFETY: our own descriptor.
+    unsafe { call3(nr::CLOSE, file as usize, 0, 0) };
+    (at >= end && count > 1).then_some((ends, count))
+}
+
+impl Pieces {
+    /// Moves all pieces; the last one grows to what `new_bytes` leaves it. On a refusal those
+    /// before go back, and the kernel's answer is returned.
+    ///
+    /// # Safety
+    /// The old range and the new one are the program's to move.
+    unsafe fn carry_out(&self, new_bytes: usize, flags: usize) -> isize {
+        let mut from = self.old;
+        for at in 0..self.count {
+            let offset = from - self.old;
+            let bytes = self.ends[at] - from;
+            let grown = if at + 1 == self.count {
+                new_bytes - offset
+            } else {
+                bytes
+            };
+            let way = MAYMOVE | FIXED | flags & DONTUNMAP;
+            // SAFETY: the caller's promise.
+            let moved = unsafe { call6(nr::MREMAP, from, bytes, grown, way, self.new + offset, 0) };
+            if moved < 0 && moved > -(PAGE as isize) {
+                // SAFETY: as they came.
+                unsafe { self.go_back(at) };
+                return moved;
+            }
+            from = self.ends[at];
+        }
+        0
+    }
+
+    /// Moves the first `count` pieces back.
+    ///
+    /// # Safety
+    /// They have moved, and nothing has taken their places.
+    unsafe fn go_back(&self, count: usize) {
+        let mut to = self.old;
+        for end in &self.ends[..count] {
+            let (bytes, from) = (end - to, self.new + (to - self.old));
+            // SAFETY: the caller's promise.
+            unsafe { call6(nr::MREMAP, from, bytes, bytes, MAYMOVE | FIXED, to, 0) };
+            to = *end;
+        }
+    }
+}
