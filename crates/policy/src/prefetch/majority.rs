@@ -296,7 +296,7 @@ impl Thread {
     }
 }
 
-/// See the module.
+/// Prefetch by the majority stride of each access stream.
 pub struct Majority {
     /// Keys beside each other, for a quick search; loads, then first touches.
     keys: [[u64; THREADS]; 2],

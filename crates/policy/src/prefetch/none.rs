@@ -2,7 +2,7 @@
 
 use super::{FaultSeen, Prefetch, Window};
 
-/// See the module.
+/// Brings nothing along.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoPrefetch;
 

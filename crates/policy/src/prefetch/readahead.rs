@@ -26,7 +26,7 @@ struct Seen {
     used_at: u64,
 }
 
-/// See the module.
+/// Reads ahead of a fault, further while what came is used.
 pub struct Readahead {
     seen: [Option<Seen>; SPACES],
     pages_max: u32,

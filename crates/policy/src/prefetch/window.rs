@@ -5,10 +5,10 @@
 
 use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
-/// Pages besides the faulting one, when nobody says.
+/// Pages besides the faulting one, by default.
 pub const PAGES_DEFAULT: u32 = 8;
 
-/// See the module.
+/// Brings a window of fixed size along.
 #[derive(Clone, Copy, Debug)]
 pub struct FixedWindow {
     pages: u32,

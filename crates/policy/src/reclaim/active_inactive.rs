@@ -7,39 +7,14 @@
 //!            v                                    (a used page goes round again)
 //!         victims; active fronts when inactive is empty
 //! ```
-//! A live client gives no access bits unless it is looked at (`--access-scan`), so arrivals must
-//! tell which pages are hot. A page that comes back after few evictions left too early. *Few* is
-//! relative: the threshold follows the lowest tenth of the distances seen (within a quarter and
-//! four times the resident pages), so active changes slowly and fills with the hottest pages
-//! whatever the load; in a loop larger than memory a part of it sticks and hits, where plain FIFO
-//! never does. A scan passes through the inactive tenth only.
+//! A live client gives access bits only when it is scanned (`--access-scan`). So arrivals must tell
+//! which pages are hot: a page that comes back after few evictions left too early. *Few* is
+//! relative. The threshold follows the lowest tenth of the distances seen, within a quarter and
+//! four times the resident pages. So active changes slowly and fills with the hottest pages,
+//! whatever the load. Of a loop larger than memory a part stays and hits, where plain FIFO never
+//! does. A scan passes through the inactive tenth only.
 //!
-//! Misses relative to FIFO (`lru` without touches), memory 25 % of 16,384 pages, 1.5 million
-//! references after which the first third is not counted; `lru+touch` sees every reference, which
-//! no live client gives (`cargo test --release -p undercroft-policy -- --ignored --nocapture
-//! simulation_table`, seeded):
-//!
-//! ```text
-//!                 FIFO active_inactive lru+touch
-//! zipf0.7       51.56%           86.4%     92.0%
-//! zipf0.99      23.74%           77.8%     84.4%
-//! zipf1.2        8.81%           72.8%     79.0%
-//! uniform       75.10%          100.1%    100.0%
-//! loop38%      100.00%           45.5%    100.0%
-//! loop100%     100.00%           82.9%    100.0%
-//! zipf+scan     50.05%           77.9%     92.5%
-//! bursts        50.17%           90.0%     96.4%
-//! phases        24.01%           86.6%     85.7%
-//! drift          4.97%          100.6%     50.3%
-//! zipf+loop     71.39%           77.7%     95.7%
-//! ```
-//! With memory 10 % and 50 %, zipf 0.99 is at 78 % and 80 %; the worst of all is drift at 10 %: 103
-//! %. Rejected while choosing, in points of the same ratio (25 % memory): activation when the
-//! distance is below the resident or the active pages (Linux `workingset.c`): zipf 0.99 +5, loops
-//! 100 %; active at most 80 / 50 %: zipf 0.99 +1.5 / +6; up to three further laps in active by
-//! distance: zipf 0.99 -0.5, drift +60; first touches fill active: zipf 1.2 +7, drift +50; no upper
-//! bound on the distance: bursts +10; no lower bound: a loop of 1.1 times memory -80, but drift
-//! +80.
+//! Misses beside FIFO and LRU, and the rules that were rejected: docs/design/0013.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
@@ -65,7 +40,7 @@ const FAR_TIMES: u64 = 4;
 /// Refaults within this fraction of the resident pages always activate.
 const NEAR_FRACTION: u64 = 4;
 
-/// See the module.
+/// Two lists; a page that comes back soon goes to the active one.
 pub struct ActiveInactive {
     lists: PageLists,
     /// Refault distance up to which a page is hot.

@@ -17,7 +17,7 @@ const WRITTEN: u8 = 1;
 /// Written at some time since it became resident, though the hand has cleared `WRITTEN`.
 const REMEMBERED: u8 = 2;
 
-/// See the module.
+/// The ring of CLOCK, driven by writes.
 #[derive(Default)]
 pub struct ClockW {
     lists: PageLists,

@@ -1,41 +1,13 @@
 //! Doubly linked lists over page numbers: the common ground of every reclaim policy.
 //!
-//! Only pages that are in a list have links, and of those only the ones whose neighbours are not
-//! the pages before and after them in memory: pages that came one after the other, as most do, need
-//! none. How the links lie: `lists/chunk.rs`.
+//! Only a page whose neighbours in its list are not the pages before and after it in memory has a
+//! link. Pages that came one after the other, as most do, need none. How the links lie:
+//! `lists/chunk.rs`. What they cost, and what was rejected: docs/design/0013.
 //!
-//! Bytes a page of the chunks: 0.7 when all are in a list and came in order, 7.8 when all are and
-//! came at random; at random, 2.3 when 12 % are in a list, 5.0 when half are. Nanoseconds, and in
-//! brackets those of packed links for every listed page, run in turn; half of the pages listed, all
-//! accesses at random (2026-11-21, Linux 6.18, 2 noisy cores, the better of two; `cargo test
-//! --release -p undercroft-policy -- --ignored --nocapture lists_table` prints ours):
-//!
-//! ```text
-//!                             2^18 pages     2^21 pages
-//! mark a page (CLOCK touch)   2   (2)        3   (2)
-//! front to back (the hand)    22  (30)       99  (54)
-//! move to back (LRU touch)    25  (35)       103 (139)
-//! remove one, insert one      90  (141)      169 (192)
-//! ... every page listed       64  (171)      181 (253)
-//! ```
-//! Since then few links are left unsorted. Against the lists before, run in turn, medians of three
-//! in a slower hour, the rows above take 0.9 to 1.0 of the time, but the last one 1.4 at 2^18 and
-//! 0.7 at 2^21; with 12 % listed 1.0 to 1.3 and 0.6 to 0.8. The bytes are the same (2026-11-22). In
-//! the simulator, with a hundredth of 2^18 pages listed, a scan under CLOCK became 8 to 14 %
-//! faster, with more listed zipf under LRU 3 to 8 % slower. Rejected: queues of page numbers in
-//! which a moved page leaves a stale entry (1 + 5 bytes for a resident page): runs of stale entries
-//! in front make a rare call long, and tags that tell them apart wrap. Links in a heap array a
-//! chunk: 11 bytes a page in the process when all are resident, 7.6 of them counted, for holes
-//! between arrays that grow. Chunks of 128 or 256 pages: no faster where it counts, 0.1 to 0.7
-//! bytes more. Links packed without holes beyond one piece: each removal moves the links of all
-//! higher pages of the chunk, up to 3.5 KiB. Room between the links of blocks instead of holes: by
-//! calculation, one block in four has none when it is needed; scan 8 % slower. A byte for each of
-//! few links that says whose it is, instead of an order: LRU 4 to 23 % slower.
-//!
-//! The page at the back keeps its place in the list's ends, not in its link: that is written once,
-//! when the next page comes and both neighbours are known. At the front the link that leads nowhere
-//! holds any number: who asks compares with the front. Limit: page numbers below 2^28 (1 TiB of
-//! address space, what the ledger is laid out for).
+//! The page at the back has no link yet. The list's ends hold its place until the next page comes
+//! and both neighbours are known. The front page's link to the page before it may hold any number:
+//! callers compare with the front instead. Limit: page numbers below 2^28, 1 TiB of address space,
+//! as the ledger has.
 
 mod chunk;
 
@@ -108,7 +80,7 @@ impl PageLists {
     /// Puts the page at the back, with mark 0. Panics when it is in a list already, or its number
     /// does not fit 28 bits (the link would name another page). Allocates at the first page of a
     /// chunk when no spare chunk is there, and 7 KiB when the pool has no free piece.
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     pub fn push_back(&mut self, list: List, page: PageNo) {
         assert!(page.0 <= PAGE_MASK, "{page:?} needs more than 28 bits");
         let index = page.chunk().0 as usize;
@@ -167,7 +139,7 @@ impl PageLists {
     }
 
     /// Takes the page at the front out.
-    #[inline(always)] // on the way of every page that leaves
+    #[inline(always)] // on the eviction path
     pub fn pop_front(&mut self, list: List) -> Option<PageNo> {
         let page = self.front(list)?;
         let ends = &mut self.ends[list as usize - 1];
@@ -203,7 +175,7 @@ impl PageLists {
         self.join_back(list, page.0);
     }
 
-    /// Puts all of `from` behind the back of `to`, in order. Cost: O(pages of `from`).
+    /// Appends all of `from` to `to`, in order. Cost: O(pages of `from`).
     pub fn append(&mut self, from: List, to: List) {
         while let Some(page) = self.front(from) {
             self.move_to_back(to, page);
@@ -278,7 +250,7 @@ impl PageLists {
     }
 
     /// Joins a page, whose bits say that it is in `list`, behind the back of it.
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     fn join_back(&mut self, list: List, page: u32) {
         let ends = &mut self.ends[list as usize - 1];
         let old = *ends;
@@ -382,7 +354,7 @@ impl PageLists {
     }
 
     /// Changes the link of a page; one that has none gets one unless it says as much without.
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     fn set_link(&mut self, page: u32, change: impl FnOnce(Link) -> Link) {
         let PageLists { chunks, pool, .. } = self;
         let Some(Some(chunk)) = chunks.get_mut(page as usize / PER_CHUNK) else {

@@ -27,11 +27,11 @@ pub enum Arrival {
     },
     /// Brought along by prefetch; not yet known to be used.
     Prefetch,
-    /// Was chosen but could not leave (touched, pinned, no room below): not cold after all.
+    /// It was chosen and could not leave (touched, pinned, no room below), so it is not cold.
     Returned,
 }
 
-/// The engine's word on a candidate.
+/// The engine's verdict on a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It may leave now.

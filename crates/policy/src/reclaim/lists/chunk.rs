@@ -72,7 +72,7 @@ impl Link {
         Link(u64::from(next) | u64::from(prev) << PAGE_BITS)
     }
 
-    /// What is said of a page that has no link.
+    /// The neighbours of a page without a link.
     #[inline]
     pub(super) fn understood(page: u32) -> Link {
         Link::new(after(page), before(page))
@@ -306,7 +306,7 @@ pub(super) struct Chunk {
     /// last, 9 bits each, counted up and down all at once. Of others: the free places of their
     /// piece, a bit each.
     index: u64,
-    /// Those that the links need; the rest is of no meaning.
+    /// The pieces that the links need; the rest has no meaning.
     pieces: [u32; PIECES],
     /// Links, holes among them.
     len: u16,
@@ -380,7 +380,7 @@ impl Chunk {
     }
 
     /// The page's link, and where it is.
-    #[inline(always)] // on the way of every page that moves
+    #[inline(always)] // on both paths
     fn link_at<'a>(&self, page: u32, pool: &'a mut Pool) -> (&'a mut Piece, usize) {
         if !self.sorted {
             let piece = pool.piece(self.pieces[0]);
@@ -416,7 +416,7 @@ impl Chunk {
     }
 
     /// Gives a listed page that has no link this one.
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     pub(super) fn add_link(&mut self, page: u32, link: Link, pool: &mut Pool) {
         let (block, bit) = place(page);
         let (order, rank) = self.rank_in_order(page);
@@ -441,7 +441,7 @@ impl Chunk {
 
     /// Takes a listed page out of its list; its neighbours there, as its link says them or as they
     /// are understood.
-    #[inline(always)] // on the way of every page that leaves
+    #[inline(always)] // on the eviction path
     pub(super) fn take_out(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (at, bit) = place(page);
         let block = &mut self.blocks[at];
@@ -470,14 +470,14 @@ impl Chunk {
         self.holes >= if few { HOLES_MAX_OF_FEW } else { HOLES_MAX }
     }
 
-    /// Whether it holds what it no longer needs: everything, or too many holes.
+    /// Whether it holds memory it no longer needs: it is empty, or has too many holes.
     #[inline]
     pub(super) fn is_to_settle(&self) -> bool {
         self.listed == 0 || self.has_many_holes()
     }
 
     /// Takes the link of a page out, where they are not sorted.
-    #[inline(always)] // on the way of every page that leaves
+    #[inline(always)] // on the eviction path
     fn take_link(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (block, bit) = place(page);
         let (order, rank) = self.rank_in_order(page);
