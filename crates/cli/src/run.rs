@@ -63,13 +63,7 @@ pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
 
 /// Physical memory of this machine.
 pub fn physical_memory() -> Result<Bytes, Failure> {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB"))
-        .and_then(|number| number.trim().parse::<u64>().ok());
-    kib.map(|kib| Bytes(kib * 1024)).ok_or_else(|| {
+    undercroft_sys::procfs::total_memory().ok_or_else(|| {
         Failure::new(
             status::RUN_FAILED,
             "cannot tell how much memory this machine has",

@@ -25,7 +25,7 @@ const DEMO_SIZE_MIN: Bytes = Bytes(16 << 20);
 pub enum MemoryMax {
     /// No limit.
     Max,
-    /// So many bytes.
+    /// A size in bytes.
     Size(Bytes),
     /// A share of physical memory, above 0 up to 100.
     Percent(f64),

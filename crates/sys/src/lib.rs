@@ -1,7 +1,7 @@
 //! Every system call the rest needs and `std` does not give, behind safe functions. All `unsafe` of
 //! the manager is here.
 //!
-//! Level 1. errno is folded into meanings here; nobody above looks at a number.
+//! Level 1. errno becomes an enum by meaning here; no crate above sees a number.
 
 pub mod access;
 pub mod arena;

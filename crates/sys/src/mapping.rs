@@ -87,7 +87,7 @@ impl SharedMemory {
         false
     }
 
-    /// The memory as words, shared with whoever else maps it.
+    /// The memory as words, shared with every process that maps it.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: page-aligned, zero-initialised or written through atomics and raw copies; atomics
         // may be changed by others at any time. The slice lives no longer than the mapping.

@@ -53,7 +53,7 @@ impl PidFd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        // SAFETY: the kernel just gave us this descriptor; nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
 }
@@ -86,34 +86,6 @@ pub fn read_memory(id: u32, address: u64, dst: &mut [u8]) -> io::Result<()> {
     // SAFETY: the kernel writes at most `dst.len()` bytes into `dst`, exclusively borrowed; the
     // remote address is only read, in the other process.
     let got = unsafe { libc::process_vm_readv(id as i32, &local, 1, &remote, 1, 0) };
-    match got {
-        -1 => Err(io::Error::last_os_error()),
-        n if n as usize == dst.len() => Ok(()),
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
-}
-
-/// Reads several ranges (address, bytes) of the process's memory, one after the other, into `dst`;
-/// at most 64 ranges.
-pub fn read_memory_vectored(id: u32, ranges: &[(u64, usize)], dst: &mut [u8]) -> io::Result<()> {
-    assert!(ranges.len() <= 64 && ranges.iter().map(|r| r.1).sum::<usize>() == dst.len());
-    let local = libc::iovec {
-        iov_base: dst.as_mut_ptr().cast(),
-        iov_len: dst.len(),
-    };
-    let mut remote = [libc::iovec {
-        iov_base: std::ptr::null_mut(),
-        iov_len: 0,
-    }; 64];
-    for (to, (address, len)) in remote.iter_mut().zip(ranges) {
-        *to = libc::iovec {
-            iov_base: *address as *mut _,
-            iov_len: *len,
-        };
-    }
-    let count = ranges.len() as u64;
-    // SAFETY: as in `read_memory`; the lengths add up to `dst.len()` (asserted).
-    let got = unsafe { libc::process_vm_readv(id as i32, &local, 1, remote.as_ptr(), count, 0) };
     match got {
         -1 => Err(io::Error::last_os_error()),
         n if n as usize == dst.len() => Ok(()),
@@ -155,11 +127,6 @@ pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
 /// The calling thread's id.
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
-}
-
-/// The CPU the calling thread runs on now.
-pub fn current_cpu() -> usize {
-    rustix::thread::sched_getcpu()
 }
 
 /// CPUs a thread may run on (0: the caller), ascending, of the first 1024.
@@ -216,18 +183,6 @@ pub fn become_subreaper() -> io::Result<()> {
     Ok(rustix::process::set_child_subreaper(Some(
         rustix::process::getpid(),
     ))?)
-}
-
-/// The calling process is killed when its parent dies.
-pub fn die_with_parent() -> io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(
-        Signal::KILL,
-    ))?)
-}
-
-/// The calling process outlives its parent.
-pub fn outlive_parent() -> io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(None)?)
 }
 
 /// Raises the limit of open descriptors as far as allowed; returns it.

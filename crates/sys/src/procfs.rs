@@ -1,10 +1,20 @@
-//! What /proc tells about a process: mappings, sizes, threads, and the CPU a thread runs on.
+//! What /proc tells: memory of the machine; of a process its mappings, sizes, threads, and the CPU
+//! a thread runs on.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
-use undercroft_base::{PageCount, VirtRange};
+use undercroft_base::{Bytes, PageCount, VirtRange};
+
+/// Physical memory of this machine. `None`: `/proc/meminfo` does not tell.
+pub fn total_memory() -> Option<Bytes> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let mut lines = text.lines();
+    let rest = lines.find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(Bytes(kib * 1024))
+}
 
 /// One line of `/proc/PID/maps`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +83,7 @@ pub struct Sizes {
     pub virtual_size: PageCount,
     /// In memory, file pages and shared memory included.
     pub resident: PageCount,
-    /// ... of which file pages and shared memory.
+    /// The part of these that are file pages and shared memory.
     pub shared: PageCount,
 }
 

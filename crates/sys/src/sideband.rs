@@ -137,7 +137,7 @@ fn open_event(thread: u32, cpu: usize, reports: u64, wake: Wake) -> io::Result<O
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    // SAFETY: the kernel just gave us this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 

@@ -105,7 +105,7 @@ pub enum UffdError {
         /// Pages done.
         done: u64,
     },
-    /// A page is there already; nobody was woken.
+    /// A page is there already; no thread was woken.
     #[error("the page is already mapped")]
     Exists {
         /// Pages done.
@@ -267,7 +267,7 @@ impl UffdDevice {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        // SAFETY: the kernel just gave us this descriptor; nothing else owns it.
         Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 }
@@ -310,7 +310,7 @@ impl Uffd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        // SAFETY: the kernel just gave us this descriptor; nothing else owns it.
         Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
     }
 

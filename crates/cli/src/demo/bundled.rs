@@ -19,7 +19,7 @@ pub fn serve(socket: &Path) -> io::Result<()> {
         match converse(&mut store, stream?) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            // A client that breaks off harms nobody else.
+            // A client that breaks off harms no other.
             Err(error) => eprintln!("demo store: {error}"),
         }
     }

@@ -17,7 +17,7 @@ use super::resp::{Client, Reply};
 pub const VALUE_BYTES: usize = 4000;
 /// Requests in flight while loading and verifying.
 const PIPELINE: u64 = 32;
-/// One request in so many writes.
+/// One request of this many is a write.
 const WRITE_EVERY: u64 = 10;
 /// Skew of YCSB's zipfian law.
 const THETA: f64 = 0.99;

@@ -265,7 +265,7 @@ pub struct CatArgs {
     /// The trace; - = standard input
     pub trace: PathBuf,
 
-    /// Stop after so many lines
+    /// Stop after this many lines
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<u64>,
 

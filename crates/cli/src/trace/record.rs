@@ -93,7 +93,8 @@ pub fn record(args: &RecordArgs) -> Result<u8, Failure> {
         .map_err(|error| cannot_write(error.to_string()))?;
     let bytes = output.keep()?;
     if let Some(signal) = exit.signal() {
-        // Whoever stops a server has the trace they want; whoever did not, should know.
+        // A user who stops a server wants the trace so far. One who did not should know that it
+        // ended.
         eprintln!(
             "undercroft: signal {signal} ended {}: the trace ends there",
             args.command[0].to_string_lossy()

@@ -69,7 +69,7 @@ const USER_MODE_ONLY: i32 = 1;
 fn raw_userfaultfd(flags: i32) -> Option<Uffd> {
     // SAFETY: flags by value only.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    // SAFETY: the kernel just gave us this descriptor; nothing else owns it.
     (fd >= 0).then(|| Uffd::from(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
 }
 
