@@ -29,9 +29,9 @@ pub struct MemoryTrace {
 /// What a live trace tells of a page beside references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Becomes {
-    /// It is in memory, by nobody's decision.
+    /// It was found in memory; no policy brought it.
     Found,
-    /// It is in memory, as the page of a fork relative, who is charged for the frame.
+    /// It is in memory, in the frame of a fork relative, which is charged for it.
     Shared,
     /// Its content is gone, by the program's.
     Dropped,
@@ -51,7 +51,7 @@ pub enum Becomes {
     /// The write that faulted changed nothing, nor did another before it was evicted live: its copy
     /// below is right.
     Unchanged,
-    /// It was used in memory, as the live policy was told then.
+    /// It was used while in memory. The live policy was told at this point.
     Used,
     /// The live prefetcher brought it along. What it brings here, the policy asked for says; or the
     /// trace, if that was asked for.
@@ -70,7 +70,7 @@ pub enum Becomes {
 }
 
 impl Becomes {
-    /// Whether it is told of a page, and not of its address space.
+    /// Whether it is about one page, not about an address space.
     pub fn is_of_a_page(self) -> bool {
         !matches!(self, Becomes::Forked { .. } | Becomes::Ended)
     }

@@ -1,13 +1,12 @@
 //! One client of a trace as numbered pages of one size, 4 bytes a reference.
 //!
-//! Pages are numbered so that the engine's own page number is the index: chunks of 512 pages,
-//! ascending by address, chunks nobody touches left out. Neighbours keep neighbouring numbers;
-//! where pages are missing between two numbers, a *run* ends, and each run is told to the engine as
-//! a mapping of its own, so that no window crosses it. Where chunks are nearly empty (object
-//! traces), smaller granules are used: a number costs the engine 17 bytes.
+//! Pages are numbered so that the engine's own page number is the index. Chunks of 512 pages get
+//! numbers in the order of addresses; untouched chunks get none. Neighbours keep neighbouring
+//! numbers. Where pages are missing between two numbers, a *run* ends. The engine sees each run as
+//! a mapping of its own, so no window crosses its end. Where chunks are nearly empty (object
+//! traces), granules are smaller, because a number costs the engine 17 bytes.
 //!
-//! Making this costs time, which [`PageStream::build`] is not part of a replay: it is done once for
-//! each page size.
+//! [`PageStream::build`] takes time. It runs once for each page size, before the replays.
 
 use rustc_hash::FxHashMap;
 use undercroft_base::CHUNK_PAGES;
@@ -24,25 +23,24 @@ pub struct PageStream {
     pub references: Vec<u32>,
     /// Half-open runs of numbers whose pages are neighbours in memory; together all numbers.
     pub runs: Vec<(u32, u32)>,
-    /// Numbers given, pages nobody touches included; a multiple of 512.
+    /// Numbers given, also to pages that are never touched. A multiple of 512.
     pub numbers: u32,
     /// Pages that are touched, found in memory or brought along; ascending.
     pub touched: Vec<u32>,
     /// References that write.
     pub writes: u64,
-    /// What became of its pages beside references, in order.
+    /// Movements of its pages, in order.
     pub moved: Vec<MovedPage>,
-    /// The address spaces that the numbers belong to; `None` where nothing is told of forks and
-    /// ends.
+    /// The address spaces of the numbers; `None` when the trace has no forks and ends.
     pub spaces: Option<Spaces>,
 }
 
 /// A page, and what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MovedPage {
-    /// References that come before.
+    /// References before it.
     pub after: usize,
-    /// The page; of what is of no page, the address space.
+    /// The page, or, for an event without a page, the address space.
     pub number: u32,
     /// What.
     pub what: Becomes,
@@ -165,7 +163,7 @@ impl Chunks {
 /// Chunks that may be numbered before granules shrink: page numbers have 30 bits.
 const CHUNKS_MAX: usize = 1 << 20;
 
-/// Numbers below which nobody minds empty ones.
+/// Below this many numbers, empty ones cost nothing that matters.
 const NUMBERS_SMALL: usize = 1 << 22;
 
 impl PageStream {
@@ -219,8 +217,7 @@ impl PageStream {
                 Becomes::Found | Becomes::Shared | Becomes::Returned | Becomes::Ahead { .. }
             );
         }
-        // Pages of which nothing else is known have numbers too, though they are no part of the
-        // footprint.
+        // Pages that only movements name have numbers, too, but are no part of the footprint.
         for (named, touched) in named.iter_mut().zip(&touched) {
             *named |= touched;
         }
@@ -268,8 +265,8 @@ impl PageStream {
         Ok(stream)
     }
 
-    /// Leaves out granules nobody touches where that pays, and finds the runs. `firsts`: the place
-    /// of each chunk; `named`: pages that need a number, `touched`: those of the footprint.
+    /// Leaves out untouched granules where that pays, and finds the runs. `firsts`: the place of
+    /// each chunk. `named`: pages that need a number. `touched`: those of the footprint.
     fn numbered(
         name: &str,
         mut references: Vec<u32>,

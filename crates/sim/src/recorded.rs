@@ -5,7 +5,7 @@ use undercroft_trace::Header;
 
 use crate::setup;
 
-/// What `undercroft run --trace` was told, as far as a replay can be told the same.
+/// The options of the recorded run that a replay can take, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// `--memory-max`, less what pages took that waited to be written (`--write-behind`).

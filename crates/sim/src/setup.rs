@@ -12,9 +12,9 @@ use crate::bound;
 /// How much DRAM the clients have together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Memory {
-    /// So many bytes.
+    /// A size in bytes.
     Bytes(Bytes),
-    /// So many pages of the page size in force.
+    /// A number of pages of the page size in force.
     Pages(u64),
     /// A part of the footprint (all pages touched), in percent.
     Percent(f64),
@@ -133,7 +133,7 @@ pub enum Layout {
 pub enum WriteOut {
     /// The fault that needs the frame.
     Wait,
-    /// Nobody, while the device keeps up.
+    /// Nothing waits while the device keeps up.
     Behind,
 }
 

@@ -1,5 +1,5 @@
-//! Which page numbers of a live run's trace belong to which of its address spaces, and which are
-//! the same page of fork relatives.
+//! Maps the page numbers of a live trace to its address spaces, and finds the same page in fork
+//! relatives.
 
 /// The numbers of each address space, in granules of neighbouring pages.
 #[derive(Clone, Debug, Default)]
@@ -11,7 +11,7 @@ pub struct Spaces {
     /// Of each address space, the first numbers of its granules, ascending, which is the order of
     /// places.
     of: Vec<Vec<u32>>,
-    /// One has pages of another.
+    /// Some space has pages of another.
     related: bool,
 }
 
@@ -38,7 +38,7 @@ impl Spaces {
         spaces
     }
 
-    /// Whether one may have pages of another.
+    /// Whether a space may have pages of another.
     pub fn are_related(&self) -> bool {
         self.related
     }
@@ -53,7 +53,7 @@ impl Spaces {
         self.of.get(space as usize).map_or(&[], |first| first)
     }
 
-    /// Numbers of the pages that both have at the same addresses: (one's, other's).
+    /// Numbers of the pages that two spaces have at the same addresses: (first, second).
     pub fn common(&self, one: u32, other: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
         let mut others = self.granules(other).iter().copied().peekable();
         let place = |first: u32| self.owners[(first / self.granule) as usize].1;

@@ -51,7 +51,7 @@ pub struct Results {
 pub struct Progress {
     /// References replayed in all simulations so far.
     pub references: u64,
-    /// Of so many.
+    /// References to replay in all.
     pub references_total: u64,
 }
 

@@ -11,7 +11,7 @@ use crate::sweep::Results;
 pub enum Style {
     /// Columns aligned with spaces.
     Plain,
-    /// A Markdown table under a heading that says what it is.
+    /// A Markdown table under its heading.
     Markdown,
 }
 
@@ -250,7 +250,7 @@ fn prefixed(value: f64, unit: &str) -> String {
 }
 
 impl Outcome {
-    /// p99 of the client that has it worst.
+    /// The highest p99 of any client.
     pub fn worst_p99_seconds(&self) -> f64 {
         let clients = self.clients.iter();
         clients

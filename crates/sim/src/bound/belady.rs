@@ -55,7 +55,7 @@ impl Future {
     }
 }
 
-/// See the module.
+/// Belady's MIN as a reclaim policy.
 pub struct Belady {
     future: Arc<Future>,
     /// Next use of each page, as of now.

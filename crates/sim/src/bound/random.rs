@@ -6,7 +6,7 @@ use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
 
 const NOWHERE: u32 = u32::MAX;
 
-/// See the module.
+/// Evicts a page at random.
 pub struct RandomReclaim {
     pages: Vec<PageNo>,
     /// Place of each page in `pages`.

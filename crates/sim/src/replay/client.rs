@@ -29,7 +29,7 @@ pub const SHARED: u8 = 16;
 /// own.
 pub const LENT: u8 = 32;
 
-/// Longest latency told apart: 1000 s.
+/// Longest latency that is counted exactly: 1000 s.
 const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
 
 /// References looked at ahead of time, together.
@@ -80,7 +80,7 @@ pub struct Seen {
     pub ahead_used: u64,
 }
 
-/// See the module.
+/// One client of a replay: its trace, engine and clock.
 pub struct Client<'a> {
     /// Its references and pages.
     pub stream: &'a PageStream,

@@ -11,7 +11,7 @@ use crate::memory_trace::Becomes;
 use crate::setup::{Room, SetupError};
 
 impl Host {
-    /// What the trace says of pages before the next reference of a client.
+    /// Applies what the trace says of pages before the next reference of a client.
     pub(super) fn follow(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         loop {
             let moved = match client.stream.moved.get(client.moved) {
@@ -46,7 +46,7 @@ impl Host {
                 continue;
             }
             if moved.what == Becomes::Unchanged {
-                // Where the page has been in memory for longer than live, it may have been changed
+                // If the page has been in memory for longer than live, it may have been changed
                 // before.
                 if client.missed == moved.after {
                     *mark &= !DIRTY;
@@ -69,7 +69,7 @@ impl Host {
                 continue;
             }
             if moved.what == Becomes::Used {
-                // Where the simulation has evicted it, that it was used in memory says nothing.
+                // If the simulation has evicted it, a use in memory says nothing.
                 if client.engine.touch(PageNo(moved.number), false) && *mark & AHEAD != 0 {
                     *mark = (*mark & !AHEAD) | KNOWN;
                     client.seen.ahead_used += 1;
@@ -111,12 +111,12 @@ impl Host {
             if matches!(moved.what, Becomes::Found | Becomes::Shared) {
                 if !self.own_shared(client, PageNo(moved.number)) {
                     if !client.engine.is_known(PageNo(moved.number)) {
-                        // It was used before, and nobody knows its bytes.
+                        // It was used before; its bytes are unknown.
                         client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
                     }
                     client.engine.found_resident(client.space, range);
                 }
-                // A live run may begin above its limit: what leaves for that, its evictions tell.
+                // A live run may begin above its limit; its evictions tell what leaves.
                 if self.setup.room != Room::Traced {
                     self.have_room(client, 0)?;
                 }
@@ -127,8 +127,8 @@ impl Host {
         }
     }
 
-    /// What `count` pages from `first` on, of one chunk, had is gone, in memory and out. What was
-    /// on its way out is out by then.
+    /// Forgets `count` pages of one chunk from `first` on, in memory and in the tiers. Pages on
+    /// their way out have left by then.
     pub(super) fn drop_pages(
         &mut self,
         client: &mut Client<'_>,

@@ -1,9 +1,9 @@
 //! Forks and ends of processes, as a live trace tells them.
 //!
-//! A fork child has its parent's pages: those in memory in frames that the parent is charged for,
-//! the others with the copies below. The trace says from when on it is charged for a frame itself
-//! (`Becomes::Found`). Where it faults live on a page that is in memory here, a write is what makes
-//! it pay.
+//! A fork child starts with its parent's pages. The parent stays charged for the frames in memory;
+//! both share the copies in the tiers. The trace says when the child is charged for a frame of its
+//! own (`Becomes::Found`). If the child faulted live on a page that is in memory here, it is
+//! charged when it writes.
 
 use undercroft_base::{Flags, PageNo, PageState, VirtPage, VirtRange};
 
@@ -13,7 +13,7 @@ use crate::memory_trace::Becomes;
 use crate::setup::{Room, SetupError};
 
 impl Host {
-    /// The address space `child` begins, with what `parent` has where both have numbers.
+    /// Begins the address space `child`. It has what `parent` has, where both have numbers.
     pub(super) fn fork(
         &mut self,
         client: &mut Client<'_>,
@@ -32,14 +32,14 @@ impl Host {
         Ok(())
     }
 
-    /// A page turns out to be one that a relative has in memory; false where none has here.
+    /// Shares the frame of a relative that has the page in memory; false when none has it here.
     pub(super) fn share(&mut self, client: &mut Client<'_>, no: PageNo) -> bool {
         let Some(spaces) = &client.stream.spaces else {
             return false;
         };
         let virt = |number: u32| VirtPage(u64::from(number));
         let entry = |number: u32| client.engine.entry(client.space, virt(number));
-        // One that has it below, where it is not in memory here.
+        // A relative has it in a tier, and it is not in memory here.
         let mut others = spaces.relatives(no.0);
         let Some(from) = others.find(|of| entry(*of).state != PageState::Untouched) else {
             return false;
@@ -50,14 +50,14 @@ impl Host {
         true
     }
 
-    /// A page of which nothing is known has what another has.
+    /// Gives an unknown page the state of another, as fork does.
     fn inherit(&mut self, client: &mut Client<'_>, page: u32, from: u32) {
         let virt = |number: u32| VirtPage(u64::from(number));
         let inherited = client.engine.inherit(client.space, virt(page), virt(from));
         assert_eq!(inherited, Ok(()), "all pages have numbers");
         let entry = client.engine.entry(client.space, virt(page));
         if entry.flags.has(Flags::LOCKED) {
-            // Never so many that nothing can leave.
+            // Always leave some pages that can be evicted.
             let range = VirtRange::new(virt(page), virt(page + 1));
             match client.locked < client.frames / 8 {
                 true => client.locked += 1,
@@ -70,8 +70,8 @@ impl Host {
         client.marks[from as usize] |= LENT * shares;
     }
 
-    /// Of what is on its way out, all that the trace has leave before it names more: at a fork or
-    /// an end it is out, or will stay.
+    /// Lets all pages leave that the trace lets leave before it names more. At a fork or an end, a
+    /// page on its way out is out by then, or stays.
     fn let_most_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let mut stays = 0;
         if client.leaving != 0 {
@@ -91,7 +91,7 @@ impl Host {
         Ok(())
     }
 
-    /// Nothing of an address space is left.
+    /// Forgets an address space.
     pub(super) fn end_space(
         &mut self,
         client: &mut Client<'_>,
@@ -112,8 +112,7 @@ impl Host {
         Ok(())
     }
 
-    /// A page that has its frame from a relative is charged for one from now on; false where it is
-    /// none.
+    /// Charges a page for its frame, which was a relative's until now; false when it was not.
     pub(super) fn own_shared(&mut self, client: &mut Client<'_>, no: PageNo) -> bool {
         let page = VirtPage(u64::from(no.0));
         let entry = client.engine.entry(client.space, page);
@@ -166,7 +165,7 @@ impl Host {
         }
     }
 
-    /// Makes a batch of the pages that leave next; how many.
+    /// Makes a batch of the pages that leave next. Returns how many.
     #[cold]
     pub(super) fn choose_heirs(&mut self, client: &mut Client<'_>) -> usize {
         let virt = |no: PageNo| VirtPage(u64::from(no.0));

@@ -19,14 +19,14 @@ use crate::setup::{FaultTouch, Initial, Room, Setup, SetupError, TierKind};
 const POOL_PERCENT_ABOVE: f64 = 50.0;
 const POOL_PERCENT_ALONE: f64 = 95.0;
 
-/// See the module.
+/// What the clients of a replay share: devices and tiers.
 pub struct Host {
     /// The simulation's rules.
     pub setup: Setup,
     /// The tiers, fastest first.
     pub tiers: Vec<Tier>,
     freed: Vec<(TierId, Slot)>,
-    /// Where threads wait: nobody does in a simulation, but the engine tells.
+    /// Threads to wake. None waits in a simulation, but the engine names them.
     pub wake: Vec<(SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
     requests: Vec<(usize, usize)>,
@@ -252,7 +252,7 @@ impl Host {
 
     /// Evicts up to `want` pages, the last batch having left; how many: none only where no page may
     /// leave.
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     fn evict(&mut self, client: &mut Client<'_>, want: usize) -> Result<usize, SetupError> {
         debug_assert_eq!(client.leaving, 0, "one batch at a time");
         let chosen = self.choose(client, want);
@@ -266,7 +266,7 @@ impl Host {
     }
 
     /// Has the policy name up to `want` pages; how many: none only where no page may leave.
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     pub(super) fn choose(&mut self, client: &mut Client<'_>, want: usize) -> usize {
         if !client.leave_next.is_empty() {
             let heirs = self.choose_heirs(client);
@@ -286,7 +286,7 @@ impl Host {
     }
 
     /// Evicts page `index` of the batch at hand.
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     pub(super) fn evict_one(
         &mut self,
         client: &mut Client<'_>,

@@ -1,7 +1,8 @@
-//! Evictions that a live trace tells: a batch is named at once and leaves by and by.
+//! Repeats recorded evictions: a batch is named at once and leaves bit by bit.
 //!
-//! It stays on its way out until the next one is named, as live; each page of it leaves sooner
-//! where the trace shows that it was out by then, is called back where the trace says so, or stays.
+//! As live, a batch stays on its way out until the next one is named. A page of it leaves earlier
+//! where the trace shows that it was out by then. It is recalled, or stays, where the trace says
+//! so.
 
 use undercroft_base::{PageNo, PageState, VirtPage, VirtRange};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
@@ -35,7 +36,7 @@ impl Host {
         Ok(())
     }
 
-    /// What is on its way out leaves.
+    /// Lets all pages on their way out leave.
     #[inline]
     pub(super) fn let_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         match client.leaving {
@@ -55,15 +56,15 @@ impl Host {
         Ok(())
     }
 
-    /// The first of those on their way out leaves.
+    /// Lets the first page on its way out leave.
     pub(super) fn let_next_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let index = client.leaving.trailing_zeros() as usize;
         client.leaving &= client.leaving - 1;
         self.evict_one(client, index)
     }
 
-    /// A page leaves, if it is on its way out; all do, if it is one that goes with one of them, as
-    /// a fork child's.
+    /// Lets a page leave if it is on its way out. If it goes along with one of them, as a fork
+    /// child's page does, all leave.
     pub(super) fn let_one_go(
         &mut self,
         client: &mut Client<'_>,
@@ -83,7 +84,7 @@ impl Host {
         Ok(())
     }
 
-    /// A page on its way out is wanted back.
+    /// Recalls a page on its way out.
     pub(super) fn recall(
         &mut self,
         client: &mut Client<'_>,
@@ -102,9 +103,9 @@ impl Host {
         Ok(())
     }
 
-    /// The live manager named `count` pages itself, those of the movements from `first` on: what of
-    /// them is in memory, and may leave, does here, too. They stay on their way out as any batch:
-    /// see [`Host::let_go`].
+    /// Evicts the `count` pages that the live manager named itself, by the movements from `first`
+    /// on, if they are in memory and may leave. They stay on their way out as any batch does: see
+    /// [`Host::let_go`].
     pub(super) fn evict_these(
         &mut self,
         client: &mut Client<'_>,

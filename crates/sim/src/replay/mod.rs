@@ -1,20 +1,20 @@
 //! Replays a trace through the engine: one engine a client, devices shared, time virtual.
 //!
-//! Clients run on their own clocks; whoever faults first in virtual time is served first. A hit
-//! costs one look into the page table and one call of the policy. A fault: the engine plans; pages
-//! are evicted until the plan fits (a dirty one is written, a clean one whose copy is kept below is
-//! dropped: the engine decides, told only whether the bytes changed); the plan is read from the
-//! tiers and installed. Every client has a processor to itself.
+//! Clients run on their own clocks, and the earliest fault in virtual time is served first. Every
+//! client has a processor to itself. A hit costs one look into the page table and one call of the
+//! policy. At a fault the engine plans. Pages are evicted until the plan fits: a dirty one is
+//! written, a clean one whose copy is still in a tier is dropped. The engine decides that; it is
+//! told only whether the bytes changed. Then the plan is read from the tiers and installed.
 //!
 //! With [`Room::Ahead`] pages leave as they do live: in batches, after a fault that broke into the
-//! reserve, until a reserve and a half is free. Only in no time: the live evictor works while the
-//! program goes on.
+//! reserve, until a reserve and a half is free. Here that takes no time; the live evictor works
+//! while the program goes on.
 //!
-//! Where a live trace says so, pages are found in memory, as they were when the recording began, or
-//! dropped by the program (`follow.rs`). So are forks and the ends of processes (`forks.rs`): all
-//! address spaces of a live run are pages of one client, whose engine takes them for one. Evictions
-//! that it tells (`leaving.rs`), and pages brought along (`traced.rs`), are followed only when that
-//! is asked for ([`Room::Traced`]): otherwise the policies under test decide.
+//! A live trace also records other events. Pages that were found in memory or dropped by the
+//! program are always followed (`follow.rs`). So are forks and ends of processes (`forks.rs`): all
+//! address spaces of a live run are pages of one client and one engine. Evictions (`leaving.rs`)
+//! and pages brought along (`traced.rs`) are followed with [`Room::Traced`] only; otherwise the
+//! policies under test decide.
 
 mod client;
 mod follow;
@@ -129,7 +129,7 @@ impl<'a> Replay<'a> {
         let starts = (0..clients.len()).map(|at| Reverse((Time::default(), at)));
         let mut queue: BinaryHeap<_> = starts.collect();
         while let Some(Reverse((_, at))) = queue.pop() {
-            // One client alone need not be put aside between its faults.
+            // A client that is alone need not return to the queue between its faults.
             let alone = queue.is_empty();
             let client = &mut clients[at];
             let mut told = client.at;
@@ -170,7 +170,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Every page is brought into being and swapped out to the last tier, before time begins.
+    /// Creates every page and swaps it out to the last tier, before time begins.
     fn store_everything(&mut self) -> Result<(), SetupError> {
         let Replay { clients, host } = self;
         for client in clients {
@@ -202,8 +202,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// When everything is done, writes put aside included; the longest of the clients' own times
-    /// beside it.
+    /// Returns when everything is done, postponed writes included, and the longest of the clients'
+    /// own times.
     pub fn finish(&mut self) -> (Time, Time) {
         let clients = self.clients.iter().map(|client| client.clock);
         let elapsed = clients.max().unwrap_or_default();
@@ -216,13 +216,13 @@ impl<'a> Replay<'a> {
         &self.host.tiers
     }
 
-    /// The device of each tier that is one.
+    /// The device of each tier that has one.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.host.tiers.iter().filter_map(Tier::device)
     }
 }
 
-/// More pages than any trace touches; so many bytes fit 63 bits.
+/// More pages than any trace touches. Their bytes fit 63 bits.
 const FRAMES_MAX: u64 = 1 << 40;
 
 /// Frames of all clients together. Errors: none at all.

@@ -1,16 +1,16 @@
-//! Prefetch as it was recorded: what came along in the live run comes along, at the same reference.
+//! Repeats recorded prefetch: pages that came along in the live run come along at the same
+//! reference.
 //!
-//! Uses of pages in memory raise no fault, so a live trace does not have those of pages that were
-//! brought along: a prefetcher that is asked anew sees other streams than the live one did, and a
-//! simulation without one lacks the pages, and the room they took. What came along is in the trace
+//! A use of a page in memory raises no fault, so a live trace lacks the uses of prefetched pages. A
+//! prefetcher that is asked anew would see other streams than the live one did. A simulation
+//! without one would lack the pages and the room they took. So the trace names what came along
 //! (`Becomes::Ahead`).
 //!
-//! Two ways, for the same pages. A fault that is one here, too, has its pages through the engine's
-//! prefetch port, so that one request reads them with it: [`NextWindow::expect`] puts the window
-//! there before the engine asks. What the engine did not take then, [`Host::bring_along`] brings
-//! where the trace has it: pages of a window with gaps, of a fault that is a hit here, of another
-//! thread's fault, or below the page faulted on (the trace names a window in the order of
-//! addresses).
+//! They come in one of two ways. For a fault that is a fault here, too, they come through the
+//! engine's prefetch port, so that one request reads all: [`NextWindow::expect`] puts the window
+//! there before the engine asks. [`Host::bring_along`] brings the others where the trace names
+//! them: pages of a window with gaps, of a fault that is a hit here, of another thread's fault, or
+//! below the faulting page (the trace names a window in the order of addresses).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -33,14 +33,15 @@ pub struct NextWindow {
 }
 
 impl NextWindow {
-    /// The next fault is at `no`, the reference before `after`; `moved` is what the trace says from
-    /// there on. Its window: the pages named first there, as far as they are equally spaced.
+    /// Sets the window of the next fault, which is at `no`, the reference before `after`. `moved`
+    /// is what the trace says from there on. The window is the pages named first, while they are
+    /// equally spaced.
     pub fn expect(&self, no: PageNo, after: usize, moved: &[MovedPage]) {
         let mut window = Window::default();
         let ahead = |moved: &&MovedPage| {
             moved.after == after && matches!(moved.what, Becomes::Ahead { .. })
         };
-        // What the trace says of the fault itself comes before.
+        // Entries about the fault itself come before.
         let itself = |moved: &&MovedPage| {
             moved.after == after && matches!(moved.what, Becomes::Written | Becomes::Unchanged)
         };
@@ -139,7 +140,7 @@ impl Host {
         Ok(())
     }
 
-    /// As [`Host::serve`], but that nobody faulted, and nobody waits.
+    /// As [`Host::serve`], but no thread faulted, and none waits.
     fn load_along(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
         if self.setup.room != Room::AfterPlan {
             self.have_room(client, 1)?;

@@ -19,7 +19,7 @@ pub struct Held {
     pub at: BatchIndex,
     /// Its bytes.
     pub content: Content,
-    /// Where it went, if it is to be published.
+    /// Where it went, when it must be published.
     pub outcome: Option<Outcome>,
 }
 

@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// Fault thread `at` goes on with what it has in progress.
+    /// Fault thread `at` takes the next step of its work.
     pub fn advance_flight(&mut self, at: usize) {
         let flight = self.flights[at].as_mut().expect("in flight");
         if flight.stalled > 0 && !self.calm {

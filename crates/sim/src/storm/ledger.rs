@@ -21,7 +21,7 @@ pub struct StormLedger {
 }
 
 impl StormLedger {
-    /// An empty ledger of so many chunks.
+    /// An empty ledger of `chunks` chunks.
     pub fn new(chunks: usize) -> StormLedger {
         let words = bytes_for(chunks) / 8;
         let memory: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
@@ -41,7 +41,7 @@ impl StormLedger {
         })
     }
 
-    /// The manager dies instead of writing the word after so many.
+    /// After this many words the manager dies instead of writing the next.
     pub(super) fn arm(&self, words: u64) {
         self.fuse.store(words, Ordering::Relaxed);
     }

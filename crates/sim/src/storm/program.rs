@@ -524,7 +524,7 @@ impl World {
         }
     }
 
-    /// The kernel does what it said with a REMOVE event.
+    /// The kernel drops the pages that a REMOVE event announced.
     pub fn zap_step(&mut self) -> bool {
         let Some(proc) = (0..self.procs.len()).find(|at| self.procs[*at].zap.is_some()) else {
             return false;
@@ -552,7 +552,8 @@ impl World {
             }
         }
         for (page, had) in saved {
-            // It was dropped between: what it had at the acknowledgement must not come back.
+            // The page was dropped in between. What it held at the acknowledgement must not come
+            // back.
             if self.memory.is_absent(mm, page) && self.oracle.expect(mm, page) == had {
                 self.oracle.zero(mm, page);
             }

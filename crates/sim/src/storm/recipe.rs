@@ -19,7 +19,7 @@ const FIRST_LINE: &str = "undercroft storm 1";
 /// Most steps a recipe may name: bounds what a file can ask for.
 const STEPS_MAX: u64 = 100_000_000;
 
-/// See the module.
+/// A storm as text: its setup and what must happen in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// The configuration.

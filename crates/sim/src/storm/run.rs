@@ -140,7 +140,7 @@ fn drive(setup: &Setup, mut next: impl FnMut(&World) -> Option<u64>) -> (Tally, 
         seen: std::mem::take(&mut world.seen),
     };
     if failure.is_some() {
-        // Broken as it is, it may not even be possible to drop it quietly.
+        // The world is broken: even dropping it may panic.
         std::mem::forget(world);
     }
     (tally, failure)
@@ -193,7 +193,7 @@ fn message_of(payload: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
-/// Runs the storms of `seeds` on `threads` threads, each of so many operations.
+/// Runs the storms of `seeds` on `threads` threads, each of `operations` operations.
 ///
 /// * `change`: what every setup gets besides.
 /// * `done`: called for each storm that ended, by one thread at a time.

@@ -68,7 +68,7 @@ pub enum Sabotage {
     InstallUnvalidated,
     /// Threads that waited for room are not woken.
     ForgetWake,
-    /// What the evictor was told to wake is forgotten.
+    /// The evictor forgets which threads it was asked to wake.
     ForgetEvictorWake,
     /// Bytes are taken without looking at their checksum.
     SkipChecksum,

@@ -93,7 +93,7 @@ impl World {
         self.over_limit = false;
         self.calm = false;
         self.down_for = Some(self.random.below(DOWN_MAX));
-        // What was installed and not finished is nobody's.
+        // Pages that were installed and not finished belong to no plan any more.
         self.procs.iter_mut().for_each(|p| p.unmanaged_ok = true);
     }
 

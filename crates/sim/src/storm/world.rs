@@ -18,13 +18,13 @@ use super::setup::{Sabotage, Setup};
 pub const PAGE: u64 = 4096;
 const HISTORY: usize = 60;
 
-/// Every so many steps all failures stop, and everything in progress must end.
+/// Steps after which all failures stop, and everything in progress must end.
 pub const CALM_EVERY: u64 = 2048;
 
-/// Every so many steps all pages and all slots are checked, not only those touched.
+/// Steps after which all pages and slots are checked, not only those touched.
 pub const CHECK_EVERY: u64 = 128;
 
-/// A step is one of so many parts.
+/// The weights of all kinds of step add up to this.
 const STEP_PARTS: u64 = 1000;
 
 /// A fault message that no fault thread has read.
@@ -92,9 +92,9 @@ pub struct Proc {
     pub space: SpaceId,
     /// False when it has exited.
     pub alive: bool,
-    /// Messages in its userfaultfd that nobody has read.
+    /// Unread messages in its userfaultfd.
     pub messages: VecDeque<Message>,
-    /// Layout events in its userfaultfd that nobody has read.
+    /// Unread layout events in its userfaultfd.
     pub events: VecDeque<Event>,
     /// The event that was read last and may not be in the books yet. In memory that survives the
     /// manager, because the kernel takes an event for acknowledged when it was read.
@@ -164,7 +164,7 @@ pub struct World {
     pub freed: Vec<(TierId, Slot)>,
     /// Wake-ups decided and not yet sent.
     pub wakes: Vec<(SpaceId, VirtPage)>,
-    /// The evictor sleeps for so many of its turns, unless it is kicked.
+    /// Turns for which the evictor sleeps, unless it is kicked.
     pub evictor_nap: Option<u64>,
     /// For each tier, until which step nothing that it was asked for is done.
     pub hung_until: Vec<u64>,
@@ -436,7 +436,7 @@ impl World {
     }
 }
 
-/// What the engine is told of a setup.
+/// The configuration of the engine for a setup.
 pub(super) fn config_of(setup: &Setup) -> Config {
     Config {
         limit: Bytes(setup.limit_pages * PAGE),
