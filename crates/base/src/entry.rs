@@ -1,4 +1,4 @@
-//! The page entry: everything the ledger knows of one page, in one 64-bit word that survives the
+//! The page entry: everything the ledger knows of a page, in one 64-bit word. It survives the
 //! manager.
 //!
 //! ```text
@@ -33,7 +33,7 @@ pub enum PageState {
     Lost = 5,
 }
 
-/// By the number in a word; what no state has is `Lost`.
+/// Indexed by the number in a word. A number without a state is `Lost`.
 const STATES: [PageState; 8] = [
     PageState::Untouched,
     PageState::Resident,
@@ -97,7 +97,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A page nothing is known of.
+    /// A page of which nothing is known yet.
     pub const UNTOUCHED: Entry = Entry {
         state: PageState::Untouched,
         flags: Flags(0),

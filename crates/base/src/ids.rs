@@ -137,8 +137,8 @@ impl VirtRange {
         VirtRange::new(self.start.max(other.start), self.end.min(other.end))
     }
 
-    /// Those of `sorted` (ascending, apart from each other) that have a page of this range, which
-    /// is not empty. O(log).
+    /// The ranges of `sorted` (ascending, disjoint) that share a page with this range, which is not
+    /// empty. O(log).
     pub fn overlapping(self, sorted: &[VirtRange]) -> std::ops::Range<usize> {
         let from = sorted.partition_point(|range| range.end <= self.start);
         let to = sorted.partition_point(|range| range.start < self.end);

@@ -23,7 +23,7 @@ pub fn page_checksum(page: &[u8], stamp: Stamp) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(page, u64::from(stamp.0))
 }
 
-/// `Some(word)` when the page is one 32-bit word repeated (zero pages above all). Cost: one pass,
+/// `Some(word)` when the page is one 32-bit word repeated, as a zero page is. Cost: one pass, which
 /// ends at the first difference.
 pub fn fill_word(page: &[u8]) -> Option<u32> {
     let (words, rest) = page.as_chunks::<4>();

@@ -52,7 +52,7 @@ pub enum FailKind {
     Io,
 }
 
-/// Why a page was not stored. Nothing was written that anyone can see; no slot is taken.
+/// Why a page was not stored. No slot is taken, and nothing that was written can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The tier is at its capacity: use the next one, or keep the page.
@@ -119,7 +119,7 @@ pub trait Tier: Send + Sync {
     /// What it holds now. Cost: a few atomic loads; called on the fault path.
     fn usage(&self) -> TierUsage;
 
-    /// DRAM that it costs now: counts toward the client's limit. Cost: as [`Tier::usage`].
+    /// DRAM the tier takes now. It counts toward the client's limit. Cost: as [`Tier::usage`].
     fn dram(&self) -> Bytes {
         match self.info().kind {
             TierKind::Ram => self.usage().held,
@@ -131,8 +131,8 @@ pub trait Tier: Send + Sync {
     /// `result` is `Ok` is readable before this returns.
     fn store(&self, batch: &mut [Store<'_>]);
 
-    /// What can be done at leisure, a few milliseconds of it; called by a worker that has nothing
-    /// else to do.
+    /// Does a few milliseconds of work that can wait. Called by a worker that has nothing else to
+    /// do.
     fn tidy(&self) {}
 
     /// Loads one page into `dst` (one whole page), or says where to read it. Fault path: no

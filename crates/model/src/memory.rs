@@ -23,7 +23,7 @@ pub enum Refusal {
     NotMapped,
     /// EAGAIN: a layout event waits to be read.
     LayoutChanging,
-    /// ENOMEM: no memory for a page just now. This memory never runs out; who drives it may say so.
+    /// ENOMEM: no memory for a page just now. This memory never runs out; a test may return it.
     NoMemory,
 }
 
@@ -40,10 +40,10 @@ pub enum MoveRefusal {
     LayoutChanging,
 }
 
-/// What an access of the program came to.
+/// The outcome of an access by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// It read (or, for a write, had before) this.
+    /// The page held this, before the write if it was one.
     Done(Content),
     /// The thread stops and a fault message is sent.
     Fault,
@@ -143,7 +143,7 @@ impl Memory {
         }
     }
 
-    /// Maps fresh private anonymous memory over `range`, unregistered; what was there goes.
+    /// Maps fresh private anonymous memory over `range`, unregistered, in place of what was there.
     pub fn map(&mut self, mm: Mm, range: VirtRange) {
         self.unmap(mm, range);
         let space = self.spaces.get_mut(&mm).expect("space");
@@ -158,7 +158,7 @@ impl Memory {
         }
     }
 
-    /// Changes what is asked of the mapped pages of `range`.
+    /// Changes the advice for the mapped pages of `range`.
     pub fn advise(&mut self, mm: Mm, range: VirtRange, change: impl Fn(&mut Advice)) {
         for page in range.pages() {
             if let Some(pte) = self.pte(mm, page) {
@@ -167,7 +167,7 @@ impl Memory {
         }
     }
 
-    /// What was asked of the page; `None` when it is not mapped.
+    /// The advice for the page; `None` when it is not mapped.
     pub fn advice(&self, mm: Mm, page: VirtPage) -> Option<Advice> {
         Some(self.spaces.get(&mm)?.pages.get(&page)?.advice)
     }

@@ -1,4 +1,4 @@
-//! What every page of every space must read as, kept beside the world and never told by it.
+//! What every page of every space must read as. Kept apart from the world, which never writes it.
 
 use std::collections::HashMap;
 
@@ -12,11 +12,11 @@ use crate::memory::Mm;
 pub enum Expect {
     /// Exactly this.
     Reads(Content),
-    /// Its only copy was damaged and the damage was found: an error, never bytes.
+    /// Its only copy is damaged, and the damage was found: a read is an error, never bytes.
     Error,
 }
 
-/// See the module. Pages never written read as zeros.
+/// Knows what every page must hold. A page never written reads as zeros.
 #[derive(Debug, Default)]
 pub struct Oracle {
     pages: HashMap<(Mm, VirtPage), Expect>,
@@ -102,7 +102,7 @@ impl Oracle {
     }
 }
 
-/// What was at `from` is at `to`, and nothing else.
+/// Moves the contents of `from` to `to`.
 fn replace<T>(pages: &mut HashMap<(Mm, VirtPage), T>, from: (Mm, VirtPage), to: (Mm, VirtPage)) {
     match pages.remove(&from) {
         Some(moved) => _ = pages.insert(to, moved),

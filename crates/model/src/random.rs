@@ -1,6 +1,6 @@
 //! A small seeded generator (SplitMix64): the same seed gives the same run on every machine.
 
-/// See the module.
+/// A seeded random generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

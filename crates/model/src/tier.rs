@@ -28,9 +28,9 @@ pub struct FailRates {
     pub store_io: u64,
     /// `StoreError::Failed(Io)`; a part was written, over what the free slot held before.
     pub short: u64,
-    /// A store is done in part and says it is done: the rest of the slot keeps what it held before.
+    /// A store writes a part and reports success: the rest of the slot keeps its old bytes.
     pub torn: u64,
-    /// A store is not done and says it is done: the slot keeps what it held before.
+    /// A store writes nothing and reports success: the slot keeps its old bytes.
     pub lost: u64,
     /// A store is silently damaged: one bit of the copy flips and stays so.
     pub flip: u64,
@@ -102,7 +102,7 @@ impl Inner {
     }
 }
 
-/// See the module.
+/// A tier in memory that fails as it is told.
 #[derive(Debug)]
 pub struct FakeTier {
     info: TierInfo,
@@ -179,8 +179,8 @@ impl FakeTier {
         }
     }
 
-    /// Frees every slot that is not in `wanted`: what a manager does that took over from a dead
-    /// one. Returns how many.
+    /// Frees every slot that is not in `wanted`, as a manager does that took over from a dead one.
+    /// Returns how many.
     pub fn retain_only(&self, wanted: &BTreeSet<Slot>) -> usize {
         let live = self.live();
         let unwanted: Vec<Slot> = live.into_iter().filter(|s| !wanted.contains(s)).collect();

@@ -45,7 +45,7 @@ pub struct FileSpec {
 /// An amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// So many bytes.
+    /// A size in bytes.
     Bytes(Bytes),
     /// A part of the client's `--memory-max`, above 0 and at most 100.
     PercentOfMemoryMax(f64),

@@ -86,7 +86,7 @@ impl Server {
     }
 }
 
-/// A port nobody listens on now; another program could take it before the server does, which then
+/// A port that is free now. Another program could take it before the server does, which then
 /// fails to start.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())

@@ -74,7 +74,7 @@ pub(crate) fn wait_until_alone() -> Result<(), RigError> {
     Ok(())
 }
 
-/// Checks what every swap rig needs: nobody else's swap, and the tools.
+/// Checks what every swap rig needs: no other swap is active, and the tools are there.
 pub(crate) fn check(rig: &'static str) -> Result<(), RigError> {
     wait_until_alone()?;
     let unavailable = |why: &str, fix| RigError::Unavailable {

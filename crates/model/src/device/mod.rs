@@ -105,7 +105,7 @@ pub struct Device {
     counters: Counters,
 }
 
-/// Writes that may wait behind reads; beyond it, who writes waits.
+/// Writes that may wait behind reads. With more, the writer waits.
 pub const BEHIND_MAX: usize = 64;
 
 impl Device {
@@ -174,7 +174,7 @@ impl Device {
             .map_or(now, |served| served.start.max(now))
     }
 
-    /// Ends everything put aside; when the last request is complete.
+    /// Ends everything put aside. Returns when the last request is complete.
     pub fn settle(&mut self) -> Time {
         while self.start_oldest().is_some() {}
         self.channels

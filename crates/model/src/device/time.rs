@@ -7,7 +7,7 @@ use std::ops::{Add, AddAssign, Sub};
 pub struct Time(pub u64);
 
 impl Time {
-    /// So many nanoseconds, to the next picosecond.
+    /// From nanoseconds, rounded to the next picosecond.
     pub fn from_ns(ns: f64) -> Time {
         Time((ns * 1000.0).round() as u64)
     }

@@ -24,7 +24,7 @@ pub(super) const WORDS: usize =
 /// When fewer places than this are free, what waits is written.
 const ROOM: usize = 64;
 
-/// See the module. The memory is the tier's, and passed to each call.
+/// The pages that wait to be written. The tier owns the memory and passes it to each call.
 #[derive(Debug)]
 pub(super) struct Behind {
     first_word: usize,
@@ -37,7 +37,8 @@ pub(super) struct Behind {
 }
 
 impl Behind {
-    /// Over the words from `first_word` on, as they are: all zeros, or what a manager left.
+    /// Takes over the words from `first_word` on. They are all zeros, or as an earlier manager left
+    /// them.
     pub fn over(table: &SharedMemory, first_word: usize) -> Behind {
         let mut this = Behind {
             first_word,
@@ -50,7 +51,7 @@ impl Behind {
         this
     }
 
-    /// Somebody else has used the memory, nobody knows how much of it.
+    /// Another has used the memory; how much of it is unknown.
     pub fn inherit(&self) {
         self.used.store(WAITING_PAGES_MAX, Relaxed);
     }
@@ -159,7 +160,7 @@ impl Behind {
         table.bytes_out(self.page_at(place), dst);
     }
 
-    /// The page at `place` is on the device, or nobody's.
+    /// The page at `place` is on the device, or its slot was freed.
     pub fn remove(&self, table: &SharedMemory, place: usize) {
         self.slots(table)[place].store(0, Release);
     }

@@ -244,7 +244,8 @@ impl FileTier {
         self.discard_surplus(0, usize::MAX);
     }
 
-    /// Calls `visit` with every slot that is taken; for takeover, while nobody stores or frees.
+    /// Calls `visit` with every slot that is taken. For takeover: no thread may store or free
+    /// meanwhile.
     pub fn for_each_slot(&self, mut visit: impl FnMut(Slot)) {
         let bitmap = self.bitmap();
         for (word, bits) in bitmap.0.iter().enumerate() {

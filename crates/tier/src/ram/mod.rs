@@ -366,7 +366,8 @@ impl RamPool {
         named
     }
 
-    /// Calls `visit` with every slot that is taken; for takeover, while nobody stores or frees.
+    /// Calls `visit` with every slot that is taken. For takeover: no thread may store or free
+    /// meanwhile.
     pub fn for_each_slot(&self, mut visit: impl FnMut(Slot)) {
         let used = self.lock().handles.used();
         for slot in (0..u64::from(used)).filter(|&slot| self.table().location(slot).is_some()) {

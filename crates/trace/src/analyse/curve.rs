@@ -4,8 +4,8 @@
 /// Miss ratios of all sizes; falls with size.
 #[derive(Clone, Debug)]
 pub struct MissRatioCurve {
-    /// (pages, miss ratio of memories with so many pages or more, up to the next step); rising
-    /// pages, from 0 (all miss).
+    /// Steps of (pages, miss ratio from that size up to the next step), by rising pages, from 0
+    /// where all miss.
     steps: Vec<(u64, f64)>,
 }
 

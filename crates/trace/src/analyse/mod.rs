@@ -1,4 +1,4 @@
-//! What a trace says of its program: counts, footprint, reuse distances, miss-ratio curve.
+//! Analyses a trace: counts, footprint, reuse distances, miss-ratio curve.
 
 mod bins;
 mod curve;

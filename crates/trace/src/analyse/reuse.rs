@@ -27,20 +27,20 @@ const SLOTS_MIN: usize = 1 << 12;
 pub enum Sampling {
     /// All of them.
     Exact,
-    /// So large a share, above 0 up to 1.
+    /// This share of them, above 0 and up to 1.
     Rate(f64),
-    /// As many as this at most, at least 1: the rate falls as pages come.
+    /// At most this many pages, at least 1. The rate falls as pages come.
     Pages(u32),
 }
 
-/// What one touch told.
+/// The outcome of one touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
     /// The page is not looked at.
     Skipped,
     /// Never touched before.
     First,
-    /// So many other pages (of those looked at) were touched since.
+    /// Other pages touched since, of those that are sampled.
     Distance(u32),
 }
 
