@@ -71,7 +71,7 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A TCP port on loopback that nobody used a moment ago.
+/// A TCP port on loopback that was free a moment ago.
 ///
 /// Panics: when loopback has no port left.
 pub fn free_port() -> u16 {

@@ -20,7 +20,7 @@ fn job(policy: &str, folder: &Path) -> Job {
     resting_job(policy, folder, "2000")
 }
 
-/// The same with so many microseconds of rest a step.
+/// The same, with this many microseconds of rest a step.
 fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
     let spill = folder.join("spill").display().to_string();
     Job::new(build("hot_and_cold"))
@@ -70,8 +70,8 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
     }
 }
 
-/// Nobody has to ask: where pages leave, a look now and then tells which are used. Without pressure
-/// there is none.
+/// Scans are on by default: while pages leave, a scan now and then tells which are used. Without
+/// pressure there is none.
 #[test]
 fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     if !has_access_bits("unless_told_otherwise_a_run_looks_while_pages_leave") {
