@@ -34,7 +34,8 @@ fn arenas_of_threads_stay_in_few_mappings() {
             .run()
             .expect(0);
         let (plain, ours) = (mappings(&plain.text()), mappings(&limited.text()));
-        // A shorter run has fewer mappings for the shim's own, and what each thread costs, to hide among.
+        // A shorter run has fewer mappings for the shim's own, and what each thread costs, to hide
+        // among.
         let fixed = if full { 0 } else { 12 + 2 * threads };
         assert!(
             2 * ours <= 3 * plain + 2 * fixed,
