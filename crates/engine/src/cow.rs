@@ -16,7 +16,6 @@ impl<L: Ledger> Engine<L> {
     /// look ([`Engine::own_frame`]) finds what that misses.
     ///
     /// * `shared`: for each page from the faulting one on, whether its frame is shared now; at most [`COPY_PAGES_MAX`] are looked at.
-    /// * `urgent`: the thread must not wait for room, because it is who makes it.
     /// * `told`: each page that is counted from now on, and whose it is.
     ///
     /// `Ok`: so many pages (at least 1) may lose their protection. `Err`: what to do instead, as [`Engine::fault`] says.
@@ -27,7 +26,6 @@ impl<L: Ledger> Engine<L> {
         fault: Fault,
         shared: &[bool],
         relatives: &[SpaceId],
-        urgent: bool,
         mut told: impl FnMut(SpaceId, VirtPage),
     ) -> Result<u64, FaultAnswer> {
         self.stats.write_protect += 1;
@@ -53,7 +51,7 @@ impl<L: Ledger> Engine<L> {
             }
             if copies {
                 let room = self.room();
-                if room < 1 && self.config.room == Room::Ahead && !urgent {
+                if room < 1 && self.config.room == Room::Ahead && !fault.urgent {
                     if granted > 0 {
                         break;
                     }

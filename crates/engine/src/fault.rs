@@ -25,6 +25,8 @@ pub struct Fault {
     pub write: bool,
     /// Who faults; 0 when unknown.
     pub thread: ThreadId,
+    /// The thread must not wait for room, because it is who makes it.
+    pub urgent: bool,
 }
 
 /// What to do about a fault.
@@ -132,11 +134,8 @@ impl<L: Ledger> Engine<L> {
             return self.fault_again(no, entry.state);
         }
         if self.config.room == Room::Ahead && self.room_to_come() < 1 {
-            if self
-                .room_to_come()
-                .saturating_add_unsigned(self.over_limit.0)
-                < 1
-            {
+            let room = (self.room_to_come()).saturating_add_unsigned(self.over_limit.0);
+            if room < 1 && !fault.urgent {
                 self.stats.waited_for_room += 1;
                 return self.wait_for_room(fault);
             }

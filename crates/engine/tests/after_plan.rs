@@ -51,6 +51,7 @@ impl One {
             page: VirtPage(page),
             write,
             thread: ThreadId(1),
+            urgent: false,
         };
         assert_eq!(self.engine.fault(fault, &mut self.plan), FaultAnswer::Load);
         let (mut left, mut batch, mut wake) = (Vec::new(), Vec::new(), Vec::new());

@@ -26,6 +26,7 @@ fn write(space: SpaceId, page: u64) -> Fault {
         page: VirtPage(page),
         write: true,
         thread: THREAD,
+        urgent: false,
     }
 }
 
@@ -37,11 +38,9 @@ fn whoever_writes_first_costs_one_frame_and_the_second_none() {
             true => (child, parent),
             false => (parent, child),
         };
-        let granted =
-            engine.copy_on_write(write(first, 2), &[true; 4], &[second], false, |_, _| ());
+        let granted = engine.copy_on_write(write(first, 2), &[true; 4], &[second], |_, _| ());
         assert_eq!((granted, engine.resident().0), (Ok(4), 12));
-        let granted =
-            engine.copy_on_write(write(second, 2), &[false; 4], &[first], false, |_, _| ());
+        let granted = engine.copy_on_write(write(second, 2), &[false; 4], &[first], |_, _| ());
         assert_eq!((granted, engine.resident().0), (Ok(4), 12));
         // A look that finds the same frames changes nothing.
         engine.own_frame(child, VirtPage(3));
@@ -54,13 +53,7 @@ fn whoever_writes_first_costs_one_frame_and_the_second_none() {
 fn a_run_ends_where_the_room_or_the_pages_end() {
     let (mut engine, parent, child) = family(8, 11);
     let run = |engine: &mut Engine<VecLedger>, space, other, page, most| {
-        engine.copy_on_write(
-            write(space, page),
-            &vec![true; most],
-            &[other],
-            false,
-            |_, _| (),
-        )
+        engine.copy_on_write(write(space, page), &vec![true; most], &[other], |_, _| ())
     };
     assert_eq!(run(&mut engine, child, parent, 0, 64), Ok(3));
     assert_eq!(engine.room(), 0);
@@ -74,7 +67,11 @@ fn a_run_ends_where_the_room_or_the_pages_end() {
     assert_eq!(run(&mut engine, child, parent, 0, 3), Ok(3));
     assert_eq!(run(&mut engine, parent, child, 0, 3), Ok(3));
     // Whoever makes room does not wait for it.
-    let urgent = engine.copy_on_write(write(child, 3), &[true], &[parent], true, |_, _| ());
+    let agent = Fault {
+        urgent: true,
+        ..write(child, 3)
+    };
+    let urgent = engine.copy_on_write(agent, &[true], &[parent], |_, _| ());
     assert_eq!((urgent, engine.resident().0), (Ok(1), 12));
     let mut waiters = Vec::new();
     engine.take_waiters(&mut waiters);
@@ -93,14 +90,14 @@ fn a_run_ends_where_the_room_or_the_pages_end() {
 fn pages_that_nobody_shares_come_along() {
     let (mut engine, parent, child) = family(8, 8);
     let shared = [false, false, true, false];
-    let granted = engine.copy_on_write(write(child, 2), &shared, &[parent], false, |_, _| ());
+    let granted = engine.copy_on_write(write(child, 2), &shared, &[parent], |_, _| ());
     assert_eq!(granted, Ok(2));
     assert_eq!(
         engine.resident().0,
         10,
         "two inherited pages turn out to be the child's own"
     );
-    let waits = engine.copy_on_write(write(child, 4), &shared[2..], &[parent], false, |_, _| ());
+    let waits = engine.copy_on_write(write(child, 4), &shared[2..], &[parent], |_, _| ());
     assert_eq!(waits, Err(FaultAnswer::NoRoom));
     engine.audit();
 }
@@ -141,7 +138,7 @@ fn a_shared_page_leaves_with_its_heir_s_and_is_stored_once() {
 #[test]
 fn frames_pass_to_an_heir_when_their_owner_ends() {
     let (mut engine, parent, child) = family(8, 1000);
-    let granted = engine.copy_on_write(write(parent, 0), &[true; 2], &[child], false, |_, _| ());
+    let granted = engine.copy_on_write(write(parent, 0), &[true; 2], &[child], |_, _| ());
     assert_eq!((granted, engine.resident().0), (Ok(2), 10));
     engine.bequeath(parent, &[child], |_, _| ());
     engine.remove_space(parent);

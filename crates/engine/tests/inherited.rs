@@ -72,6 +72,7 @@ fn touch_of_an_inherited_page_leaves_the_policy_alone() {
         page: VirtPage(3),
         write: true,
         thread: ThreadId(1),
+        urgent: false,
     };
     assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);
     plan.items[0].install = Install::Done;

@@ -66,6 +66,7 @@ fn pages_that_will_be_found_take_room() {
         page: VirtPage(page),
         write: true,
         thread: ThreadId(1),
+        urgent: false,
     };
     engine.expect_found(PageCount(100));
     assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::NoRoom);
@@ -87,4 +88,27 @@ fn pages_that_will_be_found_take_room() {
     engine.take_waiters(&mut waiters);
     assert_eq!(waiters.len(), 2);
     assert_eq!(engine.fault(fault(501), &mut plan), FaultAnswer::Load);
+}
+
+/// The thread that makes room must not wait for it; others do.
+#[test]
+fn an_urgent_fault_is_served_without_room() {
+    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let mut engine = common::engine(1, 8, reclaim);
+    let space = engine.add_space();
+    engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(64)));
+    engine.found_resident(space, VirtRange::new(VirtPage(0), VirtPage(8)));
+    let mut plan = LoadPlan::default();
+    let mut answer = |urgent| {
+        let fault = Fault {
+            space,
+            page: VirtPage(20),
+            write: true,
+            thread: ThreadId(1),
+            urgent,
+        };
+        engine.fault(fault, &mut plan)
+    };
+    assert_eq!(answer(false), FaultAnswer::NoRoom);
+    assert_eq!(answer(true), FaultAnswer::Load);
 }

@@ -79,13 +79,11 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
         }
     }
     let looked = looked.max(1); // what cannot be looked at is taken to be shared
-    let agent = process.agent.get().map(|agent| agent.commands.agent());
-    let urgent = agent == Some(fault.thread.0) && fault.thread.0 != 0;
     let (answer, kick) = {
         let mut engine = shared.engine();
         let told = |space, page| shared.tell_found(space, page);
         let shares = &sharing[..looked];
-        let answer = engine.copy_on_write(fault, shares, &relatives, urgent, told);
+        let answer = engine.copy_on_write(fault, shares, &relatives, told);
         (answer, engine.reclaim_wanted())
     };
     if kick {

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::event::epoll;
-use undercroft_base::{PAGE_BYTES, PageCount, PageState, TierId, VirtPage, VirtRange};
+use undercroft_base::{PAGE_BYTES, PageState, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Fault, FaultAnswer};
 use undercroft_sys::mapping::ZeroPages;
@@ -241,11 +241,14 @@ impl FaultThread {
                                 true => &mut self.writes,
                                 false => &mut self.faults,
                             };
+                            // The agent must never wait for room: it is who makes it.
+                            let agent = process.agent.get().map(|agent| agent.commands.agent());
                             list.push(Fault {
                                 space,
                                 page,
                                 write,
                                 thread,
+                                urgent: agent == Some(thread.0) && thread.0 != 0,
                             });
                         }
                         event => crate::layout::heard(&self.shared, process, event),
@@ -301,14 +304,7 @@ impl FaultThread {
             let held = self.shared.pool_held();
             let mut engine = self.shared.engine();
             engine.set_pool_held(held);
-            // The agent must never wait for room: it is who makes it.
-            let agent = process.agent.get().map(|agent| agent.commands.agent());
-            let urgent = agent == Some(fault.thread.0) && fault.thread.0 != 0;
-            let allowed = urgent.then(|| engine.set_over_limit(PageCount(1 << 40)));
             let answer = engine.fault(fault, &mut self.lanes[lane].plan);
-            if let Some(allowed) = allowed {
-                engine.set_over_limit(allowed);
-            }
             let kick = engine.reclaim_wanted();
             if let Some(record) = &self.shared.record
                 && answer == FaultAnswer::Wait

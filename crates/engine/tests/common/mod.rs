@@ -24,6 +24,7 @@ pub fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
         page,
         write: false,
         thread: ThreadId(1),
+        urgent: false,
     };
     let mut plan = LoadPlan::default();
     assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);

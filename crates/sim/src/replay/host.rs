@@ -67,6 +67,7 @@ impl Host {
             page,
             write,
             thread: ThreadId(0),
+            urgent: false,
         };
         client.at += 1;
         if write && client.marks[no.0 as usize] & SHARED != 0 && self.write_shared(client, no)? {

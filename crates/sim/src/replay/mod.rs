@@ -180,6 +180,7 @@ impl<'a> Replay<'a> {
                     page: VirtPage(u64::from(*number)),
                     write: true,
                     thread: ThreadId(0),
+                    urgent: false,
                 };
                 if client.engine.fault(fault, &mut client.plan) != FaultAnswer::Load {
                     continue; // brought along

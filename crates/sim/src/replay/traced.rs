@@ -150,6 +150,7 @@ impl Host {
             page: VirtPage(u64::from(no.0)),
             write: false,
             thread: ThreadId(0),
+            urgent: false,
         };
         if let Some(next) = &client.traced {
             next.set(Window::default()); // of a reference that was no fault

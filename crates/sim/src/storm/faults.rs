@@ -76,6 +76,7 @@ impl World {
             page: message.page,
             write: message.write,
             thread: ThreadId(message.thread as u32),
+            urgent: false,
         };
         let answer = self.engine.fault(fault, &mut plan);
         self.log(|| {

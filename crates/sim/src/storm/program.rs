@@ -90,10 +90,11 @@ impl World {
             page,
             write: true,
             thread: ThreadId(thread as u32),
+            urgent: false,
         };
         let answer = self
             .engine
-            .copy_on_write(fault, &shared, &relatives, false, |_, _| ());
+            .copy_on_write(fault, &shared, &relatives, |_, _| ());
         self.log(|| format!("copy p{proc} {} {shared:?} -> {answer:?}", page.0));
         self.kick_evictor();
         self.saw(match answer {
