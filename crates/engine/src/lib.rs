@@ -5,6 +5,7 @@
 //!
 //! Walks: fault: [`Engine::fault`] -> the caller loads -> [`Engine::validate`] -> installs -> [`Engine::finish`].
 //! Eviction: [`Engine::select`] -> the caller takes the pages out -> [`Engine::settle`] -> stores -> [`Engine::publish`].
+//! Which tier: [`Engine::set_tiers`] -> [`Engine::place`] of a page, [`Engine::migration`].
 //! Between tiers: [`Engine::select_demotions`] -> [`Engine::demoted`].
 //! After a manager's death: [`Engine::recover`] -> the layout events that were read or wait -> [`Engine::reconcile`].
 
@@ -30,6 +31,7 @@ use undercroft_base::{
     Bytes, Entry, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId,
     VirtPage, VirtRange,
 };
+use undercroft_policy::place::{Place, TierState, waterfall::Waterfall};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
@@ -75,6 +77,10 @@ pub struct Engine<L> {
     reclaim: Box<dyn Reclaim>,
     /// `None`: a policy that never brings anything along.
     prefetch: Option<Box<dyn Prefetch>>,
+    /// Decides where pages are kept.
+    place: Box<dyn Place>,
+    /// The tiers as last told, fastest first.
+    tiers: Vec<TierState>,
     config: Config,
     /// Pages that cost the client DRAM: resident (not inherited), evicting, loading.
     resident: u64,
@@ -148,6 +154,8 @@ impl<L: Ledger> Engine<L> {
             table,
             reclaim,
             prefetch: (!prefetch.is_none()).then_some(prefetch),
+            place: Box::new(Waterfall),
+            tiers: Vec::with_capacity(config.demotes.len()),
             ages: config
                 .demotes
                 .iter()

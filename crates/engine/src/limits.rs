@@ -1,6 +1,7 @@
 //! Every bound of the engine in one place: queues, batches, windows, reserves.
 
 use undercroft_base::PageCount;
+use undercroft_policy::{place, prefetch};
 
 /// Most pages one fault brings in, the faulting one included.
 pub const LOAD_PAGES_MAX: usize = 64;
@@ -37,3 +38,11 @@ pub fn reserve(limit: PageCount) -> PageCount {
 
 /// Pages that lose their write protection at once at most.
 pub const COPY_PAGES_MAX: u64 = 64;
+
+// What other crates have their own names for.
+const _: () = assert!(EVICT_PAGES_MAX as u64 == place::BATCH_PAGES);
+const _: () = assert!(DEMOTE_PAGES_MAX as u64 == place::MIGRATE_PAGES_MAX);
+const _: () = assert!(prefetch::WINDOW_MAX as usize == LOAD_PAGES_MAX - 1);
+// Sets of pages of a plan or a batch are words.
+const _: () = assert!(LOAD_PAGES_MAX <= u64::BITS as usize);
+const _: () = assert!(EVICT_PAGES_MAX <= u64::BITS as usize);

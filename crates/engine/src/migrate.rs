@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 
-use undercroft_base::{Entry, PageNo, PageState, Slot, Stamp, TierId};
+use undercroft_base::{Bytes, Entry, PageNo, PageState, Slot, Stamp, TierId};
+
+use undercroft_policy::place::{Migration, PageFacts, TierOrder, TierState};
 
 use crate::Engine;
+use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, STAMP_EVICTIONS};
 
@@ -31,6 +34,33 @@ pub struct DemoteItem {
 }
 
 impl<L: Ledger> Engine<L> {
+    /// Tells what each tier holds now, fastest first, before a decision is asked for. Whether pages
+    /// may move on from it is the engine's own knowledge: `demotes` is set here.
+    pub fn set_tiers(&mut self, tiers: impl IntoIterator<Item = TierState>) {
+        self.tiers.clear();
+        let mut dram = 0;
+        for (at, mut state) in tiers.into_iter().enumerate() {
+            state.demotes = self.config.demotes.get(at) == Some(&true);
+            dram += state.dram.0;
+            self.tiers.push(state);
+        }
+        self.set_pool_held(Bytes(dram));
+    }
+
+    /// The tiers that an item of the batch, which needs a new copy, is offered to, one after the
+    /// other.
+    #[inline]
+    pub fn place(&mut self, index: BatchIndex) -> TierOrder {
+        let no = self.batch.pages[self.batch.place(index)].item.no;
+        self.place.order(PageFacts { no }, &self.tiers)
+    }
+
+    /// What is to move between tiers before the next batch leaves. The caller carries it out with
+    /// [`Engine::select_demotions`], tells the tiers, and asks again, until nothing moves.
+    pub fn migration(&mut self) -> Option<Migration> {
+        self.place.migrate(&self.tiers)
+    }
+
     #[inline]
     pub(crate) fn remember_age(&mut self, no: PageNo, stored: Entry) {
         let tier = stored.tier.0 as usize;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use undercroft_base::{PageCount, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{BatchIndex, DemoteItem, Engine, EvictItem, Outcome};
+use undercroft_policy::place::{TIERS_MAX, TierOrder, TierState};
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::{futex, process};
@@ -19,7 +20,7 @@ use undercroft_trace::Movement;
 use crate::backoff::{Backoff, Next};
 use crate::ledger::MemfdLedger;
 use crate::process::Process;
-use crate::shared::{Shared, engine_locks, lock};
+use crate::shared::{MeteredTier, Shared, engine_locks, lock};
 
 /// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
 const COMPRESS_PAGES: usize = 8;
@@ -51,6 +52,10 @@ pub(crate) struct Evictor {
     places: Vec<(SpaceId, VirtPage)>,
     /// What is stored, and still to be published.
     stored: Vec<(BatchIndex, Outcome)>,
+    /// Tiers to try for each page that is stored next, by its place in the group.
+    orders: [TierOrder; EVICT_PAGES_MAX],
+    /// The tiers, as the engine was told last.
+    states: Vec<TierState>,
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
     /// Pages stored at a time.
@@ -78,6 +83,8 @@ impl Evictor {
             zeros_in_vain: false,
             places: Vec::new(),
             stored: Vec::with_capacity(EVICT_PAGES_MAX),
+            orders: [TierOrder::default(); EVICT_PAGES_MAX],
+            states: Vec::with_capacity(TIERS_MAX),
             demotions: Vec::with_capacity(DEMOTE_PAGES_MAX),
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
             backoff: Backoff::default(),
@@ -119,20 +126,24 @@ impl Evictor {
             if self.shared.stop.load(Ordering::Acquire) {
                 return;
             }
-            while self.pool_is_full() && self.demote() {}
             let locks = engine_locks();
-            let before = {
-                let held = self.shared.pool_held();
+            self.states.clear();
+            self.states
+                .extend(self.shared.tiers.iter().map(MeteredTier::state));
+            let (migration, before) = {
                 let mut engine = self.shared.engine();
-                engine.set_pool_held(held);
-                if !engine.reclaim_unfinished() {
-                    break;
-                }
-                (
-                    engine.stats().pages_swapped_out,
-                    engine.stats().refused_store,
-                )
+                engine.set_tiers(self.states.iter().copied());
+                let stats = engine.stats();
+                let evicted = (stats.pages_swapped_out, stats.refused_store);
+                let unfinished = engine.reclaim_unfinished().then_some(evicted);
+                (engine.migration(), unfinished)
             };
+            if let Some(migration) = migration
+                && self.demote(migration)
+            {
+                continue;
+            }
+            let Some(before) = before else { break };
             let any = self.evict_batch();
             let after = {
                 let held = self.shared.pool_held();

@@ -249,7 +249,10 @@ fn share(
     let config = Config {
         limit: Bytes(options.memory_max),
         retain: tiers.iter().map(|t| !t.is_ram()).collect(),
-        demotes: (0..count).map(|at| at + 1 < count).collect(),
+        // What has to be read from a device first stays where it is.
+        demotes: (0..count)
+            .map(|at| tiers[at].is_ram() && at + 1 < count)
+            .collect(),
         room: Room::Ahead,
     };
     let record = match &options.trace {

@@ -13,6 +13,7 @@ use undercroft_base::{
     TierUsage, VirtPage, VirtRange,
 };
 use undercroft_engine::Engine;
+use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::futex;
 use undercroft_trace::Movement;
 
@@ -77,6 +78,21 @@ impl MeteredTier {
 
     pub fn is_ram(&self) -> bool {
         self.tier.info().kind == TierKind::Ram
+    }
+
+    /// What the engine is told of it before a decision.
+    pub fn state(&self) -> TierState {
+        TierState {
+            capacity: self.tier.info().capacity,
+            held: self.tier.usage().held,
+            dram: self.tier.dram(),
+            latency: if self.is_ram() {
+                LatencyClass::Memory
+            } else {
+                LatencyClass::Device
+            },
+            demotes: false, // the engine knows
+        }
     }
 
     /// Loads, counting; the latency of a `Read` answer is recorded by whoever reads.

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 use undercroft_base::{Bytes, PAGE_BYTES};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
+use undercroft_policy::place::pool_percent;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_tier::file::{Backing, FileTier, WAITING_PAGES_MAX};
 use undercroft_tier::ram::RamPool;
@@ -13,12 +14,6 @@ use undercroft_tier::spec::TierSpec;
 
 use crate::options::ClientOptions;
 use crate::shared::MeteredTier;
-
-/// Part of the memory limit that a RAM tier may take when a tier below it takes the overflow.
-const RAM_SHARE_ABOVE_OTHERS: f64 = 0.5;
-
-/// ... when it is the last one.
-const RAM_SHARE_ALONE: f64 = 0.95;
 
 /// Descriptors of one tier, as the keeper hands them over.
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,11 +41,8 @@ fn ram_capacity(options: &ClientOptions, index: usize) -> io::Result<Bytes> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let limit = Bytes(options.memory_max.min(physical_memory()));
-    let share = match index + 1 < options.tiers.len() {
-        true => RAM_SHARE_ABOVE_OTHERS,
-        false => RAM_SHARE_ALONE,
-    };
-    let default = Bytes((limit.0 as f64 * share) as u64);
+    let percent = pool_percent(index + 1 == options.tiers.len());
+    let default = Bytes((limit.0 as f64 * f64::from(percent) / 100.0) as u64);
     Ok(ram.max.map_or(default, |max| max.resolve(limit)))
 }
 

@@ -1,8 +1,9 @@
-//! Pure choices: which page leaves next, and which pages come along with a fault.
+//! Pure choices: which page leaves next, where it is kept, and which pages come along with a fault.
 //!
 //! Level 1: sees ids and counters only. No clock, no I/O, no bytes; the same code runs live and
 //! simulated.
 
+pub mod place;
 pub mod prefetch;
 pub mod reclaim;
 #[cfg(test)]

@@ -21,10 +21,17 @@
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
-use undercroft_base::{Bytes, PageState, TierId, TierKind, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageCount, PageState, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::FailRates;
+use undercroft_policy::place::Migration;
 use undercroft_sim::storm::{Doing, Message, PAGE, Setup, Thread, TierSetup, WhenFull, World};
 
+/// The oldest page of the first tier goes to the second.
+const DOWN: Migration = Migration {
+    from: TierId(0),
+    to: TierId(1),
+    pages: PageCount(1),
+};
 const BASE: u64 = 512;
 const REGION: u64 = 400;
 
@@ -171,8 +178,8 @@ fn step(world: &mut World, words: &[&str]) -> Option<String> {
                 }
             }
         }
-        "demote" => assert!(world.select_demotions(0, 1)),
-        "no-demote" => assert!(!world.select_demotions(0, 1)),
+        "demote" => assert!(world.start_demotion(DOWN)),
+        "no-demote" => assert!(!world.start_demotion(DOWN)),
         "demote-load" => _ = world.demotion_step(),
         "demote-end" => while world.demotion.is_some() && world.demotion_step() {},
         "remove" => {

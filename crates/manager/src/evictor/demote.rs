@@ -1,97 +1,133 @@
-//! From tier to tier: the oldest pages of a full RAM tier go to the next one.
+//! From tier to tier: carries out what the placement policy asks for.
 
 use std::sync::atomic::Ordering;
 
-use undercroft_base::{PAGE_BYTES, Store, StoreError, TierId, page_checksum};
-use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
+use undercroft_base::{Loaded, Store, StoreError, Tier};
+use undercroft_engine::DemoteItem;
+use undercroft_policy::place::Migration;
 
 use super::Evictor;
-use crate::shared::MeteredTier;
 
 impl Evictor {
-    /// True when a RAM tier with a tier below it has no room for the next batch.
-    pub(super) fn pool_is_full(&self) -> bool {
-        let tiers = &self.shared.tiers;
-        let last = tiers.len() - 1;
-        tiers[..last]
-            .iter()
-            .any(|t| t.is_ram() && headroom(t) < wanted_headroom(t))
-    }
-
-    /// Moves up to 1 MiB of the oldest pages of the first full RAM tier to the next tier; false when nothing moved.
-    pub(super) fn demote(&mut self) -> bool {
-        let tiers = &self.shared.tiers;
-        let Some(from) = (0..tiers.len() - 1).find(|at| {
-            tiers[*at].is_ram() && headroom(&tiers[*at]) < 2 * wanted_headroom(&tiers[*at])
-        }) else {
-            return false;
-        };
+    /// Moves the oldest pages of a tier to another, as many as `migration` says; false when none
+    /// moved.
+    pub(super) fn demote(&mut self, migration: Migration) -> bool {
+        let from = &self.shared.tiers[usize::from(migration.from.0)];
+        let to = &self.shared.tiers[usize::from(migration.to.0)];
+        let want = migration.pages.0 as usize;
         self.demotions.clear();
-        let tier = TierId(from as u8);
         self.shared
             .engine()
-            .select_demotions(tier, DEMOTE_PAGES_MAX, &mut self.demotions);
+            .select_demotions(migration.from, want, &mut self.demotions);
         if self.demotions.is_empty() {
             return false;
         }
-        let mut loaded = Vec::with_capacity(self.demotions.len());
+        let mut sums = Vec::with_capacity(self.demotions.len());
         for (at, item) in self.demotions.iter().enumerate() {
             let page = self.demote_buffer.page_mut(at);
-            loaded.push(tiers[from].tier.load(item.slot, item.stamp, page).is_ok());
+            sums.push(copy_of(from.tier.as_ref(), item, page));
         }
-        let mut batch = Vec::with_capacity(self.demotions.len());
-        let mut indices = Vec::with_capacity(self.demotions.len());
-        for (at, item) in self
-            .demotions
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| loaded[*at])
-        {
-            let page = self.demote_buffer.page(at);
-            indices.push(at);
-            batch.push(Store {
-                page,
-                stamp: item.stamp,
-                checksum: page_checksum(page, item.stamp),
+        let loaded = |(at, sum): (usize, &Option<u64>)| sum.map(|sum| (at, sum));
+        let mut batch: Vec<Store<'_>> = (sums.iter().enumerate().filter_map(loaded))
+            .map(|(at, checksum)| Store {
+                page: self.demote_buffer.page(at),
+                stamp: self.demotions[at].stamp,
+                checksum,
                 result: Err(StoreError::Full),
-            });
-        }
-        let next = &tiers[from + 1];
-        next.tier.store(&mut batch);
+            })
+            .collect();
+        to.tier.store(&mut batch);
+        let mut stored = batch.iter().map(|store| store.result.ok());
         let mut moved = 0;
         let mut engine = self.shared.engine();
-        for (at, item) in self.demotions.iter().enumerate() {
-            if !loaded[at] {
-                engine.demotion_failed(*item);
-            }
-        }
-        for (at, store) in indices.iter().zip(&batch) {
-            match store.result {
-                Ok(slot) => {
+        for (item, sum) in self.demotions.iter().zip(&sums) {
+            match sum.and_then(|_| stored.next().flatten()) {
+                Some(slot) => {
                     moved += 1;
-                    engine.demoted(self.demotions[*at], TierId(from as u8 + 1), slot);
+                    engine.demoted(*item, migration.to, slot);
                 }
-                Err(_) => engine.demotion_failed(self.demotions[*at]),
+                None => engine.demotion_failed(*item),
             }
         }
         drop(engine);
-        next.writes.fetch_add(moved, Ordering::Relaxed);
+        to.writes.fetch_add(moved, Ordering::Relaxed);
         self.shared.free_released();
         moved > 0
     }
 }
 
-/// Room a RAM tier should have for the next batches; a small tier has a quarter.
-fn wanted_headroom(metered: &MeteredTier) -> u64 {
-    let batch = (2 * EVICT_PAGES_MAX * PAGE_BYTES) as u64;
-    batch.min(metered.tier.info().capacity.0 / 4)
+/// The bytes of a copy, in `page`, and the checksum that goes along with them: they are not hashed
+/// anew, so what was damaged stays known as that. `None`: they are gone, damaged, or not here: a
+/// device that is still to be read answers `Loaded::Read`, and leaves the buffer as it was.
+fn copy_of(tier: &dyn Tier, item: &DemoteItem, page: &mut [u8]) -> Option<u64> {
+    let checksum = tier.checksum(item.slot, item.stamp)?;
+    match tier.load(item.slot, item.stamp, page) {
+        Ok(Loaded::Done) => Some(checksum),
+        Ok(Loaded::Read { .. }) | Err(_) => None,
+    }
 }
 
-fn headroom(metered: &MeteredTier) -> u64 {
-    metered
-        .tier
-        .info()
-        .capacity
-        .0
-        .saturating_sub(metered.tier.usage().held.0)
+#[cfg(test)]
+mod tests {
+    use undercroft_base::{Bytes, PAGE_BYTES, PageNo, Slot, Stamp, TierId, page_checksum};
+    use undercroft_sys::mapping::SharedMemory;
+    use undercroft_tier::file::{Backing, FileTier};
+    use undercroft_tier::ram::{Compressor, RamPool};
+
+    use super::*;
+
+    const STAMP: Stamp = Stamp(3);
+
+    fn pool() -> RamPool {
+        let capacity = Bytes(1 << 20);
+        let reserve = RamPool::reserve_for(capacity).0 as usize;
+        let memory = SharedMemory::create("uc-test-pool", reserve).expect("a memfd");
+        RamPool::new(memory, Compressor::Lz4, capacity).expect("an empty pool")
+    }
+
+    fn file(folder: &std::path::Path) -> FileTier {
+        let backing = Backing::open(&folder.join("tier"), Some(Bytes(8 << 20))).expect("a file");
+        let table = FileTier::table_bytes(backing.bytes());
+        let memory = SharedMemory::create("uc-test-table", table).expect("a memfd");
+        FileTier::new(backing, memory).expect("an empty tier")
+    }
+
+    /// Stores a page and reads it as a demotion does, into a buffer that has other bytes.
+    fn demoted(tier: &dyn Tier) -> (Option<u64>, Vec<u8>) {
+        let bytes: Vec<u8> = (0..PAGE_BYTES).map(|at| (at / 64) as u8).collect();
+        let mut batch = [Store {
+            page: &bytes,
+            stamp: STAMP,
+            checksum: page_checksum(&bytes, STAMP),
+            result: Err(StoreError::Full),
+        }];
+        tier.store(&mut batch);
+        let slot = batch[0].result.expect("room for a page");
+        let item = |slot| DemoteItem {
+            no: PageNo(1),
+            tier: TierId(0),
+            slot,
+            stamp: STAMP,
+        };
+        let mut page = vec![0xee; PAGE_BYTES];
+        let gone = copy_of(tier, &item(Slot(slot.0 + 1)), &mut page);
+        assert_eq!(gone, None, "a slot that is free has no copy");
+        page.fill(0xee);
+        (copy_of(tier, &item(slot), &mut page), page)
+    }
+
+    #[test]
+    fn a_copy_in_memory_comes_with_its_checksum() {
+        let (sum, page) = demoted(&pool());
+        assert_eq!(sum, Some(page_checksum(&page, STAMP)));
+    }
+
+    /// A file tier above another: what has not been read is not taken for the page's bytes.
+    #[test]
+    fn a_copy_on_a_device_is_not_taken_for_read() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let (sum, page) = demoted(&file(folder.path()));
+        assert_eq!(sum, None);
+        assert!(page.iter().all(|byte| *byte == 0xee), "nothing was read");
+    }
 }

@@ -28,6 +28,17 @@ enum Fate {
     Is(Outcome),
 }
 
+/// What is next with the pages in hand, by their places in the group.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// To be put back: a thread waits for them, or no tier took them.
+    back: u64,
+    /// To be stored.
+    next: u64,
+    /// Still somebody's.
+    alive: u64,
+}
+
 impl Evictor {
     /// Settles items of the batch that stay: each where it is, or where the program has moved it.
     fn stay(&mut self, items: impl Iterator<Item = (BatchIndex, Taken)>) {
@@ -67,19 +78,16 @@ impl Evictor {
         };
         let mut refused = 0;
         while left != 0 {
-            let (alive, wanted) = self.publish(group);
+            let turn = self.publish(group, left, refused);
             // What a thread waits for is put back ahead of what is still to be stored.
-            let back = left & wanted | refused;
-            for at in places(back) {
+            for at in places(turn.back) {
                 self.put_back(group[at].at, at, group[at].page);
             }
-            left &= !back;
-            let next = first_of(left, self.store_pages);
-            refused = self.store(group, next, alive);
-            left &= !next | refused;
+            refused = self.store(group, &turn);
+            left &= !(turn.back | turn.next) | refused;
         }
         if !self.stored.is_empty() {
-            self.publish(group);
+            self.publish(group, 0, 0);
         }
         if let Some((_, agent)) = claimed {
             agent.commands.release();
@@ -87,10 +95,10 @@ impl Evictor {
         self.shared.wake_pages(&mut self.wakes);
     }
 
-    /// Publishes what was stored last, and wakes who waits for it. Returns which pages of the
-    /// group are still somebody's, and which a thread waits for: the engine is locked once.
-    fn publish(&mut self, group: &[EvictItem]) -> (u64, u64) {
-        let masks = {
+    /// Publishes what was stored last, and wakes who waits for it. Returns what is next with the
+    /// pages in hand: `left`, of which no tier has taken those `refused`. The engine is locked once.
+    fn publish(&mut self, group: &[EvictItem], left: u64, refused: u64) -> Turn {
+        let turn = {
             let mut engine = self.shared.engine();
             if let Some(record) = &self.shared.record {
                 let stored = self.stored.iter();
@@ -103,11 +111,17 @@ impl Evictor {
                 }
             }
             engine.publish_all(&self.stored, &mut self.wakes);
-            (engine.alive_mask(group), engine.wanted_mask(group))
+            let back = left & engine.wanted_mask(group) | refused;
+            let next = first_of(left & !back, self.store_pages);
+            let alive = engine.alive_mask(group);
+            for at in places(next & alive) {
+                self.orders[at] = engine.place(group[at].at);
+            }
+            Turn { back, next, alive }
         };
         self.stored.clear();
         self.shared.wake_pages(&mut self.wakes);
-        masks
+        turn
     }
 
     /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`, and only there.
@@ -204,12 +218,13 @@ impl Evictor {
         process.gone.store(true, Ordering::Relaxed);
         self.stored
             .extend(places(moved).map(|at| (group[at].at, Outcome::Fill(0))));
-        self.publish(group);
+        self.publish(group, 0, 0);
     }
 
-    /// Stores `pages` of the group, of which those not `alive` are nobody's. What was stored is to
-    /// be published; returns what no tier took.
-    fn store(&mut self, group: &[EvictItem], pages: u64, alive: u64) -> u64 {
+    /// Stores the next pages of the group. What was stored is to be published; returns what no tier
+    /// took.
+    fn store(&mut self, group: &[EvictItem], turn: &Turn) -> u64 {
+        let (pages, alive) = (turn.next, turn.alive);
         let mut fates = [Fate::ToStore; EVICT_PAGES_MAX];
         let mut sums = [0u64; EVICT_PAGES_MAX];
         let mut left = pages;
@@ -225,33 +240,13 @@ impl Evictor {
                 Fate::Is(_) => left &= !(1 << at),
             }
         }
-        for tier in 0..self.shared.tiers.len() {
-            if left == 0 {
-                break;
-            }
-            let mut batch: Vec<Store<'_>> = places(left)
-                .map(|at| Store {
-                    page: page_of(&self.buffer, at),
-                    stamp: group[at].stamp,
-                    checksum: sums[at],
-                    result: Err(StoreError::Full),
-                })
-                .collect();
-            let metered = &self.shared.tiers[tier];
-            metered.tier.store(&mut batch);
-            for (at, store) in places(left).zip(&batch) {
-                match store.result {
-                    Ok(place) => {
-                        metered.writes.fetch_add(1, Ordering::Relaxed);
-                        fates[at] = Fate::Is(Outcome::Stored(TierId(tier as u8), place));
-                        left &= !(1 << at);
-                    }
-                    Err(StoreError::Failed(_)) => {
-                        metered.errors.fetch_add(1, Ordering::Relaxed);
-                    }
-                    Err(StoreError::Incompressible) => self.unfit = true,
-                    Err(StoreError::Full) => {}
-                }
+        let tiers = self.shared.tiers.len();
+        for (rank, tier) in (0..tiers).flat_map(|rank| (0..tiers).map(move |tier| (rank, tier))) {
+            let id = TierId(tier as u8);
+            let offered = places(left).filter(|at| self.orders[*at].get(rank) == Some(id));
+            let offered = offered.map(|at| 1 << at).sum();
+            if offered != 0 {
+                left &= !self.offer(group, id, offered, &sums, &mut fates);
             }
         }
         for at in places(pages) {
@@ -260,6 +255,43 @@ impl Evictor {
             }
         }
         left
+    }
+
+    /// Offers `pages` of the group to a tier; returns those that it took.
+    fn offer(
+        &mut self,
+        group: &[EvictItem],
+        tier: TierId,
+        pages: u64,
+        sums: &[u64; EVICT_PAGES_MAX],
+        fates: &mut [Fate; EVICT_PAGES_MAX],
+    ) -> u64 {
+        let mut batch: Vec<Store<'_>> = places(pages)
+            .map(|at| Store {
+                page: page_of(&self.buffer, at),
+                stamp: group[at].stamp,
+                checksum: sums[at],
+                result: Err(StoreError::Full),
+            })
+            .collect();
+        let metered = &self.shared.tiers[usize::from(tier.0)];
+        metered.tier.store(&mut batch);
+        let mut taken = 0;
+        for (at, store) in places(pages).zip(&batch) {
+            match store.result {
+                Ok(slot) => {
+                    metered.writes.fetch_add(1, Ordering::Relaxed);
+                    fates[at] = Fate::Is(Outcome::Stored(tier, slot));
+                    taken |= 1 << at;
+                }
+                Err(StoreError::Failed(_)) => {
+                    metered.errors.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(StoreError::Incompressible) => self.unfit = true,
+                Err(StoreError::Full) => {}
+            }
+        }
+        taken
     }
 
     /// Whether a page needs no new copy: its bytes are one word repeated, or those of the copy

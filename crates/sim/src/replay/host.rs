@@ -4,20 +4,17 @@
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, ThreadId, TierId, VirtPage,
 };
-use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
+use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{
     DemoteItem, EvictItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken,
 };
 use undercroft_model::device::{Attach, Time, profiles};
 
+use undercroft_policy::place::{LatencyClass, Migration, TIERS_MAX, TierState, pool_percent};
+
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 use super::tiers::{Tier, tier_id};
 use crate::setup::{FaultTouch, Initial, Room, Setup, SetupError, TierKind};
-
-/// A compressed pool over another tier holds at most this part of the limit, and this one alone: as
-/// the live manager.
-const POOL_PERCENT_ABOVE: f64 = 50.0;
-const POOL_PERCENT_ALONE: f64 = 95.0;
 
 /// What the clients of a replay share: devices and tiers.
 pub struct Host {
@@ -269,6 +266,7 @@ impl Host {
     /// Has the policy name up to `want` pages; how many: none only where no page may leave.
     #[inline(always)] // on the fault path
     pub(super) fn choose(&mut self, client: &mut Client<'_>, want: usize) -> usize {
+        self.migrate(client);
         if !client.leave_next.is_empty() {
             let heirs = self.choose_heirs(client);
             if heirs > 0 {
@@ -316,14 +314,10 @@ impl Host {
     /// Errors: no tier does; the references done are filled in by [`super::Replay::run`].
     fn store(&mut self, client: &mut Client<'_>, index: usize) -> Result<Outcome, SetupError> {
         let EvictItem { no, retained, .. } = client.batch[index];
-        for place in 0..self.tiers.len() {
+        for tier in client.engine.place(client.batch[index].at).iter() {
+            let place = usize::from(tier.0);
             if !self.takes(client, place) {
-                if place + 1 < self.tiers.len() {
-                    self.demote(client, place);
-                }
-                if !self.takes(client, place) {
-                    continue;
-                }
+                continue;
             }
             let home = client.home + u64::from(no.0);
             let over = retained.is_some_and(|(tier, slot, _)| {
@@ -368,29 +362,90 @@ impl Host {
     /// Whether a tier has room for one more page of the client.
     fn takes(&self, client: &Client<'_>, place: usize) -> bool {
         let tier = &self.tiers[place];
-        let TierKind::Pool { ratio, max_percent } = tier.spec.kind else {
+        let TierKind::Pool { ratio, .. } = tier.spec.kind else {
             return tier.has_room();
         };
-        let below = place + 1 < self.tiers.len();
-        let percent = max_percent.unwrap_or(match below {
-            true => POOL_PERCENT_ABOVE,
-            false => POOL_PERCENT_ALONE,
-        });
         let held = (client.held[place] + 1) as f64 / ratio;
-        tier.has_room() && held <= client.frames as f64 * percent / 100.0
+        tier.has_room() && held <= client.frames as f64 * self.pool_percent(place) / 100.0
     }
 
-    /// Moves the client's oldest pages one tier down, as many as the live manager would at most and
-    /// an eighth of what is there.
-    fn demote(&mut self, client: &mut Client<'_>, place: usize) {
-        let want = (client.held[place] as usize / 8).clamp(1, DEMOTE_PAGES_MAX);
+    /// The part of the limit, in percent, that the pool at `place` may take.
+    fn pool_percent(&self, place: usize) -> f64 {
+        let TierKind::Pool { max_percent, .. } = self.tiers[place].spec.kind else {
+            return 0.0;
+        };
+        let last = place + 1 == self.tiers.len();
+        max_percent.unwrap_or_else(|| f64::from(pool_percent(last)))
+    }
+
+    /// What the engine is told of a tier. A page of the simulation is a page of the engine,
+    /// whatever its size.
+    fn state(&self, client: &Client<'_>, place: usize) -> TierState {
+        let tier = &self.tiers[place];
+        let bytes = |pages: f64| Bytes((pages * PAGE_BYTES as f64) as u64);
+        let free = tier.free_pages() as f64;
+        match tier.spec.kind {
+            TierKind::Pool { ratio, .. } => {
+                let held = client.held[place] as f64 / ratio;
+                let share = client.frames as f64 * self.pool_percent(place) / 100.0;
+                TierState {
+                    capacity: bytes(share.min(held + free / ratio)),
+                    held: bytes(held),
+                    dram: bytes(held),
+                    latency: LatencyClass::Memory,
+                    demotes: false, // the engine knows
+                }
+            }
+            TierKind::Device { .. } => TierState {
+                capacity: bytes(tier.held() as f64 + free),
+                held: bytes(tier.held() as f64),
+                dram: Bytes(0),
+                latency: LatencyClass::Device,
+                demotes: false,
+            },
+        }
+    }
+
+    /// Moves pages between tiers, before a batch leaves, as the placement policy says.
+    #[inline]
+    pub(super) fn migrate(&mut self, client: &mut Client<'_>) {
+        if self.tiers.len() > 1 {
+            self.migrate_all(client);
+        }
+    }
+
+    /// ... until it is content, or nothing can move.
+    #[inline(never)]
+    fn migrate_all(&mut self, client: &mut Client<'_>) {
+        loop {
+            self.tell_tiers(client);
+            match client.engine.migration() {
+                Some(migration) if self.demote(client, migration) => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Tells the engine of every tier.
+    pub(super) fn tell_tiers(&self, client: &mut Client<'_>) {
+        let mut states = [None; TIERS_MAX];
+        for (place, state) in states.iter_mut().enumerate().take(self.tiers.len()) {
+            *state = Some(self.state(client, place));
+        }
+        client.engine.set_tiers(states.into_iter().flatten());
+    }
+
+    /// Moves the client's oldest pages of a tier to another; false when none moved.
+    fn demote(&mut self, client: &mut Client<'_>, migration: Migration) -> bool {
+        let (place, below) = (usize::from(migration.from.0), usize::from(migration.to.0));
+        let want = migration.pages.0 as usize;
         let mut items = std::mem::take(&mut self.demotions);
         items.clear();
         client
             .engine
-            .select_demotions(tier_id(place), want, &mut items);
+            .select_demotions(migration.from, want, &mut items);
+        let mut moved = false;
         for item in &items {
-            let below = place + 1;
             if !self.takes(client, below) {
                 client.engine.demotion_failed(*item);
                 continue;
@@ -405,10 +460,12 @@ impl Host {
             let slot = self.tiers[below].take(client.home + u64::from(item.no.0), false);
             client.held[below] += 1;
             self.write(client, below, slot);
-            client.engine.demoted(*item, tier_id(below), slot);
+            client.engine.demoted(*item, migration.to, slot);
+            moved = true;
         }
         self.demotions = items;
         self.collect(client);
+        moved
     }
 
     /// Gives freed slots back, and tells the engine what the pool holds.

@@ -113,6 +113,7 @@ impl Host {
         count: usize,
     ) -> Result<(), SetupError> {
         self.let_go(client)?;
+        self.migrate(client);
         let pages = client.stream.moved[first..first + count].iter();
         let ranges: Vec<VirtRange> = pages
             .map(|moved| VirtPage(u64::from(moved.number)))

@@ -97,6 +97,9 @@ impl<'a> Replay<'a> {
             clients,
             host: Host::new(setup, homes),
         };
+        for client in &mut replay.clients {
+            replay.host.tell_tiers(client);
+        }
         if setup.initial == Initial::Stored {
             replay.store_everything()?;
         }

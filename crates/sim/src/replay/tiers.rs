@@ -88,6 +88,11 @@ impl Tier {
         self.held < self.pages_max
     }
 
+    /// Pages that still fit.
+    pub fn free_pages(&self) -> u64 {
+        self.pages_max.saturating_sub(self.held)
+    }
+
     /// A place for one page. * `home`: the page's own; `over`: of what is there, only a copy of it
     /// that is about to go.
     pub fn take(&mut self, home: u64, over: bool) -> Slot {

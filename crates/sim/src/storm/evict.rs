@@ -1,10 +1,12 @@
 //! The evictor and the demoter: select, take out, store, publish, with a step between any two.
 
 use undercroft_base::{
-    PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierId, TierKind, fill_word, page_checksum,
+    PAGE_BYTES, PageCount, Slot, Stamp, Store, StoreError, Tier, TierId, fill_word, page_checksum,
 };
 use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
+
+use undercroft_policy::place::Migration;
 
 use super::setup::Sabotage;
 use super::world::World;
@@ -41,6 +43,8 @@ pub struct Batch {
 /// What the demoter has in progress.
 #[derive(Debug)]
 pub struct Demotion {
+    /// Where the pages go.
+    pub to: TierId,
     /// Not yet begun.
     pub items: Vec<DemoteItem>,
     /// Read from the old tier.
@@ -268,23 +272,25 @@ impl World {
                 return Outcome::Clean;
             }
         }
-        match (0..self.tiers.len()).find_map(|at| self.store_in(at, &bytes, item.stamp)) {
+        self.update_pool();
+        let mut order = self.engine.place(item.at).iter();
+        match order.find_map(|tier| self.store_in(tier, &bytes, item.stamp)) {
             Some((tier, slot)) => Outcome::Stored(tier, slot),
             None => Outcome::PutBack,
         }
     }
 
-    fn store_in(&mut self, at: usize, bytes: &[u8], stamp: Stamp) -> Option<(TierId, Slot)> {
+    fn store_in(&mut self, to: TierId, bytes: &[u8], stamp: Stamp) -> Option<(TierId, Slot)> {
         let mut batch = [Store {
             page: bytes,
             stamp,
             checksum: page_checksum(bytes, stamp),
             result: Err(StoreError::Full),
         }];
-        self.tiers[at].store(&mut batch);
+        self.tiers[usize::from(to.0)].store(&mut batch);
         let slot = batch[0].result.ok()?;
         self.update_pool();
-        Some((TierId(at as u8), slot))
+        Some((to, slot))
     }
 
     /// Publishes one page that was stored, or puts it back; false when that has to wait.
@@ -362,17 +368,19 @@ impl World {
         true
     }
 
-    /// Starts a demotion of up to `want` pages; false when there is none.
-    pub fn select_demotions(&mut self, from: usize, want: usize) -> bool {
+    /// Starts a migration; false when there is nothing to move.
+    pub fn start_demotion(&mut self, migration: Migration) -> bool {
         let mut items = Vec::new();
+        let want = migration.pages.0 as usize;
         self.engine
-            .select_demotions(TierId(from as u8), want, &mut items);
+            .select_demotions(migration.from, want, &mut items);
         if items.is_empty() {
             return false;
         }
         self.log(|| format!("demote {items:?}"));
         let stalled = self.stall();
         self.demotion = Some(Demotion {
+            to: migration.to,
             stalled,
             items,
             loaded: None,
@@ -388,14 +396,22 @@ impl World {
             return true;
         }
         let Some(demotion) = &mut self.demotion else {
+            self.update_pool();
+            // A part of what is asked for: the rest is asked for again, after other steps.
+            let part = PageCount(1 + self.random.index(12) as u64);
+            let asked = self.engine.migration().map(|asked| Migration {
+                pages: asked.pages.min(part),
+                ..asked
+            });
+            // Now and then something moves that nobody asked for: the engine cannot tell.
             let from = self.random.index(self.tiers.len());
-            let want = 1 + self.random.index(12);
-            let usage = self.tiers[from].usage().logical;
-            let full = usage.0 * 2 > self.tiers[from].info().capacity.0;
-            let squeezed = self.engine.room() < 2 && self.tiers[from].info().kind == TierKind::Ram;
-            return from + 1 < self.tiers.len()
-                && (full || squeezed || self.random.chance(1, 20))
-                && self.select_demotions(from, want);
+            let any = from + 1 < self.tiers.len() && self.random.chance(1, 20);
+            let any = any.then(|| Migration {
+                from: TierId(from as u8),
+                to: TierId(from as u8 + 1),
+                pages: part,
+            });
+            return asked.or(any).is_some_and(|next| self.start_demotion(next));
         };
         if demotion.stalled > 0 && !calm {
             demotion.stalled -= 1;
@@ -410,7 +426,7 @@ impl World {
             });
             self.log(|| format!("demoted {item:?} to {to:?} {slot:?}"));
         } else if let Some((item, bytes)) = demotion.loaded.take() {
-            let to = item.tier.0 as usize + 1;
+            let to = demotion.to;
             match self.store_in(to, &bytes, item.stamp) {
                 Some((tier, slot)) => {
                     self.demotion.as_mut().expect("going on").stored = Some((item, tier, slot));

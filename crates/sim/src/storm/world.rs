@@ -7,6 +7,7 @@ use undercroft_base::{Bytes, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, Vi
 use undercroft_engine::{Config, Effect, Engine};
 use undercroft_model::random::mix;
 use undercroft_model::{Content, FakeTier, Memory, Mm, Oracle, Random, oracle::Expect};
+use undercroft_policy::place::{LatencyClass, TierState, pool_percent};
 
 use super::evict::{Batch, Demotion};
 use super::failures::SpaceRates;
@@ -326,15 +327,32 @@ impl World {
         }
     }
 
-    /// Tells the engine what RAM tiers hold.
+    /// Tells the engine what each tier holds. As live, a tier in memory may take a part of the
+    /// limit only.
     pub fn update_pool(&mut self) {
-        let held = self
-            .tiers
-            .iter()
-            .filter(|tier| tier.info().kind == TierKind::Ram)
-            .map(|tier| tier.usage().held.0)
-            .sum();
-        self.engine.set_pool_held(Bytes(held));
+        let limit = self.engine.limit().0;
+        let last = self.tiers.len() - 1;
+        let states = self.tiers.iter().enumerate().map(|(at, tier)| {
+            let (info, held) = (tier.info(), tier.usage().held);
+            let share = Bytes(limit / 100 * u64::from(pool_percent(at == last)));
+            match info.kind {
+                TierKind::Ram => TierState {
+                    capacity: info.capacity.min(share),
+                    held,
+                    dram: held,
+                    latency: LatencyClass::Memory,
+                    demotes: false, // the engine knows
+                },
+                TierKind::File => TierState {
+                    capacity: info.capacity,
+                    held,
+                    dram: Bytes(0),
+                    latency: LatencyClass::Device,
+                    demotes: false,
+                },
+            }
+        });
+        self.engine.set_tiers(states);
     }
 
     /// Frees slots that nothing refers to.

@@ -1,0 +1,90 @@
+//! The contract of [`Place`]: every implementation passes it.
+
+use proptest::prelude::*;
+use undercroft_base::{Bytes, PageNo};
+
+use super::{
+    LatencyClass, MIGRATE_PAGES_MAX, NAMES, PageFacts, Place, TIERS_MAX, TierState, by_name,
+};
+use crate::test_random::Random;
+
+/// A tier of any size, empty, full, or with more in it than it may have: its capacity was lowered.
+fn tier(random: &mut Random) -> TierState {
+    let bits = random.below(40);
+    let capacity = random.below(1 << bits);
+    let held = match random.below(4) {
+        0 => 0,
+        1 => capacity,
+        2 => capacity.saturating_add(random.below(1 << 30)),
+        _ => random.below(capacity + 1),
+    };
+    TierState {
+        capacity: Bytes(capacity),
+        held: Bytes(held),
+        dram: Bytes(random.below(held + 1)),
+        latency: [LatencyClass::Memory, LatencyClass::Device][random.below(2) as usize],
+        demotes: random.below(3) != 0,
+    }
+}
+
+fn check(place: &mut dyn Place, tiers: &[TierState], page: PageFacts) -> Result<(), TestCaseError> {
+    let order = place.order(page, tiers);
+    let mut seen = [false; TIERS_MAX];
+    for tier in order.iter().map(|tier| usize::from(tier.0)) {
+        prop_assert!(tier < tiers.len(), "a tier that is not there");
+        prop_assert!(!std::mem::replace(&mut seen[tier], true), "a tier twice");
+    }
+    prop_assert_eq!(tiers.is_empty(), order.get(0).is_none(), "no tier is tried");
+    if let Some(migration) = place.migrate(tiers) {
+        let (from, to) = (usize::from(migration.from.0), usize::from(migration.to.0));
+        prop_assert!(from < tiers.len() && to < tiers.len() && from != to);
+        prop_assert!(tiers[from].demotes, "pages of this tier cannot move on");
+        prop_assert!(tiers[from].held.0 > 0, "an empty tier is relieved");
+        prop_assert!((1..=MIGRATE_PAGES_MAX).contains(&migration.pages.0));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn every_placement_names_tiers_that_are_there_once_and_relieves_what_may_be(seed: u64, count in 0..=TIERS_MAX) {
+        for name in NAMES {
+            let mut place = by_name(name).expect("a known policy");
+            let mut random = Random::new(seed);
+            for no in 0..200 {
+                let tiers: Vec<TierState> = (0..count).map(|_| tier(&mut random)).collect();
+                check(place.as_mut(), &tiers, PageFacts { no: PageNo(no) })?;
+            }
+        }
+    }
+}
+
+/// Carried out, migrations come to an end: each makes room, or there is nothing left to move.
+#[test]
+fn every_placement_is_content_after_its_migrations() {
+    for name in NAMES {
+        let mut place = by_name(name).expect("a known policy");
+        assert_eq!(place.name(), name);
+        let mut random = Random::new(7);
+        for _ in 0..200 {
+            let count = 1 + random.below(TIERS_MAX as u64) as usize;
+            let mut tiers: Vec<TierState> = (0..count).map(|_| tier(&mut random)).collect();
+            for state in &mut tiers {
+                state.capacity = Bytes(state.capacity.0.min(1 << 24));
+                state.held = Bytes(state.held.0.min(1 << 24));
+            }
+            // The last takes everything.
+            tiers[count - 1].capacity = Bytes(1 << 50);
+            let mut rounds = 0;
+            while let Some(migration) = place.migrate(&tiers) {
+                let (from, to) = (usize::from(migration.from.0), usize::from(migration.to.0));
+                let bytes = migration.pages.bytes().0.min(tiers[from].held.0);
+                tiers[from].held.0 -= bytes;
+                tiers[to].held.0 += bytes;
+                rounds += 1;
+                assert!(rounds < 1 << 24, "{name} never has enough");
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Placement policies: which tier takes a page that leaves memory, and what moves on to a lower
+//! tier, when, and how much.
+//!
+//! The live manager, the replay and the storms ask this and carry out the answer; none of them
+//! chooses a tier itself.
+
+#[cfg(test)]
+mod contract;
+pub mod waterfall;
+
+use crate::UnknownPolicy;
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, TierId};
+
+/// Most tiers of one client.
+pub const TIERS_MAX: usize = 8;
+
+/// Pages that leave memory together.
+pub const BATCH_PAGES: u64 = 64;
+
+/// Most pages of one migration: 1 MiB, one slab of a block tier.
+pub const MIGRATE_PAGES_MAX: u64 = 256;
+
+/// Part of the limit, in percent, that tiers in memory may take where a tier below has the rest.
+const POOL_PERCENT_ABOVE: u32 = 50;
+
+/// The same where there is no tier below.
+const POOL_PERCENT_ALONE: u32 = 95;
+
+/// The part of the memory limit, in percent, that a tier in memory may take. * `last`: there is no
+/// tier below it.
+pub fn pool_percent(last: bool) -> u32 {
+    if last {
+        POOL_PERCENT_ALONE
+    } else {
+        POOL_PERCENT_ABOVE
+    }
+}
+
+/// How long a tier takes to give a page back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LatencyClass {
+    /// About a microsecond, on the thread that asks.
+    Memory,
+    /// A request to a device.
+    Device,
+}
+
+/// One tier at the moment of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierState {
+    /// Most bytes it may hold.
+    pub capacity: Bytes,
+    /// Bytes taken of them.
+    pub held: Bytes,
+    /// DRAM that it costs now: counts towards the client's limit.
+    pub dram: Bytes,
+    /// How fast it is.
+    pub latency: LatencyClass,
+    /// Pages may be moved on from it.
+    pub demotes: bool,
+}
+
+impl TierState {
+    /// What it has room for.
+    pub fn headroom(&self) -> Bytes {
+        Bytes(self.capacity.0.saturating_sub(self.held.0))
+    }
+
+    /// What it can hold, in pages that do not compress.
+    pub fn capacity_pages(&self) -> PageCount {
+        PageCount(self.capacity.0 / PAGE_BYTES as u64)
+    }
+}
+
+/// What is known of a page that needs a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageFacts {
+    /// Its entry.
+    pub no: PageNo,
+}
+
+/// Tiers to try, one after the other, each at most once. A page that none of them takes stays in
+/// memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TierOrder {
+    tiers: [u8; TIERS_MAX],
+    count: u8,
+}
+
+impl TierOrder {
+    /// From the first tier down to the last of `count`.
+    #[inline]
+    pub fn downwards(count: usize) -> TierOrder {
+        TierOrder {
+            tiers: std::array::from_fn(|at| at as u8),
+            count: count.min(TIERS_MAX) as u8,
+        }
+    }
+
+    /// `tier` is tried after those there are. Panics: there are [`TIERS_MAX`] already.
+    pub fn then(&mut self, tier: TierId) {
+        self.tiers[usize::from(self.count)] = tier.0;
+        self.count += 1;
+    }
+
+    /// The tier to try after `rank` others.
+    #[inline]
+    pub fn get(&self, rank: usize) -> Option<TierId> {
+        (rank < usize::from(self.count)).then(|| TierId(self.tiers[rank]))
+    }
+
+    /// The tiers, in order.
+    pub fn iter(&self) -> impl Iterator<Item = TierId> + use<> {
+        let order = *self;
+        (0..usize::from(self.count)).map(move |rank| TierId(order.tiers[rank]))
+    }
+}
+
+/// Pages to be moved from one tier to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Migration {
+    /// Where they are.
+    pub from: TierId,
+    /// Where they go.
+    pub to: TierId,
+    /// How many, at most; the oldest first.
+    pub pages: PageCount,
+}
+
+/// Decides where pages are kept. `tiers` are all of the client's, fastest first.
+pub trait Place: Send {
+    /// The tiers to offer a page to. Called once for each page that needs a new copy, with the
+    /// engine locked: O(tiers), no allocation.
+    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder;
+
+    /// What should move on before the next batch leaves memory, if anything. The caller carries it
+    /// out and asks again, until there is nothing, or nothing could be moved. O(tiers).
+    fn migrate(&mut self, tiers: &[TierState]) -> Option<Migration>;
+
+    /// The name the user knows it by.
+    fn name(&self) -> &'static str;
+}
+
+/// The placement policies there are; the first is the default.
+pub const NAMES: [&str; 1] = ["waterfall"];
+
+/// Makes a policy that has seen nothing.
+///
+/// Errors: an unknown name; the message lists the valid ones.
+pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {
+    match name {
+        "waterfall" => Ok(Box::new(waterfall::Waterfall)),
+        _ => Err(UnknownPolicy::new("placement", name, &NAMES)),
+    }
+}

@@ -1,0 +1,97 @@
+//! New pages go to the fastest tier with room; the oldest of a full tier go on to the next.
+//!
+//! Room is made ahead, so that new pages are not pushed past old ones: a tier that could not take
+//! the next two batches is relieved.
+
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
+
+use super::{BATCH_PAGES, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, TierOrder, TierState};
+
+/// The oldest pages of a full tier go to the next one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Waterfall;
+
+/// Room that a tier should have for the next batches; a small one has a quarter.
+fn wanted(tier: &TierState) -> Bytes {
+    let batches = 2 * BATCH_PAGES * PAGE_BYTES as u64;
+    Bytes(batches.min(tier.capacity.0 / 4))
+}
+
+/// What is moved at once; of a small tier a quarter, so that what was just stored stays.
+fn portion(tier: &TierState) -> PageCount {
+    PageCount((tier.capacity_pages().0 / 4).clamp(1, MIGRATE_PAGES_MAX))
+}
+
+impl Place for Waterfall {
+    fn order(&mut self, _: PageFacts, tiers: &[TierState]) -> TierOrder {
+        TierOrder::downwards(tiers.len())
+    }
+
+    fn migrate(&mut self, tiers: &[TierState]) -> Option<Migration> {
+        let above_others = tiers.split_last()?.1;
+        let is_full = |tier: &TierState| tier.demotes && tier.headroom() < wanted(tier);
+        let from = above_others.iter().position(is_full)?;
+        Some(Migration {
+            from: TierId(from as u8),
+            to: TierId(from as u8 + 1),
+            pages: portion(&above_others[from]),
+        })
+    }
+
+    fn name(&self) -> &'static str {
+        "waterfall"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LatencyClass;
+    use super::*;
+
+    fn pool(capacity: u64, held: u64) -> TierState {
+        TierState {
+            capacity: Bytes(capacity),
+            held: Bytes(held),
+            dram: Bytes(held),
+            latency: LatencyClass::Memory,
+            demotes: true,
+        }
+    }
+
+    #[test]
+    fn the_first_full_tier_is_relieved_a_mebibyte_at_a_time() {
+        const MIB: u64 = 1 << 20;
+        let move_on = |tiers: &[TierState]| {
+            let found = Waterfall.migrate(tiers);
+            found.map(|m| (m.from.0, m.to.0, m.pages.0))
+        };
+        let (full, free) = (
+            pool(64 * MIB, 64 * MIB - MIB / 2 + 1),
+            pool(64 * MIB, 63 * MIB),
+        );
+        assert_eq!(move_on(&[full, free]), Some((0, 1, 256)));
+        assert_eq!(move_on(&[free, full]), None, "the last has nowhere to go");
+        assert_eq!(move_on(&[free, full, free]), Some((1, 2, 256)));
+        let fixed = TierState {
+            demotes: false,
+            ..full
+        };
+        assert_eq!(move_on(&[fixed, free]), None);
+        assert_eq!(move_on(&[fixed, full, free]), Some((1, 2, 256)));
+        assert_eq!(move_on(&[]), None);
+    }
+
+    #[test]
+    fn a_small_tier_keeps_a_quarter_free_and_moves_a_quarter() {
+        let page = PAGE_BYTES as u64;
+        let of = |held| {
+            let found = Waterfall.migrate(&[pool(40 * page, held), pool(page, 0)]);
+            found.map(|m| m.pages.0)
+        };
+        assert_eq!(of(30 * page), None);
+        assert_eq!(of(30 * page + 1), Some(10));
+        assert_eq!(Waterfall.migrate(&[pool(0, 0), pool(page, 0)]), None);
+        let tiny = Waterfall.migrate(&[pool(page, page), pool(page, 0)]);
+        assert_eq!(tiny.map(|m| m.pages.0), Some(1));
+    }
+}
