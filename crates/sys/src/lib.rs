@@ -7,6 +7,7 @@ pub mod access;
 pub mod arena;
 pub mod fdpass;
 pub mod futex;
+pub mod inherit;
 pub mod interrupts;
 pub mod mapping;
 pub mod maps;
@@ -16,6 +17,7 @@ pub mod process;
 pub mod procfs;
 pub mod ring;
 pub mod sideband;
+pub mod signal;
 pub mod uffd;
 
 mod ioctl;

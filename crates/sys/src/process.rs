@@ -185,6 +185,19 @@ pub fn become_subreaper() -> io::Result<()> {
     ))?)
 }
 
+/// The kernel, short of memory, ends others first: the calling process holds what others need.
+/// Without CAP_SYS_RESOURCE what somebody added to its score goes, at most.
+pub fn spare_from_oom() {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let now = std::fs::read_to_string(FILE).unwrap_or_default();
+    let now: i32 = now.trim().parse().unwrap_or(0);
+    for score in [-900, 0] {
+        if score < now && std::fs::write(FILE, score.to_string()).is_ok() {
+            return;
+        }
+    }
+}
+
 /// Raises the limit of open descriptors as far as allowed; returns it.
 pub fn raise_open_files_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

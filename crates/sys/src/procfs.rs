@@ -137,6 +137,16 @@ pub fn children(pid: u32) -> Vec<u32> {
     found
 }
 
+/// True when no thread of the process is left. A process whose main thread has ended is shown as
+/// a zombie while its other threads live.
+pub fn has_ended(pid: u32) -> bool {
+    match process_state(pid) {
+        None | Some('X') => true,
+        Some('Z') => status_number(pid, "Threads").is_none_or(|threads| threads <= 1),
+        Some(_) => false,
+    }
+}
+
 /// The CPU a thread last ran on, from field 39 of its `stat`. About 10 us.
 pub fn thread_cpu(tid: u32) -> Option<usize> {
     let mut buffer = [0u8; 1024];

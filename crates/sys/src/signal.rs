@@ -1,0 +1,261 @@
+//! Signals that one process takes for another: read with their origin, passed on as they came, and
+//! put back as they were for the program that it starts.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use libc::{
+    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN,
+    SIGTTOU, SIGUSR1, SIGWINCH, SIGXFSZ,
+};
+
+/// What a process keeps to itself: faults of its own code, its own CPU time.
+const OWN: [i32; 11] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+    libc::SIGXCPU,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+];
+
+/// SIGPIPE was ignored when this process was started. Rust's runtime ignores it before `main`.
+static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static NOTE_PIPE: extern "C" fn() = note_pipe;
+
+extern "C" fn note_pipe() {
+    PIPE_WAS_IGNORED.store(is_ignored(SIGPIPE), Ordering::Relaxed);
+}
+
+fn is_ignored(number: i32) -> bool {
+    let mut old = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: sigaction without a new action only writes the old one into a live local.
+    let told = unsafe { libc::sigaction(number, std::ptr::null(), old.as_mut_ptr()) } == 0;
+    // SAFETY: written by the call above when it returned 0.
+    told && unsafe { old.assume_init() }.sa_sigaction == libc::SIG_IGN
+}
+
+fn set_disposition(number: i32, disposition: libc::sighandler_t) {
+    // SAFETY: SIG_DFL and SIG_IGN only (callers below): no code of ours runs in a handler.
+    unsafe { libc::signal(number, disposition) };
+}
+
+/// One signal that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Its number.
+    pub number: i32,
+    /// Who sent it; `None`: the kernel (a terminal, a timer, the end of a child).
+    pub sender: Option<u32>,
+    /// What came with it by sigqueue(3).
+    value: Option<usize>,
+}
+
+impl Received {
+    /// A signal as kill(2) sends it.
+    pub fn new(number: i32, sender: Option<u32>) -> Received {
+        Received {
+            number,
+            sender,
+            value: None,
+        }
+    }
+}
+
+/// The signals of this process, taken from their default actions.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+    before: libc::sigset_t,
+    child_was_ignored: bool,
+}
+
+impl Signals {
+    /// Holds back every signal that may be meant for the program, and reads it from now on. To be
+    /// called before the first thread is started: threads inherit that.
+    pub fn take() -> io::Result<Signals> {
+        let child_was_ignored = is_ignored(SIGCHLD);
+        // Else the kernel reaps our children, and their status is lost.
+        set_disposition(SIGCHLD, libc::SIG_DFL);
+        let mut taken = empty_set();
+        for number in (1..=31).chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
+            if !OWN.contains(&number) {
+                // SAFETY: adds one valid number to a live, initialised set.
+                unsafe { libc::sigaddset(&mut taken, number) };
+            }
+        }
+        let before = change_mask(libc::SIG_BLOCK, &taken)?;
+        // SAFETY: a valid set; the kernel makes a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &taken, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Signals {
+            fd,
+            before,
+            child_was_ignored,
+        })
+    }
+
+    /// The next one that has arrived; `None` when there is none.
+    pub fn next(&self) -> Option<Received> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the kernel writes at most `size` bytes into the live local of that size.
+        let got = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+        if got != size as isize {
+            return None;
+        }
+        // SAFETY: plain numbers, zeroed and then written in full.
+        let info = unsafe { info.assume_init() };
+        Some(Received {
+            number: info.ssi_signo as i32,
+            sender: (info.ssi_code <= 0).then_some(info.ssi_pid),
+            value: (info.ssi_code == libc::SI_QUEUE).then_some(info.ssi_ptr as usize),
+        })
+    }
+
+    /// The program that `command` starts has the signals that this process was started with: the
+    /// mask, and what was ignored.
+    pub fn put_back_in(&self, command: &mut Command) {
+        let (before, child) = (self.before, self.child_was_ignored);
+        let pipe = PIPE_WAS_IGNORED.load(Ordering::Relaxed);
+        let put_back = move || {
+            if pipe {
+                set_disposition(SIGPIPE, libc::SIG_IGN);
+            }
+            if child {
+                set_disposition(SIGCHLD, libc::SIG_IGN);
+            }
+            change_mask(libc::SIG_SETMASK, &before).map(drop)
+        };
+        // SAFETY: runs between fork and exec: signal(2) and sigprocmask(2) are async-signal-safe,
+        // and nothing is allocated.
+        unsafe { command.pre_exec(put_back) };
+    }
+
+    /// Stops this process as a job-control signal would; returns when it goes on. Where the kernel
+    /// stops nobody (an orphaned process group), at once.
+    pub fn stop_by(&self, number: i32) {
+        let mut one = empty_set();
+        // SAFETY: adds one number to a live, initialised set; an invalid one changes nothing.
+        unsafe { libc::sigaddset(&mut one, number) };
+        // SAFETY: kill takes numbers only. Blocked, it joins one that waits already: one stop.
+        unsafe { libc::kill(libc::getpid(), number) };
+        let _ = change_mask(libc::SIG_UNBLOCK, &one); // it stops here
+        let _ = change_mask(libc::SIG_BLOCK, &one);
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn empty_set() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the whole set.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: initialised by the call above.
+    unsafe { set.assume_init() }
+}
+
+/// Changes the calling thread's mask; returns the one before.
+fn change_mask(how: i32, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
+    let mut before = empty_set();
+    // SAFETY: both sets are live and initialised.
+    match unsafe { libc::pthread_sigmask(how, set, &mut before) } {
+        0 => Ok(before),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Sends a signal on to a process, with the value that came with it. It may be gone already.
+pub fn pass_on(signal: &Received, pid: u32) {
+    match signal.value {
+        None => send(signal.number, pid),
+        Some(value) => {
+            let value = libc::sigval {
+                sival_ptr: value as *mut _,
+            };
+            // SAFETY: the value is the receiver's to understand; here it is a number.
+            unsafe { libc::sigqueue(pid as i32, signal.number, value) };
+        }
+    }
+}
+
+/// Sends a signal to a process. It may be gone already.
+pub fn send(number: i32, pid: u32) {
+    if pid > 1 {
+        // SAFETY: kill takes numbers only; `pid` names one process, never a group or everybody.
+        unsafe { libc::kill(pid as i32, number) };
+    }
+}
+
+/// Ends this process as signal `number` ends one that does not handle it, without a core of its
+/// own. Returns only where that signal does not end a process.
+pub fn end_by(number: i32) {
+    let none = rustix::process::Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    set_disposition(number, libc::SIG_DFL);
+    let mut one = empty_set();
+    // SAFETY: adds one number to a live, initialised set; an invalid one changes nothing.
+    unsafe { libc::sigaddset(&mut one, number) };
+    // SAFETY: kill takes numbers only.
+    unsafe { libc::kill(libc::getpid(), number) };
+    let _ = change_mask(libc::SIG_UNBLOCK, &one);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One test, since the mask and the dispositions are the whole process's. Threads of the test
+    /// harness have no part: signals are sent to this thread alone.
+    #[test]
+    fn signals_arrive_with_their_sender_and_go_back_as_they_were() {
+        let signals = Signals::take().expect("a signalfd");
+        assert_eq!(signals.next(), None);
+        // SAFETY: raise takes a number only, and it is blocked in this thread.
+        unsafe { libc::raise(SIGUSR1) };
+        let own = std::process::id();
+        assert_eq!(
+            signals.next(),
+            Some(Received::new(SIGUSR1, Some(own))),
+            "what a process sends has a sender"
+        );
+        assert_eq!(signals.next(), None);
+        let mut shell = Command::new("grep");
+        shell.args(["-E", "SigBlk|SigIgn", "/proc/self/status"]);
+        signals.put_back_in(&mut shell);
+        let told = shell.output().expect("grep runs").stdout;
+        let told = String::from_utf8_lossy(&told).into_owned();
+        let word = |key: &str| {
+            let line = told.lines().find_map(|line| line.strip_prefix(key));
+            u64::from_str_radix(line.unwrap_or("0").trim(), 16).expect("a number")
+        };
+        let bit = |number: i32| 1u64 << (number - 1);
+        assert_eq!(word("SigBlk:") & bit(SIGUSR1), 0, "the mask is put back");
+        let pipe = PIPE_WAS_IGNORED.load(Ordering::Relaxed);
+        assert_eq!(word("SigIgn:") & bit(SIGPIPE) != 0, pipe);
+        assert!(change_mask(libc::SIG_SETMASK, &signals.before).is_ok());
+    }
+}
