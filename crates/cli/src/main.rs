@@ -16,6 +16,7 @@ mod storm;
 mod trace;
 mod values;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("{failure}");
+            let _ = writeln!(std::io::stderr(), "{failure}"); // it may be closed
             ExitCode::from(failure.status)
         }
     }

@@ -275,7 +275,7 @@ impl Accesses {
             // It worked when the run began. Policies go on without; the report counts no more looks.
             Err(error) => {
                 if !std::mem::replace(&mut self.failed, true) {
-                    eprintln!("undercroft: warning: pages cannot be looked at any more: {error}");
+                    crate::log::warn(&format!("pages cannot be looked at any more: {error}"));
                 }
                 return false;
             }

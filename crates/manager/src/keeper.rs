@@ -1,19 +1,26 @@
 //! The keeper: owns one run. Opens what must survive the manager, starts the manager and the program, waits for both, and never lets a
 //! program run on without its manager.
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketType;
+use undercroft_sys::inherit::{self, Given};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs;
+use undercroft_sys::signal::{
+    self, Received, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, Signals,
+};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 use crate::ledger;
@@ -22,10 +29,13 @@ use crate::report::{Report, human_summary};
 use crate::serve::{Launch, Notice, Request};
 use crate::tiers::{self, OpenTier};
 
-/// The shim, compiled with this crate.
-const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libundercroft_shim.so"));
-/// Its file name.
-pub(crate) const SHIM_NAME: &str = "libundercroft_shim.so";
+mod passing;
+pub(crate) mod place;
+mod voice;
+
+use passing::Scene;
+use place::{RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM, STATUS_SOCKET};
+use voice::Voice;
 
 /// Status when Undercroft, not the program, failed.
 pub const OUR_FAILURE: i32 = 125;
@@ -36,84 +46,60 @@ const LEDGER_CHUNKS: usize = 1 << 19;
 /// How long the manager may take to be ready.
 const READY: Duration = Duration::from_secs(10);
 
+/// Reads of the manager's log at a time: a flood does not keep the keeper from its work.
+const LOG_READS_MAX: usize = 32;
+
 /// How often leftover processes of the program are looked for.
 const LEFTOVER_TICK: Duration = Duration::from_millis(20);
 
-/// Directory in which every run has its own: `$UNDERCROFT_DIR`, or one in the runtime or temporary directory.
-pub fn base_dir() -> PathBuf {
-    if let Some(dir) = std::env::var_os("UNDERCROFT_DIR") {
-        return PathBuf::from(dir);
-    }
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(dir) if dir.is_dir() => dir.join("undercroft"),
-        _ => {
-            std::env::temp_dir().join(format!("undercroft-{}", rustix::process::getuid().as_raw()))
+/// Runs a program under management; returns the status to exit with. Errors are told on stderr. A
+/// program that a signal ended: this process ends by the same, as its parent would have seen it.
+pub fn run(options: &RunOptions) -> i32 {
+    // Before anything is opened that the program is not to have.
+    let begun = Given::now().and_then(|given| Ok((given, Signals::take()?)));
+    let begun = begun.and_then(|(given, signals)| Ok((given, signals, Voice::new()?)));
+    let (given, signals, mut voice) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "undercroft: {error}");
+            return OUR_FAILURE;
+        }
+    };
+    let ended = try_run(options, given, &signals, &mut voice);
+    let status = ended.unwrap_or_else(|error| {
+        voice.say(&error.to_string());
+        End::Status(OUR_FAILURE)
+    });
+    voice.end();
+    match status {
+        End::Status(status) => status,
+        End::Signal(number) => {
+            signal::end_by(number);
+            128 + number
         }
     }
 }
 
-/// The run's directory; removed with the run.
-struct RunDir(PathBuf);
-
-impl RunDir {
-    fn create() -> io::Result<RunDir> {
-        use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-        let base = base_dir();
-        let explain = |error: io::Error| {
-            let text = format!(
-                "cannot use {} for the run's files: {error}; set UNDERCROFT_DIR to a directory you may write to",
-                base.display()
-            );
-            io::Error::new(error.kind(), text)
-        };
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&base)
-            .map_err(explain)?;
-        let dir = base.join(std::process::id().to_string());
-        let _ = std::fs::remove_dir_all(&dir); // of a dead run with our number
-        std::fs::DirBuilder::new()
-            .mode(0o755)
-            .create(&dir)
-            .map_err(explain)?;
-        let shim = dir.join(SHIM_NAME);
-        std::fs::write(&shim, SHIM).map_err(explain)?;
-        std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o755))?;
-        Ok(RunDir(dir))
-    }
-
-    fn listen(&self, name: &str, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
-        use std::os::unix::fs::PermissionsExt;
-        let path = self.0.join(name);
-        let address = SocketAddrUnix::new(&path).map_err(|_| {
-            io::Error::other(format!(
-                "the path {} is too long for a socket; set UNDERCROFT_DIR to a shorter one",
-                path.display()
-            ))
-        })?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
-        rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, 128)?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
-        Ok(socket)
-    }
+/// How the keeper itself ends.
+enum End {
+    Status(i32),
+    /// The program was ended by it.
+    Signal(i32),
 }
 
-impl Drop for RunDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+impl End {
+    fn of(status: ExitStatus) -> End {
+        match status.signal() {
+            Some(number) => End::Signal(number),
+            None => End::Status(status.code().unwrap_or(OUR_FAILURE)),
+        }
     }
-}
 
-/// Runs a program under management; returns the status to exit with. Errors are told on stderr.
-pub fn run(options: &RunOptions) -> i32 {
-    match try_run(options) {
-        Ok(status) => status,
-        Err(error) => {
-            eprintln!("undercroft: {error}");
-            OUR_FAILURE
+    /// As a shell gives it: 128 + signal for a program that was killed.
+    fn code(&self) -> i32 {
+        match self {
+            End::Status(status) => *status,
+            End::Signal(number) => 128 + number,
         }
     }
 }
@@ -123,57 +109,74 @@ struct Manager {
     pidfd: PidFd,
     link: UnixStream,
     lines: BufReader<UnixStream>,
+    /// Its standard error.
+    log: Log,
 }
 
-fn try_run(options: &RunOptions) -> io::Result<i32> {
+fn try_run(
+    options: &RunOptions,
+    given: Given,
+    signals: &Signals,
+    voice: &mut Voice,
+) -> io::Result<End> {
     process::become_subreaper()?;
-    let signals = Signals::new()?;
     let dir = RunDir::create()?;
     let tiers = tiers::open(&options.client)?;
     if tiers.iter().any(OpenTier::is_in_memory) && !options.client.quiet {
-        eprintln!(
-            "undercroft: warning: a tier's file lies in a memory file system, so it saves no memory"
-        );
+        voice.say("warning: a tier's file lies in a memory file system, so it saves no memory");
     }
     let mut manager = start_manager(options, &dir, &tiers)?;
     let started = Instant::now();
-    let mut program = match start_program(options, &dir.0) {
+    let early: Vec<Received> = std::iter::from_fn(|| signals.next()).collect();
+    let mut program = match start_program(options, &dir, signals) {
         Ok(program) => program,
         Err((status, why)) => {
-            eprintln!("undercroft: {why}");
-            let _ = finish(&mut manager, status, Duration::ZERO);
-            return Ok(status);
+            voice.say(&why);
+            let _ = finish(&mut manager, status, Duration::ZERO, voice);
+            return Ok(End::Status(status));
         }
     };
-    let ended = wait(&mut program, &mut manager, &signals)?;
+    // Nobody else was there to take them.
+    for received in early {
+        let received = Received::new(received.number, Some(0));
+        if passing::is_for_program(&received, Scene::default()) {
+            signal::pass_on(&received, program.id());
+        }
+    }
+    given.close();
+    inherit::leave_streams()?;
+    process::spare_from_oom();
+    let ended = wait(&mut program, &mut manager, signals, voice)?;
     let wall = started.elapsed();
     match ended {
         Ended::Program(exit) => {
-            let status = exit_code(exit);
-            match finish(&mut manager, status, wall) {
-                Some(report) => deliver(options, &report),
-                None => eprintln!("undercroft: the manager gave no report"),
+            let end = End::of(exit);
+            match finish(&mut manager, end.code(), wall, voice) {
+                Some(report) => deliver(options, &report, voice),
+                None => voice.say("the manager gave no report"),
             }
-            Ok(status)
+            Ok(end)
         }
         Ended::Doomed(why) => {
             end_tree(&mut program, &mut manager);
-            eprintln!("undercroft: the program was ended: {why}");
-            Ok(OUR_FAILURE)
+            manager.log.tell(voice);
+            voice.say(&format!("the program was ended: {why}"));
+            Ok(End::Status(OUR_FAILURE))
         }
         Ended::ManagerDied => {
             end_tree(&mut program, &mut manager);
-            eprintln!(
-                "undercroft: the manager died; the program was held and ended, so that it never saw wrong memory"
+            manager.log.tell(voice);
+            voice.say(
+                "the manager died; the program was held and ended, so that it never saw wrong memory",
             );
-            Ok(OUR_FAILURE)
+            Ok(End::Status(OUR_FAILURE))
         }
     }
 }
 
 fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::Result<Manager> {
-    let listener = dir.listen("shim.sock", SocketType::SEQPACKET, 0o777)?;
-    let status = dir.listen("status.sock", SocketType::STREAM, 0o600)?;
+    let listener = dir.listen(SHIM_SOCKET, SocketType::SEQPACKET, 0o777)?;
+    let status = dir.listen(STATUS_SOCKET, SocketType::STREAM, 0o600)?;
     let ledger = SharedMemory::create("uc-ledger", ledger::bytes_for(LEDGER_CHUNKS))?;
     let (link, theirs) = UnixStream::pair()?;
     let command = options
@@ -199,22 +202,21 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
         theirs.as_fd(),
     ];
     inherited.extend(tiers.iter().flat_map(OpenTier::descriptors));
-    for fd in &inherited {
-        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
-    }
+    let (log, said) = Log::new()?;
     let program = std::env::current_exe()?;
-    let spawned = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .arg0("undercroft")
         .arg("manager")
         .arg(serde_json::to_string(&launch)?)
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .process_group(0) // a Ctrl-C at the terminal is for the program
-        .spawn();
-    for fd in &inherited {
-        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC)?;
-    }
+        .stderr(said)
+        .process_group(0); // a Ctrl-C at the terminal is for the program
+    inherit::only(&mut command, &inherited);
+    let spawned = command.spawn();
+    drop(command); // our copy of the pipe's other end
     let child = spawned?;
     drop(theirs);
     let pidfd = PidFd::open(child.id())?;
@@ -223,6 +225,7 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
         child,
         pidfd,
         link,
+        log,
     };
     manager.link.set_read_timeout(Some(READY))?;
     match next_notice(&mut manager) {
@@ -232,7 +235,10 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
             let _ = manager.child.wait();
             let why = match other {
                 Some(Notice::Failed(why)) => why,
-                _ => "the manager did not start".to_owned(),
+                _ => format!(
+                    "the manager did not start: {}",
+                    manager.log.lines().join("; ")
+                ),
             };
             return Err(io::Error::other(format!(
                 "{why} (`undercroft doctor` tells what is missing)"
@@ -253,19 +259,83 @@ fn next_notice(manager: &mut Manager) -> Option<Notice> {
     serde_json::from_str(&line).ok()
 }
 
-/// Starts the program with the shim; the error is (status, text).
-fn start_program(options: &RunOptions, dir: &Path) -> Result<Child, (i32, String)> {
-    let name = &options.command[0];
-    let mut preload = dir.join(SHIM_NAME).into_os_string();
-    if let Some(already) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
-        preload.push(":");
-        preload.push(already);
+/// What the manager says on its standard error: a pipe of its own, so that nobody it serves can
+/// hold it up.
+struct Log {
+    pipe: File,
+    unfinished: Vec<u8>,
+}
+
+impl Log {
+    /// And the end to write to. Neither end waits.
+    fn new() -> io::Result<(Log, Stdio)> {
+        use rustix::pipe::{PipeFlags, pipe_with};
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let log = Log {
+            pipe: File::from(read),
+            unfinished: Vec::new(),
+        };
+        Ok((log, Stdio::from(write)))
     }
-    let spawned = Command::new(name)
+
+    /// The lines that have come.
+    fn lines(&mut self) -> Vec<String> {
+        let mut bytes = [0u8; 4096];
+        for _ in 0..LOG_READS_MAX {
+            match self.pipe.read(&mut bytes) {
+                Ok(got) if got > 0 => self.unfinished.extend_from_slice(&bytes[..got]),
+                _ => break,
+            }
+        }
+        let whole = self.unfinished.iter().rposition(|byte| *byte == b'\n');
+        let rest = self.unfinished.split_off(whole.map_or(0, |at| at + 1));
+        let text = std::mem::replace(&mut self.unfinished, rest);
+        let lines = String::from_utf8_lossy(&text).into_owned();
+        lines.lines().map(str::to_owned).collect()
+    }
+
+    fn tell(&mut self, voice: &mut Voice) {
+        for line in self.lines() {
+            voice.relay(&line);
+        }
+    }
+}
+
+/// The value of LD_PRELOAD for the program: what the user has there, then the shim. The first may
+/// insist on being the first, as AddressSanitizer does. A shim of a run around this one is left
+/// out: a program has one manager.
+fn preload(before: Option<&OsStr>, shim: &Path) -> OsString {
+    let mut value = OsString::new();
+    let before = before.unwrap_or_default().as_bytes();
+    for part in before.split(|byte| byte.is_ascii_whitespace() || *byte == b':') {
+        let name = part.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if !part.is_empty() && !name.starts_with(SHIM_STEM.as_bytes()) {
+            value.push(OsStr::from_bytes(part));
+            value.push(":");
+        }
+    }
+    value.push(shim);
+    value
+}
+
+/// Starts the program with the shim; the error is (status, text).
+fn start_program(
+    options: &RunOptions,
+    dir: &RunDir,
+    signals: &Signals,
+) -> Result<Child, (i32, String)> {
+    let name = &options.command[0];
+    let before = std::env::var_os("LD_PRELOAD");
+    let mut command = Command::new(name);
+    command
         .args(&options.command[1..])
-        .env("LD_PRELOAD", preload)
-        .env(SOCKET_VARIABLE, dir.join("shim.sock"))
-        .spawn();
+        .env(
+            "LD_PRELOAD",
+            preload(before.as_deref(), &dir.path(SHIM_LINK)),
+        )
+        .env(SOCKET_VARIABLE, dir.path(SHIM_SOCKET));
+    signals.put_back_in(&mut command);
+    let spawned = command.spawn();
     spawned.map_err(|error| {
         let shown = Path::new(name).display();
         match error.kind() {
@@ -283,14 +353,20 @@ enum Ended {
 }
 
 /// Waits for the program and everything it left behind, passing signals on.
-fn wait(program: &mut Child, manager: &mut Manager, signals: &Signals) -> io::Result<Ended> {
+fn wait(
+    program: &mut Child,
+    manager: &mut Manager,
+    signals: &Signals,
+    voice: &mut Voice,
+) -> io::Result<Ended> {
     let pidfd = PidFd::open(program.id())?;
     let mut exit = None;
     loop {
         let mut fds = vec![
             PollFd::new(&manager.pidfd, PollFlags::IN),
             PollFd::new(&manager.link, PollFlags::IN),
-            PollFd::new(&signals.read, PollFlags::IN),
+            PollFd::new(&signals, PollFlags::IN),
+            PollFd::new(&manager.log.pipe, PollFlags::IN),
         ];
         if exit.is_none() {
             fds.push(PollFd::new(&pidfd, PollFlags::IN));
@@ -302,6 +378,9 @@ fn wait(program: &mut Child, manager: &mut Manager, signals: &Signals) -> io::Re
         let _ = poll(&mut fds, exit.map(|_| &tick));
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
+        if ready[3] {
+            manager.log.tell(voice);
+        }
         if ready[1] && !ready[0] {
             match next_notice(manager) {
                 Some(Notice::Doomed(why)) => return Ok(Ended::Doomed(why)),
@@ -313,7 +392,7 @@ fn wait(program: &mut Child, manager: &mut Manager, signals: &Signals) -> io::Re
             return Ok(Ended::ManagerDied);
         }
         if ready[2] {
-            signals.pass_on(program, exit.is_some(), manager);
+            answer_signals(signals, program, exit.is_some(), manager);
         }
         if exit.is_none() {
             exit = program.try_wait()?;
@@ -324,6 +403,78 @@ fn wait(program: &mut Child, manager: &mut Manager, signals: &Signals) -> io::Re
                 return Ok(Ended::Program(status));
             }
         }
+    }
+}
+
+/// Passes on what is the program's, and stops when it stops, so that a shell sees one job.
+fn answer_signals(signals: &Signals, program: &Child, ended: bool, manager: &mut Manager) {
+    let own = std::process::id();
+    let leads_session = rustix::process::getsid(None).is_ok_and(|id| id.as_raw_pid() as u32 == own);
+    while let Some(received) = signals.next() {
+        if ended {
+            pass_to_leftovers(&received, manager);
+            continue;
+        }
+        let scene = Scene {
+            from_inside: received
+                .sender
+                .is_some_and(|pid| passing::is_inside(pid, own)),
+            leads_session,
+            stopped: procfs::process_state(program.id()) == Some('T'),
+        };
+        if passing::is_for_program(&received, scene) {
+            signal::pass_on(&received, program.id());
+        }
+    }
+    if !ended && let Some(number) = job_stop(program) {
+        pause(signals, program, manager, number);
+    }
+}
+
+/// What is left of a program that has ended would not be waited for without us: whatever ends us
+/// ends it. A terminal has told those of its foreground group itself.
+fn pass_to_leftovers(received: &Received, manager: &Manager) {
+    let number = received.number;
+    if ![SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&number)
+        && !passing::is_for_program(received, Scene::default())
+    {
+        return;
+    }
+    let group = |pid: u32| {
+        let pid = rustix::process::Pid::from_raw(pid as i32);
+        rustix::process::getpgid(pid).ok()
+    };
+    let ours = group(0);
+    for pid in leftovers(manager) {
+        if received.sender.is_some() || group(pid) != ours {
+            signal::pass_on(received, pid);
+        }
+    }
+}
+
+/// The job-control signal that has stopped the program since it was asked last.
+fn job_stop(program: &Child) -> Option<i32> {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let pid = Pid::from_raw(program.id() as i32)?;
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+    let status = waitid(WaitId::Pid(pid), options).ok()??;
+    let number = status.stopping_signal()?;
+    [SIGTSTP, SIGTTIN, SIGTTOU]
+        .contains(&number)
+        .then_some(number)
+}
+
+/// Stops as the program did. The manager wakes us when somebody continues the program alone; who
+/// continues us continues the program.
+fn pause(signals: &Signals, program: &Child, manager: &mut Manager, number: i32) {
+    let request = Request::Paused {
+        program: program.id(),
+    };
+    let told = serde_json::to_vec(&request)
+        .map_err(io::Error::from)
+        .and_then(|line| manager.link.write_all(&line));
+    if told.is_ok() && procfs::process_state(program.id()) == Some('T') {
+        signals.stop_by(number);
     }
 }
 
@@ -343,7 +494,7 @@ fn leftovers(manager: &Manager) -> Vec<u32> {
     let mut open = procfs::children(std::process::id());
     while let Some(pid) = open.pop() {
         let own = pid == manager.child.id() || is_holder(pid);
-        if own || procfs::process_state(pid).is_none_or(|state| state == 'Z') {
+        if own || procfs::has_ended(pid) {
             continue;
         }
         found.push(pid);
@@ -389,7 +540,12 @@ fn end_tree(program: &mut Child, manager: &mut Manager) {
 }
 
 /// Asks the manager for the report and lets it end.
-fn finish(manager: &mut Manager, exit_status: i32, wall: Duration) -> Option<Report> {
+fn finish(
+    manager: &mut Manager,
+    exit_status: i32,
+    wall: Duration,
+    voice: &mut Voice,
+) -> Option<Report> {
     let request = Request::Finish {
         exit_status,
         wall_ns: wall.as_nanos() as u64,
@@ -408,63 +564,47 @@ fn finish(manager: &mut Manager, exit_status: i32, wall: Duration) -> Option<Rep
         let _ = manager.child.kill();
     }
     let _ = manager.child.wait();
+    manager.log.tell(voice);
     report
 }
 
-fn deliver(options: &RunOptions, report: &Report) {
+fn deliver(options: &RunOptions, report: &Report, voice: &mut Voice) {
     if let Some(path) = &options.report {
         let written = serde_json::to_vec_pretty(report)
             .map_err(io::Error::from)
             .and_then(|bytes| std::fs::write(path, bytes));
         if let Err(error) = written {
-            eprintln!(
-                "undercroft: the report could not be written to {}: {error}",
+            voice.say(&format!(
+                "the report could not be written to {}: {error}",
                 path.display()
-            );
+            ));
         }
     }
     if !options.client.quiet && report.faults.total > 0 {
         use std::io::IsTerminal;
         let color = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        eprint!("{}", human_summary(report, color));
+        voice.print(human_summary(report, color));
     }
 }
 
-/// As a shell gives it: 128 + signal for a program that was killed.
-fn exit_code(status: ExitStatus) -> i32 {
-    status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Signals that end us are the program's to answer: they are passed on.
-struct Signals {
-    read: UnixStream,
-}
-
-impl Signals {
-    fn new() -> io::Result<Signals> {
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-        let (read, write) = UnixStream::pair()?;
-        read.set_nonblocking(true)?;
-        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-            signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
-        }
-        Ok(Signals { read })
-    }
-
-    /// SIGTERM to the program (or what is left of it); a terminal sends its signals to the program by itself.
-    fn pass_on(&self, program: &Child, ended: bool, manager: &Manager) {
-        let mut bytes = [0u8; 64];
-        while rustix::io::read(&self.read, &mut bytes).is_ok_and(|got| got > 0) {}
-        let pids = match ended {
-            true => leftovers(manager),
-            false => vec![program.id()],
+    #[test]
+    fn preload_keeps_what_is_there_and_has_one_shim() {
+        let shim = Path::new("/run/undercroft/run-2/libundercroft_shim-beside-libasan.so");
+        let value = |before: Option<&str>| {
+            let value = preload(before.map(OsStr::new), shim);
+            value
+                .to_str()
+                .expect("UTF-8")
+                .replace(&shim.display().to_string(), "SHIM")
         };
-        for pid in pids {
-            if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            }
-        }
+        assert_eq!(value(None), "SHIM");
+        assert_eq!(value(Some("")), "SHIM");
+        assert_eq!(value(Some("/lib/a.so b.so")), "/lib/a.so:b.so:SHIM");
+        let outer = "/tmp/x/run-1/libundercroft_shim-beside-libasan.so:/lib/a.so";
+        assert_eq!(value(Some(outer)), "/lib/a.so:SHIM");
     }
 }

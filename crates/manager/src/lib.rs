@@ -11,6 +11,7 @@ mod fault_thread;
 pub mod keeper;
 mod layout;
 mod ledger;
+mod log;
 pub mod options;
 mod order;
 mod pin;

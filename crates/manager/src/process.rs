@@ -121,6 +121,12 @@ impl Process {
         self.identity.get().is_some() && !self.exited.load(Ordering::Relaxed)
     }
 
+    /// It has the shim, and has not called exec since: then the kernel clears the agent's word.
+    pub fn has_agent(&self) -> bool {
+        let agent = self.agent.get();
+        agent.is_some_and(|agent| agent.commands.agent() != 0)
+    }
+
     /// False once the process has exited, or its address space was found gone.
     pub fn is_alive(&self) -> bool {
         !self.gone.load(Ordering::Relaxed)

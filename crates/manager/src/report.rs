@@ -58,6 +58,9 @@ pub struct Report {
     pub spaces: u64,
     /// Most mappings that one process was seen to have; 0 when it was never looked at.
     pub mappings_peak: u64,
+    /// False when no process of the program was reached, or none for two seconds and more: the
+    /// limit did not hold.
+    pub managed: bool,
     /// The choices made.
     pub policies: Policies,
     /// The engine's counters.
@@ -263,6 +266,8 @@ pub struct ReportInputs<'a> {
     pub spaces: u64,
     /// Most mappings that one process was seen to have; 0 when it was never looked at.
     pub mappings_peak: u64,
+    /// There was nobody to manage for longer than a start takes.
+    pub unmanaged_for_long: bool,
     /// Parts of a fault.
     pub fault_breakdown: Option<FaultBreakdown>,
     /// Names in force.
@@ -503,6 +508,7 @@ impl Report {
             },
             spaces: inputs.spaces,
             mappings_peak: inputs.mappings_peak,
+            managed: inputs.spaces > 0 && !inputs.unmanaged_for_long,
             policies: inputs.policies.clone(),
             counters: Counters::from(stats),
             access_scans: inputs.access_scans,

@@ -1,7 +1,7 @@
 //! The manager process: sets everything up, then is its control thread: handshakes, exits, pressure, discovery, status.
 
 use std::collections::HashMap;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -26,13 +26,16 @@ use crate::process::Process;
 use crate::record::Record;
 use crate::report::Report;
 use crate::shared::{Breakdown, EvictionCost, Exceeded, MeteredTier, Shared, lock, new_histogram};
-use crate::tiers;
 use crate::tiers::TierLaunch;
 use crate::watch::{self, Watch};
+use crate::{log, tiers};
 
+mod beside;
 mod handshake;
 mod looks;
 mod tell;
+
+use beside::Presence;
 
 /// Everything the keeper gives its manager: options, and numbers of inherited descriptors.
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,6 +69,11 @@ pub enum Request {
         exit_status: i32,
         /// Start to end.
         wall_ns: u64,
+    },
+    /// The keeper stops, because this program has: it is to be woken when the program goes on.
+    Paused {
+        /// Process id of the program.
+        program: u32,
     },
 }
 
@@ -117,11 +125,6 @@ fn check_permissions() -> io::Result<()> {
     Ok(())
 }
 
-/// Says something on stderr, wherever that leads.
-pub(crate) fn warn(what: &str) {
-    let _ = writeln!(io::stderr(), "undercroft: warning: {what}");
-}
-
 /// Writes one notice to the keeper.
 fn tell(link: &OwnedFd, notice: &Notice) -> io::Result<()> {
     let mut line = serde_json::to_vec(notice)?;
@@ -136,6 +139,7 @@ fn tell(link: &OwnedFd, notice: &Notice) -> io::Result<()> {
 
 fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     process::raise_open_files_limit();
+    process::spare_from_oom();
     check_permissions()?;
     let holder = process::spawn_fd_holder()?;
     let listener = process::take_inherited(launch.listener)?;
@@ -203,6 +207,8 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         last_faults: 0,
         tick: Duration::ZERO,
         look_at: Instant::now(),
+        paused: None,
+        presence: Presence::new(Instant::now()),
         rest_until: Instant::now(),
         last_snapshot: (Instant::now(), Stats::default()),
         zeros: PageBuf::new(1)?,
@@ -336,6 +342,9 @@ struct Control {
     /// Between two looks while the client is managed.
     tick: Duration,
     look_at: Instant,
+    /// The program with which the keeper has stopped.
+    paused: Option<u32>,
+    presence: Presence,
     rest_until: Instant,
     last_snapshot: (Instant, Stats),
     zeros: PageBuf,
@@ -378,6 +387,7 @@ impl Control {
             let _ = poll(&mut fds, Some(&timeout));
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(fds);
+            self.note_presence(known.iter().any(|process| process.has_agent()));
             let exited: Vec<Arc<Process>> = known
                 .iter()
                 .zip(&ready[own..])
@@ -413,6 +423,7 @@ impl Control {
                 self.wait_for_keeper();
                 return;
             }
+            self.wake_keeper();
             self.look_if_due();
         }
     }
@@ -446,18 +457,23 @@ impl Control {
                 return true;
             }
         };
-        match serde_json::from_slice::<Request>(&bytes[..got]) {
-            Ok(Request::Finish {
-                exit_status,
-                wall_ns,
-            }) => {
-                let report = self.report(exit_status, wall_ns);
-                self.end_record();
-                let _ = self.notify(&Notice::Report(Box::new(report)));
-                true
+        // One after the other: two may have come at once.
+        for request in serde_json::Deserializer::from_slice(&bytes[..got]).into_iter() {
+            match request {
+                Ok(Request::Finish {
+                    exit_status,
+                    wall_ns,
+                }) => {
+                    let report = self.report(exit_status, wall_ns);
+                    self.end_record();
+                    let _ = self.notify(&Notice::Report(Box::new(report)));
+                    return true;
+                }
+                Ok(Request::Paused { program }) => self.paused = Some(program),
+                Err(_) => return false,
             }
-            Err(_) => false,
         }
+        false
     }
 
     /// Ends the trace of `--trace` and tells what it lacks.
@@ -465,11 +481,11 @@ impl Control {
         match self.shared.record.as_ref().map(Record::finish) {
             None | Some(Ok(0)) => {}
             Some(Ok(dropped)) => {
-                warn(&format!(
+                log::warn(&format!(
                     "{dropped} faults and movements of pages are not in the trace"
                 ));
             }
-            Some(Err(why)) => warn(&why),
+            Some(Err(why)) => log::warn(&why),
         }
     }
 }

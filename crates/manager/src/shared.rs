@@ -328,7 +328,7 @@ impl Shared {
         // Once: when the peak passes the threshold.
         let most = self.mappings_warn;
         if before < most && count >= most {
-            crate::serve::warn(&format!(
+            crate::log::warn(&format!(
                 "process {pid} has {count} mappings, of {} that the kernel allows one process; \
                  raise vm.max_map_count (sysctl)",
                 most / 4 * 5
@@ -450,11 +450,11 @@ impl Shared {
 
     /// No tier has room and the limit is reached: says so once, and decides as the user chose.
     pub fn everything_full(&self) {
-        let mut exceeded = lock(&self.exceeded);
-        if !exceeded.warned {
-            exceeded.warned = true;
-            eprintln!(
-                "undercroft: every tier is full and the memory limit of {} is reached; {}",
+        // The lock is not held while it is told.
+        let first = !std::mem::replace(&mut lock(&self.exceeded).warned, true);
+        if first {
+            crate::log::say(&format!(
+                "every tier is full and the memory limit of {} is reached; {}",
                 Bytes(self.options.memory_max),
                 match self.options.when_full {
                     WhenFull::Stay =>
@@ -462,9 +462,8 @@ impl Shared {
                         Add room with `--tier file:PATH,size=SIZE` or raise --memory-max",
                     WhenFull::Kill => "ending the program (--when-full kill)",
                 }
-            );
+            ));
         }
-        drop(exceeded);
         match self.options.when_full {
             WhenFull::Stay => {
                 let mut engine = self.engine();

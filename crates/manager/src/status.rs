@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::keeper::base_dir;
+use crate::keeper::place::{STATUS_SOCKET, bases, is_run};
 use crate::report::Snapshot;
 
 /// Longest one manager may take to answer.
@@ -12,12 +12,12 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The snapshots of all runs that answer, by process id of the keeper. A run that ends meanwhile is left out.
 pub fn snapshots() -> Vec<Snapshot> {
-    let Ok(entries) = std::fs::read_dir(base_dir()) else {
-        return Vec::new();
-    };
-    let mut found: Vec<Snapshot> = entries
-        .flatten()
-        .filter_map(|entry| ask(&entry.path().join("status.sock")))
+    let mut found: Vec<Snapshot> = bases()
+        .into_iter()
+        .filter_map(|base| std::fs::read_dir(base).ok())
+        .flat_map(Iterator::flatten)
+        .filter(|entry| is_run(&entry.file_name()))
+        .filter_map(|entry| ask(&entry.path().join(STATUS_SOCKET)))
         .collect();
     found.sort_by_key(|snapshot| snapshot.pid);
     found

@@ -98,6 +98,23 @@ pub fn build(name: &str) -> PathBuf {
     compile(name, &[], name)
 }
 
+/// As [`build`], with more flags; `kind` tells the result from others of the same program. `None`
+/// when the compiler cannot do it here.
+pub fn build_with(name: &str, kind: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("programs/{name}.c"));
+    let folder = target_folder().join("test-programs");
+    std::fs::create_dir_all(&folder).expect("a folder for test programs");
+    let path = folder.join(format!("{name}-{kind}"));
+    let made = Command::new(compiler)
+        .args(["-O1", "-g", "-pthread"])
+        .args(flags)
+        .arg(source)
+        .arg("-o")
+        .arg(&path)
+        .output();
+    made.is_ok_and(|made| made.status.success()).then_some(path)
+}
+
 /// As [`build`], linked statically.
 pub fn build_static(name: &str) -> PathBuf {
     compile(name, &["-static"], &format!("{name}-static"))

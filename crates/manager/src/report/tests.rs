@@ -67,6 +67,7 @@ fn sample() -> Report {
         evict_locks: 70,
         managed_pages: 2048,
         spaces: 1,
+        unmanaged_for_long: false,
         mappings_peak: 40,
         fault_breakdown: Some(FaultBreakdown {
             faults: 10,

@@ -23,6 +23,9 @@ use crate::shared::lock;
 /// Longest a handshake may take.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(2);
 
+/// How long a process that is being ended may take after its descriptors are closed.
+const DYING: Duration = Duration::from_millis(20);
+
 impl Control {
     /// One shim announces itself.
     pub(super) fn welcome(&mut self) {
@@ -36,7 +39,15 @@ impl Control {
         let _ = rustix::net::sockopt::set_socket_timeout(&socket, receive, timeout);
         if let Err(error) = self.handshake(socket.as_fd()) {
             let _ = fdpass::send(socket.as_fd(), &answer(true), &[]);
-            eprintln!("undercroft: a process of the program could not be managed: {error}");
+            // One that ends in the middle of it needs no manager.
+            let gone = fdpass::peer(socket.as_fd())
+                .and_then(|peer| PidFd::open(peer.pid))
+                .map_or(true, |process| process.wait_exit(DYING));
+            if !gone {
+                crate::log::say(&format!(
+                    "a process of the program could not be managed: {error}"
+                ));
+            }
         }
     }
 

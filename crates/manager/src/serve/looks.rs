@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use undercroft_base::{Bytes, PAGE_BYTES, PageCount, SpaceId};
 use undercroft_sys::process;
 
-use super::{Control, warn};
+use super::Control;
 use crate::access::Accesses;
 use crate::discover;
+use crate::log::warn;
 use crate::options::AccessScan;
 
 /// How often the control thread looks around at least, while the client is busy, and at most.

@@ -59,11 +59,8 @@ impl Control {
             let writes = metered.writes.load(Ordering::Relaxed);
             TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
         };
-        let first = procfs::children(self.launch.keeper);
         let own = std::process::id();
-        let client = first
-            .into_iter()
-            .find(|pid| *pid != own && *pid != self.holder);
+        let client = self.program();
         let snapshot = Snapshot {
             schema_version: crate::report::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -140,6 +137,7 @@ impl Control {
             managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
             spaces: shared.spaces_seen.load(Ordering::Relaxed),
             mappings_peak: shared.mappings_peak.load(Ordering::Relaxed),
+            unmanaged_for_long: self.presence.missed,
             fault_breakdown: shared.breakdown.mean(),
             policies: self.policies(),
             access_scans: looked.then(|| AccessScans {

@@ -1,6 +1,6 @@
 //! Where `unsafe` lives, and what deciding crates may not name.
 
-use super::tables::{IMPURE_WORDS, PURE, UNSAFE_HOMES};
+use super::tables::{IMPURE_WORDS, PRINTING, PURE, UNSAFE_HOMES};
 use super::tree::{Tree, code, crate_of, lines_with};
 
 /// Places outside its homes where `unsafe` stands.
@@ -48,4 +48,34 @@ pub fn pure(tree: &Tree) -> Vec<String> {
         wrong.push(format!("only {seen} files of {PURE:?} were looked at"));
     }
     wrong
+}
+
+/// Places in the manager that print. It shares no terminal or pipe with whom it serves, and the
+/// keeper waits for none; these macros also panic where it is closed.
+pub fn printing(tree: &Tree) -> Vec<String> {
+    let files = tree.sources.iter();
+    let files = files.filter(|(path, _)| path.starts_with("crates/manager/src/"));
+    files.flat_map(|(path, text)| prints(path, text)).collect()
+}
+
+fn prints(path: &str, text: &str) -> Vec<String> {
+    let code = code(text);
+    let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let found = PRINTING
+        .iter()
+        .flat_map(|word| lines_with(code, word).into_iter().map(move |at| (at, word)));
+    found
+        .map(|(line, word)| format!("{path}:{line} prints with {word}"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_prints_is_found_but_not_in_tests() {
+        let text = "fn f() {\n    eprintln!(\"x\");\n}\n#[cfg(test)]\nmod tests {\n    println!();\n}\n";
+        assert_eq!(prints("a.rs", text), ["a.rs:2 prints with eprintln!"]);
+    }
 }

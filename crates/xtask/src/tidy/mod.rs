@@ -14,7 +14,7 @@ pub use tree::root;
 /// A rule: its name, and what breaks it (one line each).
 type Check = (&'static str, fn(&Tree) -> Vec<String>);
 
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 13] = [
     ("crates use only what is below them", crates::arrows),
     ("crates form no circle", crates::circles),
     (
@@ -27,6 +27,7 @@ const CHECKS: [Check; 12] = [
     ),
     ("unsafe is in its homes only", homes::of_unsafe),
     ("deciding crates are pure", homes::pure),
+    ("the manager does not print", homes::printing),
     ("functions are short", functions::long),
     ("the list of long functions is true", functions::listed),
     ("files say their job first", text::heads),

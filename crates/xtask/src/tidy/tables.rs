@@ -52,6 +52,9 @@ pub const IMPURE_WORDS: [&str; 14] = [
     "undercroft_trace",
 ];
 
+/// What the manager does not use: it has a log, the keeper a voice (ARCHITECTURE.md).
+pub const PRINTING: [&str; 5] = ["print!", "println!", "eprint!", "eprintln!", "dbg!"];
+
 pub const FILE_LINES_MAX: usize = 800;
 pub const COMMENT_WIDTH_MAX: usize = 100;
 pub const TEXT_WIDTH_MAX: usize = 120;
@@ -221,6 +224,7 @@ pub const CIRCLES: &[(&str, &[&str])] = &[
 /// The files and folders of the manager, lowest first: each may use those before it.
 pub const MANAGER_ORDER: &[&str] = &[
     "sync",
+    "log",
     "backoff",
     "awake",
     "protocol",
@@ -254,5 +258,4 @@ pub const MANAGER_UPWARD: &[(&str, &str)] = &[
     ("shared", "access"),
     ("shared", "placement"),
     ("shared", "process"),
-    ("shared", "serve"),
 ];

@@ -1,0 +1,89 @@
+//! Which signals that reach the keeper are the program's, so that it sees what it would see alone.
+
+use undercroft_sys::procfs;
+use undercroft_sys::signal::{
+    Received, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTSTP, SIGTTIN, SIGTTOU,
+    SIGWINCH, SIGXFSZ,
+};
+
+/// What is known of the program when a signal arrives.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Scene {
+    /// The sender is the program, or one of its processes.
+    pub from_inside: bool,
+    /// The keeper leads its session: a terminal that goes away tells only it.
+    pub leads_session: bool,
+    /// The program is stopped.
+    pub stopped: bool,
+}
+
+/// True when the signal is to be sent on. A terminal sends to every process of its foreground group
+/// by itself. What the program's own processes send to their group, or to their parent, is not for
+/// the program.
+pub(super) fn is_for_program(signal: &Received, scene: Scene) -> bool {
+    match signal.number {
+        SIGCHLD | SIGPIPE | SIGTTIN | SIGTTOU | SIGXFSZ => false,
+        // A shell continues the whole group.
+        SIGCONT => scene.stopped,
+        SIGHUP if signal.sender.is_none() => scene.leads_session,
+        SIGINT | SIGQUIT | SIGTSTP | SIGWINCH if signal.sender.is_none() => false,
+        _ => !scene.from_inside,
+    }
+}
+
+/// True when `pid` descends from `root`.
+pub(super) fn is_inside(pid: u32, root: u32) -> bool {
+    let mut at = pid;
+    for _ in 0..256 {
+        match procfs::status_number(at, "PPid") {
+            Some(parent) if parent as u32 == root => return true,
+            Some(parent) if parent > 1 => at = parent as u32,
+            _ => return false,
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use undercroft_sys::signal::{SIGALRM, SIGTERM, SIGUSR1};
+
+    #[test]
+    fn each_signal_reaches_the_program_once() {
+        let outside = Scene::default();
+        let inside = Scene {
+            from_inside: true,
+            ..outside
+        };
+        let stopped = Scene {
+            stopped: true,
+            ..outside
+        };
+        let leader = Scene {
+            leads_session: true,
+            ..outside
+        };
+        let by = |number, sender| Received::new(number, sender);
+        let someone = Some(77);
+        for number in [
+            SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGWINCH, SIGTSTP, 40,
+        ] {
+            assert!(is_for_program(&by(number, someone), outside), "{number}");
+            assert!(!is_for_program(&by(number, someone), inside), "{number}");
+        }
+        for number in [SIGHUP, SIGINT, SIGQUIT, SIGWINCH, SIGTSTP, SIGCHLD] {
+            assert!(!is_for_program(&by(number, None), outside), "{number}");
+        }
+        assert!(
+            is_for_program(&by(SIGALRM, None), outside),
+            "a timer set before exec"
+        );
+        assert!(
+            is_for_program(&by(SIGHUP, None), leader),
+            "the terminal is gone"
+        );
+        assert!(!is_for_program(&by(SIGCONT, someone), outside));
+        assert!(is_for_program(&by(SIGCONT, someone), stopped));
+    }
+}

@@ -1,0 +1,119 @@
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn chosen(path: &Path) -> Candidate {
+    Candidate {
+        path: path.to_owned(),
+        chosen: true,
+    }
+}
+
+fn mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("chmod");
+}
+
+#[test]
+fn a_directory_that_others_can_change_is_refused_with_the_fix() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let place = here.path().join("place");
+    assert!(
+        prepare(&chosen(&place), user()).is_ok(),
+        "made when it is missing"
+    );
+    for (bits, fit) in [(0o777, false), (0o775, false), (0o755, true), (0o700, true)] {
+        mode(&place, bits);
+        assert_eq!(check(&place, user()).is_ok(), fit, "{bits:o}");
+    }
+    // The one above: another directory could be put in this one's place.
+    mode(here.path(), 0o777);
+    let why = check(&place, user()).expect_err("the directory above is open");
+    assert!(why.contains("UNDERCROFT_DIR"), "{why}");
+    mode(here.path(), 0o1777);
+    assert!(
+        check(&place, user()).is_ok(),
+        "sticky: only its owner renames it"
+    );
+    let why = check(&place, user() + 1).expect_err("somebody else's");
+    assert!(why.contains("belongs to user"), "{why}");
+}
+
+#[test]
+fn a_link_is_not_followed_where_nobody_chose_it() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let (place, link) = (here.path().join("place"), here.path().join("link"));
+    std::fs::create_dir(&place).expect("mkdir");
+    mode(&place, 0o755);
+    std::os::unix::fs::symlink(&place, &link).expect("a link");
+    assert!(check(&link, user()).is_err());
+    let by_default = Candidate {
+        path: link.clone(),
+        chosen: false,
+    };
+    assert!(prepare(&by_default, user()).is_err());
+    let (path, _) = prepare(&chosen(&link), user()).expect("the user's own link");
+    assert_eq!(path.file_name(), place.file_name());
+}
+
+#[test]
+fn a_chosen_directory_for_all_has_one_of_each_user() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    mode(here.path(), 0o1777);
+    let (path, _) = prepare(&chosen(here.path()), user()).expect("sticky");
+    assert!(path.ends_with(format!("undercroft-{}", user())));
+}
+
+#[test]
+fn names_that_a_loader_would_split_are_left_for_another() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    for name in ["a b", "a:b", "a$LIB", "a\tb", &"x".repeat(100)] {
+        let unfit = prepare(&chosen(&here.path().join(name)), user());
+        assert!(matches!(unfit, Err(Unfit::NotForLoading(_))), "{name}");
+    }
+}
+
+#[test]
+fn candidates_are_of_this_user() {
+    let now = Surroundings {
+        chosen: None,
+        runtime: Some("/".into()),
+        temporary: "/tmp".into(),
+        user: 1234,
+    };
+    let paths: Vec<_> = now.candidates().into_iter().map(|c| c.path).collect();
+    assert_eq!(paths[0], Path::new("/tmp/undercroft-1234"), "/ is root's");
+    let root = Surroundings { user: 0, ..now };
+    assert_eq!(root.candidates()[0].path, Path::new("/run/undercroft"));
+}
+
+#[test]
+fn what_a_dead_keeper_left_is_removed_and_what_lives_is_not() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let open = || check(here.path(), user()).expect("a directory of our own");
+    let living = RunDir::create_in(here.path(), open()).expect("a run");
+    assert!(living.path(SHIM_LINK).exists());
+    // What a killed keeper leaves: everything but the lock. And what is not ours at all.
+    let dead = here.path().join("run-1");
+    std::fs::create_dir(&dead).expect("mkdir");
+    for file in FILES {
+        std::fs::write(dead.join(file), "x").expect("a file");
+    }
+    let (foreign, empty) = (here.path().join("2024"), here.path().join("run-2"));
+    std::fs::create_dir(&foreign).expect("mkdir");
+    std::fs::create_dir(&empty).expect("mkdir");
+    let next = RunDir::create_in(here.path(), open()).expect("another run");
+    assert!(!dead.exists());
+    assert!(foreign.exists() && empty.exists());
+    assert!(
+        living.path(SHIM_NAME).exists(),
+        "a living run is left alone"
+    );
+    assert_ne!(next.path, living.path);
+    let path = living.path.clone();
+    drop(living);
+    assert!(!path.exists());
+}

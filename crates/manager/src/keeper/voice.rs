@@ -1,0 +1,118 @@
+//! What the keeper says on standard error. A thread writes: a pipe that nobody reads, a full disk
+//! or a stopped terminal hold up neither the run nor its end.
+
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+/// Messages that wait to be written; more are left out.
+const WAITING_MAX: usize = 64;
+
+/// The manager's lines that are told at once; more at one a second.
+const BURST: u32 = 10;
+
+/// How long the end of the run waits for what is still unwritten.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+pub(super) struct Voice {
+    to: SyncSender<String>,
+    done: Receiver<()>,
+    budget: Budget,
+}
+
+impl Voice {
+    /// To be called when signals are taken: the thread inherits that.
+    pub fn new() -> io::Result<Voice> {
+        let (to, from) = sync_channel::<String>(WAITING_MAX);
+        let (ended, done) = sync_channel(1);
+        std::thread::Builder::new()
+            .name("uc-voice".into())
+            .spawn(move || {
+                for text in from {
+                    let _ = io::stderr().write_all(text.as_bytes());
+                }
+                let _ = ended.send(());
+            })?;
+        Ok(Voice {
+            to,
+            done,
+            budget: Budget::new(Instant::now()),
+        })
+    }
+
+    /// One message of our own.
+    pub fn say(&self, text: &str) {
+        self.print(format!("undercroft: {text}\n"));
+    }
+
+    /// Text as it is.
+    pub fn print(&self, text: String) {
+        let _ = self.to.try_send(text);
+    }
+
+    /// One line of the manager's: so many at most.
+    pub fn relay(&mut self, line: &str) {
+        if self.budget.takes(Instant::now()) {
+            self.say(line);
+        }
+    }
+
+    /// Waits for what is unwritten, but not for ever.
+    pub fn end(self) {
+        if self.budget.left_out > 0 {
+            self.say(&format!("{} more messages left out", self.budget.left_out));
+        }
+        drop(self.to);
+        let _ = self.done.recv_timeout(PATIENCE);
+    }
+}
+
+/// A burst, and then one a second.
+struct Budget {
+    left: u32,
+    refilled: Instant,
+    left_out: u64,
+}
+
+impl Budget {
+    fn new(now: Instant) -> Budget {
+        Budget {
+            left: BURST,
+            refilled: now,
+            left_out: 0,
+        }
+    }
+
+    fn takes(&mut self, now: Instant) -> bool {
+        let seconds = now.saturating_duration_since(self.refilled).as_secs();
+        if seconds > 0 {
+            self.left = self.left.saturating_add(seconds as u32).min(BURST);
+            self.refilled = now;
+        }
+        match self.left.checked_sub(1) {
+            Some(left) => self.left = left,
+            None => {
+                self.left_out += 1;
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_cut_to_a_burst_and_one_a_second() {
+        let began = Instant::now();
+        let mut budget = Budget::new(began);
+        let mut told = 0;
+        for millisecond in 0..5_000 {
+            told += u32::from(budget.takes(began + Duration::from_millis(millisecond)));
+        }
+        assert_eq!(told, BURST + 4);
+        assert_eq!(budget.left_out, 5_000 - u64::from(told));
+    }
+}

@@ -1,0 +1,159 @@
+//! What the control thread sees to for the keeper: a keeper that stopped with its program goes on
+//! with it, and a program that nobody manages is told of.
+
+use std::fs::File;
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use undercroft_sys::{procfs, signal};
+use undercroft_wire::protocol::SOCKET_VARIABLE;
+
+use super::Control;
+
+/// How long a program may run without one managed process before that is told.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether anything of the program is managed.
+pub(super) struct Presence {
+    nobody_since: Option<Instant>,
+    /// It went without for as long as [`PATIENCE`].
+    pub missed: bool,
+}
+
+impl Presence {
+    pub fn new(now: Instant) -> Presence {
+        Presence {
+            nobody_since: Some(now),
+            missed: false,
+        }
+    }
+
+    /// True when nobody has been there for too long, once a run.
+    fn note(&mut self, anybody: bool, now: Instant) -> bool {
+        if anybody {
+            self.nobody_since = None;
+            return false;
+        }
+        let since = *self.nobody_since.get_or_insert(now);
+        let late = now.saturating_duration_since(since) >= PATIENCE;
+        late && !std::mem::replace(&mut self.missed, true)
+    }
+}
+
+impl Control {
+    /// The keeper has stopped with this program. It cannot hear that somebody continued the program
+    /// alone.
+    pub(super) fn wake_keeper(&mut self) {
+        if let Some(program) = self.paused
+            && procfs::process_state(program) != Some('T')
+        {
+            self.paused = None;
+            signal::send(signal::SIGCONT, self.launch.keeper);
+        }
+    }
+
+    /// Tells once when no process of the program is managed, and why that may be.
+    pub(super) fn note_presence(&mut self, anybody: bool) {
+        if !self.presence.note(anybody, Instant::now()) {
+            return;
+        }
+        // Between two programs of a script there may be nobody at all.
+        let Some(program) = self.program() else {
+            self.presence.missed = false;
+            return;
+        };
+        if self.launch.options.quiet {
+            return;
+        }
+        crate::log::warn(&format!(
+            "nothing of the program is managed, so the limit does not hold: process {program} {}",
+            why_unmanaged(program)
+        ));
+    }
+
+    /// The first process of the program that lives.
+    pub(super) fn program(&self) -> Option<u32> {
+        let own = [std::process::id(), self.holder];
+        procfs::children(self.launch.keeper)
+            .into_iter()
+            .find(|pid| !own.contains(pid) && !procfs::has_ended(*pid))
+    }
+}
+
+/// Why the loader may not have brought the shim into a process.
+fn why_unmanaged(pid: u32) -> &'static str {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok();
+    let lacks = |name: &str| {
+        let begins = |entry: &[u8]| entry.starts_with(name.as_bytes());
+        let entries = environment.as_deref();
+        entries.is_some_and(|bytes| !bytes.split(|byte| *byte == 0).any(begins))
+    };
+    match image(pid) {
+        Some(Image::Foreign) => "is no 64-bit x86 program",
+        Some(Image::Static) => "is linked statically, so it has no loader to bring the shim in",
+        _ if lacks("LD_PRELOAD=") || lacks(SOCKET_VARIABLE) => {
+            "was started without LD_PRELOAD or UNDERCROFT_SOCKET in its environment"
+        }
+        _ => "has not loaded the shim, or could not reach the manager",
+    }
+}
+
+enum Image {
+    Dynamic,
+    Static,
+    Foreign,
+}
+
+/// What kind of program a process runs, from the first page of its file.
+fn image(pid: u32) -> Option<Image> {
+    let mut head = [0u8; 4096];
+    let mut file = File::open(format!("/proc/{pid}/exe")).ok()?;
+    let got = file.read(&mut head).ok()?;
+    let head = &head[..got];
+    // Class 2: 64 bits. Machine 62: x86-64.
+    if head.get(4) != Some(&2) || head.get(18..20) != Some(&[62, 0]) {
+        return Some(Image::Foreign);
+    }
+    let half = |at: usize| {
+        Some(usize::from(u16::from_le_bytes(
+            head.get(at..at + 2)?.try_into().ok()?,
+        )))
+    };
+    let (size, count) = (half(54)?, half(56)?);
+    let first = u64::from_le_bytes(head.get(32..40)?.try_into().ok()?) as usize;
+    let interpreter = 3u32.to_le_bytes();
+    let dynamic = (0..count).any(|number| {
+        let at = first.saturating_add(number * size);
+        head.get(at..at.saturating_add(4)) == Some(&interpreter)
+    });
+    Some(if dynamic {
+        Image::Dynamic
+    } else {
+        Image::Static
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absence_is_told_once_and_only_when_it_lasts() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut presence = Presence::new(began);
+        assert!(!presence.note(false, at(1)));
+        assert!(!presence.note(true, at(3)), "somebody came");
+        assert!(!presence.note(false, at(4)));
+        assert!(!presence.note(false, at(5)));
+        assert!(presence.note(false, at(6)));
+        assert!(!presence.note(false, at(60)), "once");
+        assert!(presence.missed);
+    }
+
+    #[test]
+    fn a_process_without_the_variables_is_named_so() {
+        assert!(matches!(image(std::process::id()), Some(Image::Dynamic)));
+        assert!(why_unmanaged(std::process::id()).contains("LD_PRELOAD"));
+    }
+}

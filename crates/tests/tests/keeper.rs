@@ -1,0 +1,621 @@
+//! What a program sees of the run around it, compared with a plain start: signals, terminals,
+//! descriptors, how it ends; and what the user sees when something is in the way.
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use undercroft_tests::{
+    Job, MIB, Outcome, Process, Running, build, build_static, build_with, find, one_at_a_time,
+    plain_only, skip, undercroft,
+};
+
+const SIGNALS: [Signal; 9] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::WINCH,
+    Signal::ALARM,
+    Signal::CONT,
+];
+
+fn wait_for(run: &mut Running, what: &str, mut look: impl FnMut(&Running) -> bool) {
+    let begin = Instant::now();
+    while !look(run) {
+        assert!(
+            run.is_alive() && begin.elapsed() < Duration::from_secs(20),
+            "no {what}; standard error: {}",
+            run.errors()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn output(run: &Running) -> String {
+    std::fs::read_to_string(run.scratch().join("output")).unwrap_or_default()
+}
+
+fn is_ready(run: &Running) -> bool {
+    output(run).contains("ready")
+}
+
+/// `told`, which is sent one signal; what it said of it, and how it ended.
+fn sent(job: &Job, signal: Signal) -> (String, Option<i32>) {
+    let mut run = job.start();
+    wait_for(&mut run, "told", is_ready);
+    run.signal(signal);
+    let outcome = run.wait();
+    (outcome.text(), outcome.code())
+}
+
+#[test]
+fn signals_arrive_as_they_were_sent() {
+    let _turn = one_at_a_time();
+    let job = Job::new(build("told")).arg("5");
+    for signal in SIGNALS {
+        let plain = sent(&job, signal);
+        let mut under = sent(&job.clone().limit(64 * MIB), signal);
+        if signal == Signal::CONT {
+            // For a program that is not stopped, it is not told from one for the whole group.
+            under.0 = plain.0.clone();
+        }
+        assert_eq!(under, plain, "{signal:?}");
+    }
+    if plain_only() {
+        return;
+    }
+    // Stopped and continued by their own numbers.
+    let mut run = job.limit(64 * MIB).start();
+    wait_for(&mut run, "told", is_ready);
+    run.signal(Signal::TSTP);
+    std::thread::sleep(Duration::from_millis(300));
+    run.signal(Signal::CONT);
+    let outcome = run.wait().expect(7);
+    assert!(outcome.text().contains("got 18"), "{outcome}");
+}
+
+#[test]
+fn ignored_signals_stay_ignored() {
+    let _turn = one_at_a_time();
+    let job =
+        Job::new(build("told"))
+            .arg("5")
+            .before(["sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh"]);
+    for signal in [Signal::HUP, Signal::INT, Signal::QUIT] {
+        let plain = sent(&job, signal);
+        assert!(plain.0.contains("ignored 1\n"), "{plain:?}");
+        let under = sent(&job.clone().limit(64 * MIB), signal);
+        assert_eq!(under, plain, "{signal:?}");
+    }
+    let sleep = Job::new("sleep").arg("1").before(["nohup"]);
+    for job in [sleep.clone(), sleep.limit(64 * MIB)] {
+        let mut run = job.start();
+        std::thread::sleep(Duration::from_millis(400));
+        assert!(run.is_alive());
+        run.signal(Signal::HUP);
+        run.wait().expect(0);
+    }
+}
+
+#[test]
+fn pipes_and_children_are_as_the_parent_left_them() {
+    let _turn = one_at_a_time();
+    let show = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"];
+    let shown = |job: Job| {
+        let outcome = job.run().expect(0);
+        let text = outcome.text();
+        let words = text.split_whitespace().skip(1).step_by(2);
+        let words = words.map(|word| u64::from_str_radix(word, 16).expect("a number"));
+        // Without 32 and 33, which the C library keeps to itself.
+        words.map(|word| word & !(3 << 31)).collect::<Vec<_>>()
+    };
+    let job = Job::new(show[0]).args(&show[1..]);
+    assert_eq!(shown(job.clone().limit(64 * MIB)), shown(job.clone()));
+    let ignoring = ["bash", "-c", "trap '' PIPE CHLD; exec \"$@\"", "bash"];
+    let job = job.before(ignoring);
+    let plain = shown(job.clone());
+    assert_eq!(plain[1] & (1 << 12), 1 << 12, "SIGPIPE is ignored");
+    assert_eq!(shown(job.limit(64 * MIB)), plain);
+}
+
+/// `tty STEPS -- [undercroft run] COMMAND`.
+fn on_terminal(steps: &[&str], under: bool, command: &[&str]) -> Outcome {
+    let mut job = Job::new(build("tty")).args(steps).arg("--").timeout(60);
+    if under {
+        job = job.arg(undercroft()).args(["run", "-q", "--"]);
+    }
+    job.args(command).run().expect(0)
+}
+
+#[test]
+fn a_key_reaches_the_program_once() {
+    let _turn = one_at_a_time();
+    let told = build("told").display().to_string();
+    for (keys, got) in [("^C", "got 2"), ("^\\", "got 3")] {
+        let steps = ["wait", "ready", "send", keys, "wait", got];
+        let mut seen = Vec::new();
+        for under in [false, true] {
+            if under && plain_only() {
+                continue;
+            }
+            let outcome = on_terminal(&steps, under, &[&told, "8"]);
+            assert_eq!(outcome.text().matches("got").count(), 1, "{outcome}");
+            seen.push(outcome.text());
+        }
+        assert!(seen.iter().all(|text| *text == seen[0]), "{seen:?}");
+    }
+}
+
+#[test]
+fn a_program_without_handlers_ends_by_the_key_and_so_does_its_shell() {
+    let _turn = one_at_a_time();
+    // A shell goes on with its script when its child only ends with 130.
+    let script = "printf ready; \"$@\"; echo went on";
+    for under in [false, true] {
+        if under && plain_only() {
+            continue;
+        }
+        let mut command = vec!["bash", "-c", script, "bash"];
+        let binary = undercroft().to_str().expect("UTF-8");
+        if under {
+            command.extend([binary, "run", "-q", "--"]);
+        }
+        command.extend(["sh", "-c", "printf ready; exec sleep 20"]);
+        let steps = ["wait", "readyready", "send", "^C"];
+        let outcome = on_terminal(&steps, false, &command);
+        assert!(outcome.text().contains("[signal 2]"), "{outcome}");
+        assert!(!outcome.text().contains("went on"), "{outcome}");
+    }
+}
+
+#[test]
+fn a_job_stops_and_goes_on_with_its_shell() {
+    let _turn = one_at_a_time();
+    let told = build("told").display().to_string();
+    let mut line = format!("{told} 30");
+    if !plain_only() {
+        line = format!("{} run -q -- {line}", undercroft().display());
+    }
+    let command = format!("{line}^M");
+    let steps = [
+        "wait",
+        "$ ",
+        "send",
+        &command,
+        "wait",
+        "ready",
+        "send",
+        "^Z",
+        "wait",
+        "Stopped",
+        "wait",
+        "$ ",
+        "send",
+        "fg^M",
+        "wait",
+        "got 18",
+        "send",
+        "^C",
+        "wait",
+        "got 2",
+        "send",
+        "^Z",
+        "wait",
+        "Stopped",
+        "wait",
+        "$ ",
+        "send",
+        "kill -CONT %1; wait; echo over^M",
+        "wait",
+        "got 18",
+        "wait",
+        "over",
+        "send",
+        "exit^M",
+    ];
+    let shell = ["env", "PS1=$ ", "bash", "--norc", "--noprofile", "-i"];
+    let outcome = on_terminal(&steps, false, &shell);
+    assert!(outcome.text().contains("[exit 0]"), "{outcome}");
+}
+
+#[test]
+fn a_terminal_that_goes_away_is_told_to_the_program() {
+    let _turn = one_at_a_time();
+    let told = build("told").display().to_string();
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    for under in [false, true] {
+        if under && plain_only() {
+            continue;
+        }
+        let file = scratch.path().join(format!("said-{under}"));
+        let script = format!("exec {told} 8 > {}", file.display());
+        let steps = ["wait", "on", "hangup"];
+        let script = format!("echo on; sleep 0.3; {script}");
+        let _ = on_terminal(&steps, under, &["sh", "-c", &script]);
+        // `hangup` may come while the shell still sleeps: then it dies of it.
+        let said = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(
+            !said.contains("ready") || said.contains("got 1\n"),
+            "{under}: {said}"
+        );
+    }
+}
+
+#[test]
+fn a_program_ended_by_a_signal_is_seen_so_by_the_parent() {
+    let _turn = one_at_a_time();
+    for (name, number) in [("TERM", 15), ("KILL", 9), ("USR1", 10), ("ABRT", 6)] {
+        let job = Job::new("sh").args(["-c", &format!("kill -{name} $$")]);
+        for job in [job.clone(), job.limit(64 * MIB)] {
+            let outcome = job.run();
+            let signal = outcome.status.and_then(|status| status.signal());
+            assert_eq!(signal, Some(number), "{outcome}");
+        }
+    }
+}
+
+/// Standard output, and a descriptor that was handed down, end when the program closes them.
+#[test]
+fn nobody_else_keeps_the_programs_descriptors() {
+    let _turn = one_at_a_time();
+    let Some(bash) = find("bash") else {
+        return skip("nobody_else_keeps_the_programs_descriptors", "no bash");
+    };
+    for under in [false, true] {
+        if under && plain_only() {
+            continue;
+        }
+        let (read, write) =
+            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
+        let number = std::os::fd::AsRawFd::as_raw_fd(&write);
+        rustix::io::fcntl_setfd(&write, rustix::io::FdFlags::empty()).expect("an open pipe");
+        let script = format!("exec >&- {number}>&-; sleep 3");
+        let mut command = match under {
+            true => Command::new(undercroft()),
+            false => Command::new(&bash),
+        };
+        if under {
+            command.args(["run", "-q", "--"]).arg(&bash);
+        }
+        command.args(["-c", &script]).stdin(Stdio::null());
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        drop(write);
+        let began = Instant::now();
+        let mut rest = Vec::new();
+        let mut out = child.stdout.take().expect("a pipe");
+        out.read_to_end(&mut rest).expect("the end of its output");
+        std::fs::File::from(read)
+            .read_to_end(&mut rest)
+            .expect("the end of the other");
+        let took = began.elapsed();
+        let lives = child.try_wait().expect("our child").is_none();
+        let _ = child.wait();
+        assert!(
+            lives && rest.is_empty(),
+            "{under}: the ends came after {took:?}"
+        );
+    }
+}
+
+/// A run that says things while its standard error is full, or gone.
+#[test]
+fn standard_error_in_the_way_changes_nothing() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("standard_error_in_the_way", "it tests our messages");
+    }
+    let shout = build("shout");
+    for reader in ["slow", "none", "stopped"] {
+        let mut child = Command::new(undercroft())
+            .args(["run", "-m", "24M", "--tier", "ram,max=4M", "--"])
+            .arg(&shout)
+            .args(["40", "4"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut errors = child.stderr.take();
+        if reader == "none" {
+            errors = None;
+        }
+        let began = Instant::now();
+        let mut bytes = vec![0u8; 65536];
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("our child") {
+                break status;
+            }
+            if reader == "slow"
+                && let Some(errors) = &mut errors
+            {
+                let _ = errors.read(&mut bytes);
+            }
+            if began.elapsed() > Duration::from_secs(60) {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("{reader}: it hangs");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        assert_eq!(status.code(), Some(6), "{reader}: {status:?}");
+    }
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .expect("/dev/full");
+    let status = Command::new(undercroft())
+        .args(["run", "-m", "24M", "--tier", "ram,max=4M", "--"])
+        .arg(&shout)
+        .args(["40", "1"])
+        .stderr(full)
+        .status()
+        .expect("it starts");
+    assert_eq!(status.code(), Some(6));
+}
+
+fn manager_of(run: &Running) -> Option<Process> {
+    run.tree()
+        .into_iter()
+        .find(|process| process.pid != run.pid() && process.command.contains("undercroft manager"))
+}
+
+#[test]
+fn a_process_whose_main_thread_has_ended_is_waited_for_and_ended() {
+    let _turn = one_at_a_time();
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let program = build("leaderless").display().to_string();
+    let file = scratch.path().join("said");
+    let said = || std::fs::read_to_string(&file).unwrap_or_default();
+    let script = |seconds: u32| format!("{program} {} {seconds} & exit 0", file.display());
+    let job = Job::new("sh").args(["-c", &script(2)]).limit(64 * MIB);
+    job.run().expect(0);
+    if plain_only() {
+        return;
+    }
+    assert!(said().ends_with("done"), "`run` waits: {}", said());
+    std::fs::remove_file(&file).expect("a file");
+    let mut run = Job::new("sh")
+        .args(["-c", &script(20)])
+        .limit(64 * MIB)
+        .start();
+    wait_for(&mut run, "worker", |_| !said().is_empty());
+    let manager = manager_of(&run).and_then(|found| Pid::from_raw(found.pid));
+    kill_process(manager.expect("a manager"), Signal::KILL).expect("ours to kill");
+    run.wait().expect(125);
+    let then = said();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(said(), then, "nothing of it runs on");
+}
+
+#[test]
+fn the_manager_is_not_the_first_to_be_ended_for_memory() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("oom_score_adj", "a plain run has no manager");
+    }
+    let may = Command::new("sh")
+        .args(["-c", "echo -900 > /proc/self/oom_score_adj"])
+        .stderr(Stdio::null())
+        .status();
+    let managers = match may.expect("sh runs").success() {
+        true => "-900",
+        false => "0",
+    };
+    let show = "cat /proc/self/oom_score_adj; echo ready; sleep 1";
+    let job = Job::new("sh").args(["-c", show]).limit(64 * MIB);
+    let raised = "echo 300 > /proc/self/oom_score_adj; exec \"$@\"";
+    let mut run = job.before(["sh", "-c", raised, "sh"]).start();
+    wait_for(&mut run, "program", is_ready);
+    let pid = manager_of(&run).expect("a manager").pid;
+    let score = |pid| std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj"));
+    assert_eq!(score(pid).expect("/proc").trim(), managers);
+    assert_eq!(
+        score(run.pid()).expect("/proc").trim(),
+        managers,
+        "the keeper"
+    );
+    assert_eq!(run.wait().expect(0).text(), "300\nready\n");
+}
+
+#[test]
+fn sanitizers_start_and_run() {
+    let _turn = one_at_a_time();
+    let cases: [(&str, &str, &[&str]); 5] = [
+        ("asan-shared", "gcc", &["-fsanitize=address"]),
+        (
+            "asan-static",
+            "gcc",
+            &["-fsanitize=address", "-static-libasan"],
+        ),
+        ("asan-clang", "clang", &["-fsanitize=address"]),
+        (
+            "asan-clang-shared",
+            "clang",
+            &["-fsanitize=address", "-shared-libasan"],
+        ),
+        ("ubsan", "gcc", &["-fsanitize=undefined"]),
+    ];
+    for (kind, compiler, flags) in cases {
+        let Some(program) = build_with("sanitized", kind, compiler, flags) else {
+            skip(
+                &format!("sanitizers_start_and_run/{kind}"),
+                "it does not compile here",
+            );
+            continue;
+        };
+        let job = Job::new(&program);
+        if job.run().code() != Some(0) {
+            skip(
+                &format!("sanitizers_start_and_run/{kind}"),
+                "it does not start here",
+            );
+            continue;
+        }
+        let outcome = job.limit(64 * MIB).run().expect(0);
+        assert_eq!(outcome.text(), "sanitized\n");
+        is_managed(&outcome, true);
+    }
+    // Behind what the user preloads.
+    let shown = Job::new("sh").args(["-c", "echo $LD_PRELOAD"]);
+    let shown = shown
+        .env("LD_PRELOAD", "libm.so.6")
+        .limit(64 * MIB)
+        .run()
+        .expect(0);
+    assert!(
+        plain_only() || shown.text().starts_with("libm.so.6:"),
+        "{shown}"
+    );
+}
+
+#[track_caller]
+fn is_managed(outcome: &Outcome, expected: bool) {
+    if plain_only() {
+        return;
+    }
+    let managed = outcome
+        .report
+        .as_ref()
+        .and_then(|report| report["managed"].as_bool());
+    assert_eq!(managed, Some(expected), "{outcome}");
+}
+
+#[test]
+fn names_that_the_loader_would_split_do_no_harm() {
+    let _turn = one_at_a_time();
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    for name in ["with blank", "with:colon", &"long".repeat(40)] {
+        let dir = scratch.path().join(name);
+        std::fs::create_dir(&dir).expect("a folder");
+        for variable in ["UNDERCROFT_DIR", "TMPDIR"] {
+            let job = Job::new("true").env(variable, &dir).limit(64 * MIB);
+            let outcome = job.run().expect(0);
+            is_managed(&outcome, true);
+            assert!(!outcome.errors.contains("preload"), "{outcome}");
+        }
+    }
+}
+
+#[test]
+fn a_directory_that_others_can_change_is_refused() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("a_directory_that_others_can_change", "it tests the keeper");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let dir = scratch.path().join("undercroft-0");
+    std::fs::create_dir(&dir).expect("a folder");
+    let refused = |word: &str| {
+        let outcome = Job::new("true")
+            .env("UNDERCROFT_DIR", &dir)
+            .limit(64 * MIB)
+            .run();
+        assert!(outcome.errors.contains(word), "{word}: {outcome}");
+        assert!(
+            outcome.errors.contains("UNDERCROFT_DIR"),
+            "the fix: {outcome}"
+        );
+        outcome.expect(125);
+    };
+    let mode = |bits| {
+        let bits = std::os::unix::fs::PermissionsExt::from_mode(bits);
+        std::fs::set_permissions(&dir, bits).expect("chmod");
+    };
+    mode(0o777);
+    refused("others may write");
+    mode(0o755);
+    if std::os::unix::fs::chown(&dir, Some(65534), None).is_err() {
+        return skip(
+            "a_directory_of_somebody_else",
+            "only root can give one away",
+        );
+    }
+    refused("belongs to user 65534");
+}
+
+#[test]
+fn a_program_that_nobody_manages_is_told_of() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("a_program_that_nobody_manages", "it tests our messages");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let report = scratch.path().join("report.json");
+    let run = |options: &[&str], command: &[&str], managed: bool| {
+        let job = Job::new(undercroft())
+            .args(["run", "--report"])
+            .arg(&report);
+        let outcome = job.args(options).arg("--").args(command).run().expect(7);
+        let bytes = std::fs::read(&report).expect("a report");
+        let found: serde_json::Value = serde_json::from_slice(&bytes).expect("JSON");
+        assert_eq!(found["managed"], managed, "{outcome}");
+        outcome.errors
+    };
+    let what = "nothing of the program is managed";
+    let dynamic = build("told").display().to_string();
+    let alone = build_static("told").display().to_string();
+    let exec = format!("exec {alone} 30");
+    let (cleared, exec) = (["env", "-i", &dynamic, "30"], ["sh", "-c", &exec]);
+    for (command, why) in [(&cleared[..], "LD_PRELOAD"), (&exec, "statically")] {
+        let errors = run(&[], command, false);
+        assert_eq!(errors.matches(what).count(), 1, "{errors}");
+        assert!(errors.contains(why), "{errors}");
+    }
+    assert!(!run(&["--quiet"], &cleared, false).contains(what));
+    assert!(!run(&[], &[&dynamic, "25"], true).contains(what));
+}
+
+#[test]
+fn a_run_inside_a_run_manages_what_it_starts() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("a_run_inside_a_run", "a plain run has none");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let report = scratch.path().join("inner.json");
+    let touch = build("touch");
+    let job = Job::new(undercroft())
+        .args(["run", "-m", "24M", "--report"])
+        .arg(&report)
+        .arg("--")
+        .arg(&touch)
+        .args(["60", "--rounds", "2"]);
+    let outer = job.limit(64 * MIB).run().expect(0);
+    let inner: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&report).expect("the inner report")).expect("JSON");
+    assert_eq!(inner["counters"]["lost"], 0);
+    assert_eq!(inner["spaces"], 1, "one shim in one process: {inner}");
+    assert!(
+        inner["pages"]["swapped_out"].as_u64() > Some(1000),
+        "{inner}"
+    );
+    assert!(outer.number("resident_bytes_peak") < Some(32e6), "{outer}");
+}
+
+/// A keeper that was killed leaves its directory; the next run takes it away.
+#[test]
+fn what_a_killed_keeper_left_is_cleaned_up() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip("what_a_killed_keeper_left", "a plain run has none");
+    }
+    let dir = tempfile::tempdir().expect("a scratch folder");
+    let runs = |dir: &Path| std::fs::read_dir(dir).expect("a folder").count();
+    let job = Job::new(build("told"))
+        .arg("50")
+        .env("UNDERCROFT_DIR", dir.path());
+    let mut run = job.limit(64 * MIB).start();
+    wait_for(&mut run, "told", is_ready);
+    run.signal(Signal::KILL);
+    let _ = run.wait();
+    assert_eq!(runs(dir.path()), 1, "left behind");
+    let next = Job::new("true").env("UNDERCROFT_DIR", dir.path());
+    next.limit(64 * MIB).run().expect(0);
+    assert_eq!(runs(dir.path()), 0);
+}
