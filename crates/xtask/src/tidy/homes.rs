@@ -75,7 +75,8 @@ mod tests {
 
     #[test]
     fn a_line_that_prints_is_found_but_not_in_tests() {
-        let text = "fn f() {\n    eprintln!(\"x\");\n}\n#[cfg(test)]\nmod tests {\n    println!();\n}\n";
+        let text =
+            "fn f() {\n    eprintln!(\"x\");\n}\n#[cfg(test)]\nmod tests {\n    println!();\n}\n";
         assert_eq!(prints("a.rs", text), ["a.rs:2 prints with eprintln!"]);
     }
 }
