@@ -388,19 +388,9 @@ impl Control {
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(fds);
             self.note_presence(known.iter().any(|process| process.has_agent()));
-            let exited: Vec<Arc<Process>> = known
-                .iter()
-                .zip(&ready[own..])
-                .filter(|(_, ready)| **ready)
-                .map(|(process, _)| Arc::clone(process))
-                .collect();
-            for process in exited {
-                process.exited.store(true, Ordering::Relaxed);
-                // Its memory may live on in a process that shares it.
-                if process.has_lost_its_memory(&self.zeros) {
-                    self.forget(&process);
-                }
-            }
+            let exited = known.iter().zip(&ready[own..]).filter(|(_, ready)| **ready);
+            let exited: Vec<_> = exited.map(|(process, _)| Arc::clone(process)).collect();
+            self.note_exits(&exited);
             if ready[3] {
                 self.end_client("the keeper is gone");
                 self.end_record();
@@ -425,6 +415,16 @@ impl Control {
             }
             self.wake_keeper();
             self.look_if_due();
+        }
+    }
+
+    /// These processes have exited. The memory of each may live on in a process that shares it.
+    fn note_exits(&mut self, exited: &[Arc<Process>]) {
+        for process in exited {
+            process.exited.store(true, Ordering::Relaxed);
+            if process.has_lost_its_memory(&self.zeros) {
+                self.forget(process);
+            }
         }
     }
 

@@ -1,3 +1,5 @@
+//! Where the run directory may lie, and what makes a place unfit.
+
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
