@@ -45,7 +45,8 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         return;
     }
     let beacon = VirtRange::new(process.beacon, process.beacon.plus(1));
-    if !process.managed.swap(true, Ordering::AcqRel) {
+    let begins = !process.managed.swap(true, Ordering::AcqRel);
+    if begins {
         let _ = process.uffd.register(beacon, RegisterMode::MISSING);
     }
     let mut locked = Vec::new();
@@ -53,16 +54,17 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut locked)]);
     }
     process.counting.fetch_add(1, Ordering::SeqCst);
-    let mut fresh = Vec::new();
-    let mut count = 0;
-    for vma in text.lines().filter_map(Vma::parse) {
-        count += 1;
+    let may = |vma: &Vma<'_>| {
         let is_locked = !vma.range.overlapping(&locked).is_empty();
-        if vma.is_private_anonymous() && !is_locked {
-            fresh.extend(register(shared, process, agent, vma.range));
-        }
+        vma.is_private_anonymous() && !is_locked && !is_ours(process, agent, vma.range)
+    };
+    let (ours, others): (Vec<_>, Vec<_>) = text.lines().filter_map(Vma::parse).partition(may);
+    shared.note_mappings(pid, (ours.len() + others.len()) as u64);
+    *lock(&process.fences) = others.iter().map(|vma| vma.range).collect();
+    let mut fresh = Vec::new();
+    for vma in ours {
+        fresh.extend(register(shared, process, agent, vma.range, !begins));
     }
-    shared.note_mappings(pid, count);
     if process.recount.swap(false, Ordering::AcqRel) {
         fresh = shared.engine().regions(process.space).to_vec();
     }
@@ -80,11 +82,16 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
 /// Each mapping is registered whole and as it is now, never as it was when somebody told of it. The
 /// kernel splits what lies at the ends of a registration, and pieces that got pages of their own
 /// never merge again: mremap over them then fails, which without us it would not.
+///
+/// * `wide`: registers all between the nearest mappings that cannot be managed, in one call. Whatever
+///   the program does there meanwhile, no end of the registration is inside a mapping. For one or two
+///   new mappings; the kernel looks at each in the range.
 pub(crate) fn register(
     shared: &Shared,
     process: &Process,
     agent: &Agent,
     hint: VirtRange,
+    wide: bool,
 ) -> Vec<VirtRange> {
     let mut fresh = Vec::new();
     let Ok(maps) = process.maps() else {
@@ -106,15 +113,39 @@ pub(crate) fn register(
         if is_known(shared, process, mapping.range) && !process.event_pending() {
             continue;
         }
+        let wide = wide
+            .then(|| process.between_fences(mapping.range))
+            .flatten();
+        if let Some(wide) = wide
+            && process
+                .uffd
+                .register(wide, RegisterMode::MISSING_WP)
+                .is_ok()
+        {
+            // What else is new there has a record of its own, or is found by the next look.
+            if let Ok(Some(now)) = maps.at_or_above(mapping.range.start)
+                && now.private_anonymous
+                && now.range.intersect(wide) == now.range
+            {
+                at = now.range.end;
+                attach(shared, process, now.range, &mut fresh);
+                continue;
+            }
+        }
         for range in register_whole(shared, process, agent, maps, mapping.range) {
-            let mut engine = shared.engine();
-            let regions = engine.regions(process.space);
-            let holes = &regions[range.overlapping(regions)];
-            fresh.extend(subtract(range, holes));
-            engine.attached(process.space, range);
+            attach(shared, process, range, &mut fresh);
         }
     }
     fresh
+}
+
+/// The books have `range` from here on; appends what they did not have to `fresh`.
+fn attach(shared: &Shared, process: &Process, range: VirtRange, fresh: &mut Vec<VirtRange>) {
+    let mut engine = shared.engine();
+    let regions = engine.regions(process.space);
+    let holes = &regions[range.overlapping(regions)];
+    fresh.extend(subtract(range, holes));
+    engine.attached(process.space, range);
 }
 
 /// True for the memory of the shim, which is a mapping of its own.

@@ -21,6 +21,10 @@ use crate::shared::lock;
 /// Where no program maps anything: just above the lowest address that can be mapped.
 const NOWHERE: VirtPage = VirtPage(17);
 
+/// The first page above what `vm.mmap_min_addr` keeps free, and the first beyond a process's addresses.
+const LOWEST: VirtPage = VirtPage(16);
+const BEYOND: VirtPage = VirtPage(0x7_ffff_ffff);
+
 /// What a process has that announced itself.
 pub(crate) struct Agent {
     pub commands: Commands,
@@ -74,6 +78,8 @@ pub(crate) struct Process {
     pub threads_seen: Mutex<Vec<u32>>,
     pagemap: OnceLock<Pagemap>,
     maps: OnceLock<Maps>,
+    /// Mappings that cannot be managed, as of the last look: ascending.
+    pub fences: Mutex<Vec<VirtRange>>,
     /// How often in a row a fault named a page that should be there, for [`Process::is_missing`].
     pub puzzled: AtomicU32,
 }
@@ -108,6 +114,7 @@ impl Process {
             threads_seen: Mutex::new(Vec::new()),
             pagemap: OnceLock::new(),
             maps: OnceLock::new(),
+            fences: Mutex::default(),
             puzzled: AtomicU32::new(0),
         }
     }
@@ -154,6 +161,16 @@ impl Process {
         let pid = self.pid().ok_or(io::ErrorKind::NotFound)?;
         let open = Maps::open(pid)?;
         Ok(self.maps.get_or_init(|| open))
+    }
+
+    /// All between the nearest mappings that cannot be managed; `None` when one of them is in `range`.
+    pub fn between_fences(&self, range: VirtRange) -> Option<VirtRange> {
+        let fences = lock(&self.fences);
+        let at = range.overlapping(&fences);
+        let below = at.start.checked_sub(1).map(|at| fences[at].end);
+        let above = fences.get(at.end).map(|fence| fence.start);
+        let whole = VirtRange::new(below.unwrap_or(LOWEST), above.unwrap_or(BEYOND));
+        (at.is_empty() && whole.intersect(range) == range).then_some(whole)
     }
 
     /// True when the address space no longer exists (exec or exit). Asks with an installation where

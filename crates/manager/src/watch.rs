@@ -84,7 +84,7 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
                 };
                 if process.pid() == Some(*pid) && managed {
                     process.counting.fetch_add(1, Ordering::SeqCst);
-                    for fresh in discover::register(shared, &process, agent, *range) {
+                    for fresh in discover::register(shared, &process, agent, *range, true) {
                         discover::count_present(shared, &process, agent, fresh);
                     }
                     process.counting.fetch_sub(1, Ordering::SeqCst);
