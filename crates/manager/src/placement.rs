@@ -114,17 +114,6 @@ impl Placement {
         before != active
     }
 
-    /// CPUs where client threads fault.
-    pub fn fault_cpus(&self) -> Vec<usize> {
-        let active = |(thread, _): &(usize, &usize)| self.is_active(*thread);
-        self.cpus
-            .iter()
-            .enumerate()
-            .filter(active)
-            .map(|(_, cpu)| *cpu)
-            .collect()
-    }
-
     /// CPUs for reclaim: those where nobody faults, or all when there is none.
     pub fn worker_cpus(&self) -> Vec<usize> {
         let busy = |cpu: &usize| {

@@ -181,12 +181,14 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     );
 
     let watch = watch::new();
-    let (hears, of) = (watch.clone(), shared.clone());
-    threads.push(
-        std::thread::Builder::new()
-            .name("uc-layout".into())
-            .spawn(move || watch::run(&of, &hears))?,
-    );
+    for (index, rings) in watch::shares(&watch).into_iter().enumerate() {
+        let of = shared.clone();
+        threads.push(
+            std::thread::Builder::new()
+                .name(format!("uc-layout-{index}"))
+                .spawn(move || watch::run(&of, rings))?,
+        );
+    }
 
     if let Some((scanner, interval)) = scanner {
         let of = shared.clone();

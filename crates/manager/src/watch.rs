@@ -1,10 +1,10 @@
 //! Hears of new mappings the moment they are made, and registers them before they are used.
 //!
-//! The thread has real-time priority and stays on the CPUs where the client faults: the kernel's record of a mapping wakes it on the
-//! CPU of the thread that made it, ahead of that thread's return to its program. Without permission for either it is late,
-//! never wrong: what was touched meanwhile is counted when it is registered.
+//! One thread a CPU (at most eight in all) with real-time priority: the kernel's record of a mapping
+//! wakes the one on the CPU of the thread that made it, ahead of that thread's return to its program.
+//! Without permission for either it is late, never wrong: what was touched meanwhile is counted when it
+//! is registered.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,13 +12,14 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_base::VirtRange;
 use undercroft_sys::process;
-use undercroft_sys::sideband::{Record, Sideband, Wake};
+use undercroft_sys::sideband::{Record, Ring, Sideband, Wake};
 
 use crate::discover;
+use crate::placement::FAULT_THREADS_MAX;
 use crate::shared::{Shared, lock};
 
 /// Longest sleep, to notice the end.
-const NAP: Duration = Duration::from_millis(100);
+const NAP: Duration = Duration::from_secs(1);
 
 /// The watch, shared with whoever adds processes to it; `None` where the kernel refuses it.
 pub(crate) type Watch = Arc<Mutex<Option<Sideband>>>;
@@ -27,34 +28,46 @@ pub(crate) fn new() -> Watch {
     Arc::new(Mutex::new(Sideband::idle(Wake::EachRecord).ok()))
 }
 
-/// Body of the thread.
-pub(crate) fn run(shared: &Shared, watch: &Watch) {
-    let Some(fd) = lock(watch)
-        .as_ref()
-        .and_then(|s| s.as_fd().try_clone_to_owned().ok())
-    else {
-        return;
-    };
+/// The rings of all CPUs, one share for each thread that is to listen; none where the kernel refuses
+/// the watch.
+pub(crate) fn shares(watch: &Watch) -> Vec<Vec<Ring>> {
+    let rings = lock(watch)
+        .as_mut()
+        .map(Sideband::take_rings)
+        .unwrap_or_default();
+    let mut shares: Vec<Vec<Ring>> = Vec::new();
+    for (at, ring) in rings.into_iter().enumerate() {
+        if at < FAULT_THREADS_MAX {
+            shares.push(Vec::new());
+        }
+        shares[at % FAULT_THREADS_MAX].push(ring);
+    }
+    shares
+}
+
+/// Body of a thread, which hears of what happens on the CPUs of its rings.
+pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
     let _ = process::set_fifo(0, 2);
+    let cpus: Vec<usize> = rings.iter().map(Ring::cpu).collect();
+    let _ = process::set_affinity(0, &cpus);
     shared.placement.pins.store(true, Ordering::Relaxed);
-    let mut cpus = Vec::new();
     let mut mapped: Vec<(u32, VirtRange)> = Vec::new();
     let mut threads: Vec<u32> = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
-        let now = shared.placement.fault_cpus();
-        if now != cpus {
-            let _ = process::set_affinity(0, &now);
-            cpus = now;
-        }
         let nap = rustix::fs::Timespec {
-            tv_sec: 0,
-            tv_nsec: NAP.subsec_nanos().into(),
+            tv_sec: NAP.as_secs() as i64,
+            tv_nsec: 0,
         };
-        let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&nap));
+        let mut fds: Vec<_> = rings
+            .iter()
+            .map(|ring| PollFd::new(ring, PollFlags::IN))
+            .collect();
+        let _ = poll(&mut fds, Some(&nap));
+        drop(fds);
         mapped.clear();
         threads.clear();
-        if let Some(sideband) = lock(watch).as_mut() {
-            sideband.drain(|record| match record {
+        for ring in &mut rings {
+            ring.drain(|record| match record {
                 Record::Mmap {
                     pid,
                     range,
@@ -77,19 +90,7 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
             });
         }
         for (pid, range) in &mapped {
-            for process in shared.all_processes() {
-                let managed = process.managed.load(Ordering::Acquire);
-                let Some(agent) = process.agent.get() else {
-                    continue;
-                };
-                if process.pid() == Some(*pid) && managed {
-                    process.counting.fetch_add(1, Ordering::SeqCst);
-                    for fresh in discover::register(shared, &process, agent, *range, true) {
-                        discover::count_present(shared, &process, agent, fresh);
-                    }
-                    process.counting.fetch_sub(1, Ordering::SeqCst);
-                }
-            }
+            register_new(shared, *pid, *range);
         }
         threads.dedup();
         for pid in &threads {
@@ -98,6 +99,23 @@ pub(crate) fn run(shared: &Shared, watch: &Watch) {
                     discover::lock_threads(shared, &process, *pid);
                 }
             }
+        }
+    }
+}
+
+/// Process `pid` has made a mapping at `range`.
+fn register_new(shared: &Shared, pid: u32, range: VirtRange) {
+    for process in shared.all_processes() {
+        let managed = process.managed.load(Ordering::Acquire);
+        let Some(agent) = process.agent.get() else {
+            continue;
+        };
+        if process.pid() == Some(pid) && managed {
+            process.counting.fetch_add(1, Ordering::SeqCst);
+            for fresh in discover::register(shared, &process, agent, range, true) {
+                discover::count_present(shared, &process, agent, fresh);
+            }
+            process.counting.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }

@@ -26,6 +26,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::epoll;
@@ -146,7 +147,7 @@ fn open_event(thread: u32, cpu: usize, reports: u64, wake: Wake) -> io::Result<O
 #[derive(Debug)]
 struct CpuRing {
     cpu: usize,
-    owner: OwnedFd,
+    owner: Arc<OwnedFd>,
     start: NonNull<u8>,
 }
 
@@ -176,6 +177,7 @@ impl CpuRing {
             )
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let owner = Arc::new(owner);
         Ok(CpuRing { cpu, owner, start })
     }
 
@@ -244,7 +246,10 @@ impl Drop for CpuRing {
 /// The watch of one or more process trees. Ends when dropped.
 #[derive(Debug)]
 pub struct Sideband {
+    /// What is not given away by [`Sideband::take_rings`].
     rings: Vec<CpuRing>,
+    /// The CPU and the owner of every ring.
+    owners: Vec<(usize, Arc<OwnedFd>)>,
     watched: Vec<OwnedFd>,
     epoll: OwnedFd,
     wake: Wake,
@@ -270,10 +275,12 @@ impl Sideband {
         for cpu in online_cpus()? {
             let ring = CpuRing::open(cpu, wake)?;
             let data = epoll::EventData::new_u64(cpu as u64);
-            epoll::add(&epoll, &ring.owner, data, epoll::EventFlags::IN)?;
+            epoll::add(&epoll, &*ring.owner, data, epoll::EventFlags::IN)?;
             rings.push(ring);
         }
+        let owners = rings.iter().map(|ring| (ring.cpu, ring.owner.clone()));
         Ok(Sideband {
+            owners: owners.collect(),
             rings,
             watched: Vec::new(),
             epoll,
@@ -307,12 +314,12 @@ impl Sideband {
     }
 
     fn watch_thread(&mut self, thread: u32) -> io::Result<()> {
-        for ring in &self.rings {
-            let event = open_event(thread, ring.cpu, REPORTS, self.wake)?;
+        for (cpu, owner) in &self.owners {
+            let event = open_event(thread, *cpu, REPORTS, self.wake)?;
             // SAFETY: SET_OUTPUT takes a descriptor by value; both are live perf events of the same
             // CPU.
             let result =
-                unsafe { libc::ioctl(event.as_raw_fd(), SET_OUTPUT as _, ring.owner.as_raw_fd()) };
+                unsafe { libc::ioctl(event.as_raw_fd(), SET_OUTPUT as _, owner.as_raw_fd()) };
             if result < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -321,12 +328,47 @@ impl Sideband {
         Ok(())
     }
 
+    /// Gives the rings away, one a CPU, each to be drained by whoever holds it.
+    pub fn take_rings(&mut self) -> Vec<Ring> {
+        let rings = std::mem::take(&mut self.rings).into_iter();
+        let ring = |ring| Ring {
+            ring,
+            scratch: Vec::new(),
+        };
+        rings.map(ring).collect()
+    }
+
     /// Calls `each` for every record that is there now; returns how many (those of no interest
     /// included). Drain after each wake-up: readiness is reported once for what came before it.
     pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) -> usize {
         let Sideband { rings, scratch, .. } = self;
         let rings = rings.iter();
         rings.map(|ring| ring.drain(scratch, &mut each)).sum()
+    }
+}
+
+/// The records of one CPU. Readable when one has come.
+#[derive(Debug)]
+pub struct Ring {
+    ring: CpuRing,
+    scratch: Vec<u8>,
+}
+
+impl Ring {
+    /// The CPU.
+    pub fn cpu(&self) -> usize {
+        self.ring.cpu
+    }
+
+    /// As [`Sideband::drain`], for this CPU.
+    pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) -> usize {
+        self.ring.drain(&mut self.scratch, &mut each)
+    }
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ring.owner.as_fd()
     }
 }
 
