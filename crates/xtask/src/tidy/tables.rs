@@ -131,7 +131,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
     ("manager::handshake::handshake", "to be cut"),
     ("manager::serve::serve_over", "to be cut"),
     ("manager::serve::share", "to be cut"),
-    ("manager::watch::run", "to be cut"),
     ("manager::writer::write", "one arm an event"),
     (
         "model::tier::store",
