@@ -13,8 +13,9 @@ use undercroft_sys::process::{robust_list_head, set_fair};
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
 
+use crate::agent::Agent;
 use crate::layout::{settle, subtract};
-use crate::process::{Agent, Process};
+use crate::process::Process;
 use crate::shared::{Shared, lock};
 
 /// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault

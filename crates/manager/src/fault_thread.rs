@@ -19,8 +19,9 @@ use undercroft_sys::mapping::ZeroPages;
 use undercroft_sys::ring::Ring;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
+use crate::agent::Agent;
 use crate::awake::Awake;
-use crate::process::{Agent, Process};
+use crate::process::Process;
 use crate::shared::Shared;
 use lane::Lane;
 
@@ -242,7 +243,7 @@ impl FaultThread {
                                 false => &mut self.faults,
                             };
                             // The agent must never wait for room: it is who makes it.
-                            let agent = process.agent.get().map(|agent| agent.commands.agent());
+                            let agent = process.agent.get().map(|agent| agent.tid());
                             list.push(Fault {
                                 space,
                                 page,
@@ -282,7 +283,7 @@ impl FaultThread {
             &self.zeros[..PAGE_BYTES],
         );
         if fault.page == process.beacon {
-            return self.answer_beacon(process);
+            return self.answer_beacon(process, fault.thread.0);
         }
         if let Some(agent) = process.agent.get()
             && agent.private.contains(fault.page)
@@ -290,15 +291,16 @@ impl FaultThread {
             return fill_staging(process, agent, fault.page);
         }
         let now = self.shared.elapsed().as_nanos() as u64;
+        let thread = process.known_thread(fault.thread.0);
         if self
             .shared
             .placement
-            .fault_seen(fault.thread.0, now, || Some(process.clone()))
+            .fault_seen(thread, now, || Some(process.clone()))
         {
             self.shared.wake_fault_threads();
             crate::layout::place_agents(&self.shared);
         }
-        self.alone = self.shared.placement.pin.holds(fault.thread.0);
+        self.alone = self.shared.placement.pin.holds(thread);
         let lane = self.take_lane();
         let answer = {
             let held = self.shared.pool_held();
@@ -325,8 +327,7 @@ impl FaultThread {
         }
         self.idle.push(lane);
         let page = VirtRange::new(fault.page, fault.page.plus(1));
-        let agent = process.agent.get().map(|agent| agent.commands.agent());
-        if answer == FaultAnswer::Wait && agent == Some(fault.thread.0) {
+        if answer == FaultAnswer::Wait && fault.urgent {
             // The agent waits for a page of its own batch, which went away without an event: it
             // would wait for ever.
             let _layout = process.layout.read();
@@ -347,11 +348,14 @@ impl FaultThread {
     }
 
     /// A fork child asks which userfaultfd is its own.
-    fn answer_beacon(&mut self, process: &Arc<Process>) {
+    fn answer_beacon(&mut self, process: &Arc<Process>, thread: u32) {
+        let Some(nonce) = process.issue_ticket(thread) else {
+            return; // no random numbers to be had: it is asked again
+        };
         let lane = self.take_lane();
         if let Some(page) = self.ring.arena_mut().page_mut(lane * LOAD_PAGES_MAX) {
             page.fill(0);
-            page[..8].copy_from_slice(&u64::from(process.space.0).to_ne_bytes());
+            page[..8].copy_from_slice(&nonce.to_ne_bytes());
         }
         let at = lane * LOAD_PAGES_MAX;
         if let Some(page) = self.ring.arena().pages(at, at + 1) {

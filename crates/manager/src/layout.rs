@@ -111,6 +111,7 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
     if process.parent.is_none() || process.settled.swap(true, Ordering::AcqRel) {
         return;
     }
+    let tid = host_number(shared, process, tid);
     let (mut wiped, mut present) = (Vec::new(), Vec::new());
     // Every mapping that can be managed has the flag of missing-page tracking.
     let read = procfs::mappings_with_flags(tid, &mut [("wf", &mut wiped), ("um", &mut present)]);
@@ -143,11 +144,31 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
     crate::cow::protect(shared, process, tid);
 }
 
+/// The number here of a fork child's one thread, which its first fault calls `tid`: in a pid
+/// namespace that the child was put into, which is not ours. Without a parent that lives it is
+/// taken as it is, and what it names is looked at before it is believed.
+fn host_number(shared: &Shared, child: &Process, tid: u32) -> u32 {
+    let parent = child.parent.and_then(|parent| shared.process(parent));
+    let Some(parent) = parent.and_then(|parent| parent.pid()) else {
+        return tid;
+    };
+    if procfs::status_number(tid, "PPid") == Some(u64::from(parent)) {
+        return tid;
+    }
+    let renamed = |pid: &u32| {
+        let numbers = procfs::namespace_numbers(*pid);
+        numbers.len() > 1 && numbers.last() == Some(&tid)
+    };
+    let children = procfs::children(parent);
+    children.into_iter().find(renamed).unwrap_or(tid)
+}
+
 /// Moves the evictor and all agents to where no client thread faults.
 pub(crate) fn place_agents(shared: &Shared) {
     let mut agents = Vec::new();
     for process in shared.all_processes() {
-        agents.extend(process.agent.get().map(|agent| agent.commands.agent()));
+        let alive = process.agent.get().filter(|agent| !agent.has_ended());
+        agents.extend(alive.map(|agent| agent.tid()));
     }
     shared.placement.place_workers(&agents);
 }

@@ -1,6 +1,7 @@
 //! One client's runtime: the keeper that owns a run, the manager that serves its faults, and the report of both.
 
 mod access;
+mod agent;
 mod awake;
 mod backoff;
 mod command;

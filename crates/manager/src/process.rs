@@ -12,7 +12,7 @@ use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::Uffd;
 
-use crate::command::Commands;
+use crate::agent::Agent;
 use crate::cow::Trail;
 use crate::order::Order;
 use crate::pin::Program;
@@ -25,21 +25,19 @@ const NOWHERE: VirtPage = VirtPage(17);
 const LOWEST: VirtPage = VirtPage(16);
 const BEYOND: VirtPage = VirtPage(0x7_ffff_ffff);
 
-/// What a process has that announced itself.
-pub(crate) struct Agent {
-    pub commands: Commands,
-    /// Keeps the staging area's registration alive.
-    pub _staging_uffd: Uffd,
-    /// Where moved pages are read.
-    pub holding: u64,
-    /// The shim's own memory: staging area, holding area and agent stack; never managed.
-    pub private: VirtRange,
-}
-
 /// Identity of the process, once known.
 pub(crate) struct Identity {
     pub pid: u32,
     pub pidfd: PidFd,
+    /// These are of the address space of the handshake, not of what the process may execute later.
+    pub pagemap: Pagemap,
+    pub maps: Maps,
+}
+
+/// What a fork child was told to announce itself with, and which of its threads asked.
+pub(crate) struct Ticket {
+    pub nonce: u64,
+    pub thread: u32,
 }
 
 /// One address space. A fork child starts with its userfaultfd only; identity and agent come when
@@ -76,8 +74,8 @@ pub(crate) struct Process {
     pub gone: AtomicBool,
     /// Threads whose control blocks are locked already.
     pub threads_seen: Mutex<Vec<u32>>,
-    pagemap: OnceLock<Pagemap>,
-    maps: OnceLock<Maps>,
+    /// Good for one announcement.
+    pub ticket: Mutex<Option<Ticket>>,
     /// Mappings that cannot be managed, as of the last look: ascending.
     pub fences: Mutex<Vec<VirtRange>>,
     /// How often in a row a fault named a page that should be there, for [`Process::is_missing`].
@@ -112,8 +110,7 @@ impl Process {
             exited: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             threads_seen: Mutex::new(Vec::new()),
-            pagemap: OnceLock::new(),
-            maps: OnceLock::new(),
+            ticket: Mutex::default(),
             fences: Mutex::default(),
             puzzled: AtomicU32::new(0),
         }
@@ -128,10 +125,10 @@ impl Process {
         self.identity.get().is_some() && !self.exited.load(Ordering::Relaxed)
     }
 
-    /// It has the shim, and has not called exec since: then the kernel clears the agent's word.
+    /// It has the shim, and has not called exec since.
     pub fn has_agent(&self) -> bool {
         let agent = self.agent.get();
-        agent.is_some_and(|agent| agent.commands.agent() != 0)
+        agent.is_some_and(|agent| !agent.has_ended())
     }
 
     /// False once the process has exited, or its address space was found gone.
@@ -145,22 +142,40 @@ impl Process {
 
     /// The pagemap of this address space (not of what the process may exec later).
     pub fn pagemap(&self) -> io::Result<&Pagemap> {
-        if let Some(open) = self.pagemap.get() {
-            return Ok(open);
+        let identity = self.identity.get();
+        Ok(&identity.ok_or(io::ErrorKind::NotFound)?.pagemap)
+    }
+
+    /// What a message calls a thread of this process, or 0: before it is announced, that may be its
+    /// number in another pid namespace.
+    pub fn known_thread(&self, thread: u32) -> u32 {
+        match self.identity.get() {
+            Some(_) => thread,
+            None => 0,
         }
-        let pid = self.pid().ok_or(io::ErrorKind::NotFound)?;
-        let open = Pagemap::open(pid)?;
-        Ok(self.pagemap.get_or_init(|| open))
+    }
+
+    /// What thread `thread` of a fork child is to announce its process with.
+    pub fn issue_ticket(&self, thread: u32) -> Option<u64> {
+        let bytes = undercroft_sys::process::random_bytes().ok()?;
+        let nonce = u64::from_ne_bytes(bytes).max(1); // 0: not managed
+        *lock(&self.ticket) = Some(Ticket { nonce, thread });
+        Some(nonce)
+    }
+
+    /// Takes the ticket, if `nonce` is its number and it was given to a thread of process `pid`.
+    pub fn redeem(&self, nonce: u64, pid: u32) -> bool {
+        let mut ticket = lock(&self.ticket);
+        let good = ticket.as_ref().is_some_and(|ticket| {
+            ticket.nonce == nonce && procfs::is_thread_of(pid, ticket.thread)
+        });
+        good && ticket.take().is_some()
     }
 
     /// The mappings of this address space (not of what the process may exec later).
     pub fn maps(&self) -> io::Result<&Maps> {
-        if let Some(open) = self.maps.get() {
-            return Ok(open);
-        }
-        let pid = self.pid().ok_or(io::ErrorKind::NotFound)?;
-        let open = Maps::open(pid)?;
-        Ok(self.maps.get_or_init(|| open))
+        let identity = self.identity.get();
+        Ok(&identity.ok_or(io::ErrorKind::NotFound)?.maps)
     }
 
     /// All between the nearest mappings that cannot be managed; `None` when one of them is in `range`.

@@ -18,6 +18,9 @@ pub(crate) struct Ready {
     pub beacon: u64,
 }
 
+/// Most that may lie behind the holding area: the agent's stack.
+const STACK_MAX: u64 = 1 << 20;
+
 fn word(bytes: &[u8], index: usize) -> Option<u64> {
     let bytes = bytes.get(index * 8..index * 8 + 8)?;
     Some(u64::from_ne_bytes(bytes.try_into().ok()?))
@@ -51,7 +54,9 @@ impl Ready {
             .all(|address| *address % page == 0 && *address > 0 && *address < 1 << 56);
         let room = ready.staging.checked_add(2 * STAGING_PAGES as u64 * page)?;
         let magic = word(bytes, 0)? as u32 == MAGIC;
-        let shaped = bytes.len() == Ready::BYTES && aligned && room <= ready.private_end;
+        // What is the shim's is not managed: that must not be most of the program.
+        let sized = room <= ready.private_end && ready.private_end - room <= STACK_MAX;
+        let shaped = bytes.len() == Ready::BYTES && aligned && sized;
         (magic && shaped).then_some(ready)
     }
 }
@@ -75,5 +80,18 @@ mod tests {
         assert_eq!(Ready::parse(&ready), None, "null addresses");
         ready[8..32].fill(0x10);
         assert_eq!(Ready::parse(&ready), None, "unaligned addresses");
+        let sized = |staging: u64, private_end: u64| {
+            let mut ready = ready;
+            ready[8..16].copy_from_slice(&staging.to_ne_bytes());
+            ready[16..24].copy_from_slice(&private_end.to_ne_bytes());
+            ready[24..32].copy_from_slice(&4096u64.to_ne_bytes());
+            Ready::parse(&ready).is_some()
+        };
+        let areas = 2 * STAGING_PAGES as u64 * 4096;
+        assert!(sized(1 << 30, (1 << 30) + areas + 4096));
+        assert!(!sized(1 << 30, (1 << 30) + areas - 4096), "too small");
+        assert!(!sized(1 << 30, (1 << 40) + areas), "most of the program");
+        assert!(!sized(1 << 40, 1 << 30), "ends before it begins");
+        assert!(!sized((1 << 56) - 4096, !4095), "beyond the end");
     }
 }

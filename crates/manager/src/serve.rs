@@ -17,6 +17,7 @@ use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::Statm;
 use undercroft_sys::uffd::{Features, UffdDevice};
 
+use self::handshake::Greetings;
 use crate::access::{Accesses, Looks};
 use crate::evictor::Evictor;
 use crate::fault_thread::FaultThread;
@@ -221,21 +222,27 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         status,
         keeper,
         device,
+        greetings: Greetings::default(),
         holder,
     };
     control.notify(&Notice::Ready)?;
     control.run();
     let shared = control.shared.clone();
-    shared.stop.store(true, Ordering::Release);
-    shared.wake_fault_threads();
-    shared.evict_kick.fetch_add(1, Ordering::SeqCst);
-    undercroft_sys::futex::wake(&shared.evict_kick, 1);
+    stop_threads(&shared);
     // The client has ended, or been killed: the threads end with the process.
     drop(threads);
     if let Ok(holder) = PidFd::open(holder) {
         let _ = holder.kill();
     }
     Ok(())
+}
+
+/// The fault threads and the evictor are to end.
+fn stop_threads(shared: &Shared) {
+    shared.stop.store(true, Ordering::Release);
+    shared.wake_fault_threads();
+    shared.evict_kick.fetch_add(1, Ordering::SeqCst);
+    undercroft_sys::futex::wake(&shared.evict_kick, 1);
 }
 
 fn share(
@@ -333,6 +340,7 @@ struct Control {
     status: OwnedFd,
     keeper: PidFd,
     device: UffdDevice,
+    greetings: Greetings,
     holder: u32,
     statm: HashMap<SpaceId, Statm>,
     virtual_sizes: HashMap<SpaceId, u64>,
@@ -367,9 +375,10 @@ impl Control {
                 .iter()
                 .filter(|p| p.has_running_identity())
                 .collect();
+            let accepts = self.greetings.listens();
             let mut fds: Vec<PollFd<'_>> = vec![
                 PollFd::new(&self.link, PollFlags::IN),
-                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&self.listener, accepts),
                 PollFd::new(&self.status, PollFlags::IN),
                 PollFd::new(&self.keeper, PollFlags::IN),
             ];
@@ -382,15 +391,21 @@ impl Control {
                     ));
                 }
             }
+            let greeted = fds.len();
+            let sockets = self.greetings.sockets();
+            fds.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
+            let wait = self.until_look();
+            let wait = self.greetings.due().map_or(wait, |due| due.min(wait));
             let timeout = rustix::fs::Timespec {
                 tv_sec: 0,
-                tv_nsec: i64::from(self.until_look().subsec_nanos()),
+                tv_nsec: i64::from(wait.subsec_nanos()),
             };
             let _ = poll(&mut fds, Some(&timeout));
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(fds);
             self.note_presence(known.iter().any(|process| process.has_agent()));
-            let exited = known.iter().zip(&ready[own..]).filter(|(_, ready)| **ready);
+            let exited = known.iter().zip(&ready[own..greeted]);
+            let exited = exited.filter(|(_, ready)| **ready);
             let exited: Vec<_> = exited.map(|(process, _)| Arc::clone(process)).collect();
             self.note_exits(&exited);
             if ready[3] {
@@ -398,6 +413,7 @@ impl Control {
                 self.end_record();
                 return;
             }
+            self.hear(&ready[greeted..]);
             if ready[1] {
                 self.welcome();
             }

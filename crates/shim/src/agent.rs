@@ -8,6 +8,7 @@ use undercroft_wire::protocol::{CommandPage, OP_MOVE, STAGING_PAGES};
 
 use crate::move_out::{fill_holding, move_out};
 use crate::page::Page;
+use crate::powerless::drop_rights;
 use crate::raw::{call3, nr};
 
 /// Starts the agent and waits until it has a descriptor table of its own.
@@ -83,6 +84,7 @@ unsafe extern "C" fn agent(
         call3(nr::DUP2, guard as usize, 0, 0);
         call3(nr::DUP2, uffd as usize, 1, 0);
         call3(nr::CLOSE_RANGE, 2, u32::MAX as usize, 0);
+        drop_rights();
         let page = &Page(&*page);
         command::announce(page);
         let mut seq = 0;

@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering::Relaxed;
 use undercroft_wire::protocol::*;
 
 use crate::agent::start_agent;
-use crate::move_out::fill;
 use crate::raw::{PAGE, STACK, call3, call6, nr};
 use crate::socket::{receive, send};
 use crate::{ADDRESS, BEACON, COMMAND, OWNER};
@@ -70,10 +69,8 @@ unsafe fn handshake(socket: isize, kind: u32, nonce: u64) -> bool {
     }
 }
 
-/// Numbers of uffd requests: see ioctl_userfaultfd(2).
+/// Number of the request: see ioctl_userfaultfd(2).
 const UFFD_NEW: usize = 0xAA00;
-const UFFD_API: usize = 0xC018_AA3F;
-const UFFD_REGISTER: usize = 0xC020_AA00;
 
 unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool {
     // SAFETY: fresh mappings at addresses the kernel chooses; ioctls with live local structures.
@@ -116,22 +113,6 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
         if staging < 0 || (nonce == 0 && process < 0) {
             return false;
         }
-        let mut api = [0xAAu64, 1 << 16, 0];
-        call3(
-            nr::IOCTL,
-            staging as usize,
-            UFFD_API,
-            api.as_mut_ptr() as usize,
-        );
-        let hold = own + STAGING_PAGES * PAGE;
-        let mut register = [hold as u64, (STAGING_PAGES * PAGE) as u64, 1, 0];
-        call3(
-            nr::IOCTL,
-            staging as usize,
-            UFFD_REGISTER,
-            register.as_mut_ptr() as usize,
-        );
-        fill(staging as usize, hold, STAGING_PAGES);
         let ready = Ready {
             magic: MAGIC,
             reserved: 0,

@@ -15,6 +15,7 @@ mod handshake;
 mod move_out;
 mod mremap;
 mod page;
+mod powerless;
 mod raw;
 mod socket;
 mod stand_in;

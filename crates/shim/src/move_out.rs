@@ -146,7 +146,7 @@ pub(crate) unsafe fn fill_holding(uffd: usize, page: &Page, staging: usize) {
 }
 
 /// Maps zeros at `count` pages from `start`, up to one that is there.
-pub(crate) unsafe fn fill(uffd: usize, start: usize, count: usize) {
+unsafe fn fill(uffd: usize, start: usize, count: usize) {
     let mut request = [start as u64, (count * PAGE) as u64, 0, 0u64];
     // SAFETY: the shim's own memory, registered with `uffd`; `request` is live.
     unsafe {

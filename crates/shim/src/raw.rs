@@ -22,6 +22,10 @@ pub(crate) mod nr {
     pub(crate) const CONNECT: usize = 42;
     pub(crate) const SENDMSG: usize = 46;
     pub(crate) const RECVMSG: usize = 47;
+    pub(crate) const SETGROUPS: usize = 116;
+    pub(crate) const SETRESUID: usize = 117;
+    pub(crate) const SETRESGID: usize = 119;
+    pub(crate) const CAPSET: usize = 126;
     pub(crate) const MUNLOCK: usize = 150;
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const GETTID: usize = 186;

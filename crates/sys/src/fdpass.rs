@@ -2,21 +2,23 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::process::PidFd;
+
 /// Most descriptors in one message.
 pub const FDS_MAX: usize = 4;
 
 /// Who is at the other end of a unix socket when it connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Peer {
-    /// Process id.
-    pub pid: u32,
+    /// The process. Its number tells nothing: it may be another's by now.
+    pub pidfd: PidFd,
     /// User id.
     pub uid: u32,
 }
@@ -58,10 +60,43 @@ pub fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, V
 }
 
 /// The peer's credentials, as the kernel vouches for them.
+///
+/// Cost: two system calls. Errors: it has ended already.
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
-    let credentials = rustix::net::sockopt::socket_peercred(socket)?;
+    // Not rustix's, which has no room for pid 0: that of a process outside this pid namespace.
+    let credentials: libc::ucred = option(socket.as_fd(), libc::SO_PEERCRED)?;
+    let fd: libc::c_int = option(socket.as_fd(), SO_PEERPIDFD)?;
+    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
     Ok(Peer {
-        pid: credentials.pid.as_raw_nonzero().get() as u32,
-        uid: credentials.uid.as_raw(),
+        pidfd: pidfd.into(),
+        uid: credentials.uid,
     })
+}
+
+/// Linux 6.5; not in `libc` yet.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int) -> io::Result<T> {
+    let mut value = MaybeUninit::<T>::uninit();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let (at, len_at) = (value.as_mut_ptr(), std::ptr::from_mut(&mut len));
+    // SAFETY: the kernel writes at most `len` bytes into `value`, a live local, and into `len`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            at.cast(),
+            len_at,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if len as usize != size_of::<T>() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    // SAFETY: all of it was written, and `T` (`ucred`, `c_int`) is plain numbers.
+    Ok(unsafe { value.assume_init() })
 }

@@ -11,6 +11,7 @@ pub mod inherit;
 pub mod interrupts;
 pub mod mapping;
 pub mod maps;
+pub mod memory;
 pub mod pagemap;
 pub mod probe;
 pub mod process;

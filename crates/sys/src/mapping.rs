@@ -50,6 +50,17 @@ impl SharedMemory {
         SharedMemory::from_fd(fd)
     }
 
+    /// As [`SharedMemory::create`], of a size that nobody can change: whoever is given its
+    /// descriptor cannot take pages away from under those who have it mapped.
+    pub fn create_sealed(name: &str, len: usize) -> io::Result<SharedMemory> {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(name, flags)?;
+        rustix::fs::ftruncate(&fd, len.next_multiple_of(PAGE_BYTES) as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        SharedMemory::from_fd(fd)
+    }
+
     /// Maps an existing memfd whole.
     pub fn from_fd(fd: OwnedFd) -> io::Result<SharedMemory> {
         let file = File::from(fd);
@@ -256,6 +267,18 @@ mod tests {
         memory.bytes_out(PAGE_BYTES, &mut out);
         assert_eq!(out, [0; 100]);
         assert!(memory.allocated().unwrap() <= 2 * PAGE_BYTES as u64);
+    }
+
+    #[test]
+    fn sealed_memory_keeps_its_size_whoever_has_it() {
+        let memory = SharedMemory::create_sealed("test", PAGE_BYTES).unwrap();
+        let given = memory.as_fd().try_clone_to_owned().unwrap();
+        for size in [0, 1, 2 * PAGE_BYTES as u64] {
+            assert!(rustix::fs::ftruncate(&given, size).is_err(), "{size}");
+        }
+        let more = rustix::fs::SealFlags::WRITE;
+        assert!(rustix::fs::fcntl_add_seals(&given, more).is_err());
+        memory.words()[0].store(1, Ordering::Relaxed);
     }
 
     #[test]

@@ -269,7 +269,7 @@ fn fork_event(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
             name,
             State::Missing,
             format!("may not follow forks (CAP_SYS_PTRACE): {error}"),
-            "run as root, or: setcap cap_sys_ptrace+ep on the undercroft binary",
+            "run as root, or as a service with CAP_SYS_PTRACE",
         ),
     }
 }

@@ -23,6 +23,27 @@ impl PidFd {
         )?))
     }
 
+    /// The thread `tid` is now. Linux 6.9 or newer.
+    pub fn open_thread(tid: u32) -> io::Result<PidFd> {
+        let thread = PidfdFlags::from_bits_retain(libc::O_EXCL as u32); // PIDFD_THREAD
+        Ok(PidFd(rustix::process::pidfd_open(pid(tid)?, thread)?))
+    }
+
+    /// The process's number here, then in each pid namespace below, down to its own.
+    ///
+    /// Errors: it has been reaped, or is not in this pid namespace.
+    pub fn numbers(&self) -> io::Result<Vec<u32>> {
+        let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
+        let text = std::fs::read_to_string(path)?;
+        let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        let numbers = line.unwrap_or_default().split_ascii_whitespace();
+        let numbers: Vec<u32> = numbers.filter_map(|number| number.parse().ok()).collect();
+        match numbers.first() {
+            None | Some(0) => Err(io::ErrorKind::NotFound.into()),
+            Some(_) => Ok(numbers),
+        }
+    }
+
     /// Ends it.
     pub fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, Signal::KILL)?)
@@ -122,6 +143,17 @@ pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     // SAFETY: open (checked), and handed to us alone by whoever started this process; nothing else
     // here owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Bytes nobody can guess.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0u8; N];
+    // SAFETY: the kernel writes at most `N` bytes into `bytes`, a live local.
+    match unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) } {
+        got if got == N as isize => Ok(bytes),
+        -1 => Err(io::Error::last_os_error()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
 /// The calling thread's id.

@@ -65,6 +65,58 @@ impl<'a> Vma<'a> {
     }
 }
 
+/// An open `/proc/PID/task/TID/status`: of that thread only, whoever has its number later.
+#[derive(Debug)]
+pub struct ThreadStatus(File);
+
+/// What the status of a thread tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// State letter: `T` stopped, `Z` ended.
+    pub state: char,
+    /// Seccomp filters on it.
+    pub filters: u32,
+}
+
+impl ThreadStatus {
+    /// Errors: thread `tid` is not one of process `pid`.
+    pub fn open(pid: u32, tid: u32) -> io::Result<ThreadStatus> {
+        let path = format!("/proc/{pid}/task/{tid}/status");
+        Ok(ThreadStatus(File::open(path)?))
+    }
+
+    /// Reads it: 9 us. Errors: it has ended.
+    pub fn read(&self) -> io::Result<Status> {
+        let mut buffer = [0u8; 4096];
+        let got = self.0.read_at(&mut buffer, 0)?;
+        let text = String::from_utf8_lossy(&buffer[..got]);
+        // The name may hold anything but a line's end.
+        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+        let state = value("State:").and_then(|rest| rest.trim_start().chars().next());
+        let filters = value("Seccomp_filters:").and_then(|rest| rest.trim().parse().ok());
+        match state {
+            Some(state) => Ok(Status {
+                state,
+                filters: filters.unwrap_or(0),
+            }),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+/// Numbers of a process or thread in each pid namespace, from this one down to its own.
+pub fn namespace_numbers(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let numbers = line.unwrap_or_default().split_ascii_whitespace();
+    numbers.filter_map(|number| number.parse().ok()).collect()
+}
+
+/// True when `tid` is a thread of process `pid`.
+pub fn is_thread_of(pid: u32, tid: u32) -> bool {
+    std::fs::exists(format!("/proc/{pid}/task/{tid}")).unwrap_or(false)
+}
+
 /// Reads `/proc/PID/maps` into `text` (reused).
 pub fn read_maps(pid: u32, text: &mut String) -> io::Result<()> {
     text.clear();

@@ -7,6 +7,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use undercroft_base::{PAGE_BYTES, ThreadId, VirtPage, VirtRange};
 
@@ -314,6 +315,21 @@ impl Uffd {
         Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
     }
 
+    /// Takes a descriptor that somebody else made, if it is a userfaultfd; it does not block from
+    /// now on.
+    ///
+    /// Errors: `InvalidData`: it is something else.
+    pub fn from_stranger(fd: OwnedFd) -> io::Result<Uffd> {
+        let what = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        if what.as_os_str() != "anon_inode:[userfaultfd]" {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // Whoever made it can change that back: `read_messages` does not rely on it.
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Uffd(fd))
+    }
+
     /// The handshake: works once per descriptor. Returns the features the kernel has.
     ///
     /// Errors: `Denied` for EVENT_FORK without `CAP_SYS_PTRACE` in the caller; `Invalid` for an
@@ -463,9 +479,7 @@ impl Uffd {
     /// raise the limit, read again.
     pub fn read_messages<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
         let bytes = size_of_val(&buffer.raw);
-        // SAFETY: the kernel writes at most `bytes` bytes into `raw`, which is plain memory
-        // exclusively borrowed.
-        let got = unsafe { libc::read(self.0.as_raw_fd(), buffer.raw.as_mut_ptr().cast(), bytes) };
+        let got = self.read_without_waiting(buffer.raw.as_mut_ptr().cast(), bytes);
         let count = match got {
             -1 => match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::WouldBlock => 0,
@@ -477,6 +491,37 @@ impl Uffd {
         Ok(Messages {
             raw: buffer.raw[..count].iter(),
         })
+    }
+}
+
+/// `RWF_NOWAIT` works on userfaultfds: Linux 6.10. Cleared when it is found not to.
+static NOWAIT: AtomicBool = AtomicBool::new(true);
+
+impl Uffd {
+    /// Reads, and waits for nothing: not even where the client has made its descriptor, which is
+    /// the same open file, a blocking one.
+    #[inline]
+    fn read_without_waiting(&self, to: *mut libc::c_void, bytes: usize) -> isize {
+        let fd = self.0.as_raw_fd();
+        if NOWAIT.load(Ordering::Relaxed) {
+            let into = libc::iovec {
+                iov_base: to,
+                iov_len: bytes,
+            };
+            // SAFETY: the kernel writes at most `bytes` bytes to `to`, which the caller has
+            // borrowed exclusively.
+            let got = unsafe { libc::preadv2(fd, &into, 1, -1, libc::RWF_NOWAIT) };
+            let unknown = || {
+                let error = io::Error::last_os_error().raw_os_error();
+                matches!(error, Some(libc::EOPNOTSUPP | libc::EINVAL))
+            };
+            if got != -1 || !unknown() {
+                return got;
+            }
+            NOWAIT.store(false, Ordering::Relaxed);
+        }
+        // SAFETY: as above.
+        unsafe { libc::read(fd, to, bytes) }
     }
 }
 

@@ -22,6 +22,8 @@ mod death;
 mod faults;
 #[path = "kernel_contract/fork.rs"]
 mod fork;
+#[path = "kernel_contract/identity.rs"]
+mod identity;
 #[path = "kernel_contract/layout.rs"]
 mod layout;
 #[path = "kernel_contract/moving.rs"]
@@ -119,6 +121,7 @@ fn main() {
         layout::FACTS,
         moving::FACTS,
         reading::FACTS,
+        identity::FACTS,
         side_band::FACTS,
     ];
     let all = all.iter().flat_map(|facts| facts.iter());

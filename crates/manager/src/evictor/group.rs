@@ -4,19 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use undercroft_base::{
-    PAGE_BYTES, SpaceId, Store, StoreError, TierId, VirtPage, fill_word, page_checksum,
-};
+use undercroft_base::{SpaceId, Store, StoreError, TierId, VirtPage, fill_word, page_checksum};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{BatchIndex, EvictItem, Outcome, Taken};
-use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::uffd::UffdError;
-use undercroft_sys::{process, procfs};
 use undercroft_trace::Movement;
-use undercroft_wire::protocol::{OP_MOVE, next_run};
+use undercroft_wire::protocol::OP_MOVE;
 
 use super::Evictor;
-use crate::process::{Agent, Process};
+use crate::agent::{Agent, Readiness};
+use crate::process::Process;
 use crate::shared::page_of;
 
 /// What becomes of a page that was taken out.
@@ -66,11 +63,8 @@ impl Evictor {
             let agent = process.agent.get()?;
             // A stopped process (SIGSTOP, a debugger) has a stopped agent: nothing can leave it
             // until it goes on.
-            let stopped = matches!(
-                procfs::process_state(agent.commands.agent()),
-                Some('T' | 't')
-            );
-            (!stopped && agent.commands.claim()).then_some((process, agent))
+            let ready = self.is_ready(agent);
+            (ready && agent.commands.claim()).then_some((process, agent))
         });
         let mut left = match claimed {
             Some((process, agent)) => self.take_out(process, agent, group),
@@ -124,6 +118,16 @@ impl Evictor {
         turn
     }
 
+    /// Whether the agent can be given an order. The first time it is also put where it is to run.
+    fn is_ready(&self, agent: &Agent) -> bool {
+        let known = agent.tid() != 0;
+        let ready = agent.readiness() == Readiness::Ready;
+        if !known && agent.tid() != 0 {
+            crate::layout::place_agents(&self.shared);
+        }
+        ready
+    }
+
     /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`, and only there.
     /// The others are settled.
     fn take_out(&mut self, process: &Arc<Process>, agent: &Agent, group: &[EvictItem]) -> u64 {
@@ -149,9 +153,10 @@ impl Evictor {
             self.mourn(group, u64::MAX);
             return self.leave(group);
         };
-        let readable = read_staging(agent, done.moved, group.len(), &mut self.buffer);
+        // The client wrote these: it may name places that were never asked for.
+        let (moved, refused) = (done.moved & all_of(group), done.refused);
+        let readable = agent.read_holding(moved, group.len(), &mut self.buffer);
         let readable = readable && done.stranded == 0;
-        let (moved, refused) = (done.moved, done.refused);
         if moved & sharing != 0 {
             let copied = places(moved & sharing).map(|at| group[at].at);
             crate::cow::left(&self.shared, process, copied);
@@ -203,14 +208,10 @@ impl Evictor {
         // An exit or exec in progress shows as one a moment later.
         let ended = (0..100).any(|_| {
             process.wait_exit(Duration::from_millis(20))
-                || process
-                    .agent
-                    .get()
-                    .is_none_or(|agent| agent.commands.agent() == 0)
+                || process.agent.get().is_none_or(|agent| agent.has_ended())
         });
         if !ended {
-            self.shared
-                .doom("the program's memory cannot be read any more (did it drop privileges?)");
+            // It has taken its holding area away: that process is ended, not the others.
             process.kill();
             process.wait_exit(Duration::from_secs(5));
         }
@@ -386,23 +387,6 @@ fn places(mut set: u64) -> impl Iterator<Item = usize> {
 /// The first `count` members of a set.
 fn first_of(set: u64, count: usize) -> u64 {
     places(set).take(count).map(|at| 1 << at).sum()
-}
-
-/// Reads the moved pages out of the staging area, each to its own place; runs in one call each. False when the process
-/// is gone.
-fn read_staging(agent: &Agent, moved: u64, count: usize, buffer: &mut PageBuf) -> bool {
-    let tid = agent.commands.agent();
-    let mut at = 0;
-    while let Some((first, end)) = next_run(moved, at, count) {
-        at = first;
-        let from = agent.holding + (at * PAGE_BYTES) as u64;
-        let bytes = &mut buffer[at * PAGE_BYTES..end * PAGE_BYTES];
-        if tid == 0 || process::read_memory(tid, from, bytes).is_err() {
-            return false;
-        }
-        at = end;
-    }
-    true
 }
 
 #[cfg(test)]

@@ -1,22 +1,32 @@
-//! Handshakes: a shim announces its process, the manager checks who it is and takes it over.
+//! Handshakes: a shim announces its process, the manager finds out who that is and takes it over.
+//!
+//! Who connects is asked of the kernel, never of the message: whether it descends from the keeper,
+//! by pidfd. Anybody may connect where the keeper is root, so whoever else comes is let go without
+//! a word, and when many do, they are heard slowly. A peer that says nothing is waited for beside
+//! everything else (`greetings`), not instead of it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
 use undercroft_base::{PAGE_BYTES, SpaceId, VirtPage, VirtRange};
 use undercroft_sys::fdpass;
 use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::maps::Maps;
+use undercroft_sys::memory::ProcessMemory;
+use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs::{self, Statm};
 use undercroft_sys::uffd::{Features, RegisterMode, Uffd};
 use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
 use super::Control;
+use crate::agent::{Agent, Proof};
 use crate::command::Commands;
 use crate::discover;
-use crate::process::{Agent, Identity, Process};
+use crate::process::{Identity, Process};
 use crate::protocol::{Hello, Ready, answer};
 use crate::shared::lock;
 
@@ -26,100 +36,254 @@ pub(super) const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long a process that is being ended may take after its descriptors are closed.
 const DYING: Duration = Duration::from_millis(20);
 
+/// Handshakes in progress at once, of all users and of one.
+const GREETINGS_MAX: usize = 64;
+const GREETINGS_OF_ONE: usize = 48;
+
+/// Strangers within [`STRANGERS_TIME`] before the next are heard one at a time, so long apart.
+const STRANGERS_MAX: u32 = 64;
+const STRANGERS_TIME: Duration = Duration::from_secs(1);
+const STRANGERS_PACE: Duration = Duration::from_millis(5);
+
+/// Ancestors looked at.
+const ANCESTORS_MAX: usize = 256;
+
+/// Messages about processes that could not be managed.
+const COMPLAINTS_MAX: u32 = 20;
+
+/// Who is in the middle of a handshake.
+#[derive(Default)]
+pub(super) struct Greetings {
+    open: Vec<Greeting>,
+    /// Nobody is let in until then.
+    deaf_until: Option<Instant>,
+    strangers: u32,
+    strangers_since: Option<Instant>,
+    complaints: u32,
+}
+
+struct Greeting {
+    socket: OwnedFd,
+    uid: u32,
+    pid: u32,
+    pidfd: PidFd,
+    /// What it said first, and the command page that it was given.
+    hello: Option<(Hello, SharedMemory)>,
+    until: Instant,
+}
+
+impl Greetings {
+    /// What the listener is to be asked for now.
+    pub fn listens(&self) -> PollFlags {
+        let deaf = self.deaf_until.is_some_and(|until| until > Instant::now());
+        match deaf || self.open.len() >= GREETINGS_MAX {
+            true => PollFlags::empty(),
+            false => PollFlags::IN,
+        }
+    }
+
+    /// Their sockets, in order.
+    pub fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.open.iter().map(|greeting| &greeting.socket)
+    }
+
+    /// When something is due without a message: somebody's time is up, or the listener's turn.
+    pub fn due(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let ends = self.open.iter().map(|greeting| greeting.until);
+        let deaf = self.deaf_until.filter(|until| *until > now);
+        let next = ends.chain(deaf).min()?;
+        Some(next.saturating_duration_since(now))
+    }
+
+    fn stranger(&mut self) {
+        let now = Instant::now();
+        let recent = |since: Instant| now - since < STRANGERS_TIME;
+        if !self.strangers_since.is_some_and(recent) {
+            (self.strangers, self.strangers_since) = (0, Some(now));
+        }
+        self.strangers += 1;
+        if self.strangers > STRANGERS_MAX {
+            self.deaf_until = Some(now + STRANGERS_PACE);
+        }
+    }
+}
+
 impl Control {
-    /// One shim announces itself.
+    /// Lets in whoever has connected, if it is the program's.
     pub(super) fn welcome(&mut self) {
-        let Ok(socket) =
-            rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC)
-        else {
-            return;
+        use rustix::net::SocketFlags;
+        self.greetings.deaf_until = None;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+            // Out of descriptors or memory: the peer stays in the queue, and asking again at once
+            // would do nothing else.
+            Err(_) => {
+                self.greetings.deaf_until = Some(Instant::now() + STRANGERS_PACE);
+                return;
+            }
         };
-        let timeout = Some(HANDSHAKE);
-        let receive = rustix::net::sockopt::Timeout::Recv;
-        let _ = rustix::net::sockopt::set_socket_timeout(&socket, receive, timeout);
-        if let Err(error) = self.handshake(socket.as_fd()) {
-            let _ = fdpass::send(socket.as_fd(), &answer(true), &[]);
-            // One that ends in the middle of it needs no manager.
-            let gone = fdpass::peer(socket.as_fd())
-                .and_then(|peer| PidFd::open(peer.pid))
-                .map_or(true, |process| process.wait_exit(DYING));
-            if !gone {
-                crate::log::say(&format!(
-                    "a process of the program could not be managed: {error}"
+        let of_one = |uid| {
+            let open = self.greetings.open.iter();
+            open.filter(|greeting| greeting.uid == uid).count()
+        };
+        let Some((uid, pid, pidfd)) = self.who_is(&socket) else {
+            return self.greetings.stranger();
+        };
+        if of_one(uid) >= GREETINGS_OF_ONE {
+            return;
+        }
+        match pidfd.numbers() {
+            Ok(numbers) if numbers.len() == 1 => {}
+            _ => {
+                let _ = fdpass::send(socket.as_fd(), &answer(true), &[]);
+                return self.complain(&pidfd, &io::Error::other(
+                    "it is in a pid namespace of its own, where its threads have other numbers than here",
                 ));
+            }
+        }
+        self.greetings.open.push(Greeting {
+            socket,
+            uid,
+            pid,
+            pidfd,
+            hello: None,
+            until: Instant::now() + HANDSHAKE,
+        });
+    }
+
+    /// The peer, if it descends from the keeper: of the same user, or of any where that is root,
+    /// who can become any.
+    fn who_is(&self, socket: &OwnedFd) -> Option<(u32, u32, PidFd)> {
+        let own = rustix::process::getuid();
+        let peer = fdpass::peer(socket).ok()?;
+        if peer.uid != own.as_raw() && !own.is_root() {
+            return None;
+        }
+        let pid = *peer.pidfd.numbers().ok()?.first()?;
+        // While it lives its number is its own, and so are its ancestors.
+        let descends = self.is_descendant(pid) && !peer.pidfd.has_exited();
+        descends.then_some((peer.uid, pid, peer.pidfd))
+    }
+
+    /// Hears those whose turn it is; `ready`: bit for each of [`Greetings::sockets`].
+    pub(super) fn hear(&mut self, ready: &[bool]) {
+        let now = Instant::now();
+        let all = std::mem::take(&mut self.greetings.open);
+        for (at, mut greeting) in all.into_iter().enumerate() {
+            if !ready.get(at).copied().unwrap_or(false) {
+                if greeting.until > now {
+                    self.greetings.open.push(greeting);
+                }
+                continue;
+            }
+            match self.hear_one(&mut greeting) {
+                Ok(true) => {}
+                Ok(false) => self.greetings.open.push(greeting),
+                Err(error) => {
+                    let _ = fdpass::send(greeting.socket.as_fd(), &answer(true), &[]);
+                    self.complain(&greeting.pidfd, &error);
+                }
             }
         }
     }
 
-    fn handshake(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let peer = fdpass::peer(socket)?;
-        if !self.is_descendant(peer.pid) {
-            return Err(io::Error::other(format!(
-                "process {} is not the program's",
-                peer.pid
-            )));
+    fn complain(&mut self, process: &PidFd, error: &io::Error) {
+        // One that ends in the middle of it needs no manager.
+        if self.greetings.complaints >= COMPLAINTS_MAX || process.wait_exit(DYING) {
+            return;
         }
+        self.greetings.complaints += 1;
+        crate::log::say(&format!(
+            "a process of the program could not be managed: {error}"
+        ));
+    }
+
+    /// One message of a peer; true when that was the last.
+    fn hear_one(&mut self, greeting: &mut Greeting) -> io::Result<bool> {
         let mut bytes = [0u8; 64];
-        let (got, _) = fdpass::receive(socket, &mut bytes)?;
-        let hello = Hello::parse(&bytes[..got]).ok_or_else(|| io::Error::other("unknown shim"))?;
-        let page = SharedMemory::create("uc-command", PAGE_BYTES)?;
-        fdpass::send(socket, &answer(false), &[self.device.as_fd(), page.as_fd()])?;
-        let (got, fds) = fdpass::receive(socket, &mut bytes)?;
-        let ready =
-            Ready::parse(&bytes[..got]).ok_or_else(|| io::Error::other("the shim gave up"))?;
-        let mut fds = fds.into_iter();
+        let (got, fds) = match fdpass::receive(greeting.socket.as_fd(), &mut bytes) {
+            Ok(received) => received,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if got == 0 {
+            return Ok(true); // it is gone
+        }
+        match greeting.hello.take() {
+            None => {
+                let hello = Hello::parse(&bytes[..got]);
+                let hello = hello.ok_or_else(|| io::Error::other("unknown shim"))?;
+                let page = SharedMemory::create_sealed("uc-command", PAGE_BYTES)?;
+                let given = [self.device.as_fd(), page.as_fd()];
+                fdpass::send(greeting.socket.as_fd(), &answer(false), &given)?;
+                greeting.hello = Some((hello, page));
+                Ok(false)
+            }
+            Some((hello, page)) => {
+                let ready = Ready::parse(&bytes[..got]);
+                let ready = ready.ok_or_else(|| io::Error::other("the shim gave up"))?;
+                self.take_over(greeting, hello, page, ready, fds)?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// The process has what it needs, and its manager has what it sent: from here on it is managed.
+    fn take_over(
+        &mut self,
+        greeting: &Greeting,
+        hello: Hello,
+        page: SharedMemory,
+        ready: Ready,
+        fds: Vec<OwnedFd>,
+    ) -> io::Result<()> {
+        let pid = greeting.pid;
+        let mut fds = fds.into_iter().map(Uffd::from_stranger);
+        let mut uffd = || fds.next().ok_or(io::ErrorKind::InvalidData)?;
         let beacon = VirtPage::of(ready.beacon);
-        let process = match (hello.kind, hello.nonce) {
-            (KIND_FORK, nonce) if nonce != 0 => {
-                let space = SpaceId(nonce as u32);
-                let process = self.shared.process(space);
-                process
-                    .filter(|p| p.identity.get().is_none() && p.beacon == beacon)
-                    .ok_or_else(|| io::Error::other("a fork child named no space of its own"))?
-            }
-            _ => {
-                let uffd: Uffd = fds.next().ok_or(io::ErrorKind::InvalidData)?.into();
-                let features = Features::EVENTS.with(Features::THREAD_ID);
-                uffd.api(features).map_err(|error| {
-                    io::Error::other(format!(
-                        "userfaultfd fork events were refused ({error}); run as root or with CAP_SYS_PTRACE"
-                    ))
-                })?;
-                self.shared.placement.pin.restarted(peer.pid);
-                // The same process with a new address space: it called exec, and the old one is gone.
-                for old in self.shared.all_processes() {
-                    if old.pid() == Some(peer.pid) {
-                        self.forget(&old);
-                    }
-                }
-                let space = self.shared.engine().add_space();
-                // Forked before there was anything to manage: no event told of it.
-                let family = match hello.kind {
-                    KIND_FORK => self.family_of(peer.pid),
-                    _ => None,
-                };
-                Arc::new(Process::new(space, uffd, beacon, None, family))
-            }
+        let own_uffd = match hello.nonce {
+            0 => Some(uffd()?),
+            _ => None,
         };
-        let staging: Uffd = fds.next().ok_or(io::ErrorKind::InvalidData)?.into();
+        let holding_uffd = uffd()?;
+        let holding_area = VirtRange::of_addresses(
+            ready.staging + (STAGING_PAGES * PAGE_BYTES) as u64,
+            ready.staging + 2 * (STAGING_PAGES * PAGE_BYTES) as u64,
+        );
+        let holding = holding_area.start.address();
+        // Nobody answers faults there, so no place may be empty while no order is carried out: a
+        // program that reads or locks all its mappings would wait for ever, or with
+        // `Features::SIGBUS` be ended.
+        holding_uffd.api(Features::default())?;
+        holding_uffd.register(holding_area, RegisterMode::MISSING)?;
+        let memory = ProcessMemory::open(pid)?;
+        let (pagemap, maps) = (Pagemap::open(pid)?, Maps::open(pid)?);
+        let statm = Statm::open(pid)?;
+        let proof = Proof::install(pid, &memory, &holding_uffd, holding)?;
+        let pidfd = greeting.pidfd.as_fd().try_clone_to_owned()?;
+        let process = match own_uffd {
+            Some(uffd) => self.newcomer(uffd, hello, beacon, pid)?,
+            None => self.fork_child(hello.nonce, beacon, pid)?,
+        };
+        let staging_area = VirtRange::of_addresses(ready.staging, holding);
+        process.uffd.register(staging_area, RegisterMode::MISSING)?;
         let _ = process.identity.set(Identity {
-            pid: peer.pid,
-            pidfd: PidFd::open(peer.pid)?,
+            pid,
+            pidfd: pidfd.into(),
+            pagemap,
+            maps,
         });
-        let staging_end = ready.staging + (STAGING_PAGES * PAGE_BYTES) as u64;
-        let area = VirtRange::of_addresses(ready.staging, staging_end);
-        process.uffd.register(area, RegisterMode::MISSING)?;
-        let agent = Agent {
-            commands: Commands::new(page),
-            _staging_uffd: staging,
-            holding: staging_end,
-            private: VirtRange::of_addresses(ready.staging, ready.private_end),
-        };
+        let private = VirtRange::of_addresses(ready.staging, ready.private_end);
+        let commands = Commands::new(page);
+        let agent = Agent::new(commands, holding_uffd, holding, private, memory, proof);
         let _ = process.agent.set(agent);
         if self.shared.process(process.space).is_none() {
             self.shared.add_process(process.clone());
         }
-        self.statm.insert(process.space, Statm::open(peer.pid)?);
+        self.statm.insert(process.space, statm);
         crate::layout::place_agents(&self.shared);
         if self.managing {
             self.watch(&process);
@@ -129,10 +293,52 @@ impl Control {
             self.look_around();
         }
         if hello.kind == KIND_FORK && process.parent.is_none() {
-            crate::cow::protect(&self.shared, &process, peer.pid); // its one thread waits for the answer
+            crate::cow::protect(&self.shared, &process, pid); // its one thread waits for the answer
         }
         self.look_soon();
-        fdpass::send(socket, &answer(false), &[process.uffd.as_fd()])
+        let given = [process.uffd.as_fd()];
+        fdpass::send(greeting.socket.as_fd(), &answer(false), &given)
+    }
+
+    /// A fork child that the kernel told of; it names its space by what it alone was told.
+    fn fork_child(&self, nonce: u64, beacon: VirtPage, pid: u32) -> io::Result<Arc<Process>> {
+        let known = self.shared.all_processes();
+        let mut nameless = known.iter().filter(|p| p.identity.get().is_none());
+        let process = nameless.find(|p| p.beacon == beacon && p.redeem(nonce, pid));
+        let process =
+            process.ok_or_else(|| io::Error::other("a fork child named no space of its own"))?;
+        Ok(process.clone())
+    }
+
+    /// A process that nobody knows yet: it has just started, or was forked before there was
+    /// anything to manage.
+    fn newcomer(
+        &mut self,
+        uffd: Uffd,
+        hello: Hello,
+        beacon: VirtPage,
+        pid: u32,
+    ) -> io::Result<Arc<Process>> {
+        let features = Features::EVENTS.with(Features::THREAD_ID);
+        uffd.api(features).map_err(|error| {
+            io::Error::other(format!(
+                "userfaultfd fork events were refused ({error}); run as root or with CAP_SYS_PTRACE"
+            ))
+        })?;
+        self.shared.placement.pin.restarted(pid);
+        // The same process with a new address space: it called exec, and the old one is gone.
+        for old in self.shared.all_processes() {
+            if old.pid() == Some(pid) {
+                self.forget(&old);
+            }
+        }
+        let space = self.shared.engine().add_space();
+        // Forked before there was anything to manage: no event told of it.
+        let family = match hello.kind {
+            KIND_FORK => self.family_of(pid),
+            _ => None,
+        };
+        Ok(Arc::new(Process::new(space, uffd, beacon, None, family)))
     }
 
     /// The family of the process that forked `pid`, if it is known.
@@ -147,7 +353,7 @@ impl Control {
 
     fn is_descendant(&self, pid: u32) -> bool {
         let mut at = pid;
-        for _ in 0..256 {
+        for _ in 0..ANCESTORS_MAX {
             if at == self.launch.keeper {
                 return true;
             }

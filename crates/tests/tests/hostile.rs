@@ -1,0 +1,237 @@
+//! Clients that do not keep to the protocol, and programs that give up rights: nothing is to be had
+//! from the manager, nobody else notices, and nobody keeps rights that the program gave up.
+//!
+//! `UNDERCROFT_TEST_FORGED`: random handshakes, default 400. All of it needs root, who runs
+//! programs of several users.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use undercroft_tests::{
+    Job, MIB, build, find, one_at_a_time, plain_only, say, setting, skip, undercroft,
+};
+
+/// Says that `name` is skipped, unless this is root with Undercroft and setpriv.
+fn can_run(name: &str) -> bool {
+    let why = match () {
+        () if plain_only() => "a plain run has no manager to attack",
+        () if !rustix::process::getuid().is_root() => "only root runs programs of several users",
+        () if find("setpriv").is_none() => "there is no setpriv",
+        () => return true,
+    };
+    skip(name, why);
+    false
+}
+
+/// A hostile client of another user beside a program that verifies its memory, under one manager;
+/// the status of both.
+fn beside_a_verified_client(attack: &str, rounds: u64) -> undercroft_tests::Outcome {
+    let hostile = build("hostile").display().to_string();
+    let honest = build("rights").display().to_string();
+    // The hostile one has no shim. It is told of the socket by the environment, as any process of
+    // the program.
+    let script = format!(
+        "chmod 755 {hostile}; {honest} none {rounds} & honest=$!
+         LD_PRELOAD= setpriv --reuid 65534 --regid 65534 --clear-groups {hostile} {attack}; attack=$?
+         wait $honest || exit 20
+         exit $attack"
+    );
+    Job::new("sh")
+        .args(["-c", &script])
+        .limit(48 * MIB)
+        .timeout(200)
+        .run()
+}
+
+#[test]
+fn forged_handshakes_change_nothing_for_a_verified_client() {
+    let _turn = one_at_a_time();
+    let name = "forged_handshakes_change_nothing_for_a_verified_client";
+    if !can_run(name) {
+        return;
+    }
+    let count = setting("UNDERCROFT_TEST_FORGED", 400);
+    let seed = setting("UNDERCROFT_TEST_FORGED_SEED", 1);
+    let begin = Instant::now();
+    let outcome = beside_a_verified_client(&format!("forge {count} {seed}"), 4);
+    say(&format!(
+        "{name}: {count} of seed {seed} in {:.1?}",
+        begin.elapsed()
+    ));
+    outcome.expect(0).expect_swapping(2000.0);
+}
+
+#[test]
+fn floods_and_silent_peers_hold_nobody_up() {
+    let _turn = one_at_a_time();
+    let name = "floods_and_silent_peers_hold_nobody_up";
+    if !can_run(name) {
+        return;
+    }
+    for attack in ["silent 300", "flood 2000"] {
+        let outcome = beside_a_verified_client(attack, 3);
+        say(&format!("{name}: {attack}: {:.1?}", outcome.wall));
+        outcome.expect(0).expect_swapping(2000.0);
+    }
+}
+
+#[test]
+fn a_command_page_keeps_its_size() {
+    let _turn = one_at_a_time();
+    if can_run("a_command_page_keeps_its_size") {
+        beside_a_verified_client("shrink", 1).expect(0);
+    }
+}
+
+/// Who connects from outside the run is not answered, and the run is none the worse.
+#[test]
+fn strangers_get_nothing() {
+    let _turn = one_at_a_time();
+    let name = "strangers_get_nothing";
+    if !can_run(name) {
+        return;
+    }
+    let hostile = build("hostile");
+    let run = Job::new(build("rights"))
+        .args(["none", "6"])
+        .limit(48 * MIB)
+        .start();
+    std::thread::sleep(Duration::from_millis(500));
+    let environment = run.tree().iter().find_map(|process| {
+        let text = std::fs::read(format!("/proc/{}/environ", process.pid)).ok()?;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let found = text
+            .split('\0')
+            .find(|word| word.starts_with("UNDERCROFT_SOCKET="))?;
+        found.split_once('=').map(|(_, path)| path.to_owned())
+    });
+    let socket = environment.expect("a process of the run has the socket's path");
+    let attack = |user: &str, words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", user, "--regid", user, "--clear-groups"]);
+        command.arg(&hostile).args(words);
+        command
+            .env("UNDERCROFT_SOCKET", &socket)
+            .output()
+            .expect("setpriv runs")
+    };
+    for user in ["0", "65534"] {
+        let shrink = attack(user, &["shrink"]);
+        assert_eq!(
+            shrink.status.code(),
+            Some(3),
+            "no command page for user {user}"
+        );
+        let flood = attack(user, &["flood", "500"]);
+        say(&format!(
+            "{name}: user {user} connected {} times in half a second",
+            String::from_utf8_lossy(&flood.stdout).trim()
+        ));
+    }
+    let outcome = run.wait().expect(0).expect_swapping(2000.0);
+    assert!(
+        !outcome.errors.contains("could not be managed"),
+        "{outcome}"
+    );
+}
+
+/// A process of another user that is not part of the run, with a secret at a known address.
+struct Victim(Child, u32);
+
+impl Victim {
+    fn start(byte: u8) -> Victim {
+        let mut child = Command::new(build("hostile"))
+            .args(["secret", &byte.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the victim starts");
+        let mut line = String::new();
+        let output = child.stdout.take().expect("a pipe");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        let pid = line.trim().parse().expect("a process id");
+        Victim(child, pid)
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        if let Some(mut input) = self.0.stdin.take() {
+            let _ = input.flush();
+        }
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_client_cannot_have_another_process_read_for_it() {
+    let _turn = one_at_a_time();
+    let name = "a_client_cannot_have_another_process_read_for_it";
+    if !can_run(name) {
+        return;
+    }
+    let victim = Victim::start(0x5e);
+    for how in ["first", "later"] {
+        let attack = format!("peek {} 0x5e {how}", victim.1);
+        let outcome = beside_a_verified_client(&attack, 3);
+        assert_ne!(outcome.code(), Some(9), "the secret was had: {outcome}");
+        say(&format!("{name}: {how}: status {:?}", outcome.code()));
+        // The hostile client may be ended for what it does; the other may not notice.
+        assert_ne!(
+            outcome.code(),
+            Some(20),
+            "the verified client failed: {outcome}"
+        );
+        assert_ne!(
+            outcome.code(),
+            Some(125),
+            "the whole run was ended: {outcome}"
+        );
+    }
+}
+
+#[test]
+fn no_thread_keeps_rights_that_the_program_gave_up() {
+    let _turn = one_at_a_time();
+    if can_run("no_thread_keeps_rights_that_the_program_gave_up") {
+        let job = Job::new(build("rights")).args(["drop", "2"]);
+        job.limit(48 * MIB).run().expect(0).expect_swapping(2000.0);
+    }
+}
+
+#[test]
+fn a_filter_that_kills_kills_nobody_who_does_not_call() {
+    let _turn = one_at_a_time();
+    let limited = |how| Job::new(build("rights")).args([how, "2"]).limit(48 * MIB);
+    limited("filter").run().expect(0).expect_swapping(2000.0);
+    // On all threads: the agent stops working, and what is in memory stays there.
+    limited("tsync").run().expect(0).expect_swapping(1000.0);
+}
+
+#[test]
+fn a_process_in_another_pid_namespace_is_refused_and_goes_on() {
+    let _turn = one_at_a_time();
+    let name = "a_process_in_another_pid_namespace_is_refused_and_goes_on";
+    if !can_run(name) || find("unshare").is_none() {
+        return;
+    }
+    let rights = build("rights").display().to_string();
+    let script = format!("unshare --pid --fork --mount-proc {rights} none 2");
+    let outcome = Job::new("sh").args(["-c", &script]).limit(48 * MIB).run();
+    let outcome = outcome.expect(0);
+    assert!(outcome.errors.contains("pid namespace"), "{outcome}");
+    // The parent is managed when it forks into the namespace.
+    let script = "import os, ctypes, sys\nb = bytearray(os.urandom(80 << 20)); s = hash(bytes(b))\n\
+                  assert ctypes.CDLL(None).unshare(0x20000000) == 0\nchild = os.fork()\n\
+                  if child == 0:\n    os._exit(0 if hash(bytes(b)) == s else 3)\n\
+                  sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))";
+    if find("python3").is_some() {
+        Job::new("python3")
+            .args(["-c", script])
+            .limit(48 * MIB)
+            .run()
+            .expect(0);
+    }
+    let _ = undercroft();
+}
