@@ -65,6 +65,9 @@ pub enum Outcome {
     Fill(u32),
     /// Put back into the client (wanted, or no tier took it).
     PutBack,
+    /// Nobody has the bytes any more: its process ended with them, and others can still see the
+    /// place.
+    Lost,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -150,11 +150,6 @@ impl<L: Ledger> Engine<L> {
         self.mask(items, |place| self.batch.is_wanted(place))
     }
 
-    /// Which of `items` a fork child depends on. Bit i: item i of the slice.
-    pub fn shared_mask(&self, items: &[EvictItem]) -> u64 {
-        self.mask(items, |place| self.batch.has_follower(place))
-    }
-
     #[inline]
     fn mask(&self, items: &[EvictItem], holds: impl Fn(usize) -> bool) -> u64 {
         let bit =
@@ -270,6 +265,7 @@ impl<L: Ledger> Engine<L> {
             claims += u32::from(self.publish_one(no, stamp, outcome));
             match outcome {
                 Outcome::PutBack => self.put_back(at),
+                Outcome::Lost => self.uncount(),
                 _ => {
                     self.uncount();
                     self.stats.pages_swapped_out += 1;
@@ -368,12 +364,21 @@ impl<L: Ledger> Engine<L> {
                 stored(TierId::FILL, Slot(u64::from(word)))
             }
             Outcome::Stored(tier, slot) => stored(tier, slot),
+            Outcome::Lost => {
+                self.stats.lost += 1;
+                Entry {
+                    state: PageState::Lost,
+                    ..Entry::UNTOUCHED
+                }
+            }
         };
         if retained && outcome != Outcome::Clean {
             self.release(entry.tier, entry.slot);
         }
         self.table.set(no, new);
-        self.remember_age(no, new);
+        if outcome != Outcome::Lost {
+            self.remember_age(no, new);
+        }
         matches!(outcome, Outcome::Stored(..))
     }
 

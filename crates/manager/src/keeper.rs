@@ -49,6 +49,9 @@ const READY: Duration = Duration::from_secs(10);
 /// Reads of the manager's log at a time: a flood does not keep the keeper from its work.
 const LOG_READS_MAX: usize = 32;
 
+/// How long the processes of a program that is ended may take to end.
+const ENDING: Duration = Duration::from_secs(10);
+
 /// How often leftover processes of the program are looked for.
 const LEFTOVER_TICK: Duration = Duration::from_millis(20);
 
@@ -107,6 +110,8 @@ impl End {
 struct Manager {
     child: Child,
     pidfd: PidFd,
+    /// The holder of its descriptors: orphaned, and then our child, when it dies.
+    holder: (u32, PidFd),
     link: UnixStream,
     lines: BufReader<UnixStream>,
     /// Its standard error.
@@ -158,13 +163,13 @@ fn try_run(
             Ok(end)
         }
         Ended::Doomed(why) => {
-            end_tree(&mut program, &mut manager);
+            end_tree(&mut program, &mut manager, voice);
             manager.log.tell(voice);
             voice.say(&format!("the program was ended: {why}"));
             Ok(End::Status(OUR_FAILURE))
         }
         Ended::ManagerDied => {
-            end_tree(&mut program, &mut manager);
+            end_tree(&mut program, &mut manager, voice);
             manager.log.tell(voice);
             voice.say(
                 "the manager died; the program was held and ended, so that it never saw wrong memory",
@@ -188,6 +193,7 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
         options: options.client.clone(),
         command,
         keeper: std::process::id(),
+        shim: (dir.path(SHIM_LINK).canonicalize()?, dir.path(SHIM_SOCKET)),
         listener: listener.as_raw_fd(),
         link: theirs.as_raw_fd(),
         status: status.as_raw_fd(),
@@ -202,7 +208,7 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
         theirs.as_fd(),
     ];
     inherited.extend(tiers.iter().flat_map(OpenTier::descriptors));
-    let (log, said) = Log::new()?;
+    let (mut log, said) = Log::new()?;
     let program = std::env::current_exe()?;
     let mut command = Command::new(program);
     command
@@ -217,45 +223,39 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
     inherit::only(&mut command, &inherited);
     let spawned = command.spawn();
     drop(command); // our copy of the pipe's other end
-    let child = spawned?;
+    let mut child = spawned?;
     drop(theirs);
     let pidfd = PidFd::open(child.id())?;
-    let mut manager = Manager {
-        lines: BufReader::new(link.try_clone()?),
-        child,
-        pidfd,
-        link,
-        log,
-    };
-    manager.link.set_read_timeout(Some(READY))?;
-    match next_notice(&mut manager) {
-        Some(Notice::Ready) => {}
+    let mut lines = BufReader::new(link.try_clone()?);
+    link.set_read_timeout(Some(READY))?;
+    let holder = match next_notice(&mut lines) {
+        Some(Notice::Ready { holder }) => (holder, PidFd::open(holder)?),
         other => {
-            let _ = manager.child.kill();
-            let _ = manager.child.wait();
+            let _ = child.kill();
+            let _ = child.wait();
             let why = match other {
                 Some(Notice::Failed(why)) => why,
-                _ => format!(
-                    "the manager did not start: {}",
-                    manager.log.lines().join("; ")
-                ),
+                _ => format!("the manager did not start: {}", log.lines().join("; ")),
             };
             return Err(io::Error::other(format!(
                 "{why} (`undercroft doctor` tells what is missing)"
             )));
         }
-    }
-    manager.link.set_read_timeout(None)?;
-    Ok(manager)
+    };
+    link.set_read_timeout(None)?;
+    Ok(Manager {
+        child,
+        pidfd,
+        holder,
+        link,
+        lines,
+        log,
+    })
 }
 
-fn next_notice(manager: &mut Manager) -> Option<Notice> {
+fn next_notice(lines: &mut BufReader<UnixStream>) -> Option<Notice> {
     let mut line = String::new();
-    manager
-        .lines
-        .read_line(&mut line)
-        .ok()
-        .filter(|got| *got > 0)?;
+    lines.read_line(&mut line).ok().filter(|got| *got > 0)?;
     serde_json::from_str(&line).ok()
 }
 
@@ -382,7 +382,7 @@ fn wait(
             manager.log.tell(voice);
         }
         if ready[1] && !ready[0] {
-            match next_notice(manager) {
+            match next_notice(&mut manager.lines) {
                 Some(Notice::Doomed(why)) => return Ok(Ended::Doomed(why)),
                 Some(_) => {}
                 None => return Ok(Ended::ManagerDied),
@@ -482,59 +482,84 @@ fn pause(signals: &Signals, program: &Child, manager: &mut Manager, number: i32)
 fn reap(manager: u32) {
     for pid in procfs::children(std::process::id()) {
         if pid != manager && procfs::process_state(pid) == Some('Z') {
-            let pid = rustix::process::Pid::from_raw(pid as i32);
-            let _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
+            reap_one(pid);
         }
     }
 }
 
-/// Processes of the program that still run: all our descendants but the manager's own.
+/// True when it had ended and was ours.
+fn reap_one(pid: u32) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid as i32);
+    let reaped = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
+    pid.is_some() && matches!(reaped, Ok(Some(_)))
+}
+
+/// Processes of the program that still run: all our descendants but the manager's own. None: there
+/// are none, for what an ended one left behind has come to us before it shows as ended.
 fn leftovers(manager: &Manager) -> Vec<u32> {
-    let mut found = Vec::new();
-    let mut open = procfs::children(std::process::id());
-    while let Some(pid) = open.pop() {
-        let own = pid == manager.child.id() || is_holder(pid);
-        if own || procfs::has_ended(pid) {
-            continue;
-        }
-        found.push(pid);
-        open.extend(procfs::children(pid));
-    }
-    found
-}
-
-/// The manager's descriptor holder: orphaned when the manager dies.
-fn is_holder(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "uc-fds")
-}
-
-/// Ends everything: the program's processes while the holder keeps their memory from reading as zeros, then the holder.
-fn end_tree(program: &mut Child, manager: &mut Manager) {
-    let _ = manager.child.kill();
-    let _ = manager.child.wait();
-    let _ = program.kill();
     loop {
+        let (mut found, mut reaped) = (Vec::new(), false);
+        let mut open = procfs::children(std::process::id());
+        while let Some(pid) = open.pop() {
+            if pid == manager.child.id() || pid == manager.holder.0 {
+                continue;
+            }
+            if !process::is_running(pid) {
+                reaped |= reap_one(pid);
+                continue;
+            }
+            found.push(pid);
+            open.extend(procfs::children(pid));
+        }
+        if !found.is_empty() || !reaped {
+            return found;
+        }
+    }
+}
+
+/// Ends everything: the program's processes, while the holder keeps their memory from reading as
+/// zeros. The holder ends by itself when no address space is left. What the kernel does not end in
+/// time (a process inside a system call that cannot be interrupted) is left to the holder.
+fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
+    let held = !manager.holder.1.has_exited();
+    if held {
+        let _ = manager.child.kill();
+        let _ = manager.child.wait();
+    }
+    let _ = program.kill();
+    let began = Instant::now();
+    loop {
+        let _ = program.try_wait();
         let left = leftovers(manager);
-        if left.is_empty() {
+        if left.is_empty() || began.elapsed() > ENDING {
             break;
         }
-        for pid in left {
-            if let Ok(pidfd) = PidFd::open(pid) {
-                let _ = pidfd.kill();
-                pidfd.wait_exit(Duration::from_secs(1));
-            }
+        let left: Vec<PidFd> = left
+            .into_iter()
+            .filter_map(|pid| PidFd::open(pid).ok())
+            .collect();
+        for process in &left {
+            let _ = process.kill();
         }
-        let _ = program.try_wait();
-        reap(manager.child.id());
+        for process in &left {
+            process.wait_exit(ENDING.saturating_sub(began.elapsed()));
+        }
     }
-    let _ = program.wait();
-    for pid in procfs::children(std::process::id()) {
-        if is_holder(pid)
-            && let Ok(pidfd) = PidFd::open(pid)
-        {
-            let _ = pidfd.kill();
-            pidfd.wait_exit(Duration::from_secs(1));
-        }
+    let _ = program.try_wait();
+    if !held {
+        // Nobody but the manager had the descriptors: it had to live until now.
+        let _ = manager.child.kill();
+        let _ = manager.child.wait();
+    }
+    let gone = manager
+        .holder
+        .1
+        .wait_exit(ENDING.saturating_sub(began.elapsed()));
+    if !gone {
+        voice.say(&format!(
+            "some of the program's memory is still in use after {ENDING:?}; the process named uc-fds \
+            ends what is left as soon as the kernel lets it"
+        ));
     }
     reap(manager.child.id());
 }
@@ -554,7 +579,7 @@ fn finish(
     let _ = manager.link.set_read_timeout(Some(READY));
     manager.link.write_all(&line).ok()?;
     let report = loop {
-        match next_notice(manager) {
+        match next_notice(&mut manager.lines) {
             Some(Notice::Report(report)) => break Some(*report),
             Some(_) => {}
             None => break None,

@@ -7,6 +7,7 @@ mod backoff;
 mod command;
 mod cow;
 mod discover;
+mod ending;
 mod evictor;
 mod fault_thread;
 pub mod keeper;

@@ -10,16 +10,13 @@ use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs;
-use undercroft_sys::uffd::Uffd;
+use undercroft_sys::uffd::{NOWHERE, Uffd};
 
 use crate::agent::Agent;
 use crate::cow::Trail;
 use crate::order::Order;
 use crate::pin::Program;
 use crate::shared::lock;
-
-/// Where no program maps anything: just above the lowest address that can be mapped.
-const NOWHERE: VirtPage = VirtPage(17);
 
 /// The first page above what `vm.mmap_min_addr` keeps free, and the first beyond a process's addresses.
 const LOWEST: VirtPage = VirtPage(16);

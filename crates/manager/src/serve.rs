@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -13,12 +14,14 @@ use undercroft_base::{Bytes, SpaceId};
 use undercroft_engine::{Config, Engine, Room, Stats};
 use undercroft_sys::interrupts;
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
+use undercroft_sys::probe::{self, State};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::Statm;
 use undercroft_sys::uffd::{Features, UffdDevice};
 
 use self::handshake::Greetings;
 use crate::access::{Accesses, Looks};
+use crate::ending::{self, Mark};
 use crate::evictor::Evictor;
 use crate::fault_thread::FaultThread;
 use crate::options::{AccessScan, ClientOptions};
@@ -47,6 +50,9 @@ pub struct Launch {
     pub command: Vec<String>,
     /// Process id of the keeper.
     pub keeper: u32,
+    /// The shim, without links in its path, and the path of its socket: they mark the program's
+    /// processes.
+    pub shim: (PathBuf, PathBuf),
     /// Listening socket of the shims.
     pub listener: i32,
     /// Stream to the keeper.
@@ -82,7 +88,10 @@ pub enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Notice {
     /// Ready for clients.
-    Ready,
+    Ready {
+        /// Process id of the holder.
+        holder: u32,
+    },
     /// It cannot serve, and why.
     Failed(String),
     /// The client was ended, and why.
@@ -123,7 +132,11 @@ fn check_permissions() -> io::Result<()> {
             "userfaultfd fork events: {error}; without them a fork child would read zeros. Run as root or with CAP_SYS_PTRACE"
         ))
     })?;
-    Ok(())
+    let swap = probe::swap_now();
+    match swap.state {
+        State::Missing => Err(io::Error::other(format!("{}; {}", swap.detail, swap.fix))),
+        _ => Ok(()),
+    }
 }
 
 /// Writes one notice to the keeper.
@@ -138,15 +151,24 @@ fn tell(link: &OwnedFd, notice: &Notice) -> io::Result<()> {
     Ok(())
 }
 
+/// Starts the process that holds our descriptors open when we are dead.
+fn start_holder(keeper: &PidFd, mark: &Mark) -> io::Result<u32> {
+    let this = PidFd::open(std::process::id())?;
+    let holder = process::spawn_fd_holder(|| ending::hold(&this, keeper, mark))?;
+    std::mem::forget(this); // the holder has the same table: it stays open for it
+    Ok(holder)
+}
+
 fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     process::raise_open_files_limit();
     process::spare_from_oom();
     check_permissions()?;
-    let holder = process::spawn_fd_holder()?;
+    let keeper = PidFd::open(launch.keeper)?;
+    let mark = Mark::new(&launch.shim.0, &launch.shim.1);
+    let holder = start_holder(&keeper, &mark)?;
     let listener = process::take_inherited(launch.listener)?;
     let status = process::take_inherited(launch.status)?;
     let ledger = SharedMemory::from_fd(process::take_inherited(launch.ledger)?)?;
-    let keeper = PidFd::open(launch.keeper)?;
     let mut memories = Vec::new();
     for tier in &launch.tiers {
         let memory = SharedMemory::from_fd(process::take_inherited(tier.memory)?)?;
@@ -223,17 +245,15 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         keeper,
         device,
         greetings: Greetings::default(),
-        holder,
+        holder: (holder, PidFd::open(holder)?),
     };
-    control.notify(&Notice::Ready)?;
-    control.run();
+    control.notify(&Notice::Ready { holder })?;
+    control.run_to_the_end(&mark);
     let shared = control.shared.clone();
     stop_threads(&shared);
     // The client has ended, or been killed: the threads end with the process.
     drop(threads);
-    if let Ok(holder) = PidFd::open(holder) {
-        let _ = holder.kill();
-    }
+    control.let_holder_go();
     Ok(())
 }
 
@@ -332,6 +352,15 @@ fn share(
     }))
 }
 
+/// Why the manager ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    /// The client has ended; the keeper said so.
+    Finished,
+    /// The keeper is gone, or does not want the client any more: nobody else will end it.
+    Orphaned,
+}
+
 struct Control {
     shared: Arc<Shared>,
     launch: Launch,
@@ -341,7 +370,7 @@ struct Control {
     keeper: PidFd,
     device: UffdDevice,
     greetings: Greetings,
-    holder: u32,
+    holder: (u32, PidFd),
     statm: HashMap<SpaceId, Statm>,
     virtual_sizes: HashMap<SpaceId, u64>,
     watch: Watch,
@@ -365,8 +394,25 @@ impl Control {
         tell(&self.link, notice)
     }
 
+    /// Serves until the client has ended, and ends it where nobody else does.
+    fn run_to_the_end(&mut self, mark: &Mark) {
+        if self.run() == Over::Orphaned {
+            let _ = process::set_fair(0);
+            mark.end_all();
+        }
+        self.end_record();
+    }
+
+    /// Ends the holder where nothing needs it. Else it stays until the address spaces are gone, and
+    /// ends their processes if the keeper does not.
+    fn let_holder_go(&self) {
+        if ending::nothing_held() {
+            let _ = self.holder.1.kill();
+        }
+    }
+
     /// Until the keeper says that the client has ended, or is gone itself.
-    fn run(&mut self) {
+    fn run(&mut self) -> Over {
         // Until the client is managed: every millisecond that a look comes late, it may grow by megabytes.
         let _ = process::set_fifo(0, 1);
         loop {
@@ -381,6 +427,7 @@ impl Control {
                 PollFd::new(&self.listener, accepts),
                 PollFd::new(&self.status, PollFlags::IN),
                 PollFd::new(&self.keeper, PollFlags::IN),
+                PollFd::new(&self.holder.1, PollFlags::IN),
             ];
             let own = fds.len();
             for process in &known {
@@ -407,11 +454,16 @@ impl Control {
             let exited = known.iter().zip(&ready[own..greeted]);
             let exited = exited.filter(|(_, ready)| **ready);
             let exited: Vec<_> = exited.map(|(process, _)| Arc::clone(process)).collect();
-            self.note_exits(&exited);
+            for process in &exited {
+                self.part_with(process);
+            }
             if ready[3] {
-                self.end_client("the keeper is gone");
-                self.end_record();
-                return;
+                return Over::Orphaned;
+            }
+            if ready[4] {
+                // Without it this process must not die, and nobody can promise that.
+                self.shared
+                    .doom("the process that holds its descriptors (uc-fds) died");
             }
             self.hear(&ready[greeted..]);
             if ready[1] {
@@ -420,29 +472,33 @@ impl Control {
             if ready[2] {
                 self.tell_status();
             }
-            if ready[0] && self.answer_keeper() {
-                return;
+            if ready[0]
+                && let Some(over) = self.answer_keeper()
+            {
+                return over;
             }
             let why = lock(&self.shared.doom).clone();
             if let Some(why) = why {
-                self.end_client(&why);
+                self.end_known();
                 let _ = self.notify(&Notice::Doomed(why));
                 self.end_record();
                 self.wait_for_keeper();
-                return;
+                return Over::Orphaned;
             }
             self.wake_keeper();
             self.look_if_due();
         }
     }
 
-    /// These processes have exited. The memory of each may live on in a process that shares it.
-    fn note_exits(&mut self, exited: &[Arc<Process>]) {
-        for process in exited {
-            process.exited.store(true, Ordering::Relaxed);
-            if process.has_lost_its_memory(&self.zeros) {
-                self.forget(process);
-            }
+    /// The process of that number runs another program now, or has ended. Its memory is forgotten
+    /// unless it lives on in a process that shares it (`CLONE_VM`, vfork): that one is served, by
+    /// the same userfaultfd, until it ends.
+    fn part_with(&mut self, process: &Process) {
+        process.exited.store(true, Ordering::Relaxed);
+        if process.has_lost_its_memory(&self.zeros) {
+            self.forget(process);
+        } else {
+            self.statm.remove(&process.space);
         }
     }
 
@@ -453,7 +509,7 @@ impl Control {
     }
 
     /// Ends every process of the client that is known by identity; the keeper ends the rest.
-    fn end_client(&self, _why: &str) {
+    fn end_known(&self) {
         for process in self.shared.all_processes() {
             process.kill();
         }
@@ -464,16 +520,12 @@ impl Control {
         while matches!(rustix::io::read(&self.link, &mut byte), Ok(1..)) {}
     }
 
-    /// The keeper's request; true when the manager is to end.
-    fn answer_keeper(&mut self) -> bool {
+    /// The keeper's request; why the manager is to end, if it is.
+    fn answer_keeper(&mut self) -> Option<Over> {
         let mut bytes = vec![0u8; 4096];
         let got = match rustix::io::read(&self.link, &mut bytes) {
             Ok(got) if got > 0 => got,
-            _ => {
-                self.end_client("the keeper is gone");
-                self.end_record();
-                return true;
-            }
+            _ => return Some(Over::Orphaned),
         };
         // One after the other: two may have come at once.
         for request in serde_json::Deserializer::from_slice(&bytes[..got]).into_iter() {
@@ -485,13 +537,13 @@ impl Control {
                     let report = self.report(exit_status, wall_ns);
                     self.end_record();
                     let _ = self.notify(&Notice::Report(Box::new(report)));
-                    return true;
+                    return Some(Over::Finished);
                 }
                 Ok(Request::Paused { program }) => self.paused = Some(program),
-                Err(_) => return false,
+                Err(_) => return None,
             }
         }
-        false
+        None
     }
 
     /// Ends the trace of `--trace` and tells what it lacks.

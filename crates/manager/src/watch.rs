@@ -106,7 +106,7 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
 /// Process `pid` has made a mapping at `range`.
 fn register_new(shared: &Shared, pid: u32, range: VirtRange) {
     for process in shared.all_processes() {
-        let managed = process.managed.load(Ordering::Acquire);
+        let managed = process.managed.load(Ordering::Acquire) && process.has_running_identity();
         let Some(agent) = process.agent.get() else {
             continue;
         };

@@ -55,8 +55,9 @@ global_asm!(
 
 // glibc runs the child handler in every fork() child; absent in other C libraries, whose children
 // are then served but not evicted from.
-global_asm!(".weak __register_atfork");
+global_asm!(".weak __register_atfork", ".weak __environ");
 unsafe extern "C" {
+    static __environ: *const *const u8;
     fn __register_atfork(
         prepare: Option<extern "C" fn()>,
         parent: Option<extern "C" fn()>,
@@ -92,15 +93,22 @@ extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) 
     // SAFETY: the dynamic linker passes the environment as a null-terminated array of C strings;
     // `ADDRESS` is written once, here, before any other thread exists.
     unsafe {
+        // musl passes its initialisers nothing, and has set the variable before; glibc has not.
+        let register: unsafe extern "C" fn(_, _, _, _) -> i32 = __register_atfork;
+        let environment = core::ptr::addr_of!(__environ);
+        // The compiler takes the address of a symbol to be one.
+        let is_glibc = core::hint::black_box(register as usize) != 0;
+        let environment = core::hint::black_box(environment);
+        let envp = match is_glibc || environment.is_null() {
+            true => envp,
+            false => core::ptr::read_volatile(environment),
+        };
         if envp.is_null() || !find_socket(envp) {
             return;
         }
-        if join(KIND_START, 0) {
-            let register: unsafe extern "C" fn(_, _, _, _) -> i32 = __register_atfork;
-            if register as usize != 0 {
-                let (before, after) = (Some(before_fork as _), Some(after_fork as _));
-                register(before, after, Some(in_fork_child), core::ptr::null());
-            }
+        if join(KIND_START, 0) && is_glibc {
+            let (before, after) = (Some(before_fork as _), Some(after_fork as _));
+            register(before, after, Some(in_fork_child), core::ptr::null());
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod access;
 pub mod arena;
 pub mod fdpass;
 pub mod futex;
+pub mod held;
 pub mod inherit;
 pub mod interrupts;
 pub mod mapping;

@@ -91,6 +91,15 @@ impl AsFd for PidFd {
     }
 }
 
+/// True while a thread of the process `id` runs: a leader that has ended counts while others live.
+/// What cannot be told runs.
+pub fn is_running(id: u32) -> bool {
+    match PidFd::open(id) {
+        Ok(process) => !process.has_exited(),
+        Err(error) => error.raw_os_error() != Some(libc::ESRCH),
+    }
+}
+
 /// Reads `dst.len()` bytes of the process's memory at `address`. A missing page there faults to
 /// whoever serves it: never call this from a thread that does.
 ///
@@ -244,23 +253,26 @@ pub fn raise_open_files_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Starts a process that shares this one's *descriptor table* and does nothing: descriptors stay
-/// open in it when this process is killed, also those it received a moment before. Must be called
-/// while the process has one thread. Returns its id; the caller kills it when it ends in good
-/// order.
-pub fn spawn_fd_holder() -> io::Result<u32> {
+/// Starts a process that shares this one's *descriptor table* and runs `job`: descriptors stay open
+/// in it when this process is killed, also those it received a moment before. It ends when `job`
+/// returns; a `job` that panics leaves it waiting for ever, with everything still open. Returns its
+/// id.
+///
+/// Must be called while the process has one thread: the child is a copy of that thread, and uses
+/// the heap and the locks as it found them.
+pub fn spawn_fd_holder(job: impl FnOnce()) -> io::Result<u32> {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
-    // SAFETY: clone without CLONE_VM is fork with a shared descriptor table; the child below uses
-    // raw system calls only, touches no lock or heap, and never returns.
+    // SAFETY: clone without CLONE_VM is fork with a shared descriptor table; the caller's process
+    // has one thread, so no lock of the copy is held by anybody, and the child never returns.
     let id = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match id {
         -1 => Err(io::Error::last_os_error()),
-        0 => hold_for_ever(),
+        0 => hold_while(job),
         id => Ok(id as u32),
     }
 }
 
-fn hold_for_ever() -> ! {
+fn hold_while(job: impl FnOnce()) -> ! {
     // SAFETY: raw calls with constant arguments and local memory; nothing of the parent's state is
     // touched.
     unsafe {
@@ -269,9 +281,24 @@ fn hold_for_ever() -> ! {
         let all = u64::MAX;
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &all, 0, 8);
         libc::setsid();
-        loop {
-            libc::syscall(libc::SYS_pause);
-        }
+    }
+    // The caller's hook may end the process, and with it what is held.
+    std::panic::set_hook(Box::new(|_| {}));
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_ok() {
+        // SAFETY: ends this process; nothing of it is needed any more.
+        unsafe { libc::_exit(0) }
+    }
+    loop {
+        // SAFETY: takes no arguments.
+        unsafe { libc::syscall(libc::SYS_pause) };
+    }
+}
+
+/// Closes the standard streams: whoever reads what they lead to is not to wait for this process.
+pub fn close_standard_streams() {
+    for number in 0..=2 {
+        // SAFETY: takes a number; nothing here owns these three.
+        unsafe { libc::close(number) };
     }
 }
 

@@ -161,6 +161,22 @@ impl Statm {
     }
 }
 
+/// Ids of the processes that exist.
+pub fn processes() -> io::Result<Vec<u32>> {
+    let entries = std::fs::read_dir("/proc")?;
+    let number = |entry: io::Result<std::fs::DirEntry>| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.parse::<u32>().ok()
+    };
+    Ok(entries.filter_map(number).collect())
+}
+
+/// The environment a process was started with, as far as it has not written over it: `NAME=VALUE`,
+/// each ended by a zero byte.
+pub fn environment(pid: u32) -> io::Result<Vec<u8>> {
+    std::fs::read(format!("/proc/{pid}/environ"))
+}
+
 /// Ids of a process's threads, or of the children of all of them.
 pub fn thread_ids(pid: u32) -> io::Result<Vec<u32>> {
     let mut ids = Vec::new();
@@ -187,16 +203,6 @@ pub fn children(pid: u32) -> Vec<u32> {
         );
     }
     found
-}
-
-/// True when no thread of the process is left. A process whose main thread has ended is shown as
-/// a zombie while its other threads live.
-pub fn has_ended(pid: u32) -> bool {
-    match process_state(pid) {
-        None | Some('X') => true,
-        Some('Z') => status_number(pid, "Threads").is_none_or(|threads| threads <= 1),
-        Some(_) => false,
-    }
 }
 
 /// The CPU a thread last ran on, from field 39 of its `stat`. About 10 us.

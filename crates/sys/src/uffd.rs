@@ -173,6 +173,26 @@ fn fold(error: &io::Error, done_bytes: i64) -> UffdError {
     }
 }
 
+/// Where no program maps anything: just above the lowest address that can be mapped.
+pub const NOWHERE: VirtPage = VirtPage(17);
+
+/// Whether the address space of a userfaultfd no longer exists, or was never told to it. Asks for a
+/// change of protection where nothing is mapped, which is refused for one reason or the other.
+pub(crate) fn space_is_gone(fd: BorrowedFd<'_>) -> bool {
+    let nowhere = VirtRange::new(NOWHERE, NOWHERE.plus(1));
+    let mut argument = WriteProtect {
+        range: nowhere.into(),
+        mode: 0,
+    };
+    // SAFETY: WRITEPROTECT takes `struct uffdio_writeprotect`; it changes page protection of the
+    // client only, and nothing is there.
+    let asked = unsafe { ioctl::call(fd, WRITEPROTECT, &mut argument) };
+    matches!(
+        asked.map_err(|error| fold(&error, 0)),
+        Err(UffdError::ClientGone | UffdError::Invalid | UffdError::Other(_))
+    )
+}
+
 #[repr(C)]
 struct Api {
     api: u64,

@@ -244,6 +244,15 @@ impl Running {
         descendants(&processes(), self.pid())
     }
 
+    /// All that was started and still runs, orphans too. Not those that have written over their
+    /// environment.
+    pub fn left(&self) -> Vec<Process> {
+        let mut all = processes();
+        let pids = with_environment(&self.tag);
+        all.retain(|process| pids.contains(&process.pid) && process.state != 'Z');
+        all
+    }
+
     /// The scratch folder, which lives as long as this.
     pub fn scratch(&self) -> &Path {
         self.scratch.path()

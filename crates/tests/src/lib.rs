@@ -28,7 +28,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use job::{Job, Outcome, Running, plain_only};
 pub use memcached::Memcached;
 pub use processes::{Process, anonymous_kib, descendants, processes};
-pub use programs::{build, build_static, build_with, find, target_folder, undercroft};
+pub use programs::{build, build_musl, build_static, build_with, find, target_folder, undercroft};
 pub use resp::{Reply, Resp};
 pub use sampler::{Sample, Sampler};
 

@@ -60,7 +60,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-fn compile(name: &str, flags: &[&str], output: &str) -> PathBuf {
+fn compile(compiler: &str, name: &str, flags: &[&str], output: &str) -> PathBuf {
     static DONE: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut done = DONE.lock().expect("no compilation has panicked");
     let done = done.get_or_insert_default();
@@ -73,7 +73,7 @@ fn compile(name: &str, flags: &[&str], output: &str) -> PathBuf {
     let path = folder.join(output);
     // Another test process may run the old file: write beside it, then rename.
     let fresh = folder.join(format!("{output}.{}", std::process::id()));
-    let made = Command::new("cc")
+    let made = Command::new(compiler)
         .args(["-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
         .args(flags)
         .arg(sources.join(format!("{name}.c")))
@@ -95,7 +95,7 @@ fn compile(name: &str, flags: &[&str], output: &str) -> PathBuf {
 ///
 /// Panics: when it does not compile.
 pub fn build(name: &str) -> PathBuf {
-    compile(name, &[], name)
+    compile("cc", name, &[], name)
 }
 
 /// As [`build`], with more flags; `kind` tells the result from others of the same program. `None`
@@ -117,5 +117,10 @@ pub fn build_with(name: &str, kind: &str, compiler: &str, flags: &[&str]) -> Opt
 
 /// As [`build`], linked statically.
 pub fn build_static(name: &str) -> PathBuf {
-    compile(name, &["-static"], &format!("{name}-static"))
+    compile("cc", name, &["-static"], &format!("{name}-static"))
+}
+
+/// As [`build`], against musl instead of glibc; `None` where there is no `musl-gcc`.
+pub fn build_musl(name: &str) -> Option<PathBuf> {
+    find("musl-gcc").map(|_| compile("musl-gcc", name, &[], &format!("{name}-musl")))
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use undercroft_base::{SpaceId, Store, StoreError, TierId, VirtPage, fill_word, page_checksum};
+use undercroft_base::{
+    SpaceId, Store, StoreError, TierId, VirtPage, VirtRange, fill_word, page_checksum,
+};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{BatchIndex, EvictItem, Outcome, Taken};
 use undercroft_sys::uffd::UffdError;
@@ -149,9 +151,9 @@ impl Evictor {
         };
         let done = agent.commands.wait(seq, || process.is_alive());
         let Some(done) = done else {
-            // It died over the command: whatever was moved is gone with it, and only a child could miss it.
-            self.mourn(group, u64::MAX);
-            return self.leave(group);
+            // It died over the command: whatever was moved is gone with it.
+            self.lose(group, all_of(group));
+            return 0;
         };
         // The client wrote these: it may name places that were never asked for.
         let (moved, refused) = (done.moved & all_of(group), done.refused);
@@ -183,26 +185,53 @@ impl Evictor {
         }
     }
 
-    /// The address space went away between selecting and taking out: nothing of it is left to take.
+    /// Nothing was taken out: the pages stay where they are.
     fn leave(&mut self, group: &[EvictItem]) -> u64 {
         self.stay(group.iter().map(|item| (item.at, Taken::NotTried)));
         0
     }
 
-    /// Pages may be lost that a fork child shares, which only a fork that bypassed the C library can bring about: the client is
-    /// ended, because the child would read wrong bytes.
-    fn mourn(&self, group: &[EvictItem], moved: u64) {
-        let shared = self.shared.engine().shared_mask(group);
-        if shared & moved != 0 {
-            for process in self.shared.all_processes() {
-                process.kill();
+    /// `pages` of the group may have been moved out, and cannot be read. With their address space
+    /// they are nobody's. Else it lives on in a process that shares it, or a fork child that
+    /// bypassed the C library depends on them: whoever touches one that is missing finds an error
+    /// there, never zeros.
+    fn lose(&mut self, group: &[EvictItem], pages: u64) {
+        for at in places(pages) {
+            match self.is_missed(group[at].at) {
+                true => self.stored.push((group[at].at, Outcome::Lost)),
+                false => self.stay(std::iter::once((group[at].at, Taken::NotTried))),
             }
-            self.shared
-                .doom("a process died while pages it shared with a fork child were being stored");
         }
+        self.publish(group, 0, 0);
     }
 
-    /// Pages were moved out and cannot be read. Either the process died meanwhile, and they are nobody's; or it made itself
+    /// Whether a page of the batch is missing anywhere where it can still be seen; it is poisoned
+    /// there.
+    fn is_missed(&mut self, index: BatchIndex) -> bool {
+        let mut seen = Vec::new();
+        self.shared.engine().places_of(index, &mut seen);
+        let mut missed = false;
+        for (space, page) in seen {
+            let Some(process) = self.shared.process(space) else {
+                continue;
+            };
+            let _layout = process.layout.read();
+            let mut now = Vec::new();
+            self.shared.engine().places_of(index, &mut now);
+            if !now.contains(&(space, page)) {
+                missed = true; // it moved, or was dropped: whoever comes to it is told
+                continue;
+            }
+            match process.uffd.poison(VirtRange::new(page, page.plus(1))) {
+                Err(UffdError::Exists { .. } | UffdError::ClientGone) => {}
+                // Also where the layout changes: the books say what a fault is told.
+                _ => missed = true,
+            }
+        }
+        missed
+    }
+
+    /// Pages were moved out and cannot be read. Either the process died meanwhile; or it made itself
     /// unreadable, and is ended before it can see them missing.
     fn abandon(&mut self, process: &Process, group: &[EvictItem], moved: u64) {
         // An exit or exec in progress shows as one a moment later.
@@ -215,11 +244,7 @@ impl Evictor {
             process.kill();
             process.wait_exit(Duration::from_secs(5));
         }
-        self.mourn(group, moved);
-        process.gone.store(true, Ordering::Relaxed);
-        self.stored
-            .extend(places(moved).map(|at| (group[at].at, Outcome::Fill(0))));
-        self.publish(group, 0, 0);
+        self.lose(group, moved);
     }
 
     /// Stores the next pages of the group. What was stored is to be published; returns what no tier

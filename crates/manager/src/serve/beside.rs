@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-use undercroft_sys::{procfs, signal};
+use undercroft_sys::{process, procfs, signal};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 use super::Control;
@@ -73,10 +73,10 @@ impl Control {
 
     /// The first process of the program that lives.
     pub(super) fn program(&self) -> Option<u32> {
-        let own = [std::process::id(), self.holder];
+        let own = [std::process::id(), self.holder.0];
         procfs::children(self.launch.keeper)
             .into_iter()
-            .find(|pid| !own.contains(pid) && !procfs::has_ended(*pid))
+            .find(|pid| !own.contains(pid) && process::is_running(*pid))
     }
 }
 

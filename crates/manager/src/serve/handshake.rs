@@ -329,7 +329,7 @@ impl Control {
         // The same process with a new address space: it called exec, and the old one is gone.
         for old in self.shared.all_processes() {
             if old.pid() == Some(pid) {
-                self.forget(&old);
+                self.part_with(&old);
             }
         }
         let space = self.shared.engine().add_space();

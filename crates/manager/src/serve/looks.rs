@@ -150,10 +150,8 @@ impl Control {
             } else {
                 discover::lock_threads(&self.shared, process, pid);
             }
-            let agent_gone = process.agent.get().is_some_and(|a| a.has_ended());
-            if agent_gone && process.has_lost_its_memory(&self.zeros) {
-                self.forget(process); // it called exec, and what it runs now has no shim
-                continue;
+            if process.agent.get().is_some_and(|a| a.has_ended()) {
+                self.part_with(process); // it called exec, and what it runs now has no shim
             }
         }
         if begins {

@@ -358,6 +358,7 @@ impl World {
             (Outcome::Fill(_), _) => "published: fill",
             (Outcome::PutBack, 0..2) => "published: put back",
             (Outcome::PutBack, _) => "published: put back, shared",
+            (Outcome::Lost, _) => "published: lost",
         });
         self.engine.publish(held.at, outcome, &mut woken);
         self.log(|| format!("publish {} {outcome:?}", held.at.place()));

@@ -88,10 +88,11 @@ fn the_device_check_tells_absence_from_permission() {
 #[test]
 fn environment_checks_judge_what_they_read() {
     let header = "Filename\tType\tSize\tUsed\tPriority\n";
-    assert_eq!(swap(header).state, State::Ok);
-    let zram = swap(&format!(
-        "{header}/dev/zram0 partition 1 0 100\n/swap file 1 0 -2\n"
-    ));
+    let swaps = format!("{header}/dev/zram0 partition 1 0 100\n/swap file 1 0 -2\n");
+    assert_eq!(swap(header, Some((6, 8))).state, State::Ok);
+    let old = swap(&swaps, Some((6, 15)));
+    assert!(old.state == State::Missing && old.fix.contains("swapoff /dev/zram0 /swap, or"));
+    let zram = swap(&swaps, Some((6, 16)));
     assert_eq!(
         (zram.state, zram.fix.as_str()),
         (State::Degraded, "swapoff /dev/zram0 /swap")

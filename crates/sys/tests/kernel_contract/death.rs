@@ -93,12 +93,18 @@ fn an_unread_message_survives_its_holder() {
     assert_eq!(reader.done(), 42);
 }
 
+fn hold_for_ever() {
+    loop {
+        pause(SOON);
+    }
+}
+
 /// A manager process that takes the client's userfaultfd, starts a holder, and tells the holder's
 /// id.
 fn manager_with_holder(also: impl FnOnce(&mut Ear)) -> Child {
     child(|parent| {
         let mut ear = Ear::of(parent.wait().remove(0).into());
-        let holder = process::spawn_fd_holder().unwrap();
+        let holder = process::spawn_fd_holder(hold_for_ever).unwrap();
         parent.hand_over(&[PidFd::open(holder).unwrap().as_fd()]);
         also(&mut ear);
         parent.say(1);

@@ -223,6 +223,7 @@ pub const CIRCLES: &[(&str, &[&str])] = &[
 pub const MANAGER_ORDER: &[&str] = &[
     "sync",
     "log",
+    "ending",
     "backoff",
     "awake",
     "protocol",

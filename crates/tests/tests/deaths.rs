@@ -1,0 +1,244 @@
+//! The keeper, the manager, both, or all three processes of a run are killed with `kill -9` at
+//! random moments under load: the program is ended, or waits; it never reads a zero or a wrong
+//! byte, and nothing of the run stays.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use undercroft_tests::{
+    Job, MIB, Running, build, build_musl, mix, one_at_a_time, plain_only, say, setting, skip,
+};
+
+const FOOTPRINT_MIB: u64 = 24;
+const LIMIT: u64 = 12 * MIB;
+
+/// Longest until nothing of a run is left. Ends within milliseconds where the machine is idle.
+const GONE: Duration = Duration::from_secs(20);
+
+/// How the program makes its children (`programs/orphans.c`); the last two are linked to musl, in
+/// which no child announces itself.
+const KINDS: [&str; 9] = [
+    "alone",
+    "fork",
+    "clone",
+    "vm",
+    "_Fork",
+    "vfork",
+    "sysfork",
+    "fork musl",
+    "vfork musl",
+];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Role {
+    Keeper,
+    Manager,
+    Holder,
+}
+
+/// The processes of a run, once they are all there.
+fn cast(run: &Running) -> Option<[i32; 3]> {
+    let tree = run.tree();
+    let manager = tree.iter().find(|process| {
+        process.command.contains("undercroft manager") && process.parent == run.pid()
+    })?;
+    let holder = tree.iter().find(|process| process.parent == manager.pid)?;
+    Some([run.pid(), manager.pid, holder.pid])
+}
+
+/// Words verified so far: by parents and by children.
+fn verified(evidence: &Path) -> Option<[u64; 2]> {
+    let bytes = std::fs::read(evidence.with_extension("count")).ok()?;
+    let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    Some([word(0)?, word(8)?])
+}
+
+fn until<T>(what: &str, run: &mut Running, mut look: impl FnMut(&Running) -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = look(run) {
+            return found;
+        }
+        assert!(
+            run.is_alive() && begin.elapsed() < Duration::from_secs(60),
+            "no {what}; standard error: {}",
+            run.errors()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+struct Death {
+    run: Running,
+    evidence: std::path::PathBuf,
+    _scratch: tempfile::TempDir,
+    story: String,
+}
+
+/// Starts a run under verified load and kills `victims`, in that order.
+fn kill(seed: u64, kind: &str, victims: &[Role]) -> Death {
+    let tier = ["ram", "file:SPILL,size=256M"][usize::from(mix(seed ^ 5).is_multiple_of(4))];
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let evidence = scratch.path().join("evidence");
+    let spill = scratch.path().join("spill");
+    let (kind, program) = match kind.strip_suffix(" musl") {
+        Some(kind) => (kind, build_musl("orphans").expect("asked before")),
+        None => (kind, build("orphans")),
+    };
+    let mut run = Job::new(program)
+        .arg(kind)
+        .arg(FOOTPRINT_MIB.to_string())
+        .arg(&evidence)
+        .arg("90")
+        .limit(LIMIT)
+        .tier(&tier.replace("SPILL", &spill.to_string_lossy()))
+        .timeout(60)
+        .start();
+    let ids = until("manager and holder", &mut run, cast);
+    until("load", &mut run, |_| {
+        let [parents, children] = verified(&evidence)?;
+        (parents > 0 && (children > 0 || kind == "alone")).then_some(())
+    });
+    std::thread::sleep(Duration::from_micros(mix(seed) % 120_000));
+    for role in victims {
+        let pid = Pid::from_raw(ids[*role as usize]).expect("a process id");
+        kill_process(pid, Signal::KILL).expect("it is ours to kill");
+    }
+    Death {
+        run,
+        evidence,
+        _scratch: scratch,
+        story: format!("seed {seed}, {kind} in {tier}, {victims:?} killed"),
+    }
+}
+
+impl Death {
+    /// What the program has found wrong: must be nothing, at any time.
+    fn nothing_wrong(&self) {
+        let seen = std::fs::read_to_string(&self.evidence).unwrap_or_default();
+        assert!(seen.is_empty(), "{}: {seen}", self.story);
+    }
+
+    /// Waits until nothing of the run is left; how long that took.
+    fn all_gone(&mut self) -> Duration {
+        let begin = Instant::now();
+        loop {
+            let over = !self.run.is_alive();
+            let left = self.run.left();
+            if over && left.is_empty() {
+                break;
+            }
+            assert!(
+                begin.elapsed() < GONE,
+                "{}: still there: {left:#?}\n{}",
+                self.story,
+                self.run.errors()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.nothing_wrong();
+        begin.elapsed()
+    }
+}
+
+/// Kinds of children that can be made on this machine.
+fn kinds() -> Vec<&'static str> {
+    let musl = build_musl("orphans").is_some();
+    if !musl {
+        skip(
+            "deaths, musl",
+            "no musl-gcc; on Debian: apt-get install musl-tools",
+        );
+    }
+    let made = |kind: &&str| musl || !kind.ends_with(" musl");
+    KINDS.into_iter().filter(made).collect()
+}
+
+/// Kills `victims` of as many runs as asked for, and tells how it went.
+fn deaths(name: &str, victims: &[Role]) {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has nobody to kill");
+    }
+    let kinds = kinds();
+    let count = setting("UNDERCROFT_TEST_DEATHS", 2 * KINDS.len() as u64);
+    let first = setting("UNDERCROFT_TEST_DEATHS_FROM", 0);
+    let (begin, mut slowest) = (Instant::now(), Duration::ZERO);
+    for seed in first..first + count {
+        let kind = kinds[seed as usize % kinds.len()];
+        // Which of two dies first, too, is left to chance.
+        let mut victims = victims.to_vec();
+        let turn = mix(seed ^ 9) as usize % victims.len();
+        victims.rotate_left(turn);
+        slowest = slowest.max(kill(seed, kind, &victims).all_gone());
+    }
+    say(&format!(
+        "{name}: {count} runs in {:.1?}: 0 zero or wrong bytes, nothing left after {slowest:.1?} at most",
+        begin.elapsed()
+    ));
+}
+
+#[test]
+fn keeper_killed_ends_everything_and_shows_no_wrong_byte() {
+    deaths("keeper killed", &[Role::Keeper]);
+}
+
+#[test]
+fn manager_killed_ends_everything_and_shows_no_wrong_byte() {
+    deaths("manager killed", &[Role::Manager]);
+}
+
+#[test]
+fn keeper_and_manager_killed_end_everything_and_show_no_wrong_byte() {
+    deaths("keeper and manager killed", &[Role::Keeper, Role::Manager]);
+}
+
+#[test]
+fn keeper_and_holder_killed_end_everything_and_show_no_wrong_byte() {
+    deaths("keeper and holder killed", &[Role::Keeper, Role::Holder]);
+}
+
+#[test]
+fn holder_killed_ends_the_program() {
+    deaths("holder killed", &[Role::Holder]);
+}
+
+/// Who announced itself has its userfaultfd open in its own agent: it waits, for ever, and reads
+/// no zeros. (A child that did not announce itself has none, and would.)
+#[test]
+fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
+    let name = "keeper, manager and holder killed";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has nobody to kill");
+    }
+    let count = setting("UNDERCROFT_TEST_DEATHS", 6);
+    let mut waiting = 0;
+    for seed in 0..count {
+        let mut victims = vec![Role::Manager, Role::Holder, Role::Keeper];
+        victims.rotate_left(seed as usize % 3);
+        let mut death = kill(seed, "alone", &victims);
+        let mut before = verified(&death.evidence);
+        let begin = Instant::now();
+        // It goes on until each of its threads has touched an absent page.
+        loop {
+            std::thread::sleep(Duration::from_millis(50));
+            let now = verified(&death.evidence);
+            if now == before {
+                break;
+            }
+            before = now;
+            assert!(begin.elapsed() < GONE, "{}: it does not wait", death.story);
+        }
+        death.nothing_wrong();
+        let waits = death.run.left();
+        // None: who died last had seen another die, and ended it.
+        assert!(waits.len() <= 1, "{}: {waits:#?}", death.story);
+        waiting += waits.len();
+        assert!(!death.run.is_alive());
+    }
+    say(&format!(
+        "{name}: {count} runs: {waiting} programs wait, the others were ended; 0 zero or wrong bytes"
+    ));
+}
