@@ -417,10 +417,8 @@ impl Control {
         let _ = process::set_fifo(0, 1);
         loop {
             let processes = self.shared.all_processes();
-            let known: Vec<&Arc<Process>> = processes
-                .iter()
-                .filter(|p| p.has_running_identity())
-                .collect();
+            let known = processes.iter().filter(|p| p.has_running_identity());
+            let known: Vec<&Arc<Process>> = known.collect();
             let accepts = self.greetings.listens();
             let mut fds: Vec<PollFd<'_>> = vec![
                 PollFd::new(&self.link, PollFlags::IN),
@@ -477,17 +475,25 @@ impl Control {
             {
                 return over;
             }
-            let why = lock(&self.shared.doom).clone();
-            if let Some(why) = why {
-                self.end_known();
-                let _ = self.notify(&Notice::Doomed(why));
-                self.end_record();
-                self.wait_for_keeper();
+            if self.is_doomed() {
                 return Over::Orphaned;
             }
             self.wake_keeper();
             self.look_if_due();
         }
+    }
+
+    /// Ends the client and waits for the keeper, where something decided so.
+    fn is_doomed(&mut self) -> bool {
+        let why = lock(&self.shared.doom).clone();
+        let Some(why) = why else {
+            return false;
+        };
+        self.end_known();
+        let _ = self.notify(&Notice::Doomed(why));
+        self.end_record();
+        self.wait_for_keeper();
+        true
     }
 
     /// The process of that number runs another program now, or has ended. Its memory is forgotten
