@@ -18,6 +18,10 @@ use crate::agent::{Agent, Readiness};
 use crate::process::Process;
 use crate::shared::page_of;
 
+/// How long the memory of a process that exits may take to go before what is missing counts as lost.
+const GOING_LOOKS: u32 = 40;
+const GOING_PAUSE: Duration = Duration::from_millis(5);
+
 /// What becomes of a page that was taken out.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
@@ -196,6 +200,18 @@ impl Evictor {
     /// bypassed the C library depends on them: whoever touches one that is missing finds an error
     /// there, never zeros.
     fn lose(&mut self, group: &[EvictItem], pages: u64) {
+        // An exit in progress ends the memory a moment later; then nothing is lost to anybody.
+        let process = group
+            .first()
+            .and_then(|item| self.shared.process(item.space));
+        let going = process.filter(|p| !p.has_lost_its_memory(page_of(&self.buffer, 0)));
+        for _ in 0..GOING_LOOKS {
+            let left = going.as_ref();
+            if left.is_none_or(|p| p.has_lost_its_memory(page_of(&self.buffer, 0))) {
+                break;
+            }
+            std::thread::sleep(GOING_PAUSE);
+        }
         for at in places(pages) {
             match self.is_missed(group[at].at) {
                 true => self.stored.push((group[at].at, Outcome::Lost)),
