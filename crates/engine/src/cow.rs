@@ -1,6 +1,8 @@
-//! Writes to pages that fork relatives share: the frames they take are counted, and held back without room, before they are taken.
+//! Writes to pages that fork relatives share: the frames they take are counted, and held back
+//! without room, before they are taken.
 //!
-//! A frame is charged to one process; the others that map it are its heirs: their entries are `INHERITED`.
+//! A frame is charged to one process; the others that map it are its heirs: their entries are
+//! `INHERITED`.
 
 use undercroft_base::{Entry, Flags, PageState, SpaceId, TierId, VirtPage, VirtRange};
 
@@ -10,15 +12,18 @@ use crate::limits::COPY_PAGES_MAX;
 use crate::{Engine, Fault, FaultAnswer, Room};
 
 impl<L: Ledger> Engine<L> {
-    /// A thread is about to write to a page that is write-protected because relatives may share its frame: the kernel will copy it.
-    /// Counts the copies of the pages from the faulting one on, and lets pages among them that nobody shares come along. Which
-    /// relative keeps the old frame is not known, so the first of `relatives` that has inherited the page is charged; a later
-    /// look ([`Engine::own_frame`]) finds what that misses.
+    /// A thread is about to write to a page that is write-protected because relatives may share its
+    /// frame: the kernel will copy it. Counts the copies of the pages from the faulting one on, and
+    /// lets pages among them that nobody shares come along. Which relative keeps the old frame is
+    /// not known, so the first of `relatives` that has inherited the page is charged; a later look
+    /// ([`Engine::own_frame`]) finds what that misses.
     ///
-    /// * `shared`: for each page from the faulting one on, whether its frame is shared now; at most [`COPY_PAGES_MAX`] are looked at.
+    /// * `shared`: for each page from the faulting one on, whether its frame is shared now; at most
+    ///   [`COPY_PAGES_MAX`] are looked at.
     /// * `told`: each page that is counted from now on, and whose it is.
     ///
-    /// `Ok`: so many pages (at least 1) may lose their protection. `Err`: what to do instead, as [`Engine::fault`] says.
+    /// `Ok`: so many pages (at least 1) may lose their protection. `Err`: what to do instead, as
+    /// [`Engine::fault`] says.
     ///
     /// Cost: O([`COPY_PAGES_MAX`] x relatives).
     pub fn copy_on_write(
@@ -71,9 +76,10 @@ impl<L: Ledger> Engine<L> {
         Ok(granted.max(1))
     }
 
-    /// An item of the batch, which has been taken out, shared its frame with relatives, and the first of them that has inherited the
-    /// page still has it: that one is charged, and returned. Nothing is freed before its page leaves too; it then finds the
-    /// copy that this one leaves below.
+    /// An item of the batch, which has been taken out, shared its frame with relatives, and the
+    /// first of them that has inherited the page still has it: that one is charged, and returned.
+    /// Nothing is freed before its page leaves too; it then finds the copy that this one leaves
+    /// below.
     pub fn leave_frame(
         &mut self,
         index: BatchIndex,
@@ -92,7 +98,8 @@ impl<L: Ledger> Engine<L> {
         self.batch.pages[at].heir = Some((space, page));
     }
 
-    /// A page that shared the frame of one just stored keeps that copy below, in case nobody writes to it.
+    /// A page that shared the frame of one just stored keeps that copy below, in case nobody writes
+    /// to it.
     pub(crate) fn retain_for(&mut self, space: SpaceId, page: VirtPage, stored: Entry) {
         let Some(no) = self.table.find(space, page) else {
             return;
@@ -110,8 +117,9 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// A page found in the memory of a process that comes under management, whose frame another shares. When one of `relatives` that
-    /// is older has it too, it becomes inherited and is not counted again; false when none has.
+    /// A page found in the memory of a process that comes under management, whose frame another
+    /// shares. When one of `relatives` that is older has it too, it becomes inherited and is not
+    /// counted again; false when none has.
     pub fn found_shared(&mut self, space: SpaceId, page: VirtPage, relatives: &[SpaceId]) -> bool {
         let mut older = relatives.iter().filter(|of| **of < space);
         if !older.any(|of| self.is_present(*of, page)) {
@@ -136,8 +144,9 @@ impl<L: Ledger> Engine<L> {
         true
     }
 
-    /// An address space is about to go. Frames that it was charged for are charged to the first of their heirs (too many, where it
-    /// had one of its own). Cost: O(pages of the space x relatives). * `told`: each page that is charged to another from now on.
+    /// An address space is about to go. Frames that it was charged for are charged to the first of
+    /// their heirs (too many, where it had one of its own). Cost: O(pages of the space x
+    /// relatives). * `told`: each page that is charged to another from now on.
     pub fn bequeath(
         &mut self,
         space: SpaceId,

@@ -107,6 +107,7 @@ fn whole(bytes: usize) -> Option<usize> {
 /// The ends of the mappings that `bytes` from `old` on lie in: at least two, side by side, of
 /// private anonymous memory with the same permissions.
 fn pieces(old: usize, bytes: usize) -> Option<([usize; PIECES_MAX], usize)> {
+    let end = old.checked_add(bytes)?;
     // SAFETY: a path that lives for ever; O_RDONLY | O_CLOEXEC.
     let file = unsafe { call3(nr::OPEN, c"/proc/self/maps".as_ptr() as usize, 0o2000000, 0) };
     if file < 0 {
@@ -114,7 +115,6 @@ fn pieces(old: usize, bytes: usize) -> Option<([usize; PIECES_MAX], usize)> {
     }
     let (mut ends, mut count, mut at) = ([0; PIECES_MAX], 0, old);
     let mut permissions = None;
-    let end = old.checked_add(bytes)?;
     while at < end && count < PIECES_MAX {
         let mut query = Query {
             size: size_of::<Query>() as u64,
