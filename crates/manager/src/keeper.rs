@@ -409,7 +409,7 @@ fn wait(
 /// Passes on what is the program's, and stops when it stops, so that a shell sees one job.
 fn answer_signals(signals: &Signals, program: &Child, ended: bool, manager: &mut Manager) {
     let own = std::process::id();
-    let leads_session = rustix::process::getsid(None).is_ok_and(|id| id.as_raw_pid() as u32 == own);
+    let leads_session = process::session_of(own) == Some(own);
     while let Some(received) = signals.next() {
         if ended {
             pass_to_leftovers(&received, manager);
@@ -440,13 +440,9 @@ fn pass_to_leftovers(received: &Received, manager: &Manager) {
     {
         return;
     }
-    let group = |pid: u32| {
-        let pid = rustix::process::Pid::from_raw(pid as i32);
-        rustix::process::getpgid(pid).ok()
-    };
-    let ours = group(0);
+    let ours = process::group_of(std::process::id());
     for pid in leftovers(manager) {
-        if received.sender.is_some() || group(pid) != ours {
+        if received.sender.is_some() || process::group_of(pid) != ours {
             signal::pass_on(received, pid);
         }
     }

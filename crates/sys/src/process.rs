@@ -91,6 +91,20 @@ impl AsFd for PidFd {
     }
 }
 
+/// The session of process `id`; `None`: its leader is outside this pid namespace, or `id` is gone.
+pub fn session_of(id: u32) -> Option<u32> {
+    // SAFETY: takes and returns numbers only.
+    let session = unsafe { libc::getsid(id as i32) };
+    u32::try_from(session).ok().filter(|&id| id != 0)
+}
+
+/// The group of process `id`; `None`: its leader is outside this pid namespace, or `id` is gone.
+pub fn group_of(id: u32) -> Option<u32> {
+    // SAFETY: takes and returns numbers only.
+    let group = unsafe { libc::getpgid(id as i32) };
+    u32::try_from(group).ok().filter(|&id| id != 0)
+}
+
 /// True while a thread of the process `id` runs: a leader that has ended counts while others live.
 /// What cannot be told runs.
 pub fn is_running(id: u32) -> bool {

@@ -1,4 +1,5 @@
-// told DECISECONDS: says which signals it is sent, and which it finds ignored, until the time is up.
+// told DECISECONDS [LAST]: says which signals it is sent, and which it finds ignored, until the time
+// is up or signal LAST has come.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,12 @@ static void say(const char *word, int number) {
         _exit(3);
 }
 
-static void got(int number) { say("got", number); }
+static volatile sig_atomic_t latest;
+
+static void got(int number) {
+    say("got", number);
+    latest = number;
+}
 
 int main(int argc, char **argv) {
     const int numbers[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGALRM, SIGRTMIN + 3};
@@ -33,8 +39,11 @@ int main(int argc, char **argv) {
     long tenths = argc > 1 ? atol(argv[1]) : 10;
     end.tv_sec += tenths / 10;
     end.tv_nsec += tenths % 10 * 100000000;
+    int last = argc > 2 ? atoi(argv[2]) : -1;
     say("ready", 0);
     do {
+        if (latest == last)
+            break;
         struct timespec nap = {0, 10000000};
         nanosleep(&nap, NULL);
         clock_gettime(CLOCK_MONOTONIC, &now);

@@ -178,7 +178,7 @@ fn a_program_without_handlers_ends_by_the_key_and_so_does_its_shell() {
 fn a_job_stops_and_goes_on_with_its_shell() {
     let _turn = one_at_a_time();
     let told = build("told").display().to_string();
-    let mut line = format!("{told} 30");
+    let mut line = format!("{told} 400 15");
     if !plain_only() {
         line = format!("{} run -q -- {line}", undercroft().display());
     }
@@ -211,9 +211,13 @@ fn a_job_stops_and_goes_on_with_its_shell() {
         "wait",
         "$ ",
         "send",
-        "kill -CONT %1; wait; echo over^M",
+        "kill -CONT %1^M",
         "wait",
         "got 18",
+        "send",
+        "kill -TERM %1; wait; echo over^M",
+        "wait",
+        "got 15",
         "wait",
         "over",
         "send",
