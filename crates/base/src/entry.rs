@@ -1,4 +1,4 @@
-//! The page entry: everything the ledger knows of a page, in one 64-bit word. It survives the
+//! The page entry: all that the ledger knows of a page, in one 64-bit word. It survives the
 //! manager.
 //!
 //! ```text
@@ -11,11 +11,11 @@
 
 use crate::ids::{Slot, Stamp, TierId};
 
-/// What is true of a page now. One writer: the client's engine.
+/// The state of a page. Only the client's engine writes it.
 ///
-/// `Untouched -> Resident -> Evicting -> Stored -> Loading -> Resident`; `Evicting -> Resident`
-/// when touched or refused; `Loading -> Lost` when no copy verifies; any `-> Untouched` when the
-/// program drops the page.
+/// `Untouched -> Resident -> Evicting -> Stored -> Loading -> Resident`. Also `Evicting ->
+/// Resident` when the page is touched or refused, `Loading -> Lost` when no copy verifies, and any
+/// state `-> Untouched` when the program drops the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageState {
@@ -23,17 +23,18 @@ pub enum PageState {
     Untouched = 0,
     /// Mapped in the client's memory.
     Resident = 1,
-    /// Being moved out; its bytes are in the client or in the evictor's hands.
+    /// Being evicted: its bytes are in the client or in the evictor's hands.
     Evicting = 2,
     /// Not in memory; the tier slot holds its bytes.
     Stored = 3,
-    /// Being brought back; the slot still holds its bytes.
+    /// Being loaded: the slot still holds its bytes.
     Loading = 4,
-    /// No copy could be verified. Touching it is an error the client sees; never wrong bytes.
+    /// No copy could be verified. A touch is an error that the client sees; it never gets wrong
+    /// bytes.
     Lost = 5,
 }
 
-/// Indexed by the number in a word. A number without a state is `Lost`.
+/// The state of each number. A number without a state is `Lost`.
 const STATES: [PageState; 8] = [
     PageState::Untouched,
     PageState::Resident,
@@ -45,21 +46,21 @@ const STATES: [PageState; 8] = [
     PageState::Lost,
 ];
 
-/// Facts beside the state; five bits.
+/// Facts besides the state; five bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u8);
 
 impl Flags {
     /// Never evict: thread control blocks, pages a device or the user has pinned.
     pub const LOCKED: Flags = Flags(1);
-    /// Resident, and the slot still holds what was loaded: if unchanged, eviction writes nothing.
+    /// Resident, and the slot still holds what was loaded. If the page is unchanged, eviction
+    /// writes nothing.
     pub const RETAINED: Flags = Flags(2);
     /// Installed by prefetch and not yet known to be used.
     pub const PREFETCHED: Flags = Flags(4);
-    /// The slot is shared with a forked relative: consult the engine's reference counts before
-    /// freeing it.
+    /// A fork relative refers to the same slot: the engine's reference counts tell when it is free.
     pub const SHARED: Flags = Flags(8);
-    /// Present, in a frame that a fork relative is charged for: costs no memory of its own yet.
+    /// Resident, in a frame that a fork relative is charged for: it costs no memory of its own yet.
     pub const INHERITED: Flags = Flags(16);
 
     /// True when every bit of `other` is set.
@@ -74,7 +75,7 @@ impl Flags {
         Flags(self.0 | other.0)
     }
 
-    /// These flags less those of `other`.
+    /// These flags without those of `other`.
     #[inline]
     pub fn without(self, other: Flags) -> Flags {
         Flags(self.0 & !other.0)
@@ -86,7 +87,7 @@ impl Flags {
 pub struct Entry {
     /// Where the page is.
     pub state: PageState,
-    /// Facts beside it.
+    /// Facts besides the state.
     pub flags: Flags,
     /// Tier of the stored copy (Stored, Loading, or RETAINED).
     pub tier: TierId,
@@ -97,7 +98,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A page of which nothing is known yet.
+    /// A page that was never touched.
     pub const UNTOUCHED: Entry = Entry {
         state: PageState::Untouched,
         flags: Flags(0),
@@ -106,8 +107,8 @@ impl Entry {
         stamp: Stamp(0),
     };
 
-    /// Packs into the ledger word. Panics when the slot needs more than 37 bits (a tier's bug: the
-    /// word would point at another page's bytes).
+    /// Packs into the ledger word. Panics if the slot needs more than 37 bits: a tier's bug, and
+    /// the word would point at another page's bytes.
     #[inline]
     pub fn pack(self) -> u64 {
         assert!(
@@ -122,13 +123,13 @@ impl Entry {
             | (u64::from(self.stamp.0) << 48)
     }
 
-    /// The ledger word with another state, and nothing else changed.
+    /// The same ledger word with another state.
     #[inline]
     pub fn with_state(word: u64, state: PageState) -> u64 {
         word & !7 | state as u64
     }
 
-    /// Unpacks a ledger word; an unknown state (a corrupt ledger) reads as `Lost`, never as good
+    /// Unpacks a ledger word. An unknown state (a corrupt ledger) reads as `Lost`, never as good
     /// data.
     #[inline]
     pub fn unpack(word: u64) -> Entry {

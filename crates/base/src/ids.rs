@@ -2,12 +2,11 @@
 
 use crate::units::{PAGE_BYTES, PageCount};
 
-/// Pages described by one ledger chunk: 2 MiB of address space, one 4 KiB ledger page of 8-byte
-/// entries.
+/// Pages of one ledger chunk: 2 MiB of address space, one 4 KiB ledger page of 8-byte entries.
 pub const CHUNK_PAGES: u32 = 512;
 
-/// A page as the engine and policies know it: its index in the ledger (`chunk * 512 + offset`).
-/// Stays the same while the page is mapped at its address; a moved mapping gets new numbers.
+/// A page as the engine and policies know it: its index in the ledger (`chunk * 512 + offset`). It
+/// is constant while the page is mapped at its address; a moved mapping gets new numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageNo(pub u32);
 
@@ -36,17 +35,17 @@ pub struct VirtRange {
     pub end: VirtPage,
 }
 
-/// Which tier, in the order the user gave them, fastest first. `TierId::FILL` is no tier: the slot
-/// holds the 32-bit word that fills the page.
+/// A tier, numbered in the order the user gave, fastest first. `TierId::FILL` is no tier: the slot
+/// then holds the 32-bit word that fills the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TierId(pub u8);
 
-/// A place inside a tier; only the tier knows what the number means. At most 37 bits.
+/// A place inside a tier. Only the tier knows what the number means. At most 37 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u64);
 
-/// The generation of a stored copy: a 16-bit count of evictions (in units the engine chooses). It
-/// seeds the checksum, so a stale or misdirected copy does not verify, and its age is the refault
+/// The generation of a stored copy: a 16-bit count of evictions, in units that the engine chooses.
+/// It seeds the checksum, so a stale or misdirected copy does not verify. Its age is the refault
 /// distance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(pub u16);
@@ -75,9 +74,9 @@ impl ChunkNo {
 }
 
 impl TierId {
-    /// Marks a page of equal 32-bit words: it takes no slot.
+    /// Marks a page of one repeated 32-bit word: it takes no slot.
     pub const FILL: TierId = TierId(7);
-    /// Tiers a client can have: 3 bits of the entry, less `FILL`.
+    /// Most tiers of a client: 3 bits of the entry, without `FILL`.
     pub const MAX: usize = 7;
 }
 
@@ -97,14 +96,14 @@ impl VirtPage {
         self.0 * PAGE_BYTES as u64
     }
 
-    /// The page `count` further on.
+    /// The page `count` pages further on.
     pub fn plus(self, count: u64) -> VirtPage {
         VirtPage(self.0 + count)
     }
 }
 
 impl VirtRange {
-    /// The pages from `start` up to, not including, `end`; empty when `end <= start`.
+    /// The pages from `start` to `end`, `end` not included. Empty if `end <= start`.
     pub fn new(start: VirtPage, end: VirtPage) -> VirtRange {
         VirtRange {
             start,
@@ -122,7 +121,7 @@ impl VirtRange {
         PageCount(self.end.0 - self.start.0)
     }
 
-    /// True when it holds no page.
+    /// True if it has no page.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }
@@ -132,13 +131,13 @@ impl VirtRange {
         self.start <= page && page < self.end
     }
 
-    /// The part that both ranges have; maybe empty.
+    /// The pages that are in both ranges; may be empty.
     pub fn intersect(self, other: VirtRange) -> VirtRange {
         VirtRange::new(self.start.max(other.start), self.end.min(other.end))
     }
 
     /// The ranges of `sorted` (ascending, disjoint) that share a page with this range, which is not
-    /// empty. O(log).
+    /// empty. O(log n).
     pub fn overlapping(self, sorted: &[VirtRange]) -> std::ops::Range<usize> {
         let from = sorted.partition_point(|range| range.end <= self.start);
         let to = sorted.partition_point(|range| range.start < self.end);

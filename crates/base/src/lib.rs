@@ -1,4 +1,4 @@
-//! The words every other crate speaks: units, page identities, the page entry, and the Tier port.
+//! The types that all other crates use: units, page identities, the page entry, the Tier port.
 //!
 //! Level 0: depends on no other crate of the workspace, does no I/O, reads no clock, has no
 //! `unsafe`.
@@ -17,13 +17,14 @@ pub use tier::{
 };
 pub use units::{Bytes, Nanos, PAGE_BYTES, PageCount, ParseUnitError};
 
-/// The checksum of a page copy of generation `stamp`: XXH3-64 seeded with the stamp. 64 bits,
-/// because "unchanged since it was loaded" is decided by it. Cost: about 0.15 us a page in cache.
+/// The checksum of a page copy of generation `stamp`: XXH3-64, seeded with the stamp. It decides
+/// whether a page is unchanged since it was loaded, so it has 64 bits. Cost: about 0.15 us a page
+/// in cache.
 pub fn page_checksum(page: &[u8], stamp: Stamp) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(page, u64::from(stamp.0))
 }
 
-/// `Some(word)` when the page is one 32-bit word repeated, as a zero page is. Cost: one pass, which
+/// `Some(word)` if the page is one repeated 32-bit word, as a zero page is. Cost: one pass, which
 /// ends at the first difference.
 pub fn fill_word(page: &[u8]) -> Option<u32> {
     let (words, rest) = page.as_chunks::<4>();

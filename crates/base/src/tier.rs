@@ -1,8 +1,8 @@
-//! The Tier port: somewhere below DRAM that keeps page copies. A tier never chooses, it is told.
+//! The Tier port: storage below DRAM that keeps page copies. A tier makes no choices.
 //!
 //! Memory tiers answer `load` at once. Block tiers mostly answer *where* to read (`Loaded::Read`),
-//! so that the caller can put many reads in flight on its own ring and never blocks on the fault
-//! path; it then calls `check`.
+//! and the caller then calls `check`. So the caller can put many reads in flight on its own ring,
+//! and never blocks on the fault path.
 
 use std::os::fd::RawFd;
 
@@ -18,7 +18,7 @@ pub enum TierKind {
     File,
 }
 
-/// What does not change while a tier lives.
+/// What is constant while a tier lives.
 #[derive(Clone, Debug)]
 pub struct TierInfo {
     /// Name for reports, as the user gave it: `ram`, `file:/var/swap`.
@@ -34,16 +34,16 @@ pub struct TierInfo {
 /// What a tier holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierUsage {
-    /// Pages held, before compression, in bytes.
+    /// Bytes of the pages it holds, before compression.
     pub logical: Bytes,
     /// Bytes of the copies themselves, after compression.
     pub stored: Bytes,
-    /// Bytes taken from the underlying memory or device, with fragmentation and metadata. For a RAM
-    /// tier this is the DRAM it costs.
+    /// Bytes used of the underlying memory or device, with fragmentation and metadata. For a RAM
+    /// tier this is its DRAM.
     pub held: Bytes,
 }
 
-/// Why a device refused.
+/// Why a device failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailKind {
     /// The file system or device is full (ENOSPC, EDQUOT).
@@ -52,25 +52,24 @@ pub enum FailKind {
     Io,
 }
 
-/// Why a page was not stored. No slot is taken, and nothing that was written can be seen.
+/// Why a page was not stored. It took no slot, and nothing of it is visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The tier is at its capacity: use the next one, or keep the page.
+    /// The tier is at its capacity. Use the next one, or keep the page.
     #[error("the tier is full")]
     Full,
-    /// Storing it here would not save memory: use the next tier, or keep the page.
+    /// Storing it here would save no memory. Use the next tier, or keep the page.
     #[error("the page does not compress")]
     Incompressible,
-    /// The device failed: use another tier, or keep the page.
+    /// The device failed. Use another tier, or keep the page.
     #[error("the device failed: {0:?}")]
     Failed(FailKind),
 }
 
-/// Why a copy could not be given back.
+/// Why a copy could not be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// The bytes are not those that were stored under this slot and stamp. Retrying a read may help
-    /// once.
+    /// The bytes are not those that were stored under this slot and stamp. One more read may help.
     #[error("the copy does not match its checksum")]
     Corrupt,
     /// The device failed to read.
@@ -83,12 +82,13 @@ pub enum LoadError {
 pub struct Store<'a> {
     /// The page's bytes, one whole page.
     pub page: &'a [u8],
-    /// Generation; `load` must give the same.
+    /// Generation; `load` must be given the same.
     pub stamp: Stamp,
     /// Checksum of `page` seeded with `stamp` ([`crate::Tier`] implementations keep it with the
     /// slot).
     pub checksum: u64,
-    /// The outcome: where it is now, or why not. Callers set `Err(StoreError::Full)` beforehand.
+    /// Where the page is now, or why it was not stored. The caller sets `Err(StoreError::Full)`
+    /// before.
     pub result: Result<Slot, StoreError>,
 }
 
@@ -100,18 +100,18 @@ pub enum Loaded {
     /// The caller reads one page at `offset` of `fd` into a page-aligned buffer, then calls
     /// `check`.
     Read {
-        /// Open for O_DIRECT reads; belongs to the tier and lives as long as it.
+        /// Open for O_DIRECT reads. The tier owns it and keeps it open while it lives.
         fd: RawFd,
         /// Byte offset, page-aligned.
         offset: u64,
     },
 }
 
-/// Somewhere below DRAM that keeps page copies. Called from several threads at once.
+/// Storage below DRAM that keeps page copies. Several threads call it at once.
 ///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
-/// frees a slot only when no load of it is in progress; a demotion may still *read* a slot being
-/// freed, and finds out by its checksum.
+/// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
+/// being freed; the checksum shows it.
 pub trait Tier: Send + Sync {
     /// What this tier is. Cost: none.
     fn info(&self) -> &TierInfo;
@@ -119,7 +119,7 @@ pub trait Tier: Send + Sync {
     /// What it holds now. Cost: a few atomic loads; called on the fault path.
     fn usage(&self) -> TierUsage;
 
-    /// DRAM the tier takes now. It counts toward the client's limit. Cost: as [`Tier::usage`].
+    /// DRAM that the tier uses now. It counts towards the client's limit. Cost: as [`Tier::usage`].
     fn dram(&self) -> Bytes {
         match self.info().kind {
             TierKind::Ram => self.usage().held,
@@ -127,26 +127,25 @@ pub trait Tier: Send + Sync {
         }
     }
 
-    /// Stores a batch; fills each `result`. Blocks for I/O: worker threads only. A page whose
-    /// `result` is `Ok` is readable before this returns.
+    /// Stores a batch and fills each `result`. Blocks for I/O: worker threads only. A page whose
+    /// `result` is `Ok` is readable when this returns.
     fn store(&self, batch: &mut [Store<'_>]);
 
-    /// Does a few milliseconds of work that can wait. Called by a worker that has nothing else to
-    /// do.
+    /// Does a few milliseconds of deferred work. An idle worker calls it.
     fn tidy(&self) {}
 
-    /// Loads one page into `dst` (one whole page), or says where to read it. Fault path: no
+    /// Loads one page into `dst` (one whole page), or says where to read it. On the fault path: no
     /// allocation, no I/O.
     ///
-    /// Errors: `Corrupt` when the slot does not hold what was stored with `stamp`.
+    /// Errors: `Corrupt` if the slot does not hold what was stored with `stamp`.
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError>;
 
-    /// The checksum kept for `slot`: what a `Loaded::Read` page must hash to with `stamp`, and what
-    /// tells whether a resident page is unchanged. `None`: nothing of this generation is kept
-    /// there, as far as the tier can tell; where it cannot, the checksum tells, since the
+    /// The checksum kept for `slot`. A `Loaded::Read` page must have it, and so must a resident
+    /// page that is unchanged. `None` if the tier knows that it keeps nothing of this generation
+    /// there. A tier that cannot know returns a checksum that does not match, because the
     /// generation is part of it.
     fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64>;
 
-    /// Gives slots back. Freeing a free slot is the caller's bug: panics.
+    /// Frees slots. Panics if a slot is free already: the caller's bug.
     fn free(&self, slots: &[Slot]);
 }

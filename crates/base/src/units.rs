@@ -15,7 +15,7 @@ pub struct Bytes(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageCount(pub u64);
 
-/// A time or duration in nanoseconds; as a time, since an arbitrary origin chosen by the caller.
+/// A time or a duration in nanoseconds. The caller chooses the origin of a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 

@@ -1,24 +1,25 @@
-//! The batch in flight: pages chosen to leave that are not yet published, and how the caller names
-//! them.
+//! The batch in flight: pages that were selected and are not yet published, and the index by which
+//! the caller names each.
 
 use undercroft_base::{PageNo, Slot, SpaceId, Stamp, TierId, VirtPage};
 
 use crate::limits::EVICT_PAGES_MAX;
 
-/// Sets of items are words, with a bit for each, and an index of the batch has 8 bits.
+/// A set of items is one word with a bit for each, and a `BatchIndex` holds the place in 8 bits.
 const _: () = assert!(EVICT_PAGES_MAX <= u64::BITS as usize && EVICT_PAGES_MAX <= u8::MAX as usize);
 
-/// One item of the batch in flight. Only the engine makes one, so that none is of another batch.
+/// One item of the batch in flight. Only the engine makes one, so it always names an item of some
+/// batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchIndex {
     at: u8,
-    /// Counts batches, and wraps: tells an index that was kept for too long from those of the next
-    /// batches.
+    /// Counts batches, and wraps. An index that was kept for too long is told by it from those of
+    /// the next batches.
     batch: u8,
 }
 
 impl BatchIndex {
-    /// Place of the item in the list that [`Engine::select`](crate::Engine::select) gave.
+    /// The item's place in the list that [`Engine::select`](crate::Engine::select) returned.
     #[inline]
     pub fn place(self) -> usize {
         usize::from(self.at)
@@ -36,9 +37,9 @@ pub struct EvictItem {
     pub space: SpaceId,
     /// Where it is mapped.
     pub page: VirtPage,
-    /// Generation of the copy that will be made; seeds its checksum.
+    /// Generation of the copy that will be made. It seeds the checksum.
     pub stamp: Stamp,
-    /// The copy still kept below, if any: the page is clean when its bytes have that copy's
+    /// The copy that a tier still keeps, if any. The page is clean if its bytes have that copy's
     /// checksum.
     pub retained: Option<(TierId, Slot, Stamp)>,
 }
@@ -46,11 +47,11 @@ pub struct EvictItem {
 /// Whether a page could be taken out of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// Its bytes are with the caller, and only there.
+    /// Only the caller has its bytes now.
     Moved,
-    /// It stays: pinned or shared with another process.
+    /// It stays resident: it is pinned, or shared with another process.
     Busy,
-    /// It stays: the batch was cancelled, or the layout changed.
+    /// It stays resident: the batch was cancelled, or the layout changed.
     NotTried,
 }
 
@@ -59,25 +60,25 @@ pub enum Taken {
 pub enum Outcome {
     /// Stored in a tier.
     Stored(TierId, Slot),
-    /// Unchanged since it was loaded: the retained copy serves.
+    /// Unchanged since it was loaded, so the retained copy is used.
     Clean,
-    /// Every 32-bit word is this one.
+    /// Each of its 32-bit words is this one.
     Fill(u32),
-    /// Put back into the client (wanted, or no tier took it).
+    /// Put back into the client: a thread waits for it, or no tier took it.
     PutBack,
-    /// Nobody has the bytes any more: its process ended with them, and others can still see the
-    /// place.
+    /// The bytes are gone: they ended with the process that had them. Other processes can still see
+    /// the place.
     Lost,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight {
     pub item: EvictItem,
-    /// The program dropped the page: its bytes are to be forgotten.
+    /// The program dropped the page, so its bytes are not stored.
     pub dead: bool,
     pub wanted: bool,
     pub settled: bool,
-    /// Whose frame it was as well: see [`Engine::leave_frame`](crate::Engine::leave_frame).
+    /// The heir of its frame: see [`Engine::leave_frame`](crate::Engine::leave_frame).
     pub heir: Option<(SpaceId, VirtPage)>,
 }
 
@@ -87,12 +88,12 @@ pub(crate) struct Batch {
     pub pages: Vec<InFlight>,
     /// Counts batches, and wraps.
     number: u8,
-    /// Pages of fork children that share the fate of a page of the batch: (index, child's page).
+    /// Pages of fork children that share a page of the batch: (its place, the child's page).
     pub followers: Vec<(usize, PageNo)>,
 }
 
 impl Batch {
-    /// Forgets the last batch, whose indices are void from now on.
+    /// Forgets the last batch. Its indices are void from now on.
     #[inline]
     pub fn restart(&mut self) {
         self.pages.clear();
@@ -109,7 +110,7 @@ impl Batch {
         }
     }
 
-    /// Where the item is in `pages`. Panics: when it is of another batch, which is the caller's bug.
+    /// The place of the item in `pages`. Panics if the index is of another batch: the caller's bug.
     #[inline]
     pub fn place(&self, index: BatchIndex) -> usize {
         assert_eq!(
@@ -125,13 +126,13 @@ impl Batch {
         self.followers.iter().any(|(leader, _)| *leader == place)
     }
 
-    /// Whether the item at `place` is still somebody's.
+    /// Whether a process still uses the page of the item at `place`.
     #[inline]
     pub fn is_alive(&self, place: usize) -> bool {
         !self.pages[place].dead || self.has_follower(place)
     }
 
-    /// Whether a thread waits for the item at `place`, which is to be put back for it.
+    /// Whether a thread waits for the item at `place`, so that it must be put back.
     #[inline]
     pub fn is_wanted(&self, place: usize) -> bool {
         let page = &self.pages[place];
@@ -179,7 +180,8 @@ impl Batch {
         }
     }
 
-    /// A fork child has a copy of the page, wherever that is. Returns its leader.
+    /// The fork child's page `child` is a copy of `parent`, if that is in the batch. Returns the
+    /// place of the item.
     pub fn follow(&mut self, parent: PageNo, child: PageNo) -> Option<usize> {
         let at = self.position(parent).or_else(|| self.leader_of(parent))?;
         self.followers.push((at, child));

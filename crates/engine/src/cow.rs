@@ -1,8 +1,8 @@
-//! Writes to pages that fork relatives share: the frames they take are counted, and held back
-//! without room, before they are taken.
+//! Writes to pages that fork relatives share. The frames that the copies take are counted before
+//! they are taken; without room, the write waits.
 //!
-//! A frame is charged to one process; the others that map it are its heirs: their entries are
-//! `INHERITED`.
+//! A frame is charged to one process. The other processes that map it are its heirs: their entries
+//! are `INHERITED`.
 
 use undercroft_base::{Entry, Flags, PageState, SpaceId, TierId, VirtPage, VirtRange};
 
@@ -12,18 +12,18 @@ use crate::limits::COPY_PAGES_MAX;
 use crate::{Engine, Fault, FaultAnswer, Room};
 
 impl<L: Ledger> Engine<L> {
-    /// A thread is about to write to a page that is write-protected because relatives may share its
-    /// frame: the kernel will copy it. Counts the copies of the pages from the faulting one on, and
-    /// lets pages among them that nobody shares come along. Which relative keeps the old frame is
-    /// not known, so the first of `relatives` that has inherited the page is charged; a later look
+    /// A thread is about to write to a write-protected page, whose frame relatives may share. The
+    /// kernel will copy it. Counts the copies of the pages from the faulting one on; pages among
+    /// them that are not shared come along. The engine does not know which relative keeps the old
+    /// frame, so it charges the first of `relatives` that inherited the page. A later scan
     /// ([`Engine::own_frame`]) finds what that misses.
     ///
-    /// * `shared`: for each page from the faulting one on, whether its frame is shared now; at most
-    ///   [`COPY_PAGES_MAX`] are looked at.
-    /// * `told`: each page that is counted from now on, and whose it is.
+    /// * `shared`: for each page from the faulting one on, whether its frame is shared now. At most
+    ///   [`COPY_PAGES_MAX`] are used.
+    /// * `told`: receives each page that is counted from now on, with its space.
     ///
-    /// `Ok`: so many pages (at least 1) may lose their protection. `Err`: what to do instead, as
-    /// [`Engine::fault`] says.
+    /// `Ok`: how many pages (at least 1) may lose their protection. `Err`: what to do instead, as
+    /// for [`Engine::fault`].
     ///
     /// Cost: O([`COPY_PAGES_MAX`] x relatives).
     pub fn copy_on_write(
@@ -39,7 +39,7 @@ impl<L: Ledger> Engine<L> {
         for is_shared in shared.iter().take(COPY_PAGES_MAX as usize) {
             let page = fault.page.plus(granted);
             if !self.is_present(fault.space, page) {
-                break; // not there any more, or never known: nothing to copy
+                break; // gone, or never touched: nothing to copy
             }
             let inherits = self.inherits(fault.space, page);
             let payer = match (is_shared, inherits) {
@@ -47,12 +47,12 @@ impl<L: Ledger> Engine<L> {
                 (true, false) => self.heir(page, relatives),
                 (false, false) => None,
             };
-            // Its frame is there already: no room is needed.
+            // It has its frame already, so it needs no room.
             let copies = *is_shared && payer.is_some();
             if granted == 0 {
                 first_copies = copies;
             } else if copies && !first_copies {
-                break; // where the write itself copies nothing, what follows is no guess worth a frame
+                break; // the write itself copies nothing, so the pages after it are not worth a frame
             }
             if copies {
                 let room = self.room();
@@ -76,10 +76,9 @@ impl<L: Ledger> Engine<L> {
         Ok(granted.max(1))
     }
 
-    /// An item of the batch, which has been taken out, shared its frame with relatives, and the
-    /// first of them that has inherited the page still has it: that one is charged, and returned.
-    /// Nothing is freed before its page leaves too; it then finds the copy that this one leaves
-    /// below.
+    /// An item of the batch has been taken out, and relatives share its frame. The first of them
+    /// that inherited the page and still has it is charged, and returned. The frame is freed only
+    /// when that heir's page leaves too; it then finds the copy that this item left in a tier.
     pub fn leave_frame(
         &mut self,
         index: BatchIndex,
@@ -91,15 +90,15 @@ impl<L: Ledger> Engine<L> {
         Some((heir, page))
     }
 
-    /// As [`Engine::leave_frame`], where the heir's page is known: an inherited one.
+    /// As [`Engine::leave_frame`], for a known heir: its page is inherited.
     pub fn leave_frame_to(&mut self, index: BatchIndex, space: SpaceId, page: VirtPage) {
         let at = self.batch.place(index);
         self.own_frame(space, page);
         self.batch.pages[at].heir = Some((space, page));
     }
 
-    /// A page that shared the frame of one just stored keeps that copy below, in case nobody writes
-    /// to it.
+    /// A page shared the frame of one that was just stored. It keeps that copy as its retained
+    /// copy, in case no process writes to it.
     pub(crate) fn retain_for(&mut self, space: SpaceId, page: VirtPage, stored: Entry) {
         let Some(no) = self.table.find(space, page) else {
             return;
@@ -117,9 +116,9 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// A page found in the memory of a process that comes under management, whose frame another
-    /// shares. When one of `relatives` that is older has it too, it becomes inherited and is not
-    /// counted again; false when none has.
+    /// A page was found in the memory of a process that is being attached, and another process
+    /// shares its frame. If one of the older `relatives` has the page too, it becomes inherited and
+    /// is not counted again. False if none has.
     pub fn found_shared(&mut self, space: SpaceId, page: VirtPage, relatives: &[SpaceId]) -> bool {
         let mut older = relatives.iter().filter(|of| **of < space);
         if !older.any(|of| self.is_present(*of, page)) {
@@ -144,9 +143,10 @@ impl<L: Ledger> Engine<L> {
         true
     }
 
-    /// An address space is about to go. Frames that it was charged for are charged to the first of
-    /// their heirs (too many, where it had one of its own). Cost: O(pages of the space x
-    /// relatives). * `told`: each page that is charged to another from now on.
+    /// An address space is about to end. Its frames are charged to the first of their heirs. That
+    /// is one frame too many where the heir had one of its own.
+    /// * `told`: receives each page that is charged to another space from now on.
+    /// Cost: O(pages of the space x relatives).
     pub fn bequeath(
         &mut self,
         space: SpaceId,
@@ -169,13 +169,13 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// In memory, as far as is known, or just leaving it.
+    /// Whether the page is in memory, or just leaving it, as far as the books know.
     fn is_present(&self, space: SpaceId, page: VirtPage) -> bool {
         let state = self.entry(space, page).state;
         matches!(state, PageState::Resident | PageState::Evicting)
     }
 
-    /// In memory, and charged to a relative.
+    /// Whether the page is in memory and charged to a relative.
     fn inherits(&self, space: SpaceId, page: VirtPage) -> bool {
         let entry = self.entry(space, page);
         entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED)

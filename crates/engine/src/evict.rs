@@ -1,7 +1,8 @@
 //! The eviction path: choose a batch, learn what could be taken, publish where each page went.
 //!
-//! One batch is in flight at a time. The pages of the batch are `Evicting`; layout changes find them here and mark
-//! them dead or re-key them, so that bytes in the evictor's hands never come back for the wrong page.
+//! One batch is in flight at a time. Its pages are `Evicting`. Layout changes find them here, and
+//! mark them dead or give them their new address. So bytes in the evictor's hands never come back
+//! for the wrong page.
 
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage, VirtRange,
@@ -14,14 +15,14 @@ use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
 use crate::{Engine, Room, notes};
 
 impl<L: Ledger> Engine<L> {
-    /// Starts a batch of up to `want` victims, sorted by space and address; false when there is none. The last batch
-    /// must be fully published. The pages are `Evicting` from now on.
-    #[inline(always)] // on the way of every page that leaves
+    /// Starts a batch of up to `want` victims, sorted by space and address. False when there is
+    /// none. The last batch must be fully published. The pages are `Evicting` from now on.
+    #[inline(always)] // on the eviction path
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
         self.victims.clear();
-        // At most half of what is resident, and less when nothing else can leave and there is no room: under a small
-        // limit, beside a large pool or many locked pages all others may be recent, and waiting threads would wait for
-        // ever.
+        // At most half of what is resident is protected. Less is, when nothing else can leave and
+        // there is no room. For under a small limit, beside a large pool or many locked pages, all
+        // others may be recent. Waiting threads would then wait for ever.
         let mut protected = match self.config.room {
             Room::Ahead => (self.resident / 2).min(RECENT_PAGES as u64) as usize,
             Room::AfterPlan => 0,
@@ -34,9 +35,10 @@ impl<L: Ledger> Engine<L> {
         self.start_batch(out)
     }
 
-    /// As [`Engine::select`], with the victims named by the caller, who has a reason to see them leave first: pages of
-    /// `ranges` (which may overlap) that may leave, in order, at most a batch. For zero pages that were mapped ahead and never
-    /// written, and for pages whose relatives' copies have left: their frames are freed only when they have, too.
+    /// As [`Engine::select`], but the caller names the victims: up to a batch of evictable pages of
+    /// `ranges`, in order. Ranges may overlap. For pages that should leave first: zero pages that
+    /// were mapped ahead and never written, and pages whose relatives' copies have left. The frame
+    /// of the latter is freed only when they leave too.
     pub fn select_these(
         &mut self,
         space: SpaceId,
@@ -63,8 +65,8 @@ impl<L: Ledger> Engine<L> {
         self.start_batch(out)
     }
 
-    /// Makes the victims, which the policy knows no more, the batch.
-    #[inline(always)] // on the way of every page that leaves
+    /// Makes the victims the batch. The policy has already forgotten them.
+    #[inline(always)] // on the eviction path
     fn start_batch(&mut self, out: &mut Vec<EvictItem>) -> bool {
         debug_assert!(
             self.batch.pages.iter().all(|p| p.settled),
@@ -77,7 +79,8 @@ impl<L: Ledger> Engine<L> {
         if self.victims.len() > 1 {
             self.victims.sort_unstable_by_key(|no| table.address(*no));
         }
-        // Counted here, not when they are published: how long a page was away must not hang on how long storing takes.
+        // Counted here, not when published: the refault distance must not depend on how long
+        // storing takes.
         self.evictions += self.victims.len() as u64;
         let (mut of, mut place) = (SpaceId(0), 0);
         for (at, &no) in self.victims.iter().enumerate() {
@@ -113,7 +116,7 @@ impl<L: Ledger> Engine<L> {
         !out.is_empty()
     }
 
-    /// Has the policy name victims, none of them locked or among the `protected` pages installed last.
+    /// Has the policy name victims. None is locked, and none is of the newest `protected` pages.
     fn name_victims(&mut self, want: usize, protected: usize) {
         let Engine {
             table,
@@ -138,14 +141,14 @@ impl<L: Ledger> Engine<L> {
         );
     }
 
-    /// Which of `items` are still worth storing: not dropped meanwhile by all who had them. Bit i:
-    /// item i of the slice.
+    /// Which of `items` are still worth storing, that is, still in use by a process. Bit i: item i
+    /// of the slice.
     pub fn alive_mask(&self, items: &[EvictItem]) -> u64 {
         self.mask(items, |place| self.batch.is_alive(place))
     }
 
-    /// Which of `items` a thread waits for: the caller then puts them back first. A page that a fork
-    /// child shares is stored instead, and loaded by each. Bit i: item i of the slice.
+    /// Which of `items` a thread waits for. The caller puts those back first. A page that a fork
+    /// child shares is stored instead, and each process loads it. Bit i: item i of the slice.
     pub fn wanted_mask(&self, items: &[EvictItem]) -> u64 {
         self.mask(items, |place| self.batch.is_wanted(place))
     }
@@ -157,15 +160,15 @@ impl<L: Ledger> Engine<L> {
         items.iter().enumerate().map(bit).sum()
     }
 
-    /// Whether an item is still wanted out, and still mapped at `page`: to be asked right before it is
-    /// taken, with no layout event between.
+    /// Whether an item is still to be evicted, and still mapped at `page`. The caller asks right
+    /// before it takes the page, with no layout event between.
     pub fn is_at(&self, index: BatchIndex, page: VirtPage) -> bool {
         let in_flight = &self.batch.pages[self.batch.place(index)];
         !in_flight.dead && !in_flight.settled && in_flight.item.page == page
     }
 
-    /// Appends where an item has to be put back: its place now (it may have moved since it was
-    /// selected), and those of fork children. Empty when everyone dropped it.
+    /// Appends where an item has to be put back: its place now, which may have changed since it was
+    /// selected, and those of fork children. Nothing when every process dropped it.
     pub fn places_of(&self, index: BatchIndex, out: &mut Vec<(SpaceId, VirtPage)>) {
         self.add_places(self.batch.place(index), out);
     }
@@ -182,7 +185,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Tells whether an item could be taken. An item that was not `Moved` is settled by this: it is
+    /// Reports whether an item could be taken. If it was not `Moved`, the item ends here: it is
     /// resident again. Appends to `wake` where threads wait.
     #[inline]
     pub fn settle(&mut self, index: BatchIndex, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
@@ -241,10 +244,10 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Publishes where an item, which was `Moved`, went; the old copy may be freed after this.
-    /// `PutBack`: the caller has installed the bytes at every place of [`Engine::places_of`]. Appends
-    /// to `wake` where threads wait.
-    #[inline(always)] // on the way of every page that leaves
+    /// Publishes where an item that was `Moved` went. The old copy may be freed after this.
+    /// `PutBack`: the caller has installed the bytes at every place of [`Engine::places_of`].
+    /// Appends to `wake` where threads wait.
+    #[inline(always)] // on the eviction path
     pub fn publish(
         &mut self,
         index: BatchIndex,
@@ -288,7 +291,7 @@ impl<L: Ledger> Engine<L> {
         self.forget_note(at);
     }
 
-    /// Item `at` was put back: it is resident again, not cold if a thread waited for it.
+    /// Item `at` was put back: it is resident again. If a thread waited for it, it is not cold.
     #[inline(never)]
     fn put_back(&mut self, at: usize) {
         let wanted = self.batch.pages[at].wanted;
@@ -304,14 +307,15 @@ impl<L: Ledger> Engine<L> {
         self.back_to_resident(at, arrival);
     }
 
-    /// Publishes the pages of fork children that share the fate of item `at`; how many claims on the new slot they took.
+    /// Publishes the pages of fork children that share item `at`. Returns how many references to
+    /// the new slot they took.
     #[inline(never)]
     fn publish_followers(&mut self, at: usize, stamp: Stamp, outcome: Outcome) -> u32 {
         let mut claims = 0;
         while let Some(child) = self.take_follower(at) {
             claims += u32::from(self.publish_one(child, stamp, outcome));
             if outcome == Outcome::PutBack {
-                // The child's claim on the copy below, if any, stays retained too.
+                // The child's reference to the copy below, if any, stays retained too.
                 let entry = self.table.entry(child);
                 let flags = entry.flags.without(Flags::INHERITED);
                 self.table.set(
@@ -329,9 +333,9 @@ impl<L: Ledger> Engine<L> {
         claims
     }
 
-    /// Gives one page of the batch its stored entry; true when it took a claim on the new slot. Drops its claim on the
-    /// retained copy unless that is what serves now.
-    #[inline(always)] // on the way of every page that leaves
+    /// Gives one page of the batch its stored entry. True when the entry refers to the new slot.
+    /// Drops the reference to the retained copy, unless that copy is what is used now.
+    #[inline(always)] // on the eviction path
     fn publish_one(&mut self, no: PageNo, stamp: Stamp, outcome: Outcome) -> bool {
         let entry = self.table.entry(no);
         assert_eq!(

@@ -1,7 +1,8 @@
 //! The fault path: what a fault needs, which pages come along, and what became of them.
 //!
-//! A page that is being brought in is `Loading`, and the plan owns its slot: whoever drops the page meanwhile leaves the
-//! slot to [`Engine::finish`], so that no slot is freed under a load.
+//! A page that is being brought in is `Loading`, and the plan owns its slot. If the page is dropped
+//! meanwhile, its slot stays with the plan until [`Engine::finish`]. So no slot is freed while it
+//! is read.
 
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
@@ -23,9 +24,9 @@ pub struct Fault {
     pub page: VirtPage,
     /// True when the access was a write.
     pub write: bool,
-    /// Who faults; 0 when unknown.
+    /// The faulting thread; 0 if unknown.
     pub thread: ThreadId,
-    /// The thread must not wait for room, because it is who makes it.
+    /// The thread must not wait for room, because it is the one that makes room.
     pub urgent: bool,
 }
 
@@ -36,7 +37,7 @@ pub enum FaultAnswer {
     Load,
     /// The page is in memory: wake the thread.
     Wake,
-    /// The page is on its way; the thread will be woken when it is settled.
+    /// The page is on its way; the thread is woken when it has arrived.
     Wait,
     /// No room: the thread waits until reclaim has made some ([`Engine::take_waiters`]).
     NoRoom,
@@ -51,9 +52,9 @@ pub enum FaultAnswer {
 pub enum Install {
     /// Not tried, or refused for now: back to `Stored`.
     NotYet,
-    /// Mapped in the client by this plan. Not for a *fresh* page that was found there already (EEXIST): it is `NotYet`.
-    /// A REMOVE may have been acknowledged whose zap is still to come, and the page, if it were evicted before, would
-    /// come back with the bytes that were dropped.
+    /// Mapped in the client by this plan. A *fresh* page that was found there already (EEXIST) is
+    /// `NotYet` instead. For a REMOVE may have been acknowledged whose zap is still to come. If the
+    /// page were evicted before the zap, it would come back with the bytes that were dropped.
     Done,
     /// Its bytes could not be verified or read.
     Lost,
@@ -78,20 +79,20 @@ pub struct LoadItem {
     pub demanded: bool,
     /// True for a page never touched before.
     pub fresh: bool,
-    /// Whether it may still be installed; [`Engine::validate`] sets it.
+    /// Whether it may still be installed. [`Engine::validate`] sets it.
     pub valid: bool,
     /// The caller's result, for [`Engine::finish`].
     pub install: Install,
 }
 
-/// The pages of one fault, in ascending address order. Reused; never grows beyond its first allocation.
+/// The pages of one fault, in ascending address order. The plan is reused and never grows.
 #[derive(Debug)]
 pub struct LoadPlan {
     /// The address space.
     pub space: SpaceId,
     /// At most [`LOAD_PAGES_MAX`].
     pub items: Vec<LoadItem>,
-    /// True when the fault was a write: fresh pages are then worth a frame of their own.
+    /// True when the fault was a write. Fresh pages then get a frame of their own.
     pub write: bool,
 }
 
@@ -105,7 +106,7 @@ impl Default for LoadPlan {
     }
 }
 
-/// Where the last window of a trend ends: a fault there says the window was used.
+/// Where the last window of a trend ends. A fault there shows that the window was used.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expected {
     at: Option<(SpaceId, VirtPage)>,
@@ -113,9 +114,9 @@ pub(crate) struct Expected {
 }
 
 impl<L: Ledger> Engine<L> {
-    /// Decides a fault. `Load` leaves the pages in `plan`, all `Loading` and counted. Cost: O(window), no allocation
-    /// once the page's chunk exists.
-    #[inline(always)] // on the way of every fault
+    /// Decides a fault. On `Load`, the pages are in `plan`, all `Loading` and counted. Cost:
+    /// O(window), no allocation once the page's chunk exists.
+    #[inline(always)] // on the fault path
     pub fn fault(&mut self, fault: Fault, plan: &mut LoadPlan) -> FaultAnswer {
         plan.items.clear();
         plan.space = fault.space;
@@ -150,7 +151,7 @@ impl<L: Ledger> Engine<L> {
         FaultAnswer::Load
     }
 
-    /// The page of a fault whose chunk has no entries yet; `None` where there can be none.
+    /// The page of a fault in a chunk without entries. `None` where there can be none.
     #[inline(never)]
     fn begin_page(&mut self, fault: Fault) -> Option<PageNo> {
         match self.table.has_space(fault.space) {
@@ -159,7 +160,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// A fault on a page that is neither new nor stored: nothing is to be loaded for it.
+    /// Answers a fault on a page that is neither new nor stored: nothing is loaded for it.
     #[inline(never)]
     fn fault_again(&mut self, no: PageNo, state: PageState) -> FaultAnswer {
         if state == PageState::Lost {
@@ -176,8 +177,9 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// The thread waits; it is let in when there is room. A page is listed once, however often it faults: the list is as long
-    /// as there are threads. Beyond the bound the thread faults again at once, at the price of a spin.
+    /// Puts the thread on the list of those that wait for room. A page is listed once, however
+    /// often it faults, so the list has at most one entry a thread. When the list is full the
+    /// thread faults again at once, and so spins.
     pub(crate) fn wait_for_room(&mut self, fault: Fault) -> FaultAnswer {
         let place = (fault.space, fault.page);
         if self.waiters.contains(&place) {
@@ -190,7 +192,7 @@ impl<L: Ledger> Engine<L> {
         FaultAnswer::NoRoom
     }
 
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     fn plan_page(
         &mut self,
         plan: &mut LoadPlan,
@@ -228,7 +230,7 @@ impl<L: Ledger> Engine<L> {
         });
     }
 
-    /// Asks the prefetch policy what comes along, and adds it.
+    /// Asks the prefetch policy for a window, and adds it to the plan.
     #[inline]
     fn plan_window(&mut self, plan: &mut LoadPlan, fault: Fault, fresh: bool) {
         let Some(prefetch) = &mut self.prefetch else {
@@ -250,8 +252,8 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Adds those of the window that are in the same state as the faulting page, inside its region, while at least half the
-    /// room stays free.
+    /// Adds pages of the window to the plan: those of the faulting page's region and state, while
+    /// at least half the room stays free.
     #[inline(never)]
     fn plan_along(
         &mut self,
@@ -262,7 +264,7 @@ impl<L: Ledger> Engine<L> {
         count: u32,
     ) {
         let spare = match self.config.room {
-            Room::Ahead => self.room_to_come() + 1, // with that of the faulting page
+            Room::Ahead => self.room_to_come() + 1, // and the faulting page's own
             Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
         };
         let most = (spare / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1);
@@ -304,32 +306,33 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Sets `valid` on those items that are still to be installed. The caller installs them while no layout event of
-    /// the space can be acknowledged, then calls [`Engine::finish`].
+    /// Sets `valid` on the items that are still to be installed. The caller installs them while no
+    /// layout event of the space can be acknowledged, then calls [`Engine::finish`].
     pub fn validate(&self, items: &mut [LoadItem]) {
         for item in items {
             item.valid = self.is_expected(item, self.table.entry(item.no));
         }
     }
 
-    /// Whether the page, with this entry, is still the one to be installed.
+    /// Whether `item` is still to be installed at its page; `entry` is the page's entry now.
     #[inline]
     fn is_expected(&self, item: &LoadItem, entry: Entry) -> bool {
-        // The address too: a chunk whose pages were all dropped is given back, and its numbers may name pages of
-        // another place by now.
+        // The address is compared too. A chunk whose pages were all dropped is given back, and its
+        // numbers may name other pages by now.
         entry.state == PageState::Loading
             && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp)
             && self.table.is_at(item.no, item.space, item.page)
     }
 
-    /// Settles pages of a plan by their `install` result. Each item is finished exactly once.
-    #[inline(always)] // on the way of every fault
+    /// Ends each item of a plan as its `install` says. Each item is finished exactly once.
+    #[inline(always)] // on the fault path
     pub fn finish(&mut self, space: SpaceId, items: &mut [LoadItem]) {
         for item in items {
             let entry = self.table.entry(item.no);
             item.valid = self.is_expected(item, entry);
             if !item.valid {
-                // Dropped or moved while it was loading; the plan held the last claim on the slot.
+                // Dropped or moved while it was loading: the plan had the last reference to the
+                // slot.
                 self.release(item.tier, item.slot);
                 continue;
             }
@@ -370,7 +373,7 @@ impl<L: Ledger> Engine<L> {
         self.table.set(item.no, lost);
     }
 
-    #[inline(always)] // on the way of every fault
+    #[inline(always)] // on the fault path
     fn installed(&mut self, item: &LoadItem, entry: Entry) {
         let mut flags = entry.flags.without(Flags::PREFETCHED);
         if !item.demanded {
@@ -403,7 +406,7 @@ impl<L: Ledger> Engine<L> {
         self.recent.push(item.no);
     }
 
-    /// The entry of a page that came from a tier: `anew`, unless it keeps its copy there.
+    /// The entry of a page that was loaded from a tier: `anew`, unless the tier keeps the copy.
     #[inline]
     fn keep_or_release(&mut self, item: &LoadItem, entry: Entry, anew: Entry) -> Entry {
         if item.tier == TierId::FILL {
@@ -421,26 +424,28 @@ impl<L: Ledger> Engine<L> {
         anew
     }
 
-    /// Whether a page brought along keeps its copy in memory below. A scan evicts what it read a moment ago, unchanged: with
-    /// the copy kept that costs a checksum instead of a compression. Pages faulted one by one stay longer, and room is
-    /// worth more to them.
+    /// Whether a prefetched page keeps its copy in a tier that uses memory. A scan evicts what it
+    /// read a moment ago, unchanged: with the copy kept, that costs a checksum instead of a
+    /// compression. Pages faulted one by one stay longer, so for them the room is worth more.
     fn retains_ahead(&self, item: &LoadItem) -> bool {
         let share = self.pool_held.0 as u128 * 100;
         !item.demanded && share < self.config.limit.0 as u128 * RETAIN_AHEAD_PERCENT
     }
 
-    /// Evictions since a copy of generation `stamp` was made; wraps after 2^16 steps.
+    /// Evictions since the copy of generation `stamp` was made. Wraps after 2^16 steps.
     fn distance(&self, stamp: Stamp) -> PageCount {
         let steps = self.stamp().0.wrapping_sub(stamp.0);
         PageCount(u64::from(steps) * STAMP_EVICTIONS)
     }
 
-    /// Pages of `range` found in the client's memory when its region is attached: they become resident and counted.
+    /// Reports pages of `range` that were resident when their region was attached. They are counted
+    /// now.
     pub fn found_resident(&mut self, space: SpaceId, range: VirtRange) {
         self.found(space, range, Arrival::FirstTouch);
     }
 
-    /// As [`Engine::found_resident`], of pages that were in the books elsewhere: they are no newer than they were.
+    /// As [`Engine::found_resident`], for pages that the books had elsewhere: they count as no
+    /// newer than they were.
     pub fn found_again(&mut self, space: SpaceId, range: VirtRange) {
         self.found(space, range, Arrival::Returned);
     }
@@ -466,8 +471,9 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// The kernel says this page, thought resident, is missing, though no event said so (guard pages do that): its
-    /// content is gone by the program's own doing, so it reads as zeros from now on.
+    /// The kernel says that this page is missing, though the books have it as resident and no event
+    /// said otherwise. Guard pages do that. The program itself dropped the content, so the page
+    /// reads as zeros from now on.
     pub fn vanished(&mut self, space: SpaceId, page: VirtPage) {
         let Some(no) = self.table.find(space, page) else {
             return;

@@ -1,5 +1,5 @@
-//! What the fuzz target runs, and what a test runs over random and mutated ledgers: hostile words give an error, or an engine
-//! whose books are in order.
+//! The body of the fuzz target; a test runs it over random and mutated ledgers too. Hostile words
+//! give an error, or an engine whose books are in order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,15 +10,16 @@ use crate::{
     Config, Engine, FlatLedger, Found, Held, Here, LedgerError, Outcome, Recovered, Room, bytes_for,
 };
 
-/// Chunks of the ledger that words are written over.
+/// Chunks of the ledger that the words are written to.
 const CHUNKS: usize = 3;
 const TIERS: usize = 2;
 const SPACES: [SpaceId; 2] = [SpaceId(1), SpaceId(2)];
 
-/// Takes `bytes` for the memory of a ledger (page 0 first); then, so that the magic number does not keep most inputs out, for
-/// pairs of a place (2 bytes) and a word (8 bytes) written over an empty ledger. Returns how many of the two were accepted.
+/// Reads `bytes` in two ways. First as the memory of a ledger, page 0 first. Then, because the
+/// magic number would keep most inputs out, as pairs of a place (2 bytes) and a word (8 bytes) that
+/// are written to an empty ledger. Returns how many of the two were accepted.
 ///
-/// Panics when a promise is broken: recovery of a ledger that was accepted must go through, and leave books that agree.
+/// Panics when a promise is broken: an accepted ledger must be recovered, and its books must agree.
 pub fn ledger(bytes: &[u8]) -> usize {
     let (words, _) = bytes.as_chunks::<8>();
     let raw = words.iter().map(|word| u64::from_le_bytes(*word));
@@ -43,7 +44,7 @@ fn patched(bytes: &[u8]) -> FlatLedger<Vec<AtomicU64>> {
     FlatLedger::create(memory, CHUNKS).expect("memory for so many chunks")
 }
 
-/// A kernel that shows whatever the input says.
+/// A kernel that reports whatever the input says.
 struct Hostile<'a> {
     bytes: &'a [u8],
     next: usize,

@@ -1,5 +1,5 @@
-//! What the program does to its address space: drop, unmap, move, fork. Called for each event in the order the kernel
-//! gave them, while no page of the space can be installed.
+//! What the program does to its address space: drop, unmap, move, fork. The caller reports each
+//! event in the kernel's order, while no page of the space can be installed.
 
 use undercroft_base::{
     Entry, Flags, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
@@ -12,7 +12,8 @@ use crate::{Engine, LedgerFull};
 /// What the caller must still do after a layout event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// A page of the batch in flight is concerned: the agent must not move pages of this batch any more.
+    /// The event concerns a page of the batch in flight: the agent must move no more pages of this
+    /// batch.
     pub cancel_batch: bool,
 }
 
@@ -22,7 +23,8 @@ impl<L: Ledger> Engine<L> {
         self.table.add_region(space, range);
     }
 
-    /// The program dropped the contents (`MADV_DONTNEED`, `FREE`, `REMOVE`): the pages read as zeros.
+    /// The program dropped the contents (`MADV_DONTNEED`, `FREE`, `REMOVE`): the pages read as
+    /// zeros.
     pub fn removed(&mut self, space: SpaceId, range: VirtRange) -> Effect {
         let mut effect = Effect::default();
         for (_, no) in self.table.known_pages(space, range) {
@@ -38,10 +40,11 @@ impl<L: Ledger> Engine<L> {
         self.removed(space, range)
     }
 
-    /// The mapping moved: its pages keep their contents at the new address. What the program had at the new address is
-    /// gone.
+    /// The mapping moved: its pages keep their contents at the new address. What was there before
+    /// is gone.
     ///
-    /// Errors: the ledger has no room for the new place; pages from there on are lost, and the caller must end the client.
+    /// Errors: the ledger has no room for the new place. The pages from there on are lost, and the
+    /// caller must end the client.
     pub fn remapped(
         &mut self,
         space: SpaceId,
@@ -56,8 +59,9 @@ impl<L: Ledger> Engine<L> {
         })
     }
 
-    /// [`Engine::remapped`] without its first part, [`Engine::unmapped`] of the new place. A successor calls it when its
-    /// predecessor died in the second part: what had moved by then stays, the rest follows.
+    /// The second part of [`Engine::remapped`], after [`Engine::unmapped`] of the new place. A
+    /// successor calls it when its predecessor died in that part: the pages that had moved stay,
+    /// the rest follow.
     pub fn remap_rest(
         &mut self,
         space: SpaceId,
@@ -94,7 +98,8 @@ impl<L: Ledger> Engine<L> {
                         ..Entry::UNTOUCHED
                     }
                 }
-                // The plan owns this claim and will drop it; the page at the new address needs its own.
+                // The plan has this reference and will drop it. The page at the new address needs
+                // its own.
                 PageState::Loading => {
                     self.uncount();
                     self.share(entry.tier, entry.slot);
@@ -105,7 +110,8 @@ impl<L: Ledger> Engine<L> {
                 }
                 _ => entry,
             };
-            // The new one first: a page that has two entries for a moment can be told from one, a page that has none cannot.
+            // The new entry is written first. A page that has two entries for a moment can be
+            // recognised; one that has none cannot.
             self.note_move(no, new_no, entry.state == PageState::Evicting);
             self.table.set(new_no, moved);
             self.table.set(no, Entry::UNTOUCHED);
@@ -118,13 +124,14 @@ impl<L: Ledger> Engine<L> {
         Ok(effect)
     }
 
-    /// The client forked: the child has the parent's pages. Present pages are in frames that the parent is charged
-    /// for, until one of the two writes or leaves ([`Engine::own_frame`]); stored copies are shared.
+    /// The client forked: the child has the parent's pages. The frames of resident pages are
+    /// charged to the parent, until one of the two writes or evicts the page
+    /// ([`Engine::own_frame`]). Stored copies are shared.
     ///
-    /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros. What is marked `MADV_DONTFORK` the caller
-    ///   unmaps in the child.
+    /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros. The caller unmaps
+    ///   ranges marked `MADV_DONTFORK` in the child.
     ///
-    /// Errors: the ledger is full; the child must be ended. Nothing of it is kept.
+    /// Errors: the ledger is full. The child must be ended; the engine keeps nothing of it.
     pub fn forked(
         &mut self,
         parent: SpaceId,
@@ -163,8 +170,8 @@ impl<L: Ledger> Engine<L> {
         Ok(effect)
     }
 
-    /// A page of which nothing is known has what another has, as a fork child's has what its parent's had: see [`Engine::forked`]. For
-    /// who has several processes in one space, and tells their pages apart by address.
+    /// Gives an untouched page the state of `from`, as a fork does: see [`Engine::forked`]. For a
+    /// caller that has several processes in one space, with their pages at different addresses.
     ///
     /// Errors: the ledger is full.
     pub fn inherit(
@@ -183,7 +190,8 @@ impl<L: Ledger> Engine<L> {
         Ok(())
     }
 
-    /// Gives `copy`, of which nothing is known, what a fork child has of the page `no`; true when that is in the batch in flight.
+    /// Gives `copy`, an untouched page, the state of the page `no`, as a fork does. True if `no` is
+    /// in the batch in flight.
     fn copy_page(&mut self, no: PageNo, copy: PageNo) -> bool {
         let entry = self.table.entry(no);
         let flags = Flags(entry.flags.0 & Flags::LOCKED.0);
@@ -228,13 +236,14 @@ impl<L: Ledger> Engine<L> {
         };
         self.table.set(copy, theirs);
         if theirs.state == PageState::Stored {
-            // It may outlive the parent's: it is then the one to demote.
+            // This copy may outlive the parent's, and is then the one to demote.
             self.remember_age(copy, theirs);
         }
         entry.state == PageState::Evicting
     }
 
-    /// An inherited page has a frame of its own, or is charged for the shared one from now on: it counts, and may be evicted.
+    /// An inherited page has a frame of its own now, or is charged for the shared one. It counts,
+    /// and may be evicted.
     pub fn own_frame(&mut self, space: SpaceId, page: VirtPage) {
         let Some(no) = self.table.find(space, page) else {
             return;
@@ -248,7 +257,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Ranges of pages whose frames a relative is charged for. O(pages of the space).
+    /// Ranges of pages whose frames are charged to a relative. O(pages of the space).
     pub fn inherited(&self, space: SpaceId) -> Vec<VirtRange> {
         let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
         let mut ranges: Vec<VirtRange> = Vec::new();
@@ -273,7 +282,7 @@ impl<L: Ledger> Engine<L> {
         effect
     }
 
-    /// Forgets what is known of one page; true when it was in the batch in flight.
+    /// Forgets one page. True if it was in the batch in flight.
     pub(crate) fn drop_page(&mut self, no: PageNo) -> bool {
         let entry = self.table.entry(no);
         let retained = entry.flags.has(Flags::RETAINED);
@@ -295,7 +304,7 @@ impl<L: Ledger> Engine<L> {
                 }
             }
             PageState::Stored => self.release(entry.tier, entry.slot),
-            // The plan holds the claim on the slot and drops it when it finishes.
+            // The plan has the reference to the slot, and drops it when it finishes.
             PageState::Loading => self.uncount(),
         }
         if retained {
@@ -308,15 +317,15 @@ impl<L: Ledger> Engine<L> {
         evicting
     }
 
-    /// The page number of a page, if it has an entry: for tests.
+    /// The number of a page that has an entry. For tests.
     #[doc(hidden)]
     pub fn page_no(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
         self.table.find(space, page)
     }
 }
 
-/// A first touch in progress, or as good as one. Its page may turn out to be there already, so a copy of its entry must
-/// not say that it is stored.
+/// Whether the page is being touched for the first time, or is as good as new. It may turn out to
+/// be in memory already, so a copy of its entry must not say that it is stored.
 pub(crate) fn is_zero(entry: Entry) -> bool {
     entry.tier == TierId::FILL && entry.slot == Slot(0)
 }

@@ -1,11 +1,13 @@
-//! The ledger: flat words that survive the manager. One word a page, one word a chunk, and notes of what is half done.
+//! The ledger: flat words that survive the manager. One word a page, one word a chunk, and notes of
+//! unfinished work.
 //!
 //! ```text
 //! page 0      header: magic, version, chunks; from word 64 on: notes
 //! page 1..    chunk heads, one word each, padded to a page
 //! then        entries, 512 words (one page) a chunk
 //! ```
-//! Everything else the engine knows (counts, order of pages, shared slots) follows from these words: `recover.rs`.
+//! All else that the engine knows follows from these words (counts, order of pages, shared slots):
+//! `recover.rs`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,17 +25,17 @@ pub trait Ledger: Send {
     fn entries(&self) -> &[AtomicU64];
     /// One head word a chunk; zero = free.
     fn chunks(&self) -> &[AtomicU64];
-    /// [`NOTE_WORDS`] words: what a successor could not tell from the entries.
+    /// [`NOTE_WORDS`] words: what a successor could not derive from the entries.
     fn notes(&self) -> &[AtomicU64];
-    /// Writes one of the words above. Release order keeps a word from becoming visible to a successor before what it points
-    /// to. Replaced only to have a manager die between two words.
+    /// Writes one of the words above. Release order: a successor sees no word before the words it
+    /// points to. Tests replace it, to have a manager die between two words.
     #[inline]
     fn write(&self, word: &AtomicU64, value: u64) {
         word.store(value, Ordering::Release);
     }
 }
 
-/// Why the memory of a dead manager's ledger cannot be taken over. Nothing was changed.
+/// Why the ledger of a dead manager cannot be taken over. It is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// It is shorter than its own header, or than what the header says.
@@ -44,24 +46,24 @@ pub enum LedgerError {
         /// Bytes there are.
         found: u64,
     },
-    /// It does not begin like one.
+    /// It does not begin with a ledger's magic number.
     #[error("not a ledger: byte 0 is not its magic number")]
     NotALedger,
     /// Another version wrote it.
     #[error("byte 8: the ledger is of version {0}, and only version {VERSION} can be read")]
     Version(u64),
-    /// A chunk's head says what cannot be.
+    /// A chunk's head is impossible.
     #[error("the head of chunk {chunk} is damaged: {why}")]
     Head {
-        /// Which.
+        /// Which chunk.
         chunk: u32,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A page's entry says what cannot be.
+    /// A page's entry is impossible.
     #[error("the entry of page {page} ({word:#018x}) is damaged: {why}")]
     Entry {
-        /// Which, from the start of the entries.
+        /// Which page, counted from the start of the entries.
         page: u32,
         /// The entry.
         word: u64,
@@ -75,14 +77,14 @@ const VERSION: u64 = 2;
 const HEADER_WORDS: usize = PAGE_BYTES / 8;
 const NOTES_AT: usize = 64;
 
-/// A ledger in one flat piece of memory, as the module shows.
+/// A ledger in one flat piece of memory, drawn at the head of this module.
 #[derive(Clone, Debug)]
 pub struct FlatLedger<M> {
     memory: M,
     chunks: usize,
 }
 
-/// Bytes for a ledger of `chunks` chunks; sparse where the memory is, so that only used chunks cost any.
+/// Bytes for a ledger of `chunks` chunks. In sparse memory only used chunks cost memory.
 pub fn bytes_for(chunks: usize) -> usize {
     PAGE_BYTES + heads_bytes(chunks) + chunks * PAGE_BYTES
 }
@@ -104,7 +106,8 @@ impl<M: AsRef<[AtomicU64]>> FlatLedger<M> {
         Ok(ledger)
     }
 
-    /// The ledger that a dead manager left in `memory`. Only the header is looked at; the rest is when it is recovered from.
+    /// Opens the ledger that a dead manager left in `memory`. Checks the header only; recovery
+    /// checks the rest.
     pub fn open(memory: M) -> Result<FlatLedger<M>, LedgerError> {
         let words = memory.as_ref();
         if words.len() < HEADER_WORDS {
@@ -188,7 +191,8 @@ impl Ledger for VecLedger {
     }
 }
 
-/// A chunk's head word: in use (bit 63), space (24 bits), 2 MiB-aligned position (36 bits, 57-bit addresses).
+/// A chunk's head word: in use (bit 63), space (24 bits), 2 MiB-aligned position (36 bits, 57-bit
+/// addresses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkHead {
     pub space: SpaceId,
@@ -196,7 +200,7 @@ pub(crate) struct ChunkHead {
 }
 
 impl ChunkHead {
-    /// Positions in units of a chunk's pages that fit the word.
+    /// How many positions, in units of a chunk, fit the word.
     pub(crate) const POSITIONS: u64 = 1 << 36;
 
     #[inline]
@@ -217,7 +221,8 @@ impl ChunkHead {
     }
 }
 
-/// Reads and writes of single words. The engine is the only writer, so relaxed order is enough for reading.
+/// Reads and writes of single words. Only the engine writes, so relaxed order is enough for
+/// reading.
 pub(crate) trait LedgerWords: Ledger {
     #[inline]
     fn entry(&self, page: PageNo) -> Entry {

@@ -1,13 +1,20 @@
-//! The engine: decides, for one client, what is loaded, what is evicted, and what each page's state is.
+//! The engine decides, for one client, what is loaded, what is evicted and what state each page is
+//! in.
 //!
-//! Sans-I/O: no clock, no threads, no system calls, no `unsafe`. The caller reports events (fault, layout change, what an
-//! installation or a store came to) and carries out what the answers say. The live manager and the simulator run this code.
+//! Sans-I/O: no clock, no threads, no system calls, no `unsafe`. The caller reports events: faults,
+//! layout changes, the results of installations and stores. It then carries out the answers. The
+//! live manager and the simulator run this same code.
 //!
-//! Walks: fault: [`Engine::fault`] -> the caller loads -> [`Engine::validate`] -> installs -> [`Engine::finish`].
-//! Eviction: [`Engine::select`] -> the caller takes the pages out -> [`Engine::settle`] -> stores -> [`Engine::publish`].
-//! Which tier: [`Engine::set_tiers`] -> [`Engine::place`] of a page, [`Engine::migration`].
-//! Between tiers: [`Engine::select_demotions`] -> [`Engine::demoted`].
-//! After a manager's death: [`Engine::recover`] -> the layout events that were read or wait -> [`Engine::reconcile`].
+//! The walks:
+//! * Fault: [`Engine::fault`] -> the caller loads -> [`Engine::validate`] -> the caller installs ->
+//!   [`Engine::finish`].
+//! * Eviction: [`Engine::select`] -> the caller takes the pages out -> [`Engine::settle`] -> the
+//!   caller stores -> [`Engine::publish`].
+//! * Choice of a tier: [`Engine::set_tiers`] -> [`Engine::place`] for a page, [`Engine::migration`]
+//!   for a demotion.
+//! * Demotion: [`Engine::select_demotions`] -> [`Engine::demoted`].
+//! * Recovery: [`Engine::recover`] -> the layout events that were read or are queued ->
+//!   [`Engine::reconcile`].
 
 mod batch;
 mod cow;
@@ -44,15 +51,15 @@ pub use page_table::LedgerFull;
 pub use recover::{Found, Held, Here, InHand, Recovered};
 pub use stats::Stats;
 
-/// What the engine is told when it starts.
+/// The engine's configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// DRAM for the client: resident managed pages plus what tiers hold in memory.
+    /// DRAM for the client: resident managed pages plus what the tiers hold in memory.
     pub limit: Bytes,
-    /// For each tier, whether a loaded page keeps its copy there until the page changes (a clean page is then
-    /// evicted without a write).
+    /// For each tier: whether a loaded page keeps its copy there until the page changes. A page
+    /// that is still clean is then evicted without a write.
     pub retain: Vec<bool>,
-    /// Whether pages stored in a tier may later be demoted from it (its ages are then remembered).
+    /// For each tier: whether its pages may be demoted later. The engine then remembers their ages.
     pub demotes: Vec<bool>,
     /// When room for a fault is made.
     pub room: Room,
@@ -61,44 +68,47 @@ pub struct Config {
 /// When room for a fault is made, and by whom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Room {
-    /// Ahead of it: reclaim keeps a reserve free below the limit, a window takes at most half of the room there is, and
-    /// pages installed last may not leave yet. A fault then waits for no eviction, and many threads may fault at once.
+    /// Before the fault. Reclaim keeps a reserve free below the limit. A window takes at most half
+    /// of the free room. The newest pages may not leave yet. So no fault waits for eviction, and
+    /// many threads may fault at once.
     #[default]
     Ahead,
-    /// After its plan: the caller evicts until [`Engine::room`] is not negative, then installs. No reserve, so memory is used
-    /// to the last page; no page is protected, so the policy's order alone decides; a window takes at most half of the
-    /// limit. For a caller that serves one fault at a time.
+    /// After the fault is planned: the caller evicts until [`Engine::room`] is not negative, then
+    /// installs. There is no reserve, so memory is used to the last page. No page is protected, so
+    /// the policy's order alone decides. A window takes at most half of the limit. For a caller
+    /// that serves one fault at a time.
     AfterPlan,
 }
 
-/// One client's engine. Every method is called by one thread at a time.
+/// One client's engine. One thread at a time calls its methods.
 pub struct Engine<L> {
     table: page_table::PageTable<L>,
     reclaim: Box<dyn Reclaim>,
-    /// `None`: a policy that never brings anything along.
+    /// `None` if the policy never prefetches.
     prefetch: Option<Box<dyn Prefetch>>,
-    /// Decides where pages are kept.
+    /// Decides which tier keeps a page.
     place: Box<dyn Place>,
-    /// The tiers as last told, fastest first.
+    /// The tiers as last reported, fastest first.
     tiers: Vec<TierState>,
     config: Config,
     /// Pages that cost the client DRAM: resident (not inherited), evicting, loading.
     resident: u64,
-    /// Pages that are in memory and will be found: they take room, and are not `resident` yet.
+    /// Resident pages that `found_resident` will report. They use room, but are not in `resident`
+    /// yet.
     expected_found: u64,
     /// DRAM held by tiers, as last reported.
     pool_held: Bytes,
-    /// Pages chosen to leave so far, those that came back included: the clock of refault distances.
+    /// Pages selected for eviction so far, recalled ones included: the clock of refault distances.
     evictions: u64,
-    /// Slots that more than one page refers to (fork), with how many.
+    /// For each slot that several pages refer to (after a fork): how many.
     refs: FxHashMap<(TierId, Slot), u32>,
-    /// Slots nothing refers to any more, for the caller to free.
+    /// Slots that no page refers to, for the caller to free.
     freed: Vec<(TierId, Slot)>,
     batch: batch::Batch,
-    /// Notes of followers of the batch, in the ledger.
+    /// How many followers of the batch are noted in the ledger.
     followers_noted: usize,
     recent: Recent,
-    /// Pages of threads that wait for room.
+    /// Pages whose threads wait for room.
     waiters: VecDeque<(SpaceId, VirtPage)>,
     ages: Vec<migrate::AgeQueue>,
     expected: fault::Expected,
@@ -107,7 +117,7 @@ pub struct Engine<L> {
     stats: Stats,
 }
 
-/// The last pages installed: they may not leave yet, up to half of what is resident.
+/// The pages installed last. They may not leave yet; they are at most half of what is resident.
 struct Recent {
     pages: [PageNo; limits::RECENT_PAGES],
     next: usize,
@@ -120,7 +130,7 @@ impl Recent {
         self.next = (self.next + 1) % limits::RECENT_PAGES;
     }
 
-    /// Whether `page` is one of the `count` last.
+    /// Whether `page` is one of the newest `count`.
     #[inline]
     fn holds(&self, page: PageNo, count: usize) -> bool {
         let size = limits::RECENT_PAGES;
@@ -187,26 +197,26 @@ impl<L: Ledger> Engine<L> {
         self.table.add_space()
     }
 
-    /// Changes the limit; the caller then reclaims as [`Engine::reclaim_wanted`] says.
+    /// Changes the limit. The caller then reclaims as [`Engine::reclaim_wanted`] says.
     pub fn set_limit(&mut self, limit: Bytes) {
         self.config.limit = limit;
     }
 
-    /// Tells how much DRAM the tiers hold now.
+    /// Reports how much DRAM the tiers hold now.
     pub fn set_pool_held(&mut self, held: Bytes) {
         self.pool_held = held;
         let dram = self.dram_used();
         self.stats.dram_peak = self.stats.dram_peak.max(dram);
     }
 
-    /// So many pages are in memory that [`Engine::found_resident`] is going to tell of: until it has, faults have no room for as many.
-    /// Nothing is reclaimed for them before. Once all have been told of: 0.
+    /// Announces resident pages that [`Engine::found_resident`] will report. Until then they use up
+    /// room for faults, but nothing is reclaimed for them. 0 when all are reported.
     pub fn expect_found(&mut self, pages: PageCount) {
         self.expected_found = pages.0;
     }
 
-    /// By how many pages faults may exceed the limit: raised step by step while nothing below has room and the client is to
-    /// stay alive. Returns what was set before.
+    /// Sets by how many pages faults may exceed the limit, and returns the value before. The
+    /// manager raises it step by step while no tier has room and the client is to stay alive.
     pub fn set_over_limit(&mut self, pages: PageCount) -> PageCount {
         std::mem::replace(&mut self.over_limit, pages)
     }
@@ -216,7 +226,7 @@ impl<L: Ledger> Engine<L> {
         Bytes(self.resident * PAGE_BYTES as u64 + self.pool_held.0)
     }
 
-    /// Resident managed pages, those in flight included.
+    /// Resident managed pages, and pages in flight.
     pub fn resident(&self) -> PageCount {
         PageCount(self.resident)
     }
@@ -231,12 +241,12 @@ impl<L: Ledger> Engine<L> {
         &self.stats
     }
 
-    /// Bytes of metadata: the ledger's words and the maps that find them, and the most the reclaim policy has held.
+    /// Bytes of metadata: the ledger's words, the maps that find them, and the policy's peak.
     pub fn metadata_bytes(&self) -> u64 {
         self.table.metadata_bytes() + self.reclaim.metadata_bytes().0
     }
 
-    /// Moves the slots to free into `out` (appends). The caller gives them back to their tiers.
+    /// Appends the slots to free to `out`. The caller returns them to their tiers.
     #[inline]
     pub fn take_freed(&mut self, out: &mut Vec<(TierId, Slot)>) {
         if !self.freed.is_empty() {
@@ -244,14 +254,14 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Pages that fit below the limit; negative when it is exceeded.
+    /// How many pages fit below the limit. Negative when the limit is exceeded.
     #[inline]
     pub fn room(&self) -> i64 {
         let limit = self.config.limit.0 as i64;
         (limit - self.dram_used().0 as i64) >> PAGE_BYTES.trailing_zeros()
     }
 
-    /// Room for pages that come, beside those that are there and will be found.
+    /// Room for new pages, after the resident ones that are still to be reported.
     #[inline]
     fn room_to_come(&self) -> i64 {
         self.room() - self.expected_found as i64
@@ -264,12 +274,12 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// True when the reserve is broken into: reclaim should start.
+    /// True when less room than the reserve is left: reclaim should start.
     pub fn reclaim_wanted(&self) -> bool {
         self.room() < self.reserve()
     }
 
-    /// True while reclaim, once started, should go on (until a reserve and a half is free).
+    /// True while reclaim, once started, should continue: until one and a half reserves are free.
     pub fn reclaim_unfinished(&self) -> bool {
         self.room() < self.reserve() * 3 / 2
     }
@@ -278,7 +288,7 @@ impl<L: Ledger> Engine<L> {
         Stamp((self.evictions / limits::STAMP_EVICTIONS) as u16)
     }
 
-    /// One page refers to the slot no more.
+    /// One page fewer refers to the slot.
     #[inline]
     fn release(&mut self, tier: TierId, slot: Slot) {
         if tier != TierId::FILL {
@@ -305,7 +315,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// The page cost DRAM and does no more.
+    /// The page no longer costs DRAM.
     #[inline]
     fn uncount(&mut self) {
         assert!(self.resident > 0, "more pages left memory than came");
@@ -320,8 +330,9 @@ impl<L: Ledger> Engine<L> {
         self.stats.dram_peak = self.stats.dram_peak.max(dram);
     }
 
-    /// Marks pages as never to be evicted (or evictable again). Returns those that are not in memory now and must be
-    /// brought in by the caller (by touching them through the client).
+    /// Locks the pages of `range`, so that they are never evicted, or unlocks them. Returns how
+    /// many are not in memory now: the caller must bring those in, by touching them through the
+    /// client.
     pub fn lock(&mut self, space: SpaceId, range: VirtRange, on: bool) -> PageCount {
         let mut absent = 0;
         for page in range.pages() {
@@ -342,28 +353,30 @@ impl<L: Ledger> Engine<L> {
         PageCount(absent)
     }
 
-    /// The page's number, by which [`Engine::touch`] knows it; it stays the same until the page is dropped. A chunk that has
-    /// no numbers yet takes the lowest ones free.
+    /// The page's number, for [`Engine::touch`]. It is the same until the page is dropped. A chunk
+    /// that has no numbers yet takes the lowest free ones.
     ///
     /// Errors: the ledger is full. Panics: when the space is not there.
     pub fn number(&mut self, space: SpaceId, page: VirtPage) -> Result<PageNo, LedgerFull> {
         self.table.find_or_add(space, page)
     }
 
-    /// The program used the page (`write`: wrote it), as access bits or a trace tell. True when the page is in memory: the
-    /// policy knows of the use now. False: such a use is a fault. O(1), no search.
+    /// The program used the page, or wrote to it (`write`), as access bits or a trace tell. True if
+    /// the page is in memory; the policy then knows of the use. False if this use is a fault. Cost:
+    /// O(1), no search.
     #[inline]
     pub fn touch(&mut self, no: PageNo, write: bool) -> bool {
         let entry = self.table.entry(no);
         let resident = entry.state == PageState::Resident;
-        // A relative is charged for an inherited page's frame: the policy does not know it.
+        // The frame of an inherited page is charged to a relative, so the policy does not know it.
         if resident && !entry.flags.has(Flags::INHERITED) {
             self.reclaim.touch(no, write);
         }
         resident
     }
 
-    /// As [`Engine::touch`], by address: for who looked at the page a while ago, since when it may have left. Reserves nothing.
+    /// As [`Engine::touch`], by address. For a caller whose knowledge is old: the page may have
+    /// left meanwhile. Reserves no entries.
     #[inline]
     pub fn touch_at(&mut self, space: SpaceId, page: VirtPage, write: bool) -> bool {
         match self.table.find(space, page) {
@@ -378,13 +391,13 @@ impl<L: Ledger> Engine<L> {
         self.table.entry(no).state == PageState::Resident
     }
 
-    /// Whether anything is known of the page. O(1).
+    /// Whether the page has ever been touched. O(1).
     #[inline]
     pub fn is_known(&self, no: PageNo) -> bool {
         self.table.entry(no) != Entry::UNTOUCHED
     }
 
-    /// Whether more than one page refers to a slot. O(1).
+    /// Whether several pages refer to the slot. O(1).
     pub fn is_shared_slot(&self, tier: TierId, slot: Slot) -> bool {
         self.refs
             .get(&(tier, slot))
@@ -403,7 +416,7 @@ impl<L: Ledger> Engine<L> {
         self.table.regions(space)
     }
 
-    /// Pages of all managed ranges, touched or not.
+    /// The number of pages in all managed ranges, touched or not.
     pub fn managed_pages(&self) -> PageCount {
         let spaces = self.table.spaces();
         PageCount(
@@ -414,12 +427,12 @@ impl<L: Ledger> Engine<L> {
         )
     }
 
-    /// Every space that was added and not removed.
+    /// Every space of the client.
     pub fn spaces(&self) -> Vec<SpaceId> {
         self.table.spaces().collect()
     }
 
-    /// Threads that waited for room and may now fault again: appends to `out` as many as there is room for.
+    /// Appends to `out` the threads that may fault again, as many as there is room for.
     pub fn take_waiters(&mut self, out: &mut Vec<(SpaceId, VirtPage)>) {
         let room = self
             .room_to_come()

@@ -12,37 +12,38 @@ pub const EVICT_PAGES_MAX: usize = 64;
 /// Most pages in one demotion batch: 1 MiB, one slab of a block tier.
 pub const DEMOTE_PAGES_MAX: usize = 256;
 
-/// Pages looked at for one demotion batch: most may be gone, or shared after a fork.
+/// Entries scanned for one demotion batch: most may be stale, or shared after a fork.
 pub const DEMOTE_SCAN_MAX: usize = 16 * DEMOTE_PAGES_MAX;
 
-/// Pages the policy may look at for one batch of victims.
+/// Pages that the policy may scan for one batch of victims.
 pub const SELECT_SCAN_MAX: usize = 8 * EVICT_PAGES_MAX;
 
-/// Newly installed pages that may not leave yet: minimum residency, without which a thread that needs a few pages at
-/// once makes no progress. Never more than half of the resident pages.
+/// Minimum residency: the newest pages, which may not leave yet. Without it, a thread that needs a
+/// few pages at once makes no progress. Never more than half of the resident pages.
 pub const RECENT_PAGES: usize = 32;
 
 /// Faults that may wait for room at once, before the oldest is woken to fault again.
 pub const WAITERS_MAX: usize = 1024;
 
-/// Evictions counted by one step of the stamp: 16 bits of steps cover 2^20 evictions.
+/// Evictions that one step of the stamp counts: its 16 bits cover 2^20 evictions.
 pub const STAMP_EVICTIONS: u64 = 16;
 
-/// Part of the limit, in percent, that RAM tiers may hold for pages brought along to keep their copies.
+/// Part of the limit, in percent, up to which RAM tiers keep the copies of prefetched pages.
 pub const RETAIN_AHEAD_PERCENT: u128 = 65;
 
-/// Pages of room kept below the limit, so that the fault path finds room without waiting for reclaim.
+/// Pages of room kept below the limit, so that the fault path finds room without waiting for
+/// reclaim.
 pub fn reserve(limit: PageCount) -> PageCount {
     PageCount((limit.0 / 64).clamp(32, 2048).min(limit.0 / 4))
 }
 
-/// Pages that lose their write protection at once at most.
+/// Most pages that lose their write protection at once.
 pub const COPY_PAGES_MAX: u64 = 64;
 
-// What other crates have their own names for.
+// Other crates have names of their own for these.
 const _: () = assert!(EVICT_PAGES_MAX as u64 == place::BATCH_PAGES);
 const _: () = assert!(DEMOTE_PAGES_MAX as u64 == place::MIGRATE_PAGES_MAX);
 const _: () = assert!(prefetch::WINDOW_MAX as usize == LOAD_PAGES_MAX - 1);
-// Sets of pages of a plan or a batch are words.
+// A set of pages of a plan or a batch is one word.
 const _: () = assert!(LOAD_PAGES_MAX <= u64::BITS as usize);
 const _: () = assert!(EVICT_PAGES_MAX <= u64::BITS as usize);

@@ -1,4 +1,5 @@
-//! Between tiers: the oldest pages of a fast tier move to the next, so that new pages are never pushed around old ones.
+//! Demotion between tiers: the oldest pages of a fast tier move to the next, so new pages do not
+//! have to be stored past old ones.
 
 use std::collections::VecDeque;
 
@@ -11,12 +12,12 @@ use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, STAMP_EVICTIONS};
 
-/// Stored pages in the order they were stored. Entries may be stale (the page came back or was dropped): a look at the
-/// page entry tells.
+/// Stored pages, in the order they were stored. An entry may be stale: the page came back or was
+/// dropped. The page's own entry tells.
 #[derive(Debug, Default)]
 pub(crate) struct AgeQueue {
     queue: VecDeque<(PageNo, Stamp)>,
-    /// Length at which stale entries are swept out next.
+    /// Length at which stale entries are removed next.
     sweep_at: usize,
 }
 
@@ -27,15 +28,15 @@ pub struct DemoteItem {
     pub no: PageNo,
     /// The tier it is in.
     pub tier: TierId,
-    /// Its slot there; may be freed at any time, so its bytes count only if they verify.
+    /// Its slot there. The slot may be freed at any time, so its bytes count only if they verify.
     pub slot: Slot,
-    /// Its generation; kept.
+    /// Its generation, which the new copy keeps.
     pub stamp: Stamp,
 }
 
 impl<L: Ledger> Engine<L> {
-    /// Tells what each tier holds now, fastest first, before a decision is asked for. Whether pages
-    /// may move on from it is the engine's own knowledge: `demotes` is set here.
+    /// Sets what each tier holds now, fastest first. Called before a decision is asked for. The
+    /// engine itself knows whether pages may be demoted from a tier: it sets `demotes`.
     pub fn set_tiers(&mut self, tiers: impl IntoIterator<Item = TierState>) {
         self.tiers.clear();
         let mut dram = 0;
@@ -47,16 +48,15 @@ impl<L: Ledger> Engine<L> {
         self.set_pool_held(Bytes(dram));
     }
 
-    /// The tiers that an item of the batch, which needs a new copy, is offered to, one after the
-    /// other.
+    /// The tiers to offer an item of the batch to, in order. The item needs a new copy.
     #[inline]
     pub fn place(&mut self, index: BatchIndex) -> TierOrder {
         let no = self.batch.pages[self.batch.place(index)].item.no;
         self.place.order(PageFacts { no }, &self.tiers)
     }
 
-    /// What is to move between tiers before the next batch leaves. The caller carries it out with
-    /// [`Engine::select_demotions`], tells the tiers, and asks again, until nothing moves.
+    /// What should move between tiers before the next batch leaves. The caller carries it out with
+    /// [`Engine::select_demotions`], sets the tiers, and asks again until nothing moves.
     pub fn migration(&mut self) -> Option<Migration> {
         self.place.migrate(&self.tiers)
     }
@@ -81,9 +81,9 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Appends up to `want` of the pages that have been longest in `tier`; empty when none is left (or all that were
-    /// looked at are shared with a fork relative). They stay stored
-    /// there, and loadable, until [`Engine::demoted`].
+    /// Appends up to `want` of the pages that have been longest in `tier`. They stay stored there,
+    /// and loadable, until [`Engine::demoted`]. Appends none when none is left, or when all that
+    /// were scanned are shared with a fork relative.
     pub fn select_demotions(&mut self, tier: TierId, want: usize, out: &mut Vec<DemoteItem>) {
         let Some(ages) = self.ages.get_mut(tier.0 as usize) else {
             return;
@@ -100,7 +100,7 @@ impl<L: Ledger> Engine<L> {
                 continue;
             }
             if self.refs.contains_key(&(tier, entry.slot)) {
-                ages.queue.push_back((no, stamp)); // shared with a fork relative, who may end
+                ages.queue.push_back((no, stamp)); // shared with a fork relative, which may end
                 continue;
             }
             out.push(DemoteItem {
@@ -111,14 +111,15 @@ impl<L: Ledger> Engine<L> {
             });
         }
         if !out.is_empty() {
-            // What is evicted from now on has another stamp: a page that comes back, changes, and leaves to the same
-            // slot before the demotion of its old bytes ends is then told from what it was.
+            // Later evictions get another stamp. A page may come back, change, and be evicted to
+            // the same slot before the demotion of its old bytes ends; the stamp tells the two
+            // copies apart.
             self.evictions = (self.evictions + 1).next_multiple_of(STAMP_EVICTIONS);
         }
     }
 
-    /// The copy of `item` was written to `slot` of `to`: publishes it and frees the old slot, or frees the new one when
-    /// the page is no longer where it was.
+    /// The copy of `item` was written to `slot` of `to`. Publishes it and frees the old slot. If
+    /// the page is no longer at the old slot, frees the new one.
     pub fn demoted(&mut self, item: DemoteItem, to: TierId, slot: Slot) {
         let entry = self.table.entry(item.no);
         let same = still_there(entry, item.tier, item.stamp) && entry.slot == item.slot;
@@ -137,7 +138,7 @@ impl<L: Ledger> Engine<L> {
         self.stats.demoted += 1;
     }
 
-    /// The page could not be demoted: it is remembered as the newest, so that others are tried first.
+    /// The page could not be demoted. It counts as the newest now, so that others are tried first.
     pub fn demotion_failed(&mut self, item: DemoteItem) {
         let entry = self.table.entry(item.no);
         if still_there(entry, item.tier, item.stamp) {

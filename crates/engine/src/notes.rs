@@ -1,19 +1,19 @@
-//! Notes in the ledger: what a successor could not tell from the entries alone. Written before what they tell of, taken back
-//! after it.
+//! Notes in the ledger: what a successor could not derive from the entries. A note is written
+//! before the step it describes, and erased after it.
 //!
 //! ```text
 //! word 0         old number of the page being moved (remap) + 1; 0 = none
 //! word 1         its new number
-//! words 2..66    the batch: word 2 + i is item i;  0 = settled
-//! words 66..256  pages of fork children that share the fate of an item: they have its owner and place
+//! words 2..66    the batch: word 2 + i is item i;  0 = finished
+//! words 66..256  pages of fork children that share an item: they have its owner and place
 //!
 //! 63   62       38 37    32 31        0
 //! +---+-----------+--------+-----------+
 //! | 1 | owner 24  | place 6| page 32   |   page = 2^32 - 1: the program dropped it
 //! +---+-----------+--------+-----------+
 //! ```
-//! `owner`: the space whose agent moves the page out; `place`: where in its holding area the bytes then are: the item's number
-//! among those of its space.
+//! `owner`: the space whose agent moves the page out. `place`: where in its holding area the bytes
+//! then are. It is the item's number among the items of that space.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ const FOLLOWERS: usize = BATCH + EVICT_PAGES_MAX;
 
 const _: () = assert!(FOLLOWERS < NOTE_WORDS && EVICT_PAGES_MAX <= 1 << 6);
 
-/// One page of the batch, or of a fork child that has it.
+/// One page of the batch, or the page of a fork child that shares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Note {
     pub owner: SpaceId,
@@ -67,7 +67,7 @@ pub(crate) struct Notes {
     pub followers: Vec<Note>,
 }
 
-/// What a ledger's notes say. Any words can be read.
+/// Reads a ledger's notes. Any words can be read.
 pub(crate) fn read(words: &[AtomicU64]) -> Notes {
     let word = |at: usize| words[at].load(Ordering::Relaxed);
     let moved = match word(MOVED_FROM) {
@@ -85,7 +85,7 @@ pub(crate) fn read(words: &[AtomicU64]) -> Notes {
     }
 }
 
-/// Item `at` of the batch will be the page `no` of `owner`, the `place`th of those.
+/// Item `at` of the batch will be the page `no`, the `place`th of `owner`.
 #[inline]
 pub(crate) fn note_item<L: Ledger>(
     ledger: &L,
@@ -111,7 +111,7 @@ impl<L: Ledger> Engine<L> {
         Note::unpack(self.table.ledger().notes()[at].load(Ordering::Relaxed))
     }
 
-    /// Writes the notes of the batch anew, and no others.
+    /// Replaces the notes of the batch by these.
     pub(crate) fn rewrite_notes(&mut self, batch: &[Option<Note>], followers: &[Note]) {
         for (at, note) in batch.iter().enumerate() {
             self.note(BATCH + at, note.map_or(0, Note::pack));
@@ -123,7 +123,7 @@ impl<L: Ledger> Engine<L> {
         self.followers_noted = followers.len().min(NOTE_WORDS - FOLLOWERS);
     }
 
-    /// Item `at` is settled, and nobody depends on it.
+    /// Item `at` is finished, and no fork child depends on it.
     #[inline]
     pub(crate) fn forget_note(&mut self, at: usize) {
         match self.followers_noted {
@@ -147,7 +147,8 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// A fork child's page shares the fate of item `leader`. Beyond the room for notes a page is lost if the manager dies now.
+    /// A fork child's page shares item `leader`. When the notes are full, the page is lost if the
+    /// manager dies now.
     pub(crate) fn note_follower(&mut self, leader: usize, child: PageNo) {
         let free = (FOLLOWERS..NOTE_WORDS).find(|at| self.noted(*at).is_none());
         if let (Some(leader), Some(free)) = (self.noted(BATCH + leader), free) {
@@ -157,7 +158,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// A page of the batch, or one that follows it, was dropped.
+    /// A page of the batch was dropped, or one that shares an item.
     pub(crate) fn note_dropped(&mut self, no: PageNo) {
         for at in BATCH..NOTE_WORDS {
             let Some(note) = self.noted(at).filter(|note| note.page == Some(no)) else {
@@ -185,7 +186,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// It has moved.
+    /// The page has moved.
     pub(crate) fn forget_move(&self) {
         self.note(MOVED_FROM, 0);
     }

@@ -1,4 +1,5 @@
-//! Where each page's entry is: address spaces, their regions, and the chunks of the ledger they use.
+//! Where each page's entry is: address spaces, their regions, and the chunks of the ledger they
+//! use.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -13,8 +14,9 @@ use crate::ledger::{ChunkHead, Ledger, LedgerError, LedgerWords};
 /// One address space of the client.
 #[derive(Debug, Default)]
 struct Space {
-    /// Managed ranges, sorted, disjoint; ranges registered apart stay apart, because no installation may span two
-    /// mappings: bounds for batches, never needed for correctness.
+    /// Managed ranges, sorted and disjoint. Ranges that were registered apart stay apart, because
+    /// no installation may span two mappings. They bound batches; correctness never depends on
+    /// them.
     regions: Vec<VirtRange>,
     /// 2 MiB position -> chunk.
     chunks: FxHashMap<u64, ChunkNo>,
@@ -25,21 +27,23 @@ pub(crate) struct PageTable<L> {
     ledger: L,
     spaces: FxHashMap<SpaceId, Space>,
     free: Vec<ChunkNo>,
-    /// Chunks from here on were never used.
+    /// Chunks from this one on were never used.
     fresh: u32,
     next_space: u32,
-    /// Chunks found lately, by place: each holds what its head in the ledger says, which may be another place by now.
+    /// Chunks that were found lately, by position. A chunk's head in the ledger is compared,
+    /// because the chunk may be at another position by now.
     found: [Cell<ChunkNo>; FOUND],
 }
 
-/// Places of chunks remembered.
+/// How many chunks are remembered so.
 const FOUND: usize = 512;
 
-/// The ledger has no free chunk: the client manages more address space than it was laid out for.
+/// The ledger has no free chunk: the client manages more address space than the ledger was made
+/// for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LedgerFull;
 
-/// The head of each chunk, once every word was found to say what can be.
+/// The heads of all chunks, if every word of the ledger is possible.
 fn check<L: Ledger>(ledger: &L, tiers: usize) -> Result<Vec<Option<ChunkHead>>, LedgerError> {
     let mut heads = Vec::with_capacity(ledger.chunks().len());
     let mut places = FxHashSet::default();
@@ -114,9 +118,10 @@ impl<L: Ledger> PageTable<L> {
         }
     }
 
-    /// The page table a dead manager left: the chunks of `spaces`; those of others are emptied.
+    /// The page table that a dead manager left: the chunks of `spaces`. The chunks of other spaces
+    /// are emptied.
     ///
-    /// Errors: a head or an entry says what cannot be; nothing was written. Cost: O(all entries).
+    /// Errors: a head or an entry is impossible; nothing was written. Cost: O(all entries).
     pub fn recover(
         ledger: L,
         spaces: &[SpaceId],
@@ -182,7 +187,7 @@ impl<L: Ledger> PageTable<L> {
         self.spaces.keys().copied()
     }
 
-    /// The entry's page number, if its chunk exists. O(1), no allocation.
+    /// The page's number, if its chunk exists. O(1), no allocation.
     #[inline]
     pub fn find(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
         let chunk = self.found_slot(space, page).get();
@@ -206,20 +211,20 @@ impl<L: Ledger> PageTable<L> {
         Some(chunk.page(offset))
     }
 
-    /// Whether that is where the page is mapped. O(1), no search.
+    /// Whether the page is mapped there. O(1), no search.
     #[inline]
     pub fn is_at(&self, no: PageNo, space: SpaceId, page: VirtPage) -> bool {
         let (at, offset) = position(page);
         let first = VirtPage(at * u64::from(CHUNK_PAGES));
         let word = self.ledger.chunks().get(no.chunk().0 as usize);
         let word = word.map_or(0, |word| word.load(Ordering::Relaxed));
-        // Addresses that no head can name would look like others.
+        // A position that no head can name would look like another.
         at < ChunkHead::POSITIONS
             && word == ChunkHead { space, first }.pack()
             && no.offset() == offset
     }
 
-    /// The entry's page number; takes a fresh chunk when there is none yet.
+    /// The page's number. Takes a fresh chunk if there is none yet.
     pub fn find_or_add(&mut self, space: SpaceId, page: VirtPage) -> Result<PageNo, LedgerFull> {
         if let Some(found) = self.find(space, page) {
             return Ok(found);
@@ -260,7 +265,7 @@ impl<L: Ledger> PageTable<L> {
         self.ledger.set_state(page, state);
     }
 
-    /// Where a page is mapped. Panics for a page of a free chunk: nothing may refer to one.
+    /// Where a page is mapped. Panics if its chunk is free: nothing may refer to such a page.
     #[inline]
     pub fn address(&self, page: PageNo) -> (SpaceId, VirtPage) {
         let head = self
@@ -270,7 +275,7 @@ impl<L: Ledger> PageTable<L> {
         (head.space, head.first.plus(u64::from(page.offset())))
     }
 
-    /// Pages of `range` that have an entry, ascending; absent chunks are skipped whole.
+    /// Pages of `range` that have an entry, ascending. Absent chunks are skipped whole.
     pub fn known_pages(&self, space: SpaceId, range: VirtRange) -> Vec<(VirtPage, PageNo)> {
         let mut found = Vec::new();
         let Some(owner) = self.spaces.get(&space) else {
@@ -304,7 +309,8 @@ impl<L: Ledger> PageTable<L> {
         found
     }
 
-    /// Gives chunks of `range` back whose entries are all untouched. O(chunks of the range, or of the space if fewer).
+    /// Frees the chunks of `range` whose entries are all untouched. O(chunks of the range, or of
+    /// the space if fewer).
     pub fn trim(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
@@ -334,14 +340,14 @@ impl<L: Ledger> PageTable<L> {
         }
     }
 
-    /// Forgets a space whose pages the caller has released (every entry untouched).
+    /// Forgets a space. The caller has released its pages: every entry is untouched.
     pub fn remove_space(&mut self, space: SpaceId) {
         self.trim(space, VirtRange::new(VirtPage(0), VirtPage(u64::MAX)));
         let owner = self.spaces.remove(&space);
         debug_assert!(owner.is_none_or(|owner| owner.chunks.is_empty()));
     }
 
-    /// Adds a managed range. O(log regions), and what it overlaps; at the end, no more.
+    /// Adds a managed range. O(log regions + regions it overlaps); O(1) at the end.
     pub fn add_region(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
@@ -355,7 +361,7 @@ impl<L: Ledger> PageTable<L> {
         regions.splice(touched, [merged]);
     }
 
-    /// Takes a range out of the managed ones.
+    /// Removes a range from the managed ones.
     pub fn cut_region(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
@@ -378,7 +384,7 @@ impl<L: Ledger> PageTable<L> {
         self.spaces.get(&space).map_or(&[], |owner| &owner.regions)
     }
 
-    /// The managed range around `page`; just the page when none is known (a mapping that grew in place).
+    /// The managed range around `page`. Just the page if there is none: the mapping grew in place.
     pub fn region_around(&self, space: SpaceId, page: VirtPage) -> VirtRange {
         let regions = self.regions(space);
         let at = regions.partition_point(|region| region.end <= page);
@@ -404,7 +410,7 @@ impl<L: Ledger> PageTable<L> {
         counts
     }
 
-    /// Pages in frames that a fork relative is charged for, for audits. O(all entries).
+    /// Pages in frames that are charged to a fork relative, for audits. O(all entries).
     pub fn count_inherited(&self) -> (u64, u64) {
         let (mut resident, mut evicting) = (0, 0);
         for owner in self.spaces.values() {

@@ -1,28 +1,33 @@
-//! Takes over from a dead manager: rebuilds the engine from the ledger, and settles what was in flight by what the client's
-//! memory shows.
+//! Takes over from a dead manager: rebuilds the engine from the ledger. Then it ends what was in
+//! flight by what the client's memory shows.
 //!
-//! The successor's walk, no page of the client being installed or moved by anyone else meanwhile:
+//! The successor's walk. Meanwhile nothing else installs or moves pages of the client.
 //! 1. It stops the agents: no order of the dead manager may still be carried out.
-//! 2. [`Engine::recover`], with the spaces whose processes live. Which process has which number, and its managed ranges, are not
-//!    in the ledger: the caller keeps the first where it keeps the descriptors, and reads the second from `/proc/PID/maps`.
-//! 3. It applies the layout event that its predecessor had read last and may not have applied ([`Engine::removed`],
-//!    [`Engine::unmapped`] and [`Engine::forked`] may be applied twice; for a move see [`Engine::remap_rest`]). The kernel takes an
-//!    event for acknowledged once it was read, so it must have been read into memory that survives. Then the unread ones.
-//! 4. [`Engine::reconcile`], with no event unread. It frees the slots nothing refers to, and goes on with the pages that are in
-//!    its hands as with any batch.
-//! 5. It wakes every thread: faults that were read by the dead manager are not told of again.
+//! 2. [`Engine::recover`], with the spaces whose processes live. The ledger does not say which
+//!    process has which number, nor its managed ranges. The caller keeps the numbers where it keeps
+//!    the descriptors, and reads the ranges from `/proc/PID/maps`.
+//! 3. It applies the layout event that its predecessor had read last and may not have applied.
+//!    [`Engine::removed`], [`Engine::unmapped`] and [`Engine::forked`] may be applied twice; for a
+//!    move see [`Engine::remap_rest`]. The kernel takes an event for acknowledged once it is read,
+//!    so it must have been read into memory that survives. Then it applies the unread events.
+//! 4. [`Engine::reconcile`], with no event unread. The caller frees the slots that no page refers
+//!    to. The pages in its hands are a batch like any other.
+//! 5. It wakes every thread: faults that the dead manager had read are not reported again.
 //!
 //! | entry | page present | absent |
 //! |---|---|---|
 //! | Resident | stays | reads as zeros: the program dropped it |
 //! | Loading, fresh | Untouched, and unknown: a REMOVE may be about to drop it | Untouched |
 //! | Loading | Resident: the load had installed it | Stored |
-//! | Evicting | Resident: never left, or was put back | in the holding area: in hand; else the program dropped it |
+//! | Evicting | Resident: never left, or was put back | in the holding area: in hand; else the
+//! program dropped it |
 //!
-//! A page in hand may have been put back, and then dropped by the zap of a REMOVE that was acknowledged before the page was written: it
-//! comes back, as if written after the zap; which is wrong where it was written anew between the two (docs/design/0009).
+//! A page in hand may have been put back, and then dropped by the zap of a REMOVE that was
+//! acknowledged before. It then comes back as if it had been written after the zap. That is wrong
+//! if the program wrote it anew between the two (docs/design/0009).
 //!
-//! Lost with the manager: the order of pages (they are inserted as they come), ages between tiers but by their stamp, statistics.
+//! Lost with the manager: the order of pages (they are inserted by number), ages between tiers
+//! except the stamp, statistics.
 
 use undercroft_base::{
     Entry, Flags, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage, VirtRange,
@@ -42,68 +47,69 @@ use crate::{Config, Engine};
 pub enum Here {
     /// It has a frame.
     Present,
-    /// It is mapped and registered, and has none (a poison mark is none).
+    /// It is mapped and registered, and has no frame (a poison mark is none).
     Absent,
     /// It is not mapped, or not registered.
     NotManaged,
 }
 
-/// What became of the bytes that an agent was ordered to move out.
+/// What became of bytes that an agent was told to move out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// They are in its holding area.
     Here,
     /// It did not move the page.
     NotMoved,
-    /// Its process has ended, and they with it.
+    /// Its process has ended, and the bytes with it.
     OwnerGone,
 }
 
-/// Where the caller finds things out while [`Engine::reconcile`] asks.
+/// Answers the questions of [`Engine::reconcile`].
 pub trait Found {
-    /// The page, by the page tables of its process.
+    /// The page, as the page tables of its process show it.
     fn page(&mut self, space: SpaceId, page: VirtPage) -> Here;
-    /// Place `place` of the last order that was given to the agent of `owner`.
+    /// Place `place` of the last command given to the agent of `owner`.
     fn held(&mut self, owner: SpaceId, place: usize) -> Held;
 }
 
-/// A page whose bytes are in the caller's hands: an item of the batch, which is `Moved`.
+/// A page whose bytes the caller has: an item of the batch, which is `Moved`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InHand {
     /// The item, for [`Engine::publish`].
     pub item: EvictItem,
     /// Whose agent has the bytes.
     pub owner: SpaceId,
-    /// Where in its holding area.
+    /// Where in its holding area they are.
     pub place: usize,
 }
 
-/// What was found at [`Engine::reconcile`].
+/// What [`Engine::reconcile`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Pages to store or put back.
     pub in_hand: Vec<InHand>,
-    /// Slots that pages refer to, sorted; the caller frees all others of its tiers.
+    /// Slots that pages refer to, sorted. The caller frees all others of its tiers.
     pub claims: Vec<(TierId, Slot)>,
-    /// Pages whose bytes went with a process that has ended.
+    /// Pages whose bytes ended with a process.
     pub lost: Vec<(SpaceId, VirtPage)>,
-    /// Pages a load had installed and not finished.
+    /// Pages that a load had installed but not finished.
     pub installed: u64,
     /// Pages that were being evicted and are in the client.
     pub returned: u64,
-    /// Pages the program had dropped without an event.
+    /// Pages that the program had dropped without an event.
     pub vanished: u64,
-    /// Pages with an entry where nothing is managed.
+    /// Pages that have an entry, but are not managed.
     pub strays: u64,
 }
 
 impl<L: Ledger> Engine<L> {
-    /// The engine as its ledger tells, with everything in flight unsettled: until [`Engine::reconcile`] it takes layout events
-    /// and nothing else.
+    /// The engine that the ledger describes, with everything in flight undecided. Until
+    /// [`Engine::reconcile`] it takes layout events and nothing else.
     ///
-    /// * `spaces`: those whose process lives; pages of others are forgotten.
+    /// * `spaces`: those whose process lives. Pages of others are forgotten.
     ///
-    /// Errors: the ledger is damaged, or of more tiers than there are; nothing was changed. Cost: O(all entries).
+    /// Errors: the ledger is damaged, or names more tiers than there are; nothing was changed.
+    /// Cost: O(all entries).
     pub fn recover(
         ledger: L,
         reclaim: Box<dyn Reclaim>,
@@ -122,7 +128,7 @@ impl<L: Ledger> Engine<L> {
         Ok(engine)
     }
 
-    /// A page may have two entries, or its note the old number: as if the move had been carried out.
+    /// A page may have two entries, or its note may have the old number. Completes the move.
     fn finish_move(&mut self, old: PageNo, new: PageNo) {
         if self.table.has_page(old) && self.table.has_page(new) && old != new {
             let entry = self.table.entry(old);
@@ -135,7 +141,7 @@ impl<L: Ledger> Engine<L> {
         self.forget_move();
     }
 
-    /// Everything that follows from the entries.
+    /// Rebuilds everything that follows from the entries.
     fn recover_books(&mut self) {
         let mut stored = Vec::new();
         for (no, entry) in self.known() {
@@ -213,10 +219,12 @@ impl<L: Ledger> Engine<L> {
         known
     }
 
-    /// The batch as noted: items whose page was dropped or settled are dead.
+    /// Rebuilds the batch from its notes. Items whose page was dropped, or that were finished, are
+    /// dead.
     fn recover_batch(&mut self) {
         let notes = notes::read(self.table.ledger().notes());
-        // Items are counted pages, followers are not; what is noted otherwise is stranded, and settled as that.
+        // Items are counted pages, followers are not. A page that is noted otherwise is treated as
+        // stranded.
         let evicting = |no: &PageNo, inherited: bool| {
             self.table.has_page(*no) && {
                 let entry = self.table.entry(*no);
@@ -238,7 +246,7 @@ impl<L: Ledger> Engine<L> {
         for note in &notes.batch {
             let no = note.and_then(|note| note.page);
             let no = no.filter(|no| evicting(no, false));
-            // A page is one item's only.
+            // A page belongs to one item only.
             let no = no.filter(|no| !taken.contains(no));
             taken.extend(no);
             batch.push(note.map(|note| Note { page: no, ..note }));
@@ -286,8 +294,9 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Settles what was in flight, by what the kernel shows. No layout event may be unread, nor be acknowledged meanwhile.
-    /// Afterwards the engine is as any: pages in hand are published next. Cost: O(all entries).
+    /// Ends what was in flight, by what the kernel shows. No layout event may be unread, or
+    /// acknowledged meanwhile. Afterwards the engine is as any other; the pages in hand are
+    /// published next. Cost: O(all entries).
     pub fn reconcile(&mut self, found: &mut dyn Found) -> Recovered {
         let mut recovered = Recovered::default();
         for (no, entry) in self.known() {
@@ -332,7 +341,7 @@ impl<L: Ledger> Engine<L> {
         self.batch.position(no).is_some() || self.batch.followers.iter().any(|(_, f)| *f == no)
     }
 
-    /// The page is in the client, in a frame of its own.
+    /// The page is in the client, in its own frame.
     fn now_resident(&mut self, no: PageNo, flags: Flags) {
         let resident = Entry {
             state: PageState::Resident,
@@ -415,7 +424,8 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// A fork child's page is there. `own`: it was put back, and has a frame of its own; else it has its parent's.
+    /// A fork child's page is in memory. `own`: it was put back, in a frame of its own. Otherwise
+    /// it has its parent's.
     fn returned_follower(&mut self, no: PageNo, entry: Entry, own: bool) {
         if let Some((tier, slot)) = claim(entry) {
             self.release(tier, slot);
@@ -440,7 +450,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// A page was being evicted and no note tells where its bytes are.
+    /// A page was being evicted, and no note says where its bytes are.
     fn reconcile_stranded(
         &mut self,
         no: PageNo,

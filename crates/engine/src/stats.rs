@@ -1,4 +1,4 @@
-//! Counters of one client since its start. Plain numbers; the caller turns them into reports.
+//! Counters of one client since its start. The caller turns them into reports.
 
 use undercroft_base::{Bytes, PageCount};
 
@@ -11,22 +11,23 @@ pub struct Stats {
     pub first_touch: u64,
     /// ... of stored pages.
     pub swap_in: u64,
-    /// ... of pages being loaded or evicted, or already there.
+    /// ... of pages that were loading, evicting or resident.
     pub repeated: u64,
-    /// Writes to pages protected because fork relatives may share them; not among `faults`.
+    /// Writes to pages that are protected because fork relatives may share them. Not part of
+    /// `faults`.
     pub write_protect: u64,
-    /// Faults, of either kind, that found no room and waited for reclaim.
+    /// Faults of either kind that found no room and waited for reclaim.
     pub waited_for_room: u64,
-    /// Faults at the page a running prefetch trend expected, each standing for its window's pages: the prefetched
-    /// pages taken to have been used.
+    /// Faults at the page that a prefetch trend expected. The whole window before such a fault
+    /// counts as used.
     pub prefetch_hits: u64,
     /// Pages installed from a tier.
     pub pages_swapped_in: u64,
     /// Pages evicted to a tier, clean and same-filled ones included.
     pub pages_swapped_out: u64,
-    /// ... whose copy below was still right: nothing written.
+    /// ... whose retained copy was still right: nothing was written.
     pub clean_dropped: u64,
-    /// ... of equal words: no slot.
+    /// ... of one repeated word: they take no slot.
     pub same_filled: u64,
     /// Pages installed besides the faulting one, from a tier.
     pub prefetched: u64,
@@ -42,12 +43,12 @@ pub struct Stats {
     pub recalled: u64,
     /// Pages whose copies failed to verify.
     pub lost: u64,
-    /// Pages the kernel had dropped without an event.
+    /// Pages that the kernel had dropped without an event.
     pub vanished: u64,
-    /// Faults served above the limit because nothing below had room.
+    /// Faults served above the limit because no tier had room.
     pub over_limit: u64,
-    /// Most resident managed pages at once.
+    /// Peak of resident managed pages.
     pub resident_peak: PageCount,
-    /// Most DRAM at once: resident managed pages plus what tiers hold in memory.
+    /// Peak of DRAM: resident managed pages plus what tiers hold in memory.
     pub dram_peak: Bytes,
 }

@@ -37,7 +37,7 @@ impl One {
         }
     }
 
-    /// One use of a page, served as the simulator would; the pages that left for it.
+    /// One use of a page, served as in the simulator. Returns the pages that left for it.
     fn access(&mut self, page: u64, write: bool) -> Vec<u64> {
         let no = self
             .engine

@@ -1,4 +1,5 @@
-//! Frames that fork relatives take from each other by writing: counted once each, and only where there is room.
+//! Writes of fork relatives to pages they share: each new frame is counted once, and taken only
+//! where there is room.
 
 mod common;
 
@@ -42,7 +43,7 @@ fn whoever_writes_first_costs_one_frame_and_the_second_none() {
         assert_eq!((granted, engine.resident().0), (Ok(4), 12));
         let granted = engine.copy_on_write(write(second, 2), &[false; 4], &[first], |_, _| ());
         assert_eq!((granted, engine.resident().0), (Ok(4), 12));
-        // A look that finds the same frames changes nothing.
+        // A scan that finds the same frames changes nothing.
         engine.own_frame(child, VirtPage(3));
         assert_eq!(engine.resident().0, 12);
         engine.audit();
@@ -57,16 +58,16 @@ fn a_run_ends_where_the_room_or_the_pages_end() {
     };
     assert_eq!(run(&mut engine, child, parent, 0, 64), Ok(3));
     assert_eq!(engine.room(), 0);
-    // No room: it waits, and is listed once.
+    // No room: the thread waits, and is listed once.
     for _ in 0..3 {
         let answer = run(&mut engine, child, parent, 3, 64);
         assert_eq!(answer, Err(FaultAnswer::NoRoom));
     }
     assert_eq!(engine.resident().0, 11);
-    // The frames of what is its own already are there: no room is needed.
+    // Its own pages have their frames already: no room is needed.
     assert_eq!(run(&mut engine, child, parent, 0, 3), Ok(3));
     assert_eq!(run(&mut engine, parent, child, 0, 3), Ok(3));
-    // Whoever makes room does not wait for it.
+    // The thread that makes room does not wait for it.
     let agent = Fault {
         urgent: true,
         ..write(child, 3)
@@ -79,13 +80,13 @@ fn a_run_ends_where_the_room_or_the_pages_end() {
     engine.unmapped(child, VirtRange::new(VirtPage(0), VirtPage(4)));
     engine.take_waiters(&mut waiters);
     assert_eq!(waiters, [(child, VirtPage(3))]);
-    // Past the last page nothing is known; the one asked for is let through.
+    // Past the last page nothing is known. The page asked for is let through.
     assert_eq!(run(&mut engine, child, parent, 7, 64), Ok(1));
     assert_eq!(run(&mut engine, child, parent, 8, 64), Ok(1));
     engine.audit();
 }
 
-/// What nobody shares costs nothing and needs no room, and a copy does not follow it on a guess.
+/// Pages without a sharer cost nothing and need no room. No copy is made ahead on a guess.
 #[test]
 fn pages_that_nobody_shares_come_along() {
     let (mut engine, parent, child) = family(8, 8);
@@ -102,8 +103,8 @@ fn pages_that_nobody_shares_come_along() {
     engine.audit();
 }
 
-/// A page that parent and child share leaves: the child is charged, finds the parent's copy when its own turn comes, and the frame is
-/// free when both have left, with one copy for the two.
+/// A page that parent and child share is evicted: the child is charged, and finds the parent's copy
+/// when its own turn comes. The frame is free when both have left, with one copy for the two.
 #[test]
 fn a_shared_page_leaves_with_its_heir_s_and_is_stored_once() {
     let (mut engine, parent, child) = family(8, 1000);
@@ -134,7 +135,8 @@ fn a_shared_page_leaves_with_its_heir_s_and_is_stored_once() {
     assert_eq!(freed, [(TierId(0), Slot(77))]);
 }
 
-/// What only a process that ends was charged for goes to an heir; what another is charged for does not.
+/// Frames that only an ending process was charged for go to an heir. Frames that another is charged
+/// for do not.
 #[test]
 fn frames_pass_to_an_heir_when_their_owner_ends() {
     let (mut engine, parent, child) = family(8, 1000);

@@ -1,4 +1,5 @@
-//! The refault distance that a policy is told: pages chosen to leave since this one was, however long storing takes.
+//! The refault distance that a policy gets: pages selected since this one was, however long storing
+//! takes.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! A fork child's inherited pages: in memory, but not the policy's.
+//! A fork child's inherited pages: in memory, but unknown to the policy.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use undercroft_engine::{
 };
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict, by_name};
 
-/// Knows what was inserted, and panics at a touch of anything else.
+/// Knows what was inserted, and panics when any other page is touched.
 #[derive(Default)]
 struct Strict(HashSet<PageNo>);
 
@@ -49,7 +49,8 @@ impl Reclaim for Strict {
     }
 }
 
-/// An engine without prefetch over one tier. * `retain`: copies there are kept.
+/// An engine without prefetch over one tier.
+/// * `retain`: copies there are kept.
 fn engine(reclaim: Box<dyn Reclaim>, retain: bool) -> Engine<VecLedger> {
     let config = Config {
         limit: Bytes(1 << 20),
@@ -85,7 +86,8 @@ fn touch_of_an_inherited_page_leaves_the_policy_alone() {
     engine.audit();
 }
 
-/// Also where one space holds several processes: what a fork child's pages are does not hang on addresses.
+/// A fork child's pages may also be in the same space as the parent's: inheriting does not depend
+/// on addresses.
 #[test]
 fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
     let mut engine = engine(by_name("lru").expect("a policy"), true);
@@ -95,7 +97,8 @@ fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
     let (mut batch, mut wake, mut freed) = (Vec::new(), Vec::new(), Vec::new());
     assert!(engine.select(1, &mut batch));
     assert_eq!(batch[0].page, VirtPage(1));
-    // One in memory, one on its way out, one that was never there; and what is known already stays as it is.
+    // One page in memory, one on its way out, one that was never there. A page that is known
+    // already stays as it is.
     for page in 1..4 {
         let to = VirtPage(600 + page);
         assert_eq!(engine.inherit(space, to, VirtPage(page)), Ok(()));
@@ -110,7 +113,8 @@ fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
     engine.settle(batch[0].at, Taken::Moved, &mut wake);
     engine.publish(batch[0].at, stored, &mut wake);
     assert_eq!(state(&engine, 601), PageState::Stored);
-    // The frame of page 2 goes with it; who has it yet is charged, and keeps the copy.
+    // The frame of page 2 goes with it. The process that still has the page is charged, and keeps
+    // the copy.
     assert!(engine.select(1, &mut batch));
     engine.settle(batch[0].at, Taken::Moved, &mut wake);
     engine.leave_frame_to(batch[0].at, space, VirtPage(602));
@@ -119,7 +123,7 @@ fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
     let heir = engine.entry(space, VirtPage(602));
     assert_eq!((heir.state, heir.slot), (PageState::Resident, Slot(6)));
     assert!(heir.flags.has(Flags::RETAINED) && !heir.flags.has(Flags::INHERITED));
-    // A copy is freed when nobody has it any more.
+    // A copy is freed when no page refers to it.
     engine.removed(space, VirtRange::new(VirtPage(0), VirtPage(512)));
     engine.take_freed(&mut freed);
     assert_eq!(freed, []);
@@ -130,7 +134,8 @@ fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
     engine.audit();
 }
 
-/// What was in the books elsewhere is no newer than it was: `active_inactive` has it with those used twice, which leave last.
+/// A page that the books had elsewhere counts as no newer than it was: `active_inactive` puts it
+/// with the pages used twice, which leave last.
 #[test]
 fn a_page_that_is_found_again_is_not_taken_for_a_new_one() {
     let mut engine = engine(by_name("active_inactive").expect("a policy"), false);
@@ -141,6 +146,6 @@ fn a_page_that_is_found_again_is_not_taken_for_a_new_one() {
     let mut batch = Vec::new();
     assert!(engine.select(4, &mut batch));
     let pages: Vec<u64> = batch.iter().map(|item| item.page.0).collect();
-    // Page 0 had to make way among those when page 1 came.
+    // Page 0 had to leave these when page 1 came.
     assert_eq!(pages, [0, 2, 3, 4]);
 }

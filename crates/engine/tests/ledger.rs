@@ -1,4 +1,5 @@
-//! Ledgers of dead managers that are cut off, damaged or made up: an error that says where, never a panic.
+//! Ledgers of dead managers that are cut off, damaged or made up give an error that says where,
+//! never a panic.
 
 #![allow(clippy::unwrap_used)] // everything here is a test
 
@@ -8,7 +9,7 @@ use undercroft_base::{Bytes, SpaceId};
 use undercroft_engine::{Config, Engine, FlatLedger, Ledger, LedgerError, Room, bytes_for, fuzz};
 use undercroft_policy::{prefetch, reclaim};
 
-/// SplitMix64: this crate's tests depend on no other.
+/// SplitMix64. This crate's tests depend on no other crate.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -17,7 +18,7 @@ fn next(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A word as a ledger might have it at this place, or nearly.
+/// A word that a ledger might have at this place, or nearly.
 fn plausible(state: &mut u64, place: usize) -> u64 {
     let random = next(state);
     let space = 1 + random % 3;
@@ -29,7 +30,7 @@ fn plausible(state: &mut u64, place: usize) -> u64 {
         },
         512..1024 => 1 << 63 | space << 36 | random >> 20 & 7,
         _ => {
-            // Mostly what can be: a stored page keeps no copy besides, and a kept copy is in a tier.
+            // Mostly possible ones: a stored page has no second copy, and a kept copy is in a tier.
             let state = random % 6;
             let flags = match state {
                 3 | 4 => random >> 3 & 0b11101,
@@ -62,7 +63,7 @@ fn made_up_ledgers_are_refused_or_recovered_and_never_panic() {
             };
             bytes.extend(word.to_le_bytes());
         }
-        // All chunks in use, or their entries would be refused.
+        // All chunks are in use; otherwise their entries would be refused.
         for chunk in 0..3 * u64::from(round % 8 != 0) {
             bytes.extend((512 + chunk as u16).to_le_bytes());
             bytes.extend((1 << 63 | (1 + chunk % 2) << 36 | chunk).to_le_bytes());

@@ -21,7 +21,7 @@ fn engine() -> (Engine<VecLedger>, SpaceId) {
     (engine, space)
 }
 
-/// Names `ranges` and lets what was chosen leave; the pages chosen.
+/// Names `ranges` and lets the selected pages leave. Returns them.
 fn take(engine: &mut Engine<VecLedger>, space: SpaceId, ranges: &[VirtRange]) -> Vec<u64> {
     let (mut batch, mut wake) = (Vec::new(), Vec::new());
     let any = engine.select_these(space, ranges, &mut batch);

@@ -1,4 +1,5 @@
-//! Managed ranges: what is attached and unmapped at random is what a set of pages says; what is in them already counts before it is found.
+//! Managed ranges. After random attaching and unmapping they equal a set of pages. Pages in them
+//! count before they are found.
 
 mod common;
 
@@ -53,7 +54,8 @@ fn regions_are_the_pages_attached_and_not_unmapped() {
     }
 }
 
-/// A client is attached with pages in memory, and faults while they are being counted: it may not come to have more than the limit.
+/// A client is attached with pages in memory, and faults while they are being counted. It may not
+/// get more than the limit.
 #[test]
 fn pages_that_will_be_found_take_room() {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
@@ -72,13 +74,13 @@ fn pages_that_will_be_found_take_room() {
     assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::NoRoom);
     assert!(!engine.reclaim_wanted(), "nothing is there to leave");
     let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
-    // A page that is told of takes its own room, not another's; some are told of twice.
+    // A page that is reported takes its own room, not another's. Some are reported twice.
     engine.found_resident(space, range(0, 60));
     engine.found_resident(space, range(50, 100));
     assert_eq!((engine.room(), engine.resident().0), (0, 100));
     engine.removed(space, range(0, 50));
     assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::Load);
-    // Fewer than were expected: what is missing counts until all have been told of.
+    // Fewer than were expected: the missing ones count until all are reported.
     engine.expect_found(PageCount(49));
     assert_eq!(engine.fault(fault(501), &mut plan), FaultAnswer::NoRoom);
     let mut waiters = Vec::new();
@@ -90,7 +92,7 @@ fn pages_that_will_be_found_take_room() {
     assert_eq!(engine.fault(fault(501), &mut plan), FaultAnswer::Load);
 }
 
-/// The thread that makes room must not wait for it; others do.
+/// The thread that makes room must not wait for it. Others do.
 #[test]
 fn an_urgent_fault_is_served_without_room() {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");

@@ -1,9 +1,9 @@
 //! Prints what each policy costs per call, in ns: `cargo run --release -p undercroft-policy
 //! --example policy_cost`.
 //!
-//! `select` takes pages out; those come back as `Returned` before they are touched. Argument: pages
-//! (default 65536, at least 64; larger ones show cache misses). Ratios of one run mean something,
-//! absolute times of a shared machine little.
+//! `select` takes pages out; they come back as `Returned` before they are touched. Argument: pages
+//! (default 65536, at least 64; larger numbers show cache misses). Compare figures of one run only:
+//! absolute times of a shared machine say little.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -26,7 +26,7 @@ impl Random {
     }
 }
 
-/// ns per call of the fastest of some rounds; `work` returns how many calls it made.
+/// ns per call in the fastest of several rounds. `work` returns how many calls it made.
 fn fastest(mut work: impl FnMut() -> usize) -> f64 {
     let round = |_| {
         let start = Instant::now();

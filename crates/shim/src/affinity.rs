@@ -1,10 +1,10 @@
-//! Stands in for the calls that ask and say which CPUs a thread may use.
+//! Stands in for the calls that read and set which CPUs a thread may use.
 //!
-//! The manager binds a thread that is alone in faulting to one CPU for some milliseconds
-//! (`pin.rs`). A program that sizes its pool of threads then would have one thread for life. So
-//! where the kernel's answer is one CPU, and the command page says that the thread is bound, the
-//! program is told the CPUs that it may use. What it chooses itself ends the binding. Raw system
-//! calls do not come by here.
+//! The manager binds a thread to one CPU for some milliseconds when it alone faults (`pin.rs`). A
+//! program that sizes its pool of threads at that moment would have one thread for life. So if the
+//! kernel's answer is one CPU, and the command page says that the thread is bound, the program gets
+//! the CPUs that it may really use. A choice of its own ends the binding. Raw system calls bypass
+//! this.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
@@ -27,7 +27,7 @@ unsafe extern "C" fn sched_setaffinity(tid: i32, bytes: usize, set: *const u8) -
     fail(unsafe { choose(tid as u32, bytes, set) }) as i32
 }
 
-/// Of a thread by its handle: the library's own function, where it is not the calling thread.
+/// The library's own function, for a thread that is not the calling one.
 type OfThread = unsafe extern "C" fn(usize, usize, *mut u8) -> i32;
 
 #[unsafe(no_mangle)]
@@ -62,7 +62,7 @@ unsafe extern "C" fn pthread_setaffinity_np(thread: usize, bytes: usize, set: *c
     }
 }
 
-/// Both C libraries' handle of a thread is the address of its control block, which the thread
+/// In both C libraries the handle of a thread is the address of its control block, which the thread
 /// pointer holds too.
 fn is_own(thread: usize) -> bool {
     crate::threads::control_block() == thread
@@ -88,12 +88,12 @@ fn own_id() -> u32 {
     unsafe { call3(nr::GETTID, 0, 0, 0) as u32 }
 }
 
-/// Writes the CPUs that thread `tid` (0: the calling one) may use; 0, or the negative error.
+/// Writes the CPUs that thread `tid` (0: the calling one) may use. Returns 0 or the negative error.
 unsafe fn ask(tid: u32, bytes: usize, set: *mut u8) -> isize {
     let page = command_page();
     let who = if tid == 0 { own_id() } else { tid };
     let is_bound = |page: &Page| page.bound.load(SeqCst) == who;
-    // Bound a moment ago, or from this moment on: the kernel's answer is of one moment between.
+    // Checked before and after the kernel's answer: the binding may begin or end in between.
     let before = page.as_ref().is_some_and(is_bound);
     // SAFETY: passed on.
     let got = unsafe { call3(nr::SCHED_GETAFFINITY, tid as usize, bytes, set as usize) };
@@ -121,7 +121,7 @@ unsafe fn ask(tid: u32, bytes: usize, set: *mut u8) -> isize {
     0
 }
 
-/// The program chooses CPUs for thread `tid`: it is not bound by the manager from here on.
+/// The program chooses CPUs for thread `tid`: the manager's binding ends here.
 unsafe fn choose(tid: u32, bytes: usize, set: *const u8) -> isize {
     if let Some(page) = command_page() {
         let who = if tid == 0 { own_id() } else { tid };
@@ -131,7 +131,7 @@ unsafe fn choose(tid: u32, bytes: usize, set: *const u8) -> isize {
     unsafe { call3(nr::SCHED_SETAFFINITY, tid as usize, bytes, set as usize) }
 }
 
-/// The calling thread is about to start another, which would inherit its one CPU: ends its binding.
+/// The calling thread is about to start another, which would inherit its one CPU. Ends its binding.
 pub(crate) fn free_own() {
     let Some(page) = command_page() else { return };
     if page.bound.load(Relaxed) == 0 {

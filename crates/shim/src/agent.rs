@@ -1,4 +1,4 @@
-//! The agent: a thread of the program that carries out the manager's orders.
+//! The agent: a thread of the program that carries out the manager's commands.
 
 use core::arch::asm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -11,7 +11,7 @@ use crate::page::Page;
 use crate::powerless::drop_rights;
 use crate::raw::{call3, nr};
 
-/// Starts the agent and waits until it has a descriptor table of its own.
+/// Starts the agent and waits until it has its own descriptor table.
 pub(crate) unsafe fn start_agent(
     command: usize,
     staging: usize,
@@ -20,9 +20,14 @@ pub(crate) unsafe fn start_agent(
     stack_top: usize,
 ) -> bool {
     let page = command as *const CommandPage;
-    // VM | FS | SIGHAND | THREAD | SYSVSEM | CHILD_CLEARTID | CHILD_SETTID: a thread of the
-    // program, but *not* FILES: its own descriptor table, so that the program may close what it
-    // likes and sees nothing of ours.
+    // VM
+    // FS
+    // SIGHAND
+    // THREAD
+    // SYSVSEM
+    // CHILD_CLEARTID
+    // CHILD_SETTID: a thread of the program, but *without* FILES. With its own descriptor table,
+    // the program may close any descriptor, and sees none of ours.
     let flags: usize = 0x100 | 0x200 | 0x800 | 0x1_0000 | 0x4_0000 | 0x20_0000 | 0x100_0000;
     // SAFETY: the new thread runs `agent` on its own mapped stack and never returns; registers
     // carry its arguments. The word that the kernel clears when it dies is in the command page,
@@ -76,7 +81,7 @@ unsafe extern "C" fn agent(
     // this thread's own.
     unsafe {
         call3(nr::PRCTL, 15, c"uc-agent".as_ptr() as usize, 0);
-        // 0: the process's userfaultfd, 1: that of the holding area; nothing else stays open.
+        // 0: the process's userfaultfd. 1: the holding area's. No other descriptor stays open.
         let (uffd, guard) = (
             call3(nr::FCNTL, uffd, 0, 10),
             call3(nr::FCNTL, guard, 0, 10),

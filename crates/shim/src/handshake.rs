@@ -1,4 +1,4 @@
-//! The handshake: connects to the manager and makes what it needs of this process.
+//! The handshake: connects to the manager and makes what the manager needs of this process.
 
 use core::mem::size_of;
 use core::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ pub(crate) struct SockAddr {
     pub(crate) path: [u8; 108],
 }
 
-/// The handshake. True when the process is under management; on any failure it goes on unmanaged.
+/// The handshake. True if the process is managed from now on. On any failure it runs on unmanaged.
 pub(crate) unsafe fn join(kind: u32, nonce: u64) -> bool {
     // SAFETY: see the callees; every descriptor made here is closed here, except those the agent
     // keeps.
@@ -82,14 +82,14 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
             return false;
         }
         let (command, own) = (command as usize, own as usize);
-        // Not in children: each has its own. No huge pages: pages are moved in one by one.
+        // Not in children: each has its own. No huge pages: pages are moved one by one.
         call3(nr::MADVISE, command, PAGE, 10);
         call3(nr::MADVISE, own, own_len, 10);
         call3(nr::MADVISE, own, own_len, 15);
-        // Where the program locks all it maps, this was locked and filled: it must be neither.
+        // A program that locks all it maps has locked and filled this: it must be neither.
         call3(nr::MUNLOCK, own, own_len, 0);
         call3(nr::MADVISE, own, own_len, 4);
-        // The stack must be there before it is needed inside a MOVE.
+        // The stack must be resident before it is needed inside a MOVE.
         core::ptr::write_bytes((own + 2 * STAGING_PAGES * PAGE) as *mut u8, 0, STACK);
         let mut beacon = BEACON.load(Relaxed);
         if beacon == 0 {
@@ -98,7 +98,7 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
                 return false;
             }
             beacon = fresh as u64;
-            // Missing in every fork child, whatever has touched it here; and a mapping of its own.
+            // Missing in every fork child, whatever touches it here; and in a mapping of its own.
             call3(nr::MUNLOCK, fresh as usize, PAGE, 0);
             call3(nr::MADVISE, fresh as usize, PAGE, 4);
             call3(nr::MADVISE, fresh as usize, PAGE, 18);

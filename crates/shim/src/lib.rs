@@ -1,10 +1,10 @@
-//! The shim: a shared object loaded into each program of a client. It connects to the manager at
-//! start, and keeps one agent thread that moves pages out on command.
+//! The shim: a shared object that is loaded into each program of a client. It connects to the
+//! manager at start, and keeps one agent thread that moves pages out on command.
 //!
-//! Runs inside somebody else's program, so: no heap, no stdio, no thread-local storage, no libc
-//! call but the registration of the fork handler and those it stands in for; raw system calls only.
-//! The agent touches nothing but its stack, the command page and the staging area, none of which is
-//! ever managed.
+//! It runs inside another program. So it uses no heap, no stdio, no thread-local storage and only
+//! raw system calls. Its only libc calls are the registration of the fork handler, and the
+//! functions that it stands in for. The agent touches only its stack, the command page and the
+//! staging area, none of which is ever managed.
 
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -37,7 +37,7 @@ use crate::raw::{PAGE, call3, nr};
 #[cfg(shared_object)]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // Nothing here panics by design; if it does, stop at once rather than run on in somebody's
+    // Nothing here panics by design. If it does, stop at once rather than run on in another
     // program.
     loop {
         // SAFETY: an undefined instruction ends the process.
@@ -45,16 +45,16 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     }
 }
 
-// Named by precompiled `core`, never called: nothing unwinds here. Hidden, so that it does not take
-// the place of the same symbol in programs written in Rust.
+// Precompiled `core` names it; nothing unwinds here, so it is never called. Hidden, so that it does
+// not take the place of the same symbol in programs written in Rust.
 global_asm!(
     ".globl rust_eh_personality",
     ".hidden rust_eh_personality",
     "rust_eh_personality: ud2"
 );
 
-// glibc runs the child handler in every fork() child; absent in other C libraries, whose children
-// are then served but not evicted from.
+// glibc runs the child handler in every fork() child. In other C libraries it is absent: their
+// children are served, but not evicted from.
 global_asm!(".weak __register_atfork", ".weak __environ");
 unsafe extern "C" {
     static __environ: *const *const u8;
@@ -71,8 +71,8 @@ unsafe extern "C" {
 static INIT: extern "C" fn(i32, *const *const u8, *const *const u8) = init;
 
 /// Path of the socket, NUL-terminated `sockaddr_un`.
-// In the file's data, as all that is written here: memory without a file would be a mapping that
-// can merge with the program's.
+// All that is written here is in the file's data. Memory without a file would be a mapping that can
+// merge with the program's.
 #[unsafe(link_section = ".data")]
 pub(crate) static mut ADDRESS: SockAddr = SockAddr {
     family: 1,
@@ -84,8 +84,8 @@ pub(crate) static BEACON: AtomicU64 = AtomicU64::new(0);
 /// The command page of this process; 0 before the first handshake.
 #[unsafe(link_section = ".data")]
 pub(crate) static COMMAND: AtomicU64 = AtomicU64::new(0);
-/// The process it belongs to: children that did not come from fork() inherit the number, not the
-/// page.
+/// The process that owns the command page. Children that were not made by fork() inherit the
+/// number, but not the page.
 #[unsafe(link_section = ".data")]
 pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 
@@ -93,10 +93,10 @@ extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) 
     // SAFETY: the dynamic linker passes the environment as a null-terminated array of C strings;
     // `ADDRESS` is written once, here, before any other thread exists.
     unsafe {
-        // musl passes its initialisers nothing, and has set the variable before; glibc has not.
+        // musl passes its initialisers nothing, but has set the variable before; glibc has not.
         let register: unsafe extern "C" fn(_, _, _, _) -> i32 = __register_atfork;
         let environment = core::ptr::addr_of!(__environ);
-        // The compiler takes the address of a symbol to be one.
+        // Without `black_box`, the compiler assumes that a symbol's address is never 0.
         let is_glibc = core::hint::black_box(register as usize) != 0;
         let environment = core::hint::black_box(environment);
         let envp = match is_glibc || environment.is_null() {
@@ -113,7 +113,7 @@ extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) 
     }
 }
 
-/// Copies the socket's path out of the environment; false when it is not there.
+/// Copies the socket's path out of the environment. False if it is not there.
 unsafe fn find_socket(mut envp: *const *const u8) -> bool {
     let name = SOCKET_VARIABLE.as_bytes();
     // SAFETY: walks C strings up to their NUL and the array up to its null, as the ABI lays them
@@ -144,8 +144,7 @@ unsafe fn find_socket(mut envp: *const *const u8) -> bool {
     false
 }
 
-/// Runs in the parent before fork(): no page may be on its way out while the child's memory is
-/// copied.
+/// Runs in the parent before fork(): no page may be moving out while the child's memory is copied.
 extern "C" fn before_fork() {
     affinity::free_own();
     if let Some(page) = command_page() {

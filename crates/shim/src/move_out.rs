@@ -1,4 +1,4 @@
-//! Carries out one order: moves pages into the staging area, and on into the holding area.
+//! Carries out one command: moves pages into the staging area, and on into the holding area.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -11,8 +11,8 @@ use crate::raw::{EBUSY, EEXIST, EINVAL, PAGE, call3, nr};
 /// Number of the request: see ioctl_userfaultfd(2).
 const UFFD_MOVE: usize = 0xC028_AA05;
 
-/// Pages and MOVEs in one exclusion of the reader: bounds how long a fault waits for the agent,
-/// some 20 us. Fewer at a time are no better: each fault that comes between two MOVEs costs the
+/// Most pages, and most MOVEs, in one exclusion of the reader. This bounds how long a fault waits
+/// for the agent: some 20 us. A smaller bound is no better: each fault between two MOVEs costs the
 /// program's CPU an interrupt, to flush what it has cached of the next page.
 const MOVE_PAGES_MAX: usize = 16;
 const MOVES_MAX: usize = 8;
@@ -20,15 +20,15 @@ const MOVES_MAX: usize = 8;
 /// Moves the listed pages into the staging area, page i to place i, and on into the holding area
 /// behind it.
 ///
-/// The first move is made on the process's own userfaultfd, which refuses it while a layout event
-/// waits to be read: a page of a mapping that took the place of the one meant is never moved. The
-/// second empties the staging area without an event, which dropping its pages would raise.
+/// The first move uses the process's own userfaultfd, which refuses it while a layout event is
+/// unread. So a page of a mapping that replaced the one meant is never moved. The second move
+/// empties the staging area without an event; dropping its pages would raise one.
 pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usize) {
-    // SAFETY: the pages are the program's own, moved on the manager's word; nothing here refers to
-    // them.
+    // SAFETY: the pages are the program's own, moved as the manager commands; nothing here refers
+    // to them.
     unsafe {
         let hold = staging + STAGING_PAGES * PAGE;
-        // DONTNEED: what was there is stored. Refused where the program has locked all its memory.
+        // DONTNEED: the old pages are stored. Refused if the program has locked all its memory.
         if call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4) == EINVAL {
             unlock(staging);
             call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
@@ -58,24 +58,25 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
             whole &= result == 0;
             moved |= low_bits(done) << at;
             at += done;
-            // After some progress the kernel says EAGAIN whatever stopped it: the next call tells.
+            // After some progress the kernel says EAGAIN, whatever stopped it: the next call tells
+            // the reason.
             if !stuck {
                 continue;
             }
-            // A range over two mappings moves nothing: the rest of the batch goes page by page.
+            // A range over two mappings moves nothing: the rest of the batch is moved page by page.
             if result == EINVAL && tried > 1 {
                 alone = at;
                 continue;
             }
             if result == EINVAL && !unlocked {
-                // The kernel moves between mappings of which both or neither are locked.
+                // The kernel moves between mappings only if both or neither are locked.
                 unlocked = true;
                 unlock(staging);
                 continue;
             }
             if result == EBUSY && retried != at {
-                // Shared with a fork relative, or pinned. Breaking the sharing changes no byte and
-                // helps the first; the second stays busy.
+                // Shared with a fork relative, or pinned. Breaking the sharing changes no byte. It
+                // helps if the page is shared; a pinned one stays busy.
                 retried = at;
                 let start = page.pages[at].load(Relaxed) as usize;
                 call3(nr::MADVISE, start, PAGE, 23); // MADV_POPULATE_WRITE
@@ -84,8 +85,8 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
             refused |= 1 << at;
             at += 1;
         }
-        // A forgotten page lies in the staging area, unknown: after an order that did not go
-        // through whole every place is tried.
+        // A page that the kernel forgot (see `pages_moved`) may be anywhere in the staging area. So
+        // if a command did not run to its end, every place is tried.
         let sought = if whole { moved } else { u64::MAX };
         let mut stranded = 0u64;
         let mut unlocks = 0;
@@ -100,14 +101,14 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
             moved |= low_bits(done) << at;
             at += done;
             if result == EINVAL && done == 0 && unlocks < UNLOCKS_MAX {
-                // The program is locking its mappings one by one, and has come to one of the two.
+                // The program is locking its mappings one by one, and has locked one of the two.
                 unlocks += 1;
                 unlock(staging);
                 continue;
             }
             if done == 0 {
-                // An empty place; or what nothing in the kernel does to private pages: the manager
-                // ends the program.
+                // The place is empty, or the MOVE failed in a way that no private page fails: the
+                // manager ends the program.
                 stranded |= moved & 1 << at;
                 at += 1;
             }
@@ -118,11 +119,11 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
     }
 }
 
-/// Times in one order that the shim's own memory is unlocked.
+/// How often the shim's own memory is unlocked in one command.
 const UNLOCKS_MAX: u32 = 64;
 
-/// Undoes what locked the shim's own memory with the program's: mlockall, or mlock of every
-/// mapping.
+/// Unlocks the shim's own memory, after the program locked it with its own: by mlockall, or by
+/// mlock of every mapping.
 unsafe fn unlock(staging: usize) {
     // SAFETY: the shim's own mapping; the contents stay.
     unsafe { call3(nr::MUNLOCK, staging, 2 * STAGING_PAGES * PAGE, 0) };
@@ -131,9 +132,9 @@ unsafe fn unlock(staging: usize) {
 /// Number of the request: see ioctl_userfaultfd(2).
 const UFFD_ZEROPAGE: usize = 0xC020_AA04;
 
-/// Maps zeros at the places of the holding area where an order left nothing. Nobody serves faults
-/// there: whoever touches every mapping (mlockall, a collector of garbage) must find a page, and is
-/// woken.
+/// Maps zeros at the places of the holding area where a command left no page. Faults there are not
+/// served. A thread that touches every mapping (mlockall, a garbage collector) must find a page,
+/// and is woken.
 pub(crate) unsafe fn fill_holding(uffd: usize, page: &Page, staging: usize) {
     let hold = staging + STAGING_PAGES * PAGE;
     let empty = !page.moved.load(Relaxed) | page.stranded.load(Relaxed);
@@ -145,7 +146,7 @@ pub(crate) unsafe fn fill_holding(uffd: usize, page: &Page, staging: usize) {
     }
 }
 
-/// Maps zeros at `count` pages from `start`, up to one that is there.
+/// Maps zeros at `count` pages from `start`, up to the first one that is there.
 unsafe fn fill(uffd: usize, start: usize, count: usize) {
     let mut request = [start as u64, (count * PAGE) as u64, 0, 0u64];
     // SAFETY: the shim's own memory, registered with `uffd`; `request` is live.
@@ -159,20 +160,20 @@ unsafe fn fill(uffd: usize, start: usize, count: usize) {
     };
 }
 
-/// What became of some pages of an order.
+/// What became of some pages of a command.
 struct Moved {
-    /// So many, from the first on, have moved.
+    /// How many have moved, from the first on.
     done: usize,
-    /// What the last MOVE said: 0, or why it did not move its run.
+    /// The result of the last MOVE: 0, or why it did not move its run.
     result: isize,
     /// Pages of the last run.
     tried: usize,
-    /// Nothing of the last run moved, and `result` says why.
+    /// Nothing of the last run moved; `result` says why.
     stuck: bool,
 }
 
 /// Moves the pages of places `at..last` into the staging area, a run of neighbours at a time, until
-/// one does not move whole. Place `at` has a page; from place `alone` on a run is of one page.
+/// one does not move whole. Place `at` has a page. From place `alone` on, a run is one page.
 unsafe fn move_runs(
     page: &CommandPage,
     staging: usize,
@@ -199,7 +200,7 @@ unsafe fn move_runs(
         }
         let to = (staging + next * PAGE) as u64;
         let mut request = [to, start, (tried * PAGE) as u64, 0, 0u64];
-        // SAFETY: the pages are the program's own, moved on the manager's word.
+        // SAFETY: the pages are the program's own, moved as the manager commands.
         unsafe {
             result = call3(nr::IOCTL, 0, UFFD_MOVE, request.as_mut_ptr() as usize);
             let done = pages_moved(result, &request);
@@ -215,12 +216,12 @@ unsafe fn move_runs(
     }
 }
 
-/// Pages that a MOVE (its `uffdio_move`, and what the call said) has moved, from the first on. Its
-/// target was empty.
+/// How many pages a MOVE has moved, from the first on. `request` is its `uffdio_move`, `result` the
+/// call's result. Its target was empty.
 ///
-/// Linux 6.18 forgets pages that it moved right after it had to look at one again (a page used by
-/// another processor meanwhile is enough). It then finds them at the target and says EEXIST: so
-/// where EEXIST comes first, one has moved.
+/// Linux 6.18 forgets pages that it moved just after it had to look at one again. (A page that
+/// another processor uses meanwhile is enough.) It then finds them at the target and says EEXIST.
+/// So EEXIST as the first result means that one page has moved.
 unsafe fn pages_moved(result: isize, request: &[u64; 5]) -> usize {
     // SAFETY: `request` is live; the kernel has written to it.
     let said = unsafe { core::ptr::read_volatile(&request[4]) } as i64;

@@ -1,8 +1,10 @@
-//! Stands in for mremap: carries out piece by piece a move that the kernel refuses on our account.
+//! Stands in for mremap: if the kernel refuses a move only because of us, carries it out piece by
+//! piece.
 //!
 //! The kernel moves within one mapping only. A mapping that grew while it was managed may be in two
-//! pieces that a plain kernel would have merged: they look alike, and differ in nothing but who
-//! watches them. Where the pieces differ in anything else, the refusal is the program's own. Linux
+//! pieces, which a plain kernel would have merged: they differ in nothing but their userfaultfd. If
+//! the pieces differ in anything else, the refusal is the program's own affair. Needs Linux 6.11 or
+//! newer (PROCMAP_QUERY). Raw system calls bypass this.
 //! 6.11 or newer (PROCMAP_QUERY); raw system calls do not come by here.
 
 use core::mem::size_of;
@@ -13,15 +15,15 @@ const MAYMOVE: usize = 1;
 const FIXED: usize = 2;
 const DONTUNMAP: usize = 4;
 
-/// Most pieces of one move: more are refused as the kernel would.
+/// Most pieces of one move. With more, the kernel's refusal stands.
 const PIECES_MAX: usize = 64;
 
 /// `PROCMAP_QUERY`.
 const PROCMAP_QUERY: usize = 0xC068_6611;
-/// Of the answer: `r`, `w`, `x`, shared.
+/// In the answer: `r`, `w`, `x`, shared.
 const PERMISSIONS: u64 = 0xf;
 
-/// `struct procmap_query`, without a name asked for.
+/// `struct procmap_query`, without asking for a name.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Query {
@@ -41,7 +43,7 @@ struct Query {
 
 const _: () = assert!(size_of::<Query>() == 104);
 
-/// A move in pieces: the end of each, and where all of it goes.
+/// A move in pieces: the end of each, and the target of all.
 struct Pieces {
     old: usize,
     ends: [usize; PIECES_MAX],
@@ -85,9 +87,9 @@ unsafe extern "C" fn mremap(
         count,
         new: new as usize,
     };
-    // SAFETY: as the program asked: its mapping goes to `new`, and what is there goes away.
+    // SAFETY: as the program asked: its mapping goes to `new`, and what was there goes away.
     let result = unsafe { pieces.carry_out(new_bytes, flags) };
-    // SAFETY: what is unmapped is our own reservation, or what the program asked to be cut off.
+    // SAFETY: this unmaps our own reservation, or what the program asked to cut off.
     unsafe {
         if result < 0 && flags & FIXED == 0 {
             call3(nr::MUNMAP, new as usize, new_bytes, 0);
@@ -98,14 +100,14 @@ unsafe extern "C" fn mremap(
     if result < 0 { fail(result) } else { new }
 }
 
-/// Bytes of whole pages; `None` for none, or too many.
+/// Bytes rounded up to whole pages. `None` for 0 bytes, or too many.
 fn whole(bytes: usize) -> Option<usize> {
     let whole = bytes.checked_add(PAGE - 1)? & !(PAGE - 1);
     (whole > 0).then_some(whole)
 }
 
-/// The ends of the mappings that `bytes` from `old` on lie in: at least two, side by side, of
-/// private anonymous memory with the same permissions.
+/// The ends of the mappings that `bytes` from `old` on lie in. They are at least two, side by side,
+/// of private anonymous memory with the same permissions.
 fn pieces(old: usize, bytes: usize) -> Option<([usize; PIECES_MAX], usize)> {
     let end = old.checked_add(bytes)?;
     // SAFETY: a path that lives for ever; O_RDONLY | O_CLOEXEC.
@@ -149,8 +151,8 @@ fn pieces(old: usize, bytes: usize) -> Option<([usize; PIECES_MAX], usize)> {
 }
 
 impl Pieces {
-    /// Moves all pieces; the last one grows to what `new_bytes` leaves it. On a refusal those
-    /// before go back, and the kernel's answer is returned.
+    /// Moves all pieces; the last one takes the rest of `new_bytes`. On a refusal the pieces before
+    /// it move back, and the kernel's answer is returned.
     ///
     /// # Safety
     /// The old range and the new one are the program's to move.

@@ -1,4 +1,4 @@
-//! The command page as this process has it: its words, with the processor's own atomics.
+//! The command page in this process: its words, with the processor's own atomics.
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering, Ordering::*};
@@ -10,7 +10,7 @@ use undercroft_wire::protocol::CommandPage;
 use crate::raw::{call3, call6, nr};
 use crate::{COMMAND, OWNER};
 
-/// A command page as this process has it mapped: for as long as the address space lives.
+/// A command page that is mapped in this process for as long as the address space lives.
 #[derive(Clone, Copy)]
 pub(crate) struct Page(pub(crate) &'static CommandPage);
 
@@ -31,7 +31,7 @@ pub(crate) fn command_page() -> Option<Page> {
     if command.is_null() || OWNER.load(Relaxed) != pid {
         return None;
     }
-    // SAFETY: it stays mapped as long as the address space of its owner, which is this process.
+    // SAFETY: it stays mapped as long as its owner's address space, which is this process's.
     Some(Page(unsafe { &*command }))
 }
 
@@ -46,8 +46,7 @@ fn word_of(page: &CommandPage, word: Word) -> &AtomicU32 {
     }
 }
 
-/// The words as they are: in the mapped page, with the processor's own atomics and the kernel's
-/// futexes.
+/// The real words: in the mapped page, with the processor's own atomics and the kernel's futexes.
 impl Shared for Page {
     #[inline(always)]
     fn load(&self, word: Word, order: Ordering) -> u32 {

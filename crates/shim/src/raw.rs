@@ -1,4 +1,4 @@
-//! Raw system calls, and their numbers. Nothing here knows what they are for.
+//! Raw system calls and their numbers.
 
 use core::arch::{asm, global_asm};
 
@@ -76,8 +76,8 @@ unsafe extern "C" {
     fn __errno_location() -> *mut i32;
 }
 
-/// What a function of the C library returns for the result of a system call: -1 and `errno` for an
-/// error, the result otherwise.
+/// The result that a C library function returns for a system call: -1 and `errno` for an error, the
+/// value otherwise.
 pub(crate) fn fail(result: isize) -> isize {
     if !(-4095..0).contains(&result) {
         return result;

@@ -65,7 +65,7 @@ pub(crate) unsafe fn send<T>(socket: isize, message: &T, fds: [i32; 2], count: u
     }
 }
 
-/// Receives `message`; the descriptors that came along, or -1.
+/// Receives `message`. Returns the descriptors that came along, or -1 for each missing one.
 pub(crate) unsafe fn receive<T>(socket: isize, message: &mut T) -> Option<[i32; 2]> {
     let mut control = Control {
         len: 0,

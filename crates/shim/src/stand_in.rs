@@ -7,9 +7,9 @@ const GUARD_INSTALL: usize = 102;
 
 /// Stands in for the C library's madvise.
 ///
-/// Guard pages drop contents and tell nobody. Dropping them once more tells the manager, and keeps
-/// the old contents from coming back when the guard is removed. A page that was on its way back
-/// meanwhile may have taken the guard's place, so it is installed once more.
+/// Guard pages drop contents without an event. Dropping the contents once more gives the manager
+/// its event. It also keeps the old contents from returning when the guard is removed. A page that
+/// was being loaded meanwhile may have replaced the guard, so the guard is installed once more.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn madvise(address: usize, length: usize, advice: i32) -> i32 {
     let advice = advice as u32 as usize;

@@ -1,10 +1,10 @@
-//! Keeps the control blocks of the program's threads in memory: the kernel writes there when a
-//! thread ends, past userfaultfd, and who joins a thread whose block was missing at that moment
-//! waits for ever.
+//! Keeps the control blocks of the program's threads in memory. The kernel writes there when a
+//! thread ends, and that write bypasses userfaultfd. If the block is missing then, a thread that
+//! joins it waits for ever.
 //!
 //! Stands in for `pthread_create`: each new thread locks its own block before it runs the program's
 //! function. The kernel then refuses to move the page out. Threads made in other ways are found by
-//! the manager, a little later.
+//! the manager a little later.
 
 use core::arch::{global_asm, naked_asm};
 use core::ffi::{CStr, c_void};
@@ -18,10 +18,10 @@ const MLOCK: usize = 149;
 /// glibc's and musl's `struct pthread` are smaller.
 const CONTROL_BLOCK: usize = 0x900;
 
-/// Threads that can be between creation and start at once; the ones beyond lock nothing.
+/// Most threads between creation and start at once. Further ones do not lock their blocks.
 const STARTS: usize = 64;
 
-/// What a new thread is to run.
+/// What a new thread will run.
 struct Start {
     taken: AtomicU32,
     function: AtomicUsize,
@@ -47,7 +47,7 @@ unsafe extern "C" {
 const EAGAIN: i32 = 11;
 const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
 
-/// The definition of `name` that the one here stands before, or 0; looked up once.
+/// The next definition of `name` after ours, or 0. Looked up once.
 pub(crate) fn next(name: &CStr, found: &AtomicUsize) -> usize {
     let mut at = found.load(Relaxed);
     if at == 0 && dlsym as *const () as usize != 0 {
@@ -58,7 +58,8 @@ pub(crate) fn next(name: &CStr, found: &AtomicUsize) -> usize {
     at
 }
 
-/// Address of the calling thread's control block: both C libraries keep it in its first word.
+/// Address of the calling thread's control block. Both C libraries keep it in the block's first
+/// word.
 #[inline(always)]
 pub(crate) fn control_block() -> usize {
     let block: usize;
@@ -105,8 +106,8 @@ unsafe extern "C" fn pthread_create(
     result
 }
 
-/// First function of a thread: gets ready, then becomes the program's function, with nothing of
-/// ours on the stack.
+/// First function of a thread: gets ready, then jumps to the program's function, and leaves nothing
+/// on the stack.
 #[unsafe(naked)]
 unsafe extern "C" fn begin(start: *mut c_void) -> *mut c_void {
     naked_asm!(
@@ -128,7 +129,7 @@ struct Call {
 
 unsafe extern "C" fn get_ready(start: *const Start) -> Call {
     // SAFETY: `pthread_create` above passed it. Both C libraries keep the address of the control
-    // block in its first word. A refusal (RLIMIT_MEMLOCK) leaves it to the manager.
+    // block in its first word. If locking is refused (RLIMIT_MEMLOCK), the manager locks it later.
     unsafe {
         call3(MLOCK, control_block(), CONTROL_BLOCK, 0);
         let start = &*start;

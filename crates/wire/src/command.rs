@@ -1,19 +1,18 @@
 //! The protocol of the command page, both halves: what the manager, the agent and forking threads
 //! do to its words, and in which order.
 //!
-//! Compiled into the shim, into the manager, and into a model that runs these same functions
-//! through the interleavings and stale reads that the memory allows
-//! (`crates/manager/tests/command_model`). `no_std`: only `core`. Nothing here knows what an order
-//! says or what is done about it: that is between the callers, who may touch it when these
-//! functions say so.
+//! Compiled into the shim and the manager. A model runs these same functions through all
+//! interleavings and stale reads that the memory model allows
+//! (`crates/manager/tests/command_model`). `no_std`: only `core`. Nothing here knows what a command
+//! says or how it is carried out. These functions only say when the callers may touch it.
 //!
-//! Two exclusions, each Dekker's: a side sets its word, then looks at the other's, all of it
-//! sequentially consistent, so at least one of two sees the other.
+//! There are two exclusions, each Dekker's: a side sets its word, then reads the other's. All of it
+//! is sequentially consistent, so at least one of two sees the other.
 
 use core::sync::atomic::Ordering::{self, *};
 use core::time::Duration;
 
-/// The words that decide who may do what; each is the field of that name of [`CommandPage`].
+/// The words that decide who may do what. Each is the field of [`CommandPage`] of that name.
 ///
 /// [`CommandPage`]: crate::protocol::CommandPage
 #[allow(missing_docs, reason = "the fields of the page say it")]
@@ -30,7 +29,7 @@ pub enum Word {
     Ready,
 }
 
-/// What the protocol asks of the memory that it is in, and of the kernel.
+/// What the protocol needs of its memory and of the kernel.
 pub trait Shared {
     /// An atomic load.
     fn load(&self, word: Word, order: Ordering) -> u32;
@@ -38,15 +37,14 @@ pub trait Shared {
     fn store(&self, word: Word, value: u32, order: Ordering);
     /// Adds `value`, wrapping; sequentially consistent.
     fn add(&self, word: Word, value: u32);
-    /// Sleeps while `word` is `expected`, until woken, or for `limit`; may return for no reason. A
-    /// full barrier before the look.
+    /// Sleeps while `word` is `expected`, until woken, or for `limit`. May return without a reason.
+    /// A full barrier before `word` is read.
     fn wait(&self, word: Word, expected: u32, limit: Option<Duration>);
-    /// Wakes up to `count` who sleep on `word`. A full barrier first.
+    /// Wakes up to `count` threads that sleep on `word`. A full barrier before that.
     fn wake(&self, word: Word, count: u32);
     /// A moment between two looks at a word; `long`: others may have the processor.
     fn pause(&self, long: bool);
-    /// How often to look before something slower is done. The model has no time for more than a
-    /// few.
+    /// How often to poll before something slower is done. The model polls only a few times.
     #[inline(always)]
     fn looks(most: u32) -> u32 {
         most
@@ -56,30 +54,30 @@ pub trait Shared {
 /// Value of [`Word::ReaderWants`]: the reader sleeps until [`Word::Busy`] is cleared.
 pub const READER_SLEEPS: u32 = 2;
 
-/// Longest wait for an agent before the caller looks whether its process still lives.
+/// Longest wait for an agent before the caller checks that its process still lives.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Looks at a busy agent before sleeping until it is done: some 20 us, as long as it may take.
+/// How often to poll a busy agent before sleeping until it is done: some 20 us, its usual time.
 const EXCLUDE_LOOKS: u32 = 800;
 
-/// Longest sleep until a busy agent is looked at again.
+/// Longest sleep until a busy agent is polled again.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Looks at the fork gate before sleeping.
+/// How often to poll the fork gate before sleeping.
 const FORK_LOOKS: u32 = 100;
 
-/// Looks at the reader before giving the processor away between them: it has read a few messages by
-/// then, or lost its CPU.
+/// How often to poll the reader before yielding the CPU between polls. By then it has read a few
+/// messages, or lost its CPU.
 const READER_LOOKS: u32 = 2000;
 
-/// All who sleep.
+/// Every thread that sleeps.
 const ALL: u32 = u32::MAX >> 1;
 
 // The manager's half.
 
 /// Claims the right to take pages out: fork() in the program waits until [`release`]. False while
-/// the program is inside fork(), and while it has no agent that runs: try later. An agent that is
-/// still to start would carry out an order long after it was given up.
+/// the program is inside fork(), and while it has no running agent: try later. An agent that is
+/// still to start would carry out a command long after it was given up.
 #[inline]
 pub fn claim(page: &impl Shared) -> bool {
     if page.load(Word::Agent, Acquire) == 0 {
@@ -93,7 +91,7 @@ pub fn claim(page: &impl Shared) -> bool {
     false
 }
 
-/// What was moved out has been read and published.
+/// The pages that were moved out have been read and published.
 #[inline]
 pub fn release(page: &impl Shared) {
     page.store(Word::InHand, 0, SeqCst);
@@ -102,10 +100,10 @@ pub fn release(page: &impl Shared) {
     }
 }
 
-/// Posts an order, which `write` writes down; returns its number. One at a time, between [`claim`]
-/// and [`release`]. The caller holds the layout lock for reading since it made sure that each page
-/// is still what it thinks it is: an event acknowledged later cancels this order, one acknowledged
-/// before has been seen. [`wait`] tells the agent.
+/// Posts a command, which `write` writes down. Returns its number. One command at a time, between
+/// [`claim`] and [`release`]. The caller has checked each page, and has held the layout lock for
+/// reading since. So events acknowledged before are known, and an event acknowledged later cancels
+/// this command. [`wait`] wakes the agent.
 #[inline]
 pub fn post(page: &impl Shared, write: impl FnOnce()) -> u32 {
     write();
@@ -114,9 +112,9 @@ pub fn post(page: &impl Shared, write: impl FnOnce()) -> u32 {
     seq
 }
 
-/// Tells the agent of order `seq` and waits until it is answered; false when the agent died.
-/// `alive` is asked now and then. With no lock held: the agent may take the caller's CPU at once,
-/// for the whole order.
+/// Wakes the agent for command `seq` and waits for the answer. False if the agent died; `alive` is
+/// asked now and then. The caller holds no lock: the agent may take the caller's CPU at once, for
+/// the whole command.
 #[inline]
 pub fn wait(page: &impl Shared, seq: u32, alive: impl Fn() -> bool) -> bool {
     page.wake(Word::Seq, 1);
@@ -132,7 +130,7 @@ pub fn wait(page: &impl Shared, seq: u32, alive: impl Fn() -> bool) -> bool {
     }
 }
 
-/// The order in progress must not move pages any more. Called between [`exclude_agent`] and
+/// The command in progress must move no more pages. Called between [`exclude_agent`] and
 /// [`admit_agent`], so it takes effect before the next page.
 #[inline]
 pub fn cancel(page: &impl Shared) {
@@ -140,13 +138,13 @@ pub fn cancel(page: &impl Shared) {
     page.store(Word::Cancelled, seq, Release);
 }
 
-/// Returns when the agent is not moving pages; it will not start before [`admit_agent`]. The caller
-/// holds the layout lock for writing. Cost: two loads when it is idle; at most what
-/// [`between_events`] is given to do otherwise.
+/// Returns when the agent is moving no pages. It moves none before [`admit_agent`]. The caller
+/// holds the layout lock for writing. Cost: two loads when the agent is idle; otherwise at most the
+/// work given to [`between_events`].
 #[inline]
 pub fn exclude_agent<S: Shared>(page: &S, alive: impl Fn() -> bool) {
     if page.load(Word::Done, Acquire) == page.load(Word::Seq, Acquire) {
-        return; // it has no order, and is given none while the layout lock is held
+        return; // it has no command, and gets none while the layout lock is held
     }
     page.store(Word::ReaderWants, 1, SeqCst);
     for _ in 0..S::looks(EXCLUDE_LOOKS) {
@@ -165,15 +163,15 @@ pub fn exclude_agent<S: Shared>(page: &S, alive: impl Fn() -> bool) {
     }
 }
 
-/// Lets the agent go on.
+/// Lets the agent continue.
 #[inline]
 pub fn admit_agent(page: &impl Shared) {
     page.store(Word::ReaderWants, 0, Release);
 }
 
-// The program's half: its agent, and those of its threads that fork.
+// The program's half: its agent, and its forking threads.
 
-/// Tells who started the agent that it has what it needs of the starter.
+/// Tells the thread that started the agent that the agent needs nothing more of it.
 #[inline]
 pub fn announce(page: &impl Shared) {
     page.store(Word::Ready, 1, Release);
@@ -188,7 +186,7 @@ pub fn wait_for_agent(page: &impl Shared) {
     }
 }
 
-/// The agent waits for an order other than `last`; returns its number.
+/// The agent waits for a command other than `last`. Returns its number.
 #[inline]
 pub fn next_order(page: &impl Shared, last: u32) -> u32 {
     loop {
@@ -200,8 +198,8 @@ pub fn next_order(page: &impl Shared, last: u32) -> u32 {
     }
 }
 
-/// What the agent does to pages for order `seq`, at a time when the manager acknowledges no event;
-/// `None`: it is cancelled.
+/// Runs `act`, which carries out part of command `seq`, while the manager acknowledges no event.
+/// `None`: the command is cancelled.
 #[inline]
 pub fn between_events<S: Shared, R>(page: &S, seq: u32, act: impl FnOnce() -> R) -> Option<R> {
     exclude_reader(page);
@@ -211,14 +209,14 @@ pub fn between_events<S: Shared, R>(page: &S, seq: u32, act: impl FnOnce() -> R)
     result
 }
 
-/// The agent has written down what it did for order `seq`.
+/// The agent has written down what it did for command `seq`.
 #[inline]
 pub fn answer(page: &impl Shared, seq: u32) {
     page.store(Word::Done, seq, Release);
     page.wake(Word::Done, 1);
 }
 
-/// A thread that is about to fork waits until no page is on its way out, and keeps it so until
+/// A thread that is about to fork waits until no page is being moved out. None is until
 /// [`after_fork`].
 #[inline]
 pub fn before_fork<S: Shared>(page: &S) {
@@ -239,8 +237,7 @@ pub fn after_fork(page: &impl Shared) {
     page.add(Word::Forking, u32::MAX);
 }
 
-/// Sets [`Word::Busy`] at a time when the manager is not reading messages. Half of
-/// [`between_events`].
+/// Sets [`Word::Busy`] while the manager is not reading messages. Half of [`between_events`].
 #[inline]
 pub fn exclude_reader<S: Shared>(page: &S) {
     loop {
@@ -257,7 +254,7 @@ pub fn exclude_reader<S: Shared>(page: &S) {
     }
 }
 
-/// Clears [`Word::Busy`], and wakes the manager if it sleeps until then.
+/// Clears [`Word::Busy`], and wakes the manager if it sleeps on it.
 #[inline]
 fn admit_reader(page: &impl Shared) {
     page.store(Word::Busy, 0, SeqCst);

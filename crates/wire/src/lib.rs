@@ -1,6 +1,6 @@
-//! What the shim inside a client and the manager say to each other, as both of them compile it.
+//! The protocol between the shim inside a client and the manager; both compile it.
 //!
-//! `no_std`, plain data, no system call: [`protocol`] has the messages and the command page,
+//! `no_std`, plain data, no system call. [`protocol`] has the messages and the command page.
 //! [`command`] has what each side does to the page's words, and in which order.
 
 #![no_std]

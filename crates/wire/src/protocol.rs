@@ -1,13 +1,13 @@
-//! What the shim in the client and the manager say to each other: handshake messages and the shared
-//! command page.
+//! The messages of the handshake between shim and manager, and the command page that they share.
 //!
-//! Compiled into both sides, `no_std`: only `core`, only plain data. One handshake at program start
-//! or in a fork child:
+//! Compiled into both sides, `no_std`: only `core`, only plain data. There is one handshake at
+//! program start and one in each fork child:
 //! ```text
 //! shim -> manager   Hello { kind, nonce }
 //! manager -> shim   Welcome + [uffd device, command page]
-//! shim -> manager   Ready { addresses, agent } + [uffd of the process (unless it has one), uffd of
-//! the staging area] manager -> shim   Go + [uffd of the process]
+//! shim -> manager   Ready { addresses, agent } + [uffd of the process (unless it has one),
+//!                                                  uffd of the holding area]
+//! manager -> shim   Go + [uffd of the process]
 //! ```
 
 use core::mem::offset_of;
@@ -18,7 +18,7 @@ use crate::command::Word;
 /// First word of every message.
 pub const MAGIC: u32 = 0x5543_0001;
 
-/// Pages of the staging area: most pages of one command.
+/// Pages of the staging area, and so the most pages of one command.
 pub const STAGING_PAGES: usize = 64;
 
 /// Environment variable with the path of the manager's socket.
@@ -37,7 +37,7 @@ pub struct Hello {
     pub magic: u32,
     /// `KIND_*`.
     pub kind: u32,
-    /// Fork child: what the beacon page held. 0: the parent was not managed, so the child has no
+    /// Fork child: what the beacon page held. 0 if the parent was not managed: the child has no
     /// userfaultfd yet.
     pub nonce: u64,
 }
@@ -52,7 +52,7 @@ pub struct Answer {
     pub refused: u32,
 }
 
-/// What the shim has set up. Addresses are the client's.
+/// What the shim has set up. All addresses are the client's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
@@ -60,23 +60,23 @@ pub struct Ready {
     pub magic: u32,
     /// Always 0.
     pub reserved: u32,
-    /// Staging area, [`STAGING_PAGES`] pages, which the manager registers with the process's
-    /// userfaultfd; the holding area, as large; then the agent's stack up to `private_end`.
+    /// Staging area of [`STAGING_PAGES`] pages, which the manager registers with the process's
+    /// userfaultfd. The holding area follows, as large; then the agent's stack up to `private_end`.
     pub staging: u64,
-    /// End of the shim's own mapping that starts at `staging`.
+    /// End of the shim's mapping that starts at `staging`.
     pub private_end: u64,
-    /// One page that is never touched but by fork children.
+    /// One page that only fork children touch.
     pub beacon: u64,
 }
 
-/// Words of a set of CPUs: as many as the kernel can have (`CONFIG_NR_CPUS` of 8192).
+/// Words of a set of CPUs: for as many CPUs as the kernel can have (`CONFIG_NR_CPUS` of 8192).
 pub const CPU_WORDS: usize = 128;
 
 /// Move the listed pages into the staging area.
 pub const OP_MOVE: u32 = 1;
 
-/// The first run of set bits of `mask` within `from..count`, as (first, one past the last). Bit
-/// numbers; `count` at most 64.
+/// The first run of set bits of `mask` within `from..count`, as (first bit, one past the last).
+/// `count` is at most 64.
 pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> {
     let set = |at: &usize| mask >> *at & 1 == 1;
     let first = (from..count).find(set)?;
@@ -84,47 +84,48 @@ pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> 
     Some((first, end))
 }
 
-/// The page shared by one agent and the manager. All zero at first. What is done to it, and in
-/// which order: `command.rs`.
+/// The page shared by one agent and the manager. All zero at first. `command.rs` has what is done
+/// to it, and in which order.
 ///
-/// `seq`/`done`: a command is posted by writing `op`, `count`, `pages`, then increasing `seq` and
-/// waking it; it is done when
-/// `done == seq`. `busy`/`reader_wants` keep the agent from moving pages while a layout event is
-/// being acknowledged: each side sets its word, then looks at the other's.
+/// `seq`/`done`: a command is posted by writing `op`, `count` and `pages`, then increasing `seq`
+/// and waking its waiter. It is done when `done == seq`. `busy`/`reader_wants` keep the agent from
+/// moving pages while a layout event is acknowledged: each side sets its word, then reads the
+/// other's.
 #[repr(C)]
 pub struct CommandPage {
     /// Number of the last command posted; futex.
     pub seq: AtomicU32,
     /// Number of the last command done; futex.
     pub done: AtomicU32,
-    /// Thread id of the agent; the kernel clears it and wakes it (futex) when the agent dies.
+    /// Thread id of the agent. When the agent dies, the kernel clears it and wakes its waiters
+    /// (futex).
     pub agent: AtomicU32,
     /// The agent is inside a MOVE; futex.
     pub busy: AtomicU32,
-    /// The manager is about to read, or is reading, messages; `READER_SLEEPS`: it sleeps until
+    /// The manager is about to read messages, or reads them. `READER_SLEEPS`: it sleeps until
     /// `busy` is cleared.
     pub reader_wants: AtomicU32,
-    /// Number of a command that must not go on.
+    /// Number of a command that must stop.
     pub cancelled: AtomicU32,
     /// `OP_*`.
     pub op: AtomicU32,
-    /// Pages listed.
+    /// How many pages are listed.
     pub count: AtomicU32,
     /// Result: bit i = page i was moved (dropped, touched).
     pub moved: AtomicU64,
     /// Result: bit i = page i is pinned or shared.
     pub refused: AtomicU64,
-    /// Addresses, ascending; 0 = leave this place out.
+    /// Addresses, ascending; 0 = skip this place.
     pub pages: [AtomicU64; STAGING_PAGES],
-    /// Result: bit i = page i was moved, but not on into the holding area.
+    /// Result: bit i = page i was moved to the staging area, but not on into the holding area.
     pub stranded: AtomicU64,
-    /// Threads of the program inside fork(): the manager starts no command.
+    /// How many threads of the program are inside fork(). The manager then starts no command.
     pub forking: AtomicU32,
-    /// A command is posted, or its pages are in the staging area and not yet read: fork() waits,
-    /// because a child would depend on a staging area that goes away with its parent.
+    /// A command is posted, or its pages are in the staging area and not yet read. fork() waits: a
+    /// child must not depend on a staging area that ends with its parent.
     pub in_hand: AtomicU32,
-    /// The agent has a descriptor table of its own; futex. Between the agent and the thread that
-    /// starts it.
+    /// The agent has its own descriptor table; futex. The thread that starts the agent waits for
+    /// it.
     pub ready: AtomicU32,
     /// The thread that the manager has bound to one CPU for the moment; 0: none. The program clears
     /// it when it chooses CPUs itself.
@@ -136,7 +137,7 @@ pub struct CommandPage {
 const _: () = assert!(size_of::<CommandPage>() <= 4096, "it is mapped as one page");
 
 impl CommandPage {
-    /// Where the word of that name is, in bytes.
+    /// The byte offset of the word of that name.
     pub const fn offset(word: Word) -> usize {
         match word {
             Word::Seq => offset_of!(CommandPage, seq),

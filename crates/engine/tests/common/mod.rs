@@ -4,7 +4,8 @@ use undercroft_base::{Bytes, PAGE_BYTES, SpaceId, ThreadId, VirtPage};
 use undercroft_engine::{Config, Engine, Fault, FaultAnswer, Install, LoadPlan, Room, VecLedger};
 use undercroft_policy::reclaim::Reclaim;
 
-/// Keeps a reserve below `limit` pages, no copies of pages in memory, and brings nothing along. * `chunks`: of its ledger.
+/// Keeps a reserve below `limit` pages and no copies of resident pages. Does not prefetch.
+/// * `chunks`: of its ledger.
 pub fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<VecLedger> {
     let config = Config {
         limit: Bytes(limit * PAGE_BYTES as u64),

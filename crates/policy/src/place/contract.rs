@@ -8,7 +8,7 @@ use super::{
 };
 use crate::test_random::Random;
 
-/// A tier of any size, empty, full, or with more in it than it may have: its capacity was lowered.
+/// A tier of any size: empty, full, or overfull because its capacity was lowered.
 fn tier(random: &mut Random) -> TierState {
     let bits = random.below(40);
     let capacity = random.below(1 << bits);
@@ -60,7 +60,8 @@ proptest! {
     }
 }
 
-/// Carried out, migrations come to an end: each makes room, or there is nothing left to move.
+/// Migrations that are carried out come to an end: each makes room, until there is nothing left to
+/// move.
 #[test]
 fn every_placement_is_content_after_its_migrations() {
     for name in NAMES {

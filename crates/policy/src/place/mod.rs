@@ -1,7 +1,7 @@
-//! Placement policies: which tier takes a page that leaves memory, and what moves on to a lower
-//! tier, when, and how much.
+//! Placement policies. They decide which tier takes an evicted page, and what is demoted, when and
+//! how much.
 //!
-//! The live manager, the replay and the storms ask this and carry out the answer; none of them
+//! The live manager, the replay and the storms ask this and carry out the answer. None of them
 //! chooses a tier itself.
 
 #[cfg(test)]
@@ -14,20 +14,20 @@ use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, TierId};
 /// Most tiers of one client.
 pub const TIERS_MAX: usize = 8;
 
-/// Pages that leave memory together.
+/// Pages that are evicted together.
 pub const BATCH_PAGES: u64 = 64;
 
 /// Most pages of one migration: 1 MiB, one slab of a block tier.
 pub const MIGRATE_PAGES_MAX: u64 = 256;
 
-/// Part of the limit, in percent, that tiers in memory may take where a tier below has the rest.
+/// Part of the limit, in percent, that tiers in memory may take if there is a tier below them.
 const POOL_PERCENT_ABOVE: u32 = 50;
 
-/// The same where there is no tier below.
+/// The same if there is no tier below.
 const POOL_PERCENT_ALONE: u32 = 95;
 
-/// The part of the memory limit, in percent, that a tier in memory may take. * `last`: there is no
-/// tier below it.
+/// The part of the memory limit, in percent, that a tier in memory may take.
+/// * `last`: there is no tier below it.
 pub fn pool_percent(last: bool) -> u32 {
     if last {
         POOL_PERCENT_ALONE
@@ -36,10 +36,10 @@ pub fn pool_percent(last: bool) -> u32 {
     }
 }
 
-/// How long a tier takes to give a page back.
+/// How long a tier takes to load a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LatencyClass {
-    /// About a microsecond, on the thread that asks.
+    /// About a microsecond, on the loading thread.
     Memory,
     /// A request to a device.
     Device,
@@ -50,23 +50,23 @@ pub enum LatencyClass {
 pub struct TierState {
     /// Most bytes it may hold.
     pub capacity: Bytes,
-    /// Bytes taken of them.
+    /// Bytes in use.
     pub held: Bytes,
-    /// DRAM that it costs now: counts towards the client's limit.
+    /// DRAM that it uses now. It counts towards the client's limit.
     pub dram: Bytes,
     /// How fast it is.
     pub latency: LatencyClass,
-    /// Pages may be moved on from it.
+    /// Whether pages may be demoted from it.
     pub demotes: bool,
 }
 
 impl TierState {
-    /// What it has room for.
+    /// Bytes that are free.
     pub fn headroom(&self) -> Bytes {
         Bytes(self.capacity.0.saturating_sub(self.held.0))
     }
 
-    /// What it can hold, in pages that do not compress.
+    /// Its capacity in pages that do not compress.
     pub fn capacity_pages(&self) -> PageCount {
         PageCount(self.capacity.0 / PAGE_BYTES as u64)
     }
@@ -79,8 +79,7 @@ pub struct PageFacts {
     pub no: PageNo,
 }
 
-/// Tiers to try, one after the other, each at most once. A page that none of them takes stays in
-/// memory.
+/// Tiers to try in order, each at most once. If none takes the page, it stays in memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TierOrder {
     tiers: [u8; TIERS_MAX],
@@ -88,7 +87,7 @@ pub struct TierOrder {
 }
 
 impl TierOrder {
-    /// From the first tier down to the last of `count`.
+    /// All of `count` tiers, the fastest first.
     #[inline]
     pub fn downwards(count: usize) -> TierOrder {
         TierOrder {
@@ -97,13 +96,13 @@ impl TierOrder {
         }
     }
 
-    /// `tier` is tried after those there are. Panics: there are [`TIERS_MAX`] already.
+    /// Adds `tier` as the last to try. Panics if there are [`TIERS_MAX`] already.
     pub fn then(&mut self, tier: TierId) {
         self.tiers[usize::from(self.count)] = tier.0;
         self.count += 1;
     }
 
-    /// The tier to try after `rank` others.
+    /// The tier to try after `rank` others failed.
     #[inline]
     pub fn get(&self, rank: usize) -> Option<TierId> {
         (rank < usize::from(self.count)).then(|| TierId(self.tiers[rank]))
@@ -123,28 +122,28 @@ pub struct Migration {
     pub from: TierId,
     /// Where they go.
     pub to: TierId,
-    /// How many, at most; the oldest first.
+    /// At most this many, the oldest first.
     pub pages: PageCount,
 }
 
-/// Decides where pages are kept. `tiers` are all of the client's, fastest first.
+/// Decides where pages are kept. `tiers` are all tiers of the client, fastest first.
 pub trait Place: Send {
     /// The tiers to offer a page to. Called once for each page that needs a new copy, with the
     /// engine locked: O(tiers), no allocation.
     fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder;
 
-    /// What should move on before the next batch leaves memory, if anything. The caller carries it
-    /// out and asks again, until there is nothing, or nothing could be moved. O(tiers).
+    /// What should be demoted before the next batch leaves memory, if anything. The caller carries
+    /// it out and asks again, until the answer is nothing or nothing could be moved. O(tiers).
     fn migrate(&mut self, tiers: &[TierState]) -> Option<Migration>;
 
     /// The name the user knows it by.
     fn name(&self) -> &'static str;
 }
 
-/// The placement policies there are; the first is the default.
+/// The placement policies; the first is the default.
 pub const NAMES: [&str; 1] = ["waterfall"];
 
-/// Makes a policy that has seen nothing.
+/// Makes a policy without history.
 ///
 /// Errors: an unknown name; the message lists the valid ones.
 pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {

@@ -1,7 +1,7 @@
-//! New pages go to the fastest tier with room; the oldest of a full tier go on to the next.
+//! New pages go to the fastest tier with room. The oldest pages of a full tier go to the next one.
 //!
-//! Room is made ahead, so that new pages are not pushed past old ones: a tier that could not take
-//! the next two batches is relieved.
+//! Room is made ahead: a tier that could not take the next two batches is relieved. So new pages
+//! are not stored past old ones.
 
 use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
 
@@ -11,13 +11,13 @@ use super::{BATCH_PAGES, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, TierOrd
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waterfall;
 
-/// Room that a tier should have for the next batches; a small one has a quarter.
+/// Room that a tier should have for the next batches: at most a quarter of a small one.
 fn wanted(tier: &TierState) -> Bytes {
     let batches = 2 * BATCH_PAGES * PAGE_BYTES as u64;
     Bytes(batches.min(tier.capacity.0 / 4))
 }
 
-/// What is moved at once; of a small tier a quarter, so that what was just stored stays.
+/// How much moves at once: of a small tier a quarter, so that what was just stored stays.
 fn portion(tier: &TierState) -> PageCount {
     PageCount((tier.capacity_pages().0 / 4).clamp(1, MIGRATE_PAGES_MAX))
 }

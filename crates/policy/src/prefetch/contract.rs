@@ -6,7 +6,7 @@ use undercroft_base::{SpaceId, ThreadId, VirtPage};
 use super::{FaultSeen, NAMES, WINDOW_MAX, by_name};
 use crate::test_random::Random;
 
-/// Page numbers round the ends of the number space, of a heap, and of nothing in particular.
+/// Page numbers near the ends of the number space, in a heap, and anywhere.
 fn page(random: &mut Random, last: u64) -> u64 {
     match random.below(6) {
         0 => random.next(),

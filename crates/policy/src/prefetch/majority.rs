@@ -1,29 +1,30 @@
 //! Trend prefetch: a majority vote over the last strides of each access stream. The default.
 //!
-//! Source: Leap (ATC '20) §4.1-4.2, Boyer-Moore majority over windows of the last strides that
-//! double in size until one has a majority; the prefetch window doubles while the trend holds.
+//! Source: Leap (ATC '20) §4.1-4.2. A Boyer-Moore vote over windows of the last strides, which
+//! double in size until one has a majority. The prefetch window doubles while the trend holds.
 //! Differs:
-//! - A thread has up to [`STREAMS`] streams, told apart by address, so that `memcpy` or a matrix
-//!   product (several arrays read in turn) show one clean trend each instead of a mixture with
-//!   none.
-//! - Strides that jump out of a stream's neighbourhood are found by four equally spaced pages among
-//!   the last [`LOOSE`] + 1 faults that no stream claimed, so two far-striding scans may be
+//! - A thread has up to [`STREAMS`] streams, told apart by address. So `memcpy` or a matrix
+//!   product, which read several arrays in turn, show one clean trend each instead of a mixture
+//!   with none.
+//! - A stride that leaves its stream's neighbourhood is found by four equally spaced pages among
+//!   the last [`LOOSE`] + 1 faults that no stream claimed. So two scans with wide strides may be
 //!   interleaved.
-//! - Prefetched pages are mapped and do not fault: a scan that goes on appears as a fault just
-//!   behind the window. That is the hit, and the window doubles. A fault inside the window (the
-//!   engine brought less) keeps it.
-//! - A stride that is a multiple of the trend's looks like the trend: each window is left at its
-//!   end. So every [`PROBE_AFTER`]-th full window is left out, and the stride of the faults that
-//!   follow, if twice the same, is the trend.
-//! - Off the trend nothing is fetched; an eighth of the window is remembered, for scans that skip a
-//!   little.
+//! - Prefetched pages are mapped and do not fault. A scan that continues appears as a fault just
+//!   behind the window: that is the hit, and the window doubles. A fault inside the window means
+//!   that the engine brought less; it keeps the window.
+//! - A stride that is a multiple of the trend's looks like the trend: the scan leaves each window
+//!   at its end. So every [`PROBE_AFTER`]-th full window is not prefetched. If the next faults have
+//!   the same stride twice, that stride is the trend.
+//! - Off the trend nothing is prefetched. An eighth of the window is remembered, for scans that
+//!   skip a little.
 //!
 //! ```text
 //! fault at p, window 3, stride s:   p   p+s  p+2s  p+3s  p+4s  ...
 //!                                 fault [--- brought --]  next fault: trend holds, window 7
 //! ```
-//! First touches have their own streams. Threads are kept in a table of [`THREADS`]; the least
-//! recently faulting is replaced. Cost: O(1), no allocation after `new` (about 60 KiB).
+//! First touches have their own streams. Threads are kept in a table of [`THREADS`]; a new one
+//! replaces the one that faulted least recently. Cost: O(1), no allocation after `new` (about 60
+//! KiB).
 
 use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
@@ -31,29 +32,30 @@ use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 pub const THREADS: usize = 32;
 /// Streams of one thread.
 pub const STREAMS: usize = 6;
-/// Faults remembered that belong to no stream.
+/// Faults remembered that no stream claimed.
 pub const LOOSE: usize = 8;
 
 /// Strides remembered by one stream.
 const HISTORY: usize = 8;
-/// A fault this near to a stream's last one is taken to belong to it, trend or not.
+/// A fault this near to a stream's last one belongs to the stream, trend or not.
 const NEAR_PAGES: u64 = 32;
-/// A stream with a trend is kept this many faults longer than one without, so that random faults
-/// between do not push it out while its window is being consumed.
+/// A stream with a trend is kept this many faults longer than one without. So random faults do not
+/// replace it while the program uses its window.
 const TREND_FAULTS: u64 = 1024;
 /// First window of a new trend; then 7, 15, 31, 63.
 const WINDOW_FIRST: u32 = 3;
 
-/// Full windows of a trend until one is left out: costs a scan one more fault in a thousand pages.
+/// Full windows of a trend before one is left out. This costs a scan one more fault in a thousand
+/// pages.
 const PROBE_AFTER: u8 = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Probe {
-    /// Full windows brought since the last probe.
+    /// Full windows since the last probe.
     After(u8),
-    /// Nothing was brought: the next fault tells the stride.
+    /// No window was given: the next fault shows the stride.
     Asks,
-    /// It was this one; once more makes it the trend.
+    /// The next fault had this stride; once more makes it the trend.
     AsksAgain(i64),
 }
 
@@ -63,7 +65,7 @@ struct Stream {
     /// 0: no trend.
     stride: i64,
     window: u32,
-    /// What is left of the window after the trend broke.
+    /// What remains of the window size after the trend broke.
     memory: u32,
     used_at: u64,
     history: [i64; HISTORY],
@@ -96,12 +98,12 @@ impl Stream {
         self.len = (self.len + 1).min(HISTORY as u8);
     }
 
-    /// The `back`-th last stride, 0 = the newest.
+    /// The stride `back` faults ago; 0 = the newest.
     fn stride_at(&self, back: usize) -> i64 {
         self.history[(self.next as usize + HISTORY - 1 - back) % HISTORY]
     }
 
-    /// The majority stride of the last 2, else the last 4, else the last 8 strides.
+    /// The majority stride of the last 2 strides, else of the last 4, else of the last 8.
     fn majority(&self) -> Option<i64> {
         [2, 4, 8].into_iter().find_map(|size| {
             if size > self.len as usize {
@@ -122,7 +124,7 @@ impl Stream {
         })
     }
 
-    /// How many strides ahead `page` is, when the trend explains it.
+    /// How many strides ahead `page` is, if the trend explains it.
     fn steps_to(&self, page: u64) -> Option<u32> {
         if self.stride == 0 {
             return None;
@@ -143,7 +145,7 @@ impl Stream {
         (1..=limit).contains(&steps).then_some(steps as u32)
     }
 
-    /// The trend holds: `steps` strides ahead of the last fault.
+    /// The trend holds: the fault is `steps` strides ahead of the last one.
     fn follow(&mut self, page: u64, steps: u32) -> Window {
         let delta = page.wrapping_sub(self.last) as i64;
         self.last = page;
@@ -174,7 +176,7 @@ impl Stream {
         self.bring()
     }
 
-    /// A fault of this stream that the trend, if any, does not explain.
+    /// A fault of this stream that no trend explains.
     fn stray(&mut self, page: u64) -> Window {
         let delta = page.wrapping_sub(self.last) as i64;
         self.last = page;
@@ -193,7 +195,7 @@ impl Stream {
         self.bring()
     }
 
-    /// Order of replacement: the stream with the least goes first.
+    /// Order of replacement: the stream of least worth goes first.
     fn worth(&self) -> u64 {
         self.used_at + if self.stride != 0 { TREND_FAULTS } else { 0 }
     }
@@ -211,7 +213,7 @@ struct Thread {
     key: u64,
     used_at: u64,
     streams: [Stream; STREAMS],
-    /// Faults that no stream claimed, newest overwriting oldest.
+    /// Faults that no stream claimed; the newest overwrites the oldest.
     loose: [u64; LOOSE],
     loose_next: u8,
 }
@@ -251,8 +253,8 @@ impl Thread {
         }
         match near {
             Some((index, 0)) => {
-                // The same page again (lost a race with eviction, or reported twice): nothing
-                // learned.
+                // The same page again: it lost a race with eviction, or was reported twice. It
+                // teaches nothing.
                 self.streams[index].used_at = now;
                 Window::default()
             }
@@ -298,7 +300,7 @@ impl Thread {
 
 /// Prefetch by the majority stride of each access stream.
 pub struct Majority {
-    /// Keys beside each other, for a quick search; loads, then first touches.
+    /// Packed together for a quick search; loads, then first touches.
     keys: [[u64; THREADS]; 2],
     threads: [Vec<Thread>; 2],
     /// Where the last fault was found.
@@ -313,9 +315,9 @@ impl Default for Majority {
 }
 
 impl Majority {
-    /// Nothing seen. Allocates all it will ever hold.
+    /// A prefetcher without history. Allocates all that it will ever use.
     pub fn new() -> Majority {
-        // No key is `u64::MAX`: space ids and thread ids are not all ones both.
+        // No key is `u64::MAX`: a space id and a thread id are never both all ones.
         let table = || vec![Thread::new(u64::MAX); THREADS];
         Majority {
             keys: [[u64::MAX; THREADS]; 2],

@@ -1,4 +1,4 @@
-//! Prefetch policies: which neighbours of a faulting page come along with it.
+//! Prefetch policies: which neighbours of a faulting page are loaded with it.
 
 #[cfg(test)]
 mod contract;
@@ -24,9 +24,9 @@ pub struct FaultSeen {
     pub first_touch: bool,
 }
 
-/// Pages to bring along: `fault + stride`, `fault + 2*stride`, ... `count` of them. The engine
-/// takes those that are in the wanted state (stored, or untouched on a first touch), stops at the
-/// end of the mapping, and never exceeds its own bounds.
+/// Pages to load along: `fault + stride`, `fault + 2*stride`, ... `count` of them. The engine takes
+/// those in the wanted state: stored, or untouched on a first touch. It stops at the end of the
+/// mapping, and never exceeds its own bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     /// Distance between pages; negative for a descending scan. Meaningless when `count` is 0.
@@ -43,7 +43,7 @@ pub trait Prefetch: Send {
     /// Called once for each fault, in order. O(1), no allocation: it is on the fault path.
     fn on_fault(&mut self, fault: FaultSeen) -> Window;
 
-    /// True when nothing ever comes along, so that it need not be asked.
+    /// True for a policy that never prefetches, so that it need not be asked.
     fn is_none(&self) -> bool {
         false
     }
@@ -55,9 +55,9 @@ pub trait Prefetch: Send {
 /// The prefetch policies a user can name; the first is the default.
 pub const NAMES: [&str; 4] = ["majority", "readahead", "window", "none"];
 
-/// Makes a policy that has seen nothing. `readahead` and `window` take their size in pages behind a
-/// colon: `readahead:8` (blocks of up to 8, the faulting page included), `window:8` (8 besides the
-/// faulting one).
+/// Makes a policy without history. `readahead` and `window` take a size in pages after a colon.
+/// `readahead:8`: blocks of up to 8, the faulting page included. `window:8`: 8 besides the faulting
+/// page.
 ///
 /// Errors: an unknown name or a size out of 1 to 63 (0 = none); the message lists the valid names.
 pub fn by_name(name: &str) -> Result<Box<dyn Prefetch>, UnknownPolicy> {

@@ -2,7 +2,7 @@
 
 use super::{FaultSeen, Prefetch, Window};
 
-/// Brings nothing along.
+/// Never prefetches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoPrefetch;
 

@@ -1,11 +1,12 @@
-//! Kernel-style read-ahead: an aligned block round the fault, that grows while its pages are used.
+//! Kernel-style read-ahead: an aligned block around the fault, which grows while its pages are
+//! used.
 //!
-//! Source: Linux `mm/swap_state.c`, `__swapin_nr_pages` (block of 2, 4, 8 .. `pages_max` pages,
-//! halved at most at a miss, 1 for a fault beside nothing known). Differs: the kernel counts hits
-//! at each use of a read-ahead page; here those pages are mapped and do not fault, so a fault at
-//! the end of the last block is taken to mean that all of it was used. Pages of the block below the
-//! fault are not brought (a window goes one way). State is kept for the last `SPACES` address
-//! spaces, first touches apart.
+//! Source: Linux `mm/swap_state.c`, `__swapin_nr_pages`. A block has 2, 4, 8 .. `pages_max` pages;
+//! a miss halves it at most; a fault beside nothing known loads 1 page. Differs: the kernel counts
+//! a hit at each use of a read-ahead page. Here those pages are mapped and do not fault, so a fault
+//! at the end of the last block counts as use of the whole block. Pages of the block below the
+//! fault are not loaded, because a window goes one way. State is kept for the last `SPACES` address
+//! spaces, with first touches apart.
 
 use undercroft_base::{SpaceId, VirtPage};
 
@@ -19,14 +20,14 @@ const PAGES_DEFAULT: u32 = 8;
 #[derive(Clone, Copy)]
 struct Seen {
     key: (SpaceId, bool),
-    /// First page that the last window did not bring.
+    /// First page after the last window.
     next: VirtPage,
     last: VirtPage,
     pages: u32,
     used_at: u64,
 }
 
-/// Reads ahead of a fault, further while what came is used.
+/// Reads ahead of a fault, further while the pages are used.
 pub struct Readahead {
     seen: [Option<Seen>; SPACES],
     pages_max: u32,

@@ -1,21 +1,21 @@
 //! A fixed window: the next pages come along with every fault, used or not.
 //!
-//! Source: PCM swap §III-3, read-ahead of 0 to 8 pages; also Linux before 3.14. What
-//! [`super::readahead`] grew out of: it stops where nobody uses what came along, this one does not.
+//! Source: PCM swap §III-3, read-ahead of 0 to 8 pages; also Linux before 3.14.
+//! [`super::readahead`] grew out of it: that stops where the pages are not used, this does not.
 
 use super::{FaultSeen, Prefetch, WINDOW_MAX, Window};
 
 /// Pages besides the faulting one, by default.
 pub const PAGES_DEFAULT: u32 = 8;
 
-/// Brings a window of fixed size along.
+/// Loads a window of fixed size with each fault.
 #[derive(Clone, Copy, Debug)]
 pub struct FixedWindow {
     pages: u32,
 }
 
 impl FixedWindow {
-    /// Brings `pages` along, at most [`WINDOW_MAX`].
+    /// A window of `pages`, at most [`WINDOW_MAX`].
     pub fn new(pages: u32) -> FixedWindow {
         FixedWindow {
             pages: pages.min(WINDOW_MAX),

@@ -7,11 +7,11 @@
 //!            v                                    (a used page goes round again)
 //!         victims; active fronts when inactive is empty
 //! ```
-//! A live client gives access bits only when it is scanned (`--access-scan`). So arrivals must tell
+//! Accessed bits are known only where they are scanned (`--access-scan`). So arrivals must tell
 //! which pages are hot: a page that comes back after few evictions left too early. *Few* is
-//! relative. The threshold follows the lowest tenth of the distances seen, within a quarter and
+//! relative. The threshold follows the lowest tenth of the distances seen, between a quarter and
 //! four times the resident pages. So active changes slowly and fills with the hottest pages,
-//! whatever the load. Of a loop larger than memory a part stays and hits, where plain FIFO never
+//! whatever the load. Part of a loop larger than memory stays and hits; under plain FIFO none of it
 //! does. A scan passes through the inactive tenth only.
 //!
 //! Misses beside FIFO and LRU, and the rules that were rejected: docs/design/0013.
@@ -24,23 +24,23 @@ use super::{Arrival, Reclaim, Verdict};
 const INACTIVE: List = List::A;
 const ACTIVE: List = List::B;
 
-/// Used again since it was last looked at.
+/// Used since the policy last came to it.
 const USED: u8 = 1;
-/// Came by prefetch and is not known to be used: its first touch is no second one.
+/// Prefetched and not known to be used: its first touch does not count as a second one.
 const UNPROVEN: u8 = 2;
 
 /// Active holds at most this share of the pages.
 const ACTIVE_PERCENT_MAX: u64 = 90;
-/// Share of the refaults that activate, as the threshold aims at.
+/// Share of the refaults that the threshold lets activate.
 const NEAR_PERCENT: u64 = 10;
-/// The threshold moves by about 1/64 of itself with each refault.
+/// Each refault moves the threshold by about 1/64.
 const THRESHOLD_STEPS: u64 = 64;
 /// Refaults beyond this multiple of the resident pages are cold.
 const FAR_TIMES: u64 = 4;
 /// Refaults within this fraction of the resident pages always activate.
 const NEAR_FRACTION: u64 = 4;
 
-/// Two lists; a page that comes back soon goes to the active one.
+/// Two lists; a page that is soon faulted back goes to the active one.
 pub struct ActiveInactive {
     lists: PageLists,
     /// Refault distance up to which a page is hot.
@@ -67,7 +67,7 @@ impl ActiveInactive {
         self.lists.len(ACTIVE)
     }
 
-    /// True when a refault at `distance` is near; moves the threshold.
+    /// True if a refault at `distance` is near. Moves the threshold.
     fn is_near(&mut self, distance: u64) -> bool {
         let resident = self.lists.total().0;
         let far = resident.saturating_mul(FAR_TIMES);
@@ -84,7 +84,7 @@ impl ActiveInactive {
         near
     }
 
-    /// Moves the active front to inactive while active is above its share; looks at up to `most`
+    /// Moves the active front to inactive while active is above its share. Scans up to `most`
     /// pages.
     fn shrink_active(&mut self, most: usize) {
         for _ in 0..most {
@@ -143,7 +143,7 @@ impl Reclaim for ActiveInactive {
         self.shrink_active(scan_max);
         let (mut wanted, mut looks) = (want, scan_max);
         for list in [INACTIVE, ACTIVE] {
-            // Pages that are kept go to a back, so one lap is exactly the pages here now.
+            // Pages that are kept go to a back, so one lap is exactly the pages listed now.
             for _ in 0..self.lists.len(list).0 {
                 let Some(page) = self.lists.front(list) else {
                     break;

@@ -1,7 +1,7 @@
-//! CLOCK: a hand goes round; a page used since the hand last passed gets another lap, the others
-//! leave.
+//! CLOCK: a hand goes round. A page that was used since the hand last passed gets another lap; the
+//! others leave.
 //!
-//! The front of the list is the hand, new pages go behind it. Without touches it is FIFO by
+//! The hand is at the front of the list, and new pages go behind it. Without touches it is FIFO by
 //! arrival.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
@@ -9,10 +9,10 @@ use undercroft_base::{Bytes, PageCount, PageNo};
 use super::lists::{List, PageLists};
 use super::{Arrival, Reclaim, Verdict};
 
-/// Every page, the hand in front; but for those in `SKIPPED`.
+/// Every page except those in `SKIPPED`, with the hand in front.
 pub(super) const RING: List = List::A;
-/// Pages that the engine has skipped in this call wait here, so that the hand does not meet them
-/// again.
+/// Pages that the engine has skipped in this call. They wait here, so that the hand does not meet
+/// them again.
 const SKIPPED: List = List::B;
 
 const USED: u8 = 1;
@@ -30,8 +30,8 @@ impl Clock {
     }
 }
 
-/// Turns the hand of `RING` as [`Reclaim::select`] says. `again`: for a page with this mark, the
-/// mark with which it gets another lap; none when it is a candidate.
+/// Turns the hand of `RING` as [`Reclaim::select`] says. `again`: takes a page's mark. It returns
+/// the page's new mark if the page gets another lap, and `None` if the page is a candidate.
 pub(super) fn turn(
     lists: &mut PageLists,
     again: impl Fn(u8) -> Option<u8>,

@@ -1,10 +1,10 @@
-//! CLOCK-W: a clock whose hand tests the *written* bit, so that pages being written stay and
-//! write-outs are saved.
+//! CLOCK-W: a clock whose hand tests the *written* bit. Pages that are being written stay, which
+//! saves write-outs.
 //!
-//! Source: PCM swap §III-4. The hand clears the bit of a written page, remembers it in a second bit
-//! (the page must still be written out when it leaves), and lets the page have another lap; the
-//! first page not written since the last lap leaves. Reads give no second chance. Differs: none
-//! known; without touches it is FIFO, as CLOCK is.
+//! Source: PCM swap §III-4. The hand clears the bit of a written page and gives the page another
+//! lap. A second bit remembers that the page must be written out when it leaves. The first page not
+//! written since the last lap leaves. Reads give no second chance. Differs: nothing known. Without
+//! touches it is FIFO, as CLOCK is.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
@@ -14,7 +14,7 @@ use super::{Arrival, Reclaim, Verdict};
 
 /// Written since the hand last passed.
 const WRITTEN: u8 = 1;
-/// Written at some time since it became resident, though the hand has cleared `WRITTEN`.
+/// Written since it became resident, though the hand has cleared `WRITTEN`.
 const REMEMBERED: u8 = 2;
 
 /// The ring of CLOCK, driven by writes.
@@ -29,7 +29,7 @@ impl ClockW {
         ClockW::default()
     }
 
-    /// True when a write of this page was reported since it became resident: it has to be written
+    /// True if a write of this page was reported since it became resident: it has to be written
     /// out.
     pub fn is_dirty(&self, page: PageNo) -> bool {
         self.lists.list(page).is_some() && self.lists.mark(page) != 0

@@ -19,7 +19,7 @@ fn arrival(number: u64) -> Arrival {
     }
 }
 
-/// One `select` with every rule checked; returns the victims.
+/// One `select` with every rule checked. Returns the victims.
 fn checked_select(
     policy: &mut dyn Reclaim,
     members: &HashSet<u32>,
@@ -93,7 +93,7 @@ fn play(name: &str, seed: u64, ops: usize, pages: u64) {
         assert_eq!(policy.len(), PageCount(members.len() as u64));
         assert_eq!(policy.is_empty(), members.is_empty());
     }
-    // With enough calls every page is named: nothing is lost, nothing is named that is not
+    // After enough calls every page was named: none is lost, and none is named that is not
     // resident.
     while !members.is_empty() {
         // Two laps: one may be spent on second chances.
@@ -163,10 +163,10 @@ fn every_policy_tells_what_metadata_it_holds() {
         assert_eq!(policy.metadata_bytes().0, 0, "{name}");
         let pages = 64 * CHUNK_PAGES;
         for page in 0..pages {
-            // One far from the other.
+            // Far from each other.
             policy.insert(PageNo(page * 7919 % pages), Arrival::FirstTouch);
         }
-        // Two page numbers of 28 bits at the least; with the ledger's 8 bytes it stays below 16.
+        // At least two page numbers of 28 bits. With the ledger's 8 bytes it stays below 16.
         let a_page = policy.metadata_bytes().0 as f64 / f64::from(pages);
         assert!((7.0..7.9).contains(&a_page), "{name}: {a_page}");
     }

@@ -1,13 +1,13 @@
-//! Doubly linked lists over page numbers: the common ground of every reclaim policy.
+//! Doubly linked lists over page numbers, which every reclaim policy uses.
 //!
-//! Only a page whose neighbours in its list are not the pages before and after it in memory has a
-//! link. Pages that came one after the other, as most do, need none. How the links lie:
+//! Most pages arrive in the order of their numbers. A page whose neighbours in the list are the
+//! pages before and after it needs no link; every other page has one. The layout of links:
 //! `lists/chunk.rs`. What they cost, and what was rejected: docs/design/0013.
 //!
 //! The page at the back has no link yet. The list's ends hold its place until the next page comes
 //! and both neighbours are known. The front page's link to the page before it may hold any number:
 //! callers compare with the front instead. Limit: page numbers below 2^28, 1 TiB of address space,
-//! as the ledger has.
+//! as in the ledger.
 
 mod chunk;
 
@@ -15,7 +15,7 @@ use undercroft_base::{Bytes, PageCount, PageNo};
 
 use chunk::{Chunk, Link, PAGE_MASK, PER_CHUNK, Pool, before, get, place, set};
 
-/// Empty chunks kept for the next one to come.
+/// Empty chunks kept for the next chunk that is needed.
 const SPARE_CHUNKS: usize = 16;
 
 /// One of the lists that share the links.
@@ -31,7 +31,7 @@ pub enum List {
 }
 
 impl List {
-    /// The list of this number; 0: none.
+    /// The list of this number; `None` for 0.
     #[inline]
     fn of(number: u8) -> Option<List> {
         match number {
@@ -57,9 +57,9 @@ fn not_listed(page: PageNo) -> ! {
     panic!("{page:?} is in no list: removed twice, or never inserted");
 }
 
-/// Up to three lists; a page is in one of them or in none. No operation looks at more than a page
-/// and its neighbours; `push_back`, `remove`, `pop_front` and `move_to_back` may also move links of
-/// the chunks concerned (at most 3.5 KiB each).
+/// Up to three lists. A page is in one of them or in none. Every operation reads only a page and
+/// its neighbours. `push_back`, `remove`, `pop_front` and `move_to_back` may also move links of the
+/// chunks concerned, at most 3.5 KiB each.
 #[derive(Default)]
 pub struct PageLists {
     chunks: Vec<Option<Box<Chunk>>>,
@@ -77,9 +77,9 @@ impl PageLists {
         PageLists::default()
     }
 
-    /// Puts the page at the back, with mark 0. Panics when it is in a list already, or its number
-    /// does not fit 28 bits (the link would name another page). Allocates at the first page of a
-    /// chunk when no spare chunk is there, and 7 KiB when the pool has no free piece.
+    /// Puts the page at the back, with mark 0. Panics if it is in a list, or if its number does not
+    /// fit 28 bits (the link would name another page). Allocates at the first page of a chunk if
+    /// there is no spare chunk, and 7 KiB if the pool has no free piece.
     #[inline(always)] // on the fault path
     pub fn push_back(&mut self, list: List, page: PageNo) {
         assert!(page.0 <= PAGE_MASK, "{page:?} needs more than 28 bits");
@@ -109,7 +109,7 @@ impl PageLists {
         self.join_back(list, page.0);
     }
 
-    /// Takes the page out of its list and says which it was. Panics when it is in none.
+    /// Takes the page out of its list, which it returns. Panics if it is in none.
     #[inline]
     pub fn remove(&mut self, page: PageNo) -> List {
         let PageLists {
@@ -129,7 +129,7 @@ impl PageLists {
         if ends.back == page.0 {
             prev = ends.before_back;
         }
-        // After the page has left: where there are holes, its link is then the nearest for those of
+        // Joined after the page has left. Where there are holes, its link is then the nearest for
         // its neighbours.
         self.join_neighbours(list, page.0, next, prev);
         if settle {
@@ -138,7 +138,7 @@ impl PageLists {
         list
     }
 
-    /// Takes the page at the front out.
+    /// Takes out the page at the front.
     #[inline(always)] // on the eviction path
     pub fn pop_front(&mut self, list: List) -> Option<PageNo> {
         let page = self.front(list)?;
@@ -154,8 +154,8 @@ impl PageLists {
         Some(page)
     }
 
-    /// Moves a page that is in a list to the back of `list` (the same or another); its mark stays.
-    /// Panics as `remove`.
+    /// Moves a listed page to the back of `list`, the same or another. Its mark stays. Panics as
+    /// `remove`.
     pub fn move_to_back(&mut self, list: List, page: PageNo) {
         let ends = self.ends[list as usize - 1];
         if ends.len > 0 && ends.back == page.0 {
@@ -219,8 +219,8 @@ impl PageLists {
         set(&mut block.mark, bit, mark);
     }
 
-    /// Sets bits of the mark if the page is in a list: one look for [`PageLists::list`] and
-    /// [`PageLists::set_mark`]. Panics when `bits` is above 3.
+    /// Sets bits of the mark if the page is in a list: [`PageLists::list`] and
+    /// [`PageLists::set_mark`] in one access. Panics if `bits` is above 3.
     #[inline]
     pub fn mark_listed(&mut self, page: PageNo, bits: u8) {
         assert!(bits < 4, "a mark has two bits");
@@ -240,7 +240,7 @@ impl PageLists {
         Bytes((self.pool.held_bytes() + chunks + table) as u64)
     }
 
-    /// The list of a page that must be in one.
+    /// The list of a page that must be listed.
     #[inline]
     fn listed(&self, page: PageNo) -> List {
         match self.list(page) {
@@ -249,7 +249,7 @@ impl PageLists {
         }
     }
 
-    /// Joins a page, whose bits say that it is in `list`, behind the back of it.
+    /// Joins a page to the back of `list`. Its bits say already that it is in `list`.
     #[inline(always)] // on the fault path
     fn join_back(&mut self, list: List, page: u32) {
         let ends = &mut self.ends[list as usize - 1];
@@ -288,7 +288,7 @@ impl PageLists {
         self.set_next(prev, next);
     }
 
-    /// Gives back what a chunk no longer needs.
+    /// Frees the memory that a chunk no longer needs.
     #[cold]
     fn settle(&mut self, page: PageNo) {
         let slot = &mut self.chunks[page.chunk().0 as usize];
@@ -335,8 +335,8 @@ impl PageLists {
         }
     }
 
-    /// What the page's link says, or that it has none: its neighbours, unless it is at the back of
-    /// its list.
+    /// The page's neighbours, as its link or the lack of one says. Not valid for the page at the
+    /// back of its list.
     fn link_of(&mut self, page: u32) -> Link {
         let PageLists { chunks, pool, .. } = self;
         match chunks.get(page as usize / PER_CHUNK) {
@@ -353,7 +353,8 @@ impl PageLists {
         self.set_link(page, |link| Link::new(link.next(), prev));
     }
 
-    /// Changes the link of a page; one that has none gets one unless it says as much without.
+    /// Changes the link of a page. A page without a link gets one, unless its new neighbours need
+    /// none.
     #[inline(always)] // on the fault path
     fn set_link(&mut self, page: u32, change: impl FnOnce(Link) -> Link) {
         let PageLists { chunks, pool, .. } = self;

@@ -1,7 +1,7 @@
 //! LRU: the page used longest ago leaves first. Without touches it is FIFO by arrival.
 //!
-//! The limit reclaimer of FlexSwap §4.3. One list; pages the engine skipped go to the back, so that
-//! the next call looks at others.
+//! The limit reclaimer of FlexSwap §4.3. One list. Pages that the engine skipped go to the back, so
+//! the next call scans others.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
@@ -46,7 +46,7 @@ impl Reclaim for Lru {
         out: &mut Vec<PageNo>,
     ) {
         let mut wanted = want;
-        // Skipped pages go to the back, so one lap is exactly the pages here now.
+        // Skipped pages go to the back, so one lap is exactly the pages listed now.
         for _ in 0..scan_max.min(self.lists.len(ALL).0 as usize) {
             let (Some(page), true) = (self.lists.front(ALL), wanted > 0) else {
                 return;

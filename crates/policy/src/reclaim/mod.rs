@@ -1,4 +1,4 @@
-//! Reclaim policies: order the resident pages, and name the next to leave.
+//! Reclaim policies: they order the resident pages, and name the next victims.
 
 pub mod active_inactive;
 pub mod clock;
@@ -19,15 +19,15 @@ use crate::UnknownPolicy;
 pub enum Arrival {
     /// First touch, or found resident when its region was attached.
     FirstTouch,
-    /// Faulted back in. `distance`: evictions since it left, when known (a small one means it left
-    /// too early).
+    /// Faulted back in. `distance`: evictions since it left, if known. A small one means that it
+    /// left too early.
     SwapIn {
         /// Refault distance in pages.
         distance: PageCount,
     },
-    /// Brought along by prefetch; not yet known to be used.
+    /// Prefetched; not yet known to be used.
     Prefetch,
-    /// It was chosen and could not leave (touched, pinned, no room below), so it is not cold.
+    /// It was selected and could not leave (touched, pinned, no room in a tier), so it is not cold.
     Returned,
 }
 
@@ -36,28 +36,28 @@ pub enum Arrival {
 pub enum Verdict {
     /// It may leave now.
     Take,
-    /// Not now (locked, in flight, inside its minimum residency): keep it, look further.
+    /// Not now (locked, in flight, inside its minimum residency): keep it, and go on to the next.
     Skip,
 }
 
 /// An order over the resident pages of one client.
 ///
-/// The engine calls `insert` once when a page becomes resident, and `remove` once when it stops
-/// being so for another reason than that `select` took it out. A page is never inserted twice
-/// without one of these between.
+/// The engine calls `insert` once when a page becomes resident. It calls `remove` once when the
+/// page stops being resident, unless `select` took it out. A page is never inserted twice without
+/// one of these between.
 pub trait Reclaim: Send {
     /// The page is resident now. O(1).
     fn insert(&mut self, page: PageNo, arrival: Arrival);
 
-    /// The page is no longer resident, or is leaving. O(1). Panics when it is not inserted.
+    /// The page is no longer resident, or is leaving. O(1). Panics if it is not inserted.
     fn remove(&mut self, page: PageNo);
 
-    /// The page is known to have been used (`write`: written) since it was last looked at. O(1).
+    /// The page was used (`write`: written) since the last scan of its access bits. O(1).
     fn touch(&mut self, page: PageNo, write: bool);
 
     /// Takes up to `want` victims out and appends them to `out`, coldest first; fewer is not an
-    /// error. Looks at no more than `scan_max` pages, and never again in one call at a page that
-    /// was skipped.
+    /// error. Scans at most `scan_max` pages. In one call, it does not return to a page that was
+    /// skipped.
     fn select(
         &mut self,
         want: usize,

@@ -33,7 +33,7 @@ impl Zipf {
     }
 }
 
-/// Reference patterns over `pages` pages (some add a cold region above).
+/// Reference patterns over `pages` pages. Some add a cold region above.
 fn loads(pages: u32, length: u32) -> Vec<Load> {
     let mut random = Random::new(7);
     let mut scrambled: Vec<u32> = (0..pages).collect();

@@ -60,7 +60,7 @@ pub const COMMENT_WIDTH_MAX: usize = 100;
 pub const TEXT_WIDTH_MAX: usize = 120;
 
 /// Crates whose comments are not wrapped yet.
-pub const WIDE_CRATES: &[&str] = &["engine", "manager"];
+pub const WIDE_CRATES: &[&str] = &["manager"];
 
 /// Lines of a function, and of those in [`LONG_FUNCTIONS`].
 pub const FUNCTION_LINES_MAX: usize = 70;

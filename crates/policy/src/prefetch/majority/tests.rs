@@ -7,8 +7,8 @@ use crate::test_random::Random;
 
 const BASE: u64 = 0x7_f000_0000;
 
-/// Plays page references against a memory in which everything that was brought stays mapped;
-/// returns (faults, pages brought by prefetch).
+/// Plays page references against a memory in which every loaded page stays mapped. Returns (faults,
+/// prefetched pages).
 fn play(references: impl IntoIterator<Item = u64>) -> (u64, u64) {
     let mut prefetch = Majority::new();
     let mut mapped = std::collections::HashSet::new();
@@ -35,7 +35,7 @@ fn play(references: impl IntoIterator<Item = u64>) -> (u64, u64) {
 #[test]
 fn forward_scan_ends_at_the_largest_window() {
     let (faults, brought) = play(BASE..BASE + 64 * 1000);
-    // One a window, and one for each window left out.
+    // One fault a window, and one for each window left out.
     assert!(faults < 1010 + 1010 / 16, "{faults} faults");
     assert!(brought <= 64 * 1001);
 }
@@ -53,8 +53,7 @@ fn descending_and_strided_scans_are_found() {
     }
 }
 
-// Each window of a sequential trend, 64 pages, is left exactly at its end by a scan of every 16th
-// page.
+// A scan of every 16th page leaves each window of a sequential trend, 64 pages, exactly at its end.
 #[test]
 fn sparse_scan_after_a_dense_one_is_found() {
     for stride in [2, 16, 32] {

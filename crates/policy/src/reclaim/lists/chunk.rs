@@ -1,9 +1,10 @@
 //! The links of the listed pages of a chunk (512 pages), in pieces of a common pool.
 //!
-//! Only a page whose neighbours in its list are not the pages before and after it in memory has a
-//! link. Two bits a page say which list it is in, two are the policy's mark, and one says that it
-//! has a link. Those bits counted up to a page say where the link is among all that are sorted by
-//! page, so nothing stores that; or where its place is written, among few that are not:
+//! A page needs a link only if its neighbours in the list are not the pages before and after it.
+//! Two bits a page say which list it is in, two are the policy's mark, and one says whether it has
+//! a link. Where the links are sorted by page, the number of link bits up to a page is the place of
+//! its link, so no place is stored. Where they are few, they are not sorted, and an *order* says
+//! where each is:
 //!
 //! ```text
 //! Chunk: 512 pages, 368 bytes; none while no page of it is in a list
@@ -15,13 +16,13 @@
 //! +--------------------------------------------------------------------------+
 //! Link, 7 bytes: | next page, 28 bits | previous page, 28 bits |
 //! ```
-//! While a chunk has 54 links or fewer, and no 128 of its pages more than 21, a new one goes to any
-//! free place of one piece, and none ever moves: the *order* of each 128 pages has the places of
-//! their links, by page, 6 bits each. In chunks with more, the links themselves are *sorted* by
-//! page, and a page that leaves its list leaves its link behind as a *hole*. The next link of the
-//! chunk goes into the nearest hole, so that few others have to make way; when 32 have gathered, or
-//! 8 and the other links are 40 or fewer, the chunk's links move together, and are not sorted any
-//! more when they are 40 or fewer and no order has too many.
+//! *Few* is: the chunk has 54 links or fewer, and none of its quarters of 128 pages more than 21. A
+//! new link then goes to any free place of one piece, and no link ever moves. The order of a
+//! quarter has the places of its links, by page, 6 bits each.
+//! Chunks with more links have them *sorted* by page. A page that leaves its list leaves its link
+//! behind as a *hole*. The next link of the chunk goes into the nearest hole, so that few others
+//! have to move. The links are compacted when there are 32 holes, or 8 holes and 40 other links or
+//! fewer. After that they are no longer sorted, if they are 40 or fewer and fit the orders.
 
 use std::ops::Range;
 
@@ -49,16 +50,16 @@ const _: () = assert!(
     PER_ORDER == 2,
     "a rank in an order looks at one block before"
 );
-/// Most links of a chunk, and of one order, that are not sorted.
+/// Most links that are not sorted: of a chunk, and of one order.
 pub(super) const FEW_LINKS: usize =
     (size_of::<Piece>() - size_of::<[Order; ORDERS]>()) / LINK_BYTES;
 const PER_ORDER_MAX: u32 = u128::BITS / PLACE_BITS;
 /// Bits of a place.
 const PLACE_BITS: u32 = 6;
-/// Holes at which the links of a chunk move together.
+/// Holes at which the links of a chunk are compacted.
 pub(super) const HOLES_MAX: u8 = 32;
-/// The same of a chunk with at most [`UNSORTED_AGAIN`] links besides, so that they need not be
-/// sorted, unless one order has most.
+/// The same for a chunk with at most [`UNSORTED_AGAIN`] other links: they need not be sorted any
+/// more, unless an order would be too full.
 const HOLES_MAX_OF_FEW: u8 = 8;
 const UNSORTED_AGAIN: usize = 40;
 
@@ -80,8 +81,8 @@ impl Link {
 
     #[inline]
     fn read([a, b, c, d, e, f, g]: [u8; LINK_BYTES]) -> Link {
-        // Read as it is written, in the same three parts: a load that overlaps a store just made,
-        // but is not the same bytes, has to wait for it.
+        // Read in the same three parts in which it is written. A load that overlaps a recent store,
+        // but has other bounds, has to wait for it.
         let low = u32::from_le_bytes([a, b, c, d]);
         let high = u32::from(u16::from_le_bytes([e, f])) | u32::from(g) << 16;
         Link(u64::from(low) | u64::from(high) << 32)
@@ -109,7 +110,7 @@ pub(super) fn before(page: u32) -> u32 {
     page.wrapping_sub(1) & PAGE_MASK
 }
 
-/// How far from `bit` the nearest set bit is, upwards and below; 64 when there is none.
+/// How far from `bit` the nearest set bit is, upwards and downwards; 64 if there is none.
 #[inline]
 fn nearest(bits: u64, bit: u32) -> (u32, u32) {
     let (above, below) = (bits >> bit, bits & ((1 << bit) - 1));
@@ -125,7 +126,7 @@ fn nearest(bits: u64, bit: u32) -> (u32, u32) {
 pub(super) struct Block {
     pub(super) list: [u64; 2],
     pub(super) mark: [u64; 2],
-    /// Pages that own a link: a listed one's says its neighbours, another's is a hole.
+    /// Pages that own a link. Of a listed page it names the neighbours; otherwise it is a hole.
     pub(super) links: u64,
 }
 
@@ -139,8 +140,8 @@ impl Block {
         self.links & !self.listed()
     }
 
-    /// Pages whose links say no more than what is understood. * `first`: the block's first page;
-    /// `links`: from its first on.
+    /// Pages whose links are not needed.
+    /// * `first`: the block's first page.   * `links`: the links, from its first on.
     fn understood(&self, first: u32, links: &[[u8; LINK_BYTES]]) -> u64 {
         let (mut pages, mut found) = (self.links, 0);
         for link in links {
@@ -169,7 +170,7 @@ pub(super) fn set(planes: &mut [u64; 2], bit: u32, value: u8) {
     }
 }
 
-/// One for each of the first `blocks` blocks, as they are counted in [`Chunk::index`].
+/// One set bit for each of the first `blocks` blocks, as [`Chunk::index`] counts them.
 #[inline]
 fn ones(blocks: usize) -> u64 {
     const ONES: u64 = ((1 << (UNTIL_BITS * LAST_BLOCK)) - 1) / ((1 << UNTIL_BITS) - 1);
@@ -182,8 +183,8 @@ pub(super) fn place(page: u32) -> (usize, u32) {
     (page as usize / PER_BLOCK % BLOCKS, page % PER_BLOCK as u32)
 }
 
-/// The places of the links of two blocks, by page, [`PLACE_BITS`] each; what lies above them is of
-/// no meaning.
+/// The places of the links of two blocks, by page, [`PLACE_BITS`] each. The bits above them mean
+/// nothing.
 #[derive(Clone, Copy, Default)]
 struct Order(u128);
 
@@ -193,7 +194,7 @@ impl Order {
         (self.0 >> (PLACE_BITS * rank)) as usize & ((1 << PLACE_BITS) - 1)
     }
 
-    /// With a place more, before that at `rank`.
+    /// Adds a place, before the one at `rank`.
     #[inline]
     fn with(self, rank: u32, place: u32) -> Order {
         let below = (1 << (PLACE_BITS * rank)) - 1;
@@ -201,7 +202,7 @@ impl Order {
         Order(self.0 & below | u128::from(place) << (PLACE_BITS * rank) | above)
     }
 
-    /// Without the place at `rank`.
+    /// Removes the place at `rank`.
     #[inline]
     fn without(self, rank: u32) -> Order {
         let below = (1 << (PLACE_BITS * rank)) - 1;
@@ -209,7 +210,7 @@ impl Order {
     }
 }
 
-/// Links side by side. When they are not sorted, the last 64 bytes are the orders.
+/// Links side by side. If they are not sorted, the last 64 bytes are the orders.
 #[derive(Clone, Copy)]
 pub(super) struct Piece([u8; PIECE_LINKS * LINK_BYTES]);
 
@@ -253,12 +254,12 @@ impl Piece {
     }
 }
 
-/// Pieces in use and free ones, all of one size: no holes between them. What was once allocated is
-/// kept for the next chunk.
+/// Pieces in use and free ones, all of one size, so there are no gaps. Allocated memory is kept for
+/// the next chunk.
 #[derive(Default)]
 pub(super) struct Pool {
     pub(super) slabs: Vec<Box<[Piece; SLAB_PIECES]>>,
-    /// The free piece to take next, plus one; its first link leads to another in the same way.
+    /// The free piece to take next, plus one. Its first link leads to the next free one.
     pub(super) free: u32,
 }
 
@@ -302,11 +303,11 @@ impl Pool {
 #[derive(Default)]
 pub(super) struct Chunk {
     pub(super) blocks: [Block; BLOCKS],
-    /// Of sorted links: how many there are, holes among them, up to the end of each block but the
-    /// last, 9 bits each, counted up and down all at once. Of others: the free places of their
-    /// piece, a bit each.
+    /// Sorted links: the number of links, holes included, up to the end of each block except the
+    /// last, 9 bits each; all are counted up and down at once. Unsorted links: the free places of
+    /// their piece, a bit each.
     index: u64,
-    /// The pieces that the links need; the rest has no meaning.
+    /// The pieces that the links need; the other elements mean nothing.
     pieces: [u32; PIECES],
     /// Links, holes among them.
     len: u16,
@@ -315,9 +316,9 @@ pub(super) struct Chunk {
     pub(super) holes: u8,
     /// Blocks that have a hole, one bit each.
     pub(super) holed: u8,
-    /// A listed page may have a link that says what is understood without one.
+    /// A listed page may have a link that it does not need.
     understood: bool,
-    /// The links are sorted by page; else they lie anywhere, and an order says where.
+    /// The links are sorted by page. Otherwise an order says where each is.
     pub(super) sorted: bool,
 }
 
@@ -341,7 +342,7 @@ impl Chunk {
     /// Links, holes among them, up to the end of a block.
     #[inline]
     pub(super) fn end(&self, block: usize) -> usize {
-        // Behind those of the other blocks is a zero: no branch that could be guessed wrong.
+        // Behind the counts of the other blocks is a zero: no branch that could be mispredicted.
         let counted = (self.index >> (UNTIL_BITS * block)) as usize & ((1 << UNTIL_BITS) - 1);
         let all = if block == LAST_BLOCK { self.len() } else { 0 };
         counted | all
@@ -353,7 +354,8 @@ impl Chunk {
         self.blocks[block].links >> bit & 1 == 1
     }
 
-    /// Where the page's link is, or would go, among sorted ones: the links of lower pages.
+    /// Where the page's link is, or would go, among sorted links: the number of links of lower
+    /// pages.
     #[inline]
     fn rank(&self, page: u32) -> usize {
         let (block, bit) = place(page);
@@ -368,13 +370,13 @@ impl Chunk {
         blocks.iter().map(|block| block.links.count_ones()).sum()
     }
 
-    /// Which order has the place of the page's link, and how many it has of lower pages.
+    /// Which order has the place of the page's link, and how many places of lower pages it has.
     #[inline]
     fn rank_in_order(&self, page: u32) -> (usize, u32) {
         let (block, bit) = place(page);
         let at = block / PER_ORDER;
         let below = self.blocks[block].links & ((1 << bit) - 1);
-        // Of the block before this one, too, if there is one in the same order.
+        // Those of the block before, too, if it has the same order.
         let before = self.blocks[block & !1].links & (block as u64 & 1).wrapping_neg();
         (at, below.count_ones() + before.count_ones())
     }
@@ -439,8 +441,7 @@ impl Chunk {
         piece.set(at as usize, link);
     }
 
-    /// Takes a listed page out of its list; its neighbours there, as its link says them or as they
-    /// are understood.
+    /// Takes a listed page out of its list. Returns its neighbours there.
     #[inline(always)] // on the eviction path
     pub(super) fn take_out(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (at, bit) = place(page);
@@ -462,21 +463,21 @@ impl Chunk {
         self.link(page, pool)
     }
 
-    /// Whether its links are to move together: to give pieces back, or because they need not be
-    /// sorted any more.
+    /// Whether its links should be compacted: to free pieces, or because they need not be sorted
+    /// any more.
     #[inline]
     pub(super) fn has_many_holes(&self) -> bool {
         let few = self.len() - usize::from(self.holes) <= UNSORTED_AGAIN;
         self.holes >= if few { HOLES_MAX_OF_FEW } else { HOLES_MAX }
     }
 
-    /// Whether it holds memory it no longer needs: it is empty, or has too many holes.
+    /// Whether it holds memory that it no longer needs: it is empty, or has too many holes.
     #[inline]
     pub(super) fn is_to_settle(&self) -> bool {
         self.listed == 0 || self.has_many_holes()
     }
 
-    /// Takes the link of a page out, where they are not sorted.
+    /// Takes out the link of a page, where links are not sorted.
     #[inline(always)] // on the eviction path
     fn take_link(&mut self, page: u32, pool: &mut Pool) -> Link {
         let (block, bit) = place(page);
@@ -495,7 +496,7 @@ impl Chunk {
         link
     }
 
-    /// Sorts the links, because one more is too many for an order or for all.
+    /// Sorts the links, because one more would be too many for an order or for the chunk.
     fn sort(&mut self, pool: &mut Pool) {
         let piece = pool.piece(self.pieces[0]);
         let (old, mut to) = (*piece, 0);
@@ -511,8 +512,8 @@ impl Chunk {
         }
     }
 
-    /// Ends the sorting of links, without holes, when they are few enough; the places of the others
-    /// are free.
+    /// Ends the sorting of links if they are few enough and have no holes. The other places are
+    /// free then.
     fn unsort(&mut self, pool: &mut Pool) {
         let too_many = |order| self.links_of(order) > PER_ORDER_MAX;
         if self.len() > UNSORTED_AGAIN || (0..ORDERS).any(too_many) {
@@ -535,7 +536,8 @@ impl Chunk {
         self.index = ((1 << FEW_LINKS) - 1) & !((1 << at) - 1);
     }
 
-    /// As [`Chunk::add_link`], where links are sorted or will be with this one: there may be holes.
+    /// As [`Chunk::add_link`], for links that are sorted, or will be with this one. There may be
+    /// holes.
     #[inline(never)]
     fn add_sorted(&mut self, page: u32, link: Link, pool: &mut Pool) {
         if !self.sorted {
@@ -566,8 +568,7 @@ impl Chunk {
         self.put_link(free, rank, link, pool);
     }
 
-    /// Puts a link before the one at `rank`. The one at `from` is of no meaning; those between make
-    /// way.
+    /// Puts a link before the one at `rank`. The link at `from` means nothing; those between move.
     #[inline]
     fn put_link(&self, from: usize, rank: usize, link: Link, pool: &mut Pool) {
         let down = from < rank;
@@ -591,8 +592,8 @@ impl Chunk {
         piece.set(to, link);
     }
 
-    /// The hole nearest to a page that has no link, in its own block if there is one; its block and
-    /// bit there.
+    /// The hole nearest to a page without a link, in its own block if there is one. Returns the
+    /// hole's block and bit.
     fn hole_near(&self, block: usize, bit: u32) -> Option<(usize, u32)> {
         if self.holed == 0 {
             return None;
@@ -658,8 +659,8 @@ impl Chunk {
         }
     }
 
-    /// Moves the links together, less the holes and those that say what is understood. * `first`:
-    /// the chunk's first page.
+    /// Compacts the links: removes the holes and the links that are not needed.
+    /// * `first`: the chunk's first page.
     pub(super) fn compact(&mut self, first: u32, pool: &mut Pool) {
         let len = self.len();
         let pieces = self.pieces;
@@ -679,8 +680,8 @@ impl Chunk {
             }
         };
         let links_of_chunk = bytes.as_chunks_mut().0;
-        // The first link not moved yet, and where it goes: those between two that go are moved at
-        // once.
+        // The first link not moved yet, and where it goes. The links between two removed ones are
+        // moved at once.
         let (mut start, mut kept, mut until) = (0, 0, 0);
         let mut before_block = 0;
         for index in 0..BLOCKS {

@@ -1,4 +1,4 @@
-//! Tests of the lists: equality with deques, what a page costs, misuse; and a table of times.
+//! Tests of the lists: equality with deques, cost of a page, misuse; and a table of times.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::test_random::Random;
 const LISTS: [List; 3] = [List::A, List::B, List::C];
 
 impl PageLists {
-    /// Panics when counters, links and bits contradict each other, or a piece is lost. O(pages).
+    /// Panics if counters, links and bits contradict each other, or a piece is lost. O(pages).
     fn audit(&mut self) {
         let (mut chunks, mut pieces) = (0, 0);
         for chunk in self.chunks.iter().flatten() {
@@ -84,8 +84,7 @@ impl Model {
     }
 }
 
-/// Does operation `op` to both (a no-op when it would be misuse) and compares what can be compared
-/// in O(1).
+/// Does operation `op` to both, unless it would be misuse. Compares what can be compared in O(1).
 fn step(lists: &mut PageLists, model: &mut Model, op: u8, list: usize, page: u32) {
     let held = model.held(page);
     match (op, held) {
@@ -187,7 +186,7 @@ fn lists_equal_three_deques_for_200_000_operations() {
     println!("seed 5");
     let mut random = Random::new(5);
     let (mut lists, mut model) = (PageLists::new(), Model::default());
-    // Chunks whose links are sorted, and how often one was so no more and again.
+    // Chunks whose links are sorted, and how often sorting ended and started.
     let (mut sorted, mut ends, mut starts) = (vec![false; 4], 0, 0);
     for round in 0..20u64 {
         // From some 20 pages of each chunk in a list to all of them, and back.
@@ -220,8 +219,8 @@ fn lists_equal_three_deques_for_200_000_operations() {
     drain(lists, model);
 }
 
-/// Bytes for each page of 1,000 chunks, when those for which `resident` is true are in a list; in
-/// the order of their numbers, or one far from the other.
+/// Bytes for each page of 1,000 chunks, with the `resident` ones in a list: in the order of their
+/// numbers, or far from each other.
 fn bytes_a_page(in_order: bool, resident: impl Fn(u32) -> bool) -> f64 {
     let pages = 1000 * CHUNK_PAGES;
     let mut lists = PageLists::new();
@@ -276,7 +275,7 @@ fn first_chunk(lists: &PageLists) -> Option<(bool, usize)> {
 
 #[test]
 fn links_are_sorted_when_they_are_many_and_not_when_they_are_few_again() {
-    // All of the chunk, and 128 pages of it only: the one is full before any order is, the other
+    // All of the chunk, or only 128 pages of it. The first is full before any order is; the second
     // has a full order.
     for (pages, most) in [(CHUNK_PAGES, FEW_LINKS), (128, 21)] {
         let mut lists = PageLists::new();
@@ -291,7 +290,7 @@ fn links_are_sorted_when_they_are_many_and_not_when_they_are_few_again() {
             assert!(first_chunk(&lists).is_some_and(|(sorted, _)| sorted));
             lists.audit();
         }
-        // What stays is far apart, so that each has a link.
+        // What stays is far apart, so each page has a link.
         for page in (0..pages).filter(|page| page % 16 != 0) {
             lists.remove(PageNo(page));
             lists.audit();
