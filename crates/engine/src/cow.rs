@@ -146,6 +146,7 @@ impl<L: Ledger> Engine<L> {
     /// An address space is about to end. Its frames are charged to the first of their heirs. That
     /// is one frame too many where the heir had one of its own.
     /// * `told`: receives each page that is charged to another space from now on.
+    ///
     /// Cost: O(pages of the space x relatives).
     pub fn bequeath(
         &mut self,

@@ -27,6 +27,7 @@ const POOL_PERCENT_ABOVE: u32 = 50;
 const POOL_PERCENT_ALONE: u32 = 95;
 
 /// The part of the memory limit, in percent, that a tier in memory may take.
+///
 /// * `last`: there is no tier below it.
 pub fn pool_percent(last: bool) -> u32 {
     if last {
