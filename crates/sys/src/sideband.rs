@@ -15,6 +15,9 @@
 //!               ^ output of
 //!            one event for each thread watched, inherited by every thread and process it starts
 //! ```
+//! Children inherit: a process is watched by name only where nobody watched started it, and its
+//! events are closed when it and all that descend from it have ended (`roots.rs`).
+//!
 //! The ring belongs to an event of our own, because polling the event of an exited thread reports a
 //! hang-up for ever. Cost for the program (contract fact `overhead`, 2-CPU VM, Linux 6.18):
 //! `Wake::EachRecord` adds 4-8 us to an mmap (the kernel interrupts its own CPU to wake us),
@@ -26,8 +29,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::epoll;
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -37,6 +40,9 @@ use crate::ioctl;
 use crate::procfs;
 
 mod record;
+mod roots;
+
+use roots::Roots;
 
 pub use record::{Record, parse};
 
@@ -250,7 +256,8 @@ pub struct Sideband {
     rings: Vec<CpuRing>,
     /// The CPU and the owner of every ring.
     owners: Vec<(usize, Arc<OwnedFd>)>,
-    watched: Vec<OwnedFd>,
+    /// Shared with the rings that were given away: what they hear tells who is watched.
+    roots: Arc<Mutex<Roots>>,
     epoll: OwnedFd,
     wake: Wake,
     scratch: Vec<u8>,
@@ -282,17 +289,31 @@ impl Sideband {
         Ok(Sideband {
             owners: owners.collect(),
             rings,
-            watched: Vec::new(),
+            roots: Arc::default(),
             epoll,
             wake,
             scratch: Vec::new(),
         })
     }
 
-    /// Watches one more process with its threads and what they start. Not needed for children of a
-    /// watched one.
+    /// Watches one more process with its threads and what they start. Nothing is done where the
+    /// process is known to be watched, as the children of a watched one are.
+    ///
+    /// Errors: as [`Sideband::open`]; `QuotaExceeded` where it would take more than half of the
+    /// descriptors that this process may have. Nothing of it is kept then.
     pub fn watch(&mut self, pid: u32) -> io::Result<()> {
-        let mut done = BTreeSet::new();
+        let mut room = {
+            let mut roots = lock(&self.roots);
+            if roots.knows(pid) {
+                return Ok(());
+            }
+            let most = descriptors_max() / 2;
+            if roots.events() > most / 2 {
+                roots.prune();
+            }
+            most.saturating_sub(roots.events())
+        };
+        let (mut done, mut events) = (BTreeSet::new(), Vec::new());
         for _ in 0..ATTACH_ROUNDS_MAX {
             let new: Vec<u32> = procfs::thread_ids(pid)?
                 .into_iter()
@@ -302,18 +323,28 @@ impl Sideband {
                 break;
             }
             for thread in new {
+                room = room
+                    .checked_sub(self.owners.len())
+                    .ok_or(io::ErrorKind::QuotaExceeded)?;
                 match self.watch_thread(thread) {
-                    Ok(()) => {}
+                    Ok(of_thread) => events.extend(of_thread),
                     // It ended meanwhile; only the process itself must be there.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) && thread != pid => {}
                     Err(error) => return Err(error),
                 }
             }
         }
+        lock(&self.roots).add(pid, events);
         Ok(())
     }
 
-    fn watch_thread(&mut self, thread: u32) -> io::Result<()> {
+    /// Descriptors held for what is watched.
+    pub fn descriptors(&self) -> usize {
+        lock(&self.roots).events()
+    }
+
+    fn watch_thread(&self, thread: u32) -> io::Result<Vec<OwnedFd>> {
+        let mut events = Vec::with_capacity(self.owners.len());
         for (cpu, owner) in &self.owners {
             let event = open_event(thread, *cpu, REPORTS, self.wake)?;
             // SAFETY: SET_OUTPUT takes a descriptor by value; both are live perf events of the same
@@ -323,9 +354,9 @@ impl Sideband {
             if result < 0 {
                 return Err(io::Error::last_os_error());
             }
-            self.watched.push(event);
+            events.push(event);
         }
-        Ok(())
+        Ok(events)
     }
 
     /// Gives the rings away, one a CPU, each to be drained by whoever holds it.
@@ -333,6 +364,7 @@ impl Sideband {
         let rings = std::mem::take(&mut self.rings).into_iter();
         let ring = |ring| Ring {
             ring,
+            roots: self.roots.clone(),
             scratch: Vec::new(),
         };
         rings.map(ring).collect()
@@ -341,9 +373,15 @@ impl Sideband {
     /// Calls `each` for every record that is there now; returns how many (those of no interest
     /// included). Drain after each wake-up: readiness is reported once for what came before it.
     pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) -> usize {
-        let Sideband { rings, scratch, .. } = self;
+        let Sideband {
+            rings,
+            scratch,
+            roots,
+            ..
+        } = self;
+        let mut heard = |record: Record<'_>| hear(roots, record, &mut each);
         let rings = rings.iter();
-        rings.map(|ring| ring.drain(scratch, &mut each)).sum()
+        rings.map(|ring| ring.drain(scratch, &mut heard)).sum()
     }
 }
 
@@ -351,6 +389,7 @@ impl Sideband {
 #[derive(Debug)]
 pub struct Ring {
     ring: CpuRing,
+    roots: Arc<Mutex<Roots>>,
     scratch: Vec<u8>,
 }
 
@@ -362,8 +401,25 @@ impl Ring {
 
     /// As [`Sideband::drain`], for this CPU.
     pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) -> usize {
-        self.ring.drain(&mut self.scratch, &mut each)
+        let Ring {
+            ring,
+            roots,
+            scratch,
+        } = self;
+        ring.drain(scratch, &mut |record| hear(roots, record, &mut each))
     }
+}
+
+/// Follows who is watched, and passes the record on.
+fn hear(roots: &Mutex<Roots>, record: Record<'_>, each: &mut impl FnMut(Record<'_>)) {
+    if let Record::Fork { .. } | Record::Exit { .. } = record {
+        lock(roots).hear(&record);
+    }
+    each(record);
+}
+
+fn lock(roots: &Mutex<Roots>) -> MutexGuard<'_, Roots> {
+    roots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl AsFd for Ring {
@@ -377,6 +433,11 @@ impl AsFd for Sideband {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
+}
+
+fn descriptors_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| limit as usize)
 }
 
 fn online_cpus() -> io::Result<Vec<usize>> {

@@ -8,6 +8,7 @@
 //! * `UNDERCROFT_TEST_PLAIN=1`: runs every command without Undercroft. It validates the tests
 //!   themselves: whatever fails then is the fault of the test or of the machine. What needs
 //!   Undercroft is skipped.
+//! * `UNDERCROFT_TEST_FULL_SIZE=1`: tests of scale at their full size.
 //! * `UNDERCROFT_TEST_OPS`, `UNDERCROFT_TEST_SEEDS`, `UNDERCROFT_TEST_KILLS`: larger runs of the
 //!   random tests.
 //!

@@ -14,6 +14,7 @@ crate::facts! {
     a_protection_change_is_reported,
     mappings_of_later_threads_and_earlier_threads_are_reported,
     fork_and_exit_of_grandchildren_and_their_mappings_are_reported,
+    who_outlives_its_parents_is_watched_by_their_descriptors,
     an_exec_is_reported_and_the_new_program_is_watched,
     mremap_munmap_and_madvise_are_not_reported,
     a_merged_mapping_is_reported_whole,
@@ -238,6 +239,45 @@ fn fork_and_exit_of_grandchildren_and_their_mappings_are_reported() {
         2 * GRANDCHILDREN
     );
     assert!(last && forks >= 2 * GRANDCHILDREN);
+}
+
+/// The process watched by name has long ended, and so have 200 others, when its grandchild maps.
+fn who_outlives_its_parents_is_watched_by_their_descriptors() {
+    const OTHERS: usize = 200;
+    let told = Told::new();
+    let (mut child, mut sideband) = watched(|_| {
+        // SAFETY: the child's work needs no lock.
+        let grandchild = unsafe { libc::fork() };
+        if grandchild == 0 {
+            told.tell(1, std::process::id() as usize);
+            while told.told(2) == 0 {
+                pause(1);
+            }
+            told.tell(0, plain(23).address);
+            pause(u64::MAX);
+        }
+        for _ in 0..OTHERS {
+            crate::bed::child(|_| 0).exit_status();
+        }
+    });
+    let descriptors = sideband.descriptors();
+    child.hear();
+    child.go();
+    child.exit_status();
+    pause(20);
+    sideband.drain(|_| {});
+    let grandchild = told.told(1) as u32;
+    sideband.watch(grandchild).unwrap();
+    assert_eq!(sideband.descriptors(), descriptors, "it is watched already");
+    told.tell(2, 1);
+    let started = Instant::now();
+    while told.told(0) == 0 && started.elapsed() < Duration::from_millis(SOON) {
+        pause(1);
+    }
+    let area = told.area(0, 23);
+    hear_until(&mut sideband, |record| covers(record, grandchild, area));
+    // SAFETY: a number and a signal.
+    unsafe { libc::kill(grandchild as i32, libc::SIGKILL) };
 }
 
 fn an_exec_is_reported_and_the_new_program_is_watched() {
