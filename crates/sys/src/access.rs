@@ -1,4 +1,4 @@
-//! Tells which pages of a process were used: a BPF program walks its page tables and reports the
+//! Finds which pages of a process were used: a BPF program walks its page tables and reports the
 //! Accessed bits.
 //!
 //! ```text
@@ -8,17 +8,16 @@
 //!          -> read here, both maps being mapped
 //!  clear:  `1` to /proc/PID/clear_refs: the kernel clears the bit of every page of the process
 //! ```
-//! The walk takes no lock, so its answer is a *hint*: an entry may be torn from its time by
-//! whatever changes the tables meanwhile. It reads memory only (every table address is checked
-//! against the end of memory), never writes.
+//! The walk takes no lock, so its answer is a *hint*: the tables may change while an entry is read.
+//! The walk only reads memory, and checks every table address against the end of memory.
 //!
-//! A bit is also set by the kernel when it maps a page (a fault's own page and those mapped along),
-//! so a bit alone says nothing of a page that came since the last look: [`BlockScan::frames`] tells
-//! those.
+//! The kernel also sets the bit when it maps a page: the faulting page and those mapped along. So
+//! the bit says nothing of a page that came since the last scan. [`BlockScan::frames`] shows which
+//! pages those are.
 //!
 //! Source: measured, see `docs/design/0010-access-bits.md`. Limits: x86-64 with 4-level paging,
-//! kernels with BTF, CAP_BPF and CAP_PERFMON. A page whose translation a CPU still has cached is
-//! used without its bit being set.
+//! kernels with BTF, CAP_BPF and CAP_PERFMON. A CPU that still has a page's translation cached can
+//! use the page without setting its bit.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -34,10 +33,10 @@ mod bpf;
 mod btf;
 mod object;
 
-/// Pages of a block: what one lowest-level table maps.
+/// Pages of a block: one lowest-level table maps them.
 pub const BLOCK_PAGES: u64 = 512;
 
-/// Blocks of one run of the program, so many tables: half a MiB; a run takes some 100 us.
+/// Blocks of one run of the program, and so tables: half a MiB. A run takes some 100 us.
 const BLOCKS: usize = 128;
 /// Addresses tried in one run while calibrating.
 const CANDIDATES: u64 = 32;
@@ -69,12 +68,12 @@ const GIB: u64 = 1 << 30;
 
 /// Ranges of one call (UIO_MAXIOV).
 const VECTORS_MAX: usize = 1024;
-/// Pages of one call: bounds how long what changes the layout waits for it, to some 0.5 ms.
+/// Pages of one call. Layout changes wait for the call: some 0.5 ms at most.
 const CLEAR_PAGES: u64 = 4096;
 
 static OBJECT: &[u8] = include_bytes!("../bpf/access.bpf.o");
 
-/// Why access bits cannot be had.
+/// Why access bits are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The kernel does not let this process load the program.
@@ -87,29 +86,29 @@ pub enum AccessError {
         "/sys/kernel/btf/vmlinux cannot be read ({0}): a kernel built with CONFIG_DEBUG_INFO_BTF is needed"
     )]
     NoTypes(io::Error),
-    /// The kernel's types lack one that is needed, or cannot be understood.
+    /// The kernel's types lack one that is needed, or have an unknown form.
     #[error(
         "the kernel's types say nothing of {0}: access bits are read on kernels 6.1 and newer with BPF iterators"
     )]
     UnknownKernel(&'static str),
-    /// The machine walks five levels.
+    /// The kernel uses five levels of page tables.
     #[error(
         "this kernel uses 5-level page tables (la57), which are not walked: boot with no5lvl to have access bits"
     )]
     FiveLevels,
-    /// No base of the direct map explains the page tables.
+    /// No base of the direct map fits the page tables.
     #[error(
         "where the kernel maps memory was not found, so page tables cannot be walked (encrypted memory, or a kernel that is built otherwise): {0}"
     )]
     NotCalibrated(&'static str),
-    /// Another refusal; the verifier's last words are in it.
+    /// Another refusal, with the verifier's last words.
     #[error("the kernel refused {what}: {source}{log}")]
     Refused {
         /// What was asked.
         what: &'static str,
-        /// Its answer.
+        /// The kernel's answer.
         source: io::Error,
-        /// What the verifier said last; may be empty.
+        /// The end of the verifier's log; may be empty.
         log: String,
     },
     /// The process has ended, or has no memory any more.
@@ -126,15 +125,15 @@ impl AccessError {
     }
 }
 
-/// What one block's page table says.
+/// The page table of one block.
 #[derive(Clone, Debug)]
 pub struct BlockScan {
     /// Its first page, a multiple of [`BLOCK_PAGES`].
     pub start: VirtPage,
-    /// Of each page 0 when it is not in memory, else a fingerprint of its page frame: a page that
-    /// left and came back since the last look has another one, but for one in 255.
+    /// For each page: 0 if it is not in memory, otherwise a fingerprint of its page frame. A page
+    /// that left and came back since the last scan has another fingerprint, except one in 255.
     pub frames: [u8; BLOCK_PAGES as usize],
-    /// A bit a page: used since its bit was cleared, or mapped since.
+    /// One bit a page: the page was used since its bit was cleared, or was mapped since.
     pub accessed: [u64; BLOCK_PAGES as usize / 64],
 }
 
@@ -148,7 +147,7 @@ impl BlockScan {
     }
 
     fn set(&mut self, at: usize, frame: u64, accessed: bool) {
-        // Neighbours differ, and so do frames that differ in high bits only.
+        // Neighbouring frames differ, and so do frames that differ in high bits only.
         let mixed = (frame.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 255;
         self.frames[at] = 1 + mixed as u8;
         self.accessed[at / 64] |= u64::from(accessed) << (at % 64);
@@ -181,7 +180,7 @@ pub fn blocks_of(ranges: &[VirtRange]) -> Vec<VirtPage> {
     blocks
 }
 
-/// A loaded program and its maps. Nothing is pinned: all of it is gone when this is dropped or the
+/// A loaded program and its maps. Nothing is pinned: all of it ends when this is dropped or the
 /// process ends.
 #[derive(Debug)]
 pub struct AccessScanner {
@@ -240,13 +239,13 @@ impl AccessScanner {
             "/proc/zoneinfo tells no end of memory",
         ))?;
         self.put(PHYS_MAX, phys_max);
-        // The direct map begins on a GiB, at or below every table and less than the size of memory
-        // away; it is randomised, and no table's address is known here. So all of where it can be
-        // is tried, from above.
+        // The direct map begins on a GiB boundary, at or below every table, and less than the size
+        // of memory below it. It is randomised, and no table's address is known here. So every
+        // possible base is tried, from the highest down.
         let run = self.program.on(std::process::id())?;
         self.put(BASE, 0);
         self.put(FOUND, 0);
-        // Relative to the top table's own address: the program knows it.
+        // Relative to the top table's own address, which the program knows.
         let mut tried = 0;
         while tried <= phys_max / GIB {
             self.put(CANDIDATE, tried + 1);
@@ -273,7 +272,7 @@ impl AccessScanner {
         }
     }
 
-    /// Looks at memory of our own whose state is known.
+    /// Scans memory of our own whose state is known.
     fn check(&mut self) -> Result<(), AccessError> {
         const TOUCHED: [usize; 4] = [0, 1, 5, 100];
         let failed = AccessError::NotCalibrated("a look at this process's own memory is wrong");
@@ -301,11 +300,10 @@ impl AccessScanner {
         }
     }
 
-    /// Calls `each` for every block of `blocks` (multiples of [`BLOCK_PAGES`]) that has pages in
-    /// memory, in their order.
+    /// Calls `each`, in order, for every block of `blocks` (multiples of [`BLOCK_PAGES`]) that has
+    /// pages in memory.
     ///
-    /// Errors: `Gone`, when no thread of the process has memory. Cost: some 4 ns a page of the
-    /// blocks.
+    /// Errors: `Gone` if no thread of the process has memory. Cost: some 4 ns a page of the blocks.
     pub fn scan(
         &mut self,
         pid: u32,
@@ -333,7 +331,7 @@ impl AccessScanner {
         Ok(())
     }
 
-    /// Fills `found` from table `at`; false when nothing is in memory.
+    /// Fills `found` from table `at`. False if none of its pages is in memory.
     fn decode(&mut self, at: usize, block: VirtPage) -> bool {
         let state = self.get(STATE + at);
         if state == 0 {
@@ -343,15 +341,15 @@ impl AccessScanner {
         self.found.start = block;
         let pages = BLOCK_PAGES as usize;
         if state == HUGE || state == HUGE_ACCESSED {
-            // Which frames is not told; a huge page that was replaced by another has not been
-            // evicted by us.
+            // The frame is not reported. We have not evicted a huge page that was replaced by
+            // another.
             for page in 0..pages {
                 self.found.set(page, page as u64, state == HUGE_ACCESSED);
             }
             return true;
         }
         if state != TABLE {
-            return false; // the program answered what it cannot: a hint less
+            return false; // an impossible answer: one hint less
         }
         let mut any = false;
         let words = &self.tables.words()[at * pages..][..pages];
@@ -367,7 +365,7 @@ impl AccessScanner {
     }
 }
 
-/// An open `/proc/PID/clear_refs`; stays with the process, not with its number.
+/// An open `/proc/PID/clear_refs`. It belongs to the process, not to its number.
 #[derive(Debug)]
 pub struct ClearRefs(File);
 
@@ -379,23 +377,23 @@ impl ClearRefs {
     }
 
     /// Clears the Accessed bit of every page of the process, managed or not. Translations cached by
-    /// a CPU stay.
+    /// a CPU remain.
     ///
-    /// Cost: some 75 ns a page in memory; page faults and installations of the process wait
+    /// Cost: some 75 ns a page in memory. Page faults and installations of the process wait
     /// meanwhile.
     pub fn clear(&self) -> io::Result<()> {
         (&self.0).write_all(b"1")
     }
 }
 
-/// Clears the Accessed bits of `ranges` of a process, and translations that a CPU has cached: a
-/// page used after this has its bit set. Pages that fork relatives share keep their bits. What of a
-/// range is not mapped, or locked, is left out.
+/// Clears the Accessed bits of `ranges` of a process, and translations that a CPU has cached. A
+/// page used after this has its bit set. Pages that fork relatives share keep their bits. Parts
+/// that are not mapped, or locked, are skipped.
 ///
-/// The kernel takes the pages for cold (`MADV_COLD`): they are the first it reclaims itself when
-/// the whole machine runs short. Errors: no CAP_SYS_NICE, or the process is gone. Cost: some 90 ns
-/// a page that was used, and an interrupt to each CPU that runs the process, a range; page faults
-/// go on meanwhile.
+/// The kernel then takes the pages for cold (`MADV_COLD`): it reclaims them first when the whole
+/// machine runs short. Errors: no CAP_SYS_NICE, or the process is gone. Cost: some 90 ns a page
+/// that was used; and for each range an interrupt to each CPU that runs the process. Page faults go
+/// on meanwhile.
 pub fn clear(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
     let mut group: Vec<VirtRange> = Vec::with_capacity(VECTORS_MAX);
     let mut pages = 0;
@@ -443,12 +441,12 @@ fn cool(pidfd: BorrowedFd<'_>, ranges: &[VirtRange]) -> io::Result<()> {
             -1 => {
                 let error = io::Error::last_os_error();
                 match error.raw_os_error() {
-                    // The first range has holes, or is locked.
+                    // The first range has unmapped or locked parts.
                     Some(libc::ENOMEM | libc::EINVAL) => first.iov_len,
                     _ => return Err(error),
                 }
             }
-            // It stopped short of a range that has holes or is locked, which is left out.
+            // It stopped before a range with unmapped or locked parts, which is skipped.
             done => done as usize + 1,
         };
         let mut left = done.max(1);
@@ -499,14 +497,14 @@ impl Drop for OwnMemory {
     }
 }
 
-/// Whether the kernel walks five levels: it hides the flag when it does not.
+/// Whether the kernel uses five levels of page tables. If not, it hides the CPU's flag.
 fn has_five_levels() -> bool {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = text.lines().find(|line| line.starts_with("flags"));
     flags.is_some_and(|line| line.split_whitespace().any(|flag| flag == "la57"))
 }
 
-/// The first physical address behind all memory, of `/proc/zoneinfo`.
+/// The first physical address after all memory, from `/proc/zoneinfo`.
 fn end_of_memory(zones: &str) -> Option<u64> {
     let number = |line: &str, name: &str| -> Option<u64> {
         let rest = line.trim_start().strip_prefix(name)?;

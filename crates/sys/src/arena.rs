@@ -1,4 +1,4 @@
-//! Pages shared between a thread and the kernel's I/O: who has each page is checked at run time.
+//! Pages that a thread shares with the kernel's I/O. Who owns each page is checked at run time.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +7,8 @@ use undercroft_base::PAGE_BYTES;
 
 use crate::mapping::PageBuf;
 
-/// A buffer of pages. A page in flight belongs to the kernel: nobody gets a reference to it until
-/// its I/O is reaped. One thread owns the arena; only the in-flight marks are shared with a
+/// A buffer of pages. A page in flight belongs to the kernel: it cannot be borrowed until its I/O
+/// is reaped. One thread owns the arena. Only the in-flight marks are shared with a
 /// [`crate::ring::Ring`].
 #[derive(Debug)]
 pub struct PageArena {
@@ -17,7 +17,7 @@ pub struct PageArena {
 }
 
 impl PageArena {
-    /// `pages` zeroed pages, in memory already.
+    /// `pages` zeroed pages, already in memory.
     pub fn new(pages: usize) -> io::Result<PageArena> {
         let in_flight = (0..pages).map(|_| AtomicBool::new(false)).collect();
         Ok(PageArena {
@@ -59,7 +59,7 @@ impl PageArena {
         self.pages_mut(index, index + 1)
     }
 
-    /// Marks pages as the kernel's; false (and nothing marked) when one already is.
+    /// Marks pages as the kernel's. False, with nothing marked, if one already is.
     pub(crate) fn start(&self, start: usize, end: usize) -> bool {
         if !self.is_idle(start, end) {
             return false;

@@ -14,10 +14,10 @@ use crate::process::PidFd;
 /// Most descriptors in one message.
 pub const FDS_MAX: usize = 4;
 
-/// Who is at the other end of a unix socket when it connected.
+/// The process that was at the other end of a unix socket when it connected.
 #[derive(Debug)]
 pub struct Peer {
-    /// The process. Its number tells nothing: it may be another's by now.
+    /// The process. Its number is not kept: it may be another's by now.
     pub pidfd: PidFd,
     /// User id.
     pub uid: u32,
@@ -43,7 +43,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     Ok(())
 }
 
-/// Receives up to `bytes.len()` bytes and the descriptors that came along (closed on exec). 0
+/// Receives up to `bytes.len()` bytes, and the descriptors that came along (closed on exec). 0
 /// bytes: the peer is gone.
 pub fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
@@ -63,7 +63,7 @@ pub fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, V
 ///
 /// Cost: two system calls. Errors: it has ended already.
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
-    // Not rustix's, which has no room for pid 0: that of a process outside this pid namespace.
+    // Not rustix's: it has no room for pid 0, which a process outside this pid namespace has.
     let credentials: libc::ucred = option(socket.as_fd(), libc::SO_PEERCRED)?;
     let fd: libc::c_int = option(socket.as_fd(), SO_PEERPIDFD)?;
     // SAFETY: the kernel just gave us this descriptor; nobody else owns it.

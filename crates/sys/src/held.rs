@@ -1,5 +1,5 @@
-//! The address spaces whose userfaultfds this process has open: asked by whoever must not be the
-//! last to close them, because what is absent then reads as zeros.
+//! The address spaces whose userfaultfds this process has open. A process asks that must not be the
+//! last to close them: absent pages then read as zeros.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,10 +8,10 @@ use std::os::fd::BorrowedFd;
 
 use crate::uffd;
 
-/// Userfaultfds open here, anywhere in the descriptor table, whose address space still exists. A
-/// process has two. 0: nobody can see what is gone with them.
+/// How many userfaultfds are open here, anywhere in the descriptor table, whose address space still
+/// exists. A process has two. 0: no process can see what is lost with them.
 ///
-/// Errors: the table cannot be looked at, so nothing is known.
+/// Errors: the table cannot be read, so nothing is known.
 pub fn address_spaces() -> io::Result<usize> {
     let mut held = 0;
     for entry in fs::read_dir("/proc/self/fd")? {
@@ -20,11 +20,11 @@ pub fn address_spaces() -> io::Result<usize> {
         let Some(number) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        // An error: closed meanwhile.
+        // An error: it was closed meanwhile.
         let kind = fs::read_link(entry.path()).unwrap_or_default();
         if kind.as_os_str() == OsStr::new("anon_inode:[userfaultfd]") {
-            // SAFETY: used for one question. Where another thread closes it meanwhile, the question
-            // is asked of nothing or of what took its number, which does not know it.
+            // SAFETY: used for one question. If another thread closes it meanwhile, the question
+            // fails, or goes to the file that took its number, which does not understand it.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
             held += usize::from(!uffd::space_is_gone(fd));
         }

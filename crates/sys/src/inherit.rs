@@ -1,18 +1,18 @@
-//! Which descriptors pass from one process to the next: the program gets what it was given, nobody
-//! else keeps a copy.
+//! Which descriptors pass from one process to the next. The program gets those it was given; no
+//! other process keeps a copy.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Descriptors that this process was started with besides the standard three: a program that it
-/// starts gets them, too.
+/// Descriptors that this process was started with, besides the standard three. A program that it
+/// starts gets them too.
 #[derive(Debug)]
 pub struct Given(Vec<i32>);
 
 impl Given {
-    /// Those open now that exec keeps. To be called before anything else is opened that exec keeps.
+    /// The open descriptors that survive exec. Call it before this process opens others that do.
     pub fn now() -> io::Result<Given> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc/self/fd")? {
@@ -27,8 +27,8 @@ impl Given {
         Ok(Given(found))
     }
 
-    /// Closes them here: whoever waits for their end, or for a lock on them, waits for the program
-    /// only.
+    /// Closes them here. A process that waits for their end, or for a lock on them, then waits for
+    /// the program only.
     pub fn close(self) {
         for number in self.0 {
             // SAFETY: open when this process began and owned by nothing in it (`now`); each is
@@ -44,8 +44,8 @@ fn is_kept_by_exec(number: i32) -> bool {
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
-/// The process that `command` starts has its standard streams and `fds`, nothing else. The caller
-/// keeps `fds` open until it has been started.
+/// Gives the process that `command` starts its standard streams and `fds`, nothing else. The caller
+/// keeps `fds` open until it has started.
 pub fn only(command: &mut Command, fds: &[BorrowedFd<'_>]) {
     let kept: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let choose = move || {
@@ -66,8 +66,8 @@ pub fn only(command: &mut Command, fds: &[BorrowedFd<'_>]) {
     unsafe { command.pre_exec(choose) };
 }
 
-/// Lets go of standard input and output: what reads the other end sees the end when the program
-/// closes its own.
+/// Closes standard input and output here. So a reader of the other end sees the end of file when
+/// the program closes its own.
 pub fn leave_streams() -> io::Result<()> {
     let null = std::fs::File::options()
         .read(true)
@@ -87,7 +87,7 @@ mod tests {
     fn a_process_gets_what_it_is_given_and_nothing_else() {
         let file = || std::fs::File::open("/dev/null").expect("a file");
         let (wanted, stray) = (file(), file());
-        // As if it had been handed to this process.
+        // As if this process had been given it.
         rustix::io::fcntl_setfd(&stray, rustix::io::FdFlags::empty()).expect("an open file");
         let mut command = Command::new("sh");
         let (yes, no) = (wanted.as_raw_fd(), stray.as_raw_fd());

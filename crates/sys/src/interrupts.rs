@@ -1,14 +1,14 @@
-//! Where a disk's interrupts arrive, from sysfs.
+//! On which CPU a disk's interrupts arrive, from sysfs.
 
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// The only CPU that hears of completions of the device under `file` (a block device, or the one
-/// its file system is on).
+/// The only CPU that gets completions of the device under `file`: a block device, or the one that
+/// its file system is on.
 ///
 /// `None`: the device has a queue for each CPU, or several, or does not say (a stacked or network
-/// device). A thread on that CPU waits for a read without a second CPU being woken: 34 instead of
+/// device). On that CPU, a thread waits for a read without a second CPU being woken: 34 instead of
 /// 57 us for 4 KiB on a virtual machine's disk. Cost: a dozen small files read.
 pub fn completion_cpu(file: impl AsFd) -> Option<usize> {
     let stat = rustix::fs::fstat(file).ok()?;
@@ -39,10 +39,10 @@ fn disk_cpu(node: &Path, root: &Path) -> Option<usize> {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
         .max_by_key(|irq| interrupts(root, *irq))?;
     let path: PathBuf = root.join(format!("proc/irq/{busiest}/effective_affinity_list"));
-    fs::read_to_string(path).ok()?.trim().parse().ok() // more than one CPU: none is the only one
+    fs::read_to_string(path).ok()?.trim().parse().ok() // a list of CPUs does not parse: no single one
 }
 
-/// How often the interrupt has come, on all CPUs.
+/// How often the interrupt has arrived, on all CPUs.
 fn interrupts(root: &Path, irq: u32) -> u64 {
     let path = root.join(format!("sys/kernel/irq/{irq}/per_cpu_count"));
     let text = fs::read_to_string(path).unwrap_or_default();

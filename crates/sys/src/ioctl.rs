@@ -1,5 +1,5 @@
-//! The numbers of ioctl requests, built as the kernel's `_IO*` macros build them, and the one place
-//! that issues them.
+//! The numbers of ioctl requests, built as the kernel's `_IO*` macros do, and the one function that
+//! issues them.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -20,12 +20,11 @@ pub(crate) const fn read_write<T>(group: u32, number: u32) -> u64 {
     request(3, group, number, size_of::<T>())
 }
 
-/// Issues `request` with a structure of the size the request number names.
+/// Issues `request` with a structure of the size that its number names.
 ///
 /// # Safety
-/// `T` is the `repr(C)` structure that `request` takes, and whatever addresses are in it are either
-/// not this process's or memory that no Rust reference covers for writing (the kernel reads or
-/// writes there).
+/// `T` is the `repr(C)` structure of `request`. Each address in it is another process's, or memory
+/// that no Rust reference covers for writing: the kernel reads or writes there.
 pub(crate) unsafe fn call<T>(
     fd: BorrowedFd<'_>,
     request: u64,

@@ -1,4 +1,4 @@
-//! Every system call the rest needs and `std` does not give, behind safe functions. All `unsafe` of
+//! Safe functions for every system call that the other crates need and `std` lacks. All `unsafe` of
 //! the manager is here.
 //!
 //! Level 1. errno becomes an enum by meaning here; no crate above sees a number.

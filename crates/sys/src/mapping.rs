@@ -17,16 +17,16 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory owned by this value; what may be done with it from several
-// threads is decided by the types that wrap it.
+// SAFETY: a mapping is plain memory owned by this value. The types that wrap it decide what several
+// threads may do with it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` alone gives no access.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is ours (made by mmap with this length) and nothing borrows from it any
-        // more.
+        // SAFETY: the range is ours (made by mmap with this length), and nothing borrows from it
+        // any more.
         let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -50,8 +50,8 @@ impl SharedMemory {
         SharedMemory::from_fd(fd)
     }
 
-    /// As [`SharedMemory::create`], of a size that nobody can change: whoever is given its
-    /// descriptor cannot take pages away from under those who have it mapped.
+    /// As [`SharedMemory::create`], with a sealed size: a process that gets the descriptor cannot
+    /// take pages away from those who have it mapped.
     pub fn create_sealed(name: &str, len: usize) -> io::Result<SharedMemory> {
         use rustix::fs::{MemfdFlags, SealFlags};
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -75,7 +75,7 @@ impl SharedMemory {
         SharedMemory::of_length(fd, len)
     }
 
-    /// Maps `len` bytes of what `fd` is.
+    /// Maps the first `len` bytes of `fd`.
     pub(crate) fn of_length(fd: OwnedFd, len: usize) -> io::Result<SharedMemory> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
@@ -105,7 +105,7 @@ impl SharedMemory {
         unsafe { std::slice::from_raw_parts(self.map.start.as_ptr().cast(), self.map.len / 8) }
     }
 
-    /// The memory as half words: futexes are 32 bits.
+    /// The memory as 32-bit words, for futexes.
     pub fn halves(&self) -> &[AtomicU32] {
         // SAFETY: as in `words`.
         unsafe { std::slice::from_raw_parts(self.map.start.as_ptr().cast(), self.map.len / 4) }
@@ -119,7 +119,7 @@ impl SharedMemory {
         );
     }
 
-    /// Copies bytes out. A writer that races leaves torn bytes: the reader verifies a checksum.
+    /// Copies bytes out. A racing writer leaves torn bytes, so the reader verifies a checksum.
     pub fn bytes_out(&self, offset: usize, dst: &mut [u8]) {
         self.check(offset, dst.len());
         // SAFETY: the source range is inside the mapping (checked); `dst` is exclusive and cannot
@@ -132,7 +132,7 @@ impl SharedMemory {
         }
     }
 
-    /// Copies bytes in. The caller owns the range (nobody else writes it).
+    /// Copies bytes in. The caller is the only writer of the range.
     pub fn bytes_in(&self, offset: usize, src: &[u8]) {
         self.check(offset, src.len());
         // SAFETY: the target range is inside the mapping (checked) and `src` cannot overlap it: no
@@ -143,8 +143,7 @@ impl SharedMemory {
         }
     }
 
-    /// Gives the pages of the range back to the system; they read as zeros. Partial pages at the
-    /// ends are zeroed.
+    /// Frees the pages of the range; they read as zeros. Partial pages at the ends are zeroed.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         self.check(offset, len);
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -156,7 +155,7 @@ impl SharedMemory {
         )?)
     }
 
-    /// Memory the memfd really takes, in bytes.
+    /// Bytes of memory that the memfd uses.
     pub fn allocated(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
     }
@@ -168,12 +167,12 @@ impl AsFd for SharedMemory {
     }
 }
 
-/// Private, page-aligned, touched in advance: buffers of the fault path and of O_DIRECT.
+/// Private, page-aligned memory, touched in advance: buffers of the fault path and of O_DIRECT.
 #[derive(Debug)]
 pub struct PageBuf(Mapping);
 
 impl PageBuf {
-    /// `pages` zeroed pages, in memory already.
+    /// `pages` zeroed pages, already in memory.
     pub fn new(pages: usize) -> io::Result<PageBuf> {
         let len = pages.max(1) * PAGE_BYTES;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -184,9 +183,8 @@ impl PageBuf {
         Ok(PageBuf(Mapping { start, len }))
     }
 
-    /// `pages` zero pages that are all the kernel's one zero page: reading them stays in the
-    /// first-level cache. Writing to the buffer is not possible by type: it is given out as a
-    /// shared slice only.
+    /// `pages` zero pages that are all the kernel's one zero page, so reading them stays in the
+    /// first-level cache. The type allows no writing: it gives out shared slices only.
     pub fn zeros(pages: usize) -> io::Result<ZeroPages> {
         let len = pages.max(1) * PAGE_BYTES;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
@@ -198,7 +196,7 @@ impl PageBuf {
         Ok(ZeroPages(Mapping { start, len }))
     }
 
-    /// The address of byte `offset`, for the kernel to read or write; not derived from a reference.
+    /// The address of byte `offset`, for the kernel to read or write. Not derived from a reference.
     pub(crate) fn address(&self, offset: usize) -> *mut u8 {
         assert!(offset < self.0.len);
         // SAFETY: inside the mapping (asserted).

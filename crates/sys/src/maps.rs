@@ -1,7 +1,7 @@
-//! Asks the kernel for one mapping of another process: PROCMAP_QUERY on `/proc/PID/maps` (Linux
-//! 6.11), or the text of that file where the query is missing.
+//! Asks the kernel for one mapping of another process: by PROCMAP_QUERY on `/proc/PID/maps` (Linux
+//! 6.11), or by reading the text where the query is missing.
 //!
-//! The answer is of the moment of the call. The process may change its mappings right after.
+//! The answer is true at the moment of the call. The process may change its mappings right after.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -42,7 +42,7 @@ const COVERING_OR_NEXT: u64 = 1 << 4;
 /// Names of anonymous mappings are shorter (`[anon:` and 80 bytes).
 const NAME_BYTES: usize = 128;
 
-/// One mapping, as far as it matters who may manage it.
+/// One mapping, with what decides whether it can be managed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Its pages: the whole mapping.
@@ -51,7 +51,7 @@ pub struct Mapping {
     pub private_anonymous: bool,
 }
 
-/// An open `/proc/PID/maps`. It stays with the address space that it was opened on.
+/// An open `/proc/PID/maps`. It belongs to the address space that it was opened on.
 #[derive(Debug)]
 pub struct Maps(File);
 
@@ -63,7 +63,7 @@ impl Maps {
 
     /// The mapping that holds `page`, or the first one above it; `None` when there is none.
     ///
-    /// Errors: the address space is gone. Cost: about 1 us; below Linux 6.11 all of the text is
+    /// Errors: the address space is gone. Cost: about 1 us; below Linux 6.11 the whole text is
     /// read.
     pub fn at_or_above(&self, page: VirtPage) -> io::Result<Option<Mapping>> {
         let mut name = [0u8; NAME_BYTES];
@@ -80,7 +80,7 @@ impl Maps {
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return self.search(page),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
             Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => {
-                // The path of a file: which one does not matter.
+                // A path of a file, whose name does not matter.
                 (query.vma_name_size, query.vma_name_addr) = (0, 0);
                 self.ask(&mut query)?;
                 query.inode = query.inode.max(1);
@@ -102,8 +102,8 @@ impl Maps {
 
     fn ask(&self, query: &mut Query) -> io::Result<()> {
         // SAFETY: PROCMAP_QUERY takes `struct procmap_query`. The kernel writes at most
-        // `vma_name_size` bytes to
-        // `vma_name_addr`, which is 0 or a live local of the caller that is not borrowed meanwhile.
+        // `vma_name_size` bytes to `vma_name_addr`, which is 0 or a live local of the caller that
+        // is not borrowed meanwhile.
         unsafe { ioctl::call(self.0.as_fd(), PROCMAP_QUERY, query) }?;
         Ok(())
     }
@@ -141,8 +141,8 @@ mod tests {
         let maps = Maps::open(pid).unwrap();
         let mut text = String::new();
         procfs::read_maps(pid, &mut text).unwrap();
-        // The address space of a test with threads may change meanwhile: what both ways see twice
-        // is compared.
+        // The address space of a test with threads may change meanwhile. So an answer is compared
+        // only if both ways gave it twice.
         let mut compared = 0;
         for vma in text.lines().filter_map(Vma::parse) {
             let asked = maps.at_or_above(vma.range.start).unwrap();

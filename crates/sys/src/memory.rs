@@ -1,5 +1,5 @@
-//! Another process's memory by `/proc/PID/mem`: opened once, with the permission of that moment,
-//! and of that address space for ever.
+//! Another process's memory by `/proc/PID/mem`. It is opened once, with the permission of that
+//! moment, and stays with the address space of that moment.
 
 use std::fs::File;
 use std::io;
@@ -15,8 +15,8 @@ impl ProcessMemory {
         Ok(ProcessMemory(File::open(format!("/proc/{pid}/mem"))?))
     }
 
-    /// Reads `dst.len()` bytes at `address`. Never waits for a userfaultfd: what is missing there
-    /// cannot be read. Cost: a quarter more than `process_vm_readv`.
+    /// Reads `dst.len()` bytes at `address`. Never waits for a userfaultfd: missing pages cannot be
+    /// read. Cost: a quarter more than `process_vm_readv`.
     ///
     /// Errors: some of it cannot be read, or the address space is gone.
     pub fn read(&self, address: u64, dst: &mut [u8]) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! What the kernel knows of another process's pages: PAGEMAP_SCAN and `/proc/PID/pagemap` entries.
+//! The kernel's view of another process's pages: PAGEMAP_SCAN and `/proc/PID/pagemap` entries.
 
 use std::fs::File;
 use std::io;
@@ -103,8 +103,8 @@ impl Pagemap {
         Ok(Pagemap(File::open(format!("/proc/{pid}/pagemap"))?))
     }
 
-    /// Appends the sub-ranges of `range` whose pages have any category of `any`, with the
-    /// categories of `any` they have. Cost: about 7 ns a page. Linux 6.7 or newer.
+    /// Appends the sub-ranges of `range` whose pages are in any category of `any`, each with those
+    /// categories. Cost: about 7 ns a page. Linux 6.7 or newer.
     pub fn scan(
         &self,
         range: VirtRange,
@@ -145,8 +145,8 @@ impl Pagemap {
         Ok(())
     }
 
-    /// The first page of `range` that has any category of `any`; `None` when there is none. Empty
-    /// page tables are skipped whole: a reservation of 1 TiB takes some microseconds.
+    /// The first page of `range` that is in any category of `any`, if there is one. Empty page
+    /// tables are skipped whole: a reservation of 1 TiB takes some microseconds.
     pub fn first(&self, range: VirtRange, any: Category) -> io::Result<Option<VirtPage>> {
         let mut found = Region::default();
         let mut arg = ScanArg {

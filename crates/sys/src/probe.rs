@@ -1,8 +1,8 @@
-//! What this kernel lets us do: each ability Undercroft rests on is tried, not guessed from a
-//! version number.
+//! What this kernel allows: each ability that Undercroft needs is tried, not guessed from a version
+//! number.
 //!
-//! Nothing is left behind: every trial uses a throw-away descriptor, mapping, thread or child.
-//! Errors are answers here.
+//! Nothing is left behind: every trial uses its own descriptor, mapping, thread or child. A failed
+//! trial is an answer here.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -26,7 +26,7 @@ mod trial;
 pub enum State {
     /// As it should be.
     Ok,
-    /// Works, with less speed or safety; `detail` says what is lost.
+    /// Works, with less speed or safety; `detail` says what is missing.
     Degraded,
     /// `undercroft run` cannot work without it.
     Missing,
@@ -35,17 +35,17 @@ pub enum State {
 /// One ability and its trial.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// What was tried; the same in every release.
+    /// What was tried. The name is the same in every release.
     pub name: &'static str,
     /// How it came out.
     pub state: State,
-    /// What was seen, for a person.
+    /// What was seen, for the user.
     pub detail: String,
     /// What to do about it; empty when `state` is Ok.
     pub fix: String,
 }
 
-/// The checks of one look at the kernel, in a fixed order.
+/// The checks of one probe, in a fixed order.
 #[derive(Clone, Debug)]
 pub struct KernelReport {
     /// One entry an ability.
@@ -53,7 +53,7 @@ pub struct KernelReport {
 }
 
 impl KernelReport {
-    /// Everything: what `undercroft doctor` prints. Cost: about 40 ms, at most 300 ms.
+    /// All checks, as `undercroft doctor` prints them. Cost: about 40 ms, at most 300 ms.
     ///
     /// Files are tried in `$UNDERCROFT_DIR`, else in the temporary directory.
     pub fn take() -> KernelReport {
@@ -74,8 +74,8 @@ impl KernelReport {
         report
     }
 
-    /// Only what decides whether `undercroft run` can work at all, and how it evicts. Cost: about 1
-    /// ms, at most 50 ms (a fork of a large process).
+    /// Only the checks that decide whether `undercroft run` can work, and how it evicts. Cost:
+    /// about 1 ms, at most 50 ms (a fork of a large process).
     pub fn fast() -> KernelReport {
         let mut checks = vec![kernel(&sysfs("/proc/sys/kernel/osrelease"))];
         let device = UffdDevice::open();
@@ -101,7 +101,7 @@ impl KernelReport {
         states.max().unwrap_or(State::Ok)
     }
 
-    /// The checks that came out as `state`.
+    /// The checks whose result is `state`.
     pub fn with_state(&self, state: State) -> impl Iterator<Item = &Check> {
         self.checks.iter().filter(move |check| check.state == state)
     }
@@ -346,7 +346,7 @@ fn ring(sysctl: &str) -> Check {
     }
 }
 
-/// Below this many descriptors a tree of some hundred processes runs out.
+/// With fewer descriptors than this, a tree of some hundred processes runs out.
 const OPEN_FILES_MIN: u64 = 4096;
 
 fn open_files() -> Check {
@@ -387,7 +387,7 @@ fn direct_io(dir: &Path) -> Check {
     }
 }
 
-/// What a manager locks: code, buffers, rings.
+/// What a manager locks in memory: code, buffers, rings.
 const MEMLOCK_MIN: u64 = 64 << 20;
 
 fn memlock() -> Check {
@@ -415,7 +415,7 @@ const CAP_IPC_LOCK: u32 = 14;
 
 fn fifo() -> Check {
     let name = "real-time priority";
-    // In a thread of its own: a thread that may raise its priority may not be let back.
+    // In its own thread: a thread that raised its priority may not be allowed back.
     let tried = std::thread::spawn(|| process::set_fifo(0, 1)).join();
     match tried {
         Ok(Ok(())) => ok(name, "permitted"),
@@ -460,14 +460,15 @@ fn access_bits() -> Check {
     }
 }
 
-/// Kernel swap and this kernel, as they are now; [`State::Missing`] where the two lose pages.
+/// Whether this kernel loses pages when it swaps, as both are now: [`State::Missing`] if it does.
 pub fn swap_now() -> Check {
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     swap(&swaps, version(&sysfs("/proc/sys/kernel/osrelease")))
 }
 
-/// The first kernel in which UFFDIO_MOVE is right about pages in the swap cache, whatever the
-/// distribution has taken over into older ones: repaired in 2025, in March and June.
+/// The first kernel in which UFFDIO_MOVE handles pages in the swap cache correctly (repaired in
+/// March and June 2025). Distributions may have the repairs in older kernels; that is not relied
+/// on.
 const MOVES_BESIDE_SWAP: (u32, u32) = (6, 16);
 
 fn swap(swaps: &str, kernel: Option<(u32, u32)>) -> Check {

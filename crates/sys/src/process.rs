@@ -10,12 +10,12 @@ fn pid(id: u32) -> io::Result<Pid> {
     Pid::from_raw(id as i32).ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// A process, by descriptor: never another that took its number.
+/// A process, by descriptor: never another one that took its number.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// The process `id` is now.
+    /// The process that has number `id` now.
     pub fn open(id: u32) -> io::Result<PidFd> {
         Ok(PidFd(rustix::process::pidfd_open(
             pid(id)?,
@@ -23,13 +23,13 @@ impl PidFd {
         )?))
     }
 
-    /// The thread `tid` is now. Linux 6.9 or newer.
+    /// The thread that has number `tid` now. Linux 6.9 or newer.
     pub fn open_thread(tid: u32) -> io::Result<PidFd> {
         let thread = PidfdFlags::from_bits_retain(libc::O_EXCL as u32); // PIDFD_THREAD
         Ok(PidFd(rustix::process::pidfd_open(pid(tid)?, thread)?))
     }
 
-    /// The process's number here, then in each pid namespace below, down to its own.
+    /// The process's numbers: here, then in each pid namespace below, down to its own.
     ///
     /// Errors: it has been reaped, or is not in this pid namespace.
     pub fn numbers(&self) -> io::Result<Vec<u32>> {
@@ -44,17 +44,17 @@ impl PidFd {
         }
     }
 
-    /// Ends it.
+    /// Kills it.
     pub fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, Signal::KILL)?)
     }
 
-    /// True when it has exited (it may still be a zombie).
+    /// True if it has exited (it may still be a zombie).
     pub fn has_exited(&self) -> bool {
         self.wait_exit(Duration::ZERO)
     }
 
-    /// Waits until it has exited, for at most `timeout`; true when it has.
+    /// Waits for at most `timeout` until it has exited. True if it has.
     pub fn wait_exit(&self, timeout: Duration) -> bool {
         let mut fds = [rustix::event::PollFd::new(
             &self.0,
@@ -91,22 +91,23 @@ impl AsFd for PidFd {
     }
 }
 
-/// The session of process `id`; `None`: its leader is outside this pid namespace, or `id` is gone.
+/// The session of process `id`. `None` if its leader is outside this pid namespace, or `id` is
+/// gone.
 pub fn session_of(id: u32) -> Option<u32> {
     // SAFETY: takes and returns numbers only.
     let session = unsafe { libc::getsid(id as i32) };
     u32::try_from(session).ok().filter(|&id| id != 0)
 }
 
-/// The group of process `id`; `None`: its leader is outside this pid namespace, or `id` is gone.
+/// The group of process `id`. `None` if its leader is outside this pid namespace, or `id` is gone.
 pub fn group_of(id: u32) -> Option<u32> {
     // SAFETY: takes and returns numbers only.
     let group = unsafe { libc::getpgid(id as i32) };
     u32::try_from(group).ok().filter(|&id| id != 0)
 }
 
-/// True while a thread of the process `id` runs: a leader that has ended counts while others live.
-/// What cannot be told runs.
+/// True while a thread of the process `id` runs. A leader that has ended counts while other threads
+/// live. If in doubt, it runs.
 pub fn is_running(id: u32) -> bool {
     match PidFd::open(id) {
         Ok(process) => !process.has_exited(),
@@ -114,8 +115,8 @@ pub fn is_running(id: u32) -> bool {
     }
 }
 
-/// Reads `dst.len()` bytes of the process's memory at `address`. A missing page there faults to
-/// whoever serves it: never call this from a thread that does.
+/// Reads `dst.len()` bytes of the process's memory at `address`. A missing page there faults to its
+/// userfaultfd: never call this from a thread that serves it.
 ///
 /// Errors: fewer bytes than asked, or none of them readable.
 pub fn read_memory(id: u32, address: u64, dst: &mut [u8]) -> io::Result<()> {
@@ -137,8 +138,8 @@ pub fn read_memory(id: u32, address: u64, dst: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// The address of a thread's robust-futex list head: glibc keeps it in the thread's control block,
-/// so it tells where that is. `None` when the thread has none or is gone.
+/// The address of a thread's robust-futex list head. glibc keeps it in the thread's control block,
+/// so it shows where that is. `None` if the thread has none or is gone.
 pub fn robust_list_head(tid: u32) -> Option<u64> {
     let (mut head, mut len) = (0u64, 0usize);
     // SAFETY: get_robust_list writes one pointer and one size through the two pointers, both live
@@ -151,7 +152,7 @@ pub fn robust_list_head(tid: u32) -> Option<u64> {
     (result == 0 && head != 0).then_some(head)
 }
 
-/// Takes over a descriptor that this process was started with, by its number; closed on exec from
+/// Takes a descriptor by its number, with which this process was started. It is closed on exec from
 /// now on. Each number is taken once.
 ///
 /// Errors: no such descriptor.
@@ -168,7 +169,7 @@ pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Bytes nobody can guess.
+/// Bytes that cannot be guessed.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0u8; N];
     // SAFETY: the kernel writes at most `N` bytes into `bytes`, a live local.
@@ -184,7 +185,7 @@ pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// CPUs a thread may run on (0: the caller), ascending, of the first 1024.
+/// CPUs that a thread (0: the caller) may run on, ascending, of the first 1024.
 pub fn allowed_cpus(tid: u32) -> io::Result<Vec<usize>> {
     let set = rustix::thread::sched_getaffinity(Pid::from_raw(tid as i32))?;
     Ok((0..1024).filter(|cpu| set.is_set(*cpu)).collect())
@@ -202,13 +203,13 @@ pub fn set_affinity(tid: u32, cpus: &[usize]) -> io::Result<()> {
     )?)
 }
 
-/// Gives a thread (0: the caller) real-time FIFO priority; needs `CAP_SYS_NICE`. Threads that it
+/// Gives a thread (0: the caller) real-time FIFO priority. Needs `CAP_SYS_NICE`. Threads that it
 /// starts do not inherit it.
 pub fn set_fifo(tid: u32, priority: i32) -> io::Result<()> {
     set_scheduler(tid, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority)
 }
 
-/// Ends what [`set_fifo`] began.
+/// Ends the priority that [`set_fifo`] gave.
 pub fn set_fair(tid: u32) -> io::Result<()> {
     set_scheduler(tid, libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, 0)
 }
@@ -233,15 +234,15 @@ pub fn lock_all_memory() -> io::Result<()> {
     )?)
 }
 
-/// Orphaned descendants become this process's children.
+/// Makes orphaned descendants this process's children.
 pub fn become_subreaper() -> io::Result<()> {
     Ok(rustix::process::set_child_subreaper(Some(
         rustix::process::getpid(),
     ))?)
 }
 
-/// The kernel, short of memory, ends others first: the calling process holds what others need.
-/// Without CAP_SYS_RESOURCE what somebody added to its score goes, at most.
+/// Asks the kernel to kill others first when memory is short: other processes need what this one
+/// holds. Without CAP_SYS_RESOURCE it can only undo a worse score.
 pub fn spare_from_oom() {
     const FILE: &str = "/proc/self/oom_score_adj";
     let now = std::fs::read_to_string(FILE).unwrap_or_default();
@@ -253,7 +254,7 @@ pub fn spare_from_oom() {
     }
 }
 
-/// Raises the limit of open descriptors as far as allowed; returns it.
+/// Raises the limit of open descriptors as far as allowed. Returns it.
 pub fn raise_open_files_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let now = getrlimit(Resource::Nofile);
@@ -267,13 +268,13 @@ pub fn raise_open_files_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Starts a process that shares this one's *descriptor table* and runs `job`: descriptors stay open
-/// in it when this process is killed, also those it received a moment before. It ends when `job`
-/// returns; a `job` that panics leaves it waiting for ever, with everything still open. Returns its
+/// Starts a process that shares this one's *descriptor table* and runs `job`. When this process is
+/// killed, all its descriptors stay open there, even those received a moment before. The process
+/// ends when `job` returns. If `job` panics, it waits for ever with everything open. Returns its
 /// id.
 ///
-/// Must be called while the process has one thread: the child is a copy of that thread, and uses
-/// the heap and the locks as it found them.
+/// Call it while the process has one thread: the child is a copy of that thread, and of the heap
+/// and the locks.
 pub fn spawn_fd_holder(job: impl FnOnce()) -> io::Result<u32> {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
     // SAFETY: clone without CLONE_VM is fork with a shared descriptor table; the caller's process
@@ -296,7 +297,7 @@ fn hold_while(job: impl FnOnce()) -> ! {
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &all, 0, 8);
         libc::setsid();
     }
-    // The caller's hook may end the process, and with it what is held.
+    // The caller's hook might end the process, which would close everything.
     std::panic::set_hook(Box::new(|_| {}));
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_ok() {
         // SAFETY: ends this process; nothing of it is needed any more.
@@ -308,7 +309,7 @@ fn hold_while(job: impl FnOnce()) -> ! {
     }
 }
 
-/// Closes the standard streams: whoever reads what they lead to is not to wait for this process.
+/// Closes the standard streams: readers of their other ends must not wait for this process.
 pub fn close_standard_streams() {
     for number in 0..=2 {
         // SAFETY: takes a number; nothing here owns these three.
@@ -316,8 +317,8 @@ pub fn close_standard_streams() {
     }
 }
 
-/// Starts a process that does nothing (a fork of this one) until it is killed; it dies with the
-/// caller's thread. Its memory is a copy of this process's. The caller kills and reaps it.
+/// Forks a process that does nothing until it is killed; it dies with the caller's thread. Its
+/// memory is a copy of this process's. The caller kills and reaps it.
 pub(crate) fn spawn_waiting_child() -> io::Result<u32> {
     // SAFETY: clone without flags is fork; the child uses raw system calls only, touches no lock or
     // heap, never returns.

@@ -1,5 +1,5 @@
-//! What /proc tells: memory of the machine; of a process its mappings, sizes, threads, and the CPU
-//! a thread runs on.
+//! What /proc says of the machine's memory, and of a process: its mappings, sizes, threads, and the
+//! CPU that a thread runs on.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use undercroft_base::{Bytes, PageCount, VirtRange};
 
-/// Physical memory of this machine. `None`: `/proc/meminfo` does not tell.
+/// Physical memory of this machine. `None` if `/proc/meminfo` does not say.
 pub fn total_memory() -> Option<Bytes> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let mut lines = text.lines();
@@ -36,7 +36,7 @@ pub struct Vma<'a> {
 }
 
 impl<'a> Vma<'a> {
-    /// Parses one line; `None` when it is not one.
+    /// Parses one line. `None` if it is not one.
     pub fn parse(line: &'a str) -> Option<Vma<'a>> {
         let mut fields = line.splitn(6, ' ');
         let (start, end) = fields.next()?.split_once('-')?;
@@ -65,16 +65,16 @@ impl<'a> Vma<'a> {
     }
 }
 
-/// An open `/proc/PID/task/TID/status`: of that thread only, whoever has its number later.
+/// An open `/proc/PID/task/TID/status`. It belongs to that thread, whoever has its number later.
 #[derive(Debug)]
 pub struct ThreadStatus(File);
 
-/// What the status of a thread tells.
+/// Some lines of a thread's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     /// State letter: `T` stopped, `Z` ended.
     pub state: char,
-    /// Seccomp filters on it.
+    /// How many seccomp filters it has.
     pub filters: u32,
 }
 
@@ -90,7 +90,7 @@ impl ThreadStatus {
         let mut buffer = [0u8; 4096];
         let got = self.0.read_at(&mut buffer, 0)?;
         let text = String::from_utf8_lossy(&buffer[..got]);
-        // The name may hold anything but a line's end.
+        // The name may contain anything except a line's end.
         let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
         let state = value("State:").and_then(|rest| rest.trim_start().chars().next());
         let filters = value("Seccomp_filters:").and_then(|rest| rest.trim().parse().ok());
@@ -128,12 +128,12 @@ pub fn read_maps(pid: u32, text: &mut String) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Statm(File);
 
-/// What `statm` tells.
+/// The sizes in `statm`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// Address space.
     pub virtual_size: PageCount,
-    /// In memory, file pages and shared memory included.
+    /// In memory, with file pages and shared memory.
     pub resident: PageCount,
     /// The part of these that are file pages and shared memory.
     pub shared: PageCount,
@@ -171,7 +171,7 @@ pub fn processes() -> io::Result<Vec<u32>> {
     Ok(entries.filter_map(number).collect())
 }
 
-/// The environment a process was started with, as far as it has not written over it: `NAME=VALUE`,
+/// The environment that a process was started with, if it has not overwritten it: `NAME=VALUE`,
 /// each ended by a zero byte.
 pub fn environment(pid: u32) -> io::Result<Vec<u8>> {
     std::fs::read(format!("/proc/{pid}/environ"))
@@ -205,7 +205,7 @@ pub fn children(pid: u32) -> Vec<u32> {
     found
 }
 
-/// The CPU a thread last ran on, from field 39 of its `stat`. About 10 us.
+/// The CPU that a thread last ran on, from field 39 of its `stat`. About 10 us.
 pub fn thread_cpu(tid: u32) -> Option<usize> {
     let mut buffer = [0u8; 1024];
     let got = File::open(format!("/proc/{tid}/stat"))
@@ -221,7 +221,7 @@ pub fn process_state(pid: u32) -> Option<char> {
     stat_field(&text, 3)?.chars().next()
 }
 
-/// User and system time a process has used, in clock ticks.
+/// User and system time of a process, in clock ticks.
 pub fn cpu_ticks(pid: u32) -> Option<u64> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let user: u64 = stat_field(&text, 14)?.parse().ok()?;
@@ -251,8 +251,9 @@ pub fn mappings_max() -> u64 {
     text.trim().parse().unwrap_or(65_530)
 }
 
-/// For each (VmFlag, list): appends the process's mappings that have the flag (`wf` wiped on fork,
-/// `dc` not copied, `lo` locked). Reads smaps: the kernel walks every page, a few ms a GiB.
+/// For each (VmFlag, list): appends the process's mappings that have the flag: `wf` wiped on fork,
+/// `dc` not copied, `lo` locked. Reads smaps, for which the kernel walks every page: a few ms a
+/// GiB.
 pub fn mappings_with_flags(pid: u32, wanted: &mut [(&str, &mut Vec<VirtRange>)]) -> io::Result<()> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let mut current = None;

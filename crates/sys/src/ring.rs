@@ -1,4 +1,4 @@
-//! Page reads and writes through an io_uring, over an arena the ring owns.
+//! Page reads and writes through an io_uring, over an arena that the ring owns.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -8,7 +8,7 @@ use undercroft_base::PAGE_BYTES;
 
 use crate::arena::PageArena;
 
-/// What is in flight in one slot of the ring.
+/// The operation in flight in one slot of the ring.
 #[derive(Clone, Copy, Debug)]
 struct Operation {
     token: u64,
@@ -16,8 +16,8 @@ struct Operation {
     end: usize,
 }
 
-/// A ring and its arena. Pages handed to it are in flight until their completion is reaped;
-/// dropping the ring waits for all.
+/// A ring and its arena. Pages in an operation are in flight until its completion is reaped.
+/// Dropping the ring waits for all.
 pub struct Ring {
     ring: IoUring,
     arena: PageArena,
@@ -25,7 +25,7 @@ pub struct Ring {
     free: Vec<usize>,
 }
 
-/// The operation was not started; nothing is in flight for it.
+/// The operation was not started, so nothing of it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// As many operations as the ring holds are in flight: reap first.
@@ -119,8 +119,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Hands what was started to the kernel and waits until at least `wait` operations have
-    /// completed.
+    /// Submits the started operations, and waits until at least `wait` operations have completed.
     pub fn submit(&mut self, wait: usize) -> io::Result<()> {
         loop {
             match self.ring.submit_and_wait(wait) {
@@ -166,8 +165,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         while self.in_flight() > 0 {
             if self.submit(1).is_err() {
-                // The kernel may still write into the pages: leak them rather than free memory
-                // under it.
+                // The kernel may still write into the pages. Leak them: they must not be reused.
                 let empty = PageArena::new(0);
                 if let Ok(empty) = empty {
                     std::mem::forget(std::mem::replace(&mut self.arena, empty));

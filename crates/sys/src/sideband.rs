@@ -1,13 +1,13 @@
-//! Hears of a process tree's layout changes from the kernel's perf side band: new mappings, forks,
+//! Follows a process tree's layout changes by the kernel's perf side band: new mappings, forks,
 //! execs, exits.
 //!
-//! A *hint*, never the truth: records of different CPUs come unordered, can be lost (reported), and
-//! tell of the whole mapping after merging with its neighbours. Whoever hears one looks into
-//! `/proc/PID/maps`.
+//! A *hint*, never the truth. Records of different CPUs come unordered, and can be lost (which is
+//! reported). A record names the whole mapping, after merging with its neighbours. The caller then
+//! reads `/proc/PID/maps`.
 //!
 //! Reported: mmap of any kind, `brk` growth, mprotect, growth of a stack, fork, thread start, exec,
 //! exit. **Not reported** (kept as tests): mremap, munmap, madvise, brk shrinking. Moves and
-//! removals in registered memory come as userfaultfd events; a mapping *grown* by mremap stays in
+//! removals in registered memory come as userfaultfd events. A mapping *grown* by mremap stays in
 //! its registered VMA and simply faults. A set-user-id exec ends the watch of that process.
 //!
 //! ```text
@@ -20,10 +20,13 @@
 //!
 //! The ring belongs to an event of our own, because polling the event of an exited thread reports a
 //! hang-up for ever. Cost for the program (contract fact `overhead`, 2-CPU VM, Linux 6.18):
-//! `Wake::EachRecord` adds 4-8 us to an mmap (the kernel interrupts its own CPU to wake us),
-//! `Wake::HalfFull` less than the noise of 0.5 us; fork and thread start copy one event a CPU,
-//! within the noise here. Latency from the start of mmap to our wake-up: p50 20-30 us, p99 70 us
-//! (mmap itself included). Source: `perf_event_open(2)`, `include/uapi/linux/perf_event.h`.
+//!
+//! * `Wake::EachRecord` adds 4-8 us to an mmap: the kernel interrupts its own CPU to wake us.
+//! * `Wake::HalfFull` adds less than the noise of 0.5 us.
+//! * A fork or thread start copies one event a CPU, within the noise here.
+//!
+//! Latency from the start of mmap to our wake-up: p50 20-30 us, p99 70 us (mmap itself included).
+//! Source: `perf_event_open(2)`, `include/uapi/linux/perf_event.h`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -46,12 +49,12 @@ use roots::Roots;
 
 pub use record::{Record, parse};
 
-/// Pages of each CPU's ring: about 1400 records of a mapping. Below the 516 KiB a CPU that every
-/// user may lock.
+/// Pages of each CPU's ring: about 1400 records of a mapping. Less than the 516 KiB a CPU that
+/// every user may lock.
 const RING_PAGES: usize = 32;
-/// No record is longer: a mapping with a path of 4096 bytes.
+/// The longest record: a mapping with a path of 4096 bytes.
 const RECORD_BYTES_MAX: usize = 4096 + 128;
-/// Rounds of looking for threads that started while we attached.
+/// How often threads that started while we attached are looked for.
 const ATTACH_ROUNDS_MAX: usize = 4;
 
 /// `struct perf_event_attr`, the 112 bytes of version 5.
@@ -102,11 +105,11 @@ const SET_OUTPUT: u64 = ioctl::io('$' as u32, 5);
 /// When the watcher is woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// By every record, within some 10 us. The program pays for it: an interrupt on its CPU for
-    /// each mapping it makes.
+    /// At every record, within some 10 us. This costs the program an interrupt on its CPU for each
+    /// mapping it makes.
     EachRecord,
-    /// When a ring is half full (700 mappings): for who drains by a clock anyway. Costs the program
-    /// little.
+    /// When a ring is half full (700 mappings), for a watcher that drains by a clock anyway. Costs
+    /// the program little.
     HalfFull,
 }
 
@@ -124,7 +127,7 @@ fn open_event(thread: u32, cpu: usize, reports: u64, wake: Wake) -> io::Result<O
         kind: TYPE_SOFTWARE,
         size: size_of::<Attr>() as u32,
         config: COUNT_SW_DUMMY,
-        // Nothing of the kernel is counted, so no privilege beyond ptrace is needed.
+        // It counts nothing of the kernel, so it needs no privilege beyond ptrace.
         flags: reports | WATERMARK | EXCLUDE_KERNEL | EXCLUDE_HV,
         wakeup_watermark: wake.watermark(),
         ..Attr::default()
@@ -148,7 +151,7 @@ fn open_event(thread: u32, cpu: usize, reports: u64, wake: Wake) -> io::Result<O
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// One CPU's ring: a control page, then `RING_PAGES` of records that the kernel writes and we
+/// One CPU's ring: a control page, then `RING_PAGES` of records, which the kernel writes and we
 /// release.
 #[derive(Debug)]
 struct CpuRing {
@@ -163,8 +166,8 @@ const MAP_BYTES: usize = RING_BYTES + PAGE_BYTES;
 const DATA_HEAD: usize = 1024;
 const DATA_TAIL: usize = 1032;
 
-// SAFETY: the mapping is shared with the kernel only and owned by this value; it is read through
-// raw copies by whoever holds `&mut Sideband`.
+// SAFETY: the mapping is shared with the kernel only and owned by this value. Only a holder of
+// `&mut Sideband` reads it, through raw copies.
 unsafe impl Send for CpuRing {}
 
 impl CpuRing {
@@ -209,12 +212,12 @@ impl CpuRing {
         }
     }
 
-    /// Calls `each` for what is in the ring now; returns how many records there were, known or not.
+    /// Calls `each` for each record in the ring. Returns how many there were, known or not.
     fn drain(&self, scratch: &mut Vec<u8>, each: &mut impl FnMut(Record<'_>)) -> usize {
         let head = self.word(DATA_HEAD).load(Ordering::Acquire);
         let mut tail = self.word(DATA_TAIL).load(Ordering::Relaxed);
         let mut count = 0;
-        // The kernel tells of a loss only with the next record on this CPU, which may never come.
+        // The kernel reports a loss only with the next record on this CPU, which may never come.
         if head.wrapping_sub(tail) > (RING_BYTES - RECORD_BYTES_MAX) as u64 {
             each(Record::Lost(0));
         }
@@ -222,8 +225,7 @@ impl CpuRing {
             let mut header = [0; 8];
             self.copy(tail, &mut header);
             let size = u16::from_ne_bytes([header[6], header[7]]);
-            // A size that cannot be: the ring is not what we think. What is left of it counts as
-            // lost.
+            // An impossible size: the ring is not what we expect. The rest of it counts as lost.
             if size < 8 || u64::from(size) > left || usize::from(size) > RING_BYTES {
                 each(Record::Lost(1));
                 tail = head;
@@ -252,7 +254,7 @@ impl Drop for CpuRing {
 /// The watch of one or more process trees. Ends when dropped.
 #[derive(Debug)]
 pub struct Sideband {
-    /// What is not given away by [`Sideband::take_rings`].
+    /// The rings that [`Sideband::take_rings`] has not given away.
     rings: Vec<CpuRing>,
     /// The CPU and the owner of every ring.
     owners: Vec<(usize, Arc<OwnedFd>)>,
@@ -264,18 +266,19 @@ pub struct Sideband {
 }
 
 impl Sideband {
-    /// Watches a process, its threads, and everything they start from now on; woken by each record.
+    /// Watches a process, its threads, and everything they start from now on. Wakes at each record.
     ///
-    /// Descriptors: one a CPU, and one a CPU for each thread it has now: attach while it has few. A
-    /// thread that starts during the call may be heard twice. Errors: `PermissionDenied` (another
-    /// user's process, `perf_event_paranoid` above 2, seccomp), `NotFound`-like (gone).
+    /// Descriptors: one a CPU, and one a CPU for each thread that the process has now, so attach
+    /// while it has few. A thread that starts during the call may be reported twice. Errors:
+    /// `PermissionDenied` (another user's process, `perf_event_paranoid` above 2, seccomp),
+    /// `NotFound`-like (gone).
     pub fn open(pid: u32) -> io::Result<Sideband> {
         let mut sideband = Sideband::idle(Wake::EachRecord)?;
         sideband.watch(pid)?;
         Ok(sideband)
     }
 
-    /// A watch of nothing yet: see [`Sideband::watch`].
+    /// A watch of no process yet: see [`Sideband::watch`].
     pub fn idle(wake: Wake) -> io::Result<Sideband> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let mut rings = Vec::new();
@@ -359,7 +362,7 @@ impl Sideband {
         Ok(events)
     }
 
-    /// Gives the rings away, one a CPU, each to be drained by whoever holds it.
+    /// Gives the rings away, one a CPU. The holder of each drains it.
     pub fn take_rings(&mut self) -> Vec<Ring> {
         let rings = std::mem::take(&mut self.rings).into_iter();
         let ring = |ring| Ring {
@@ -370,8 +373,8 @@ impl Sideband {
         rings.map(ring).collect()
     }
 
-    /// Calls `each` for every record that is there now; returns how many (those of no interest
-    /// included). Drain after each wake-up: readiness is reported once for what came before it.
+    /// Calls `each` for every record that is there now. Returns how many there were, unknown ones
+    /// included. Drain after each wake-up: readiness is reported once for all records before it.
     pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) -> usize {
         let Sideband {
             rings,
@@ -385,7 +388,7 @@ impl Sideband {
     }
 }
 
-/// The records of one CPU. Readable when one has come.
+/// The records of one CPU. Readable when there is a record.
 #[derive(Debug)]
 pub struct Ring {
     ring: CpuRing,
@@ -428,7 +431,7 @@ impl AsFd for Ring {
     }
 }
 
-/// Readable when a record has come on any CPU.
+/// Readable when there is a record on any CPU.
 impl AsFd for Sideband {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()

@@ -1,5 +1,5 @@
-//! Signals that one process takes for another: read with their origin, passed on as they came, and
-//! put back as they were for the program that it starts.
+//! Signals that one process takes for another. They are read with their origin and passed on as
+//! they came. The program that the process starts gets the original settings back.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ pub use libc::{
     SIGTTOU, SIGUSR1, SIGWINCH, SIGXFSZ,
 };
 
-/// What a process keeps to itself: faults of its own code, its own CPU time.
+/// Signals that are not passed on: faults of the process's own code, its own CPU time.
 const OWN: [i32; 11] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -55,11 +55,11 @@ fn set_disposition(number: i32, disposition: libc::sighandler_t) {
 /// One signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Its number.
+    /// Signal number.
     pub number: i32,
-    /// Who sent it; `None`: the kernel (a terminal, a timer, the end of a child).
+    /// The sender. `None`: the kernel (a terminal, a timer, the end of a child).
     pub sender: Option<u32>,
-    /// What came with it by sigqueue(3).
+    /// The value that sigqueue(3) sent with it.
     value: Option<usize>,
 }
 
@@ -83,11 +83,11 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Holds back every signal that may be meant for the program, and reads it from now on. To be
-    /// called before the first thread is started: threads inherit that.
+    /// Blocks every signal that may be meant for the program, and reads them from now on. Call it
+    /// before the first thread is started: threads inherit the mask.
     pub fn take() -> io::Result<Signals> {
         let child_was_ignored = is_ignored(SIGCHLD);
-        // Else the kernel reaps our children, and their status is lost.
+        // Otherwise the kernel reaps our children, and their status is lost.
         set_disposition(SIGCHLD, libc::SIG_DFL);
         let mut taken = empty_set();
         for number in (1..=31).chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
@@ -111,7 +111,7 @@ impl Signals {
         })
     }
 
-    /// The next one that has arrived; `None` when there is none.
+    /// The next signal that has arrived, if any.
     pub fn next(&self) -> Option<Received> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
         let size = size_of::<libc::signalfd_siginfo>();
@@ -129,7 +129,7 @@ impl Signals {
         })
     }
 
-    /// The program that `command` starts has the signals that this process was started with: the
+    /// Gives the program that `command` starts the signal settings of this process's start: the
     /// mask, and what was ignored.
     pub fn put_back_in(&self, command: &mut Command) {
         let (before, child) = (self.before, self.child_was_ignored);
@@ -148,8 +148,8 @@ impl Signals {
         unsafe { command.pre_exec(put_back) };
     }
 
-    /// Stops this process as a job-control signal would; returns when it goes on. Where the kernel
-    /// stops nobody (an orphaned process group), at once.
+    /// Stops this process as a job-control signal would. Returns when it continues, or at once
+    /// where the kernel does not stop it (an orphaned process group).
     pub fn stop_by(&self, number: i32) {
         let mut one = empty_set();
         // SAFETY: adds one number to a live, initialised set; an invalid one changes nothing.
@@ -175,7 +175,7 @@ fn empty_set() -> libc::sigset_t {
     unsafe { set.assume_init() }
 }
 
-/// Changes the calling thread's mask; returns the one before.
+/// Changes the calling thread's mask. Returns the old one.
 fn change_mask(how: i32, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
     let mut before = empty_set();
     // SAFETY: both sets are live and initialised.
@@ -185,7 +185,7 @@ fn change_mask(how: i32, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
     }
 }
 
-/// Sends a signal on to a process, with the value that came with it. It may be gone already.
+/// Passes a signal on to a process, with its value. The process may be gone already.
 pub fn pass_on(signal: &Received, pid: u32) {
     match signal.value {
         None => send(signal.number, pid),
@@ -199,7 +199,7 @@ pub fn pass_on(signal: &Received, pid: u32) {
     }
 }
 
-/// Sends a signal to a process. It may be gone already.
+/// Sends a signal to a process, which may be gone already.
 pub fn send(number: i32, pid: u32) {
     if pid > 1 {
         // SAFETY: kill takes numbers only; `pid` names one process, never a group or everybody.
@@ -207,8 +207,8 @@ pub fn send(number: i32, pid: u32) {
     }
 }
 
-/// Ends this process as signal `number` ends one that does not handle it, without a core of its
-/// own. Returns only where that signal does not end a process.
+/// Ends this process as signal `number` ends one that does not handle it, without a core dump.
+/// Returns only if that signal does not end a process.
 pub fn end_by(number: i32) {
     let none = rustix::process::Rlimit {
         current: Some(0),
@@ -228,8 +228,8 @@ pub fn end_by(number: i32) {
 mod tests {
     use super::*;
 
-    /// One test, since the mask and the dispositions are the whole process's. Threads of the test
-    /// harness have no part: signals are sent to this thread alone.
+    /// One test, because the mask and the dispositions belong to the whole process. Threads of the
+    /// test harness do not matter: signals are sent to this thread alone.
     #[test]
     fn signals_arrive_with_their_sender_and_go_back_as_they_were() {
         let signals = Signals::take().expect("a signalfd");

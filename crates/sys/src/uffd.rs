@@ -1,4 +1,4 @@
-//! userfaultfd: own bindings for every ioctl through MOVE, with each result folded into what the
+//! userfaultfd: our own bindings for every ioctl through MOVE. Each result is folded into what the
 //! caller should do.
 //!
 //! The ranges and addresses are the client's, never this process's own managed memory. Source:
@@ -41,7 +41,7 @@ impl Features {
     /// The four layout events.
     pub const EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
 
-    /// Every feature by its name in the kernel's header, without the prefix.
+    /// Every feature with its name in the kernel's header, without the prefix.
     pub const NAMES: [(&'static str, Features); 17] = [
         ("PAGEFAULT_FLAG_WP", Features::PAGEFAULT_FLAG_WP),
         ("EVENT_FORK", Features::EVENT_FORK),
@@ -97,22 +97,22 @@ impl RegisterMode {
     };
 }
 
-/// What an ioctl came to, by what to do about it. `done`: whole pages that succeeded before.
+/// The result of an ioctl, by what to do about it. `done`: whole pages that succeeded before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UffdError {
-    /// A layout event is pending: let it be read, then go on after `done`.
+    /// A layout event is pending. Have it read, then continue after `done`.
     #[error("the client's layout is changing")]
     LayoutChanging {
         /// Pages done.
         done: u64,
     },
-    /// A page is there already; no thread was woken.
+    /// A page is there already. No thread was woken.
     #[error("the page is already mapped")]
     Exists {
         /// Pages done.
         done: u64,
     },
-    /// No registered mapping there (any more), or the source page is missing.
+    /// No registered mapping is there (any more), or the source page is missing.
     #[error("no registered mapping at that address")]
     NotMapped {
         /// Pages done.
@@ -136,7 +136,7 @@ pub enum UffdError {
     /// Missing permission.
     #[error("not permitted")]
     Denied,
-    /// The request is not one this kernel or mapping takes.
+    /// This kernel or mapping does not support the request.
     #[error("invalid request")]
     Invalid,
     /// Anything else: errno.
@@ -173,11 +173,11 @@ fn fold(error: &io::Error, done_bytes: i64) -> UffdError {
     }
 }
 
-/// Where no program maps anything: just above the lowest address that can be mapped.
+/// An address that no program maps: just above the lowest one that can be mapped.
 pub const NOWHERE: VirtPage = VirtPage(17);
 
-/// Whether the address space of a userfaultfd no longer exists, or was never told to it. Asks for a
-/// change of protection where nothing is mapped, which is refused for one reason or the other.
+/// Whether the address space of a userfaultfd is gone, or was never attached to it. Asks for a
+/// change of protection where nothing is mapped: the reason of the refusal tells.
 pub(crate) fn space_is_gone(fd: BorrowedFd<'_>) -> bool {
     let nowhere = VirtRange::new(NOWHERE, NOWHERE.plus(1));
     let mut argument = WriteProtect {
@@ -259,7 +259,8 @@ const IOC_NEW: u64 = ioctl::io(GROUP, 0x00);
 
 const MODE_DONT_WAKE: u64 = 1;
 
-/// `/dev/userfaultfd`: whoever holds it may create userfaultfds that also see kernel-mode faults.
+/// `/dev/userfaultfd`. A process that has it open may create userfaultfds that also see kernel-mode
+/// faults.
 #[derive(Debug)]
 pub struct UffdDevice(OwnedFd);
 
@@ -305,8 +306,8 @@ impl AsFd for UffdDevice {
     }
 }
 
-/// One userfaultfd. When its last descriptor closes, faults in its ranges read as zeros: whoever
-/// evicts must keep it.
+/// One userfaultfd. When its last descriptor closes, faults in its ranges read as zeros. So a
+/// process that evicts must keep it open.
 #[derive(Debug)]
 pub struct Uffd(OwnedFd);
 
@@ -335,22 +336,22 @@ impl Uffd {
         Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
     }
 
-    /// Takes a descriptor that somebody else made, if it is a userfaultfd; it does not block from
-    /// now on.
+    /// Takes a descriptor that another process made, if it is a userfaultfd. It is non-blocking
+    /// from now on.
     ///
-    /// Errors: `InvalidData`: it is something else.
+    /// Errors: `InvalidData` if it is something else.
     pub fn from_stranger(fd: OwnedFd) -> io::Result<Uffd> {
         let what = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         if what.as_os_str() != "anon_inode:[userfaultfd]" {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // Whoever made it can change that back: `read_messages` does not rely on it.
+        // The other process can change that back: `read_messages` does not rely on it.
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
         Ok(Uffd(fd))
     }
 
-    /// The handshake: works once per descriptor. Returns the features the kernel has.
+    /// The handshake: works once a descriptor. Returns the features that the kernel has.
     ///
     /// Errors: `Denied` for EVENT_FORK without `CAP_SYS_PTRACE` in the caller; `Invalid` for an
     /// unknown feature or a second call.
@@ -379,12 +380,12 @@ impl Uffd {
         Ok(())
     }
 
-    /// Takes a range out: its missing pages read as zeros from now on.
+    /// Unregisters a range: its missing pages read as zeros from now on.
     pub fn unregister(&self, range: VirtRange) -> Result<(), UffdError> {
         self.ranged(UNREGISTER, range)
     }
 
-    /// Wakes the threads that wait in the range; they fault again if the page is still missing.
+    /// Wakes the threads that wait in the range. They fault again if the page is still missing.
     pub fn wake(&self, range: VirtRange) -> Result<(), UffdError> {
         self.ranged(WAKE, range)
     }
@@ -397,7 +398,7 @@ impl Uffd {
         Ok(())
     }
 
-    /// Installs whole pages from `src` at `dst`, atomically for each page, and wakes who waits
+    /// Installs whole pages from `src` at `dst`, each atomically, and wakes the threads that wait
     /// there (unless `dont_wake`). Cost: 0.3-0.6 us a page.
     pub fn copy(&self, dst: VirtPage, src: &[u8], dont_wake: bool) -> Result<(), UffdError> {
         debug_assert!(src.len().is_multiple_of(PAGE_BYTES));
@@ -458,7 +459,7 @@ impl Uffd {
         Ok(())
     }
 
-    /// Write-protects the range, or takes the protection away and wakes who waits.
+    /// Write-protects the range, or removes the protection and wakes the threads that wait.
     pub fn write_protect(&self, range: VirtRange, on: bool) -> Result<(), UffdError> {
         let mut argument = WriteProtect {
             range: range.into(),
@@ -475,7 +476,7 @@ impl Uffd {
     /// descriptor and missing.
     ///
     /// # Safety
-    /// No Rust reference points into the source pages: they become missing there and fault or read
+    /// No Rust reference points into the source pages. They become missing there, and fault or read
     /// as zeros.
     pub unsafe fn move_pages(&self, dst: VirtPage, src: VirtRange) -> Result<(), UffdError> {
         let mut argument = Transfer {
@@ -492,11 +493,11 @@ impl Uffd {
         Ok(())
     }
 
-    /// Reads what is pending into `buffer`; none is not an error. Layout events among the messages
-    /// are acknowledged by this: the client goes on.
+    /// Reads the pending messages into `buffer`; having none is not an error. Reading a layout
+    /// event acknowledges it: the client continues.
     ///
-    /// Errors: `OutOfMemory`-like kinds when a FORK message finds no free descriptor (EMFILE):
-    /// raise the limit, read again.
+    /// Errors: `OutOfMemory`-like kinds if a FORK message finds no free descriptor (EMFILE). Raise
+    /// the limit and read again.
     pub fn read_messages<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
         let bytes = size_of_val(&buffer.raw);
         let got = self.read_without_waiting(buffer.raw.as_mut_ptr().cast(), bytes);
@@ -514,12 +515,12 @@ impl Uffd {
     }
 }
 
-/// `RWF_NOWAIT` works on userfaultfds: Linux 6.10. Cleared when it is found not to.
+/// Whether `RWF_NOWAIT` works on userfaultfds (Linux 6.10). Cleared when it turns out not to.
 static NOWAIT: AtomicBool = AtomicBool::new(true);
 
 impl Uffd {
-    /// Reads, and waits for nothing: not even where the client has made its descriptor, which is
-    /// the same open file, a blocking one.
+    /// Reads without waiting. The client has the same open file and may have made it blocking: even
+    /// then.
     #[inline]
     fn read_without_waiting(&self, to: *mut libc::c_void, bytes: usize) -> isize {
         let fd = self.0.as_raw_fd();
@@ -553,7 +554,7 @@ struct RawMessage {
     arg: [u64; 3],
 }
 
-/// Room for 32 messages; reused, so that reading allocates nothing.
+/// Room for 32 messages. It is reused, so reading allocates nothing.
 pub struct MessageBuf {
     raw: [MaybeUninit<RawMessage>; 32],
 }
@@ -579,7 +580,7 @@ pub enum Message {
         wp: bool,
         /// The page is in the page cache but not mapped.
         minor: bool,
-        /// Who faults, if THREAD_ID was asked for.
+        /// The faulting thread, if THREAD_ID was asked for.
         thread: ThreadId,
     },
     /// The client forked; the child's userfaultfd.
@@ -600,8 +601,8 @@ pub enum Message {
     Unmap(VirtRange),
 }
 
-/// The messages of one read. Each is yielded once; a FORK's descriptor is owned by its message, and
-/// messages not asked for are drained on drop so that none leaks.
+/// The messages of one read. Each is yielded once. A FORK's descriptor is owned by its message;
+/// messages that were not taken are drained on drop, so that none leaks.
 pub struct Messages<'a> {
     raw: std::slice::Iter<'a, MaybeUninit<RawMessage>>,
 }

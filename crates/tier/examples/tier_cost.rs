@@ -1,10 +1,11 @@
-//! Prints what a page costs in each tier: time to store, load and free, next to the bare
-//! compressor; ratios; fragmentation.
+//! Prints what a page costs in each tier, beside the bare compressor: time to store, load and free,
+//! ratios, fragmentation.
 //!
-//! `cargo run --release -p undercroft-tier --example tier_cost [-- PAGES_FILE]` PAGES_FILE: 4 KiB
-//! pages of a real heap; without it, synthetic heap-like pages. Processor time of one thread (the
-//! file tier: wall time), best of several rounds: a ratio between lines of one run means something,
-//! an absolute time does not.
+//! `cargo run --release -p undercroft-tier --example tier_cost [-- PAGES_FILE]`
+//!
+//! PAGES_FILE: 4 KiB pages of a real heap. Without it, synthetic heap-like pages. Times are
+//! processor time of one thread (of the file tier: wall time), best of several rounds. Compare
+//! lines of one run only: absolute times say little.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -54,7 +55,7 @@ fn best(pages: usize, mut work: impl FnMut()) -> f64 {
     times.fold(f64::MAX, f64::min)
 }
 
-/// The compressors and the checksum alone, on private memory.
+/// The compressors and the checksum, without a tier.
 fn bare(pages: &[Page]) -> Result<(), Failure> {
     let mut table = lz4_flex::block::CompressTable::small();
     let mut out = vec![0; 2 * PAGE_BYTES];
@@ -135,7 +136,7 @@ fn ram(pages: &[Page], compressor: Compressor) -> Result<(), Failure> {
     }
     store(&pool, pages, &checksums, &mut slots);
     let usage = pool.usage();
-    // Steady state: each batch takes the places of an older one.
+    // Steady state: each batch replaces an older one.
     let mut warm = f64::MAX;
     for _ in 0..ROUNDS {
         let mut nanos = 0.0;

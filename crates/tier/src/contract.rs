@@ -1,4 +1,4 @@
-//! The contract every Tier implementation passes, against an oracle that keeps every byte. For
+//! The contract that every Tier implementation passes, against an oracle that keeps every byte. For
 //! tests.
 //!
 //! A suite panics with its seed at the first difference. Data are heap-like: see [`Pages`].
@@ -18,13 +18,14 @@ use undercroft_base::{
 /// One page of bytes.
 pub type Page = [u8; PAGE_BYTES];
 
-/// A tier under test, and what the suite cannot know of it.
+/// A tier under test, and facts that the suite needs about it.
 pub struct Subject<'a> {
     /// The tier.
     pub tier: &'a dyn Tier,
-    /// Gives back what the tier keeps for later (idle work); called before `held` is checked.
+    /// Does the tier's idle work, which frees what it keeps for later. Called before `held` is
+    /// checked.
     pub settle: &'a (dyn Fn() + Sync),
-    /// Most bytes it may hold when empty and settled.
+    /// Most bytes it may hold when it is empty and the idle work is done.
     pub held_empty: Bytes,
 }
 
@@ -52,7 +53,7 @@ impl Pages {
     }
 
     /// A page as C and Python heaps have them: pointers into a few regions, small integers, short
-    /// texts, zeros, floats. LZ4 makes 30-45 % of it, like the heaps of redis and CPython.
+    /// texts, zeros, floats. LZ4 compresses it to 30-45 %, like the heaps of redis and CPython.
     pub fn heap_like(&mut self) -> Page {
         let mut page = [0; PAGE_BYTES];
         let region = 0x7f00_0000_0000 + (self.below(64) << 24);
@@ -105,7 +106,7 @@ impl Pages {
     }
 }
 
-/// Stores `pages` as one batch; the outcome of each.
+/// Stores `pages` as one batch. Returns each result.
 pub fn store_all(tier: &dyn Tier, pages: &[(Page, Stamp)]) -> Vec<Result<Slot, StoreError>> {
     let mut batch: Vec<_> = pages
         .iter()
@@ -121,7 +122,7 @@ pub fn store_all(tier: &dyn Tier, pages: &[(Page, Stamp)]) -> Vec<Result<Slot, S
 }
 
 impl Subject<'_> {
-    /// Loads one page as the engine does: at once, or by a read and a check of the kept checksum.
+    /// Loads one page as the engine does: at once, or by a read and a check of the checksum.
     pub fn load(&self, slot: Slot, stamp: Stamp) -> Result<Box<Page>, LoadError> {
         let mut page = Box::new([0xa5; PAGE_BYTES]);
         match self.tier.load(slot, stamp, &mut page[..])? {
@@ -138,7 +139,7 @@ impl Subject<'_> {
     }
 }
 
-/// What a caller does with `Loaded::Read`, less the ring: opens the descriptor's file anew and
+/// What a caller does for `Loaded::Read`, without a ring: opens the descriptor's file again and
 /// reads one page.
 fn read_page(fd: RawFd, offset: u64, page: &mut Page) -> std::io::Result<()> {
     File::open(format!("/proc/self/fd/{fd}"))?.read_exact_at(page, offset)
@@ -231,7 +232,7 @@ fn any_slot(oracle: &Oracle, random: &mut Pages) -> Option<Slot> {
     oracle.range(from..).next().map(|(&slot, _)| slot)
 }
 
-/// False: there is nothing to load.
+/// False if there is nothing to load.
 fn load_any(subject: &Subject<'_>, oracle: &Oracle, random: &mut Pages, context: &str) -> bool {
     let Some(slot) = any_slot(oracle, random) else {
         return false;
@@ -258,7 +259,7 @@ fn load_any(subject: &Subject<'_>, oracle: &Oracle, random: &mut Pages, context:
     true
 }
 
-/// Two threads load live slots, one loads slots that are being freed, while a worker stores and
+/// Two threads load live slots and one loads slots that are being freed, while a worker stores and
 /// frees.
 pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
     let live = RwLock::new(Oracle::new());
@@ -339,8 +340,8 @@ pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
     becomes_empty(subject);
 }
 
-/// Three threads store, load and free their own pages at once; no slot is ever two threads', every
-/// byte stays.
+/// Three threads store, load and free their own pages at once. No slot ever belongs to two threads,
+/// and every byte stays.
 pub fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
     std::thread::scope(|scope| {
         for thread in 0..3 {
@@ -350,7 +351,7 @@ pub fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
                 let context = format!("seed {seed} storing thread {thread}");
                 for _ in 0..120 {
                     let count = 1 + random.below(60);
-                    // Few stamps: mixed-up slots must show by their bytes, not by luck.
+                    // Few stamps: mixed-up slots must show by their bytes, not by chance.
                     let pages: Vec<_> = (0..count)
                         .map(|_| (random.mixed(), Stamp(random.below(2) as u16)))
                         .collect();
@@ -387,7 +388,7 @@ pub fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
     becomes_empty(subject);
 }
 
-/// Nothing stored, nothing (or nearly nothing) held.
+/// Checks that nothing is stored, and that nothing (or nearly nothing) is held.
 pub fn becomes_empty(subject: &Subject<'_>) {
     (subject.settle)();
     let usage = subject.tier.usage();
@@ -400,8 +401,8 @@ pub fn becomes_empty(subject: &Subject<'_>) {
     );
 }
 
-/// Fills the tier (in at most `pages_max` pages), checks that nothing was lost, that room made is
-/// room found.
+/// Fills the tier with at most `pages_max` pages. Checks that nothing was lost, and that freed room
+/// can be used again.
 pub fn fills_and_recovers(subject: &Subject<'_>, seed: u64, pages_max: usize) {
     println!("filling {}: seed {seed}", subject.tier.info().name);
     let mut random = Pages::new(seed);

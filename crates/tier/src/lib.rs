@@ -1,9 +1,8 @@
-//! Tiers: where page copies are kept. A compressed RAM pool, a file or block device, and the user's
-//! way to name them.
+//! Tiers, which keep page copies: a compressed RAM pool, a file or block device, and the text by
+//! which the user names them.
 //!
-//! Level 2: depends on `base` (the Tier port) and `sys` (shared memory, io_uring). No `unsafe`.
-//! Never chooses what to store or where: it is told. Every implementation passes
-//! [`contract::check`].
+//! Level 2: depends on `base` (the Tier port) and `sys` (shared memory, io_uring). No `unsafe`. It
+//! never chooses what to store or where. Every implementation passes [`contract::check`].
 
 #![forbid(unsafe_code)]
 

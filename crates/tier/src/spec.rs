@@ -1,5 +1,5 @@
-//! What a user writes for `--tier`: `KIND[:PATH][,key=value]...`, parsed once into a type that
-//! cannot be wrong.
+//! The argument of `--tier`: `KIND[:PATH][,key=value]...`, parsed once into a type that cannot be
+//! wrong.
 //!
 //! ```text
 //! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%
@@ -28,17 +28,16 @@ pub enum TierSpec {
 pub struct RamSpec {
     /// How pages are compressed.
     pub compressor: Compressor,
-    /// Most memory it may hold; `None`: the manager decides.
+    /// Most memory it may hold. `None`: the manager decides.
     pub max: Option<Limit>,
 }
 
 /// `file:PATH[,size=SIZE]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileSpec {
-    /// A directory entry to be created, an existing directory to create a nameless file in, or a
-    /// block device.
+    /// A file to create, an existing directory for a nameless file, or a block device.
     pub path: PathBuf,
-    /// Most bytes it may take; `None`: all of a block device, the manager's choice for a file.
+    /// Most bytes it may use. `None`: all of a block device; for a file the manager decides.
     pub size: Option<Bytes>,
 }
 
@@ -54,28 +53,28 @@ pub enum Limit {
 /// Why a tier description was refused; the text names the fix.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SpecError {
-    /// No such kind.
+    /// An unknown kind.
     #[error(
         "unknown tier kind `{0}`; use ram or file:PATH (example: ram, file:/var/swap,size=20G)"
     )]
     UnknownKind(String),
-    /// A kind that is planned.
+    /// A planned kind.
     #[error("tier kind `{0}` is not available yet; use ram or file:PATH")]
     KindNotYet(String),
-    /// No such key for this kind.
+    /// A key that this kind does not have.
     #[error("tier `{kind}` has no setting `{key}`; it has: {valid}")]
     UnknownKey {
         /// The kind.
         kind: &'static str,
-        /// What was written.
+        /// The key as written.
         key: String,
-        /// What could be.
+        /// The keys that there are.
         valid: &'static str,
     },
-    /// A key that is planned.
+    /// A planned key.
     #[error("tier setting `{0}` is not available yet; leave it out")]
     KeyNotYet(String),
-    /// A setting was given twice, or two compressors.
+    /// A setting, or the compressor, was given twice.
     #[error("tier `{kind}`: `{key}` is given twice; keep one")]
     Twice {
         /// The kind.
@@ -89,7 +88,7 @@ pub enum SpecError {
     /// `ram` with a path.
     #[error("tier `ram` takes no path (`{0}`); for a file write file:{0}")]
     PathUnwanted(String),
-    /// A size or percentage that is none.
+    /// A size or percentage that is not valid.
     #[error("tier setting `{key}`: {why}")]
     Value {
         /// The setting.
@@ -101,7 +100,7 @@ pub enum SpecError {
 
 const RAM_KEYS: &str = "lz4, zstd, max=SIZE, max=PERCENT (of --memory-max)";
 const FILE_KEYS: &str = "size=SIZE";
-/// The smallest sizes that hold anything: a file of one slab, a pool of a few blocks.
+/// The smallest useful sizes: a file of one slab, a pool of a few blocks.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 const RAM_BYTES_MIN: u64 = 64 * PAGE_BYTES as u64;
 
@@ -228,8 +227,7 @@ fn parse_limit(text: &str) -> Result<Limit, SpecError> {
 }
 
 impl Limit {
-    /// The bytes it stands for when the client's memory limit is `memory_max`; never more than
-    /// that.
+    /// The bytes it stands for if the client's memory limit is `memory_max`; at most that.
     pub fn resolve(self, memory_max: Bytes) -> Bytes {
         match self {
             Limit::Bytes(bytes) => bytes.min(memory_max),
@@ -240,7 +238,7 @@ impl Limit {
     }
 }
 
-/// A size that parses to the same number of bytes.
+/// A size written so that it parses to the same number of bytes.
 struct Exact(Bytes);
 
 impl fmt::Display for Exact {

@@ -1,4 +1,4 @@
-//! The few `bpf` calls that are needed: array maps, one iterator program, its runs. See bpf(2) and
+//! The `bpf` calls that are needed: array maps, one iterator program, its runs. See bpf(2) and
 //! `include/uapi/linux/bpf.h`.
 
 use std::ffi::CStr;
@@ -20,7 +20,7 @@ const MMAPABLE: u32 = 1 << 10;
 const PROG_TYPE_TRACING: u32 = 26;
 const TRACE_ITER: u32 = 28;
 
-/// What the verifier says when it refuses: the end of it is what matters.
+/// Room for the verifier's log; the end of it matters.
 const LOG_BYTES: usize = 1 << 18;
 
 /// Most repetitions of a load that was interrupted.
@@ -103,8 +103,8 @@ const _: () = assert!(size_of::<MapCreate>() == 64 && size_of::<ProgLoad>() == 1
 /// Issues one command that returns a descriptor.
 ///
 /// # Safety
-/// `T` is the `repr(C)` head of `union bpf_attr` for `command`, and what it points to is live and
-/// of the length it says.
+/// `T` is the `repr(C)` head of `union bpf_attr` for `command`. What it points to is live, and as
+/// long as it says.
 unsafe fn call<T>(command: u32, attributes: &mut T) -> io::Result<OwnedFd> {
     // SAFETY: the kernel reads `size_of::<T>()` bytes of a live structure, and what it points to
     // (caller's promise).
@@ -153,7 +153,9 @@ pub(super) fn array(of: &CStr, bytes: usize, count: usize) -> Result<SharedMemor
 pub(super) struct Program(OwnedFd);
 
 impl Program {
-    /// Loads an iterator. * `target`: number of the function it stands for.
+    /// Loads an iterator.
+    ///
+    /// * `target`: number of the function that it extends.
     pub fn load_iterator(code: &[u64], target: u32) -> Result<Program, AccessError> {
         let mut load = ProgLoad {
             prog_type: PROG_TYPE_TRACING,
@@ -171,15 +173,15 @@ impl Program {
             // is no log.
             match unsafe { call(PROG_LOAD, &mut load) } {
                 Ok(fd) => return Ok(Program(fd)),
-                // The verifier gives up when work waits for this thread (a signal, something an
-                // io_uring left).
+                // The verifier gives up when other work waits for this thread: a signal, or
+                // something that an io_uring left.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && tries < LOADS_MAX => {
                     tries += 1;
                 }
                 Err(error) => break error,
             }
         };
-        // Once more, to hear why.
+        // Load once more, to get the log.
         let mut log = vec![0u8; LOG_BYTES];
         load.log_level = 1;
         load.log_size = LOG_BYTES as u32;
@@ -193,12 +195,12 @@ impl Program {
         let log: String = last.iter().rev().map(|line| format!("; {line}")).collect();
         match result {
             Ok(fd) => Ok(Program(fd)),
-            // The first answer: this one may be that the log is too short.
+            // The first error: this one may only say that the log is too short.
             Err(_) => Err(AccessError::of("the BPF program", error, log)),
         }
     }
 
-    /// The program over the threads of one process.
+    /// Attaches the program to the threads of one process.
     pub fn on(&self, pid: u32) -> Result<Link, AccessError> {
         let mut info = TaskInfo {
             pid,
@@ -222,7 +224,7 @@ impl Program {
     }
 }
 
-/// A program that can run over one process.
+/// A program attached to one process.
 pub(super) struct Link(OwnedFd);
 
 impl Link {
@@ -236,8 +238,8 @@ impl Link {
         // SAFETY: ITER_CREATE takes these 8 bytes, which point to nothing.
         let run = unsafe { call(ITER_CREATE, &mut create) }.map_err(failed)?;
         let mut bytes = [0u8; 64];
-        // The program writes no text, so the first read is the last; some kernels ask to be read
-        // again after many threads.
+        // The program writes no text, so the first read is the last. Some kernels want another read
+        // after many threads.
         for _ in 0..READS_MAX {
             match rustix::io::read(&run, &mut bytes) {
                 Ok(0) => return Ok(()),
@@ -249,5 +251,5 @@ impl Link {
     }
 }
 
-/// Bound on reads of one run: the kernel lets go after a million threads at the latest.
+/// Most reads of one run: enough for a million threads.
 const READS_MAX: usize = 64;

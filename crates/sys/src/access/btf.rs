@@ -1,4 +1,4 @@
-//! The running kernel's own description of its types: numbers of functions, and where fields are.
+//! The running kernel's description of its own types: numbers of functions, offsets of fields.
 //!
 //! Format: `Documentation/bpf/btf.rst`. Cost: one pass over 5 MB, freed afterwards.
 
@@ -8,15 +8,15 @@ const STRUCT: u32 = 4;
 const UNION: u32 = 5;
 const FUNCTION: u32 = 12;
 
-/// Structures within structures that have no name.
+/// Deepest nesting of unnamed structures.
 const DEPTH_MAX: u32 = 8;
 
-/// Where it is.
+/// The kernel's types.
 const PATH: &str = "/sys/kernel/btf/vmlinux";
 
 pub(super) struct Types {
     bytes: Vec<u8>,
-    /// Of each type, from number 1 on.
+    /// The offset of each type, from number 1 on.
     starts: Vec<u32>,
     strings: usize,
 }
@@ -33,8 +33,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     ))
 }
 
-/// Bytes that follow the 12 of a type. `None`: a kind of the future, of which the length is not
-/// known.
+/// Bytes that follow the 12 of a type. `None` for a future kind, whose length is unknown.
 fn tail(kind: u32, entries: usize) -> Option<usize> {
     Some(match kind {
         1 | 14 | 17 => 4,
@@ -97,8 +96,7 @@ impl Types {
         Some(self.find(FUNCTION, name)? as u32 + 1)
     }
 
-    /// Bytes from the start of a structure to a member, also of structures without a name inside
-    /// it.
+    /// The offset of a member in a structure. Members of unnamed structures inside it count too.
     pub fn member(&self, structure: &str, name: &str) -> Option<u32> {
         let start = self.starts[self.find(STRUCT, structure)?] as usize;
         self.member_of(start, name, DEPTH_MAX)
@@ -106,7 +104,7 @@ impl Types {
 
     fn member_of(&self, start: usize, name: &str, depth: u32) -> Option<u32> {
         let info = word(&self.bytes, start + 4)?;
-        // With the top bit set a member's word has the size of a bit field above its offset.
+        // If the top bit is set, a member's word has the size of a bit field above its offset.
         let mask = if info >> 31 == 1 { 0xff_ffff } else { u32::MAX };
         for entry in 0..(info & 0xffff) as usize {
             let at = start + 12 + entry * 12;

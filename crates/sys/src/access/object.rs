@@ -1,9 +1,9 @@
-//! Takes the program out of its ELF object and names the maps in it. Knows what `bpf/build` makes
-//! and no more.
+//! Takes the program out of its ELF object and fills in its maps. Understands only what `bpf/build`
+//! makes.
 
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Section header: where the fields are that are used.
+/// Offsets of the section header fields that are used.
 const HEADERS_AT: usize = 40;
 const HEADER_BYTES: usize = 64;
 const COUNT_AT: usize = 60;
@@ -61,8 +61,8 @@ fn sections(object: &[u8]) -> Option<Vec<Section<'_>>> {
         .collect()
 }
 
-/// The instructions, with the maps' descriptors in them. `None`: the object is not what `bpf/build`
-/// makes.
+/// The instructions, with the maps' descriptors filled in. `None` if `bpf/build` did not make the
+/// object.
 pub(super) fn link(object: &[u8], maps: &[(&str, &impl AsFd)]) -> Option<Vec<u64>> {
     let sections = sections(object)?;
     let find = |name: &str| sections.iter().find(|section| section.name == name);

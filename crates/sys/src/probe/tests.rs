@@ -17,7 +17,7 @@ fn fast_is_fast_and_every_bad_check_has_a_fix() {
         assert!(!check.detail.is_empty());
     }
     assert!(report.checks.len() < report_all.checks.len());
-    // Ten times what it should take: the machine may be busy.
+    // Ten times the usual cost: the machine may be busy.
     assert!(fast < Duration::from_millis(500) && all < Duration::from_secs(3));
     let mut names: Vec<_> = report_all.checks.iter().map(|check| check.name).collect();
     names.sort_unstable();
@@ -33,15 +33,15 @@ fn trials_leave_no_descriptor_and_no_child() {
     for _ in 0..5 {
         let _ = KernelReport::take();
     }
-    // Other tests of this process open and close descriptors meanwhile; a leak of even one a run
-    // would be five.
+    // Other tests of this process open and close descriptors meanwhile. A leak of one a run would
+    // be five.
     assert!(count() < before + 5);
     let zombies = || {
         let children = crate::procfs::children(std::process::id()).into_iter();
         let states = children.map(crate::procfs::process_state);
         states.filter(|state| *state == Some('Z')).count()
     };
-    // A probe in another test may be about to reap its own.
+    // A probe in another test may not have reaped its child yet.
     for _ in 0..100 {
         if zombies() == 0 {
             return;

@@ -1,4 +1,4 @@
-//! The trials of the probe that need memory or a child of their own.
+//! The trials of the probe that need their own memory or a child.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -53,14 +53,14 @@ impl Drop for OwnPage {
 
 const TRIES_MAX: usize = 4;
 
-/// Moves one page between two mappings of this process and looks at the bytes.
+/// Moves one page between two mappings of this process and checks its bytes.
 pub(super) fn move_one_page(uffd: &Uffd) -> io::Result<()> {
     uffd.api(Features::MOVE)?;
     let (from, to) = (OwnPage::new()?, OwnPage::new()?);
     uffd.register(to.range(), RegisterMode::MISSING)?;
     for tries_left in (0..TRIES_MAX).rev() {
         // Written each time: a fork elsewhere in this process shares the page (Busy), and the write
-        // ends that.
+        // ends the sharing.
         from.fill(0xa5);
         // SAFETY: no Rust reference points into `from`; after the move it reads as zeros.
         match unsafe { uffd.move_pages(to.page(), from.range()) } {
@@ -78,7 +78,7 @@ pub(super) fn move_one_page(uffd: &Uffd) -> io::Result<()> {
 
 static PATTERN: [u8; 32] = *b"undercroft reads this of a child";
 
-/// Forks a child that only waits, and reads a constant of ours in it.
+/// Forks a child that only waits, and reads a constant of ours in its memory.
 pub(super) fn read_child() -> io::Result<()> {
     let holder = process::spawn_waiting_child()?;
     let mut bytes = [0; PATTERN.len()];

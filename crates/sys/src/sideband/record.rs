@@ -1,12 +1,12 @@
-//! Parses side-band records; whatever the bytes are, the answer is a record or nothing.
+//! Parses side-band records. Any bytes give a record or nothing.
 
 use undercroft_base::VirtRange;
 
-/// What the side band told. Ids are those of the namespace in which the watch was opened.
+/// A side-band record. Ids are those of the namespace in which the watch was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
     /// A mapping was made, grown by `brk`, or given another protection. `range` is the whole
-    /// mapping as it is now, merged neighbours included; it may be gone already.
+    /// mapping at that time, merged neighbours included. It may be gone already.
     Mmap {
         /// Process.
         pid: u32,
@@ -32,20 +32,20 @@ pub enum Record<'a> {
         /// The thread that started it.
         ptid: u32,
     },
-    /// A thread ended; the process when `tid == pid` and no other is left.
+    /// A thread ended. The process ended if `tid == pid` and no other thread is left.
     Exit {
         /// Process.
         pid: u32,
         /// Thread.
         tid: u32,
     },
-    /// The process runs another program now: a new, unwatched-by-userfaultfd address space.
+    /// The process runs another program now, in a new address space that has no userfaultfd.
     Exec {
         /// Process.
         pid: u32,
     },
-    /// So many records were lost (0: the ring was found full, so perhaps some): look at everything
-    /// anew.
+    /// This many records were lost, so all must be scanned again. 0: the ring was full, so some may
+    /// be lost.
     Lost(u64),
 }
 
@@ -77,8 +77,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Parses one record with its header; `None` for kinds of no interest and for what is too short to
-/// be one.
+/// Parses one record with its header. `None` for other kinds, and for bytes too short for a record.
 pub fn parse(bytes: &[u8]) -> Option<Record<'_>> {
     let (header, body) = bytes.split_first_chunk::<8>()?;
     let kind = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);

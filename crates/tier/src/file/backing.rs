@@ -1,5 +1,5 @@
-//! The file or block device under a file tier: opened so that nothing is left behind and nothing is
-//! overwritten.
+//! The file or block device under a file tier. It is opened so that nothing is left behind and
+//! nothing is overwritten.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -13,7 +13,7 @@ use undercroft_base::Bytes;
 
 use super::SLAB_BYTES;
 
-/// What a tier's bytes are kept in.
+/// The file or device that keeps a tier's bytes.
 #[derive(Debug)]
 pub struct Backing {
     file: File,
@@ -35,21 +35,21 @@ pub enum BackingError {
     /// The device is mounted, or swap, or opened exclusively by another program.
     #[error("{0} is in use (mounted, swap, or part of another device); choose another")]
     InUse(PathBuf),
-    /// Neither a directory entry that can be created, nor a directory, nor a block device.
+    /// Not a file that can be created, nor a directory, nor a block device.
     #[error("{0} is neither a new file, a directory nor a block device")]
     Kind(PathBuf),
-    /// Not even one slab.
+    /// It has no room for one slab.
     #[error("{path} has room for {room}, a file tier needs at least {least}", least = Bytes(SLAB_BYTES))]
     TooSmall {
-        /// What was to be used.
+        /// What should be used.
         path: PathBuf,
-        /// What it has.
+        /// Its room.
         room: Bytes,
     },
     /// The system refused.
     #[error("cannot use {path} as a tier: {source}")]
     System {
-        /// What was to be used.
+        /// What should be used.
         path: PathBuf,
         /// Its reason.
         source: io::Error,
@@ -57,13 +57,13 @@ pub enum BackingError {
 }
 
 impl Backing {
-    /// Opens `path` with O_DIRECT (buffered where the file system refuses it: see
-    /// [`Backing::is_direct`]).
+    /// Opens `path` with O_DIRECT. Where the file system refuses that, it is buffered: see
+    /// [`Backing::is_direct`].
     ///
-    /// * a name that does not exist: created, sized, and unlinked at once, so that nothing is left
-    ///   behind however we end;
-    /// * a directory: a nameless file in it;
-    /// * a block device: opened exclusively; all of it, or its first `size` bytes.
+    /// * A name that does not exist is created, sized, and unlinked at once, so that nothing is
+    ///   left behind however the process ends.
+    /// * In a directory, a nameless file is made.
+    /// * A block device is opened exclusively: all of it, or its first `size` bytes.
     ///
     /// `size`: rounded down to slabs of 1 MiB. `None`: the whole device, or half of what the file
     /// system has free. A file takes no space until it is written.
@@ -154,13 +154,13 @@ impl Backing {
         Bytes(self.bytes)
     }
 
-    /// False: the file system refused O_DIRECT, so that the kernel may keep second copies in its
+    /// False if the file system refused O_DIRECT: the kernel may then keep second copies in its
     /// page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// True: the file is in a memory file system (tmpfs), so that it saves no memory. Worth a
+    /// True if the file is in a memory file system (tmpfs), so that it saves no memory. Worth a
     /// warning.
     pub fn is_in_memory(&self) -> bool {
         self.in_memory
@@ -175,7 +175,7 @@ impl Backing {
         &self.file
     }
 
-    /// Tells the file system or device that the range's bytes are not needed any more.
+    /// Tells the file system or device that the bytes of the range are no longer needed.
     pub(super) fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.file, flags, offset, bytes)?)

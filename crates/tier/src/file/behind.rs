@@ -1,10 +1,11 @@
-//! Pages that are stored and not written yet: they wait in the slot table's memory until there are
-//! enough for one large write.
+//! Write-behind: stored pages wait in the slot table's memory until there are enough for one large
+//! write.
 //!
-//! A read that comes while the device writes waits for it. One write of 1 MiB takes two and a half
-//! times as long as one of 256 KiB, and a quarter as many of them delay fewer reads. What waits is
-//! read from here, by anyone and without a lock: the checksum tells whether the place was given to
-//! another page meanwhile. All else is done by the one that holds the writer's lock.
+//! A read waits for a write that the device is busy with. One write of 1 MiB takes two and a half
+//! times as long as one of 256 KiB, but there are a quarter as many, so fewer reads are delayed.
+//! Any thread reads waiting pages from here without a lock. The checksum tells whether the place
+//! was given to another page meanwhile. Everything else is done by the thread that holds the
+//! writer's lock.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*, fence};
 
@@ -13,32 +14,31 @@ use undercroft_sys::mapping::SharedMemory;
 
 use super::{BATCH_PAGES, PAGE_WORDS};
 
-/// Places: most pages that wait at once, 1 MiB.
+/// Places, and so the most pages that wait at once: 1 MiB.
 pub const WAITING_PAGES_MAX: usize = BATCH_PAGES;
 
-/// Words taken in the slot table: one a place with the slot of its page + 1 (0: free), then the
-/// pages.
+/// Words used in the slot table. First one word a place, with the slot of its page + 1 (0: free);
+/// then the pages.
 pub(super) const WORDS: usize =
     WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS) + WAITING_PAGES_MAX * PAGE_WORDS;
 
-/// When fewer places than this are free, what waits is written.
+/// The waiting pages are written when fewer places than this are free.
 const ROOM: usize = 64;
 
 /// The pages that wait to be written. The tier owns the memory and passes it to each call.
 #[derive(Debug)]
 pub(super) struct Behind {
     first_word: usize,
-    /// Pages that may wait at once; 0 = none.
+    /// How many pages may wait at once; 0 = none.
     most: usize,
-    /// Places in use are below this.
+    /// All places in use are below this one.
     end: AtomicUsize,
     /// Places that were ever used: their memory is allocated.
     used: AtomicUsize,
 }
 
 impl Behind {
-    /// Takes over the words from `first_word` on. They are all zeros, or as an earlier manager left
-    /// them.
+    /// Uses the words from `first_word` on. They are all zeros, or as an earlier manager left them.
     pub fn over(table: &SharedMemory, first_word: usize) -> Behind {
         let mut this = Behind {
             first_word,
@@ -51,7 +51,7 @@ impl Behind {
         this
     }
 
-    /// Another has used the memory; how much of it is unknown.
+    /// Another process has used the memory; how much of it is unknown.
     pub fn inherit(&self) {
         self.used.store(WAITING_PAGES_MAX, Relaxed);
     }
@@ -65,13 +65,12 @@ impl Behind {
         self.most > ROOM
     }
 
-    /// Whether there is no place for `pages` more.
+    /// Whether there are too few places for `pages` more.
     pub fn lacks(&self, pages: usize) -> bool {
         self.end.load(Relaxed) + pages > self.most
     }
 
-    /// Whether so many pages need not wait for others, and none are there that they would have to
-    /// wait behind.
+    /// Whether `pages` are enough for a write of their own, and no other pages wait before them.
     pub fn is_enough(&self, pages: usize) -> bool {
         pages + ROOM > self.most && self.end.load(Relaxed) == 0
     }
@@ -94,7 +93,7 @@ impl Behind {
         (self.first_word + WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS)) * 8 + place * PAGE_BYTES
     }
 
-    /// Where the page of `slot` waits. Cost: one load when nothing waits, else up to 2 KiB of
+    /// Where the page of `slot` waits. Cost: one load if no page waits, otherwise up to 2 KiB of
     /// words.
     fn find(&self, table: &SharedMemory, slot: u64) -> Option<usize> {
         let end = self.end.load(Acquire);
@@ -102,8 +101,8 @@ impl Behind {
         slots.iter().position(|word| word.load(Acquire) == slot + 1)
     }
 
-    /// Copies the page of `slot` out. `None`: it does not wait, so it is on the device. False: it
-    /// is not the page it should be.
+    /// Copies the page of `slot` out. `None`: it does not wait, so it is on the device. False: its
+    /// bytes are not the expected ones.
     pub fn load(
         &self,
         table: &SharedMemory,
@@ -115,7 +114,7 @@ impl Behind {
         loop {
             let place = self.find(table, slot)?;
             table.bytes_out(self.page_at(place), dst);
-            fence(Acquire); // the second look comes after the copy
+            fence(Acquire); // the check below comes after the copy
             if page_checksum(dst, stamp) == checksum {
                 return Some(true);
             }
@@ -126,15 +125,15 @@ impl Behind {
         }
     }
 
-    /// The slot is given to another page: what waited for it does no more.
+    /// The slot is given to another page: the page that waited for it is dropped.
     pub fn forget(&self, table: &SharedMemory, slot: u64) {
         if let Some(place) = self.find(table, slot) {
             self.remove(table, place);
         }
     }
 
-    /// The page of `slot` waits from now on. There is a place (see [`Behind::lacks`]), and the slot
-    /// is forgotten.
+    /// The page of `slot` waits from now on. There is a free place (see [`Behind::lacks`]), and no
+    /// page waits for the slot.
     pub fn add(&self, table: &SharedMemory, slot: u64, page: &[u8]) {
         let place = self.end.load(Relaxed);
         fence(Release); // the place was seen free before its bytes change
@@ -144,7 +143,7 @@ impl Behind {
         self.used.fetch_max(place + 1, Relaxed);
     }
 
-    /// Every place in use, with its slot, in the order in which they came.
+    /// Every place in use with its slot, in the order in which they were added.
     pub fn waiting<'a>(
         &self,
         table: &'a SharedMemory,
@@ -155,7 +154,7 @@ impl Behind {
         slots.iter().enumerate().filter_map(waits)
     }
 
-    /// Copies the page at `place` to where it is written from.
+    /// Copies the page at `place` to the buffer it is written from.
     pub fn copy(&self, table: &SharedMemory, place: usize, dst: &mut [u8]) {
         table.bytes_out(self.page_at(place), dst);
     }
@@ -165,7 +164,7 @@ impl Behind {
         self.slots(table)[place].store(0, Release);
     }
 
-    /// Begins with the first place again, if nothing waits.
+    /// Starts again at the first place, if no page waits.
     pub fn rewind(&self, table: &SharedMemory) {
         if self.waiting(table).next().is_none() {
             self.end.store(0, Release);

@@ -6,15 +6,15 @@
 //! slot table:  | superblock 4 KiB | bitmap, 1 bit a slot | checksums, 8 bytes a slot
 //!              | pages that wait to be written, 1 MiB |
 //! ```
-//! The slot table is a memfd that outlives the manager: 8.1 bytes a slot, sparse like the file, and
-//! at most 1 MiB for pages that wait ([`FileTier::write_behind`]). A page's stamp is part of its
-//! checksum and not kept apart. Pages that are written together get consecutive slots where there
-//! are any, so it is one operation. Slabs that become empty are reused first and discarded when
-//! more than a few wait. `load` copies what waits, or says where to read, and touches nothing but
-//! the slot table.
+//! The slot table is a memfd that outlives the manager. It takes 8.1 bytes a slot, sparse like the
+//! file, and at most 1 MiB for waiting pages ([`FileTier::write_behind`]). A page's stamp is part
+//! of its checksum and is not stored besides. Pages that are written together get consecutive slots
+//! where possible, so that one operation writes them. Empty slabs are reused first, and discarded
+//! when there are more than a few. `load` copies a waiting page, or says where to read; it touches
+//! only the slot table.
 //!
-//! Locks: `writer` is held over I/O and taken by `store` only; `slabs` is held for
-//! bookkeeping only; `free` takes just that, does no I/O, and may be called from anywhere.
+//! Locks: `writer` is held during I/O; only `store` takes it. `slabs` is held for bookkeeping only.
+//! `free` takes only `slabs` and does no I/O, so it may be called from anywhere.
 
 mod backing;
 mod behind;
@@ -45,16 +45,17 @@ pub(crate) const SLAB_BYTES: u64 = 1 << 20;
 pub(crate) const SLAB_SLOTS: u32 = (SLAB_BYTES / PAGE_BYTES as u64) as u32;
 /// Pages written at a time.
 const BATCH_PAGES: usize = 256;
-/// Times one write is continued after a short or interrupted one.
+/// How often one write is continued after a short or interrupted one.
 const WRITE_TRIES: u32 = 4;
-/// Empty slabs that keep their space, so that a tier does not discard what it writes next; as many
-/// as are in use, while it is busy.
+/// Empty slabs that keep their space, so that a tier does not discard what it will write next. A
+/// busy tier keeps as many as are in use.
 const DIRTY_SLABS_KEPT: usize = 16;
-/// Discards done at once at most. Reads wait for one as for a write of 1 MiB.
+/// Most discards at once. A read waits for a discard as long as for a write of 1 MiB.
 const DISCARDS_AT_ONCE: usize = 2;
-/// After failed writes, `store` answers `Full` at once for this long, doubled each time in a row.
+/// After a failed write, `store` answers `Full` at once for this long. Doubled with each further
+/// failure.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
-/// At most this long.
+/// Longest such pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// First word of the slot table: "UCSLOT" and the version of the layout above.
@@ -75,25 +76,25 @@ pub enum FileTierError {
     /// More slots than a page entry can name.
     #[error("{0} is too large for a file tier; give size= up to {max}", max = Bytes(SIZE_MAX))]
     TooLarge(Bytes),
-    /// No memory for what is being written.
+    /// No memory for the write buffer.
     #[error("cannot get memory for writing: {0}")]
     Memory(std::io::Error),
 }
 
 const SIZE_MAX: u64 = 1 << 44; // 16 TiB: slab numbers and counts stay far inside u32
 
-/// How often things went wrong, or were given back; all since the tier was made.
+/// How often writes failed and space was freed, since the tier was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileCounters {
     /// Pages not stored because the device was full.
     pub pages_no_space: u64,
     /// Pages not stored because of another I/O error.
     pub pages_failed: u64,
-    /// Pages answered `Full` at once, shortly after failed writes.
+    /// Pages answered `Full` at once, soon after failed writes.
     pub pages_paused: u64,
-    /// Slabs whose space was given back.
+    /// Slabs whose space was discarded.
     pub slabs_discarded: u64,
-    /// Slabs whose space could not be given back.
+    /// Slabs whose space could not be discarded.
     pub discards_failed: u64,
     /// Write operations.
     pub writes: u64,
@@ -124,15 +125,15 @@ pub struct FileTier {
     counters: Counters,
 }
 
-/// What only one storing thread uses at a time.
+/// What one storing thread at a time uses.
 struct Writer {
-    /// Copies of the pages in hand: aligned as the device wants them.
+    /// Copies of the pages in hand, aligned as the device needs them.
     pages: PageBuf,
     /// Slots of the part in hand.
     slots: Vec<u64>,
     /// Writes of the part in hand.
     runs: Vec<Run>,
-    /// Set while `store` refuses at once, with how many times in a row writes failed.
+    /// While `store` refuses at once: until when, and how many writes in a row failed.
     paused: Option<(Instant, u32)>,
 }
 
@@ -142,7 +143,7 @@ struct Run {
     start: usize,
     end: usize,
     slot: u64,
-    /// Pages from `start` that are on the device.
+    /// How many pages from `start` are on the device.
     done: usize,
     tries: u32,
     failed: Option<FailKind>,
@@ -164,9 +165,9 @@ impl FileTier {
     }
 
     /// The tier that an earlier manager left: the same file ([`Backing::inherit`]) and its slot
-    /// table. Slots that no page entry names are the caller's to free: see
-    /// [`FileTier::for_each_slot`]. Pages that waited to be written are read from where they are,
-    /// and written once others join them.
+    /// table. The caller frees slots that no page entry names: see [`FileTier::for_each_slot`].
+    /// Pages that waited to be written are read from the table, and are written when others join
+    /// them.
     pub fn recover(backing: Backing, table: SharedMemory) -> Result<FileTier, FileTierError> {
         let slabs = checked_slabs(&backing, &table)?;
         let words = table.words();
@@ -213,15 +214,15 @@ impl FileTier {
         Ok(tier)
     }
 
-    /// Lets up to `pages` ([`WAITING_PAGES_MAX`] at most, and more than 64) wait in memory until
-    /// they are written together: see [`Tier::dram`]. What waits is stored as far as the caller is
-    /// concerned: should the device refuse it later, it stays in memory.
+    /// Lets up to `pages` wait in memory until they are written together: see [`Tier::dram`].
+    /// `pages` is more than 64 and at most [`WAITING_PAGES_MAX`]. A waiting page counts as stored.
+    /// If the device refuses it later, it stays in memory.
     pub fn write_behind(mut self, pages: usize) -> FileTier {
         self.behind.set_most(pages);
         self
     }
 
-    /// What lies under the tier: whether it is O_DIRECT, in memory, a block device.
+    /// The file or device: whether it is O_DIRECT, in memory, a block device.
     pub fn backing(&self) -> &Backing {
         &self.backing
     }
@@ -239,12 +240,12 @@ impl FileTier {
         }
     }
 
-    /// Discards every empty slab. Blocks for I/O: for idle moments of a worker.
+    /// Discards every empty slab. Blocks for I/O: for idle workers.
     pub fn trim(&self) {
         self.discard_surplus(0, usize::MAX);
     }
 
-    /// Calls `visit` with every slot that is taken. For takeover: no thread may store or free
+    /// Calls `visit` with every slot that is in use. For takeover: no thread may store or free
     /// meanwhile.
     pub fn for_each_slot(&self, mut visit: impl FnMut(Slot)) {
         let bitmap = self.bitmap();
@@ -265,12 +266,12 @@ impl FileTier {
     }
 
     fn lock_slabs(&self) -> MutexGuard<'_, Slabs> {
-        // A panic under the lock comes from `free`'s check, before anything was changed.
+        // A panic under this lock comes from a check in `free`, before anything was changed.
         self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_writer(&self) -> MutexGuard<'_, Writer> {
-        // The writer keeps nothing between stores but the pause.
+        // Between stores the writer keeps only its pause.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -295,7 +296,7 @@ impl FileTier {
         }
     }
 
-    /// Writes the batch.
+    /// Writes the batch at once.
     fn store_directly(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         self.take_slots(batch, writer);
         for (at, item) in batch.iter().take(writer.slots.len()).enumerate() {
@@ -305,8 +306,8 @@ impl FileTier {
         self.settle(batch, writer);
     }
 
-    /// Slots for as many pages of the batch as there are, and the pages' checksums. Results default
-    /// to Full: those beyond stay so.
+    /// Takes slots for as many pages of the batch as possible, and computes their checksums.
+    /// Results are Full at first, so the other pages' stay so.
     fn take_slots(&self, batch: &[Store<'_>], writer: &mut Writer) {
         writer.slots.clear();
         {
@@ -321,8 +322,8 @@ impl FileTier {
         }
     }
 
-    /// The batch joins what waits; when there is enough of it, all is written. Large ones, and
-    /// those that have no place because what waits cannot be written, are written at once.
+    /// Adds the batch to the waiting pages, and writes all when there are enough. A large batch is
+    /// written at once. So is one without places, because the waiting pages cannot be written.
     fn store_behind(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         let stuck = self.behind.is_full() || self.behind.lacks(batch.len());
         let written = !stuck || self.write_waiting(writer).is_ok();
@@ -341,8 +342,8 @@ impl FileTier {
             writer.paused = None;
             return;
         };
-        // Those of this batch that were refused are still the caller's to keep, and wait for
-        // nothing with their slots free; those from before stay here.
+        // Refused pages of this batch stay with the caller, so their slots are freed and they do
+        // not wait. Refused pages from before stay here.
         let mut refused = 0;
         let mut slabs = self.lock_slabs();
         for (_, slot) in self.behind.waiting(&self.table) {
@@ -360,7 +361,7 @@ impl FileTier {
         }
     }
 
-    /// Writes all that waits. Error: some of it still does.
+    /// Writes all waiting pages. Error: some of them still wait.
     fn write_waiting(&self, writer: &mut Writer) -> Result<(), FailKind> {
         let (mut places, mut count) = ([0; WAITING_PAGES_MAX], 0);
         writer.slots.clear();
@@ -389,9 +390,9 @@ impl FileTier {
         result
     }
 
-    /// Writes the pages in hand to their slots; each run ends complete or with `failed` set.
+    /// Writes the pages in hand to their slots. Each run ends complete, or with `failed` set.
     ///
-    /// By plain calls: a batch is mostly one run, and the caller waits for it.
+    /// By plain system calls: a batch is mostly one run, and the caller waits for it anyway.
     fn write_runs(&self, writer: &mut Writer) {
         writer.runs.clear();
         for (at, &slot) in writer.slots.iter().enumerate() {
@@ -419,7 +420,7 @@ impl FileTier {
                     Err(Errno::INTR | Errno::AGAIN) => {}
                     Err(errno) => run.failed = Some(fail_kind(errno)),
                 }
-                // A short write: what stopped it shows when the rest is tried.
+                // A short write: trying the rest shows what stopped it.
                 if run.tries >= WRITE_TRIES && run.start + run.done < run.end {
                     run.failed.get_or_insert(FailKind::Io);
                 }
@@ -427,7 +428,8 @@ impl FileTier {
         }
     }
 
-    /// Fills in the results, gives back the slots of what was not written, and decides on a pause.
+    /// Fills in the results, frees the slots of pages that were not written, and decides on a
+    /// pause.
     fn settle(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         let (mut failure, mut refused) = (None, 0);
         for run in &writer.runs {
@@ -458,7 +460,7 @@ impl FileTier {
         self.failed(kind, refused, writer);
     }
 
-    /// The device refused `pages` of a batch: the next ones are refused at once, for a while.
+    /// The device refused `pages` of a batch: the next ones are refused at once for a while.
     fn failed(&self, kind: FailKind, pages: usize, writer: &mut Writer) {
         let counter = match kind {
             FailKind::NoSpace => &self.counters.pages_no_space,
@@ -521,8 +523,8 @@ impl Tier for FileTier {
             self.store_part(part, &mut writer);
         }
         drop(writer);
-        // Reads may come just now: space is given back when there is nothing else to do, or when
-        // half of it is for nothing.
+        // A read may come at any moment. So space is discarded when the tier is idle, or when half
+        // of it is unused.
         let keep = self.lock_slabs().in_use().max(DIRTY_SLABS_KEPT);
         self.discard_surplus(keep, DISCARDS_AT_ONCE);
     }
@@ -564,7 +566,7 @@ impl Tier for FileTier {
 
 fn fail_kind(errno: Errno) -> FailKind {
     match errno {
-        // EFBIG: a limit on file sizes, for us the same as a full file system.
+        // EFBIG: a limit on file sizes. For us it is the same as a full file system.
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FailKind::NoSpace,
         _ => FailKind::Io,
     }

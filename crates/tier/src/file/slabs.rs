@@ -1,7 +1,7 @@
-//! Which slots of the file are taken, and in what order they are given: slab by slab, so that a
-//! batch is one write.
+//! Which slots of the file are in use, and in what order they are given out: slab by slab, so that
+//! a batch is one write.
 //!
-//! The bitmap lives in the slot table's memory; the counts here are rebuilt from it. Callers hold
+//! The bitmap lives in the slot table's memory. The counts here are rebuilt from it. Callers hold
 //! the tier's mutex.
 
 use std::collections::VecDeque;
@@ -16,13 +16,13 @@ pub(super) const SLAB_WORDS: usize = SLAB_SLOTS as usize / 64;
 enum State {
     /// Takes no space: never written, or discarded.
     Clean,
-    /// No slot taken, space still allocated; in `dirty`.
+    /// No slot in use, but space still allocated; listed in `dirty`.
     Dirty,
     /// Being filled.
     Current,
-    /// Has taken slots (or had, a moment ago), not being filled.
+    /// Has slots in use (or had just now), and is not being filled.
     Used,
-    /// Empty, out of all lists until its space is given back.
+    /// Empty, and in no list until its space is discarded.
     Discarding,
 }
 
@@ -36,9 +36,10 @@ struct Slab {
 #[derive(Debug)]
 pub(super) struct Slabs {
     slabs: Vec<Slab>,
-    /// Slab being filled, and the slot to look at next.
+    /// The slab being filled, and the next slot to try.
     current: Option<(u32, u32)>,
-    /// Emptied slabs, oldest first. Reused before clean ones: their space is allocated already.
+    /// Empty slabs, oldest first. They are reused before clean ones, because their space is
+    /// allocated already.
     dirty: VecDeque<u32>,
     /// Clean slabs before this one are in `clean`; those from it on are not.
     fresh: u32,
@@ -79,8 +80,8 @@ impl Bitmap<'_> {
 }
 
 impl Slabs {
-    /// All counts from the bitmap. Slabs with no taken slot count as clean: the caller discards
-    /// what it cannot know of.
+    /// Counts from the bitmap. Slabs without a used slot count as clean: the caller discards what
+    /// it cannot know of.
     pub(super) fn from_bitmap(bitmap: Bitmap<'_>, slabs: u32) -> Slabs {
         let mut this = Slabs {
             slabs: Vec::with_capacity(slabs as usize),
@@ -107,7 +108,7 @@ impl Slabs {
         this
     }
 
-    /// Slots that are not taken.
+    /// Slots that are free.
     pub(super) fn free_slots(&self) -> u64 {
         self.free_slots
     }
@@ -117,14 +118,14 @@ impl Slabs {
         self.occupied
     }
 
-    /// Slabs with taken slots, and the one being filled.
+    /// Slabs with used slots, and the one being filled.
     pub(super) fn in_use(&self) -> usize {
         self.occupied as usize - self.dirty.len()
     }
 
-    /// Adds up to `want` slots to `slots`, ascending inside a slab; fewer when the file is full.
-    /// Cost: O(1) a slot while there are empty slabs, then a scan of the slab counts for each slab
-    /// that is reused.
+    /// Appends up to `want` slots to `slots`, ascending inside a slab; fewer when the file is full.
+    /// Cost: O(1) a slot while there are empty slabs. After that a scan of the slab counts for each
+    /// slab that is reused.
     pub(super) fn alloc(&mut self, bitmap: Bitmap<'_>, want: usize, slots: &mut Vec<u64>) {
         let want = want.min(usize::try_from(self.free_slots).unwrap_or(usize::MAX));
         for _ in 0..want {
@@ -138,7 +139,7 @@ impl Slabs {
         }
     }
 
-    /// Gives a slot back. Panics when it is free already: the caller's books are wrong.
+    /// Frees a slot. Panics if it is free already: the caller's books are wrong.
     pub(super) fn free(&mut self, bitmap: Bitmap<'_>, slot: u64) {
         let known = slot < self.slabs.len() as u64 * u64::from(SLAB_SLOTS);
         assert!(
@@ -156,8 +157,8 @@ impl Slabs {
         }
     }
 
-    /// Takes the slab that has been empty longest out of the lists, to be discarded, when more than
-    /// `keep` are empty.
+    /// If more than `keep` slabs are empty, takes the one that has been empty longest out of the
+    /// lists, to be discarded.
     pub(super) fn take_surplus(&mut self, keep: usize) -> Option<u32> {
         let current = self.current.map(|(slab, _)| self.slabs[slab as usize].live);
         if keep == 0 && current == Some(0) {
@@ -171,12 +172,12 @@ impl Slabs {
         Some(slab)
     }
 
-    /// The space of a slab from `take_surplus` has been given back.
+    /// The space of a slab from `take_surplus` was discarded.
     pub(super) fn discarded(&mut self, slab: u32) {
         self.slabs[slab as usize].state = State::Clean;
         self.occupied -= 1;
         if slab < self.fresh {
-            self.clean.push(slab); // otherwise `fresh_slab` comes by
+            self.clean.push(slab); // otherwise `fresh_slab` finds it
         }
     }
 

@@ -8,7 +8,7 @@ use std::process::Command;
 use super::*;
 use crate::contract::{self, Page, Pages, Subject, store_all};
 
-/// A temporary directory on a disk where there is one: tmpfs is not what this tier is for.
+/// A temporary directory on a disk if possible: this tier is not made for tmpfs.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
@@ -95,7 +95,7 @@ fn file_damaged_or_cut_off_is_noticed() {
         .into_iter()
         .map(Result::unwrap)
         .collect();
-    // A buffered descriptor of the same file, as any other program would damage it.
+    // A buffered descriptor of the same file: another program would damage it like this.
     let path = format!("/proc/self/fd/{}", tier.backing().file().as_raw_fd());
     let file = OpenOptions::new()
         .read(true)
@@ -132,7 +132,7 @@ fn file_that_refuses_writes_fails_pages_and_takes_no_slots() {
             .all(|result| *result == failed)
     );
     assert_eq!(tier.usage().logical, Bytes(0));
-    // At once again: answered without touching the device.
+    // Again at once: answered without touching the device.
     let results = store_all(&tier, &pages);
     assert!(
         results
@@ -254,7 +254,7 @@ fn full_file_system_inner() {
     }
 }
 
-/// * `most`: pages that may wait beside those of the file system.
+/// * `most`: how many pages may wait, besides those that fit the file system.
 fn keeps_what_it_has(tier: &FileTier, most: usize) {
     let settle = || tier.trim();
     let subject = subject(tier, &settle);
@@ -289,14 +289,14 @@ fn keeps_what_it_has(tier: &FileTier, most: usize) {
     for (slot, page, stamp) in &kept {
         assert!(*subject.load(*slot, *stamp).unwrap() == **page);
     }
-    // Room made on the file system is found again after the pause.
+    // Room made on the file system is used again after the pause.
     tier.free(&kept.iter().map(|(slot, ..)| *slot).collect::<Vec<_>>());
     tier.trim();
     std::thread::sleep(PAUSE_MAX.min(PAUSE_FIRST * 32));
     assert!(store_all(tier, &pages[..200]).iter().all(Result::is_ok));
 }
 
-/// As the manager reads: O_DIRECT through a ring, into its arena, then the checksum.
+/// As the manager reads: O_DIRECT through a ring into its arena, then the checksum.
 #[test]
 fn file_pages_are_read_directly_through_a_ring() {
     let directory = directory();
@@ -326,7 +326,7 @@ fn file_pages_are_read_directly_through_a_ring() {
     }
 }
 
-/// All pages are what they were, wherever they are; how many of them wait.
+/// Checks that all pages have their bytes, wherever they are. Returns how many wait.
 fn waiting(subject: &Subject<'_>, slots: &[Slot], pages: &[(Page, Stamp)]) -> usize {
     let mut waiting = 0;
     for (slot, (page, stamp)) in slots.iter().zip(pages) {
@@ -365,14 +365,14 @@ fn file_pages_wait_in_memory_until_they_are_written_at_once() {
     assert_eq!(tier.counters().writes, 0);
     assert_eq!(tier.dram(), Bytes(192 * PAGE_BYTES as u64));
     assert_eq!(waiting(&subject, &slots, &pages), 192);
-    // With less than 64 places left all are written.
+    // When fewer than 64 places are left, all are written.
     slots.extend(stored(&tier, &pages[192..193]));
     assert_eq!(tier.counters().writes, 1);
     assert_eq!(waiting(&subject, &slots, &pages), 0);
-    // A batch for which there is no place waits behind those that were there.
+    // A batch without enough places waits behind the others.
     slots.extend(stored(&tier, &pages[193..313]));
     assert_eq!(waiting(&subject, &slots, &pages), 120);
-    // What was freed while it waited is not written, and its slot may be given away at once.
+    // A page that was freed while it waited is not written, and its slot may be reused at once.
     tier.free(&slots[193..303]);
     slots.truncate(193);
     let more = stored(&tier, &pages[193..320]);
@@ -381,7 +381,7 @@ fn file_pages_wait_in_memory_until_they_are_written_at_once() {
     assert_eq!(tier.usage().logical, Bytes(330 * PAGE_BYTES as u64));
 }
 
-/// A file of one slab: slots are given away again at once, also those that wait.
+/// A file of one slab: freed slots are reused at once, those of waiting pages too.
 #[test]
 fn file_slots_are_used_again_while_their_pages_wait() {
     let directory = directory();
@@ -438,7 +438,7 @@ fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
     assert_eq!(tier.counters().pages_failed, 61);
     assert_eq!(waiting(&subject(&tier, &settle), &slots, &pages), 190);
     tier.free(&slots[..50]);
-    // Now the device takes what it is given.
+    // Now the device accepts writes.
     let writable = OpenOptions::new().read(true).write(true).open(&path);
     let fd = writable.unwrap().into();
     tier.backing = Backing::inherit(fd, "file:test".to_owned(), Bytes(2 << 20)).unwrap();
@@ -466,8 +466,8 @@ fn file_is_recovered_with_the_pages_that_wait() {
     let settle = || ();
     let subject = subject(&new, &settle);
     assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
-    // Every other slot, those of pages that waited and were freed among them, with pages that do
-    // not wait.
+    // Every other slot, those of freed waiting pages among them, is used for pages that do not
+    // wait.
     let more = stored(&new, &pages[150..266]);
     assert_eq!(waiting(&subject, &more, &pages[150..]), 0);
     assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
@@ -476,8 +476,7 @@ fn file_is_recovered_with_the_pages_that_wait() {
     assert_eq!(waiting(&subject, &last, &pages[290..]), 0);
 }
 
-/// Places are given to other pages as fast as they can be, while two threads read what was stored
-/// last.
+/// Places change pages as fast as possible, while two threads read the newest pages.
 #[test]
 fn file_pages_are_read_while_their_places_change_hands() {
     let directory = directory();
@@ -517,8 +516,8 @@ fn file_pages_are_read_while_their_places_change_hands() {
     assert!(waited.into_inner() > 100);
 }
 
-/// Half of the file takes no writes: what waits for a place there stays, and the other half goes on
-/// being used.
+/// Half of the file refuses writes. Pages that wait for a place there stay, and the other half is
+/// still used.
 #[test]
 fn file_with_a_bad_part_stays_open_to_pages_that_fit_elsewhere() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -535,7 +534,7 @@ fn file_with_a_bad_part_stays_open_to_pages_that_fit_elsewhere() {
     assert_eq!(waiting(&subject, &good, &pages), 0);
     let stuck = stored(&tier, &pages[250..400]);
     assert_eq!(waiting(&subject, &stuck, &pages[250..]), 150);
-    // Six of these fit; the device refuses the rest, of which 144 came before and stay.
+    // Six of these fit. The device refuses the rest, of which 144 came before and stay.
     let failed = Err(StoreError::Failed(FailKind::Io));
     assert_eq!(store_all(&tier, &pages[..60]), [failed; 60]);
     assert_eq!(waiting(&subject, &stuck, &pages[250..]), 144);
@@ -561,7 +560,7 @@ fn file_gives_space_back_at_leisure_or_when_half_of_it_is_empty() {
     let one = pages(&mut Pages::new(48), 256);
     let slabs: Vec<Vec<Slot>> = (0..100).map(|_| stored(&tier, &one)).collect();
     let discards = || tier.counters().slabs_discarded + tier.counters().discards_failed;
-    // 45 of 100 are empty: busy, it keeps them; at leisure, two at a time.
+    // 45 of 100 are empty. While busy, the tier keeps them; when idle, it discards two at a time.
     slabs[..45].iter().for_each(|slots| tier.free(slots));
     let more = stored(&tier, &one[..10]);
     assert_eq!(discards(), 0);

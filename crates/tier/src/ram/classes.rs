@@ -1,17 +1,20 @@
-//! Size classes of the RAM pool: which object sizes exist, and how many pages a block of each
+//! Size classes of the RAM pool: which object sizes there are, and how many pages a block of each
 //! takes.
 //!
-//! A block owns [`BLOCK_BYTES`] of *address space* but touches only `pages` of it, chosen per class
-//! so that the objects fill those pages almost exactly. Untouched address space of a memfd costs
-//! nothing, so blocks of any number of pages need no buddy allocator, and large objects no large
-//! blocks.
+//! A block owns [`BLOCK_BYTES`] of *address space*, but uses only `pages` of it. The number is
+//! chosen per class so that the objects fill those pages almost exactly. Unused address space of a
+//! memfd costs nothing. So blocks of any number of pages need no buddy allocator, and large objects
+//! need no large blocks.
 
 use undercroft_base::PAGE_BYTES;
 
 /// Address space of one block. Measured with 200,000 heap-like sizes (test `heap_fragmentation_*`,
-/// release), bytes held per byte of objects when filled / after each was replaced 10 times at
-/// random / after random frees to a half: 16 KiB 1.074 / 1.092 / 1.97, 32 KiB 1.036 / 1.060 / 2.04,
-/// 64 KiB 1.030 / 1.054 / 2.07.
+/// release). Bytes held per byte of objects when filled / after each was replaced 10 times at
+/// random / after random frees to a half:
+///
+/// * 16 KiB: 1.074 / 1.092 / 1.97
+/// * 32 KiB: 1.036 / 1.060 / 2.04
+/// * 64 KiB: 1.030 / 1.054 / 2.07
 pub(super) const BLOCK_BYTES: usize = 32 * 1024;
 /// Pages a block may use.
 const BLOCK_PAGES: usize = BLOCK_BYTES / PAGE_BYTES;
@@ -19,7 +22,7 @@ const BLOCK_PAGES: usize = BLOCK_BYTES / PAGE_BYTES;
 pub(super) const ALIGN_BYTES: usize = 16;
 /// The largest object, header included. A page that needs more is incompressible.
 pub(super) const OBJECT_BYTES_MAX: usize = 3632;
-/// Objects of one block, at most: what its bitmap has bits for.
+/// Most objects of one block: its bitmap has a bit for each.
 pub(super) const BLOCK_OBJECTS_MAX: usize = 256;
 /// How many classes there are.
 pub(super) const CLASS_COUNT: usize = count();
@@ -36,7 +39,7 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Memory a block costs when its pages are touched.
+    /// Memory that a block uses when its pages are touched.
     pub(super) fn held_bytes(&self) -> u64 {
         self.pages as u64 * PAGE_BYTES as u64
     }
@@ -48,14 +51,14 @@ pub(super) const CLASSES: [Class; CLASS_COUNT] = build();
 /// For each size in units of [`ALIGN_BYTES`], rounded up: the index of the class that holds it.
 const CLASS_OF: [u8; OBJECT_BYTES_MAX / ALIGN_BYTES + 1] = lookup();
 
-/// The class for objects of `bytes`; `None` when they are too large for the pool.
+/// The class for objects of `bytes`. `None` if they are too large for the pool.
 pub(super) fn class_of(bytes: usize) -> Option<usize> {
     CLASS_OF
         .get(bytes.div_ceil(ALIGN_BYTES))
         .map(|&class| class as usize)
 }
 
-/// The size after `bytes`: steps of about 3 %, multiples of [`ALIGN_BYTES`].
+/// The next larger size: steps of about 3 %, multiples of [`ALIGN_BYTES`].
 const fn next_size(bytes: usize) -> usize {
     let step = if bytes < 640 {
         16
@@ -99,7 +102,7 @@ const fn build() -> [Class; CLASS_COUNT] {
     classes
 }
 
-/// The smallest block with at most 1/64 wasted at its end, or the one that wastes least.
+/// The smallest block that wastes at most 1/64 at its end, or else the one that wastes least.
 const fn fit(object_bytes: usize) -> Class {
     let mut best = 0;
     let mut best_waste = usize::MAX;

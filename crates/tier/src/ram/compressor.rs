@@ -7,34 +7,34 @@ use std::str::FromStr;
 use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 use undercroft_base::PAGE_BYTES;
 
-/// How pages are compressed. Copies carry it, so a pool reads what another setting wrote.
+/// How new copies are compressed. Each copy says how, so a pool reads copies of another setting.
 ///
-/// Chosen with numbers (4 KiB pages of redis and CPython heaps, one run, ns compress + decompress):
-/// lz4_flex without its "safe" features 4151 + 1077, with them 4301 + 1149; the C lz4 library
-/// 3770 + 888. The C library is 12-15 % faster in sum, too little for a second C dependency.
-/// lz4_flex's unchecked-copy decoder still checks every length.
+/// Chosen by measurement: 4 KiB pages of redis and CPython heaps, one run, ns compress +
+/// decompress. lz4_flex without its "safe" features 4151 + 1077, with them 4301 + 1149; the C lz4
+/// library 3770 + 888. The C library is 12-15 % faster in sum, which is too little for a second C
+/// dependency. lz4_flex's unchecked-copy decoder still checks every length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compressor {
     /// LZ4 (lz4_flex): the fastest.
     #[default]
     Lz4,
-    /// Zstandard level 1: about half the bytes on heaps for two to three times the time.
+    /// Zstandard level 1: about half the bytes on heaps, at two to three times the time.
     Zstd,
 }
 
-/// Names a user may write, in the order messages give them.
+/// Names that a user may write, in the order of messages.
 pub(crate) const COMPRESSOR_NAMES: &str = "lz4, zstd";
 const ZSTD_LEVEL: i32 = 1;
-/// Output room for one page, whatever the compressor.
+/// Room for the output of one page, for any compressor.
 const OUTPUT_BYTES: usize = 2 * PAGE_BYTES;
 
-/// No such compressor.
+/// There is no such compressor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown compressor (one of: {COMPRESSOR_NAMES})")]
 pub struct UnknownCompressor;
 
 impl Compressor {
-    /// The byte kept with each copy.
+    /// The byte stored with each copy.
     pub(super) fn code(self) -> u8 {
         match self {
             Compressor::Lz4 => 1,
@@ -42,7 +42,7 @@ impl Compressor {
         }
     }
 
-    /// The compressor of a kept byte; `None`: the copy is corrupt.
+    /// The compressor of a stored byte. `None`: the copy is corrupt.
     pub(super) fn from_code(code: u8) -> Option<Compressor> {
         match code {
             1 => Some(Compressor::Lz4),
@@ -73,13 +73,14 @@ impl FromStr for Compressor {
     }
 }
 
-/// What one thread needs to compress a batch and decompress a page without allocating.
+/// The buffers of one thread: with them it compresses a batch and decompresses a page without
+/// allocating.
 pub(super) struct Scratch {
     table: CompressTable,
     zstd: Option<ZstdContexts>,
-    /// Objects of the batch in hand, one after another, with room for one page more.
+    /// Objects of the batch in hand, one after another, with room for one more page.
     pub(super) objects: Vec<u8>,
-    /// One object copied out of the pool: decompressors see bytes that do not change under them.
+    /// One object copied out of the pool, so that its bytes do not change under the decompressor.
     pub(super) object: [u8; PAGE_BYTES],
 }
 
@@ -104,7 +105,7 @@ pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
 }
 
 impl Scratch {
-    /// Makes room for a batch of `pages` and for `compressor`'s contexts, unless there is.
+    /// Makes room for a batch of `pages` and for `compressor`'s contexts, if there is none yet.
     pub(super) fn reserve(&mut self, compressor: Compressor, pages: usize) {
         let bytes = pages * PAGE_BYTES + OUTPUT_BYTES;
         debug_assert!(get_maximum_output_size(PAGE_BYTES) <= OUTPUT_BYTES);
@@ -116,8 +117,8 @@ impl Scratch {
         }
     }
 
-    /// Compresses `page` to `objects[at..]`; the length, or `None` when the compressor failed (out
-    /// of memory).
+    /// Compresses `page` to `objects[at..]`. Returns the length, or `None` if the compressor failed
+    /// (out of memory).
     pub(super) fn compress(
         &mut self,
         compressor: Compressor,
@@ -134,7 +135,7 @@ impl Scratch {
         }
     }
 
-    /// Decompresses the first `bytes` of `object` into the page `dst`; false when they are not one
+    /// Decompresses the first `bytes` of `object` into the page `dst`. False if they are not one
     /// page. Any input is safe: both decoders check every length against both buffers.
     pub(super) fn decompress(
         &mut self,

@@ -1,13 +1,12 @@
-//! Slots of the pool: numbers that say where an object is *now*, so that objects can be moved
-//! together.
+//! Slots of the pool: numbers that say where an object is *now*, so that objects can be moved.
 //!
-//! Rejected: the object's offset as slot. It saves 8 bytes a page and one cache line a load, but
-//! nothing can be moved then, and random frees to a half, a quarter, a tenth of the pages leave
+//! Rejected: the object's offset as slot. It saves 8 bytes a page and one cache line a load. But
+//! then nothing can be moved, and random frees to a half, a quarter, a tenth of the pages leave
 //! 2.1, 3.8, 7.1 times the memory needed.
 //!
-//! The table is in the memfd: 4 bytes a slot, two to a word. An entry is 0 (never used), the
+//! The table is in the memfd: 4 bytes a slot, two slots to a word. An entry is 0 (never used), the
 //! object's offset in units of 16 bytes, or `FREE` and the next free slot plus one. Writers hold
-//! the pool's mutex; readers need nothing.
+//! the pool's mutex; readers need no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -40,7 +39,7 @@ impl Table<'_> {
         word.store(other | u64::from(entry) << shift, Release);
     }
 
-    /// Where the object of a slot is; `None`: the slot is free, or no slot.
+    /// Where the object of a slot is. `None`: the slot is free, or does not exist.
     pub(super) fn location(&self, slot: u64) -> Option<u32> {
         let handle = u32::try_from(slot)
             .ok()
@@ -49,14 +48,14 @@ impl Table<'_> {
         (entry != 0 && entry & FREE == 0).then_some(entry)
     }
 
-    /// The object has been copied to `location`: readers find it there from now on.
+    /// The object was copied to `location`: readers find it there from now on.
     pub(super) fn moved(&self, handle: u32, location: u32) {
         self.set(handle, location);
     }
 }
 
 impl Handles {
-    /// No slot taken.
+    /// All slots are free.
     pub(super) fn new(max: u32) -> Handles {
         Handles {
             free_head: 0,
@@ -80,12 +79,12 @@ impl Handles {
         handles
     }
 
-    /// Slots ever used.
+    /// How many slots were ever used.
     pub(super) fn used(&self) -> u32 {
         self.used
     }
 
-    /// A slot for the object at `location`; `None`: all are taken, or `charge` refused the memory
+    /// A slot for the object at `location`. `None`: all are in use, or `charge` refused the memory
     /// for one more.
     pub(super) fn alloc(
         &mut self,
@@ -107,7 +106,7 @@ impl Handles {
         Some(handle)
     }
 
-    /// Gives a slot back; the caller has seen that it is taken.
+    /// Frees a slot. The caller knows that it is in use.
     pub(super) fn free(&mut self, table: Table<'_>, handle: u32) {
         table.set(handle, FREE | self.free_head);
         self.free_head = handle + 1;

@@ -1,7 +1,7 @@
-//! The pool's allocator: blocks of one size class each, described by a directory inside the memfd.
+//! The pool's allocator: blocks, each of one size class, described by a directory inside the memfd.
 //!
-//! The directory has one cache line (8 words) a block, so that a later manager can rebuild
-//! everything else from it:
+//! The directory has one cache line (8 words) a block. A later manager rebuilds everything else
+//! from it:
 //!
 //! ```text
 //! word 0      live objects << 16 | class + 1 (0: the block is free)
@@ -9,32 +9,33 @@
 //! word 5      next << 32 | previous, in the list this block is in (block + 1, 0: none)
 //! words 6-7   reserved
 //! ```
-//! Lists: per class one for empty blocks and three by how full they are; the fullest is filled
-//! first, so that sparse blocks get a chance to empty. Full blocks are in no list. Free blocks form
-//! one list. Nothing here touches objects or the operating system; callers hold the pool's mutex.
+//! Lists: a class has one for empty blocks and three by how full blocks are. The fullest blocks are
+//! filled first, so that sparse blocks can become empty. Full blocks are in no list. Free blocks
+//! form one list. Nothing here touches objects or the operating system. Callers hold the pool's
+//! mutex.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::classes::{BLOCK_OBJECTS_MAX, CLASS_COUNT, CLASSES};
 
-/// Words of directory a block has.
+/// Directory words of a block.
 pub(super) const DIRECTORY_WORDS: usize = 8;
-/// Directory bytes a block costs, once it has been used.
+/// Directory bytes of a block that was ever used.
 pub(super) const DIRECTORY_BYTES: u64 = DIRECTORY_WORDS as u64 * 8;
 
 const STATE: usize = 0;
 const BITMAP: usize = 1;
 const BITMAP_WORDS: usize = BLOCK_OBJECTS_MAX / 64;
 const LINKS: usize = 5;
-/// Lists of a class: 0 = empty, 1..=3 by thirds.
+/// Lists of a class: 0 = empty, 1..=3 by thirds of fill.
 const BANDS: usize = 4;
-/// Larger classes whose half-filled blocks are used before a new block is taken. Bytes held per
-/// byte of objects after churn with 0 / 1 / 2 / 3, 5,000 objects: 1.300 / 1.221 / 1.204 / 1.179;
-/// 200,000: 1.059 / 1.056 / 1.060 / 1.061.
+/// How many larger classes' half-filled blocks are used before a new block is taken. Bytes held per
+/// byte of objects after churn with 0 / 1 / 2 / 3: with 5,000 objects 1.300 / 1.221 / 1.204 /
+/// 1.179, with 200,000 objects 1.059 / 1.056 / 1.060 / 1.061.
 const CLASSES_ABOVE: usize = 2;
 /// The same when no new block may be taken.
 const CLASSES_ABOVE_FULL: usize = 8;
-/// Empty blocks are kept only while they are less than this part of what is held.
+/// Empty blocks are kept only while they are less than this part of the held bytes.
 const EMPTY_SHARE: u64 = 16;
 
 /// An object's place.
@@ -45,33 +46,32 @@ pub(super) struct Place {
     pub(super) index: u16,
 }
 
-/// A block that has become empty and is in no list: its memory is to be given back, then
-/// [`Heap::reclaim`] called.
+/// A block that has become empty and is in no list. The caller frees its memory, then calls
+/// [`Heap::reclaim`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Emptied {
     pub(super) block: u32,
     pub(super) held_bytes: u64,
 }
 
-/// The lists and counts that are rebuilt from the directory by a later manager.
+/// The lists and counts that a later manager rebuilds from the directory.
 #[derive(Debug)]
 pub(super) struct Heap {
-    /// First block of each list, plus one; 0: none.
+    /// The first block of each list, plus one; 0: none.
     heads: [[u32; BANDS]; CLASS_COUNT],
     free_head: u32,
-    /// Blocks ever used: directory entries beyond are zero and must not be touched for reading
-    /// only.
+    /// Blocks ever used. Directory entries beyond are zero, and are not even read: that would
+    /// allocate them.
     used: u32,
     blocks_max: u32,
     capacity: u64,
-    /// Bytes of all blocks with a class, or waiting to be given back, and of their directory
-    /// entries.
+    /// Bytes of all blocks with a class, or waiting to be freed, and of their directory entries.
     held: u64,
     empty_bytes: u64,
     /// Free places in blocks of each class, and their bytes over all classes.
     free_places: [u32; CLASS_COUNT],
     idle_bytes: u64,
-    /// Class to look at next for a block to evacuate.
+    /// Class to try next for a block to evacuate.
     next_class: usize,
 }
 
@@ -84,7 +84,7 @@ impl Directory<'_> {
         &self.0[block as usize * DIRECTORY_WORDS + word]
     }
 
-    /// Class and live objects of a block; `None` when it is free.
+    /// Class and live objects of a block. `None` if it is free.
     pub(super) fn state(&self, block: u32) -> Option<(usize, u16)> {
         let state = self.word(block, STATE).load(Relaxed);
         let class = (state & 0xff) as usize;
@@ -100,7 +100,7 @@ impl Directory<'_> {
         self.word(block, STATE).store(word, Relaxed);
     }
 
-    /// Whether an object is taken.
+    /// Whether an object is live.
     pub(super) fn is_live(&self, block: u32, index: u16) -> bool {
         let word = self.word(block, BITMAP + index as usize / 64).load(Relaxed);
         word >> (index % 64) & 1 == 1
@@ -135,7 +135,7 @@ impl Directory<'_> {
     }
 }
 
-/// The list a block with `live` objects belongs to; `None`: full.
+/// The list for a block with `live` objects. `None`: it is full.
 fn band(live: u16, objects: u16) -> Option<usize> {
     match live {
         0 => Some(0),
@@ -161,10 +161,10 @@ impl Heap {
         }
     }
 
-    /// Rebuilds the lists from the directory's first `used` blocks. Bits without a class and counts
-    /// that do not match the bitmap (the writer died between two stores) are set right. `charged`:
-    /// see `charge`. Blocks without live objects are free afterwards; their memory is the caller's
-    /// to give back.
+    /// Rebuilds the lists from the directory's first `used` blocks. Corrects bits without a class,
+    /// and counts that differ from the bitmap: the writer died between two stores. `charged`: see
+    /// `charge`. Blocks without live objects are free afterwards, and the caller frees their
+    /// memory.
     pub(super) fn recover(
         directory: Directory<'_>,
         blocks_max: u32,
@@ -208,35 +208,35 @@ impl Heap {
         heap
     }
 
-    /// Blocks ever used; what the caller keeps for `recover`.
+    /// Blocks ever used. The caller keeps the number for `recover`.
     pub(super) fn used(&self) -> u32 {
         self.used
     }
 
-    /// Memory taken, with directory and empty blocks.
+    /// Bytes in use, with the directory and empty blocks.
     pub(super) fn held(&self) -> u64 {
         self.held
     }
 
-    /// Whether a block could be given back.
+    /// Whether there is an empty block to free.
     pub(super) fn has_empty(&self) -> bool {
         self.empty_bytes != 0
     }
 
-    /// New blocks are refused when they would take `held` above `capacity`.
+    /// Sets the capacity: new blocks are refused if they would bring `held` above it.
     pub(super) fn set_capacity(&mut self, capacity: u64) {
         self.capacity = capacity;
     }
 
-    /// Counts `bytes` of metadata kept elsewhere for good; false (and not counted) when they exceed
-    /// the capacity.
+    /// Counts `bytes` of metadata kept elsewhere. False, and not counted, if they exceed the
+    /// capacity.
     pub(super) fn charge(&mut self, bytes: u64) -> bool {
         let fits = self.held + bytes <= self.capacity;
         self.held += if fits { bytes } else { 0 };
         fits
     }
 
-    /// Gives a place back that was never used; an emptied block stays in its list.
+    /// Frees a place that was never used. A block that becomes empty stays in its list.
     pub(super) fn cancel(&mut self, directory: Directory<'_>, place: Place) {
         let Some((class, live)) = directory.state(place.block) else {
             return;
@@ -250,7 +250,7 @@ impl Heap {
         }
     }
 
-    /// A place for one object of `class`; `None` when that needs memory beyond the capacity. Cost:
+    /// A place for one object of `class`. `None` if that needs memory beyond the capacity. Cost:
     /// O(1).
     pub(super) fn alloc(&mut self, directory: Directory<'_>, class: usize) -> Option<Place> {
         let (block, class) = self
@@ -277,8 +277,8 @@ impl Heap {
         })
     }
 
-    /// Gives an object back. `Some`: the block is empty and leaves the heap until `reclaim`. Panics
-    /// when the object is free already: the caller's books are wrong and bytes would be lost.
+    /// Frees an object. `Some`: the block is empty and leaves the heap until `reclaim`. Panics if
+    /// the object is free already: the caller's books are wrong, and bytes would be lost.
     pub(super) fn free(
         &mut self,
         directory: Directory<'_>,
@@ -305,7 +305,7 @@ impl Heap {
         Some(self.detach_empty(directory, block, class))
     }
 
-    /// Takes one empty block out of the heap, to be given back; `None` when there is none.
+    /// Takes one empty block out of the heap, to be freed. `None` if there is none.
     pub(super) fn take_empty(&mut self, directory: Directory<'_>) -> Option<Emptied> {
         if self.empty_bytes == 0 {
             return None;
@@ -314,28 +314,28 @@ impl Heap {
         Some(self.detach_empty(directory, self.heads[class][0] - 1, class))
     }
 
-    /// Takes one empty block out of the heap when there are more than are worth keeping (others
-    /// have been freed since).
+    /// Takes one empty block out of the heap, if there are more than are worth keeping: others have
+    /// been freed since.
     pub(super) fn take_surplus(&mut self, directory: Directory<'_>) -> Option<Emptied> {
         (self.empty_bytes * EMPTY_SHARE > self.held)
             .then(|| self.take_empty(directory))
             .flatten()
     }
 
-    /// The memory of an emptied block has been given back: it may be used again, for any class.
+    /// The memory of an emptied block was freed. The block may be used again, for any class.
     pub(super) fn reclaim(&mut self, directory: Directory<'_>, emptied: Emptied) {
         self.held -= emptied.held_bytes;
         self.push_free(directory, emptied.block);
     }
 
-    /// Whether more than a `1 / share` of what is held is free places; also a smaller part, near
-    /// the capacity.
+    /// Whether free places are more than `1 / share` of the held bytes. Near the capacity a smaller
+    /// part is enough.
     pub(super) fn is_sparse(&self, share: u64) -> bool {
         let near = self.held + self.held / 16 > self.capacity;
         self.idle_bytes * share * (1 + u64::from(near)) > self.held
     }
 
-    /// Empties one sparse block into fuller ones of its class: `moved(from, to)` copies each
+    /// Empties one sparse block into fuller ones of its class. `moved(from, to)` copies each
     /// object, or says that it cannot. `None`: no class has a block's worth of free places, or an
     /// object has to stay. Cost: one block's objects; classes take turns.
     pub(super) fn evacuate(
@@ -384,11 +384,11 @@ impl Heap {
         })
     }
 
-    /// The sparsest block of `class`, when the others of that class have room for its objects.
+    /// The sparsest block of `class`, if other blocks of the class have room for its objects.
     fn evacuable(&self, class: usize) -> Option<u32> {
         if self.heads[class][0] != 0 || self.free_places[class] < u32::from(CLASSES[class].objects)
         {
-            return None; // an empty block is to be given back first; see `take_empty`
+            return None; // an empty block is freed instead; see `take_empty`
         }
         let head = self.heads[class][1..].iter().find(|&&head| head != 0)?;
         Some(head - 1)
@@ -413,7 +413,7 @@ impl Heap {
         Emptied { block, held_bytes }
     }
 
-    /// A block with room, of `class` or one of the next `above`, and its class.
+    /// A block with room, of `class` or of one of the next `above` classes, and its class.
     fn partial_from(&self, class: usize, above: usize) -> Option<(u32, usize)> {
         let classes = class..CLASS_COUNT.min(class + 1 + above);
         classes
@@ -516,7 +516,7 @@ mod tests {
             .collect()
     }
 
-    /// Sizes as compressed heap pages have them: a hump, with a tail of small and of large ones.
+    /// Sizes of compressed heap pages: a hump, with a tail of small and of large ones.
     fn size(random: &mut Pages) -> usize {
         let bell = (0..6).map(|_| random.below(500)).sum::<u64>() as usize;
         match random.below(10) {
@@ -529,7 +529,7 @@ mod tests {
     struct World<'a> {
         heap: Heap,
         directory: Directory<'a>,
-        /// Object and its bytes.
+        /// Objects with their bytes.
         live: Vec<(Place, usize)>,
         bytes: u64,
     }
@@ -614,7 +614,7 @@ mod tests {
         );
     }
 
-    /// Prints held / (compressed + headers) after churn; asserts the bound the docs give.
+    /// Prints held / (compressed + headers) after churn. Asserts the bound that the docs state.
     #[test]
     fn heap_fragmentation_stays_bounded_under_churn() {
         let small = cfg!(debug_assertions);
@@ -676,7 +676,7 @@ mod tests {
         assert!(world.overhead() < if small { 1.4 } else { 1.15 });
         assert!(steady < 1.15, "steady overhead {steady}");
         assert!(refilled < 1.15, "overhead after refilling {refilled}");
-        // Without compaction, what random frees leave is bounded only by one object a block.
+        // Without compaction, random frees may leave one object a block.
         assert!(worst < 8.0, "after random frees {worst}");
     }
 }

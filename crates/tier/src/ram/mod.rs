@@ -8,13 +8,13 @@
 //!          | compressed bytes ... |
 //! ```
 //! `load` looks up where the object is now and takes no lock. `store` compresses without the lock,
-//! takes places for the batch under one short lock, and copies in without it. Empty blocks go back
-//! to the operating system, but for a few; when too much of the pool is free places, `store` moves
-//! the objects of a sparse block together with others ([`RamPool::compact`]). A load that races
-//! with a move fails to verify, sees that the object has moved, and looks again.
+//! takes places for the batch under one short lock, and copies without it. Empty blocks, except a
+//! few, go back to the operating system. When too much of the pool is free places, `store`
+//! compacts: it moves the objects of a sparse block to others ([`RamPool::compact`]). A load that
+//! races with a move does not verify. It sees that the object has moved, and tries again.
 //!
-//! A slot that is read while it is freed and used anew gives a copy that does not verify; bytes are
-//! copied out of the shared memory before anything interprets them.
+//! If a slot is freed and reused while it is read, the copy does not verify. Bytes are copied out
+//! of the shared memory before anything interprets them.
 
 mod classes;
 mod compressor;
@@ -42,7 +42,7 @@ use heap::{DIRECTORY_BYTES, Directory, Emptied, Heap, Place};
 const HEADER_BYTES: usize = 16;
 /// Pages compressed before the lock is taken; bounds each thread's scratch memory to 264 KiB.
 const BATCH_PAGES: usize = 64;
-/// Blocks given back to the operating system at a time.
+/// Blocks whose memory is freed at a time.
 const EMPTIED_BATCH: usize = 32;
 /// First word of the superblock: "UCPOOL" and the version of everything in this file and
 /// `classes.rs`.
@@ -51,11 +51,11 @@ const MAGIC: u64 = u64::from_le_bytes(*b"UCPOOL\x01\x00");
 const MAGIC_WORD: usize = 0;
 const USED_WORD: usize = 1;
 const HANDLES_WORD: usize = 2;
-/// Slots there are address space for, per block: the most objects any block has.
+/// Bytes of one slot in the table. Each block has as many slots as any block can have objects.
 const HANDLE_BYTES: u64 = 4;
 const HANDLES_PER_BLOCK: usize = handles_per_block();
-/// Blocks emptied by one `store` at most, when free places are more than a `1 / IDLE_SHARE` of what
-/// is held.
+/// Most blocks that one `store` evacuates, when free places are more than `1 / IDLE_SHARE` of the
+/// held bytes.
 const EVACUATIONS_PER_STORE: usize = 4;
 const IDLE_SHARE: u64 = 8;
 
@@ -70,8 +70,8 @@ pub enum RamPoolError {
     NotAPool,
 }
 
-/// Slot table entries are offsets in units of 16 bytes: 32 GiB of address space, about 25 GiB of
-/// objects.
+/// Slot table entries are offsets in units of 16 bytes. That limits the pool to 32 GiB of address
+/// space, about 25 GiB of objects.
 const RESERVE_MAX: u64 = LOCATION_LIMIT * ALIGN_BYTES as u64;
 
 /// The compressed RAM tier.
@@ -91,7 +91,8 @@ pub struct RamPool {
 struct Books {
     heap: Heap,
     handles: Handles,
-    /// Batches that have places but whose bytes are still being copied in: nothing may be moved.
+    /// Batches that have places, but whose bytes are still being copied: nothing may move
+    /// meanwhile.
     storing: u32,
 }
 
@@ -103,7 +104,7 @@ struct Layout {
     data_offset: usize,
 }
 
-/// What stands before an object's bytes.
+/// The header before an object's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     checksum: u64,
@@ -137,8 +138,8 @@ impl Header {
 }
 
 impl RamPool {
-    /// Address space a pool should be given so that `capacity` bytes of memory surely fit (blocks
-    /// use 1 to 8 of their 8 pages), or the most a pool can use. It costs nothing until it is used.
+    /// Address space in which `capacity` bytes of memory surely fit (blocks use 1 to 8 of their 8
+    /// pages), or the most that a pool can use. It costs nothing until it is used.
     pub const fn reserve_for(capacity: Bytes) -> Bytes {
         let blocks = capacity.0.div_ceil(PAGE_BYTES as u64) + 2;
         let per_block = BLOCK_BYTES as u64 + DIRECTORY_BYTES + 4 * HANDLES_PER_BLOCK as u64;
@@ -151,9 +152,9 @@ impl RamPool {
         })
     }
 
-    /// A new, empty pool in `memory`, which must be all zeros; its length is the address space the
-    /// pool may ever use (see [`RamPool::reserve_for`]). `capacity`: most bytes held; see
-    /// [`RamPool::set_capacity`].
+    /// A new, empty pool in `memory`, which must be all zeros. The length of `memory` is the
+    /// address space that the pool may ever use (see [`RamPool::reserve_for`]). `capacity`: most
+    /// bytes held; see [`RamPool::set_capacity`].
     pub fn new(
         memory: SharedMemory,
         compressor: Compressor,
@@ -171,10 +172,10 @@ impl RamPool {
         ))
     }
 
-    /// The pool that an earlier manager left in `memory`, with every object it held; places it had
-    /// taken but not yet given to a slot are free again. Slots that no page entry names (it died
-    /// between storing and publishing) are the caller's to free: see [`RamPool::for_each_slot`].
-    /// Cost: one cache line a block, one an object.
+    /// The pool that an earlier manager left in `memory`, with every object in it. Places without a
+    /// slot are free again. The caller frees slots that no page entry names (the manager died
+    /// between storing and publishing): see [`RamPool::for_each_slot`]. Cost: one cache line a
+    /// block, one an object.
     pub fn recover(
         memory: SharedMemory,
         compressor: Compressor,
@@ -231,8 +232,8 @@ impl RamPool {
         pool
     }
 
-    /// Second half of recovery: a taken place whose object names a slot that points back at it is
-    /// an object; any other is freed. So is every slot without an object.
+    /// Second half of recovery. A place in use is an object if its header names a slot that points
+    /// back at it. Any other is freed, and so is every slot without an object.
     fn match_slots(&self, handles_used: u32) {
         let (directory, table) = (self.directory(), self.table());
         let mut books = self.lock();
@@ -271,9 +272,9 @@ impl RamPool {
         self.punch_free_blocks(blocks);
     }
 
-    /// Changes how many bytes the pool may hold. Below what it holds now, nothing is lost: stores
-    /// that need memory are refused with `Full` until enough has been freed. Gives back what it
-    /// can: empty blocks, then by compaction.
+    /// Changes how many bytes the pool may hold. If it holds more, nothing is lost: stores that
+    /// need memory are refused with `Full` until enough is freed. Frees what it can: empty blocks,
+    /// then by compaction.
     pub fn set_capacity(&self, capacity: Bytes) {
         self.capacity.store(capacity.0, Relaxed);
         self.lock().heap.set_capacity(heap_capacity(capacity));
@@ -281,7 +282,7 @@ impl RamPool {
         while self.usage().held > capacity && self.compact(1) == 1 {}
     }
 
-    /// The capacity now; `info` keeps the one given at the start.
+    /// The capacity now. `info` keeps the first one.
     pub fn capacity(&self) -> Bytes {
         Bytes(self.capacity.load(Relaxed))
     }
@@ -291,7 +292,7 @@ impl RamPool {
         self.compressor
     }
 
-    /// Gives the memory of all empty blocks back to the operating system.
+    /// Frees the memory of all empty blocks.
     pub fn trim(&self) {
         loop {
             let mut emptied = [Emptied::default(); EMPTIED_BATCH];
@@ -318,10 +319,10 @@ impl RamPool {
         with_scratch(|scratch| scratch.reserve(self.compressor, BATCH_PAGES));
     }
 
-    /// Moves the objects of up to `blocks` sparse blocks together with others and gives the emptied
-    /// memory back; how many blocks that was. Less than asked: nothing is left to gain, or a store
-    /// is under way. `store` does it by itself when an eighth of the memory is free places; call
-    /// this when only frees happen, or memory is short. Cost: about 0.3 us an object moved, under
+    /// Moves the objects of up to `blocks` sparse blocks into others and frees the emptied blocks.
+    /// Returns how many it freed. If fewer than asked, nothing is left to gain, or a store is in
+    /// progress. `store` compacts by itself when an eighth of the memory is free places. Call this
+    /// when only frees happen, or when memory is short. Cost: about 0.3 us an object moved, under
     /// the lock for one block at a time. Loads go on.
     pub fn compact(&self, blocks: usize) -> usize {
         for done in 0..blocks {
@@ -345,8 +346,8 @@ impl RamPool {
         blocks
     }
 
-    /// Under the lock: copies an object and points its slot at the copy. False: its header does not
-    /// name its slot (flipped bits), so it stays; a load will find it corrupt.
+    /// Under the lock: copies an object and points its slot at the copy. False if its header does
+    /// not name its slot (flipped bits). It then stays, and a load will find it corrupt.
     fn move_object(&self, from: Place, to: Place) -> bool {
         let bytes = CLASSES[usize::from(from.class)].object_bytes as usize;
         let location = |place: Place| {
@@ -366,7 +367,7 @@ impl RamPool {
         named
     }
 
-    /// Calls `visit` with every slot that is taken. For takeover: no thread may store or free
+    /// Calls `visit` with every slot that is in use. For takeover: no thread may store or free
     /// meanwhile.
     pub fn for_each_slot(&self, mut visit: impl FnMut(Slot)) {
         let used = self.lock().handles.used();
@@ -376,7 +377,7 @@ impl RamPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
-        // A panic under the lock comes from `free`'s check, before anything was changed.
+        // A panic under this lock comes from a check in `free`, before anything was changed.
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -396,7 +397,7 @@ impl RamPool {
         self.held.store(books.held(), Relaxed);
     }
 
-    /// The header at a location; `None` when no object can be there.
+    /// The header at a location. `None` if no object can be there.
     fn header_at(&self, location: u32) -> Option<Header> {
         let offset = offset_of(location);
         let words = self.memory.words().get(offset / 8..offset / 8 + 2)?;
@@ -406,7 +407,7 @@ impl RamPool {
         (fits && header.length != 0).then_some(header)
     }
 
-    /// The header of a slot's object if it is of this generation, and where it is.
+    /// The header of a slot's object and where it is, if it is of this generation.
     fn find(&self, slot: Slot, stamp: Stamp) -> Option<(u32, Header)> {
         let location = self.table().location(slot.0)?;
         let header = self.header_at(location)?;
@@ -420,7 +421,7 @@ impl RamPool {
             .map_or(0, |header| u64::from(header.length))
     }
 
-    /// Loads from where the object is now; `None` when what is there is not it.
+    /// Loads from where the object is now. `None` if something else is there.
     fn load_once(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Option<()> {
         let (location, header) = self.find(slot, stamp)?;
         let compressor = Compressor::from_code(header.code)?;
@@ -436,7 +437,7 @@ impl RamPool {
 
     fn store_batch(&self, batch: &mut [Store<'_>], scratch: &mut Scratch) {
         scratch.reserve(self.compressor, batch.len());
-        // (start in `scratch.objects`, length); length 0: not to be stored.
+        // (start in `scratch.objects`, length); length 0: not stored
         let mut objects = [(0usize, 0usize); BATCH_PAGES];
         let mut at = 0;
         for (item, object) in batch.iter_mut().zip(&mut objects) {
@@ -464,7 +465,7 @@ impl RamPool {
         }
         self.lock().storing += 1;
         if self.place_objects(batch, &objects) {
-            // Other classes' empty blocks are memory too: give them back and try once more.
+            // Other classes' empty blocks are memory too: free them and try once more.
             self.trim();
             self.place_objects(batch, &objects);
         }
@@ -495,8 +496,8 @@ impl RamPool {
         }
     }
 
-    /// Gives every object without a slot one, under one lock. True when some were refused although
-    /// memory might be found.
+    /// Gives a slot to every object without one, under one lock. True if some were refused, but
+    /// freeing memory may help.
     fn place_objects(&self, batch: &mut [Store<'_>], objects: &[(usize, usize)]) -> bool {
         let mut refused = false;
         let (directory, table) = (self.directory(), self.table());
@@ -513,8 +514,8 @@ impl RamPool {
                 let Books { heap, handles, .. } = &mut *books;
                 let slot = handles.alloc(table, location, || heap.charge(HANDLE_BYTES));
                 if slot.is_none() {
-                    // The place is empty memory, counted already; `take_empty` finds the block if
-                    // it is empty.
+                    // The place is empty memory and counted already. `take_empty` finds the block
+                    // if it is empty.
                     heap.cancel(directory, place);
                 }
                 slot
@@ -531,7 +532,7 @@ impl RamPool {
         refused && books.heap.has_empty()
     }
 
-    /// Returns the memory of emptied blocks to the operating system, then the blocks to the heap.
+    /// Frees the memory of emptied blocks, then returns the blocks to the heap.
     fn give_back(&self, emptied: &mut [Emptied]) {
         if emptied.is_empty() {
             return;
@@ -549,8 +550,8 @@ impl RamPool {
 
     fn punch(&self, block: u32, count: u32) {
         let offset = self.layout.data_offset + block as usize * BLOCK_BYTES;
-        // A memfd refuses this only when it is sealed or the kernel is out of memory; the block is
-        // used anew either way, and its memory is counted again then.
+        // A memfd refuses this only if it is sealed or the kernel is out of memory. Either way the
+        // block is used again, and its memory is then counted again.
         let _ = self.memory.punch(offset, count as usize * BLOCK_BYTES);
     }
 
@@ -603,7 +604,7 @@ impl Tier for RamPool {
             if self.load_once(slot, stamp, dst).is_some() {
                 return Ok(Loaded::Done);
             }
-            tried = location; // moved while it was read? Then it is elsewhere now.
+            tried = location; // If it was moved while it was read, it is elsewhere now.
         }
     }
 
@@ -652,13 +653,13 @@ impl Tier for RamPool {
     }
 }
 
-/// Saturates: a flipped bit in a header's length must not make the usage absurd.
+/// Subtracts and saturates: a flipped bit in a header's length must not make the usage absurd.
 fn subtract(count: &AtomicU64, by: u64) {
     let _ = count.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(by)));
 }
 
 impl Books {
-    /// All memory taken.
+    /// Bytes of all memory in use.
     fn held(&self) -> u64 {
         self.heap.held() + PAGE_BYTES as u64
     }
@@ -698,9 +699,8 @@ impl Layout {
         (offset / ALIGN_BYTES) as u32
     }
 
-    /// The block and index of a location that the slot table gave. Panics when no object can be
-    /// there: the memory under the books has been changed by someone else, and going on would give
-    /// one place to two pages.
+    /// The block and index of a location from the slot table. Panics if no object can be there:
+    /// something else has changed the memory, and going on would give one place to two pages.
     fn place(&self, directory: Directory<'_>, location: u32) -> (u32, u16) {
         let place = || {
             let offset = offset_of(location).checked_sub(self.data_offset)?;
@@ -731,7 +731,7 @@ const fn handles_per_block() -> usize {
     most.next_multiple_of(2)
 }
 
-/// The heap does not know of the superblock.
+/// The heap's part of `capacity`: it does not know of the superblock.
 fn heap_capacity(capacity: Bytes) -> u64 {
     capacity.0.saturating_sub(PAGE_BYTES as u64)
 }

@@ -178,7 +178,7 @@ fn pool_is_recovered_from_its_memory_alone() {
         assert_eq!(new.load(slots[n], *stamp, &mut dst), Ok(Loaded::Done));
         assert!(dst == *page);
     }
-    // The heap goes on: new objects never land on old ones.
+    // The heap still works: new objects never land on old ones.
     let more: Vec<_> = (0..1000).map(|n| (random.heap_like(), Stamp(n))).collect();
     for slot in store_all(&new, &more) {
         assert!(!expected.contains(&slot.unwrap()));
@@ -291,8 +291,7 @@ fn pool_object_that_does_not_know_its_slot_stays() {
     assert_eq!(pool.usage().logical, Bytes(0));
 }
 
-/// The writer dies after copying an object and before pointing its slot at the copy, after it, and
-/// after taking places.
+/// The writer dies before and after it points a slot at a copied object, and after it takes places.
 #[test]
 fn pool_is_recovered_from_the_middle_of_a_move_and_of_a_store() {
     let mut random = Pages::new(14);
