@@ -63,7 +63,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     shared.note_mappings(pid, (ours.len() + others.len()) as u64);
     *lock(&process.fences) = others.iter().map(|vma| vma.range).collect();
     let mut fresh = Vec::new();
-    for vma in ours {
+    for vma in unknown(shared, process, ours) {
         fresh.extend(register(shared, process, agent, vma.range, !begins));
     }
     if process.recount.swap(false, Ordering::AcqRel) {
@@ -75,6 +75,26 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     }
     process.counting.fetch_sub(1, Ordering::SeqCst);
     lock_threads(shared, process, pid);
+}
+
+/// Those that the books do not have. What an unread event has yet to take from the books is looked at
+/// again when it has been applied.
+fn unknown<'a>(shared: &Shared, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vma<'a>> {
+    let regions = shared.engine().regions(process.space).to_vec();
+    of.retain(|vma| !subtract(vma.range, &regions[vma.range.overlapping(&regions)]).is_empty());
+    of
+}
+
+/// Registers what is at `range` now and counts its pages.
+pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
+    let Some(agent) = process.agent.get() else {
+        return;
+    };
+    process.counting.fetch_add(1, Ordering::SeqCst);
+    for fresh in register(shared, process, agent, range, true) {
+        count_present(shared, process, agent, fresh);
+    }
+    process.counting.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// Registers the mappings that have a page of `hint`; returns what the books did not have, whose

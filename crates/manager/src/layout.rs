@@ -45,6 +45,7 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
     if let Message::Fork { child } = event {
         return fork(shared, process, child);
     }
+    let moved = !matches!(event, Message::Remove(_));
     let record = shared.record.as_ref();
     let mut engine = shared.engine();
     let (effect, range) = match event {
@@ -69,8 +70,11 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
         agent.commands.cancel();
     }
     shared.free_released();
-    // The address may have been taken by a new mapping before the books knew that the old one was gone.
-    shared.look_again.store(true, Ordering::Relaxed);
+    if moved {
+        // The address may have been taken by a new mapping before the books knew that the old one
+        // was gone.
+        process.recheck.add(range);
+    }
     // Whoever waits on a page that is no longer there faults again, and is answered by what is true now.
     let _ = process.uffd.wake(range);
 }

@@ -22,6 +22,9 @@ use crate::shared::lock;
 const LOWEST: VirtPage = VirtPage(16);
 const BEYOND: VirtPage = VirtPage(0x7_ffff_ffff);
 
+/// Ranges that are looked at again one by one.
+const RECHECK_MAX: usize = 64;
+
 /// Identity of the process, once known.
 pub(crate) struct Identity {
     pub pid: u32,
@@ -35,6 +38,30 @@ pub(crate) struct Identity {
 pub(crate) struct Ticket {
     pub nonce: u64,
     pub thread: u32,
+}
+
+/// Ranges to look at again; a few, or one that holds them all.
+#[derive(Default)]
+pub(crate) struct Recheck(Mutex<Vec<VirtRange>>);
+
+impl Recheck {
+    pub fn add(&self, range: VirtRange) {
+        let mut ranges = lock(&self.0);
+        ranges.push(range);
+        if ranges.len() > RECHECK_MAX {
+            let start = ranges.iter().map(|range| range.start).min();
+            let end = ranges.iter().map(|range| range.end).max();
+            *ranges = start
+                .zip(end)
+                .map(|(s, e)| VirtRange::new(s, e))
+                .into_iter()
+                .collect();
+        }
+    }
+
+    pub fn take(&self) -> Vec<VirtRange> {
+        std::mem::take(&mut *lock(&self.0))
+    }
 }
 
 /// One address space. A fork child starts with its userfaultfd only; identity and agent come when
@@ -75,6 +102,8 @@ pub(crate) struct Process {
     pub ticket: Mutex<Option<Ticket>>,
     /// Mappings that cannot be managed, as of the last look: ascending.
     pub fences: Mutex<Vec<VirtRange>>,
+    /// Where mappings went away: what is there now is to be looked at once more.
+    pub recheck: Recheck,
     /// How often in a row a fault named a page that should be there, for [`Process::is_missing`].
     pub puzzled: AtomicU32,
 }
@@ -109,6 +138,7 @@ impl Process {
             threads_seen: Mutex::new(Vec::new()),
             ticket: Mutex::default(),
             fences: Mutex::default(),
+            recheck: Recheck::default(),
             puzzled: AtomicU32::new(0),
         }
     }

@@ -107,15 +107,8 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
 fn register_new(shared: &Shared, pid: u32, range: VirtRange) {
     for process in shared.all_processes() {
         let managed = process.managed.load(Ordering::Acquire) && process.has_running_identity();
-        let Some(agent) = process.agent.get() else {
-            continue;
-        };
         if process.pid() == Some(pid) && managed {
-            process.counting.fetch_add(1, Ordering::SeqCst);
-            for fresh in discover::register(shared, &process, agent, range, true) {
-                discover::count_present(shared, &process, agent, fresh);
-            }
-            process.counting.fetch_sub(1, Ordering::SeqCst);
+            discover::manage_new(shared, &process, range);
         }
     }
 }

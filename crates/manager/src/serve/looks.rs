@@ -57,11 +57,10 @@ impl Control {
     }
 
     /// Before pressure a look costs next to nothing, and is due whenever something happens; then, and where there are many processes, a fifth of the time goes into looking at most, but for looks of
-    /// more than [`REST_MAX`] / 5, and for new mappings that nobody told of.
+    /// more than [`REST_MAX`] / 5.
     pub(super) fn look_if_due(&mut self) {
         let began = Instant::now();
-        let unheard = self.shared.look_again.load(Ordering::Relaxed);
-        if self.managing && began < self.look_at && !unheard {
+        if self.managing && began < self.look_at {
             return;
         }
         let tick = self.look_around();
@@ -140,6 +139,7 @@ impl Control {
             let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
             let size = size.unwrap_or_default().virtual_size.0;
             let before = self.virtual_sizes.insert(process.space, size);
+            let again = process.recheck.take();
             if everything || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
                 growing = true;
                 discover::manage(&self.shared, process, &mut self.maps);
@@ -148,6 +148,10 @@ impl Control {
                     self.expect(&to_find);
                 }
             } else {
+                for range in again {
+                    growing = true;
+                    discover::manage_new(&self.shared, process, range);
+                }
                 discover::lock_threads(&self.shared, process, pid);
             }
             if process.agent.get().is_some_and(|a| a.has_ended()) {
