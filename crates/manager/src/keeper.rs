@@ -151,17 +151,24 @@ fn try_run(
     given.close();
     inherit::leave_streams()?;
     process::spare_from_oom();
-    let ended = wait(&mut program, &mut manager, signals, voice)?;
+    let mut ended = wait(&mut program, &mut manager, signals, voice)?;
     let wall = started.elapsed();
-    match ended {
-        Ended::Program(exit) => {
-            let end = End::of(exit);
-            match finish(&mut manager, end.code(), wall, voice) {
-                Some(report) => deliver(options, &report, voice),
-                None => voice.say("the manager gave no report"),
+    if let Ended::Program(exit) = ended {
+        let end = End::of(exit);
+        match finish(&mut manager, end.code(), wall, voice) {
+            Finished::Report(report) => {
+                deliver(options, &report, voice);
+                return Ok(end);
             }
-            Ok(end)
+            Finished::Silent => {
+                voice.say("the manager gave no report");
+                return Ok(end);
+            }
+            Finished::Doomed(why) => ended = Ended::Doomed(why),
         }
+    }
+    match ended {
+        Ended::Program(exit) => Ok(End::of(exit)),
         Ended::Doomed(why) => {
             end_tree(&mut program, &mut manager, voice);
             manager.log.tell(voice);
@@ -561,24 +568,29 @@ fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
 }
 
 /// Asks the manager for the report and lets it end.
-fn finish(
-    manager: &mut Manager,
-    exit_status: i32,
-    wall: Duration,
-    voice: &mut Voice,
-) -> Option<Report> {
+/// What the manager says at the end.
+enum Finished {
+    Report(Box<Report>),
+    /// Why it ended the program.
+    Doomed(String),
+    Silent,
+}
+
+fn finish(manager: &mut Manager, exit_status: i32, wall: Duration, voice: &mut Voice) -> Finished {
     let request = Request::Finish {
         exit_status,
         wall_ns: wall.as_nanos() as u64,
     };
-    let line = serde_json::to_vec(&request).ok()?;
     let _ = manager.link.set_read_timeout(Some(READY));
-    manager.link.write_all(&line).ok()?;
+    let asked = serde_json::to_vec(&request).map_err(io::Error::from);
+    let asked = asked.and_then(|line| manager.link.write_all(&line));
     let report = loop {
-        match next_notice(&mut manager.lines) {
-            Some(Notice::Report(report)) => break Some(*report),
+        match next_notice(&mut manager.lines).filter(|_| asked.is_ok()) {
+            Some(Notice::Report(report)) => break Finished::Report(report),
+            // It has ended the program itself, which looked like the program's own end.
+            Some(Notice::Doomed(why)) => return Finished::Doomed(why),
             Some(_) => {}
-            None => break None,
+            None => break Finished::Silent,
         }
     };
     if !manager.pidfd.wait_exit(READY) {

@@ -17,6 +17,7 @@ use undercroft_sys::mapping::{PageBuf, SharedMemory};
 use undercroft_sys::probe::{self, State};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::Statm;
+use undercroft_sys::restrict;
 use undercroft_sys::uffd::{Features, UffdDevice};
 
 use self::handshake::Greetings;
@@ -166,6 +167,8 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
     let holder = start_holder(&keeper, &mark)?;
+    // Before any thread, and before anything that a client says is read.
+    restrict::give_up_rights()?;
     let listener = process::take_inherited(launch.listener)?;
     let status = process::take_inherited(launch.status)?;
     let ledger = SharedMemory::from_fd(process::take_inherited(launch.ledger)?)?;
@@ -489,8 +492,9 @@ impl Control {
         let Some(why) = why else {
             return false;
         };
-        self.end_known();
+        // Told first: else the keeper takes what we end for the program's own end.
         let _ = self.notify(&Notice::Doomed(why));
+        self.end_known();
         self.end_record();
         self.wait_for_keeper();
         true

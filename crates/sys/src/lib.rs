@@ -17,6 +17,7 @@ pub mod pagemap;
 pub mod probe;
 pub mod process;
 pub mod procfs;
+pub mod restrict;
 pub mod ring;
 pub mod sideband;
 pub mod signal;

@@ -1,0 +1,125 @@
+//! What a process gives up for good: a new program, new processes, other users, mounts, modules,
+//! debugging, sockets of its own. Whoever takes it over gets no more than its open descriptors.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{
+    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+
+/// Refused with `EPERM`.
+const REFUSED: [libc::c_long; 47] = [
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_capset,
+    libc::SYS_chroot,
+    libc::SYS_clock_settime,
+    libc::SYS_connect,
+    libc::SYS_delete_module,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_finit_module,
+    libc::SYS_fork,
+    libc::SYS_fsmount,
+    libc::SYS_fsopen,
+    libc::SYS_init_module,
+    libc::SYS_ioperm,
+    libc::SYS_iopl,
+    libc::SYS_kexec_file_load,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_mount,
+    libc::SYS_mount_setattr,
+    libc::SYS_move_mount,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_open_tree,
+    libc::SYS_personality,
+    libc::SYS_pivot_root,
+    libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_setdomainname,
+    libc::SYS_setgid,
+    libc::SYS_setgroups,
+    libc::SYS_sethostname,
+    libc::SYS_setns,
+    libc::SYS_setregid,
+    libc::SYS_setresgid,
+    libc::SYS_setresuid,
+    libc::SYS_setreuid,
+    libc::SYS_settimeofday,
+    libc::SYS_setuid,
+    libc::SYS_socket,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_umount2,
+    libc::SYS_unshare,
+    libc::SYS_vfork,
+];
+
+/// Gives them up, for the calling thread and all that it starts: no new privileges, no core, nobody
+/// but root looks into its memory, and the calls of [`REFUSED`] fail. Threads can still be made.
+///
+/// Errors: the kernel has no seccomp.
+pub fn give_up_rights() -> io::Result<()> {
+    let wrong = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
+    // SAFETY: prctl with numbers only; nothing of this process's memory is named.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+    let arch = std::env::consts::ARCH.try_into().map_err(|e| wrong(&e))?;
+    let threads = libc::CLONE_THREAD as u64;
+    let is_process = SeccompCondition::new(
+        0,
+        SeccompCmpArgLen::Qword,
+        SeccompCmpOp::MaskedEq(threads),
+        0,
+    )
+    .and_then(|condition| SeccompRule::new(vec![condition]))
+    .map_err(|e| wrong(&e))?;
+    let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
+        REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    refused.insert(libc::SYS_clone, vec![is_process]);
+    let refuse = |rules, error: i32| -> io::Result<()> {
+        let action = SeccompAction::Errno(error as u32);
+        let filter =
+            SeccompFilter::new(rules, SeccompAction::Allow, action, arch).map_err(|e| wrong(&e))?;
+        let program: seccompiler::BpfProgram = filter.try_into().map_err(|e| wrong(&e))?;
+        seccompiler::apply_filter(&program).map_err(|e| wrong(&e))
+    };
+    refuse(refused, libc::EPERM)?;
+    // Its flags lie in memory, where no filter looks. The C library then calls clone.
+    refuse(
+        BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
+        libc::ENOSYS,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a thread of its own: the filter is that thread's, and stays.
+    #[test]
+    fn threads_are_made_and_processes_are_not() {
+        let tested = std::thread::spawn(|| {
+            give_up_rights().expect("seccomp");
+            let word = std::thread::spawn(|| 7).join().expect("a thread");
+            let program = std::process::Command::new("/bin/true").spawn();
+            // SAFETY: the call takes numbers only, and is refused.
+            let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) };
+            let error = io::Error::last_os_error().raw_os_error();
+            (
+                word,
+                program.is_err(),
+                socket,
+                error,
+                std::fs::read("/proc/self/status").is_ok(),
+            )
+        });
+        assert_eq!(
+            tested.join().expect("the thread"),
+            (7, true, -1, Some(libc::EPERM), true)
+        );
+    }
+}
