@@ -19,7 +19,6 @@ mod order;
 mod pin;
 mod placement;
 mod process;
-mod protocol;
 mod record;
 pub mod report;
 pub mod serve;

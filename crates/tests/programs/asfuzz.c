@@ -1,7 +1,8 @@
 // A random address-space program with a shadow oracle: no byte may ever differ from what a plain kernel would give.
 //
 //   asfuzz [--seed N] [--ops N] [--threads N] [--footprint-mib N] [--dir PATH] [--no-fork] [--no-side] [--no-uring]
-//          [--no-hints] [--no-lock] [--no-signals] [--guards] [--verbose] [--skip OPERATION]... [--sabotage zero|stale|foreign]
+//          [--no-hints] [--no-lock] [--no-signals] [--no-peer] [--guards] [--realtime] [--freezer CGROUP] [--verbose]
+//          [--skip OPERATION]... [--sabotage zero|stale|foreign]
 //
 // Each of --threads workers owns an arena of --footprint-mib MiB at a fixed address and does --ops / --threads operations
 // on it. The operations of a worker depend on the seed and the worker only. Exit status: 0 all bytes right, 2 usage, 3 a
@@ -10,10 +11,13 @@
 // the oracle: the run must then end with 3.
 //
 // Parts: asfuzz_oracle.h (what must be there), asfuzz_ops.h (reads, writes, system calls), asfuzz_layout.h (mmap and its
-// kin), asfuzz_uring.h (pinned pages), asfuzz_side.h (threads beside the workers), this file (forks, brk, the loop).
+// kin), asfuzz_uring.h (pinned pages), asfuzz_side.h (threads beside the workers), asfuzz_peer.h (a process that reads and
+// writes from outside), asfuzz_child.h (what fork children become), this file (forks, brk, the loop).
+#include "asfuzz_child.h"
 #include "asfuzz_layout.h"
 #include "asfuzz_ops.h"
 #include "asfuzz_oracle.h"
+#include "asfuzz_peer.h"
 #include "asfuzz_side.h"
 #include "asfuzz_uring.h"
 
@@ -24,9 +28,9 @@ enum { THREADS_MAX = 16, CHILDREN_MAX = 3, DEPTH_MAX = 3, BRK_PAGES = 256 };
 
 static struct {
 	u64 seed, ops, threads, mib;
-	int no_fork, no_side, no_uring, no_hints, no_lock, no_signals, guards, verbose;
+	int no_fork, no_side, no_uring, no_hints, no_lock, no_signals, no_peer, guards, realtime, verbose;
 	u8 skip[64];
-	const char *sabotage;
+	const char *sabotage, *freezer;
 } options = { .seed = 1, .ops = 100000, .threads = 2, .mib = 64 };
 
 static struct world *worlds[THREADS_MAX];
@@ -97,6 +101,9 @@ static void child(struct world *mine, struct world **others, u32 other_count, co
 	mine->depth++;
 	mine->process = __atomic_add_fetch(&side->processes, 1, __ATOMIC_RELAXED) & 4095;
 	mine->rng = mix64(mine->rng ^ 0xf0f0);
+	enum child_kind kind = below(mine, 2) ? PLAIN : below(mine, CHILD_KINDS);
+	__atomic_add_fetch(&side->children[kind], 1, __ATOMIC_RELAXED);
+	become(mine, kind);
 	as_child(mine);
 	verify_share(mine, "fork child", below(mine, 3) ? 4 : 1);
 	for (u32 i = 0; i < other_count; i++) {
@@ -115,6 +122,8 @@ static void child(struct world *mine, struct world **others, u32 other_count, co
 	run(mine);
 	verify_share(mine, "fork child at its end", 4);
 	__atomic_add_fetch(&side->child_ops, ops, __ATOMIC_RELAXED);
+	if (kind == EXEC_BY_THREAD)
+		end_by_exec_of_a_thread(mine);
 	_exit(0);
 }
 
@@ -247,7 +256,7 @@ static void spoil(struct world *w)
 enum op {
 	OP_WRITE, OP_WRITE_PART, OP_PATCH, OP_VERIFY, OP_PEEK, OP_OUT, OP_IN, OP_MMAP, OP_MUNMAP, OP_MAP_FIXED, OP_MOVE,
 	OP_RESIZE, OP_DONTNEED, OP_FREE, OP_FORK_ADVICE, OP_PROTECT, OP_PROBE, OP_POPULATE, OP_HINT, OP_LOCK, OP_URING,
-	OP_FORK, OP_BRK, OP_REST, OP_GUARD, OP_COUNT
+	OP_FORK, OP_BRK, OP_REST, OP_GUARD, OP_PEER, OP_VFORK, OP_COUNT
 };
 
 static const struct {
@@ -262,7 +271,7 @@ static const struct {
 	[OP_PROTECT] = { "mprotect", 35 },     [OP_PROBE] = { "segv_probe", 25 },      [OP_POPULATE] = { "populate", 10 },
 	[OP_HINT] = { "hint", 10 },            [OP_LOCK] = { "mlock", 6 },             [OP_URING] = { "uring_fixed", 4 },
 	[OP_FORK] = { "fork", 5 },             [OP_BRK] = { "brk", 5 },                [OP_REST] = { "rest", 5 },
-	[OP_GUARD] = { "guard", 8 },
+	[OP_GUARD] = { "guard", 8 },           [OP_PEER] = { "peer", 40 },            [OP_VFORK] = { "vfork", 4 },
 };
 
 static enum op choose(struct world *w)
@@ -341,6 +350,8 @@ static void run(struct world *w)
 		case OP_HINT: options.no_hints ? (void)0 : op_hint(w); break;
 		case OP_LOCK: options.no_lock ? (void)0 : op_lock(w); break;
 		case OP_GUARD: options.guards ? op_guard(w) : (void)0; break;
+		case OP_PEER: top ? op_peer(w) : (void)0; break;
+		case OP_VFORK: op_vfork(w); break;
 		case OP_URING: op_uring(w, &gear, &ring); break;
 		default: break;
 		}
@@ -391,6 +402,7 @@ static void parse(int argc, char **argv)
 		{ "--no-fork", &options.no_fork },     { "--no-side", &options.no_side }, { "--no-uring", &options.no_uring },
 		{ "--no-hints", &options.no_hints },   { "--no-lock", &options.no_lock }, { "--verbose", &options.verbose },
 		{ "--no-signals", &options.no_signals }, { "--guards", &options.guards },
+		{ "--no-peer", &options.no_peer },     { "--realtime", &options.realtime },
 	};
 	for (int i = 1; i < argc; i++) {
 		u32 known = 0;
@@ -409,6 +421,8 @@ static void parse(int argc, char **argv)
 			options.mib = number(argc, argv, &i);
 		else if (!strcmp(argv[i], "--dir") && i + 1 < argc)
 			direct_folder = argv[++i];
+		else if (!strcmp(argv[i], "--freezer") && i + 1 < argc)
+			options.freezer = argv[++i];
 		else if (!strcmp(argv[i], "--skip") && i + 1 < argc) {
 			u32 op = 0;
 			while (op < OP_COUNT && strcmp(argv[i + 1], table[op].name))
@@ -451,6 +465,9 @@ int main(int argc, char **argv)
 	brk_area = shared_bytes(sizeof *brk_area);
 	direct_skipped = &side->direct_skipped;
 	side->processes = 1;
+	side->realtime = options.realtime;
+	if (!options.no_peer)
+		peer_start(options.freezer);
 	counters = private_pages(COUNTER_PAGES);
 	futexes = private_pages(FUTEX_PAGES);
 	alarm_pages = private_pages(ALARM_PAGES);
@@ -520,6 +537,10 @@ int main(int argc, char **argv)
 	       side->quiet_forks, segv, refused, freed_old, freed_zero);
 	printf("increments %lu\nfutex_rounds %lu\nstorm_threads %lu\nspawned %lu\nalarms %lu\ndirect_io_skipped %lu\n",
 	       side->increments, side->futex_rounds, side->storm_threads, side->spawned, side->alarms, side->direct_skipped);
+	for (u32 i = 0; i < CHILD_KINDS; i++)
+		printf("children %s %lu\n", child_kinds[i], side->children[i]);
+	for (u32 i = 0; i < PEER_WAYS && peer; i++)
+		printf("peer %s: %lu refused %lu\n", peer_ways[i], peer->asked[i], peer->refused[i]);
 	for (u32 i = 0; i < OP_COUNT; i++)
 		printf("op %s %lu\n", table[i].name, done[i]);
 	printf("mismatches 0\n");

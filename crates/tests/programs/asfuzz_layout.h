@@ -6,18 +6,46 @@
 
 static const int prot_bits[] = { PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE };
 
+// Numbers the parts of `s` anew, by what they belonged to, and what goes on behind it: an operation on a part of a
+// mapping makes it one of its own, as far as a program may rely on it.
+static void cut(struct world *w, struct span s)
+{
+	u32 end = s.start + s.count, last = w->page[end - 1].slot, inside = 0;
+	if (end < w->pages && w->page[end].slot == last) {
+		w->slots++;
+		for (u32 i = end; i < w->pages && w->page[i].slot == last; i++)
+			w->page[i].slot = w->slots;
+	}
+	for (u32 i = s.start; i < end; i++) {
+		u32 old = w->page[i].slot;
+		if (i == s.start || old != inside)
+			w->slots++;
+		inside = old, w->page[i].slot = w->slots;
+	}
+}
+
+static void join(struct world *w, struct span s, u32 slot)
+{
+	for (u32 i = 0; i < s.count; i++)
+		w->page[s.start + i].slot = slot;
+}
+
 static void set_mapped(struct world *w, struct span s, u8 prot, u8 flags)
 {
+	cut(w, s);
+	w->slots++;
 	for (u32 i = 0; i < s.count; i++) {
 		struct page *p = &w->page[s.start + i];
 		set_zero(p);
 		w->live += !p->mapped;
-		p->mapped = 1, p->prot = prot, p->flags = flags;
+		p->mapped = 1, p->prot = prot, p->flags = flags, p->slot = w->slots;
 	}
 }
 
 static void set_unmapped(struct world *w, struct span s)
 {
+	if (s.count)
+		cut(w, s);
 	for (u32 i = 0; i < s.count; i++) {
 		struct page *p = &w->page[s.start + i];
 		set_zero(p);
@@ -138,48 +166,14 @@ static void op_map_fixed(struct world *w)
 
 // ---- mremap ----
 
-// The end of the mapping that holds `at`, or NULL. mremap works inside one mapping only.
-static u8 *mapping_end(u8 *at)
-{
-	static __thread char text[1 << 16];
-	int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-	size_t held = 0;
-	u8 *end = NULL;
-	for (ssize_t n; fd >= 0 && !end && (n = read(fd, text + held, sizeof text - 1 - held)) != 0;) {
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			break;
-		held += n;
-		text[held] = 0;
-		char *line = text;
-		for (char *stop; (stop = strchr(line, '\n')) != NULL; line = stop + 1) {
-			unsigned long from, to;
-			if (sscanf(line, "%lx-%lx", &from, &to) == 2 && from <= (u64)at && (u64)at < to)
-				end = (u8 *)to;
-		}
-		held = text + held - line;
-		memmove(text, line, held);
-	}
-	if (fd >= 0)
-		close(fd);
-	return end;
-}
-
 // Up to `most` pages of one mapping; not locked (a locked mapping moved is populated by the kernel: no interest here).
 static struct span pick_one_mapping(struct world *w, u32 most)
 {
 	struct span s = pick(w, 1, WANT_UNLOCKED);
-	if (!s.count)
-		return s;
 	u32 length = 1 + below(w, most);
-	u8 *end = mapping_end(address_of(w, s.start));
-	if (!end)
-		broken(w, "page %u at %p is mapped, but not in /proc/self/maps", s.start, (void *)address_of(w, s.start));
-	u32 room = (end - address_of(w, s.start)) / PAGE;
-	struct page first = w->page[s.start];
-	while (s.count < length && s.count < room && s.start + s.count < w->pages &&
-	       suits(&w->page[s.start + s.count], WANT_ALIKE, &first))
+	while (s.count && s.count < length && s.start + s.count < w->pages &&
+	       w->page[s.start + s.count].slot == w->page[s.start].slot &&
+	       suits(&w->page[s.start + s.count], WANT_ALIKE, &w->page[s.start]))
 		s.count++;
 	return s;
 }
@@ -195,7 +189,9 @@ static void move_pages(struct world *w, struct span from, u32 to, int keep_sourc
 	else
 		set_unmapped(w, from);
 	set_mapped(w, (struct span){ to, from.count }, prot, flags);
+	u32 slot = w->page[to].slot;
 	memcpy(&w->page[to], moved, from.count * sizeof *moved);
+	join(w, (struct span){ to, from.count }, slot);
 }
 
 // Moves to a hole or over other pages, with or without growth; or leaves the source mapped (DONTUNMAP).
@@ -227,8 +223,10 @@ static void op_move(struct world *w)
 		broken(w, "%s of %u to %u pages from %p to %p gave %p", what, s.count, count, (void *)address_of(w, s.start),
 		       (void *)address_of(w, to), at);
 	move_pages(w, s, to, keep);
-	if (grow)
+	if (grow) {
 		set_mapped(w, (struct span){ to + s.count, grow }, prot, marks);
+		join(w, (struct span){ to, count }, w->slots);
+	}
 	u32 way = below(w, 3);
 	if (way == 0)
 		verify_span(w, "after mremap", (struct span){ to, count });
@@ -263,7 +261,9 @@ static void op_resize(struct world *w)
 		remember(w, "mremap grow", s.start, s.count + grow, s.count);
 		if (mremap(at, (size_t)s.count * PAGE, (size_t)(s.count + grow) * PAGE, 0) != at)
 			broken(w, "mremap in place from %u by %u pages at %p", s.count, grow, (void *)at);
+		cut(w, s);
 		set_mapped(w, (struct span){ end, grow }, prot, marks);
+		join(w, (struct span){ s.start, s.count + grow }, w->slots);
 		if (prot != PROT_0 && below(w, 2))
 			verify_span(w, "grown part", (struct span){ end, grow });
 		return;
@@ -271,6 +271,7 @@ static void op_resize(struct world *w)
 	// To a place of the kernel's choice: large growth cannot stay. The hole left behind is ours to return to.
 	u32 grow = w->pages, count = s.count + grow;
 	remember(w, "mremap MAYMOVE away and back", s.start, s.count, 0);
+	cut(w, s);
 	u8 *away = mremap(at, (size_t)s.count * PAGE, (size_t)count * PAGE, MREMAP_MAYMOVE);
 	if (away == at) { // there was room after the arena: nothing was moved, go back to the old length
 		if (mremap(at, (size_t)count * PAGE, (size_t)s.count * PAGE, 0) != at)
@@ -351,6 +352,7 @@ static void op_fork_advice(struct world *w)
 	remember(w, ways[way].what, s.start, s.count, 0);
 	if (advise(w, s, ways[way].advice))
 		broken(w, "%s of %u pages at %p", ways[way].what, s.count, (void *)address_of(w, s.start));
+	cut(w, s);
 	for (u32 i = 0; i < s.count; i++) {
 		u8 *flags = &w->page[s.start + i].flags;
 		*flags = (*flags | ways[way].set) & ~ways[way].clear;
@@ -370,6 +372,7 @@ static void op_protect(struct world *w)
 	remember(w, "mprotect", s.start, s.count, prot);
 	if (mprotect(address_of(w, s.start), (size_t)s.count * PAGE, prot_bits[prot]))
 		broken(w, "mprotect of %u pages at %p", s.count, (void *)address_of(w, s.start));
+	cut(w, s);
 	for (u32 i = 0; i < s.count; i++)
 		w->page[s.start + i].prot = prot;
 	if (prot != PROT_0 && below(w, 2))
@@ -398,6 +401,7 @@ static void op_hint(struct world *w)
 	if (!s.count)
 		return;
 	remember(w, "hint", s.start, s.count, hints[way]);
+	cut(w, s);
 	advise(w, s, hints[way]); // refusals are legal
 	verify_span(w, "hinted", (struct span){ s.start, s.count < 8 ? s.count : 8 });
 }
@@ -432,11 +436,13 @@ static void op_lock(struct world *w)
 				remember(w, "munlock", i, 1, 0);
 				if (munlock(address_of(w, i), PAGE))
 					broken(w, "munlock at %p", (void *)address_of(w, i));
+				cut(w, (struct span){ i, 1 });
 				w->page[i].flags &= ~F_LOCKED;
 			}
 		return;
 	}
 	remember(w, "mlock", s.start, s.count, 0);
+	cut(w, s);
 	if (mlock(address_of(w, s.start), (size_t)s.count * PAGE)) {
 		if (errno != ENOMEM && errno != EPERM && errno != EAGAIN)
 			broken(w, "mlock of %u pages at %p", s.count, (void *)address_of(w, s.start));

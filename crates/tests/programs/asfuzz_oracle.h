@@ -44,7 +44,8 @@ struct page {
 	u64 patch;    // version of the patch, 0 = none
 	u64 sum;      // opaque pages: hash of the bytes
 	u16 patch_at; // byte offset of the patch, 0..4088
-	u8 mapped, prot, flags, spare[3];
+	u8 mapped, prot, flags, spare;
+	u32 slot; // pages with the same one lie in one mapping: one mmap made them, nothing has cut between them
 };
 
 // One operation, for the history printed with a mismatch.
@@ -60,7 +61,7 @@ struct world {
 	u64 process, thread, counter; // of the next version
 	u64 steps, ops_left;
 	u8 *base; // arena address
-	u32 pages, depth, cursor, live;
+	u32 pages, depth, cursor, live, slots;
 	u32 history_at;
 	u64 done[64]; // operations by kind
 	u64 checked_pages, refused, segv_seen, freed_zero, freed_old;

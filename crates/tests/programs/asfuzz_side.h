@@ -5,6 +5,7 @@
 #include "asfuzz_oracle.h"
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/syscall.h>
@@ -15,7 +16,8 @@ enum { COUNTER_PAGES = 512, COUNTER_THREADS = 3, FUTEX_PAGES = 64, ALARM_PAGES =
 
 // In MAP_SHARED memory: what the side threads know, out of reach of the pager.
 struct side {
-	int stop;
+	int stop, realtime;
+	u64 children[8]; // fork children by what they became
 	u64 processes, child_ops, forks, quiet_forks, direct_skipped;
 	u64 mine[COUNTER_THREADS][COUNTER_PAGES]; // increments by this thread of its own word
 	u64 seen[COUNTER_THREADS][COUNTER_PAGES]; // last value of the common word
@@ -43,6 +45,11 @@ static void side_mismatch(const char *what, u64 page, u64 expected, u64 found)
 static void *count_up(void *argument)
 {
 	u64 me = (u64)argument, rng = me;
+	struct sched_param priority = { .sched_priority = 1 };
+	if (me == 0 && side->realtime && sched_setscheduler(0, SCHED_FIFO, &priority)) {
+		say("asfuzz: BROKEN SCHED_FIFO: %s\n", strerror(errno));
+		_exit(EXIT_BROKEN);
+	}
 	while (!stopping()) {
 		u64 page = mix64(++rng) % COUNTER_PAGES;
 		u64 own = __atomic_add_fetch(&counters[page][8 * (1 + me)], 1, __ATOMIC_SEQ_CST);

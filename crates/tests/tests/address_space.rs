@@ -1,6 +1,9 @@
 //! `asfuzz` at a quarter of its memory (60 % where RAM is the only tier): random address-space
 //! operations against an oracle of every byte.
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
 use undercroft_tests::{
     Job, MIB, build, find, has_access_bits, one_at_a_time, plain_only, say, setting, skip,
     target_folder,
@@ -9,22 +12,22 @@ use undercroft_tests::{
 const FOOTPRINT_MIB: u64 = 64;
 
 #[derive(Clone, Copy)]
-struct Case {
+struct Case<'a> {
     seed: u64,
     ops: u64,
     threads: u64,
     tiers: &'static [&'static str],
     /// Percent of the arenas the program may keep in memory.
     percent: u64,
-    more: &'static [&'static str],
+    more: &'a [&'a str],
 }
 
-fn fuzz(case: Case) {
+fn fuzz(case: Case<'_>) {
     fuzz_with(&[], &[], case);
 }
 
 /// `before`: words in front of `undercroft`; `options`: more options of `undercroft run`.
-fn fuzz_with(before: &[&str], options: &[&str], case: Case) {
+fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
     let _turn = one_at_a_time();
     let folder = target_folder().join("test-programs");
     // 70 to 90 % of the arenas is mapped and mostly touched; side threads have some more.
@@ -40,7 +43,7 @@ fn fuzz_with(before: &[&str], options: &[&str], case: Case) {
         .before(before)
         .options(options)
         .limit(limit)
-        .timeout(60 + case.ops / 500);
+        .timeout(120 + case.ops / 100);
     let spill = tempfile::tempdir_in(&folder).expect("a folder for the file tier");
     for tier in case.tiers {
         job = job.tier(&tier.replace("SPILL", &spill.path().join("spill").to_string_lossy()));
@@ -69,7 +72,47 @@ fn fuzz_with(before: &[&str], options: &[&str], case: Case) {
         line("child_ops"),
         line("pages_checked"),
     ));
+    if plain_only() {
+        let refused = |line: &&str| line.starts_with("peer ") && !line.ends_with(" refused 0");
+        assert_eq!(text.lines().find(refused), None, "{outcome}");
+    }
     outcome.expect_swapping(10_000.0);
+}
+
+/// A cgroup (version 2) of its own, to be frozen in; removed with this value.
+struct Freezer(PathBuf);
+
+impl Freezer {
+    /// `None`, said aloud: this machine has none to give.
+    fn new(test: &str) -> Option<Freezer> {
+        let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+        let version_2 = |root: &&&str| Path::new(root).join("cgroup.controllers").exists();
+        let name = format!("undercroft-test-{}", std::process::id());
+        let made = roots.iter().find(version_2).and_then(|root| {
+            let path = Path::new(root).join(name);
+            std::fs::create_dir(&path).ok().map(|()| Freezer(path))
+        });
+        if made.is_none() {
+            skip(
+                test,
+                "no cgroup of version 2 can be made: nothing is frozen",
+            );
+        }
+        made
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0.join("cgroup.kill"), "1");
+        for _ in 0..100 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        say(&format!("{} stays behind", self.0.display()));
+    }
 }
 
 const FILE: &[&str] = &["file:SPILL,size=1G"];
@@ -108,15 +151,23 @@ fn address_space_survives_on_ram_over_file_with_four_workers() {
     });
 }
 
+/// A second process pokes, stops and freezes the program; one of its threads has real-time
+/// priority.
 #[test]
 fn address_space_survives_on_the_file_tier() {
+    let freezer = Freezer::new("address_space_survives_on_the_file_tier");
+    let path = freezer.as_ref().map(|freezer| freezer.0.to_string_lossy());
+    let more: Vec<&str> = match &path {
+        Some(path) => vec!["--realtime", "--freezer", path],
+        None => vec!["--realtime"],
+    };
     fuzz(Case {
         seed: 3,
         ops: ops(20_000),
         threads: 2,
         tiers: FILE,
         percent: 25,
-        more: &[],
+        more: &more,
     });
 }
 

@@ -1,22 +1,28 @@
 //! The shim's messages as the manager takes them: bytes from a client, parsed once.
 
-use undercroft_wire::protocol as wire;
-use wire::{KIND_FORK, KIND_START, MAGIC, STAGING_PAGES};
+use crate::protocol::{self as wire, KIND_FORK, KIND_START, MAGIC, STAGING_PAGES};
 
 /// What a shim says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
+pub struct Hello {
+    /// `KIND_*`.
     pub kind: u32,
+    /// What the beacon page of a fork child held; 0: the child of a process that was not managed.
     pub nonce: u64,
 }
 
 /// What a shim has set up; addresses are page-aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ready {
+pub struct Ready {
+    /// Staging area; the holding area follows, and the agent's stack.
     pub staging: u64,
+    /// End of the shim's mapping.
     pub private_end: u64,
+    /// The page that only fork children touch.
     pub beacon: u64,
 }
+
+const PAGE_BYTES: u64 = 4096;
 
 /// Most that may lie behind the holding area: the agent's stack.
 const STACK_MAX: u64 = 1 << 20;
@@ -27,9 +33,11 @@ fn word(bytes: &[u8], index: usize) -> Option<u64> {
 }
 
 impl Hello {
+    /// Length of the message.
     pub const BYTES: usize = size_of::<wire::Hello>();
 
-    /// `None` for anything but a well-formed message: what comes from a client is hostile until it has a type.
+    /// `None` for anything but a well-formed message: what a client says is hostile until it has a
+    /// type.
     pub fn parse(bytes: &[u8]) -> Option<Hello> {
         let (head, nonce) = (word(bytes, 0)?, word(bytes, 1)?);
         let (magic, kind) = (head as u32, (head >> 32) as u32);
@@ -39,6 +47,7 @@ impl Hello {
 }
 
 impl Ready {
+    /// Length of the message.
     pub const BYTES: usize = size_of::<wire::Ready>();
 
     /// `None` for anything but a well-formed message with sane addresses.
@@ -48,7 +57,7 @@ impl Ready {
             private_end: word(bytes, 2)?,
             beacon: word(bytes, 3)?,
         };
-        let page = undercroft_base::PAGE_BYTES as u64;
+        let page = PAGE_BYTES;
         let aligned = [ready.staging, ready.private_end, ready.beacon]
             .iter()
             .all(|address| *address % page == 0 && *address > 0 && *address < 1 << 56);
@@ -62,13 +71,58 @@ impl Ready {
 }
 
 /// The bytes of an answer: Welcome and Go.
-pub(crate) fn answer(refused: bool) -> [u8; 8] {
+pub fn answer(refused: bool) -> [u8; 8] {
     (u64::from(MAGIC) | u64::from(refused) << 32).to_ne_bytes()
+}
+
+/// What must hold of whatever is taken for a message: it says what its bytes say, lies below the
+/// end of an address space, and no byte more or less would do. For the fuzz target and its test.
+pub fn check(bytes: &[u8]) -> bool {
+    let (hello, ready) = (Hello::parse(bytes), Ready::parse(bytes));
+    assert!(hello.is_none() || ready.is_none(), "two messages at once");
+    if let Some(hello) = hello {
+        assert_eq!(bytes.len(), Hello::BYTES);
+        assert!(hello.kind == KIND_START || hello.kind == KIND_FORK);
+    }
+    if let Some(ready) = ready {
+        assert_eq!(bytes.len(), Ready::BYTES);
+        let room = 2 * STAGING_PAGES as u64 * PAGE_BYTES;
+        assert!(ready.staging + room <= ready.private_end);
+        assert!(ready.private_end < 1 << 56 && ready.beacon < 1 << 56);
+    }
+    hello.is_some() || ready.is_some()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Random words in the shape of messages; a fixed seed, so that a failure comes again.
+    #[test]
+    fn whatever_is_taken_for_a_message_is_one() {
+        let mut state = 7u64;
+        let mut dice = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let mut taken = 0;
+        for _ in 0..200_000 {
+            let mut bytes = [0u8; 40];
+            let head = u64::from(MAGIC) | (dice() % 3) << 32;
+            let base = (dice() >> 7) & !4095;
+            let end = base + (dice() % 200) * 4096 + (dice() % 2) * (dice() % 8);
+            let words = [head, base, end, (dice() >> 7) & !4095, dice()];
+            for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+                to.copy_from_slice(&word.to_ne_bytes());
+            }
+            for length in [16, 32, dice() as usize % 41] {
+                taken += u32::from(check(&bytes[..length]));
+            }
+        }
+        assert!(taken > 50_000, "{taken} prove nothing");
+    }
 
     #[test]
     fn hostile_messages_are_refused() {

@@ -20,6 +20,7 @@ use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs::{self, Statm};
 use undercroft_sys::uffd::{Features, RegisterMode, Uffd};
+use undercroft_wire::parse::{Hello, Ready, answer};
 use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
 use super::Control;
@@ -27,7 +28,6 @@ use crate::agent::{Agent, Proof};
 use crate::command::Commands;
 use crate::discover;
 use crate::process::{Identity, Process};
-use crate::protocol::{Hello, Ready, answer};
 use crate::shared::lock;
 
 /// Longest a handshake may take.

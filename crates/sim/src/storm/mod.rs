@@ -24,7 +24,7 @@ pub use failures::SpaceRates;
 pub use faults::{Flight, Got};
 pub use ledger::StormLedger;
 pub use minimise::{Minimised, minimise};
-pub use recipe::{Recipe, RecipeError};
+pub use recipe::{Recipe, RecipeError, check as check_recipe};
 pub use run::{Ended, Failure, Tally, replay, run, run_seeds};
 pub use setup::{Sabotage, Setup, TierSetup, WhenFull};
 pub use world::*;

@@ -135,9 +135,44 @@ impl Display for Recipe {
     }
 }
 
+/// Reads `text` as a replay file. Panics when what was read is not written and read back the same.
+/// For the fuzz target and its test.
+pub fn check(text: &str) -> bool {
+    let Ok(recipe) = Recipe::parse(text) else {
+        return false;
+    };
+    let again = Recipe::parse(&recipe.to_string());
+    assert_eq!(again.as_ref(), Ok(&recipe), "written and read back");
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use undercroft_trace::random::Random;
+
+    #[test]
+    fn whatever_is_taken_for_a_recipe_reads_back() {
+        let mut random = Random::new(11);
+        let mut taken = 0;
+        for round in 0..20_000 {
+            let recipe = Recipe {
+                setup: Setup::of_seed(round % 40),
+                steps: vec![1, 2, 3, 9],
+            };
+            let mut text = recipe.to_string().into_bytes();
+            for _ in 0..random.below(3) {
+                let at = random.below(text.len() as u64) as usize;
+                match random.below(3) {
+                    0 => text[at] = b"0123456789,-= .\nx"[random.below(17) as usize],
+                    1 => text.truncate(at.max(1)),
+                    _ => text.insert(at, b'7'),
+                }
+            }
+            taken += u32::from(check(&String::from_utf8_lossy(&text)));
+        }
+        assert!(taken > 5_000, "{taken} prove nothing");
+    }
     use crate::storm::setup::Sabotage;
 
     #[test]

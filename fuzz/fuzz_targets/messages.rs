@@ -1,0 +1,6 @@
+//! Hostile bytes as a message of the handshake: `undercroft_wire::parse::check` says what must hold.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    undercroft_wire::parse::check(bytes);
+});
