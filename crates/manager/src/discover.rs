@@ -85,6 +85,13 @@ fn unknown<'a>(shared: &Shared, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<
     of
 }
 
+/// [`manage_new`] for each of several ranges.
+pub(crate) fn manage_again(shared: &Shared, process: &Process, ranges: &[VirtRange]) {
+    for range in ranges {
+        manage_new(shared, process, *range);
+    }
+}
+
 /// Registers what is at `range` now and counts its pages.
 pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
     let Some(agent) = process.agent.get() else {

@@ -145,26 +145,19 @@ impl Evictor {
             }
             let Some(before) = before else { break };
             let any = self.evict_batch();
-            let after = {
-                let held = self.shared.pool_held();
-                let mut engine = self.shared.engine();
-                engine.set_pool_held(held);
-                let (dram, limit) = (engine.dram_used(), engine.limit());
-                let evicted = (
-                    engine.stats().pages_swapped_out,
-                    engine.stats().refused_store,
-                );
-                drop(engine);
-                self.shared.note_limit(dram, limit);
-                evicted
-            };
+            let after = self.progress();
+            let freed = after.0 - before.0;
+            if freed > 0 {
+                // Half of it pays back what was lent; the other half lets in who waits. Else those
+                // that were let in before find nothing, and wait again.
+                self.lend(self.lent.saturating_sub(freed.div_ceil(2)));
+            }
             self.admit_waiters();
             if any {
                 self.shared.eviction.note(engine_locks() - locks);
             }
-            if any && after.0 > before.0 {
+            if any && freed > 0 {
                 self.backoff.freed();
-                self.lend(0);
                 continue;
             }
             if after.1 == before.1 {
@@ -188,6 +181,20 @@ impl Evictor {
         for tier in &self.shared.tiers {
             tier.note_usage();
         }
+    }
+
+    /// Tells the books what the tiers hold, and notes the limit. Returns how many pages have left so
+    /// far, and how many no tier took.
+    fn progress(&self) -> (u64, u64) {
+        let held = self.shared.pool_held();
+        let mut engine = self.shared.engine();
+        engine.set_pool_held(held);
+        let (dram, limit) = (engine.dram_used(), engine.limit());
+        let stats = engine.stats();
+        let so_far = (stats.pages_swapped_out, stats.refused_store);
+        drop(engine);
+        self.shared.note_limit(dram, limit);
+        so_far
     }
 
     /// What was tried did not compress: threads that wait for room are let in, and after `time` other pages are tried.

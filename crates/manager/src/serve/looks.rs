@@ -1,6 +1,7 @@
 //! The control thread's look around: pressure, discovery, and what no event tells.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use crate::access::Accesses;
 use crate::discover;
 use crate::log::warn;
 use crate::options::AccessScan;
+use crate::process::Process;
 
 /// How often the control thread looks around at least, while the client is busy, and at most.
 const TICK_MAX: Duration = Duration::from_millis(100);
@@ -27,6 +29,18 @@ const SLACK_MIN: u64 = 16 << 20;
 
 /// Fastest growth of a program that is to be noticed in time, bytes a second (first touch of fresh memory).
 const GROWTH: f64 = 4e9;
+
+/// What a look finds before it looks at any mapping.
+struct Pressure {
+    /// This look is the one that begins to manage.
+    begins: bool,
+    /// Pages of each address space that are in memory and not found yet.
+    to_find: HashMap<SpaceId, u64>,
+    /// Page faults so far.
+    faults: u64,
+    /// Until the next look, while nothing is managed.
+    wait: Duration,
+}
 
 impl Control {
     /// Pages are about to leave: from now on it may pay to know which are used.
@@ -78,9 +92,23 @@ impl Control {
         self.shared.kick_evictor(); // it lets in who waited for that
     }
 
-    /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
-    pub(super) fn look_around(&mut self) -> Duration {
-        let processes = self.shared.all_processes();
+    /// Discovers what is new in a process; `everything`: wherever it may be. True when it has changed.
+    fn look_at(&mut self, process: &Arc<Process>, pid: u32, everything: bool) -> bool {
+        let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
+        let size = size.unwrap_or_default().virtual_size.0;
+        let before = self.virtual_sizes.insert(process.space, size);
+        let again = process.recheck.take();
+        if everything || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
+            discover::manage(&self.shared, process, &mut self.maps);
+            return true;
+        }
+        discover::manage_again(&self.shared, process, &again);
+        discover::lock_threads(&self.shared, process, pid);
+        !again.is_empty()
+    }
+
+    /// How near the limit is; where it is reached, everything is managed from here on.
+    fn pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
         let limit = self.shared.engine().limit().0;
         let (mut unmanaged, mut to_find) = (0u64, HashMap::new());
         for process in processes
@@ -108,14 +136,31 @@ impl Control {
             // What is there counts before it has been found: faults are served meanwhile.
             self.expect(&to_find);
             self.look_on_demand();
-            for process in &processes {
+            for process in processes {
                 self.watch(process);
             }
         }
+        let headroom = threshold.saturating_sub(used) as f64;
+        let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
+        Pressure {
+            begins,
+            to_find,
+            faults,
+            wait: wait.clamp(TICK_MIN, TICK_MAX),
+        }
+    }
+
+    /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
+    pub(super) fn look_around(&mut self) -> Duration {
+        let processes = self.shared.all_processes();
+        let Pressure {
+            begins,
+            mut to_find,
+            faults,
+            wait,
+        } = self.pressure(&processes);
         if !self.managing {
-            let headroom = threshold.saturating_sub(used) as f64;
-            let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
-            return wait.clamp(TICK_MIN, TICK_MAX);
+            return wait;
         }
         let now = self.shared.elapsed().as_nanos() as u64;
         self.shared.placement.pin.expire(now);
@@ -124,35 +169,19 @@ impl Control {
         // A fork child takes frames of its own without a fault of ours: only a look tells.
         let (mut forked, mut looking) = (false, Duration::ZERO);
         for process in &processes {
-            let Some(pid) = process.pid() else {
+            let running = |_: &u32| !process.exited.load(Ordering::Relaxed);
+            let Some(pid) = process.pid().filter(running) else {
                 if process.has_lost_its_memory(&self.zeros) {
                     self.forget(process);
                 }
                 continue;
             };
-            if process.exited.load(Ordering::Relaxed) {
-                if process.has_lost_its_memory(&self.zeros) {
-                    self.forget(process);
-                }
-                continue;
-            }
-            let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
-            let size = size.unwrap_or_default().virtual_size.0;
-            let before = self.virtual_sizes.insert(process.space, size);
-            let again = process.recheck.take();
-            if everything || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
+            if self.look_at(process, pid, everything) {
                 growing = true;
-                discover::manage(&self.shared, process, &mut self.maps);
                 if begins {
                     to_find.remove(&process.space);
                     self.expect(&to_find);
                 }
-            } else {
-                for range in again {
-                    growing = true;
-                    discover::manage_new(&self.shared, process, range);
-                }
-                discover::lock_threads(&self.shared, process, pid);
             }
             if process.agent.get().is_some_and(|a| a.has_ended()) {
                 self.part_with(process); // it called exec, and what it runs now has no shim
