@@ -518,6 +518,15 @@ impl Control {
         self.shared.remove_process(process);
     }
 
+    /// Forgets the processes whose memory is gone.
+    fn forget_ended(&mut self) {
+        for process in self.shared.all_processes() {
+            if process.has_lost_its_memory(&self.zeros) {
+                self.forget(&process);
+            }
+        }
+    }
+
     /// Ends every process of the client that is known by identity; the keeper ends the rest.
     fn end_known(&self) {
         for process in self.shared.all_processes() {
@@ -545,6 +554,9 @@ impl Control {
                     wall_ns,
                 }) => {
                     let report = self.report(exit_status, wall_ns);
+                    if self.shared.record.is_some() {
+                        self.forget_ended(); // a trace has the end of every process
+                    }
                     self.end_record();
                     let _ = self.notify(&Notice::Report(Box::new(report)));
                     return Some(Over::Finished);
