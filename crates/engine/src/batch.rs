@@ -145,6 +145,13 @@ impl Batch {
             .position(|p| p.item.no == no && !p.dead && !p.settled)
     }
 
+    /// The pages in flight that are somebody's, and those of fork children that share them.
+    pub fn numbers(&self) -> Vec<PageNo> {
+        let alive = self.pages.iter().filter(|page| !page.dead && !page.settled);
+        let followers = self.followers.iter().map(|(_, child)| *child);
+        alive.map(|page| page.item.no).chain(followers).collect()
+    }
+
     fn leader_of(&self, follower: PageNo) -> Option<usize> {
         self.followers
             .iter()

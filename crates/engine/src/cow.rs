@@ -143,22 +143,22 @@ impl<L: Ledger> Engine<L> {
         true
     }
 
-    /// An address space is about to end. Its frames are charged to the first of their heirs. That
-    /// is one frame too many where the heir had one of its own.
+    /// A part of an address space is about to end. Its frames are charged to the first of their
+    /// heirs. That is one frame too many where the heir had one of its own.
     /// * `told`: receives each page that is charged to another space from now on.
     ///
-    /// Cost: O(pages of the space x relatives).
+    /// Cost: O(pages of the part x relatives).
     pub fn bequeath(
         &mut self,
         space: SpaceId,
+        range: VirtRange,
         relatives: &[SpaceId],
         mut told: impl FnMut(SpaceId, VirtPage),
     ) {
         if relatives.is_empty() {
             return;
         }
-        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
-        for (page, no) in self.table.known_pages(space, everything) {
+        for (page, no) in self.table.known_pages(space, range) {
             let entry = self.table.entry(no);
             if entry.state != PageState::Resident || entry.flags.has(Flags::INHERITED) {
                 continue;

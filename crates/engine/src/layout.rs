@@ -17,6 +17,12 @@ pub struct Effect {
     pub cancel_batch: bool,
 }
 
+/// Every page of an address space.
+pub const EVERYTHING: VirtRange = VirtRange {
+    start: VirtPage(0),
+    end: VirtPage(u64::MAX),
+};
+
 impl<L: Ledger> Engine<L> {
     /// The range is managed from now on.
     pub fn attached(&mut self, space: SpaceId, range: VirtRange) {
@@ -31,6 +37,51 @@ impl<L: Ledger> Engine<L> {
             effect.cancel_batch |= self.drop_page(no);
         }
         self.table.trim(space, range);
+        effect
+    }
+
+    /// What of `range` is known, ascending, at most a chunk each (2 MiB of pages of 4 KiB). A
+    /// caller that may not hold the engine for long gives these, one by one, to
+    /// [`Engine::removed`], [`Engine::remap_pages`], [`Engine::inherit_range`] or
+    /// [`Engine::bequeath`]. No page is looked at. O(chunks of the range, or of the space if
+    /// fewer).
+    pub fn parts(&self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
+        let stretches = self.table.stretches(space, range);
+        stretches.into_iter().map(|part| part.pages).collect()
+    }
+
+    /// The range is no longer managed. The caller drops its pages, by [`Engine::removed`] or
+    /// [`Engine::bury`].
+    pub fn detached(&mut self, space: SpaceId, range: VirtRange) {
+        self.table.cut_region(space, range);
+    }
+
+    /// As [`Engine::removed`], for large ranges: whole chunks of `parts` are given to the space
+    /// `grave`, and nothing else is done to their pages. The caller drops these later, part by
+    /// part, and then removes that space. Until then they count, and hold their slots.
+    ///
+    /// * `parts`: of [`Engine::parts`].
+    ///
+    /// Cost: O(parts); that of [`Engine::removed`] where a part is less than a chunk.
+    pub fn bury(&mut self, space: SpaceId, parts: &[VirtRange], grave: SpaceId) -> Effect {
+        let mut effect = Effect::default();
+        // The batch names its pages by address, so what is in it has to be dropped here. A plan
+        // compares the place of its pages with that in the ledger, and finds that they are gone.
+        let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
+            return effect;
+        };
+        let all = VirtRange::new(first.start, last.end);
+        for no in self.batch.numbers() {
+            let (of, page) = self.table.address(no);
+            if of == space && all.contains(page) {
+                effect.cancel_batch |= self.drop_page(no);
+            }
+        }
+        for part in parts {
+            if !self.table.give(space, *part, grave) {
+                effect.cancel_batch |= self.removed(space, *part).cancel_batch;
+            }
+        }
         effect
     }
 
@@ -68,10 +119,29 @@ impl<L: Ledger> Engine<L> {
         from: VirtRange,
         to: VirtPage,
     ) -> Result<Effect, LedgerFull> {
+        self.region_moved(space, from, to);
+        self.remap_pages(space, from, to)
+    }
+
+    /// The mapping moved, as far as managed ranges go. Its pages follow by [`Engine::remap_pages`].
+    pub fn region_moved(&mut self, space: SpaceId, from: VirtRange, to: VirtPage) {
         let new = VirtRange::new(to, to.plus(from.count().0));
-        let mut effect = Effect::default();
         self.table.cut_region(space, from);
         self.table.add_region(space, new);
+    }
+
+    /// Pages keep their contents at a new address. What a fault has begun to fill there meanwhile
+    /// is dropped.
+    ///
+    /// Errors: the ledger has no room for the new place. The pages from there on stay where they
+    /// are: see [`Engine::keeps_nothing`].
+    pub fn remap_pages(
+        &mut self,
+        space: SpaceId,
+        from: VirtRange,
+        to: VirtPage,
+    ) -> Result<Effect, LedgerFull> {
+        let mut effect = Effect::default();
         for (page, no) in self.table.known_pages(space, from) {
             let entry = self.table.entry(no);
             if entry == Entry::UNTOUCHED {
@@ -79,6 +149,9 @@ impl<L: Ledger> Engine<L> {
             }
             let target = to.plus(page.0 - from.start.0);
             let new_no = self.table.find_or_add(space, target)?;
+            if self.table.entry(new_no) != Entry::UNTOUCHED {
+                effect.cancel_batch |= self.drop_page(new_no);
+            }
             match entry.state {
                 PageState::Resident if !entry.flags.has(Flags::INHERITED) => {
                     self.reclaim.remove(no);
@@ -137,28 +210,43 @@ impl<L: Ledger> Engine<L> {
         parent: SpaceId,
         wiped: &[VirtRange],
     ) -> Result<(SpaceId, Effect), LedgerFull> {
-        let child = self.table.add_space();
-        match self.copy_pages(parent, child, wiped) {
-            Ok(effect) => Ok((child, effect)),
-            Err(full) => {
-                self.remove_space(child);
-                Err(full)
+        let child = self.begin_fork(parent);
+        let mut effect = Effect::default();
+        for part in self.parts(parent, EVERYTHING) {
+            match self.inherit_range(parent, child, part, wiped) {
+                Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
+                Err(full) => {
+                    self.remove_space(child);
+                    return Err(full);
+                }
             }
         }
+        Ok((child, effect))
     }
 
-    fn copy_pages(
-        &mut self,
-        parent: SpaceId,
-        child: SpaceId,
-        wiped: &[VirtRange],
-    ) -> Result<Effect, LedgerFull> {
-        let mut effect = Effect::default();
-        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
+    /// The child of a fork, with the managed ranges of its parent. Nothing is known of its pages:
+    /// those of each part of [`Engine::parts`] follow by [`Engine::inherit_range`], before anything
+    /// is installed in either.
+    pub fn begin_fork(&mut self, parent: SpaceId) -> SpaceId {
+        let child = self.table.add_space();
         for region in self.table.regions(parent).to_vec() {
             self.table.add_region(child, region);
         }
-        for (page, no) in self.table.known_pages(parent, everything) {
+        child
+    }
+
+    /// Gives a fork child what its parent has in `range`.
+    ///
+    /// Errors: the ledger is full; see [`Engine::keeps_nothing`].
+    pub fn inherit_range(
+        &mut self,
+        parent: SpaceId,
+        child: SpaceId,
+        range: VirtRange,
+        wiped: &[VirtRange],
+    ) -> Result<Effect, LedgerFull> {
+        let mut effect = Effect::default();
+        for (page, no) in self.table.known_pages(parent, range) {
             let entry = self.table.entry(no);
             let zeros = wiped.iter().any(|range| range.contains(page));
             if entry == Entry::UNTOUCHED || zeros {
@@ -168,6 +256,20 @@ impl<L: Ledger> Engine<L> {
             effect.cancel_batch |= self.copy_page(no, copy);
         }
         Ok(effect)
+    }
+
+    /// Whether every page of `range` is in memory or untouched, with no copy below that is needed.
+    /// Where the books have no room for a fork child, or for a new place, it then reads right bytes
+    /// all the same.
+    pub fn keeps_nothing(&self, space: SpaceId, range: VirtRange) -> bool {
+        self.table.known_pages(space, range).all(|(_, no)| {
+            let entry = self.table.entry(no);
+            match entry.state {
+                PageState::Resident | PageState::Untouched => true,
+                PageState::Loading => is_zero(entry),
+                PageState::Evicting | PageState::Stored | PageState::Lost => false,
+            }
+        })
     }
 
     /// Gives an untouched page the state of `from`, as a fork does: see [`Engine::forked`]. For a
@@ -257,11 +359,10 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Ranges of pages whose frames are charged to a relative. O(pages of the space).
-    pub fn inherited(&self, space: SpaceId) -> Vec<VirtRange> {
-        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
+    /// Ranges of pages of `range` whose frames are charged to a relative. O(known pages of it).
+    pub fn inherited(&self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
         let mut ranges: Vec<VirtRange> = Vec::new();
-        for (page, no) in self.table.known_pages(space, everything) {
+        for (page, no) in self.table.known_pages(space, range) {
             let entry = self.table.entry(no);
             if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
                 match ranges.last_mut() {
@@ -275,8 +376,7 @@ impl<L: Ledger> Engine<L> {
 
     /// The address space is gone (exit, exec).
     pub fn remove_space(&mut self, space: SpaceId) -> Effect {
-        let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
-        let effect = self.unmapped(space, everything);
+        let effect = self.unmapped(space, EVERYTHING);
         self.table.remove_space(space);
         self.waiters.retain(|(of, _)| *of != space);
         effect

@@ -44,7 +44,7 @@ use undercroft_policy::reclaim::Reclaim;
 
 pub use batch::{BatchIndex, EvictItem, Outcome, Taken};
 pub use fault::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
-pub use layout::Effect;
+pub use layout::{EVERYTHING, Effect};
 pub use ledger::{FlatLedger, Ledger, LedgerError, NOTE_WORDS, VecLedger, bytes_for};
 pub use migrate::DemoteItem;
 pub use page_table::LedgerFull;

@@ -38,6 +38,21 @@ pub(crate) struct PageTable<L> {
 /// How many chunks are remembered so.
 const FOUND: usize = 512;
 
+/// Pages of one chunk that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub pages: VirtRange,
+    /// The number of the first.
+    pub first: PageNo,
+}
+
+impl Stretch {
+    fn entries(self) -> impl Iterator<Item = (VirtPage, PageNo)> {
+        let numbers = self.first.0..;
+        self.pages.pages().zip(numbers.map(PageNo))
+    }
+}
+
 /// The ledger has no free chunk: the client manages more address space than the ledger was made
 /// for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,30 +290,31 @@ impl<L: Ledger> PageTable<L> {
         (head.space, head.first.plus(u64::from(page.offset())))
     }
 
-    /// Pages of `range` that have an entry, ascending. Absent chunks are skipped whole.
-    pub fn known_pages(&self, space: SpaceId, range: VirtRange) -> Vec<(VirtPage, PageNo)> {
+    /// The stretches of `range` that have entries, ascending, one a chunk. Absent chunks are
+    /// skipped whole. O(chunks of the range, or of the space if fewer).
+    pub fn stretches(&self, space: SpaceId, range: VirtRange) -> Vec<Stretch> {
         let mut found = Vec::new();
         let Some(owner) = self.spaces.get(&space) else {
             return found;
         };
+        if range.is_empty() {
+            return found;
+        }
         let mut visit = |at: u64, chunk: ChunkNo| {
             let first = VirtPage(at * u64::from(CHUNK_PAGES));
             let whole = VirtRange::new(first, first.plus(u64::from(CHUNK_PAGES)));
-            for page in range.intersect(whole).pages() {
-                found.push((page, chunk.page((page.0 - first.0) as u32)));
+            let pages = range.intersect(whole);
+            if !pages.is_empty() {
+                let first = chunk.page((pages.start.0 - first.0) as u32);
+                found.push(Stretch { pages, first });
             }
         };
         let (from, to) = (position(range.start).0, position(range.end).0);
         if to - from > owner.chunks.len() as u64 {
-            let mut all: Vec<_> = owner
-                .chunks
-                .iter()
-                .map(|(at, chunk)| (*at, *chunk))
-                .collect();
-            all.sort_unstable();
-            for (at, chunk) in all {
-                visit(at, chunk);
+            for (at, chunk) in &owner.chunks {
+                visit(*at, *chunk);
             }
+            found.sort_unstable_by_key(|stretch| stretch.pages.start);
         } else {
             for at in from..=to {
                 if let Some(chunk) = owner.chunks.get(&at) {
@@ -307,6 +323,46 @@ impl<L: Ledger> PageTable<L> {
             }
         }
         found
+    }
+
+    /// Pages of `range` that have an entry, ascending. As [`PageTable::stretches`], and O(1) a
+    /// page.
+    pub fn known_pages(
+        &self,
+        space: SpaceId,
+        range: VirtRange,
+    ) -> impl Iterator<Item = (VirtPage, PageNo)> + use<L> {
+        let stretches = self.stretches(space, range);
+        stretches.into_iter().flat_map(Stretch::entries)
+    }
+
+    /// Gives a chunk, with what its entries say, to another space, at the same place there. False
+    /// where `part` is less than a chunk, or the place is taken. O(1).
+    pub fn give(&mut self, space: SpaceId, part: VirtRange, to: SpaceId) -> bool {
+        let (at, offset) = position(part.start);
+        if offset != 0 || part.count().0 != u64::from(CHUNK_PAGES) {
+            return false;
+        }
+        let taken = self
+            .spaces
+            .get(&to)
+            .is_none_or(|to| to.chunks.contains_key(&at));
+        if taken {
+            return false;
+        }
+        let Some(owner) = self.spaces.get_mut(&space) else {
+            return false;
+        };
+        let Some(chunk) = owner.chunks.remove(&at) else {
+            return false;
+        };
+        let first = part.start;
+        self.ledger
+            .set_head(chunk, Some(ChunkHead { space: to, first }));
+        if let Some(to) = self.spaces.get_mut(&to) {
+            to.chunks.insert(at, chunk);
+        }
+        true
     }
 
     /// Frees the chunks of `range` whose entries are all untouched. O(chunks of the range, or of

@@ -4,7 +4,7 @@
 mod common;
 
 use undercroft_base::{Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
-use undercroft_engine::{Engine, Fault, FaultAnswer, Outcome, Taken, VecLedger};
+use undercroft_engine::{EVERYTHING, Engine, Fault, FaultAnswer, Outcome, Taken, VecLedger};
 
 const THREAD: ThreadId = ThreadId(1);
 
@@ -142,7 +142,7 @@ fn frames_pass_to_an_heir_when_their_owner_ends() {
     let (mut engine, parent, child) = family(8, 1000);
     let granted = engine.copy_on_write(write(parent, 0), &[true; 2], &[child], |_, _| ());
     assert_eq!((granted, engine.resident().0), (Ok(2), 10));
-    engine.bequeath(parent, &[child], |_, _| ());
+    engine.bequeath(parent, EVERYTHING, &[child], |_, _| ());
     engine.remove_space(parent);
     assert_eq!(engine.resident().0, 8, "each of the child's pages once");
     engine.audit();

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use undercroft_base::{PageState, VirtPage, VirtRange};
+use undercroft_engine::EVERYTHING;
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process::{robust_list_head, set_fair};
@@ -366,7 +367,11 @@ pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [
     let Ok(pagemap) = process.pagemap() else {
         return false;
     };
-    let ranges = shared.engine().inherited(process.space);
+    let parts = shared.engine().parts(process.space, EVERYTHING);
+    let mut ranges = Vec::new();
+    for part in parts {
+        ranges.extend(shared.engine().inherited(process.space, part));
+    }
     let any = !ranges.is_empty();
     for range in ranges {
         let mut start = range.start;

@@ -19,6 +19,7 @@ use undercroft_trace::Movement;
 
 use crate::backoff::{Backoff, Next};
 use crate::ledger::MemfdLedger;
+use crate::parts;
 use crate::process::Process;
 use crate::shared::{MeteredTier, Shared, engine_locks, lock};
 
@@ -126,6 +127,9 @@ impl Evictor {
             if self.shared.stop.load(Ordering::Acquire) {
                 return;
             }
+            if self.forgets_some() {
+                continue;
+            }
             let locks = engine_locks();
             self.states.clear();
             self.states
@@ -195,6 +199,15 @@ impl Evictor {
         drop(engine);
         self.shared.note_limit(dram, limit);
         so_far
+    }
+
+    /// What is nobody's any more leaves first. False when there is nothing of it.
+    fn forgets_some(&mut self) -> bool {
+        let left = !parts::forget_some(&self.shared);
+        if left {
+            self.admit_waiters();
+        }
+        left
     }
 
     /// What was tried did not compress: threads that wait for room are let in, and after `time` other pages are tried.

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use undercroft_base::{PAGE_BYTES, PageState, TierId, VirtPage, VirtRange};
@@ -22,6 +22,8 @@ use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 use crate::agent::Agent;
 use crate::awake::Awake;
 use crate::process::Process;
+use crate::processes::Change;
+use crate::scale::{is_out_of_descriptors, note_hold};
 use crate::shared::Shared;
 use lane::Lane;
 
@@ -34,6 +36,9 @@ const PUZZLED_AFTER: u32 = 3;
 /// Messages of one process read in a row without a look at the others: some 0.3 ms where each needs
 /// a page from memory.
 const TURNS_MAX: u32 = 16;
+
+/// Without a descriptor for a fork child its event stays unread, and the userfaultfd ready.
+const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(1);
 
 /// Epoll data of the thread's own descriptors; spaces have smaller numbers.
 const WAKEUP: u64 = u64::MAX;
@@ -162,7 +167,7 @@ impl FaultThread {
     /// message.
     fn may_stay(&self) -> bool {
         self.idle.len() == LANES
-            && self.generation == self.shared.generation.load(Ordering::Acquire)
+            && self.generation == self.shared.processes.generation()
             && self.shared.placement.is_active(self.index)
     }
 
@@ -173,26 +178,47 @@ impl FaultThread {
 
     /// Follows changes of the set of processes and of this thread's turn.
     fn look_around(&mut self) {
-        let generation = self.shared.generation.load(Ordering::Acquire);
+        let generation = self.shared.processes.generation();
         let active = self.shared.placement.is_active(self.index);
         if generation == self.generation && active == self.active {
             return;
         }
-        for process in self.known.values() {
-            let _ = epoll::delete(&self.epoll, &process.uffd);
-        }
-        self.known.clear();
         self.generation = generation;
-        self.active = active;
-        if !active {
+        let news = self.shared.processes.news(self.index);
+        if active == self.active {
+            // Whoever sleeps looks at all when it is its turn.
+            for change in news.into_iter().filter(|_| active) {
+                match change {
+                    Change::Came(process) => self.poll(process),
+                    Change::Went(space) => self.leave(u64::from(space.0)),
+                }
+            }
             return;
         }
-        for process in self.shared.all_processes() {
-            let key = u64::from(process.space.0);
-            let data = epoll::EventData::new_u64(key);
-            if epoll::add(&self.epoll, &process.uffd, data, epoll::EventFlags::IN).is_ok() {
-                self.known.insert(key, process);
+        self.active = active;
+        match active {
+            true => {
+                let all = self.shared.all_processes();
+                all.into_iter().for_each(|process| self.poll(process));
             }
+            false => {
+                let known: Vec<u64> = self.known.keys().copied().collect();
+                known.into_iter().for_each(|key| self.leave(key));
+            }
+        }
+    }
+
+    fn poll(&mut self, process: Arc<Process>) {
+        let key = u64::from(process.space.0);
+        let data = epoll::EventData::new_u64(key);
+        if epoll::add(&self.epoll, &process.uffd, data, epoll::EventFlags::IN).is_ok() {
+            self.known.insert(key, process);
+        }
+    }
+
+    fn leave(&mut self, key: u64) {
+        if let Some(process) = self.known.remove(&key) {
+            let _ = epoll::delete(&self.epoll, &process.uffd);
         }
     }
 
@@ -200,7 +226,9 @@ impl FaultThread {
     fn serve(&mut self, process: &Arc<Process>) -> bool {
         let arrived = Instant::now();
         self.faults.clear();
-        self.intake(process);
+        if self.intake(process) {
+            std::thread::sleep(DESCRIPTORS_PAUSE);
+        }
         let read = Instant::now();
         let any = !self.faults.is_empty();
         for at in 0..self.faults.len() {
@@ -219,9 +247,11 @@ impl FaultThread {
         any
     }
 
-    /// Step 1: read, and apply layout events before anything can be installed.
-    fn intake(&mut self, process: &Arc<Process>) {
+    /// Step 1: read, and apply layout events before anything can be installed. True when there was
+    /// no descriptor for a fork child.
+    fn intake(&mut self, process: &Arc<Process>) -> bool {
         let _layout = process.layout.write();
+        let (since, mut events, mut short) = (Instant::now(), false, false);
         let agent = process.agent.get();
         if let Some(agent) = agent {
             agent.commands.exclude_agent(|| process.is_alive());
@@ -252,11 +282,18 @@ impl FaultThread {
                                 urgent: agent == Some(thread.0) && thread.0 != 0,
                             });
                         }
-                        event => crate::layout::heard(&self.shared, process, event),
+                        event => {
+                            events = true;
+                            crate::layout::heard(&self.shared, process, event);
+                        }
                     }
                 }
             }
-            // Out of descriptors for a fork child: it stays blocked in fork() and is tried again.
+            // For a fork child: its parent stays blocked in fork(), and the event unread.
+            Err(error) if is_out_of_descriptors(&error) => {
+                self.shared.shortages.no_descriptor();
+                short = true;
+            }
             Err(error) => self
                 .shared
                 .doom(&format!("reading the program's faults failed: {error}")),
@@ -272,6 +309,10 @@ impl FaultThread {
         if let Some(agent) = agent {
             agent.commands.admit_agent();
         }
+        if events {
+            note_hold(&self.shared.holds.layout, since);
+        }
+        short
     }
 
     /// Steps 2 to 4 of one fault: decide, load, install.
@@ -339,6 +380,9 @@ impl FaultThread {
             FaultAnswer::Wait | FaultAnswer::NoRoom | FaultAnswer::Load => {}
             FaultAnswer::Lost => self.poison(process, fault.page),
             FaultAnswer::Unmanaged => {
+                if process.is_alive() {
+                    self.shared.shortages.table.fetch_add(1, Ordering::Relaxed);
+                }
                 let _layout = process.layout.read();
                 if process.uffd.zeropage(page, false).is_err() {
                     let _ = process.uffd.wake(page);

@@ -7,7 +7,9 @@ use undercroft_base::VirtRange;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::{Message, Uffd};
 
+use crate::parts;
 use crate::process::Process;
+use crate::scale::is_out_of_descriptors;
 use crate::shared::{Shared, lock};
 
 /// Takes one event other than a fault, in the order the kernel gave it; applies what can be applied by now.
@@ -46,26 +48,17 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
         return fork(shared, process, child);
     }
     let moved = !matches!(event, Message::Remove(_));
-    let record = shared.record.as_ref();
-    let mut engine = shared.engine();
     let (effect, range) = match event {
         Message::Fault { .. } | Message::Fork { .. } => return,
-        Message::Remove(range) => (engine.removed(space, range), range),
-        Message::Unmap(range) => (engine.unmapped(space, range), range),
-        Message::Remap { from, to } => match engine.remapped(space, from, to) {
+        Message::Remove(range) => (parts::dropped(shared, space, range, false), range),
+        Message::Unmap(range) => (parts::dropped(shared, space, range, true), range),
+        Message::Remap { from, to } => match parts::moved(shared, space, from, to) {
             Ok(effect) => (effect, from),
             Err(_) => {
-                drop(engine);
                 return shared.doom("the page table is full: the program maps too much memory");
             }
         },
     };
-    match (record, event) {
-        (Some(record), Message::Remap { from, to }) => record.remapped(space, from, to),
-        (Some(record), _) => record.dropped(space, range),
-        (None, _) => {}
-    }
-    drop(engine);
     if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {
         agent.commands.cancel();
     }
@@ -81,31 +74,34 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     // What the child does not have, or has as zeros, is found when it first speaks: see `settle_fork_child`.
-    let mut engine = shared.engine();
-    let forked = engine.forked(parent.space, &[]);
-    if let (Some(record), Ok((child, _))) = (&shared.record, &forked) {
-        record.forked(parent.space, *child);
-    }
-    drop(engine);
-    let Ok((space, effect)) = forked else {
-        std::mem::forget(child); // closing it would let the child read zeros before it is ended
-        return shared.doom("the page table is full: the program forks too much memory");
-    };
-    if let (true, Some(agent)) = (effect.cancel_batch, parent.agent.get()) {
-        agent.commands.cancel();
-    }
-    let process = Process::new(
+    let space = shared.engine().begin_fork(parent.space);
+    let child = Process::new(
         space,
         child,
         parent.beacon,
         Some(parent.space),
         Some(parent.family),
     );
-    process.managed.store(true, Ordering::Relaxed);
+    child.managed.store(true, Ordering::Relaxed);
     let uncounted =
         parent.counting.load(Ordering::SeqCst) > 0 || parent.recount.load(Ordering::Acquire);
-    process.recount.store(uncounted, Ordering::Release);
-    shared.add_process(Arc::new(process));
+    child.recount.store(uncounted, Ordering::Release);
+    let child = Arc::new(child);
+    // The evictor may have a page of it before its books are whole, and waits for that.
+    let layout = child.layout.write();
+    shared.processes.add_forming(child.clone());
+    let forked = parts::forked(shared, parent.space, space);
+    drop(layout);
+    match forked {
+        Ok(effect) => {
+            if let (true, Some(agent)) = (effect.cancel_batch, parent.agent.get()) {
+                agent.commands.cancel();
+            }
+            shared.add_process(&child);
+        }
+        // It is not served, and keeps its userfaultfd: it waits until it is ended.
+        Err(_) => shared.doom("the page table is full: the program forks too much memory"),
+    }
 }
 
 /// Corrects what the books have of a fork child by its own mappings: those marked `MADV_DONTFORK` are absent, those marked
@@ -120,8 +116,12 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
     // Every mapping that can be managed has the flag of missing-page tracking.
     let read = procfs::mappings_with_flags(tid, &mut [("wf", &mut wiped), ("um", &mut present)]);
     if read.is_err() || !present.iter().any(|range| range.contains(process.beacon)) {
+        let short = read.is_err_and(|error| is_out_of_descriptors(&error));
         if !process.has_lost_its_memory(zeros) {
-            shared.doom("a fork child could not be looked at (is it in another pid namespace?)");
+            shared.doom(match short {
+                true => "out of file descriptors: raise the hard limit (`ulimit -Hn`)",
+                false => "a fork child could not be looked at (is it in another pid namespace?)",
+            });
         }
         return; // killed meanwhile
     }
@@ -129,19 +129,11 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
     let regions = shared.engine().regions(process.space).to_vec();
     for region in regions {
         for absent in subtract(region, &present[region.overlapping(&present)]) {
-            let mut engine = shared.engine();
-            engine.unmapped(process.space, absent);
-            if let Some(record) = &shared.record {
-                record.dropped(process.space, absent);
-            }
+            parts::dropped(shared, process.space, absent, true);
         }
     }
     for range in wiped {
-        let mut engine = shared.engine();
-        engine.removed(process.space, range);
-        if let Some(record) = &shared.record {
-            record.dropped(process.space, range);
-        }
+        parts::dropped(shared, process.space, range, false);
     }
     shared.free_released();
     drop(layout);

@@ -174,12 +174,28 @@ pub struct ManagerCost {
     pub metadata_bytes: u64,
     /// The same for each managed page; null when no page was managed.
     pub metadata_bytes_per_page: Option<f64>,
+    /// What the program's size and its processes asked of it.
+    pub scale: Scale,
     /// Batches of up to 64 pages that were to leave.
     #[serde(default)]
     pub evict_batches: u64,
     /// Times the books were locked for them.
     #[serde(default)]
     pub evict_locks: u64,
+}
+
+/// Longest holds of locks, where the program changes its address space or a process ends, and what
+/// could not be had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Scale {
+    /// The engine's lock: every fault needs it.
+    pub engine_hold_seconds_max: f64,
+    /// The lock of one address space: its own faults need it.
+    pub layout_hold_seconds_max: f64,
+    /// Times that a descriptor was missing: for a fork child, a new process, or the watch of one.
+    pub descriptors_short: u64,
+    /// Times that the page table had no place, so that memory went on outside the limit.
+    pub table_full: u64,
 }
 
 /// Names of the policies in force.
@@ -254,6 +270,8 @@ pub struct ReportInputs<'a> {
     pub limit_exceeded: LimitExceeded,
     /// CPU time of the manager.
     pub manager_cpu: Nanos,
+    /// What size asked of it.
+    pub scale: Scale,
     /// Metadata in use at its peak.
     pub metadata: Bytes,
     /// Batches that were to leave.
@@ -503,6 +521,7 @@ impl Report {
                 cpu_seconds: inputs.manager_cpu.seconds(),
                 metadata_bytes: inputs.metadata.0,
                 metadata_bytes_per_page: per_page,
+                scale: inputs.scale,
                 evict_batches: inputs.evict_batches,
                 evict_locks: inputs.evict_locks,
             },

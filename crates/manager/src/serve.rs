@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use serde::{Deserialize, Serialize};
 use undercroft_base::{Bytes, SpaceId};
 use undercroft_engine::{Config, Engine, Room, Stats};
@@ -28,12 +30,14 @@ use crate::fault_thread::FaultThread;
 use crate::options::{AccessScan, ClientOptions};
 use crate::placement::Placement;
 use crate::process::Process;
+use crate::processes::Processes;
 use crate::record::Record;
 use crate::report::Report;
+use crate::scale::{Holds, Shortages};
 use crate::shared::{Breakdown, EvictionCost, Exceeded, MeteredTier, Shared, lock, new_histogram};
 use crate::tiers::TierLaunch;
 use crate::watch::{self, Watch};
-use crate::{log, tiers};
+use crate::{log, parts, tiers};
 
 mod beside;
 mod handshake;
@@ -41,6 +45,9 @@ mod looks;
 mod tell;
 
 use beside::Presence;
+
+/// Exits noted at once.
+const ENDS_MAX: usize = 64;
 
 /// Everything the keeper gives its manager: options, and numbers of inherited descriptors.
 #[derive(Debug, Serialize, Deserialize)]
@@ -207,14 +214,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     );
 
     let watch = watch::new();
-    for (index, rings) in watch::shares(&watch).into_iter().enumerate() {
-        let of = shared.clone();
-        threads.push(
-            std::thread::Builder::new()
-                .name(format!("uc-layout-{index}"))
-                .spawn(move || watch::run(&of, rings))?,
-        );
-    }
+    threads.extend(start_listeners(&shared, &watch)?);
 
     if let Some((scanner, interval)) = scanner {
         let of = shared.clone();
@@ -236,6 +236,8 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         tick: Duration::ZERO,
         look_at: Instant::now(),
         paused: None,
+        forgets: false,
+        ends: epoll::create(epoll::CreateFlags::CLOEXEC)?,
         presence: Presence::new(Instant::now()),
         rest_until: Instant::now(),
         last_snapshot: (Instant::now(), Stats::default()),
@@ -258,6 +260,17 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
     drop(threads);
     control.let_holder_go();
     Ok(())
+}
+
+/// The threads that hear of new mappings.
+fn start_listeners(shared: &Arc<Shared>, watch: &Watch) -> io::Result<Vec<JoinHandle<()>>> {
+    let mut threads = Vec::new();
+    for (index, rings) in watch::shares(watch).into_iter().enumerate() {
+        let of = shared.clone();
+        let thread = std::thread::Builder::new().name(format!("uc-layout-{index}"));
+        threads.push(thread.spawn(move || watch::run(&of, rings))?);
+    }
+    Ok(threads)
 }
 
 /// The fault threads and the evictor are to end.
@@ -329,16 +342,19 @@ fn share(
     Ok(Arc::new(Shared {
         engine: Mutex::new(Engine::new(ledger, reclaim, prefetch, config)),
         tiers,
-        processes: RwLock::default(),
-        generation: AtomicU64::new(0),
         options: options.clone(),
         placement,
         evict_kick: AtomicU32::new(0),
         evictor_sleeps: AtomicBool::new(false),
+        processes: Processes::new(wakeups.len()),
+        dead: Mutex::default(),
+        control_kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         wakeups,
         stop: AtomicBool::new(false),
         record,
         looks: Looks::default(),
+        shortages: Shortages::default(),
+        holds: Holds::default(),
         fault_latency: Mutex::new(new_histogram()),
         breakdown: Breakdown::default(),
         exceeded: Mutex::new(Exceeded::default()),
@@ -386,6 +402,10 @@ struct Control {
     look_at: Instant,
     /// The program with which the keeper has stopped.
     paused: Option<u32>,
+    /// Something that is gone has not been forgotten whole.
+    forgets: bool,
+    /// Epoll of the pidfds of all processes that have announced themselves.
+    ends: OwnedFd,
     presence: Presence,
     rest_until: Instant,
     last_snapshot: (Instant, Stats),
@@ -419,9 +439,6 @@ impl Control {
         // Until the client is managed: every millisecond that a look comes late, it may grow by megabytes.
         let _ = process::set_fifo(0, 1);
         loop {
-            let processes = self.shared.all_processes();
-            let known = processes.iter().filter(|p| p.has_running_identity());
-            let known: Vec<&Arc<Process>> = known.collect();
             let accepts = self.greetings.listens();
             let mut fds: Vec<PollFd<'_>> = vec![
                 PollFd::new(&self.link, PollFlags::IN),
@@ -429,21 +446,15 @@ impl Control {
                 PollFd::new(&self.status, PollFlags::IN),
                 PollFd::new(&self.keeper, PollFlags::IN),
                 PollFd::new(&self.holder.1, PollFlags::IN),
+                PollFd::new(&self.ends, PollFlags::IN),
+                PollFd::new(&self.shared.control_kick, PollFlags::IN),
             ];
-            let own = fds.len();
-            for process in &known {
-                if let Some(identity) = process.identity.get() {
-                    fds.push(PollFd::from_borrowed_fd(
-                        identity.pidfd.as_fd(),
-                        PollFlags::IN,
-                    ));
-                }
-            }
             let greeted = fds.len();
             let sockets = self.greetings.sockets();
             fds.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
             let wait = self.until_look();
             let wait = self.greetings.due().map_or(wait, |due| due.min(wait));
+            let wait = if self.forgets { Duration::ZERO } else { wait };
             let timeout = rustix::fs::Timespec {
                 tv_sec: 0,
                 tv_nsec: i64::from(wait.subsec_nanos()),
@@ -451,12 +462,11 @@ impl Control {
             let _ = poll(&mut fds, Some(&timeout));
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(fds);
-            self.note_presence(known.iter().any(|process| process.has_agent()));
-            let exited = known.iter().zip(&ready[own..greeted]);
-            let exited = exited.filter(|(_, ready)| **ready);
-            let exited: Vec<_> = exited.map(|(process, _)| Arc::clone(process)).collect();
-            for process in &exited {
-                self.part_with(process);
+            let runs = |process: &Process| process.has_running_identity() && process.has_agent();
+            self.note_presence(self.shared.processes.any(runs));
+            self.forget_some(ready[6]);
+            if ready[5] {
+                self.note_ends();
             }
             if ready[3] {
                 return Over::Orphaned;
@@ -483,6 +493,45 @@ impl Control {
             }
             self.wake_keeper();
             self.look_if_due();
+            self.shared.shortages.news().into_iter().for_each(log::warn);
+        }
+    }
+
+    /// Processes that have exited.
+    fn note_ends(&mut self) {
+        let mut events = Vec::with_capacity(ENDS_MAX);
+        let none = rustix::fs::Timespec::default();
+        let _ = epoll::wait(&self.ends, spare_capacity(&mut events), Some(&none));
+        for event in events {
+            let space = SpaceId(event.data.u64() as u32);
+            if let Some(process) = self.shared.process(space) {
+                self.hear_no_end(&process);
+                self.part_with(&process);
+            }
+        }
+    }
+
+    /// A little of what is gone is forgotten. * `kicked`: there is more of it since the last time.
+    fn forget_some(&mut self, kicked: bool) {
+        if kicked {
+            let mut word = [0u8; 8];
+            let _ = rustix::io::read(&self.shared.control_kick, &mut word);
+        }
+        self.forgets = !parts::forget_some(&self.shared);
+    }
+
+    /// The end of the process is told of from now on.
+    fn hear_end(&self, process: &Process) -> io::Result<()> {
+        if let Some(identity) = process.identity.get() {
+            let data = epoll::EventData::new_u64(process.space.0.into());
+            epoll::add(&self.ends, &identity.pidfd, data, epoll::EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    fn hear_no_end(&self, process: &Process) {
+        if let Some(identity) = process.identity.get() {
+            let _ = epoll::delete(&self.ends, &identity.pidfd);
         }
     }
 
@@ -503,7 +552,7 @@ impl Control {
     /// The process of that number runs another program now, or has ended. Its memory is forgotten
     /// unless it lives on in a process that shares it (`CLONE_VM`, vfork): that one is served, by
     /// the same userfaultfd, until it ends.
-    fn part_with(&mut self, process: &Process) {
+    fn part_with(&mut self, process: &Arc<Process>) {
         process.exited.store(true, Ordering::Relaxed);
         if process.has_lost_its_memory(&self.zeros) {
             self.forget(process);
@@ -512,9 +561,10 @@ impl Control {
         }
     }
 
-    fn forget(&mut self, process: &Process) {
+    fn forget(&mut self, process: &Arc<Process>) {
         self.statm.remove(&process.space);
         self.virtual_sizes.remove(&process.space);
+        self.hear_no_end(process);
         self.shared.remove_process(process);
     }
 

@@ -1,10 +1,10 @@
 //! What the manager's threads share: the engine, the tiers, the processes, and the counters.
 
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -22,10 +22,13 @@ pub(crate) use crate::sync::lock;
 use crate::access::Looks;
 use crate::ledger::MemfdLedger;
 use crate::options::{ClientOptions, WhenFull};
+use crate::parts::{self, Dead};
 use crate::placement::Placement;
 use crate::process::Process;
+use crate::processes::Processes;
 use crate::record::Record;
 use crate::report::{FaultBreakdown, LimitExceeded};
+use crate::scale::{Holds, Shortages};
 
 /// Tries before a thread sleeps for the engine: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
@@ -178,9 +181,11 @@ impl EvictionCost {
 pub(crate) struct Shared {
     pub engine: Mutex<Engine<MemfdLedger>>,
     pub tiers: Vec<MeteredTier>,
-    pub processes: RwLock<HashMap<SpaceId, Arc<Process>>>,
-    /// Changes with `processes`: fault threads then look again.
-    pub generation: AtomicU64,
+    pub processes: Processes,
+    /// What is gone, and not forgotten whole.
+    pub dead: Mutex<VecDeque<Dead>>,
+    /// Eventfd of the control thread: there is something to forget.
+    pub control_kick: OwnedFd,
     pub options: ClientOptions,
     pub placement: Placement,
     /// Futex: the evictor sleeps on it.
@@ -191,6 +196,8 @@ pub(crate) struct Shared {
     pub stop: AtomicBool,
     pub record: Option<Record>,
     pub looks: Looks,
+    pub shortages: Shortages,
+    pub holds: Holds,
     pub fault_latency: Mutex<Histogram<u64>>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
@@ -272,54 +279,27 @@ impl Shared {
     }
 
     pub fn process(&self, space: SpaceId) -> Option<Arc<Process>> {
-        let processes = self
-            .processes
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        processes.get(&space).cloned()
+        self.processes.get(space)
     }
 
-    /// Oldest first.
+    /// Oldest first. O(all).
     pub fn all_processes(&self) -> Vec<Arc<Process>> {
-        let processes = self
-            .processes
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut all: Vec<_> = processes.values().cloned().collect();
-        all.sort_unstable_by_key(|process| process.space);
-        all
+        self.processes.all()
     }
 
     /// Address spaces that may share frames with this one by fork and can be evicted from: the
     /// oldest few.
     pub fn relatives(&self, process: &Process) -> Vec<SpaceId> {
-        let processes = self
-            .processes
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let related = |other: &&Arc<Process>| {
-            let same = other.family == process.family && other.space != process.space;
-            same && other.agent.get().is_some()
-        };
-        let mut found: Vec<_> = processes
-            .values()
-            .filter(related)
-            .map(|other| other.space)
-            .collect();
-        found.sort_unstable();
-        found.truncate(RELATIVES_MAX);
-        found
+        let has_agent = |other: &Process| other.agent.get().is_some();
+        self.processes.relatives(process, RELATIVES_MAX, has_agent)
     }
 
-    pub fn add_process(&self, process: Arc<Process>) {
-        self.spaces_seen.fetch_add(1, Ordering::Relaxed);
-        let mut processes = self
-            .processes
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        processes.insert(process.space, process);
-        drop(processes);
-        self.processes_changed();
+    /// An address space came, or its process has announced itself.
+    pub fn add_process(&self, process: &Arc<Process>) {
+        if self.processes.add(process) {
+            self.spaces_seen.fetch_add(1, Ordering::Relaxed);
+            self.wake_fault_threads();
+        }
     }
 
     /// A process was seen to have that many mappings.
@@ -343,49 +323,19 @@ impl Shared {
         }
     }
 
-    /// The address space is gone: forgets its pages and frees its slots.
-    pub fn remove_process(&self, process: &Process) {
+    /// The address space is gone: its pages are forgotten and its slots freed.
+    pub fn remove_process(&self, process: &Arc<Process>) {
         process.gone.store(true, Ordering::Relaxed);
-        let mut processes = self
-            .processes
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let known = processes.remove(&process.space).is_some();
-        drop(processes);
-        if known {
-            let relatives = self.relatives(process);
-            let _layout = process.layout.write();
-            let mut engine = self.engine();
-            let mut inherited: Vec<(SpaceId, VirtRange)> = Vec::new();
-            engine.bequeath(process.space, &relatives, |heir, page| {
-                if self.record.is_some() {
-                    match inherited.last_mut() {
-                        Some((of, run)) if (*of, run.end) == (heir, page) => {
-                            run.end = page.plus(1);
-                        }
-                        _ => inherited.push((heir, VirtRange::new(page, page.plus(1)))),
-                    }
-                }
-            });
-            if let Some(record) = &self.record {
-                record.ended(process.space);
-                for (heir, run) in inherited {
-                    record.found(heir, run);
-                }
-            }
-            let effect = engine.remove_space(process.space);
-            drop(engine);
-            if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {
-                agent.commands.cancel();
-            }
-            self.free_released();
-            self.processes_changed();
+        if self.processes.remove(process) {
+            self.wake_fault_threads();
+            parts::ended(self, process.clone());
         }
     }
 
-    fn processes_changed(&self) {
-        self.generation.fetch_add(1, Ordering::Release);
-        self.wake_fault_threads();
+    /// It is forgotten a few chunks at a time.
+    pub fn forget_later(&self, dead: Dead) {
+        lock(&self.dead).push_back(dead);
+        let _ = rustix::io::write(&self.control_kick, &1u64.to_ne_bytes());
     }
 
     pub fn wake_fault_threads(&self) {

@@ -16,6 +16,7 @@ use undercroft_sys::sideband::{Record, Ring, Sideband, Wake};
 
 use crate::discover;
 use crate::placement::FAULT_THREADS_MAX;
+use crate::process::Process;
 use crate::shared::{Shared, lock};
 
 /// Longest sleep, to notice the end.
@@ -94,21 +95,23 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
         }
         threads.dedup();
         for pid in &threads {
-            for process in shared.all_processes() {
-                if process.pid() == Some(*pid) && process.managed.load(Ordering::Acquire) {
-                    discover::lock_threads(shared, &process, *pid);
-                }
+            if let Some(process) = managed(shared, *pid) {
+                discover::lock_threads(shared, &process, *pid);
             }
         }
     }
 }
 
+/// Process `pid`, if it is managed.
+fn managed(shared: &Shared, pid: u32) -> Option<Arc<Process>> {
+    let process = shared.processes.of_pid(pid)?;
+    let managed = process.managed.load(Ordering::Acquire) && process.has_running_identity();
+    managed.then_some(process)
+}
+
 /// Process `pid` has made a mapping at `range`.
 fn register_new(shared: &Shared, pid: u32, range: VirtRange) {
-    for process in shared.all_processes() {
-        let managed = process.managed.load(Ordering::Acquire) && process.has_running_identity();
-        if process.pid() == Some(pid) && managed {
-            discover::manage_new(shared, &process, range);
-        }
+    if let Some(process) = managed(shared, pid) {
+        discover::manage_new(shared, &process, range);
     }
 }

@@ -17,6 +17,15 @@ fn histogram(values: impl IntoIterator<Item = u64>) -> Histogram<u64> {
     histogram
 }
 
+fn ram() -> TierInfo {
+    TierInfo {
+        name: "ram".into(),
+        kind: TierKind::Ram,
+        emulated: false,
+        capacity: Bytes(1 << 30),
+    }
+}
+
 fn sample() -> Report {
     let stats = Stats {
         faults: 10,
@@ -32,12 +41,7 @@ fn sample() -> Report {
         dram_peak: Bytes(6 << 20),
         ..Stats::default()
     };
-    let info = TierInfo {
-        name: "ram".into(),
-        kind: TierKind::Ram,
-        emulated: false,
-        capacity: Bytes(1 << 30),
-    };
+    let info = ram();
     let usage = |logical, stored, held| TierUsage {
         logical: Bytes(logical),
         stored: Bytes(stored),
@@ -62,6 +66,7 @@ fn sample() -> Report {
         }],
         limit_exceeded: LimitExceeded::default(),
         manager_cpu: Nanos(300_000_000),
+        scale: Scale::default(),
         metadata: Bytes(32768),
         evict_batches: 4,
         evict_locks: 70,

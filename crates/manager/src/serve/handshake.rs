@@ -28,6 +28,7 @@ use crate::agent::{Agent, Proof};
 use crate::command::Commands;
 use crate::discover;
 use crate::process::{Identity, Process};
+use crate::scale::is_out_of_descriptors;
 use crate::shared::lock;
 
 /// Longest a handshake may take.
@@ -122,7 +123,7 @@ impl Control {
             // would do nothing else.
             Err(_) => {
                 self.greetings.deaf_until = Some(Instant::now() + STRANGERS_PACE);
-                return;
+                return self.shared.shortages.no_descriptor();
             }
         };
         let of_one = |uid| {
@@ -191,6 +192,9 @@ impl Control {
     }
 
     fn complain(&mut self, process: &PidFd, error: &io::Error) {
+        if is_out_of_descriptors(error) {
+            self.shared.shortages.no_descriptor();
+        }
         // One that ends in the middle of it needs no manager.
         if self.greetings.complaints >= COMPLAINTS_MAX || process.wait_exit(DYING) {
             return;
@@ -280,10 +284,9 @@ impl Control {
         let commands = Commands::new(page);
         let agent = Agent::new(commands, holding_uffd, holding, private, memory, proof);
         let _ = process.agent.set(agent);
-        if self.shared.process(process.space).is_none() {
-            self.shared.add_process(process.clone());
-        }
+        self.shared.add_process(&process);
         self.statm.insert(process.space, statm);
+        self.hear_end(&process)?;
         crate::layout::place_agents(&self.shared);
         if self.managing {
             self.watch(&process);
@@ -327,10 +330,8 @@ impl Control {
         })?;
         self.shared.placement.pin.restarted(pid);
         // The same process with a new address space: it called exec, and the old one is gone.
-        for old in self.shared.all_processes() {
-            if old.pid() == Some(pid) {
-                self.part_with(&old);
-            }
+        if let Some(old) = self.shared.processes.of_pid(pid) {
+            self.part_with(&old);
         }
         let space = self.shared.engine().add_space();
         // Forked before there was anything to manage: no event told of it.
@@ -344,10 +345,7 @@ impl Control {
     /// The family of the process that forked `pid`, if it is known.
     fn family_of(&self, pid: u32) -> Option<SpaceId> {
         let parent = procfs::status_number(pid, "PPid")?;
-        let known = self.shared.all_processes();
-        let of = known
-            .iter()
-            .find(|p| p.pid().map(u64::from) == Some(parent))?;
+        let of = self.shared.processes.of_pid(parent as u32)?;
         Some(of.family)
     }
 
@@ -365,9 +363,14 @@ impl Control {
         false
     }
 
+    /// Hears of the process's new mappings from now on, unless it does by inheritance. Where that
+    /// is refused they are found by looking.
     pub(super) fn watch(&self, process: &Process) {
-        if let (Some(sideband), Some(pid)) = (lock(&self.watch).as_mut(), process.pid()) {
-            let _ = sideband.watch(pid);
+        if let (Some(sideband), Some(pid)) = (lock(&self.watch).as_mut(), process.pid())
+            && let Err(error) = sideband.watch(pid)
+            && (error.kind() == io::ErrorKind::QuotaExceeded || is_out_of_descriptors(&error))
+        {
+            self.shared.shortages.no_descriptor();
         }
     }
 }

@@ -206,13 +206,16 @@ impl Control {
             true => TICK_BUSY.max(looking * 20).min(TICK_MAX),
             false => (self.tick * 2).clamp(TICK_BUSY, TICK_MAX),
         };
+        self.note_peaks();
+        self.tick
+    }
+
+    fn note_peaks(&self) {
         let managed = self.shared.engine().managed_pages().0;
-        self.shared
-            .managed_pages_peak
-            .fetch_max(managed, Ordering::Relaxed);
+        let peak = &self.shared.managed_pages_peak;
+        peak.fetch_max(managed, Ordering::Relaxed);
         for tier in &self.shared.tiers {
             tier.note_usage();
         }
-        self.tick
     }
 }

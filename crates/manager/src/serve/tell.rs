@@ -1,7 +1,7 @@
 //! What is told of a run: status while it goes on, the report at its end.
 
 use std::io::Write;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use undercroft_base::Bytes;
@@ -11,7 +11,7 @@ use super::Control;
 use super::handshake::HANDSHAKE;
 use crate::options::AccessScan;
 use crate::report::{
-    AccessScans, Policies, Rates, Report, ReportInputs, Snapshot, TierInputs, TierSnapshot,
+    AccessScans, Policies, Rates, Report, ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot,
 };
 use crate::shared::{MeteredTier, lock};
 
@@ -27,6 +27,18 @@ impl Control {
         let snapshot = self.snapshot();
         if let Ok(bytes) = serde_json::to_vec(&snapshot) {
             let _ = std::fs::File::from(socket).write_all(&bytes);
+        }
+    }
+
+    fn scale(&self) -> Scale {
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let seconds = |of: &AtomicU64| undercroft_base::Nanos(count(of)).seconds();
+        let (holds, shortages) = (&self.shared.holds, &self.shared.shortages);
+        Scale {
+            engine_hold_seconds_max: seconds(&holds.engine),
+            layout_hold_seconds_max: seconds(&holds.layout),
+            descriptors_short: count(&shortages.descriptors),
+            table_full: count(&shortages.table),
         }
     }
 
@@ -130,6 +142,7 @@ impl Control {
             stall: undercroft_base::Nanos(stall),
             tiers,
             limit_exceeded: lock(&shared.exceeded).until(Instant::now()),
+            scale: self.scale(),
             manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
             metadata: Bytes(metadata),
             evict_batches: shared.eviction.batches.load(Ordering::Relaxed),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use undercroft_base::{Bytes, PageState, SpaceId, ThreadId, VirtPage, VirtRange};
-use undercroft_engine::Fault;
+use undercroft_engine::{EVERYTHING, Fault};
 use undercroft_model::{Touch, oracle::Expect};
 
 use super::world::{Doing, Event, Intake, Message, PAGE, Thread, World, Zap};
@@ -608,7 +608,7 @@ impl World {
         }
         if !self.is_down() {
             let heirs = self.relatives(space);
-            self.engine.bequeath(space, &heirs, |_, _| ());
+            self.engine.bequeath(space, EVERYTHING, &heirs, |_, _| ());
             let effect = self.engine.remove_space(space);
             self.effect(effect);
         }
@@ -623,7 +623,7 @@ impl World {
     /// ... of one process.
     pub fn own_frames_of(&mut self, proc: usize) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
-        for range in self.engine.inherited(space) {
+        for range in self.engine.inherited(space, EVERYTHING) {
             for page in range.pages() {
                 if self.memory.is_present(mm, page) && !self.memory.is_shared(mm, page) {
                     self.engine.own_frame(space, page);

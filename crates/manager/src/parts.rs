@@ -1,0 +1,282 @@
+//! Changes of many pages of the books, made a few chunks at a time. The engine is let go of in
+//! between, so that no fault of any process waits for long. The caller holds the layout lock of the
+//! space for writing, or the space is gone: nothing is installed in it meanwhile.
+//!
+//! A large range that the program drops is only cut off from its space, chunk by chunk. What was
+//! cut off is forgotten later, by the control thread and, before it takes pages that somebody
+//! has, by the evictor. A copy for a fork child and a move are made at once, page by page: both
+//! places need their books.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_engine::{EVERYTHING, Effect, Engine, LedgerFull};
+
+use crate::ledger::MemfdLedger;
+use crate::process::Process;
+use crate::scale::note_hold;
+use crate::shared::{Shared, lock};
+
+type Books = Engine<MemfdLedger>;
+
+/// Chunks at once whose pages are changed, of 512 pages: some 0.3 ms.
+const CHUNKS: usize = 8;
+
+/// The same of chunks that are cut off whole.
+const WHOLE_CHUNKS: usize = 2048;
+
+/// From so many chunks on, dropped ones are cut off and forgotten later.
+const MANY: usize = 16;
+
+/// For so long the engine is left to others between two holds. Who waits for it does so awake for
+/// some 20 us.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// Does `work` with the engine locked, and notes for how long it was.
+fn locked<T>(shared: &Shared, work: impl FnOnce(&mut Books) -> T) -> T {
+    let mut engine: MutexGuard<'_, Books> = shared.engine();
+    let since = Instant::now();
+    let done = work(&mut engine);
+    drop(engine);
+    note_hold(&shared.holds.engine, since);
+    done
+}
+
+/// A trace is told of whole changes only: with one all is done in one hold.
+fn at_once(shared: &Shared, chunks: usize) -> usize {
+    match &shared.record {
+        Some(_) => usize::MAX,
+        None => chunks,
+    }
+}
+
+/// Does `work` with each few of `parts`, then `last`, with the engine locked and let go of in
+/// between.
+fn in_parts(
+    shared: &Shared,
+    parts: &[VirtRange],
+    mut work: impl FnMut(&mut Books, VirtRange),
+    last: impl FnOnce(&mut Books),
+) {
+    let at_once = at_once(shared, CHUNKS);
+    let mut left = parts;
+    while left.len() > at_once {
+        let (some, rest) = left.split_at(at_once);
+        locked(shared, |engine| {
+            some.iter().for_each(|part| work(engine, *part));
+        });
+        left = rest;
+        pause();
+    }
+    locked(shared, |engine| {
+        left.iter().for_each(|part| work(engine, *part));
+        last(engine);
+    });
+}
+
+fn pause() {
+    let since = Instant::now();
+    while since.elapsed() < PAUSE {
+        std::hint::spin_loop();
+    }
+}
+
+/// The program dropped the contents of `range`, or (`unmapped`) the mapping itself.
+pub(crate) fn dropped(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool) -> Effect {
+    clear(shared, space, range, unmapped, true)
+}
+
+/// * `told`: whether the trace hears of it.
+fn clear(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool, told: bool) -> Effect {
+    let mut effect = Effect::default();
+    let parts = locked(shared, |engine| {
+        if unmapped {
+            engine.detached(space, range);
+        }
+        engine.parts(space, range)
+    });
+    if parts.len() < MANY || shared.record.is_some() {
+        let record = shared.record.as_ref().filter(|_| told);
+        in_parts(
+            shared,
+            &parts,
+            |engine, part| effect.cancel_batch |= engine.removed(space, part).cancel_batch,
+            |_| {
+                if let Some(record) = record {
+                    record.dropped(space, range);
+                }
+            },
+        );
+        return effect;
+    }
+    let grave = shared.engine().add_space();
+    for parts in parts.chunks(WHOLE_CHUNKS) {
+        let of_parts = locked(shared, |engine| engine.bury(space, parts, grave));
+        effect.cancel_batch |= of_parts.cancel_batch;
+    }
+    shared.forget_later(Dead::grave(shared, grave));
+    effect
+}
+
+/// The mapping moved. What the books have no room for at its new place goes on unmanaged.
+///
+/// Errors: no room for a page that is not in memory.
+pub(crate) fn moved(
+    shared: &Shared,
+    space: SpaceId,
+    from: VirtRange,
+    to: VirtPage,
+) -> Result<Effect, LedgerFull> {
+    let new = VirtRange::new(to, to.plus(from.count().0));
+    // The trace has the move alone.
+    let mut effect = clear(shared, space, new, true, false);
+    let mut lost = Ok(());
+    let parts = locked(shared, |engine| {
+        engine.region_moved(space, from, to);
+        engine.parts(space, from)
+    });
+    in_parts(
+        shared,
+        &parts,
+        |engine, part| {
+            let target = to.plus(part.start.0 - from.start.0);
+            match engine.remap_pages(space, part, target) {
+                Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
+                Err(LedgerFull) if engine.keeps_nothing(space, part) => {
+                    effect.cancel_batch |= engine.removed(space, part).cancel_batch;
+                    shared.shortages.table.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(LedgerFull) => lost = Err(LedgerFull),
+            }
+        },
+        |_| {
+            if let Some(record) = &shared.record {
+                record.remapped(space, from, to);
+            }
+        },
+    );
+    lost.map(|()| effect)
+}
+
+/// The child of a fork gets what its parent has: `child` was given by `begin_fork`. What the books
+/// have no room for goes on unmanaged in the child.
+///
+/// Errors: no room for a page that is not in memory.
+pub(crate) fn forked(
+    shared: &Shared,
+    parent: SpaceId,
+    child: SpaceId,
+) -> Result<Effect, LedgerFull> {
+    let mut effect = Effect::default();
+    let mut lost = Ok(());
+    let parts = locked(shared, |engine| engine.parts(parent, EVERYTHING));
+    in_parts(
+        shared,
+        &parts,
+        |engine, part| match engine.inherit_range(parent, child, part, &[]) {
+            Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
+            Err(LedgerFull) if engine.keeps_nothing(parent, part) => {
+                shared.shortages.table.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(LedgerFull) => lost = Err(LedgerFull),
+        },
+        |_| {
+            if let Some(record) = &shared.record {
+                record.forked(parent, child);
+            }
+        },
+    );
+    lost.map(|()| effect)
+}
+
+/// The address space is gone, and is no longer listed: its pages are forgotten and its slots freed
+/// by and by, those of a small one at once.
+pub(crate) fn ended(shared: &Shared, process: Arc<Process>) {
+    let mut dead = Dead {
+        relatives: shared.relatives(&process),
+        parts: shared.engine().parts(process.space, EVERYTHING),
+        space: process.space,
+        process: Some(process),
+        next: 0,
+        cancel_batch: false,
+    };
+    if !dead.forget_some(shared) {
+        shared.forget_later(dead);
+    }
+}
+
+/// The books of an address space that is gone, or of a range that was cut off.
+pub(crate) struct Dead {
+    space: SpaceId,
+    process: Option<Arc<Process>>,
+    relatives: Vec<SpaceId>,
+    parts: Vec<VirtRange>,
+    next: usize,
+    cancel_batch: bool,
+}
+
+impl Dead {
+    fn grave(shared: &Shared, space: SpaceId) -> Dead {
+        Dead {
+            parts: shared.engine().parts(space, EVERYTHING),
+            space,
+            process: None,
+            relatives: Vec::new(),
+            next: 0,
+            cancel_batch: false,
+        }
+    }
+
+    /// Forgets a few more of its chunks. True when none are left, and it is forgotten.
+    pub fn forget_some(&mut self, shared: &Shared) -> bool {
+        let space = self.space;
+        let at_once = at_once(shared, CHUNKS);
+        let _layout = self.process.as_ref().map(|process| process.layout.write());
+        let mut inherited: Vec<(SpaceId, VirtRange)> = Vec::new();
+        let done = locked(shared, |engine| {
+            let mut told = |heir, page: VirtPage| match inherited.last_mut() {
+                _ if shared.record.is_none() => {}
+                Some((of, run)) if (*of, run.end) == (heir, page) => run.end = page.plus(1),
+                _ => inherited.push((heir, VirtRange::new(page, page.plus(1)))),
+            };
+            for part in self.parts.iter().skip(self.next).take(at_once) {
+                engine.bequeath(space, *part, &self.relatives, &mut told);
+                self.cancel_batch |= engine.removed(space, *part).cancel_batch;
+            }
+            self.next = self.next.saturating_add(at_once);
+            let done = self.next >= self.parts.len();
+            if done {
+                if let (Some(record), Some(_)) = (&shared.record, &self.process) {
+                    record.ended(space);
+                    for (heir, run) in &inherited {
+                        record.found(*heir, *run);
+                    }
+                }
+                self.cancel_batch |= engine.remove_space(space).cancel_batch;
+            }
+            done
+        });
+        let agent = self
+            .process
+            .as_ref()
+            .and_then(|process| process.agent.get());
+        if let (true, true, Some(agent)) = (done, self.cancel_batch, agent) {
+            agent.commands.cancel();
+        }
+        shared.free_released();
+        done
+    }
+}
+
+/// Forgets a few chunks of what is gone; true when nothing more is left to forget.
+pub(crate) fn forget_some(shared: &Shared) -> bool {
+    let next = lock(&shared.dead).pop_front();
+    if let Some(mut dead) = next
+        && !dead.forget_some(shared)
+    {
+        lock(&shared.dead).push_back(dead);
+    }
+    lock(&shared.dead).is_empty()
+}

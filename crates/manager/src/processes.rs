@@ -1,0 +1,165 @@
+//! Which address spaces there are, found by space, by process id and by family, and what has changed
+//! since a fault thread looked. What each fork, exec and exit costs does not grow with their number.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use undercroft_base::SpaceId;
+
+use crate::process::Process;
+use crate::shared::lock;
+
+/// One change of the set.
+pub(crate) enum Change {
+    Came(Arc<Process>),
+    Went(SpaceId),
+}
+
+#[derive(Default)]
+struct Known {
+    spaces: BTreeMap<SpaceId, Arc<Process>>,
+    /// Fork children whose books are not whole yet. Each one's layout lock is held meanwhile.
+    forming: HashMap<SpaceId, Arc<Process>>,
+    /// The newest address space of each process that has announced itself.
+    pids: HashMap<u32, Arc<Process>>,
+    families: HashMap<SpaceId, BTreeMap<SpaceId, Arc<Process>>>,
+}
+
+impl Known {
+    /// False when it was listed already.
+    fn list(&mut self, process: &Arc<Process>) -> bool {
+        let (space, family) = (process.space, process.family);
+        let members = self.families.entry(family).or_default();
+        members.insert(space, process.clone());
+        self.spaces.insert(space, process.clone()).is_none()
+    }
+
+    fn strike(&mut self, process: &Process) -> bool {
+        if let Some(pid) = process.pid()
+            && self.pids.get(&pid).map(|of| of.space) == Some(process.space)
+        {
+            self.pids.remove(&pid);
+        }
+        if let Some(members) = self.families.get_mut(&process.family) {
+            members.remove(&process.space);
+            if members.is_empty() {
+                self.families.remove(&process.family);
+            }
+        }
+        self.spaces.remove(&process.space).is_some()
+    }
+}
+
+/// The processes of one client.
+pub(crate) struct Processes {
+    known: RwLock<Known>,
+    /// Changes with `known`.
+    generation: AtomicU64,
+    /// What each fault thread has not heard of yet.
+    news: Vec<Mutex<Vec<Change>>>,
+}
+
+impl Processes {
+    /// Nobody yet, and so many fault threads that want to know.
+    pub fn new(threads: usize) -> Processes {
+        Processes {
+            known: RwLock::default(),
+            generation: AtomicU64::new(0),
+            news: (0..threads).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Known> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Differs from what it was when anything has changed.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Also one whose books are not whole yet: whoever has a page of it waits at its layout lock.
+    pub fn get(&self, space: SpaceId) -> Option<Arc<Process>> {
+        let known = self.read();
+        let found = known.spaces.get(&space);
+        found.or_else(|| known.forming.get(&space)).cloned()
+    }
+
+    /// The process of this number, as it is since it called exec last.
+    pub fn of_pid(&self, pid: u32) -> Option<Arc<Process>> {
+        self.read().pids.get(&pid).cloned()
+    }
+
+    /// Oldest first. O(all): not for each event.
+    pub fn all(&self) -> Vec<Arc<Process>> {
+        self.read().spaces.values().cloned().collect()
+    }
+
+    /// Whether `wanted` takes any.
+    pub fn any(&self, wanted: impl Fn(&Process) -> bool) -> bool {
+        self.read().spaces.values().any(|process| wanted(process))
+    }
+
+    /// The first `most` spaces of the family of `process`, oldest first, of those that `wanted`
+    /// takes; without its own.
+    pub fn relatives(
+        &self,
+        process: &Process,
+        most: usize,
+        wanted: impl Fn(&Process) -> bool,
+    ) -> Vec<SpaceId> {
+        let known = self.read();
+        let family = known.families.get(&process.family);
+        let others = family.into_iter().flatten().map(|(_, other)| other);
+        let others = others.filter(|other| other.space != process.space && wanted(other));
+        others.map(|other| other.space).take(most).collect()
+    }
+
+    /// A fork child whose books are not whole yet, and whose layout lock the caller holds. It can
+    /// be found by its space alone; the others hear of it by [`Processes::add`].
+    pub fn add_forming(&self, process: Arc<Process>) {
+        self.write().forming.insert(process.space, process);
+    }
+
+    /// An address space came, or its process has announced itself. False when it was known.
+    pub fn add(&self, process: &Arc<Process>) -> bool {
+        let mut known = self.write();
+        if let Some(pid) = process.pid() {
+            known.pids.insert(pid, process.clone());
+        }
+        known.forming.remove(&process.space);
+        let is_new = known.list(process);
+        if is_new {
+            self.tell(|| Change::Came(process.clone()));
+        }
+        is_new
+    }
+
+    /// An address space is gone; false when it was not known.
+    pub fn remove(&self, process: &Process) -> bool {
+        let mut known = self.write();
+        let was = known.strike(process);
+        if was {
+            self.tell(|| Change::Went(process.space));
+        }
+        was
+    }
+
+    /// Called with `known` locked, so that all hear of changes in their order.
+    fn tell(&self, change: impl Fn() -> Change) {
+        for news in &self.news {
+            lock(news).push(change());
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// What a fault thread has not heard of yet, oldest first.
+    pub fn news(&self, thread: usize) -> Vec<Change> {
+        std::mem::take(&mut lock(&self.news[thread]))
+    }
+}

@@ -1,0 +1,85 @@
+//! What the program's size asks of the manager: how long locks are held where many pages change, and
+//! what could not be had and was done without. Counted where it was noticed, told of in the report,
+//! and what was missing by the control thread, once each.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Longest holds of locks where layout events are applied and processes end, in nanoseconds: with
+/// the time for which the holder was kept from its CPU.
+#[derive(Default)]
+pub(crate) struct Holds {
+    pub engine: AtomicU64,
+    pub layout: AtomicU64,
+}
+
+/// Notes a hold that began at `since`.
+pub(crate) fn note_hold(longest: &AtomicU64, since: Instant) {
+    longest.fetch_max(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+}
+
+/// Shortages of one run.
+#[derive(Default)]
+pub(crate) struct Shortages {
+    /// Descriptors: for a fork child, a new process, or the watch of one.
+    pub descriptors: AtomicU64,
+    /// Places in the page table.
+    pub table: AtomicU64,
+    told: AtomicU64,
+}
+
+const DESCRIPTORS: u64 = 1;
+const TABLE: u64 = 2;
+
+impl Shortages {
+    /// A descriptor could not be had.
+    pub fn no_descriptor(&self) {
+        self.descriptors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What there is to say that has not been said.
+    pub fn news(&self) -> Vec<&'static str> {
+        let mut news = Vec::new();
+        let mut tell = |count: &AtomicU64, kind: u64, text| {
+            let new = count.load(Ordering::Relaxed) > 0;
+            if new && self.told.fetch_or(kind, Ordering::Relaxed) & kind == 0 {
+                news.push(text);
+            }
+        };
+        tell(
+            &self.descriptors,
+            DESCRIPTORS,
+            "out of file descriptors: new processes of the program wait for one. Raise its hard \
+             limit (`ulimit -Hn`)",
+        );
+        tell(
+            &self.table,
+            TABLE,
+            "the page table is full: some memory of the program is outside the limit",
+        );
+        news
+    }
+}
+
+pub(crate) fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    errno == Some(Errno::MFILE) || errno == Some(Errno::NFILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_shortage_is_told_once() {
+        let shortages = Shortages::default();
+        assert!(shortages.news().is_empty());
+        shortages.table.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(shortages.news().len(), 1);
+        shortages.table.fetch_add(1, Ordering::Relaxed);
+        shortages.descriptors.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(shortages.news().len(), 1);
+        assert!(shortages.news().is_empty());
+    }
+}
