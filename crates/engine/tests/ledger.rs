@@ -8,19 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use undercroft_base::{Bytes, SpaceId};
 use undercroft_engine::{Config, Engine, FlatLedger, Ledger, LedgerError, Room, bytes_for, fuzz};
 use undercroft_policy::{prefetch, reclaim};
-
-/// SplitMix64. This crate's tests depend on no other crate.
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
+use undercroft_seeded::Random;
 
 /// A word that a ledger might have at this place, or nearly.
-fn plausible(state: &mut u64, place: usize) -> u64 {
-    let random = next(state);
+fn plausible(source: &mut Random, place: usize) -> u64 {
+    let random = source.bits();
     let space = 1 + random % 3;
     match place {
         0..512 => match random % 3 {
@@ -45,20 +37,20 @@ fn plausible(state: &mut u64, place: usize) -> u64 {
 
 #[test]
 fn made_up_ledgers_are_refused_or_recovered_and_never_panic() {
-    let mut state = 1;
+    let mut state = Random::new(1);
     let (mut accepted, mut refused) = (0, 0);
     for round in 0..30_000 {
         let mut bytes = Vec::new();
-        let patches = next(&mut state) % 60;
+        let patches = state.bits() % 60;
         for _ in 0..patches {
-            let place = match next(&mut state) % 4 {
-                0 => 64 + next(&mut state) % 130,         // notes
-                1 => 512 + next(&mut state) % 3,          // heads
-                _ => 1024 + next(&mut state) % (3 * 512), // entries
+            let place = match state.bits() % 4 {
+                0 => 64 + state.bits() % 130,         // notes
+                1 => 512 + state.bits() % 3,          // heads
+                _ => 1024 + state.bits() % (3 * 512), // entries
             };
             bytes.extend((place as u16).to_le_bytes());
-            let word = match next(&mut state) % 200 {
-                0 => next(&mut state),
+            let word = match state.bits() % 200 {
+                0 => state.bits(),
                 _ => plausible(&mut state, place as usize),
             };
             bytes.extend(word.to_le_bytes());
@@ -79,21 +71,21 @@ fn made_up_ledgers_are_refused_or_recovered_and_never_panic() {
 
 #[test]
 fn random_and_mutated_bytes_never_panic() {
-    let mut state = 2;
+    let mut state = Random::new(2);
     let ledger = FlatLedger::create(words(2), 2).unwrap();
     ledger.chunks()[0].store(1 << 63 | 1 << 36, Ordering::Relaxed);
     let good: Vec<u8> = ledger_bytes(&ledger);
     assert!(fuzz::ledger(&good) >= 1, "the good one is accepted");
     for _ in 0..3000 {
         let mut bytes = good.clone();
-        for _ in 0..1 + next(&mut state) % 4 {
-            let at = match next(&mut state) % 2 {
-                0 => next(&mut state) as usize % 24,
-                _ => next(&mut state) as usize % bytes.len(),
+        for _ in 0..1 + state.bits() % 4 {
+            let at = match state.bits() % 2 {
+                0 => state.bits() as usize % 24,
+                _ => state.bits() as usize % bytes.len(),
             };
-            bytes[at] ^= 1 << (next(&mut state) % 8);
+            bytes[at] ^= 1 << (state.bits() % 8);
         }
-        bytes.truncate(next(&mut state) as usize % (2 * bytes.len()));
+        bytes.truncate(state.bits() as usize % (2 * bytes.len()));
         fuzz::ledger(&bytes);
     }
 }

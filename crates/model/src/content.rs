@@ -6,7 +6,7 @@
 
 use undercroft_base::{PAGE_BYTES, fill_word};
 
-use crate::random::mix;
+use undercroft_seeded::mix;
 
 /// One page's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,11 +7,9 @@ pub mod content;
 pub mod device;
 pub mod memory;
 pub mod oracle;
-pub mod random;
 pub mod tier;
 
 pub use content::Content;
 pub use memory::{Memory, Mm, MoveRefusal, Refusal, Touch};
 pub use oracle::Oracle;
-pub use random::Random;
 pub use tier::{FailRates, FakeTier};

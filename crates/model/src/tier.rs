@@ -13,7 +13,7 @@ use undercroft_base::{
 };
 
 use crate::content::Content;
-use crate::random::{Random, mix};
+use undercroft_seeded::{Random, mix};
 
 /// How often each failure strikes, in 1000 calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,21 +10,12 @@ use std::time::Instant;
 
 use undercroft_base::{PageCount, PageNo, SpaceId, ThreadId, VirtPage};
 use undercroft_policy::prefetch::{self, FaultSeen};
-use undercroft_policy::reclaim::{self, Arrival, Verdict};
+use undercroft_policy::reclaim::{self, Arrival, Reclaim, Verdict};
+use undercroft_seeded::Random;
 
 const BATCH: usize = 64;
 const ROUNDS: u32 = 5;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
+const FAULTS: u32 = 200_000;
 
 /// ns per call in the fastest of several rounds. `work` returns how many calls it made.
 fn fastest(mut work: impl FnMut() -> usize) -> f64 {
@@ -36,14 +27,106 @@ fn fastest(mut work: impl FnMut() -> usize) -> f64 {
     (0..ROUNDS).map(round).fold(f64::INFINITY, f64::min)
 }
 
+/// The best time of each of four steps, in ns per call.
+struct Steps([f64; 4]);
+
+impl Steps {
+    /// Times one step; `work` returns how many calls it made.
+    fn time(&mut self, step: usize, work: impl FnOnce() -> usize) {
+        let start = Instant::now();
+        let calls = work();
+        let time = start.elapsed().as_nanos() as f64 / calls as f64;
+        self.0[step] = self.0[step].min(time);
+    }
+}
+
+/// ns per `insert`, `touch`, `select` (for each victim) and `remove`.
+fn reclaim_costs(policy: &mut dyn Reclaim, order: &[u32]) -> [f64; 4] {
+    let mut steps = Steps([f64::INFINITY; 4]);
+    for _ in 0..ROUNDS {
+        let mut number = 0;
+        steps.time(0, || {
+            for &page in order {
+                number += 1;
+                let distance = PageCount(number % 7 * order.len() as u64 / 4);
+                policy.insert(PageNo(page), Arrival::SwapIn { distance });
+            }
+            order.len()
+        });
+        let mut victims = Vec::with_capacity(order.len());
+        steps.time(2, || {
+            for _ in 0..order.len() / BATCH {
+                let mut verdict = |_| Verdict::Take;
+                policy.select(BATCH, 8 * BATCH, &mut verdict, &mut victims);
+            }
+            victims.len()
+        });
+        for &page in &victims {
+            policy.insert(page, Arrival::Returned);
+        }
+        steps.time(1, || {
+            for &page in order.iter().rev() {
+                policy.touch(PageNo(page), true);
+            }
+            order.len()
+        });
+        steps.time(3, || {
+            for &page in order {
+                policy.remove(PageNo(page));
+            }
+            order.len()
+        });
+    }
+    steps.0
+}
+
+/// A fault on `page` by `thread`, not a first touch.
+fn fault(page: u64, thread: u32) -> FaultSeen {
+    FaultSeen {
+        space: SpaceId(1),
+        page: VirtPage(page),
+        thread: ThreadId(thread),
+        first_touch: false,
+    }
+}
+
+/// ns per fault of `streams` scans by `threads` threads.
+fn scan_cost(name: &str, streams: u64, threads: u32) -> f64 {
+    fastest(|| {
+        let Ok(mut prefetch) = prefetch::by_name(name) else {
+            return 1;
+        };
+        let mut at: Vec<u64> = (1..=streams).map(|stream| stream << 20).collect();
+        for number in 0..FAULTS {
+            let stream = number as usize % at.len();
+            let window = prefetch.on_fault(fault(at[stream], number % threads));
+            at[stream] += 1 + u64::from(window.count);
+        }
+        FAULTS as usize
+    })
+}
+
+/// ns per fault on random pages.
+fn random_cost(name: &str, random: &mut Random) -> f64 {
+    fastest(|| {
+        let Ok(mut prefetch) = prefetch::by_name(name) else {
+            return 1;
+        };
+        for _ in 0..FAULTS {
+            black_box(prefetch.on_fault(fault(random.bits() >> 40, 1)));
+        }
+        FAULTS as usize
+    })
+}
+
 fn main() {
     let argument = std::env::args().nth(1);
     let pages: Option<u32> = argument.and_then(|text| text.parse().ok());
     let pages = pages.unwrap_or(65536).max(BATCH as u32);
     let mut order: Vec<u32> = (0..pages).collect();
-    let mut random = Random(88172645463325252);
+    let mut random = Random::new(1);
     for index in (1..pages as usize).rev() {
-        order.swap(index, (random.next() % (index as u64 + 1)) as usize);
+        order.swap(index, random.index(index + 1));
     }
     println!("{pages} pages, ns per call (select: per victim, batches of {BATCH})");
     println!(
@@ -54,48 +137,7 @@ fn main() {
         let Ok(mut policy) = reclaim::by_name(name) else {
             continue;
         };
-        let mut times = [f64::INFINITY; 4];
-        for _ in 0..ROUNDS {
-            let mut number = 0;
-            let mut once = |index: usize, work: &mut dyn FnMut() -> usize| {
-                let start = Instant::now();
-                let calls = work();
-                let time = start.elapsed().as_nanos() as f64 / calls as f64;
-                times[index] = times[index].min(time);
-            };
-            once(0, &mut || {
-                for &page in &order {
-                    number += 1;
-                    let distance = PageCount(number % 7 * u64::from(pages) / 4);
-                    policy.insert(PageNo(page), Arrival::SwapIn { distance });
-                }
-                order.len()
-            });
-            let mut victims = Vec::with_capacity(order.len());
-            once(2, &mut || {
-                for _ in 0..order.len() / BATCH {
-                    let mut verdict = |_| Verdict::Take;
-                    policy.select(BATCH, 8 * BATCH, &mut verdict, &mut victims);
-                }
-                victims.len()
-            });
-            for &page in &victims {
-                policy.insert(page, Arrival::Returned);
-            }
-            once(1, &mut || {
-                for &page in order.iter().rev() {
-                    policy.touch(PageNo(page), true);
-                }
-                order.len()
-            });
-            once(3, &mut || {
-                for &page in &order {
-                    policy.remove(PageNo(page));
-                }
-                order.len()
-            });
-        }
-        let [insert, touch, select, remove] = times;
+        let [insert, touch, select, remove] = reclaim_costs(&mut *policy, &order);
         println!("{name:<16} {insert:>7.1} {touch:>7.1} {select:>7.1} {remove:>7.1}");
     }
     println!(
@@ -103,40 +145,8 @@ fn main() {
         "on_fault", "scan", "4 scans", "random", "8 thr."
     );
     for name in prefetch::NAMES {
-        let scan = |streams: u64, threads: u32| {
-            fastest(|| {
-                let Ok(mut prefetch) = prefetch::by_name(name) else {
-                    return 1;
-                };
-                let mut at: Vec<u64> = (1..=streams).map(|stream| stream << 20).collect();
-                for number in 0..200_000u32 {
-                    let stream = number as usize % at.len();
-                    let window = prefetch.on_fault(FaultSeen {
-                        space: SpaceId(1),
-                        page: VirtPage(at[stream]),
-                        thread: ThreadId(number % threads),
-                        first_touch: false,
-                    });
-                    at[stream] += 1 + u64::from(window.count);
-                }
-                200_000
-            })
-        };
-        let at_random = fastest(|| {
-            let Ok(mut prefetch) = prefetch::by_name(name) else {
-                return 1;
-            };
-            for _ in 0..200_000 {
-                black_box(prefetch.on_fault(FaultSeen {
-                    space: SpaceId(1),
-                    page: VirtPage(random.next() >> 40),
-                    thread: ThreadId(1),
-                    first_touch: false,
-                }));
-            }
-            200_000
-        });
-        let (one, four, threads) = (scan(1, 1), scan(4, 1), scan(8, 8));
+        let (one, four) = (scan_cost(name, 1, 1), scan_cost(name, 4, 1));
+        let (at_random, threads) = (random_cost(name, &mut random), scan_cost(name, 8, 8));
         println!("{name:<16} {one:>7.1} {four:>7.1} {at_random:>7.1} {threads:>7.1}");
     }
 }

@@ -6,8 +6,6 @@
 pub mod place;
 pub mod prefetch;
 pub mod reclaim;
-#[cfg(test)]
-mod test_random;
 
 /// The user named a policy that does not exist; the text is meant for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

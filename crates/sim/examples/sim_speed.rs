@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use undercroft_model::Random;
+use undercroft_seeded::Random;
 use undercroft_sim::setup::Memory;
 use undercroft_sim::{PageStream, Setup, simulate};
 

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use undercroft_model::Random;
+use undercroft_seeded::Random;
 use undercroft_sim::setup::Memory;
 use undercroft_sim::{MemoryTrace, PageStream, Setup, simulate};
 use undercroft_trace::{Access, Reference};

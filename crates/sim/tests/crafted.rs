@@ -2,7 +2,7 @@
 //! or an error.
 
 use undercroft_base::PAGE_BYTES;
-use undercroft_model::Random;
+use undercroft_seeded::Random;
 use undercroft_sim::memory_trace::{Becomes, Moved};
 use undercroft_sim::setup::{Initial, Memory, Room, Setup, TRACED};
 use undercroft_sim::sweep::streams_of;

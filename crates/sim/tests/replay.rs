@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
 use undercroft_base::Nanos;
-use undercroft_model::Random;
 use undercroft_model::device::profiles;
+use undercroft_seeded::Random;
 use undercroft_sim::memory_trace::Becomes::{
     self, Ahead, Dropped, Evicted, Found, Locked, Named, Recalled, Returned, Unchanged, Used,
     Written,

@@ -32,6 +32,7 @@ pub use processes::{Process, anonymous_kib, descendants, processes};
 pub use programs::{build, build_musl, build_static, build_with, find, target_folder, undercroft};
 pub use resp::{Reply, Resp};
 pub use sampler::{Sample, Sampler};
+pub use undercroft_seeded::mix;
 
 /// One MiB in bytes.
 pub const MIB: u64 = 1 << 20;
@@ -91,14 +92,6 @@ pub fn setting(name: &str, default: u64) -> u64 {
             .parse()
             .unwrap_or_else(|_| panic!("{name}=`{text}` is not a number")),
     }
-}
-
-/// A bijective mix of 64 bits: test data are functions of their key.
-pub fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// The value of `key` at `version`: `length` bytes, half of the keys hard to compress, half easy.

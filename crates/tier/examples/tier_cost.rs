@@ -11,8 +11,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use undercroft_base::{Bytes, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, page_checksum};
+use undercroft_seeded::{Page, Pages};
 use undercroft_sys::mapping::SharedMemory;
-use undercroft_tier::contract::{Page, Pages};
 use undercroft_tier::file::{Backing, FileTier};
 use undercroft_tier::ram::{Compressor, RamPool};
 

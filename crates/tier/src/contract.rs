@@ -14,9 +14,7 @@ use undercroft_base::{
     Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
     page_checksum,
 };
-
-/// One page of bytes.
-pub type Page = [u8; PAGE_BYTES];
+pub use undercroft_seeded::{Page, Pages};
 
 /// A tier under test, and facts that the suite needs about it.
 pub struct Subject<'a> {
@@ -27,83 +25,6 @@ pub struct Subject<'a> {
     pub settle: &'a (dyn Fn() + Sync),
     /// Most bytes it may hold when it is empty and the idle work is done.
     pub held_empty: Bytes,
-}
-
-/// A deterministic source of random numbers and of heap-like pages (splitmix64).
-pub struct Pages(u64);
-
-impl Pages {
-    /// The sequence of `seed`.
-    pub fn new(seed: u64) -> Pages {
-        Pages(seed)
-    }
-
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `limit`, which is not 0.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.number() % limit
-    }
-
-    /// A page as C and Python heaps have them: pointers into a few regions, small integers, short
-    /// texts, zeros, floats. LZ4 compresses it to 30-45 %, like the heaps of redis and CPython.
-    pub fn heap_like(&mut self) -> Page {
-        let mut page = [0; PAGE_BYTES];
-        let region = 0x7f00_0000_0000 + (self.below(64) << 24);
-        let mut at = 0;
-        while at < PAGE_BYTES {
-            let fields = 4 + self.below(5) as usize;
-            for field in 0..fields {
-                let word = match (field + self.below(4) as usize) % 7 {
-                    0 | 1 => region + (self.below(1 << 20) << 4),
-                    2 => self.below(200),
-                    3 => u64::from_le_bytes(*b"user:000") + (self.below(1000) << 40),
-                    4 if self.below(3) == 0 => (self.number() as f64 / 1e19).to_bits(),
-                    _ => 0,
-                };
-                if at < PAGE_BYTES {
-                    page[at..at + 8].copy_from_slice(&word.to_le_bytes());
-                    at += 8;
-                }
-            }
-        }
-        page
-    }
-
-    /// A page of random bytes: does not compress.
-    pub fn noise(&mut self) -> Page {
-        let mut page = [0; PAGE_BYTES];
-        for word in page.as_chunks_mut::<8>().0 {
-            *word = self.number().to_le_bytes();
-        }
-        page
-    }
-
-    /// Mostly heap-like; some noise, some nearly empty, some half noise.
-    pub fn mixed(&mut self) -> Page {
-        match self.below(10) {
-            0 => self.noise(),
-            1 => {
-                let mut page = [0; PAGE_BYTES];
-                page[self.below(PAGE_BYTES as u64) as usize] = self.number() as u8 | 1;
-                page
-            }
-            2 => {
-                let mut page = self.heap_like();
-                let cut = self.below(PAGE_BYTES as u64) as usize;
-                page[..cut].copy_from_slice(&self.noise()[..cut]);
-                page
-            }
-            _ => self.heap_like(),
-        }
-    }
 }
 
 /// Stores `pages` as one batch. Returns each result.

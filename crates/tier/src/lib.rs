@@ -2,11 +2,12 @@
 //! which the user names them.
 //!
 //! Level 2: depends on `base` (the Tier port) and `sys` (shared memory, io_uring). No `unsafe`. It
-//! never chooses what to store or where. Every implementation passes [`contract::check`].
+//! never chooses what to store or where. Every implementation passes `contract::check`.
 
 #![forbid(unsafe_code)]
 
-pub mod contract;
+#[cfg(test)]
+mod contract;
 pub mod file;
 pub mod ram;
 pub mod spec;

@@ -286,8 +286,8 @@ fn write_back(line: &Line, line_shift: u8, time: u64) -> Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
     use std::convert::Infallible;
+    use undercroft_seeded::Random;
 
     /// Touches `L12`, `S0`, `I3` (line numbers) of a cache; what it emits, as `R12 W0 I3`.
     fn check(spec: &str, touches: &str, expected: &str) {
@@ -361,8 +361,8 @@ mod tests {
         let mut sets: Vec<Vec<(u64, bool)>> = vec![Vec::new(); 16];
         let mut random = Random::new(5);
         for time in 0..20_000 {
-            let line = random.below(100).min(random.below(200));
-            let write = random.below(3) == 0;
+            let line = random.scaled(100).min(random.scaled(200));
+            let write = random.scaled(3) == 0;
             let mut expected = Vec::new();
             let set = &mut sets[(line % 16) as usize];
             match set.iter().position(|(number, _)| *number == line) {

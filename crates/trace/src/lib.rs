@@ -13,7 +13,6 @@ pub mod fuzz;
 pub mod generate;
 pub mod import;
 pub mod pages;
-pub mod random;
 pub mod reader;
 pub mod recorder;
 pub mod reference;

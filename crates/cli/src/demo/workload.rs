@@ -11,6 +11,8 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 
+use undercroft_seeded::{Random, Zipf, mix};
+
 use super::resp::{Client, Reply};
 
 /// Bytes of one value: with its header it fills one 4 KiB allocation of redis.
@@ -129,7 +131,7 @@ fn measure(
 ) -> io::Result<(Histogram<u64>, f64, u64)> {
     // Grows as needed; `saturating_record` would not.
     let mut latency = Histogram::new(3).map_err(|error| io::Error::other(error.to_string()))?;
-    let mut zipf = Zipf::new(plan.keys, 42);
+    let mut zipf = Keys::new(plan.keys, 42);
     let mut value = String::with_capacity(2 * VALUE_BYTES);
     let (mut nanos, mut wrong) = (0u64, 0);
     for op in 0..plan.ops {
@@ -217,16 +219,16 @@ fn key_bytes(key: u64) -> Vec<u8> {
 
 /// The value of a key at a version: records of a made-up log, which compress as such text does.
 fn write_value(key: u64, version: u32, out: &mut String) {
-    let mut random = Random(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(version) << 40);
+    let mut random = Random::new(mix(key) ^ u64::from(version) << 40);
     out.clear();
     while out.len() < VALUE_BYTES {
-        let bits = random.next();
+        let bits = random.bits();
         let word = |shift: u32| WORDS[(bits >> shift) as usize % WORDS.len()];
         // Writing to a String does not fail.
         let _ = writeln!(
             out,
             "{{\"id\":{},\"name\":\"{}-{:04x}\",\"place\":\"{}\",\"count\":{},\"state\":\"{}\"}}",
-            random.next() % 10_000_000,
+            random.bits() % 10_000_000,
             word(0),
             bits >> 48,
             word(5),
@@ -237,57 +239,24 @@ fn write_value(key: u64, version: u32, out: &mut String) {
     out.truncate(VALUE_BYTES);
 }
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// In [0, 1).
-    fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
-/// Keys by a zipfian law (Gray et al., as YCSB has it), with the hot ones spread over the key
-/// space.
-struct Zipf {
+/// Keys by Zipf's law, with the hot ones spread over the key space.
+struct Keys {
     random: Random,
-    keys: u64,
-    alpha: f64,
-    zeta: f64,
-    eta: f64,
+    law: Zipf,
+    count: u64,
 }
 
-impl Zipf {
-    /// Cost: O(keys), once.
-    fn new(keys: u64, seed: u64) -> Zipf {
-        let zeta: f64 = (1..=keys).map(|rank| 1.0 / (rank as f64).powf(THETA)).sum();
-        let zeta2 = 1.0 + 0.5f64.powf(THETA);
-        Zipf {
-            random: Random(seed),
-            keys,
-            alpha: 1.0 / (1.0 - THETA),
-            zeta,
-            eta: (1.0 - (2.0 / keys as f64).powf(1.0 - THETA)) / (1.0 - zeta2 / zeta),
+impl Keys {
+    fn new(count: u64, seed: u64) -> Keys {
+        Keys {
+            random: Random::new(seed),
+            law: Zipf::new(count, THETA),
+            count,
         }
     }
 
     fn next(&mut self) -> u64 {
-        let u = self.random.fraction();
-        let uz = u * self.zeta;
-        let rank = match uz {
-            uz if uz < 1.0 => 0,
-            uz if uz < 1.0 + 0.5f64.powf(THETA) => 1,
-            _ => (self.keys as f64 * (self.eta * u - self.eta + 1.0).powf(self.alpha)) as u64,
-        };
-        Random(rank.min(self.keys - 1)).next() % self.keys
+        mix(self.law.rank(&mut self.random)) % self.count
     }
 }
 
@@ -375,7 +344,7 @@ mod tests {
 
     #[test]
     fn zipf_is_skewed_and_in_range() {
-        let mut zipf = Zipf::new(1000, 1);
+        let mut zipf = Keys::new(1000, 1);
         let mut counts = vec![0u32; 1000];
         for _ in 0..100_000 {
             counts[zipf.next() as usize] += 1;

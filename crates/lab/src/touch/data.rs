@@ -19,13 +19,7 @@ const BLOCK_WORDS: usize = 64;
 const BLOCKS: u32 = (PAGE_WORDS / BLOCK_WORDS) as u32;
 const HEADER_WORDS: usize = 2;
 
-/// SplitMix64's finisher: a good 64-bit mix, 1 ns.
-pub(crate) fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
+pub(crate) use undercroft_seeded::mix;
 
 /// The pages of one run: their seed decides all content.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! The order in which a phase visits its pages: sequential, strided, uniform random, or zipfian.
 
-use super::data::mix;
+use undercroft_seeded::{Random, Zipf, mix};
 
 /// Pages between two visits of the strided walk: 64 KiB, beyond the kernel's default swap
 /// read-ahead of 8 pages.
@@ -51,23 +51,22 @@ pub(crate) struct Walk {
     pattern: Pattern,
     pages: usize,
     at: u64,
-    state: u64,
-    zipf: Option<Zipf>,
+    random: Random,
+    zipf: Zipf,
 }
 
 impl Walk {
-    /// Cost: O(1), but O(pages) for zipf. `pages` must not be 0.
+    /// `pages` must not be 0. Cost: O(1).
     pub(crate) fn new(pattern: Pattern, pages: usize, seed: u64) -> Walk {
         assert!(pages > 0, "a walk needs pages");
-        let zipf = (pattern == Pattern::Zipf).then(|| Zipf::new(pages));
         // Scans start anywhere, so that a short one does not meet what the scan before it just
         // brought in.
         Walk {
             pattern,
             pages,
             at: mix(seed ^ 1) % pages as u64,
-            state: mix(seed),
-            zipf,
+            random: Random::new(mix(seed)),
+            zipf: Zipf::new(pages as u64, ZIPF_THETA),
         }
     }
 
@@ -82,57 +81,10 @@ impl Walk {
                 let visits_a_pass = pages / stride;
                 (at % visits_a_pass) * stride + (at / visits_a_pass) % stride
             }
-            Pattern::Random => self.random() % pages,
-            Pattern::Zipf => {
-                let uniform = (self.random() >> 11) as f64 / (1u64 << 53) as f64;
-                let rank = self.zipf.as_ref().map_or(0, |zipf| zipf.rank(uniform));
-                mix(rank) % pages
-            }
+            Pattern::Random => self.random.below(pages),
+            Pattern::Zipf => mix(self.zipf.rank(&mut self.random)) % pages,
         };
         page as usize
-    }
-
-    fn random(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(1);
-        mix(self.state)
-    }
-}
-
-/// Gray et al.'s constant-time zipfian sampler, as YCSB uses it.
-struct Zipf {
-    items: f64,
-    alpha: f64,
-    eta: f64,
-    zeta: f64,
-}
-
-impl Zipf {
-    fn new(items: usize) -> Zipf {
-        let sum = |n: usize| {
-            (1..=n)
-                .map(|i| 1.0 / (i as f64).powf(ZIPF_THETA))
-                .sum::<f64>()
-        };
-        let zeta = sum(items);
-        let items = items as f64;
-        let eta = (1.0 - (2.0 / items).powf(1.0 - ZIPF_THETA)) / (1.0 - sum(2) / zeta);
-        Zipf {
-            items,
-            alpha: 1.0 / (1.0 - ZIPF_THETA),
-            eta,
-            zeta,
-        }
-    }
-
-    fn rank(&self, uniform: f64) -> u64 {
-        let scaled = uniform * self.zeta;
-        if scaled < 1.0 {
-            0
-        } else if scaled < 1.0 + 0.5f64.powf(ZIPF_THETA) {
-            1
-        } else {
-            (self.items * (self.eta * uniform - self.eta + 1.0).powf(self.alpha)) as u64
-        }
     }
 }
 

@@ -103,8 +103,8 @@ impl Head {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Random;
     use crate::device::{Device, by_name};
+    use undercroft_seeded::Random;
 
     #[test]
     fn random_reads_take_the_average_seek_and_half_a_turn() {

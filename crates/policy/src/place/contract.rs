@@ -6,7 +6,7 @@ use undercroft_base::{Bytes, PageNo};
 use super::{
     LatencyClass, MIGRATE_PAGES_MAX, NAMES, PageFacts, Place, TIERS_MAX, TierState, by_name,
 };
-use crate::test_random::Random;
+use undercroft_seeded::Random;
 
 /// A tier of any size: empty, full, or overfull because its capacity was lowered.
 fn tier(random: &mut Random) -> TierState {

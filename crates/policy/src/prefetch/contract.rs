@@ -4,12 +4,12 @@ use proptest::prelude::*;
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
 use super::{FaultSeen, NAMES, WINDOW_MAX, by_name};
-use crate::test_random::Random;
+use undercroft_seeded::Random;
 
 /// Page numbers near the ends of the number space, in a heap, and anywhere.
 fn page(random: &mut Random, last: u64) -> u64 {
     match random.below(6) {
-        0 => random.next(),
+        0 => random.bits(),
         1 => random.below(4),
         2 => u64::MAX - random.below(4),
         3 => 0x7_f000_0000 + random.below(1000),

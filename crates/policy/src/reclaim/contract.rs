@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use undercroft_base::{CHUNK_PAGES, PageCount, PageNo};
 
 use super::{Arrival, NAMES, Reclaim, Verdict, by_name};
-use crate::test_random::Random;
+use undercroft_seeded::Random;
 
 fn arrival(number: u64) -> Arrival {
     match number % 8 {
@@ -68,7 +68,7 @@ fn play(name: &str, seed: u64, ops: usize, pages: u64) {
         match random.below(10) {
             0..4 => {
                 if members.insert(page) {
-                    policy.insert(PageNo(page), arrival(random.next()));
+                    policy.insert(PageNo(page), arrival(random.bits()));
                 }
             }
             4..6 => {
@@ -79,7 +79,7 @@ fn play(name: &str, seed: u64, ops: usize, pages: u64) {
             6..9 => policy.touch(PageNo(page), random.below(2) == 0),
             _ => {
                 let (want, scan_max) = (random.below(20) as usize, random.below(60) as usize);
-                let salt = random.next();
+                let salt = random.bits();
                 let skip = move |page: u32| Random::new(u64::from(page) ^ salt).below(3) == 0;
                 for victim in checked_select(&mut *policy, &members, want, scan_max, &skip) {
                     members.remove(&victim.0);

@@ -3,7 +3,7 @@
 use undercroft_base::{PageCount, PageNo};
 
 use super::{Arrival, Reclaim, Verdict, by_name};
-use crate::test_random::Random;
+use undercroft_seeded::{Random, Zipf};
 
 /// Pages taken at a time, as the evictor does.
 const BATCH: usize = 16;
@@ -13,26 +13,6 @@ struct Load {
     references: Vec<u32>,
 }
 
-struct Zipf(Vec<f64>);
-
-impl Zipf {
-    fn new(pages: u32, exponent: f64) -> Zipf {
-        let mut total = 0.0;
-        let weights = (1..=pages).map(|rank| {
-            total += f64::from(rank).powf(-exponent);
-            total
-        });
-        let mut sums: Vec<f64> = weights.collect();
-        sums.iter_mut().for_each(|sum| *sum /= total);
-        Zipf(sums)
-    }
-
-    fn draw(&self, random: &mut Random) -> u32 {
-        let unit = random.unit();
-        self.0.partition_point(|&sum| sum < unit) as u32
-    }
-}
-
 /// Reference patterns over `pages` pages. Some add a cold region above.
 fn loads(pages: u32, length: u32) -> Vec<Load> {
     let mut random = Random::new(7);
@@ -40,18 +20,21 @@ fn loads(pages: u32, length: u32) -> Vec<Load> {
     for index in (1..pages as usize).rev() {
         scrambled.swap(index, random.below(index as u64 + 1) as usize);
     }
-    let zipf = Zipf::new(pages, 0.99);
-    let hot = |random: &mut Random| scrambled[zipf.draw(random) as usize];
+    let zipf = Zipf::new(u64::from(pages), 0.99);
+    let hot = |random: &mut Random| scrambled[zipf.rank(random) as usize];
     let mut loads = Vec::new();
     let mut add = |name, reference: &mut dyn FnMut(u32, &mut Random) -> u32| {
         let mut random = Random::new(1);
         let references = (0..length).map(|i| reference(i, &mut random)).collect();
         loads.push(Load { name, references });
     };
-    let (flat, steep) = (Zipf::new(pages, 0.7), Zipf::new(pages, 1.2));
-    add("zipf0.7", &mut |_, random| flat.draw(random));
+    let (flat, steep) = (
+        Zipf::new(u64::from(pages), 0.7),
+        Zipf::new(u64::from(pages), 1.2),
+    );
+    add("zipf0.7", &mut |_, random| flat.rank(random) as u32);
     add("zipf0.99", &mut |_, random| hot(random));
-    add("zipf1.2", &mut |_, random| steep.draw(random));
+    add("zipf1.2", &mut |_, random| steep.rank(random) as u32);
     add("uniform", &mut |_, random| {
         random.below(u64::from(pages)) as u32
     });
@@ -75,10 +58,10 @@ fn loads(pages: u32, length: u32) -> Vec<Load> {
     add("drift", &mut |i, random| {
         (i / 40 + random.below(u64::from(pages) / 5) as u32) % pages
     });
-    let half = Zipf::new(pages / 2, 0.9);
+    let half = Zipf::new(u64::from(pages / 2), 0.9);
     add("zipf+loop", &mut |_, random| {
         if random.below(2) == 0 {
-            return half.draw(random);
+            return half.rank(random) as u32;
         }
         at = (at + 1) % (pages / 2);
         pages / 2 + at

@@ -176,7 +176,7 @@ impl Reclaim for Belady {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use undercroft_model::Random;
+    use undercroft_seeded::Random;
 
     /// Misses of the optimum by trying every choice.
     fn least(references: &[u32], at: usize, resident: &mut Vec<u32>, room: usize) -> u32 {

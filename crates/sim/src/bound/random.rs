@@ -1,8 +1,8 @@
 //! Random replacement: any page may leave next. What a policy must beat.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
-use undercroft_model::Random;
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
+use undercroft_seeded::Random;
 
 const NOWHERE: u32 = u32::MAX;
 

@@ -3,8 +3,8 @@
 use std::fmt::{self, Display, Write};
 
 use undercroft_base::TierKind;
-use undercroft_model::Random;
 use undercroft_policy::{prefetch, reclaim};
+use undercroft_seeded::Random;
 
 /// Everything that is fixed before the first step. The seed decides the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use undercroft_base::{Bytes, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_engine::{Config, Effect, Engine};
-use undercroft_model::random::mix;
-use undercroft_model::{Content, FakeTier, Memory, Mm, Oracle, Random, oracle::Expect};
+use undercroft_model::{Content, FakeTier, Memory, Mm, Oracle, oracle::Expect};
 use undercroft_policy::place::{LatencyClass, TierState, pool_percent};
+use undercroft_seeded::{Random, mix};
 
 use super::evict::{Batch, Demotion};
 use super::failures::SpaceRates;

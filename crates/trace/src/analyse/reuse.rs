@@ -14,7 +14,7 @@ use std::collections::BinaryHeap;
 
 use super::bins::Bins;
 use super::curve::MissRatioCurve;
-use crate::random::mix;
+use undercroft_seeded::finish;
 
 /// Sampling draws are below this.
 const DRAW_END: u64 = 1 << 24;
@@ -109,7 +109,7 @@ impl ReuseDistances {
         self.touches += 1;
         let draw = match self.sampling {
             Sampling::Exact => 0,
-            _ => mix(u64::from(page) ^ 0x5ca1_ab1e_0000_0000) % DRAW_END,
+            _ => finish(u64::from(page) ^ 0x5ca1_ab1e_0000_0000) % DRAW_END,
         };
         if draw >= self.draw_end {
             return Reuse::Skipped;
@@ -263,7 +263,7 @@ impl Fenwick {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use undercroft_seeded::Random;
 
     #[test]
     fn distances_are_those_of_a_plain_stack() {
@@ -272,7 +272,7 @@ mod tests {
             let mut distances = ReuseDistances::new(Sampling::Exact);
             let mut stack: Vec<u32> = Vec::new();
             for _ in 0..touches {
-                let page = random.below(pages).min(random.below(pages)) as u32;
+                let page = random.scaled(pages).min(random.scaled(pages)) as u32;
                 let expected = match stack.iter().rposition(|known| *known == page) {
                     None => Reuse::First,
                     Some(at) => {
@@ -291,7 +291,7 @@ mod tests {
         let mut distances = ReuseDistances::new(Sampling::Pages(100));
         let mut random = Random::new(1);
         for _ in 0..50_000 {
-            distances.touch(random.below(10_000) as u32);
+            distances.touch(random.scaled(10_000) as u32);
             assert!(distances.live <= 100);
         }
         assert!(

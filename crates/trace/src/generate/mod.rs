@@ -1,15 +1,15 @@
 //! Makes traces of known patterns from a specification and its seeds; the same text gives the same
 //! trace.
 
+mod permutation;
 mod spec;
-mod zipf;
 
 pub use spec::{Part, Pattern, Spec, SpecError};
 
 use crate::format::header::{Header, TimeUnit};
-use crate::random::{Permutation, Random, mix};
 use crate::reference::{Access, Reference};
-use zipf::Zipf;
+use permutation::Permutation;
+use undercroft_seeded::{Random, Zipf, finish};
 
 /// The references of a specification; an iterator that needs no memory to speak of.
 #[derive(Clone, Debug)]
@@ -33,10 +33,11 @@ impl Generator {
         }
         Generator {
             left: spec.parts.iter().map(|part| part.refs).sum(),
-            choice: Random::new(mix(spec
-                .parts
-                .iter()
-                .fold(0, |sum, part| mix(sum ^ part.seed)))),
+            choice: Random::new(finish(
+                spec.parts
+                    .iter()
+                    .fold(0, |sum, part| finish(sum ^ part.seed)),
+            )),
             walks,
             spec,
             made: 0,
@@ -80,7 +81,7 @@ impl Iterator for Generator {
         // In proportion to what each has left, so that all end together.
         let mut pick = match self.walks.len() {
             1 => 0,
-            _ => self.choice.below(self.left),
+            _ => self.choice.scaled(self.left),
         };
         let thread = self
             .walks
@@ -137,7 +138,7 @@ impl Walk {
             made: 0,
             random: Random::new(part.seed),
             zipf,
-            scatter: Permutation::new(part.pages, mix(part.seed)),
+            scatter: Permutation::new(part.pages, finish(part.seed)),
             place: 0,
             lap: 0,
             part,
@@ -151,7 +152,7 @@ impl Walk {
         let part = &self.part;
         let write = part.writes > 0.0 && self.random.unit() < part.writes && {
             // Which pages are ever written depends on the page and the seed alone.
-            let draw = mix(page ^ mix(part.seed)) >> 11;
+            let draw = finish(page ^ finish(part.seed)) >> 11;
             part.dirty >= 1.0 || (draw as f64) < part.dirty * (1u64 << 53) as f64
         };
         (self.first_page + page, write)
@@ -173,7 +174,7 @@ impl Walk {
                 page
             }
             Pattern::Loop => self.made % pages,
-            Pattern::Uniform => self.random.below(pages),
+            Pattern::Uniform => self.random.scaled(pages),
             Pattern::Zipf { .. } => match &self.zipf {
                 Some(zipf) => self.scatter.of(zipf.rank(&mut self.random).min(pages - 1)),
                 None => 0,
@@ -181,13 +182,13 @@ impl Walk {
             Pattern::Phases { phases, set } => {
                 let phase = |made: u64| u128::from(made) * u128::from(phases) / u128::from(refs);
                 if self.made == 0 || phase(self.made) != phase(self.made - 1) {
-                    self.place = self.random.below(pages - set + 1);
+                    self.place = self.random.scaled(pages - set + 1);
                 }
-                self.place + self.random.below(set)
+                self.place + self.random.scaled(set)
             }
             Pattern::ScanHot { hot, share } => {
                 if self.random.unit() < share {
-                    return self.random.below(hot);
+                    return self.random.scaled(hot);
                 }
                 let page = hot + self.place;
                 self.place = (self.place + 1) % (pages - hot);

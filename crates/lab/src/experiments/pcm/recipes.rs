@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use undercroft_trace::random::Random;
+use undercroft_seeded::Random;
 
 /// A line of the paper's Table 1.
 pub(super) struct Paper {
@@ -165,8 +165,8 @@ pub(super) fn make(directory: &Path, command: &str, input: Option<&str>) -> anyh
 }
 
 pub(super) fn word(random: &mut Random, least: u64, most: u64, letters: u64) -> String {
-    (0..least + random.below(most - least + 1))
-        .map(|_| char::from(b'a' + random.below(letters) as u8))
+    (0..least + random.scaled(most - least + 1))
+        .map(|_| char::from(b'a' + random.scaled(letters) as u8))
         .collect()
 }
 
@@ -182,16 +182,16 @@ fn drawing(directory: &Path) -> anyhow::Result<()> {
     let nodes: Vec<(u64, u64)> = (0..300)
         .map(|_| {
             (
-                20 + random.below(WIDTH - 40),
-                20 + random.below(HEIGHT - 40),
+                20 + random.scaled(WIDTH - 40),
+                20 + random.scaled(HEIGHT - 40),
             )
         })
         .collect();
     let mut text = String::new();
     for at in 0..2300 {
         let ((x, y), (to_x, to_y)) = (
-            nodes[random.below(300) as usize],
-            nodes[random.below(300) as usize],
+            nodes[random.scaled(300) as usize],
+            nodes[random.scaled(300) as usize],
         );
         if at % 50 == 0 {
             let colour = ["red", "green", "blue", "black", "orange", "purple"];
@@ -226,16 +226,15 @@ fn document(directory: &Path) -> anyhow::Result<()> {
     let mut random = Random::new(4);
     let mut text = String::new();
     for at in 0..3000 {
-        let among = match random.below(2) {
+        let among = match random.scaled(2) {
             0 => known.len() / 10,
             _ => known.len(),
         };
         // Scattered over the dictionary, which is in order of letters.
-        let chosen =
-            undercroft_trace::random::mix(random.below(among as u64)) as usize % known.len();
+        let chosen = undercroft_seeded::finish(random.scaled(among as u64)) as usize % known.len();
         let mut word = known[chosen].as_bytes().to_vec();
         if at % 50 == 49 {
-            let place = 1 + random.below(word.len() as u64 - 2) as usize;
+            let place = 1 + random.scaled(word.len() as u64 - 2) as usize;
             word.swap(place, place + 1);
         }
         text.push_str(&String::from_utf8_lossy(&word));
@@ -252,14 +251,14 @@ fn index(directory: &Path) -> anyhow::Result<()> {
     let senders: Vec<String> = (0..3000).map(|_| word(&mut random, 6, 12, 16)).collect();
     let mut order: Vec<u64> = (0..ROWS).collect();
     for at in (1..order.len()).rev() {
-        order.swap(at, random.below(at as u64 + 1) as usize);
+        order.swap(at, random.scaled(at as u64 + 1) as usize);
     }
     let mut text = String::from(
         "create table mail(id integer primary key, sender text, subject text, note text);\n\
          create index sent on mail(sender);\nbegin;\n",
     );
     for id in order {
-        let sender = &senders[random.below(3000) as usize];
+        let sender = &senders[random.scaled(3000) as usize];
         let (subject, note) = (
             word(&mut random, 20, 60, 16),
             word(&mut random, 200, 1200, 16),
@@ -306,7 +305,7 @@ fn photograph(directory: &Path) -> anyhow::Result<()> {
                 let each = colour.iter().map(|[across, down, from]| {
                     (across * f64::from(x) + down * f64::from(y) + from).sin()
                 });
-                let light = 128.0 + 35.0 * each.sum::<f64>() + random.below(12) as f64;
+                let light = 128.0 + 35.0 * each.sum::<f64>() + random.scaled(12) as f64;
                 picture.push(light.clamp(0.0, 255.0) as u8);
             }
         }

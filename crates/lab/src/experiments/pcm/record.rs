@@ -51,7 +51,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             return Ok(());
         }
         let lines: Vec<String> = (0..2000u64)
-            .map(|at| format!("{}\n", undercroft_trace::random::mix(at)))
+            .map(|at| format!("{}\n", undercroft_seeded::finish(at)))
             .collect();
         fs::write(lab.options.out.join("lines"), lines.concat())?;
         let command = ["sort", "lines"].map(str::to_owned);

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
-use undercroft_trace::random::Random;
+use undercroft_seeded::Random;
 
 pub(super) const WALKERS: [Recipe; 4] = [
     Recipe {
@@ -92,7 +92,7 @@ fn loops(directory: &Path) -> anyhow::Result<()> {
         .map(|_| {
             let byte = |at: usize, random: &mut Random| match at % 4 {
                 3 => 0,
-                _ => random.below(256) as u8,
+                _ => random.scaled(256) as u8,
             };
             (0..LOOP_BYTES).map(|at| byte(at, &mut random)).collect()
         })
@@ -101,8 +101,8 @@ fn loops(directory: &Path) -> anyhow::Result<()> {
     let mut file = std::io::BufWriter::new(file);
     let mut bytes = 0;
     while bytes < 50_000_000 {
-        let chosen = random.below(8) as usize;
-        for _ in 0..1 + random.below(3) {
+        let chosen = random.scaled(8) as usize;
+        for _ in 0..1 + random.scaled(3) {
             file.write_all(&loops[chosen])?;
             bytes += LOOP_BYTES;
         }
@@ -123,7 +123,7 @@ fn text(directory: &Path) -> anyhow::Result<()> {
     let mut text = String::new();
     for _ in 0..60_000 {
         for at in 0..12 {
-            text.push_str(&vocabulary[random.below(4000) as usize]);
+            text.push_str(&vocabulary[random.scaled(4000) as usize]);
             text.push(if at == 11 { '\n' } else { ' ' });
         }
     }
@@ -142,8 +142,8 @@ fn program(directory: &Path) -> anyhow::Result<()> {
             "long f{at}(struct n*p,long a,long b){{long s={at};for(long i=0;i<a;i++){{s+=p->k*b+i%{};if(s&{})p=p->l;\
              else p=p->r;switch(s%7){{case 0:s^=b;break;case 1:sink(s);break;case 3:s+=f{}(p,a-1,b);break;\
              default:s-=p->v;}}p->d[i&3]+=s*{:.3};}}return s;}}",
-            3 + random.below(97),
-            1 + random.below(7),
+            3 + random.scaled(97),
+            1 + random.scaled(7),
             at.saturating_sub(1),
             random.unit()
         )?;
@@ -157,7 +157,7 @@ fn database(directory: &Path) -> anyhow::Result<()> {
     let mut text =
         String::from("create table t(id integer primary key,k int,g int,s text);\nbegin;\n");
     for at in 0..13_000 {
-        let (k, g) = (random.below(1_000_000), random.below(200));
+        let (k, g) = (random.scaled(1_000_000), random.scaled(200));
         let s = word(&mut random, 500, 1300, 8);
         writeln!(text, "insert into t values({at},{k},{g},'{s}');")?;
     }

@@ -3,7 +3,7 @@
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
 use super::*;
-use crate::test_random::Random;
+use undercroft_seeded::Random;
 
 const BASE: u64 = 0x7_f000_0000;
 

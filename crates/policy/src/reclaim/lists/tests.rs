@@ -9,7 +9,7 @@ use undercroft_base::CHUNK_PAGES;
 
 use super::chunk::{FEW_LINKS, HOLES_MAX, PIECE_LINKS, SLAB_PIECES};
 use super::*;
-use crate::test_random::Random;
+use undercroft_seeded::Random;
 
 const LISTS: [List; 3] = [List::A, List::B, List::C];
 

@@ -1,11 +1,11 @@
-//! Ranks with Zipf's law: rank k of 1..=n with a probability in proportion to k^-theta.
+//! Ranks by Zipf's law: rank k of 1..=n with a probability proportional to k^-theta.
 
-use crate::random::Random;
+use crate::Random;
 
-/// Rejection-inversion (Hörmann and Derflinger 1996): constant time and no table, any exponent from
-/// 0 on.
+/// Draws by rejection-inversion (Hörmann and Derflinger 1996): constant time, no table, any exponent
+/// from 0 on.
 #[derive(Clone, Debug)]
-pub(crate) struct Zipf {
+pub struct Zipf {
     theta: f64,
     /// 1 / (1 - theta); unused when theta is 1.
     q: f64,
@@ -14,7 +14,7 @@ pub(crate) struct Zipf {
 }
 
 impl Zipf {
-    /// Of `count` >= 1 ranks.
+    /// The law of `count` ranks, at least 1, with exponent `theta`.
     pub fn new(count: u64, theta: f64) -> Zipf {
         let count = count as f64;
         let q = 1.0 / (1.0 - theta);
