@@ -19,7 +19,6 @@ mod job;
 mod memcached;
 mod processes;
 mod programs;
-mod resp;
 mod sampler;
 
 use std::io::Write;
@@ -30,8 +29,8 @@ pub use job::{Job, Outcome, Running, plain_only};
 pub use memcached::Memcached;
 pub use processes::{Process, anonymous_kib, descendants, processes};
 pub use programs::{build, build_musl, build_static, build_with, find, target_folder, undercroft};
-pub use resp::{Reply, Resp};
 pub use sampler::{Sample, Sampler};
+pub use undercroft_resp::{Client, Reply};
 pub use undercroft_seeded::mix;
 
 /// One MiB in bytes.

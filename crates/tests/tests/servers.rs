@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use undercroft_tests::{
-    Job, MIB, Memcached, Reply, Resp, Running, anonymous_kib, find, free_port, one_at_a_time,
+    Client, Job, MIB, Memcached, Reply, Running, anonymous_kib, find, free_port, one_at_a_time,
     plain_only, say, skip, value_of,
 };
 
@@ -35,7 +35,7 @@ fn redis_job(redis: &std::path::Path, port: u16, folder: &std::path::Path) -> Jo
         .timeout(150)
 }
 
-fn store(redis: &mut Resp, keys: std::ops::Range<u64>, version: u64) {
+fn store(redis: &mut Client, keys: std::ops::Range<u64>, version: u64) {
     let mut from = keys.start;
     while from < keys.end {
         let to = (from + PIPELINE).min(keys.end);
@@ -51,7 +51,7 @@ fn store(redis: &mut Resp, keys: std::ops::Range<u64>, version: u64) {
     }
 }
 
-fn verify(redis: &mut Resp, what: &str, keys: std::ops::Range<u64>, version: u64) {
+fn verify(redis: &mut Client, what: &str, keys: std::ops::Range<u64>, version: u64) {
     let mut from = keys.start;
     while from < keys.end {
         let to = (from + PIPELINE).min(keys.end);
@@ -78,7 +78,7 @@ fn verify(redis: &mut Resp, what: &str, keys: std::ops::Range<u64>, version: u64
     }
 }
 
-fn info(redis: &mut Resp, field: &str) -> String {
+fn info(redis: &mut Client, field: &str) -> String {
     let Ok(Reply::Bytes(Some(text))) = redis.call(&[b"INFO"]) else {
         panic!("no answer to INFO");
     };
@@ -116,7 +116,7 @@ fn redis_session(redis: &std::path::Path, limit: Option<(u64, &str)>) -> u64 {
     }
     let run = job.start();
     let begin = Instant::now();
-    let mut client = Resp::connect(port, PATIENCE)
+    let mut client = Client::to_port(port, PATIENCE)
         .unwrap_or_else(|error| panic!("redis does not listen: {error}; {}", run.errors()));
     store(&mut client, 0..KEYS, 1);
     let footprint = anonymous_kib(server_process(&run, "redis-server")) * 1024;
@@ -145,7 +145,7 @@ fn redis_session(redis: &std::path::Path, limit: Option<(u64, &str)>) -> u64 {
     std::fs::copy(folder.path().join("dump.rdb"), copy.path().join("dump.rdb")).expect("the dump");
     let port = free_port();
     let reader = redis_job(redis, port, copy.path()).start();
-    let mut plain = Resp::connect(port, PATIENCE).expect("the plain redis listens");
+    let mut plain = Client::to_port(port, PATIENCE).expect("the plain redis listens");
     wait_until_loaded(&mut plain);
     assert_eq!(
         plain.call(&[b"DBSIZE"]).expect("an answer"),
@@ -178,7 +178,7 @@ fn redis_session(redis: &std::path::Path, limit: Option<(u64, &str)>) -> u64 {
     footprint
 }
 
-fn wait_until_loaded(redis: &mut Resp) {
+fn wait_until_loaded(redis: &mut Client) {
     let begin = Instant::now();
     while info(redis, "loading") != "0" {
         assert!(begin.elapsed() < PATIENCE, "loading hangs");

@@ -6,7 +6,7 @@ use std::io::{self, BufReader, BufWriter, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use super::resp::{self, Reply};
+use undercroft_resp::{self as resp, Reply};
 
 /// Keys and values.
 pub type Store = HashMap<Vec<u8>, Box<[u8]>>;
@@ -50,17 +50,17 @@ fn answer(store: &mut Store, words: Vec<Vec<u8>>) -> Option<Reply> {
     let mut words = words.into_iter();
     let name = words.next().unwrap_or_default().to_ascii_uppercase();
     let reply = match (name.as_slice(), words.next(), words.next()) {
-        (b"PING", ..) => Reply::Text("PONG".to_owned()),
-        (b"DBSIZE", ..) => Reply::Text(store.len().to_string()),
+        (b"PING", ..) => Reply::Status("PONG".to_owned()),
+        (b"DBSIZE", ..) => Reply::Number(store.len() as i64),
         (b"SHUTDOWN", ..) => return None,
-        (b"GET", Some(key), None) => store
-            .get(&key)
-            .map_or(Reply::Absent, |value| Reply::Value(value.to_vec())),
+        (b"GET", Some(key), None) => store.get(&key).map_or(Reply::Bytes(None), |value| {
+            Reply::Bytes(Some(value.to_vec()))
+        }),
         (b"SET", Some(key), Some(value)) => {
             store.insert(key, value.into_boxed_slice());
-            Reply::Text("OK".to_owned())
+            Reply::Status("OK".to_owned())
         }
-        _ => Reply::Refused(format!(
+        _ => Reply::Failure(format!(
             "unknown or malformed command `{}`",
             String::from_utf8_lossy(&name)
         )),

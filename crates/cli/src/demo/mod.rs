@@ -2,7 +2,6 @@
 //! verified in each of them.
 
 mod bundled;
-mod resp;
 mod server;
 mod table;
 mod workload;

@@ -13,8 +13,8 @@ use undercroft_base::Bytes;
 use undercroft_lab::rig::{self, Rig, RigError, Running};
 use undercroft_manager::report::Report;
 
-use super::resp::{Client, Reply};
 use crate::failure::{Failure, status};
+use undercroft_resp::{Client, Reply};
 
 const START_PATIENCE: Duration = Duration::from_secs(20);
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
@@ -145,7 +145,7 @@ impl Server {
         let until = Instant::now() + START_PATIENCE;
         while Instant::now() < until && !stop.load(Ordering::Relaxed) {
             if let Ok(mut client) = Client::connect(&self.socket)
-                && let Ok(Reply::Text(_)) = client.call(&[b"PING"])
+                && let Ok(Reply::Status(_)) = client.call(&[b"PING"])
             {
                 return Ok(client);
             }

@@ -11,9 +11,8 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 
+use undercroft_resp::{Client, Reply};
 use undercroft_seeded::{Random, Zipf, mix};
-
-use super::resp::{Client, Reply};
 
 /// Bytes of one value: with its header it fills one 4 KiB allocation of redis.
 pub const VALUE_BYTES: usize = 4000;
@@ -110,7 +109,7 @@ fn load(
         let end = (start + PIPELINE).min(plan.keys);
         for key in start..end {
             write_value(key, 0, &mut value);
-            client.send(&[b"SET", &key_bytes(key), value.as_bytes()])?;
+            client.queue(&[b"SET", &key_bytes(key), value.as_bytes()])?;
         }
         client.flush()?;
         for _ in start..end {
@@ -178,7 +177,7 @@ fn verify(
         check(stop)?;
         let end = (start + PIPELINE).min(keys);
         for key in start..end {
-            client.send(&[b"GET", &key_bytes(key)])?;
+            client.queue(&[b"GET", &key_bytes(key)])?;
         }
         client.flush()?;
         for key in start..end {
@@ -199,8 +198,8 @@ fn check(stop: &AtomicBool) -> io::Result<()> {
 
 fn expect_ok(reply: Reply) -> io::Result<()> {
     match reply {
-        Reply::Text(_) => Ok(()),
-        Reply::Refused(why) => Err(io::Error::other(format!(
+        Reply::Status(_) => Ok(()),
+        Reply::Failure(why) => Err(io::Error::other(format!(
             "the store refused a value: {why}"
         ))),
         other => Err(io::Error::other(format!(
@@ -210,7 +209,7 @@ fn expect_ok(reply: Reply) -> io::Result<()> {
 }
 
 fn is_value(reply: &Reply, value: &str) -> bool {
-    matches!(reply, Reply::Value(bytes) if bytes == value.as_bytes())
+    matches!(reply, Reply::Bytes(Some(bytes)) if bytes == value.as_bytes())
 }
 
 fn key_bytes(key: u64) -> Vec<u8> {
@@ -264,7 +263,7 @@ impl Keys {
 mod tests {
     use std::os::unix::net::UnixStream;
 
-    use super::super::{bundled, resp};
+    use super::super::bundled;
     use super::*;
 
     #[test]
@@ -291,14 +290,14 @@ mod tests {
             let mut input = io::BufReader::new(far.try_clone()?);
             let mut out = far;
             let mut replies = 0;
-            while let Some(words) = resp::read_request(&mut input)? {
+            while let Some(words) = undercroft_resp::read_request(&mut input)? {
                 let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
                 let mut reply = store.call(&words)?;
-                if let Reply::Value(value) = &mut reply {
+                if let Reply::Bytes(Some(value)) = &mut reply {
                     between(replies, value);
                     replies += 1;
                 }
-                resp::write_reply(&mut out, &reply)?;
+                undercroft_resp::write_reply(&mut out, &reply)?;
             }
             io::Result::Ok(())
         });

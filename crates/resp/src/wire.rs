@@ -1,74 +1,27 @@
-//! The part of the Redis protocol (RESP2) that the demo speaks: requests as arrays of strings, four
-//! kinds of replies.
+//! Requests and replies as bytes.
 
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
+use std::io::{self, BufRead, Read, Write};
 
-/// No reply for so long means the store hangs: the demo stops instead of waiting for ever.
-const REPLY_PATIENCE: Duration = Duration::from_secs(60);
-/// Largest string taken from the other side.
+/// Longest string accepted from the other side.
 const STRING_MAX: usize = 64 << 20;
-/// Most words of one request.
+/// Most words of one request, and most elements of one list.
 const WORDS_MAX: usize = 64;
+/// Deepest list within a list.
+const DEPTH_MAX: usize = 4;
 
 /// One reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// `+OK` and other short texts, and numbers.
-    Text(String),
-    /// A value.
-    Value(Vec<u8>),
-    /// There is no such key.
-    Absent,
-    /// The store refused.
-    Refused(String),
-}
-
-/// One connection to a store.
-pub struct Client {
-    reader: BufReader<UnixStream>,
-    writer: BufWriter<UnixStream>,
-}
-
-impl Client {
-    /// Connects to the store that listens on `socket`.
-    pub fn connect(socket: &Path) -> io::Result<Client> {
-        Client::over(UnixStream::connect(socket)?)
-    }
-
-    /// Talks over a connection that exists.
-    pub fn over(stream: UnixStream) -> io::Result<Client> {
-        stream.set_read_timeout(Some(REPLY_PATIENCE))?;
-        let writer = BufWriter::with_capacity(256 << 10, stream.try_clone()?);
-        Ok(Client {
-            reader: BufReader::with_capacity(256 << 10, stream),
-            writer,
-        })
-    }
-
-    /// Queues a request; `flush` sends what is queued.
-    pub fn send(&mut self, words: &[&[u8]]) -> io::Result<()> {
-        write_request(&mut self.writer, words)
-    }
-
-    /// Sends what is queued.
-    pub fn flush(&mut self) -> io::Result<()> {
-        self.writer.flush()
-    }
-
-    /// Waits for the next reply.
-    pub fn receive(&mut self) -> io::Result<Reply> {
-        read_reply(&mut self.reader)
-    }
-
-    /// One request and its reply.
-    pub fn call(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
-        self.send(words)?;
-        self.flush()?;
-        self.receive()
-    }
+    /// `+text`.
+    Status(String),
+    /// `-text`: the server refused.
+    Failure(String),
+    /// `:number`.
+    Number(i64),
+    /// `$bytes`; `None` if there is no such key.
+    Bytes(Option<Vec<u8>>),
+    /// `*...`.
+    List(Vec<Reply>),
 }
 
 /// Writes one request.
@@ -100,28 +53,46 @@ pub fn read_request(input: &mut impl BufRead) -> io::Result<Option<Vec<Vec<u8>>>
 /// Writes one reply.
 pub fn write_reply(out: &mut impl Write, reply: &Reply) -> io::Result<()> {
     match reply {
-        Reply::Text(text) => write!(out, "+{text}\r\n"),
-        Reply::Refused(why) => write!(out, "-ERR {why}\r\n"),
-        Reply::Absent => out.write_all(b"$-1\r\n"),
-        Reply::Value(value) => {
+        Reply::Status(text) => write!(out, "+{text}\r\n"),
+        Reply::Failure(why) => write!(out, "-ERR {why}\r\n"),
+        Reply::Number(number) => write!(out, ":{number}\r\n"),
+        Reply::Bytes(None) => out.write_all(b"$-1\r\n"),
+        Reply::Bytes(Some(value)) => {
             write!(out, "${}\r\n", value.len())?;
             out.write_all(value)?;
             out.write_all(b"\r\n")
+        }
+        Reply::List(replies) => {
+            write!(out, "*{}\r\n", replies.len())?;
+            replies.iter().try_for_each(|reply| write_reply(out, reply))
         }
     }
 }
 
 /// Reads one reply.
 pub fn read_reply(input: &mut impl BufRead) -> io::Result<Reply> {
+    reply(input, DEPTH_MAX)
+}
+
+fn reply(input: &mut impl BufRead, depth: usize) -> io::Result<Reply> {
     let head = line(input)?;
     let text = || String::from_utf8_lossy(&head[1..]).into_owned();
     match head.first() {
-        Some(b'+' | b':') => Ok(Reply::Text(text())),
-        Some(b'-') => Ok(Reply::Refused(text())),
-        Some(b'$') if head == b"$-1" => Ok(Reply::Absent),
+        Some(b'+') => Ok(Reply::Status(text())),
+        Some(b'-') => Ok(Reply::Failure(text())),
+        Some(b':') => match text().parse() {
+            Ok(number) => Ok(Reply::Number(number)),
+            Err(_) => Err(malformed("a number that is none")),
+        },
+        Some(b'$') if head == b"$-1" => Ok(Reply::Bytes(None)),
         Some(b'$') => {
             let size = number(&head, b'$', STRING_MAX)?;
-            string(input, size).map(Reply::Value)
+            Ok(Reply::Bytes(Some(string(input, size)?)))
+        }
+        Some(b'*') if depth > 0 => {
+            let count = number(&head, b'*', WORDS_MAX)?;
+            let replies = (0..count).map(|_| reply(input, depth - 1));
+            Ok(Reply::List(replies.collect::<io::Result<_>>()?))
         }
         _ => Err(malformed("a reply of unknown kind")),
     }
@@ -130,7 +101,7 @@ pub fn read_reply(input: &mut impl BufRead) -> io::Result<Reply> {
 fn malformed(what: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("the store's protocol is broken: {what}"),
+        format!("the server's protocol is broken: {what}"),
     )
 }
 
@@ -140,7 +111,7 @@ fn line(input: &mut impl BufRead) -> io::Result<Vec<u8>> {
     if taken == 0 {
         return Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,
-            "the store closed the connection",
+            "the server closed the connection",
         ));
     }
     if !line.ends_with(b"\r\n") {
@@ -185,10 +156,12 @@ mod tests {
             Some(vec![b"SET".to_vec(), b"k".to_vec(), b"a\r\nb\0".to_vec()])
         );
         for reply in [
-            Reply::Text("OK".into()),
-            Reply::Value(vec![13, 10, 0]),
-            Reply::Value(vec![]),
-            Reply::Absent,
+            Reply::Status("OK".into()),
+            Reply::Number(-3),
+            Reply::Bytes(Some(vec![13, 10, 0])),
+            Reply::Bytes(Some(vec![])),
+            Reply::Bytes(None),
+            Reply::List(vec![Reply::Number(1), Reply::List(vec![])]),
         ] {
             let mut wire = Vec::new();
             write_reply(&mut wire, &reply).expect("a vector takes all");
@@ -206,6 +179,9 @@ mod tests {
             b"$x\r\n",
             b"!3\r\n",
             b"$3\r\nabcde",
+            b":x\r\n",
+            b"*99\r\n",
+            b"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*0\r\n",
         ] {
             assert!(
                 read_reply(&mut &wire[..]).is_err(),

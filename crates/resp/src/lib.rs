@@ -1,0 +1,10 @@
+//! The part of the Redis protocol (RESP 2) that the demo and the tests speak.
+//!
+//! Level 0: no dependency. Requests are arrays of strings. [`Client`] speaks over a unix socket or
+//! loopback; a server uses [`read_request`] and [`write_reply`].
+
+mod client;
+mod wire;
+
+pub use client::Client;
+pub use wire::{Reply, read_reply, read_request, write_reply, write_request};
