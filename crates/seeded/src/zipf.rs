@@ -2,8 +2,8 @@
 
 use crate::Random;
 
-/// Draws by rejection-inversion (Hörmann and Derflinger 1996): constant time, no table, any exponent
-/// from 0 on.
+/// Draws by rejection-inversion (Hörmann and Derflinger 1996): constant time, no table, any
+/// exponent from 0 on.
 #[derive(Clone, Debug)]
 pub struct Zipf {
     theta: f64,
