@@ -81,7 +81,7 @@ fn out_gets_every_form_and_plots_that_say_simulated() {
         "results.csv",
         "results.md",
         "misses.svg",
-        "elapsed.png",
+        "elapsed.svg",
         "energy.svg",
     ] {
         assert!(

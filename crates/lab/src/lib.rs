@@ -4,7 +4,7 @@
 //! `undercroft lab list|run NAME --out DIR` and `undercroft plot` are thin wrappers around
 //! [`list`], [`run`], [`plot()`]. Walk: experiment -> for each round, for each rig: `Rig::set_up`
 //! -> `Stage::spawn` -> workload -> `Running::finish` -> samples -> ratios of medians ->
-//! `results.json`, `results.md`, SVG and PNG.
+//! `results.json`, `results.md`, SVG.
 #![forbid(unsafe_code)]
 
 mod experiments;

@@ -107,12 +107,6 @@ fn assert_plot(out: &Path, name: &str) {
         svg.contains("<svg") && svg.contains("</svg>") && svg.contains("<rect"),
         "{name}.svg"
     );
-    let png = fs::read(out.join(format!("{name}.png"))).expect("png");
-    assert!(
-        png.starts_with(b"\x89PNG") && png.len() > 5_000,
-        "{name}.png has {} bytes",
-        png.len()
-    );
 }
 
 #[test]

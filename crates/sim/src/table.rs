@@ -187,26 +187,19 @@ fn sum(outcome: &Outcome, of: fn(&crate::outcome::TierOutcome) -> u64) -> String
 
 /// The results as CSV (RFC 4180), one line a simulation; tiers added up.
 pub fn csv(results: &Results) -> String {
-    let mut out = String::new();
-    let names: Vec<_> = FIELDS.iter().map(|(name, _)| *name).collect();
-    out.push_str(&names.join(","));
-    out.push_str("\r\n");
-    for outcome in &results.outcomes {
-        let cells: Vec<_> = FIELDS
-            .iter()
-            .map(|(_, cell)| quoted(cell(outcome)))
-            .collect();
-        out.push_str(&cells.join(","));
-        out.push_str("\r\n");
+    let mut writer = csv::WriterBuilder::new()
+        .terminator(csv::Terminator::CRLF)
+        .from_writer(Vec::new());
+    let names = FIELDS.map(|(name, _)| name.to_owned());
+    let rows = results
+        .outcomes
+        .iter()
+        .map(|outcome| FIELDS.map(|(_, cell)| cell(outcome)));
+    for record in std::iter::once(names).chain(rows) {
+        writer.write_record(record).expect("a vector takes all");
     }
-    out
-}
-
-fn quoted(cell: String) -> String {
-    match cell.contains([',', '"', '\r', '\n']) {
-        true => format!("\"{}\"", cell.replace('"', "\"\"")),
-        false => cell,
-    }
+    let bytes = writer.into_inner().expect("a vector takes all");
+    String::from_utf8(bytes).expect("made of text")
 }
 
 /// Bytes for people; exact below a KiB, and where it is a whole number of units.

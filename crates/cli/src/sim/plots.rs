@@ -76,7 +76,7 @@ impl Axis {
     }
 }
 
-/// Writes `misses`, `elapsed` and `energy` as SVG and PNG into `out`; the files written, none when
+/// Writes `misses`, `elapsed` and `energy` as SVG into `out`. Returns the files written: none if
 /// nothing varies that can go across. Errors: a file cannot be written.
 pub fn draw(results: &Results, out: &Path) -> Result<Vec<String>, String> {
     let Some(axis) = Axis::of(results) else {
@@ -96,12 +96,9 @@ pub fn draw(results: &Results, out: &Path) -> Result<Vec<String>, String> {
             y_label: metric.label.to_owned(),
             curves,
         };
-        for extension in ["svg", "png"] {
-            let name = format!("{}.{extension}", metric.file);
-            draw_curves(&picture, &out.join(&name))
-                .map_err(|error| format!("{name}: {error:#}"))?;
-            written.push(name);
-        }
+        let name = format!("{}.svg", metric.file);
+        draw_curves(&picture, &out.join(&name)).map_err(|error| format!("{name}: {error:#}"))?;
+        written.push(name);
     }
     Ok(written)
 }

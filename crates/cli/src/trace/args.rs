@@ -250,7 +250,7 @@ pub struct InfoArgs {
     #[arg(long, value_name = "SAMPLE", value_parser = sampling)]
     pub sample: Option<Sampling>,
 
-    /// Draw the miss-ratio curve into FILE (.svg or .png)
+    /// Draw the miss-ratio curve into FILE (.svg)
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 

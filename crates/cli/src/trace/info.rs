@@ -454,7 +454,7 @@ fn plot(info: &Info, path: &std::path::Path) -> Result<(), Failure> {
             status::FAILED,
             format!("cannot draw {}", path.display()),
             format!("{error:#}"),
-            "give a .svg or .png file in a directory that can be written",
+            "give a .svg file in a directory that can be written",
         )
     })
 }

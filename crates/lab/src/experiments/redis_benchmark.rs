@@ -146,15 +146,10 @@ pub(crate) fn benchmark(server: &Server, keys: u64, requests: u64) -> Result<Cas
 /// Columns: test, rps, then latency in ms: avg, min, p50, p95, p99, max. Each name is quoted, as in
 /// `"p50_latency_ms"`.
 fn parse_csv(text: &str) -> Option<(String, BTreeMap<String, f64>)> {
-    let mut lines = text
-        .lines()
-        .skip_while(|line| !line.starts_with("\"test\""));
-    let split = |line: &str| {
-        line.split(',')
-            .map(|cell| cell.trim_matches('"').to_owned())
-            .collect::<Vec<_>>()
-    };
-    let (head, row) = (split(lines.next()?), split(lines.next()?));
+    let table = &text[text.find("\"test\"")?..];
+    let mut reader = csv::Reader::from_reader(table.as_bytes());
+    let head = reader.headers().ok()?.clone();
+    let row = reader.records().next()?.ok()?;
     let cell = |name: &str| {
         let at = head.iter().position(|cell| cell == name)?;
         row.get(at)?.parse::<f64>().ok()
@@ -166,7 +161,7 @@ fn parse_csv(text: &str) -> Option<(String, BTreeMap<String, f64>)> {
         ("p99_ns", cell("p99_latency_ms")? * 1e6),
     ];
     Some((
-        row.first()?.clone(),
+        row.get(0)?.to_owned(),
         values.map(|(name, value)| (name.to_owned(), value)).into(),
     ))
 }

@@ -1,9 +1,8 @@
 //! Grouped bars: one group a case, one bar a rig, panels stacked by number of threads; latencies on
 //! a log axis.
 
-use super::{Drawn, WIDTH, colour};
+use super::{Canvas, Drawn, WIDTH, colour};
 use crate::results::{Results, median};
-use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -103,6 +102,25 @@ struct Panel {
     groups: Vec<(String, Vec<Option<Bar>>)>,
 }
 
+impl Panel {
+    /// The lowest value above 0, and the highest; whiskers included.
+    fn range(&self) -> (f64, f64) {
+        let bars = || {
+            self.groups
+                .iter()
+                .flat_map(|(_, bars)| bars.iter().flatten())
+        };
+        let tops = bars().map(|bar| {
+            bar.whisker
+                .map_or(bar.value, |(_, high)| high.max(bar.value))
+        });
+        let top = tops.fold(0.0, f64::max).max(1e-6);
+        let lows = bars().map(|bar| bar.whisker.map_or(bar.value, |(low, _)| low.min(bar.value)));
+        let low = lows.filter(|low| *low > 0.0).fold(top, f64::min);
+        (low, top)
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Bar {
     value: f64,
@@ -184,10 +202,7 @@ fn split_case(case: &str) -> (String, String) {
 }
 
 /// Draws the chart. Errors: those of the back end.
-pub(crate) fn draw<B: DrawingBackend>(chart: &Chart, root: &DrawingArea<B, Shift>) -> Drawn<()>
-where
-    B::ErrorType: Sync + 'static,
-{
+pub(crate) fn draw(chart: &Chart, root: &Canvas<'_>) -> Drawn<()> {
     root.fill(&WHITE)?;
     let text = |size: i32| ("sans-serif", size).into_font();
     root.draw(&Text::new(chart.title.clone(), (24, 16), text(26)))?;
@@ -206,10 +221,7 @@ where
         .try_for_each(|(panel, area)| draw_panel(chart, panel, area))
 }
 
-fn legend<B: DrawingBackend>(chart: &Chart, root: &DrawingArea<B, Shift>) -> Drawn<()>
-where
-    B::ErrorType: Sync + 'static,
-{
+fn legend(chart: &Chart, root: &Canvas<'_>) -> Drawn<()> {
     let widths: Vec<i32> = chart
         .rigs
         .iter()
@@ -231,27 +243,8 @@ where
     Ok(())
 }
 
-fn draw_panel<B: DrawingBackend>(
-    chart: &Chart,
-    panel: &Panel,
-    area: &DrawingArea<B, Shift>,
-) -> Drawn<()>
-where
-    B::ErrorType: Sync + 'static,
-{
-    let bars = || {
-        panel
-            .groups
-            .iter()
-            .flat_map(|(_, bars)| bars.iter().flatten())
-    };
-    let tops = bars().map(|bar| {
-        bar.whisker
-            .map_or(bar.value, |(_, high)| high.max(bar.value))
-    });
-    let top = tops.fold(0.0, f64::max).max(1e-6);
-    let lows = bars().map(|bar| bar.whisker.map_or(bar.value, |(low, _)| low.min(bar.value)));
-    let low = lows.filter(|low| *low > 0.0).fold(top, f64::min);
+fn draw_panel(chart: &Chart, panel: &Panel, area: &Canvas<'_>) -> Drawn<()> {
+    let (low, top) = panel.range();
     let (width, height) = area.dim_in_pixel();
     let frame = Frame {
         left: 104,
@@ -271,49 +264,26 @@ where
     let group_width = f64::from(frame.right - frame.left) / panel.groups.len() as f64;
     for (number, (label, bars)) in panel.groups.iter().enumerate() {
         let start = f64::from(frame.left) + number as f64 * group_width;
-        let centred = ("sans-serif", 17)
-            .into_font()
-            .into_text_style(area)
-            .pos(Pos::new(HPos::Center, VPos::Top));
-        area.draw(&Text::new(
-            label.clone(),
-            ((start + group_width / 2.0) as i32, frame.bottom + 22),
-            centred,
-        ))?;
+        let middle = ((start + group_width / 2.0) as i32, frame.bottom + 22);
+        area.draw(&Text::new(label.clone(), middle, centred(area, 17)))?;
         let bar_width = (group_width * 0.86 / bars.len() as f64).min(70.0);
         let first = start + (group_width - bar_width * bars.len() as f64) / 2.0;
         for (index, (bar, rig)) in bars.iter().zip(&chart.rigs).enumerate() {
-            let Some(bar) = bar else { continue };
-            let x = first + bar_width * index as f64;
-            let corners = [
-                (x as i32 + 1, frame.y(bar.value)),
-                ((x + bar_width) as i32 - 1, frame.bottom),
-            ];
-            area.draw(&Rectangle::new(corners, colour(rig).filled()))?;
-            let middle = (x + bar_width / 2.0) as i32;
-            if let Some((low, high)) = bar.whisker {
-                for (a, b) in [
-                    ((middle, frame.y(low)), (middle, frame.y(high))),
-                    ((middle - 5, frame.y(low)), (middle + 5, frame.y(low))),
-                    ((middle - 5, frame.y(high)), (middle + 5, frame.y(high))),
-                ] {
-                    area.draw(&PathElement::new([a, b], BLACK.stroke_width(2)))?;
-                }
-            }
-            if bar_width >= 26.0 {
-                let below = ("sans-serif", 13)
-                    .into_font()
-                    .into_text_style(area)
-                    .pos(Pos::new(HPos::Center, VPos::Top));
-                area.draw(&Text::new(
-                    axis_number(bar.value),
-                    (middle, frame.bottom + 4),
-                    below,
-                ))?;
+            if let Some(bar) = bar {
+                let x = first + bar_width * index as f64;
+                frame.draw_bar(area, bar, colour(rig), x, bar_width)?;
             }
         }
     }
     Ok(())
+}
+
+/// Text with its top in the middle of its place.
+fn centred(area: &Canvas<'_>, size: i32) -> TextStyle<'static> {
+    ("sans-serif", size)
+        .into_font()
+        .into_text_style(area)
+        .pos(Pos::new(HPos::Center, VPos::Top))
 }
 
 /// A value axis: linear from 0, or logarithmic between whole decades or halves of them.
@@ -382,14 +352,42 @@ struct Frame {
 }
 
 impl Frame {
+    /// One bar from `x` on, with its whisker, and its value if there is room for it.
+    fn draw_bar(
+        &self,
+        area: &Canvas<'_>,
+        bar: &Bar,
+        colour: RGBColor,
+        x: f64,
+        width: f64,
+    ) -> Drawn<()> {
+        let corners = [
+            (x as i32 + 1, self.y(bar.value)),
+            ((x + width) as i32 - 1, self.bottom),
+        ];
+        area.draw(&Rectangle::new(corners, colour.filled()))?;
+        let middle = (x + width / 2.0) as i32;
+        if let Some((low, high)) = bar.whisker {
+            for (a, b) in [
+                ((middle, self.y(low)), (middle, self.y(high))),
+                ((middle - 5, self.y(low)), (middle + 5, self.y(low))),
+                ((middle - 5, self.y(high)), (middle + 5, self.y(high))),
+            ] {
+                area.draw(&PathElement::new([a, b], BLACK.stroke_width(2)))?;
+            }
+        }
+        if width >= 26.0 {
+            let place = (middle, self.bottom + 4);
+            area.draw(&Text::new(axis_number(bar.value), place, centred(area, 13)))?;
+        }
+        Ok(())
+    }
+
     fn y(&self, value: f64) -> i32 {
         self.bottom - (self.axis.place(value) * f64::from(self.bottom - self.top)) as i32
     }
 
-    fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>, title: &str) -> Drawn<()>
-    where
-        B::ErrorType: Sync + 'static,
-    {
+    fn draw(&self, area: &Canvas<'_>, title: &str) -> Drawn<()> {
         for (value, labelled) in self.axis.ticks() {
             let y = self.y(value);
             let line = RGBColor(

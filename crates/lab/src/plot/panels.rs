@@ -1,10 +1,10 @@
 //! Panels two by two over named places: the figures of simulated experiments, each marked so.
 
-use super::{COLOURS, Drawn};
+use super::{COLOURS, Canvas, Drawn};
 use crate::results::{Figure, Panel, number};
-use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 const HEAD: u32 = 90;
 const PANEL_HEIGHT: u32 = 420;
@@ -15,12 +15,8 @@ pub(crate) fn height(figure: &Figure) -> u32 {
 }
 
 /// Draws `figure`. Errors: those of the back end.
-pub(crate) fn draw<B: DrawingBackend>(figure: &Figure, root: &DrawingArea<B, Shift>) -> Drawn<()>
-where
-    B::ErrorType: Sync + 'static,
-{
+pub(crate) fn draw(figure: &Figure, root: &Canvas<'_>) -> Drawn<()> {
     root.fill(&WHITE)?;
-    let text = |size: i32| ("sans-serif", size).into_font();
     root.draw(&Text::new(figure.title.clone(), (24, 14), text(26)))?;
     let grey = text(17).color(&RGBColor(90, 90, 90));
     let axes = format!(
@@ -39,14 +35,7 @@ where
     Ok(())
 }
 
-fn draw_panel<B: DrawingBackend>(
-    figure: &Figure,
-    panel: &Panel,
-    root: &DrawingArea<B, Shift>,
-) -> Drawn<()>
-where
-    B::ErrorType: Sync + 'static,
-{
+fn draw_panel(figure: &Figure, panel: &Panel, root: &Canvas<'_>) -> Drawn<()> {
     let values = || {
         let all = panel.series.iter().flat_map(|(_, values)| values.iter());
         all.copied().filter(|value| value.is_finite())
@@ -85,18 +74,15 @@ where
     }
 }
 
-fn fill<'a, B, X, Y>(
+fn fill<'a, X, Y>(
     figure: &Figure,
     panel: &Panel,
-    mut chart: ChartContext<'a, B, Cartesian2d<X, Y>>,
+    mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
 ) -> Drawn<()>
 where
-    B: DrawingBackend + 'a,
-    B::ErrorType: Sync + 'static,
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    let text = |size: i32| ("sans-serif", size).into_font();
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -106,21 +92,8 @@ where
         .y_label_formatter(&|value| number(*value))
         .label_style(text(15))
         .draw()?;
+    name_places(panel, &chart)?;
     let floor = chart.y_range().start;
-    let area = chart.plotting_area();
-    for (at, place) in panel.places.iter().enumerate() {
-        let (x, y) = area.map_coordinate(&(at as f64 + 0.5, floor));
-        let style = text(15)
-            .into_text_style(area)
-            .pos(plotters::style::text_anchor::Pos::new(
-                plotters::style::text_anchor::HPos::Center,
-                plotters::style::text_anchor::VPos::Top,
-            ));
-        // The plotting area clips nothing, but its coordinates are those of the whole picture.
-        let below = area.strip_coord_spec();
-        let (left, top) = below.get_base_pixel();
-        below.draw(&Text::new(place.clone(), (x - left, y - top + 8), style))?;
-    }
     let count = panel.series.len().max(1) as f64;
     for (index, (name, values)) in panel.series.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
@@ -157,4 +130,32 @@ where
             .draw()?;
     }
     Ok(())
+}
+
+/// The names of the places, below the axis.
+fn name_places<'a, X, Y>(
+    panel: &Panel,
+    chart: &ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+) -> Drawn<()>
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    let area = chart.plotting_area();
+    let floor = chart.y_range().start;
+    for (at, place) in panel.places.iter().enumerate() {
+        let (x, y) = area.map_coordinate(&(at as f64 + 0.5, floor));
+        let style = text(15)
+            .into_text_style(area)
+            .pos(Pos::new(HPos::Center, VPos::Top));
+        // The plotting area clips nothing, but its coordinates are those of the whole picture.
+        let below = area.strip_coord_spec();
+        let (left, top) = below.get_base_pixel();
+        below.draw(&Text::new(place.clone(), (x - left, y - top + 8), style))?;
+    }
+    Ok(())
+}
+
+fn text(size: i32) -> FontDesc<'static> {
+    ("sans-serif", size).into_font()
 }

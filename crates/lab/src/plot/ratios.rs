@@ -2,9 +2,8 @@
 //! aim marked.
 
 use super::bars::axis_number;
-use super::{Drawn, WIDTH};
+use super::{Canvas, Drawn, WIDTH};
 use crate::results::{Better, Results, Row};
-use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -14,139 +13,143 @@ const LINE: i32 = 46;
 const GOOD: RGBColor = RGBColor(0, 114, 178);
 const BAD: RGBColor = RGBColor(213, 94, 0);
 
-/// Draws `rows` (all with a target). Errors: those of the back end.
-pub(crate) fn draw<B: DrawingBackend>(
-    rows: &[&Row],
-    results: &Results,
-    root: &DrawingArea<B, Shift>,
-) -> Drawn<()>
-where
-    B::ErrorType: Sync + 'static,
-{
-    root.fill(&WHITE)?;
-    let text = |size: i32| ("sans-serif", size).into_font();
-    root.draw(&Text::new(
-        format!(
-            "{}: ratio to the baseline of the same run",
-            results.experiment
-        ),
-        (24, 16),
-        text(26),
-    ))?;
-    let explain = "dot: ratio of medians, line: range of rounds, | must be reached, : aim, orange: not reached";
-    root.draw(&Text::new(
-        explain,
-        (24, 54),
-        text(17).color(&RGBColor(90, 90, 90)),
-    ))?;
-    let marks = rows.iter().flat_map(|row| {
-        let target = row.target;
-        [
-            Some(row.ratio),
-            Some(row.ratio_range[0]),
-            Some(row.ratio_range[1]),
-            target.map(|t| t.must),
-            target.and_then(|t| t.aim),
-        ]
-    });
-    let marks: Vec<f64> = marks
-        .flatten()
-        .filter(|mark| mark.is_finite() && *mark > 0.0)
-        .chain([1.0])
-        .collect();
-    let low = marks.iter().copied().fold(1.0, f64::min) * 0.8;
-    let high = marks.iter().copied().fold(1.0, f64::max) * 1.25;
-    let right = WIDTH as i32 - 40;
-    let x = |value: f64| {
-        let place = (value.clamp(low, high) / low).ln() / (high / low).ln();
-        LEFT + (place * f64::from(right - LEFT)) as i32
-    };
-    let bottom = TOP + LINE * rows.len() as i32;
-    for value in [
-        0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0,
-    ] {
-        if value < low || value > high {
-            continue;
+/// Grid lines that may be drawn.
+const GRID: [f64; 12] = [
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0,
+];
+
+/// The horizontal axis: logarithmic, wide enough for every ratio, its range and its targets.
+struct Axis {
+    low: f64,
+    high: f64,
+    right: i32,
+}
+
+impl Axis {
+    fn over(rows: &[&Row]) -> Axis {
+        let marks = rows.iter().flat_map(|row| {
+            let target = row.target;
+            [
+                Some(row.ratio),
+                Some(row.ratio_range[0]),
+                Some(row.ratio_range[1]),
+                target.map(|t| t.must),
+                target.and_then(|t| t.aim),
+            ]
+        });
+        let marks: Vec<f64> = marks
+            .flatten()
+            .filter(|mark| mark.is_finite() && *mark > 0.0)
+            .chain([1.0])
+            .collect();
+        Axis {
+            low: marks.iter().copied().fold(1.0, f64::min) * 0.8,
+            high: marks.iter().copied().fold(1.0, f64::max) * 1.25,
+            right: WIDTH as i32 - 40,
         }
-        let line = if value == 1.0 {
-            BLACK.mix(0.6)
-        } else {
-            BLACK.mix(0.15)
-        };
-        root.draw(&PathElement::new(
-            [(x(value), TOP - 8), (x(value), bottom)],
-            line,
-        ))?;
-        let style = text(16)
-            .into_text_style(root)
-            .pos(Pos::new(HPos::Center, VPos::Top));
-        root.draw(&Text::new(
-            axis_number(value),
-            (x(value), bottom + 8),
-            style,
-        ))?;
     }
-    let centre = text(17)
-        .into_text_style(root)
-        .pos(Pos::new(HPos::Center, VPos::Top));
-    root.draw(&Text::new(
-        "ratio (log)",
-        ((LEFT + right) / 2, bottom + 32),
-        centre,
-    ))?;
+
+    fn x(&self, value: f64) -> i32 {
+        let place =
+            (value.clamp(self.low, self.high) / self.low).ln() / (self.high / self.low).ln();
+        LEFT + (place * f64::from(self.right - LEFT)) as i32
+    }
+}
+
+fn text(size: i32) -> FontDesc<'static> {
+    ("sans-serif", size).into_font()
+}
+
+fn placed(root: &Canvas<'_>, size: i32, across: HPos, down: VPos) -> TextStyle<'static> {
+    text(size).into_text_style(root).pos(Pos::new(across, down))
+}
+
+/// Draws `rows` (all with a target). Errors: those of the back end.
+pub(crate) fn draw(rows: &[&Row], results: &Results, root: &Canvas<'_>) -> Drawn<()> {
+    root.fill(&WHITE)?;
+    let title = format!(
+        "{}: ratio to the baseline of the same run",
+        results.experiment
+    );
+    root.draw(&Text::new(title, (24, 16), text(26)))?;
+    let explain = "dot: ratio of medians, line: range of rounds, | must be reached, : aim, orange: not reached";
+    let grey = text(17).color(&RGBColor(90, 90, 90));
+    root.draw(&Text::new(explain, (24, 54), grey))?;
+    let axis = Axis::over(rows);
+    draw_grid(&axis, TOP + LINE * rows.len() as i32, root)?;
     for (number, row) in rows.iter().enumerate() {
         let y = TOP + LINE * number as i32 + LINE / 2;
-        let direction = if row.better == Better::Lower {
-            "lower is better"
-        } else {
-            "higher is better"
-        };
-        let label = text(17)
-            .into_text_style(root)
-            .pos(Pos::new(HPos::Right, VPos::Center));
-        root.draw(&Text::new(
-            format!(
-                "{}, {}: {} / {}",
-                row.case, row.metric, row.subject, row.baseline
-            ),
-            (LEFT - 16, y - 8),
-            label,
-        ))?;
-        let small = text(13)
-            .color(&RGBColor(110, 110, 110))
-            .into_text_style(root)
-            .pos(Pos::new(HPos::Right, VPos::Center));
-        root.draw(&Text::new(
-            format!("{} ({direction})", axis_number(row.ratio)),
-            (LEFT - 16, y + 11),
-            small,
-        ))?;
-        let paint = if row.must_reached == Some(false) {
-            BAD
-        } else {
-            GOOD
-        };
-        let [from, to] = row.ratio_range;
-        root.draw(&PathElement::new(
-            [(x(from), y), (x(to), y)],
-            paint.stroke_width(3),
-        ))?;
-        root.draw(&Circle::new((x(row.ratio), y), 7, paint.filled()))?;
-        if let Some(target) = row.target {
-            root.draw(&PathElement::new(
-                [(x(target.must), y - 15), (x(target.must), y + 15)],
-                BLACK.stroke_width(3),
-            ))?;
-            if let Some(aim) = target.aim {
-                for step in 0..4 {
-                    let top = y - 15 + step * 8;
-                    root.draw(&PathElement::new(
-                        [(x(aim), top), (x(aim), top + 4)],
-                        BLACK.stroke_width(2),
-                    ))?;
-                }
-            }
+        draw_label(row, y, root)?;
+        draw_marks(row, &axis, y, root)?;
+    }
+    Ok(())
+}
+
+fn draw_grid(axis: &Axis, bottom: i32, root: &Canvas<'_>) -> Drawn<()> {
+    for value in GRID {
+        if value < axis.low || value > axis.high {
+            continue;
         }
+        let x = axis.x(value);
+        let shade = if value == 1.0 { 0.6 } else { 0.15 };
+        let line = [(x, TOP - 8), (x, bottom)];
+        root.draw(&PathElement::new(line, BLACK.mix(shade)))?;
+        let style = placed(root, 16, HPos::Center, VPos::Top);
+        root.draw(&Text::new(axis_number(value), (x, bottom + 8), style))?;
+    }
+    let style = placed(root, 17, HPos::Center, VPos::Top);
+    let middle = ((LEFT + axis.right) / 2, bottom + 32);
+    root.draw(&Text::new("ratio (log)", middle, style))?;
+    Ok(())
+}
+
+/// What is compared, and its ratio, left of the axis.
+fn draw_label(row: &Row, y: i32, root: &Canvas<'_>) -> Drawn<()> {
+    let name = format!(
+        "{}, {}: {} / {}",
+        row.case, row.metric, row.subject, row.baseline
+    );
+    let style = placed(root, 17, HPos::Right, VPos::Center);
+    root.draw(&Text::new(name, (LEFT - 16, y - 8), style))?;
+    let direction = match row.better {
+        Better::Lower => "lower is better",
+        Better::Higher => "higher is better",
+    };
+    let ratio = format!("{} ({direction})", axis_number(row.ratio));
+    let style = placed(root, 13, HPos::Right, VPos::Center).color(&RGBColor(110, 110, 110));
+    root.draw(&Text::new(ratio, (LEFT - 16, y + 11), style))?;
+    Ok(())
+}
+
+/// The ratio, its range and its targets on the axis.
+fn draw_marks(row: &Row, axis: &Axis, y: i32, root: &Canvas<'_>) -> Drawn<()> {
+    let paint = match row.must_reached {
+        Some(false) => BAD,
+        _ => GOOD,
+    };
+    let [from, to] = row.ratio_range.map(|ratio| axis.x(ratio));
+    root.draw(&PathElement::new(
+        [(from, y), (to, y)],
+        paint.stroke_width(3),
+    ))?;
+    root.draw(&Circle::new((axis.x(row.ratio), y), 7, paint.filled()))?;
+    let Some(target) = row.target else {
+        return Ok(());
+    };
+    let must = axis.x(target.must);
+    root.draw(&PathElement::new(
+        [(must, y - 15), (must, y + 15)],
+        BLACK.stroke_width(3),
+    ))?;
+    let Some(aim) = target.aim.map(|aim| axis.x(aim)) else {
+        return Ok(());
+    };
+    for step in 0..4 {
+        let top = y - 15 + step * 8;
+        root.draw(&PathElement::new(
+            [(aim, top), (aim, top + 4)],
+            BLACK.stroke_width(2),
+        ))?;
     }
     Ok(())
 }

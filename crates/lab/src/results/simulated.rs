@@ -17,7 +17,7 @@ pub struct Simulated {
     pub verdicts: Vec<Verdict>,
     /// What is shown besides.
     pub tables: Vec<Table>,
-    /// Pictures, drawn as `NAME.svg` and `NAME.png`.
+    /// Pictures, drawn as `NAME.svg`.
     pub figures: Vec<Figure>,
     /// Every simulation.
     pub runs: Vec<SimulatedRun>,

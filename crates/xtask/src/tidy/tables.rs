@@ -90,10 +90,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
         "one session, told step by step",
     ),
     (
-        "lab::bars::draw_panel",
-        "one drawing, from its frame to its legend",
-    ),
-    (
         "lab::first_touch::run",
         "an experiment in order: parameters, rigs, rows, notes",
     ),
@@ -112,10 +108,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
     (
         "lab::page_size::fig2",
         "an experiment in order: parameters, rigs, rows, notes",
-    ),
-    (
-        "lab::panels::fill",
-        "one drawing, from its frame to its legend",
     ),
     ("lab::process::spawn", "to be cut"),
     (
@@ -181,7 +173,6 @@ pub const LONGEST_FUNCTIONS: &[(&str, usize)] = &[
     ("lab::energy::run", 125),
     ("lab::page_size::fig3", 106),
     ("lab::patterns::run", 151),
-    ("lab::ratios::draw", 135),
     ("lab::read_ahead::run", 129),
     ("lab::redis_ycsb::run", 122),
     ("manager::lane::install_ready", 146),
