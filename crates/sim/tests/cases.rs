@@ -143,12 +143,25 @@ fn reclaim(world: &mut World, count: usize) {
     publish(world);
 }
 
+/// Carries out one step of a script. `Some`: what it tells.
 fn step(world: &mut World, words: &[&str]) -> Option<String> {
     let (proc, words) = match words[0].strip_prefix('p').and_then(|n| n.parse().ok()) {
         Some(proc) => (proc, &words[1..]),
         None => (0, words),
     };
-    let number = || words[1].parse::<u64>().unwrap();
+    let told = tell(world, proc, words);
+    if told.is_none() && !program_step(world, proc, words) && !manager_step(world, proc, words) {
+        panic!("unknown word {}", words[0]);
+    }
+    told
+}
+
+fn number(words: &[&str]) -> u64 {
+    words[1].parse().unwrap()
+}
+
+/// What the program and its kernel do. False: it is another word.
+fn program_step(world: &mut World, proc: usize, words: &[&str]) -> bool {
     match words[0] {
         "read" | "write" => {
             for page in range(words[1]).pages() {
@@ -159,29 +172,6 @@ fn step(world: &mut World, words: &[&str]) -> Option<String> {
         "stop" | "stop-write" => {
             touch(world, proc, range(words[1]).start, words[0] == "stop-write");
         }
-        "fault" => {
-            let at = world.flights.iter().position(Option::is_none).unwrap();
-            let message = world.procs[proc].messages.pop_front().expect("a message");
-            world.decide(at, proc, message);
-        }
-        "load" | "finish" => world.advance_flight(oldest(world)),
-        "select" => assert!(world.select(number() as usize)),
-        "take" => take(world),
-        "store" => store(world),
-        "publish" => publish(world),
-        "reclaim" => reclaim(world, number() as usize),
-        "leave" => {
-            let (space, page) = (world.procs[proc].space, range(words[1]).start);
-            for _ in 0..100 {
-                if world.engine.entry(space, page).state == PageState::Resident {
-                    reclaim(world, 8);
-                }
-            }
-        }
-        "demote" => assert!(world.start_demotion(DOWN)),
-        "no-demote" => assert!(!world.start_demotion(DOWN)),
-        "demote-load" => _ = world.demotion_step(),
-        "demote-end" => while world.demotion.is_some() && world.demotion_step() {},
         "remove" => {
             world.begin_remove(proc, range(words[1]), true);
             events(world);
@@ -215,50 +205,87 @@ fn step(world: &mut World, words: &[&str]) -> Option<String> {
         }
         "exit" => world.exit(proc),
         "spawn" => spawn(world),
+        _ => return false,
+    }
+    true
+}
+
+/// What the manager and its tiers do. False: it is another word.
+fn manager_step(world: &mut World, proc: usize, words: &[&str]) -> bool {
+    match words[0] {
+        "fault" => {
+            let at = world.flights.iter().position(Option::is_none).unwrap();
+            let message = world.procs[proc].messages.pop_front().expect("a message");
+            world.decide(at, proc, message);
+        }
+        "load" | "finish" => world.advance_flight(oldest(world)),
+        "select" => assert!(world.select(number(words) as usize)),
+        "take" => take(world),
+        "store" => store(world),
+        "publish" => publish(world),
+        "reclaim" => reclaim(world, number(words) as usize),
+        "leave" => {
+            let (space, page) = (world.procs[proc].space, range(words[1]).start);
+            for _ in 0..100 {
+                if world.engine.entry(space, page).state == PageState::Resident {
+                    reclaim(world, 8);
+                }
+            }
+        }
+        "demote" => assert!(world.start_demotion(DOWN)),
+        "no-demote" => assert!(!world.start_demotion(DOWN)),
+        "demote-load" => _ = world.demotion_step(),
+        "demote-end" => while world.demotion.is_some() && world.demotion_step() {},
         "lock" | "unlock" => {
             let space = world.procs[proc].space;
             world
                 .engine
                 .lock(space, range(words[1]), words[0] == "lock");
         }
-        "limit" => world.engine.set_limit(Bytes(number() * PAGE)),
+        "limit" => world.engine.set_limit(Bytes(number(words) * PAGE)),
         "wake" => {
             world.take_waiters();
             serve(world);
         }
-        "bad" => world.tiers[number() as usize].set_rates(FailRates {
+        "bad" => world.tiers[number(words) as usize].set_rates(FailRates {
             store_io: 1000,
             ..FailRates::NONE
         }),
-        "flip" => world.tiers[number() as usize].set_rates(FailRates {
+        "flip" => world.tiers[number(words) as usize].set_rates(FailRates {
             flip: 1000,
             ..FailRates::NONE
         }),
+        _ => return false,
+    }
+    true
+}
+
+/// What a word asks for. `None`: it asks for nothing.
+fn tell(world: &mut World, proc: usize, words: &[&str]) -> Option<String> {
+    Some(match words[0] {
         "tell" => {
-            let entry = world
-                .engine
-                .entry(world.procs[proc].space, range(words[1]).start);
-            return Some(match (entry.state, entry.tier) {
+            let space = world.procs[proc].space;
+            let entry = world.engine.entry(space, range(words[1]).start);
+            match (entry.state, entry.tier) {
                 (PageState::Stored, TierId::FILL) => "stored fill".to_owned(),
                 (PageState::Stored, tier) => format!("stored {}", tier.0),
                 (state, _) => format!("{state:?}").to_lowercase(),
-            });
+            }
         }
         "slots" => {
             world.give_back_freed();
-            let live = world.tiers[number() as usize].live().len();
-            return Some(format!("slots {live}"));
+            let live = world.tiers[number(words) as usize].live().len();
+            format!("slots {live}")
         }
         "stopped" => {
             let stopped = world.threads.iter().filter(|t| t.doing != Doing::Running);
-            return Some(format!("stopped {}", stopped.count()));
+            format!("stopped {}", stopped.count())
         }
-        "count" => return Some(format!("count {}", world.engine.resident().0)),
-        "clean" => return Some(format!("clean {}", world.engine.stats().clean_dropped)),
-        "lost" => return Some(format!("lost {}", world.engine.stats().lost)),
-        other => panic!("unknown word {other}"),
-    }
-    None
+        "count" => format!("count {}", world.engine.resident().0),
+        "clean" => format!("clean {}", world.engine.stats().clean_dropped),
+        "lost" => format!("lost {}", world.engine.stats().lost),
+        _ => return None,
+    })
 }
 
 /// Runs the script, compares what it tells, then ends the world: nothing may be left.

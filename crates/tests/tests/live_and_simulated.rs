@@ -208,47 +208,41 @@ enum Place {
     OutAtFork,
 }
 
-/// Each page comes and leaves in turn, and what fork relatives share leaves only when it has come
-/// to count.
-/// * `least`: pages that come back after they left; fewer prove nothing.
-fn check_turns(trace: &str, least: u64) {
-    use Place::{In, Out, OutAtFork, Shared};
-    let cat = Job::new(undercroft())
-        .args(["trace", "cat", "--movements", trace])
-        .run()
-        .expect(0);
-    let mut clients: HashMap<&str, HashMap<&str, Place>> = HashMap::new();
-    let mut parents: HashMap<&str, &str> = HashMap::new();
-    let (mut recalled, mut faults_after_eviction) = (None, 0);
-    let text = cat.text();
-    for (at, line) in text.lines().enumerate().skip(1) {
+/// The pages of every client, as the lines of a trace so far have them.
+#[derive(Default)]
+struct Places<'a> {
+    clients: HashMap<&'a str, HashMap<&'a str, Place>>,
+    parents: HashMap<&'a str, &'a str>,
+    /// A page that was recalled: its fault comes next.
+    recalled: Option<(&'a str, &'a str)>,
+    faults_after_eviction: u64,
+}
+
+impl<'a> Places<'a> {
+    /// Follows one line; panics when it cannot follow those before.
+    fn follow(&mut self, line: &'a str) {
+        use Place::{In, Out, OutAtFork, Shared};
         let words: Vec<&str> = line.split(',').collect();
         let [_, page, what, client, thread] = words[..] else {
-            panic!("line {at}: {line}");
+            panic!("{line}");
         };
-        let before = clients.entry(client).or_default().get(page).copied();
+        let before = self.clients.entry(client).or_default().get(page).copied();
         let was = |any: &[Option<Place>]| {
-            assert!(
-                any.contains(&before),
-                "line {at}: {line}: it was {before:?}"
-            );
+            assert!(any.contains(&before), "{line}: it was {before:?}");
         };
-        if let Some(recalled) = recalled.take() {
+        if let Some(recalled) = self.recalled.take() {
             let fault = matches!(what, "R" | "W") && (client, page) == recalled;
-            assert!(fault, "line {at}: {line}: {recalled:?} was called back");
+            assert!(fault, "{line}: {recalled:?} was recalled");
         }
         let now = match what {
             "R" | "W" => {
                 was(&[None, Some(Out), Some(OutAtFork)]);
-                faults_after_eviction += u64::from(before.is_some());
+                self.faults_after_eviction += u64::from(before.is_some());
                 In
             }
-            "locked" => continue,
+            "locked" => return,
             // A use in memory moves nothing.
-            "accessed" => {
-                was(&[Some(In), Some(Shared)]);
-                continue;
-            }
+            "accessed" => return was(&[Some(In), Some(Shared)]),
             "found" => {
                 was(&[None, Some(Shared), Some(OutAtFork)]);
                 In
@@ -263,23 +257,13 @@ fn check_turns(trace: &str, least: u64) {
             }
             "returned" => {
                 was(&[Some(Out)]);
-                // It never left: who was forked meanwhile has it, too.
-                let theirs = |of: &str| {
-                    let mut line = std::iter::successors(Some(of), |of| parents.get(of).copied());
-                    line.any(|of| of == client)
-                };
-                for (_, places) in clients.iter_mut().filter(|(of, _)| theirs(of)) {
-                    if let Some(place @ OutAtFork) = places.get_mut(page) {
-                        *place = Shared;
-                    }
-                }
+                self.share_with_children(client, page);
                 In
             }
-            // Its fault comes next.
             "recalled" => {
                 was(&[Some(Out)]);
-                recalled = Some((client, page));
-                continue;
+                self.recalled = Some((client, page));
+                return;
             }
             "clean" => {
                 was(&[Some(Out)]);
@@ -290,34 +274,65 @@ fn check_turns(trace: &str, least: u64) {
                 Out
             }
             "dropped" => {
-                assert!(before.is_some(), "line {at}: {line}: nobody knows it");
-                clients.entry(client).or_default().remove(page);
-                continue;
+                assert!(before.is_some(), "{line}: the page is unknown");
+                self.clients.entry(client).or_default().remove(page);
+                return;
             }
-            "forked" => {
-                let parent = clients.get(thread).cloned().unwrap_or_default();
-                assert!(!parent.is_empty(), "line {at}: {line}: of nobody");
-                parents.insert(client, thread);
-                let theirs = parent.into_iter().map(|(page, place)| match place {
-                    In | Shared => (page, Shared),
-                    Out | OutAtFork => (page, OutAtFork),
-                });
-                let empty = clients.insert(client, theirs.collect());
-                let empty = empty.is_none_or(|places| places.is_empty());
-                assert!(empty, "line {at}: {line}: the child is there already");
-                continue;
-            }
+            "forked" => return self.fork(line, client, thread),
             "ended" => {
-                parents.remove(client);
-                let had = clients.remove(client).unwrap_or_default();
-                assert!(!had.is_empty(), "line {at}: {line}: nobody knows it");
-                continue;
+                self.parents.remove(client);
+                let had = self.clients.remove(client).unwrap_or_default();
+                assert!(!had.is_empty(), "{line}: the client is unknown");
+                return;
             }
-            other => panic!("line {at}: {line}: {other}"),
+            other => panic!("{line}: {other}"),
         };
-        clients.entry(client).or_default().insert(page, now);
+        self.clients.entry(client).or_default().insert(page, now);
     }
-    assert!(faults_after_eviction > least, "{faults_after_eviction}");
+
+    /// A page of `client` never left: children forked meanwhile have it, too.
+    fn share_with_children(&mut self, client: &str, page: &str) {
+        let parents = &self.parents;
+        let theirs = |of: &str| {
+            let mut line = std::iter::successors(Some(of), |of| parents.get(of).copied());
+            line.any(|of| of == client)
+        };
+        for (_, places) in self.clients.iter_mut().filter(|(of, _)| theirs(of)) {
+            if let Some(place @ Place::OutAtFork) = places.get_mut(page) {
+                *place = Place::Shared;
+            }
+        }
+    }
+
+    fn fork(&mut self, line: &str, child: &'a str, parent: &'a str) {
+        use Place::{In, Out, OutAtFork, Shared};
+        let had = self.clients.get(parent).cloned().unwrap_or_default();
+        assert!(!had.is_empty(), "{line}: the parent is unknown");
+        self.parents.insert(child, parent);
+        let theirs = had.into_iter().map(|(page, place)| match place {
+            In | Shared => (page, Shared),
+            Out | OutAtFork => (page, OutAtFork),
+        });
+        let empty = self.clients.insert(child, theirs.collect());
+        let empty = empty.is_none_or(|places| places.is_empty());
+        assert!(empty, "{line}: the child is there already");
+    }
+}
+
+/// Each page comes and leaves in turn, and what fork relatives share leaves only when it has come
+/// to count.
+///
+/// * `least`: pages that come back after they left; fewer prove nothing.
+fn check_turns(trace: &str, least: u64) {
+    let cat = Job::new(undercroft())
+        .args(["trace", "cat", "--movements", trace])
+        .run()
+        .expect(0);
+    let text = cat.text();
+    let mut places = Places::default();
+    text.lines().skip(1).for_each(|line| places.follow(line));
+    let faults = places.faults_after_eviction;
+    assert!(faults > least, "{faults}");
 }
 
 /// Faults and evictions that a replay of `trace` must have.

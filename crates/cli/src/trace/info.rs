@@ -283,89 +283,9 @@ fn collect(
 
 fn text(info: &Info) -> String {
     let mut text = format!("{}\n", info.trace);
-    let mut row = |name: &str, value: String| text.push_str(&format!("  {name:<14} {value}\n"));
-    row("made by", info.source.clone());
-    if !info.command.is_empty() {
-        row("command", info.command.join(" "));
+    for (name, value) in rows(info) {
+        text.push_str(&format!("  {name:<14} {value}\n"));
     }
-    let kind = match (info.filtered, info.synthetic, info.live) {
-        (_, true, _) => "made by a generator",
-        (_, _, true) if info.movements.is_some() => {
-            "page faults and evictions that a live manager saw"
-        }
-        (_, _, true) => "page faults that a live manager saw",
-        (true, ..) => "what reached memory behind a cache",
-        _ => "every reference",
-    };
-    row("kind", kind.to_owned());
-    let granule = match info.granularity_bytes {
-        1 => "bytes".to_owned(),
-        bytes => format!("multiples of {}", Bytes(bytes)),
-    };
-    row("addresses", granule);
-    row("time", format!("{} {}", info.time_end, info.time_unit));
-    let references = &info.references;
-    row(
-        if info.live { "faults" } else { "references" },
-        format!(
-            "{}: {} instruction reads, {} reads, {} writes",
-            references.total, references.instructions, references.reads, references.writes
-        ),
-    );
-    if let Some(moved) = &info.movements {
-        let mut evictions = format!("{}, {} of them clean", moved.evicted, moved.evicted_clean);
-        if let Some(named) = moved.evicted_named {
-            evictions += &format!(", {named} named by the manager itself");
-        }
-        if let Some(recalled) = moved.evicted_recalled {
-            evictions += &format!(", {recalled} called back by a fault");
-        }
-        row("evictions", evictions);
-        row(
-            "other pages",
-            format!(
-                "{} found in memory, {} brought along, {} returned, {} dropped",
-                moved.found, moved.brought_along, moved.returned, moved.dropped
-            ),
-        );
-        if let Some(accessed) = moved.accessed {
-            row(
-                "uses in memory",
-                format!("{accessed}: pages whose Accessed bit was set, at each look"),
-            );
-        }
-        if let Some(locked) = moved.locked {
-            row("locked", format!("{locked} pages that may not leave"));
-        }
-        if let (Some(forks), Some(ended), Some(shared)) = (moved.forks, moved.ended, moved.shared) {
-            row(
-                "processes",
-                format!(
-                    "{forks} forked, {ended} ended; {shared} pages shared when first looked at"
-                ),
-            );
-        }
-    }
-    row("reads:writes", ratio(info.reads_per_write));
-    let footprint = &info.footprint;
-    row(
-        "footprint",
-        format!(
-            "{} in {} pages of {}; {} of them written",
-            Bytes(footprint.bytes),
-            footprint.pages,
-            Bytes(info.page_bytes),
-            footprint.written_pages
-        ),
-    );
-    row(
-        "file",
-        format!(
-            "{}, {:.2} bytes a reference",
-            Bytes(info.file_bytes),
-            info.bytes_per_reference
-        ),
-    );
     // A live trace has room for more address spaces than came.
     let seen = info.clients.iter().filter(|c| c.references.total > 0);
     if seen.clone().count() > 1 {
@@ -385,9 +305,111 @@ fn text(info: &Info) -> String {
         false => String::new(),
     };
     text.push_str(&format!("\nreuse distance in pages{estimated}\n"));
+    reuse_bars(info, &mut text);
+    text.push_str(&format!(
+        "\nmiss ratio of LRU{estimated}\n  {:>10} {:>12} {:>12}\n",
+        "footprint", "memory", "miss ratio"
+    ));
+    for (share, point) in SHARES.iter().zip(&info.miss_ratio_at_shares) {
+        text.push_str(&format!(
+            "  {share:>8} % {:>12} {:>12.5}\n",
+            Bytes(point.bytes).to_string(),
+            point.miss_ratio
+        ));
+    }
+    text
+}
+
+type Rows = Vec<(&'static str, String)>;
+
+/// What the trace is, and its counts.
+fn rows(info: &Info) -> Rows {
+    let mut rows = vec![("made by", info.source.clone())];
+    if !info.command.is_empty() {
+        rows.push(("command", info.command.join(" ")));
+    }
+    rows.push(("kind", kind(info).to_owned()));
+    let granule = match info.granularity_bytes {
+        1 => "bytes".to_owned(),
+        bytes => format!("multiples of {}", Bytes(bytes)),
+    };
+    rows.push(("addresses", granule));
+    rows.push(("time", format!("{} {}", info.time_end, info.time_unit)));
+    let references = &info.references;
+    rows.push((
+        if info.live { "faults" } else { "references" },
+        format!(
+            "{}: {} instruction reads, {} reads, {} writes",
+            references.total, references.instructions, references.reads, references.writes
+        ),
+    ));
+    if let Some(moved) = &info.movements {
+        movement_rows(moved, &mut rows);
+    }
+    rows.push(("reads:writes", ratio(info.reads_per_write)));
+    let footprint = &info.footprint;
+    let pages = format!(
+        "{} in {} pages of {}; {} of them written",
+        Bytes(footprint.bytes),
+        footprint.pages,
+        Bytes(info.page_bytes),
+        footprint.written_pages
+    );
+    rows.push(("footprint", pages));
+    let file = format!(
+        "{}, {:.2} bytes a reference",
+        Bytes(info.file_bytes),
+        info.bytes_per_reference
+    );
+    rows.push(("file", file));
+    rows
+}
+
+fn kind(info: &Info) -> &'static str {
+    match (info.filtered, info.synthetic, info.live) {
+        (_, true, _) => "made by a generator",
+        (_, _, true) if info.movements.is_some() => {
+            "page faults and evictions that a live manager saw"
+        }
+        (_, _, true) => "page faults that a live manager saw",
+        (true, ..) => "what reached memory behind a cache",
+        _ => "every reference",
+    }
+}
+
+fn movement_rows(moved: &Movements, rows: &mut Rows) {
+    let mut evictions = format!("{}, {} of them clean", moved.evicted, moved.evicted_clean);
+    if let Some(named) = moved.evicted_named {
+        evictions += &format!(", {named} named by the manager itself");
+    }
+    if let Some(recalled) = moved.evicted_recalled {
+        evictions += &format!(", {recalled} recalled by a fault");
+    }
+    rows.push(("evictions", evictions));
+    let others = format!(
+        "{} found in memory, {} prefetched, {} returned, {} dropped",
+        moved.found, moved.brought_along, moved.returned, moved.dropped
+    );
+    rows.push(("other pages", others));
+    if let Some(accessed) = moved.accessed {
+        let uses = format!("{accessed}: pages whose Accessed bit was set, at each scan");
+        rows.push(("uses in memory", uses));
+    }
+    if let Some(locked) = moved.locked {
+        rows.push(("locked", format!("{locked} pages that may not leave")));
+    }
+    if let (Some(forks), Some(ended), Some(shared)) = (moved.forks, moved.ended, moved.shared) {
+        let processes =
+            format!("{forks} forked, {ended} ended; {shared} pages shared when first found");
+        rows.push(("processes", processes));
+    }
+}
+
+/// A bar for each octave of reuse distances, and one for first touches.
+fn reuse_bars(info: &Info, text: &mut String) {
     let most = info.reuse_distances.iter().map(|octave| octave.references);
     let most = most.fold(info.first_touches, f64::max).max(1.0);
-    let total = references.total.max(1) as f64;
+    let total = info.references.total.max(1) as f64;
     let mut bar = |label: String, count: f64| {
         let width = (BAR * count / most).round() as usize;
         let share = 100.0 * count / total;
@@ -404,18 +426,6 @@ fn text(info: &Info) -> String {
         bar(label, octave.references);
     }
     bar("first touch".to_owned(), info.first_touches);
-    text.push_str(&format!(
-        "\nmiss ratio of LRU{estimated}\n  {:>10} {:>12} {:>12}\n",
-        "footprint", "memory", "miss ratio"
-    ));
-    for (share, point) in SHARES.iter().zip(&info.miss_ratio_at_shares) {
-        text.push_str(&format!(
-            "  {share:>8} % {:>12} {:>12.5}\n",
-            Bytes(point.bytes).to_string(),
-            point.miss_ratio
-        ));
-    }
-    text
 }
 
 /// As the paper writes it: `7.16 : 1` or `1 : 5.13`.

@@ -25,75 +25,31 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
     rigs.extend(lab.undercroft(TierChoice::Ram, limit));
 
-    let mut programs = vec![(
-        "compute",
-        lab.touch([
-            "--mode",
-            "compute",
-            "--rounds",
-            "3",
-            "--footprint-mib",
-            &compute_mib.to_string(),
-        ]),
-    )];
     let source = lab.options.out.join("below-limit.c");
-    if installed("gcc") {
-        write_source(&source, lab.pick(50, 1_500))?;
-        let words = [
-            "gcc".into(),
-            "-O2".into(),
-            "-c".into(),
-            source.clone().into(),
-            "-o".into(),
-            "/dev/null".into(),
-        ];
-        programs.push((
-            "gcc",
-            CommandLine {
-                words: words.into(),
-                stdout: Stdout::Lines,
-            },
-        ));
-    } else {
-        skip(results, "below-limit: gcc is missing");
-    }
+    let programs = programs(lab, compute_mib, &source, results)?;
     let redis = installed("redis-server") && installed("redis-benchmark");
     if !redis {
         skip(results, "below-limit: redis-server is missing");
     }
     for round in 0..rounds {
+        let told = format!("below-limit: round {} of {rounds}", round + 1);
         for (case, command) in &programs {
             for rig in &rigs {
-                progress(&format!(
-                    "below-limit: round {} of {rounds}, {case}, {}",
-                    round + 1,
-                    rig.name()
-                ));
-                if let Some(outcome) = or_skip(results, one_program(rig.as_ref(), limit, command))?
-                {
+                progress(&format!("{told}, {case}, {}", rig.name()));
+                let done = one_program(rig.as_ref(), limit, command);
+                if let Some(outcome) = or_skip(results, done)? {
                     let seconds = outcome.wall.as_secs_f64();
                     record(results, round, rig.as_ref(), case, seconds, outcome);
                 }
             }
         }
         for rig in rigs.iter().filter(|_| redis) {
-            progress(&format!(
-                "below-limit: round {} of {rounds}, redis-benchmark, {}",
-                round + 1,
-                rig.name()
-            ));
+            let case = "redis-benchmark";
+            progress(&format!("{told}, {case}, {}", rig.name()));
             let log = lab.options.out.join("redis-below-limit.log");
-            if let Some((seconds, outcome)) =
-                or_skip(results, one_redis(rig.as_ref(), limit, &log, requests))?
-            {
-                record(
-                    results,
-                    round,
-                    rig.as_ref(),
-                    "redis-benchmark",
-                    seconds,
-                    outcome,
-                );
+            let done = one_redis(rig.as_ref(), limit, &log, requests);
+            if let Some((seconds, outcome)) = or_skip(results, done)? {
+                record(results, round, rig.as_ref(), case, seconds, outcome);
             }
         }
     }
@@ -113,6 +69,44 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     // The compiler's input is large and can be made again.
     let _ = std::fs::remove_file(source);
     Ok(())
+}
+
+/// The programs besides redis: (case, command). `source`: where the compiler's input goes.
+fn programs(
+    lab: &Lab,
+    compute_mib: u64,
+    source: &Path,
+    results: &mut Results,
+) -> anyhow::Result<Vec<(&'static str, CommandLine)>> {
+    let footprint = compute_mib.to_string();
+    let compute = lab.touch([
+        "--mode",
+        "compute",
+        "--rounds",
+        "3",
+        "--footprint-mib",
+        &footprint,
+    ]);
+    let mut programs = vec![("compute", compute)];
+    if !installed("gcc") {
+        skip(results, "below-limit: gcc is missing");
+        return Ok(programs);
+    }
+    write_source(source, lab.pick(50, 1_500))?;
+    let words = [
+        "gcc".into(),
+        "-O2".into(),
+        "-c".into(),
+        source.into(),
+        "-o".into(),
+        "/dev/null".into(),
+    ];
+    let gcc = CommandLine {
+        words: words.into(),
+        stdout: Stdout::Lines,
+    };
+    programs.push(("gcc", gcc));
+    Ok(programs)
 }
 
 fn record(

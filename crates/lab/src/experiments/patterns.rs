@@ -28,147 +28,119 @@ struct Group {
     budget: Bytes,
 }
 
-pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
-    let footprint_mib = lab.options.footprint_mib.unwrap_or(lab.pick(24, 512));
-    let footprint = Bytes(footprint_mib << 20);
-    // 55 % of the footprint: with data at 2.9:1 a quarter of the pages is resident (less makes the
-    // kernel kill under zram). The small size has the workload's own 6 MiB or so on top.
-    let budget = Bytes((footprint.0 * 55 / 100 + lab.pick(6 << 20, 0)) & !0xfff);
-    // On disk nothing is compressed: a quarter, so that the median of random reads is a swap-in.
-    let file_budget = Bytes((footprint.0 / 4 + lab.pick(6 << 20, 0)) & !0xfff);
-    let swap = Bytes(footprint.0 * 2 + (64 << 20));
-    let pages = footprint.0 / 4096;
-    let rounds = lab.rounds(1, 5);
-    let threads = lab.pick(&[1, 2][..], &[1, 2, 4][..]);
-    let touch = |phases: Vec<Phase>| {
+/// Sizes of one experiment.
+struct Sizes {
+    footprint_mib: u64,
+    rounds: usize,
+    threads: &'static [usize],
+    /// Operations of a phase, at most.
+    ops_max: u64,
+}
+
+impl Sizes {
+    fn of(lab: &Lab) -> Sizes {
+        Sizes {
+            footprint_mib: lab.options.footprint_mib.unwrap_or(lab.pick(24, 512)),
+            rounds: lab.rounds(1, 5),
+            threads: lab.pick(&[1, 2][..], &[1, 2, 4][..]),
+            ops_max: lab.pick(1500, u64::MAX),
+        }
+    }
+
+    fn footprint(&self) -> Bytes {
+        Bytes(self.footprint_mib << 20)
+    }
+
+    fn pages(&self) -> u64 {
+        self.footprint().0 / 4096
+    }
+
+    /// One run of `lab-touch`: fill, `phases`, and a check of every byte.
+    fn touch(&self, lab: &Lab, phases: &[Phase]) -> CommandLine {
         let mut arguments = vec![
             "--footprint-mib".to_owned(),
-            footprint_mib.to_string(),
+            self.footprint_mib.to_string(),
             "--verify".to_owned(),
         ];
         phases
             .iter()
             .for_each(|phase| arguments.extend(["--phase".to_owned(), phase.to_string()]));
         lab.touch(arguments)
-    };
-    let matrix = |random_ops: u64| -> Vec<CommandLine> {
-        let mut commands = Vec::new();
-        for &threads in threads {
+    }
+
+    /// Every pattern, read and written, one command for each number of threads.
+    fn matrix(&self, lab: &Lab, random_ops: u64) -> Vec<CommandLine> {
+        let command = |&threads: &usize| {
             let mut phases = Vec::new();
             for pattern in PATTERNS {
                 for access in [Access::Read, Access::Write] {
                     let whole_scan = matches!(pattern, Pattern::Seq | Pattern::Stride);
-                    let ops = if whole_scan { pages } else { random_ops };
+                    let ops = if whole_scan { self.pages() } else { random_ops };
                     phases.push(Phase {
                         pattern,
                         access,
                         threads,
-                        ops: ops.min(lab.pick(1500, u64::MAX)),
+                        ops: ops.min(self.ops_max),
                     });
                 }
             }
-            commands.push(touch(phases));
-        }
-        commands
-    };
-    let probe = || {
+            self.touch(lab, &phases)
+        };
+        self.threads.iter().map(command).collect()
+    }
+
+    fn probe(&self, lab: &Lab) -> CommandLine {
         let phase = |pattern, access| Phase {
             pattern,
             access,
             threads: 1,
-            ops: pages / 4,
+            ops: self.pages() / 4,
         };
-        touch(vec![
+        let phases = [
             phase(Pattern::Seq, Access::Read),
             phase(Pattern::Random, Access::Write),
-        ])
-    };
+        ];
+        self.touch(lab, &phases)
+    }
+
+    fn group(&self, lab: &Lab, rigs: Vec<Box<dyn Rig>>, random_ops: u64, budget: Bytes) -> Group {
+        Group {
+            rigs,
+            commands: self.matrix(lab, random_ops),
+            probe: self.probe(lab),
+            budget,
+        }
+    }
+}
+
+pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
+    let sizes = Sizes::of(lab);
+    let footprint = sizes.footprint();
+    // 55 % of the footprint: with data at 2.9:1 a quarter of the pages is resident (less makes the
+    // kernel kill under zram). The small size has the workload's own 6 MiB or so on top.
+    let budget = Bytes((footprint.0 * 55 / 100 + lab.pick(6 << 20, 0)) & !0xfff);
+    // On disk nothing is compressed: a quarter, so that the median of random reads is a swap-in.
+    let file_budget = Bytes((footprint.0 / 4 + lab.pick(6 << 20, 0)) & !0xfff);
+    let swap = Bytes(footprint.0 * 2 + (64 << 20));
     let groups = [
-        Group {
-            rigs: lab.memory_rigs(swap),
-            commands: matrix(60_000),
-            probe: probe(),
-            budget,
-        },
-        Group {
-            rigs: lab.file_rigs(swap),
-            commands: matrix(20_000),
-            probe: probe(),
-            budget: file_budget,
-        },
-        Group {
-            rigs: vec![Box::new(Plain)],
-            commands: matrix(60_000),
-            probe: probe(),
-            budget,
-        },
+        sizes.group(lab, lab.memory_rigs(swap), 60_000, budget),
+        sizes.group(lab, lab.file_rigs(swap), 20_000, file_budget),
+        sizes.group(lab, vec![Box::new(Plain)], 60_000, budget),
     ];
     results.parameters = BTreeMap::from([
-        ("footprint_mib".into(), footprint_mib.to_string()),
+        ("footprint_mib".into(), sizes.footprint_mib.to_string()),
         (
             "total_dram_budget_bytes".into(),
             format!("{} (memory), {} (file)", budget.0, file_budget.0),
         ),
-        ("rounds".into(), rounds.to_string()),
+        ("rounds".into(), sizes.rounds.to_string()),
         ("random_ops".into(), "60000 (memory), 20000 (file)".into()),
         ("stride_pages".into(), "16".into()),
     ]);
-
-    let mut limits: BTreeMap<&'static str, Bytes> = BTreeMap::new();
-    for group in &groups {
-        for rig in &group.rigs {
-            progress(&format!(
-                "patterns: limit of {} for {} of DRAM",
-                rig.name(),
-                group.budget
-            ));
-            if let Some(found) =
-                or_skip(results, calibrate(rig.as_ref(), group.budget, &group.probe))?
-            {
-                limits.insert(rig.name(), Bytes(found.limit_bytes));
-                if !found.trials.is_empty() {
-                    results.calibrations.insert(rig.name().to_owned(), found);
-                }
-            }
-        }
-    }
-    for round in 0..rounds {
+    let limits = find_limits(&groups, results)?;
+    for round in 0..sizes.rounds {
         for group in &groups {
-            for (command, threads) in group.commands.iter().zip(threads) {
-                for rig in &group.rigs {
-                    let name = rig.name();
-                    let Some(limit) = limits.get(name).copied() else {
-                        continue;
-                    };
-                    progress(&format!(
-                        "patterns: round {} of {rounds}, {} threads, {name}",
-                        round + 1,
-                        threads
-                    ));
-                    let Some((lines, outcome)) =
-                        run_retrying(results, rig.as_ref(), limit, command)?
-                    else {
-                        continue;
-                    };
-                    for line in lines {
-                        let case = match line.rw.as_str() {
-                            _ if line.pattern == "fill" || line.pattern == "verify" => {
-                                line.pattern.clone()
-                            }
-                            rw => format!("{} {rw} {}t", line.pattern, line.threads),
-                        };
-                        results
-                            .samples
-                            .push(phase_sample(round, name, case, &line, &outcome));
-                    }
-                    results.keep(
-                        name,
-                        format!("{name} {threads}t"),
-                        outcome.facts,
-                        outcome.report,
-                    );
-                }
-            }
+            one_round(&sizes, group, &limits, round, results)?;
         }
     }
     for group in &groups {
@@ -177,6 +149,68 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         }
     }
     compare(results);
+    Ok(())
+}
+
+type Limits = BTreeMap<&'static str, Bytes>;
+
+/// The limit of each rig that makes it use its group's budget.
+fn find_limits(groups: &[Group], results: &mut Results) -> anyhow::Result<Limits> {
+    let mut limits = Limits::new();
+    for group in groups {
+        for rig in &group.rigs {
+            let name = rig.name();
+            progress(&format!(
+                "patterns: limit of {name} for {} of DRAM",
+                group.budget
+            ));
+            let found = calibrate(rig.as_ref(), group.budget, &group.probe);
+            if let Some(found) = or_skip(results, found)? {
+                limits.insert(name, Bytes(found.limit_bytes));
+                if !found.trials.is_empty() {
+                    results.calibrations.insert(name.to_owned(), found);
+                }
+            }
+        }
+    }
+    Ok(limits)
+}
+
+/// Every command of a group once under each of its rigs.
+fn one_round(
+    sizes: &Sizes,
+    group: &Group,
+    limits: &Limits,
+    round: usize,
+    results: &mut Results,
+) -> anyhow::Result<()> {
+    for (command, threads) in group.commands.iter().zip(sizes.threads) {
+        for rig in &group.rigs {
+            let name = rig.name();
+            let Some(limit) = limits.get(name).copied() else {
+                continue;
+            };
+            progress(&format!(
+                "patterns: round {} of {}, {threads} threads, {name}",
+                round + 1,
+                sizes.rounds,
+            ));
+            let Some((lines, outcome)) = run_retrying(results, rig.as_ref(), limit, command)?
+            else {
+                continue;
+            };
+            for line in lines {
+                let case = match line.rw.as_str() {
+                    _ if line.pattern == "fill" || line.pattern == "verify" => line.pattern.clone(),
+                    rw => format!("{} {rw} {}t", line.pattern, line.threads),
+                };
+                let sample = phase_sample(round, name, case, &line, &outcome);
+                results.samples.push(sample);
+            }
+            let label = format!("{name} {threads}t");
+            results.keep(name, label, outcome.facts, outcome.report);
+        }
+    }
     Ok(())
 }
 

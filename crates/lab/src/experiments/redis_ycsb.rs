@@ -47,51 +47,16 @@ struct Measurement {
 }
 
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
-    for (program, package) in [
-        ("redis-server", "redis-server"),
-        ("java", "default-jre-headless"),
-    ] {
-        if !(installed(program) || program == "java" && java_installed()) {
-            skip(
-                results,
-                &format!("redis-ycsb: {program} is missing; install {package}"),
-            );
-            return Ok(());
-        }
-    }
-    let jar = match find_or_build_jar() {
-        Ok(jar) => jar,
-        Err(error) => {
-            skip(results, &format!("redis-ycsb: {error:#}"));
-            return Ok(());
-        }
-    };
-    let out = lab
-        .options
-        .out
-        .canonicalize()
-        .context("find the output directory")?;
-    let client = Client {
-        jar,
-        records: lab
-            .options
-            .footprint_mib
-            .map_or(lab.pick(2_000, 100_000), |mib| mib * 1024 / 5),
-        operations: lab.pick(2_000, 200_000),
-        threads: 2,
-        trial: lab.pick(&WORKLOADS[..0], &WORKLOADS[..1]),
-        out,
+    let Some(client) = client(lab, results)? else {
+        return Ok(());
     };
     let rounds = lab.rounds(1, 3);
-
     progress("redis-ycsb: footprint without a limit");
     let (_, outcome) = one_run(&client, &Plain, Bytes(0), client.trial)?;
     let footprint = outcome.memory.cgroup_peak_bytes;
     if footprint == 0 {
-        skip(
-            results,
-            "redis-ycsb: no memory cgroup to measure the footprint with; run as root",
-        );
+        let why = "redis-ycsb: no memory cgroup to measure the footprint with; run as root";
+        skip(results, why);
         return Ok(());
     }
     // The small size's server needs a few MiB for itself, or the kernel kills it under zram.
@@ -111,14 +76,8 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
             format!("{FIELDS} fields of {FIELD_BYTES} bytes (dataintegrity) in JSON envelopes"),
         ),
     ]);
-
-    let swap = Bytes(footprint * 2 + (64 << 20));
-    let directory = lab.swap_directory();
-    let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
-    rigs.extend(lab.undercroft(TierChoice::RamThenFile(directory.clone()), swap));
-    rigs.push(Box::new(Zram { swap }));
-    rigs.push(Box::new(SwapFile { swap, directory }));
-    let mut limits: BTreeMap<&'static str, Bytes> = BTreeMap::new();
+    let rigs = rigs(lab, footprint);
+    let mut limits = Limits::new();
     for rig in &rigs {
         progress(&format!(
             "redis-ycsb: limit of {} for {budget} of DRAM",
@@ -130,42 +89,88 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         }
     }
     for round in 0..rounds {
-        for rig in &rigs {
-            let Some(limit) = limits.get(rig.name()).copied() else {
-                continue;
-            };
-            progress(&format!(
-                "redis-ycsb: round {} of {rounds}, {}",
-                round + 1,
-                rig.name()
-            ));
-            let Some((cases, outcome)) =
-                or_skip(results, one_run(&client, rig.as_ref(), limit, &WORKLOADS))?
-            else {
-                continue;
-            };
-            for (case, values) in cases {
-                let rig = rig.name().to_owned();
-                results.samples.push(Sample {
-                    round,
-                    rig,
-                    case,
-                    values,
-                    memory: outcome.memory.clone(),
-                });
-            }
-            results.keep(
-                rig.name(),
-                rig.name().to_owned(),
-                outcome.facts,
-                outcome.report,
-            );
-        }
+        let told = format!("redis-ycsb: round {} of {rounds}", round + 1);
+        one_round(&client, &rigs, &limits, (round, &told), results)?;
     }
     for rig in &rigs {
         check_total(results, rig.name(), budget);
     }
     compare(results);
+    Ok(())
+}
+
+type Limits = BTreeMap<&'static str, Bytes>;
+
+/// The client; `None`, with the reason in `results`, if something that it needs is missing.
+fn client(lab: &Lab, results: &mut Results) -> anyhow::Result<Option<Client>> {
+    for (program, package) in [
+        ("redis-server", "redis-server"),
+        ("java", "default-jre-headless"),
+    ] {
+        if !(installed(program) || program == "java" && java_installed()) {
+            let why = format!("redis-ycsb: {program} is missing; install {package}");
+            skip(results, &why);
+            return Ok(None);
+        }
+    }
+    let jar = match find_or_build_jar() {
+        Ok(jar) => jar,
+        Err(error) => {
+            skip(results, &format!("redis-ycsb: {error:#}"));
+            return Ok(None);
+        }
+    };
+    let out = lab.options.out.canonicalize();
+    let given = lab.options.footprint_mib;
+    Ok(Some(Client {
+        jar,
+        records: given.map_or(lab.pick(2_000, 100_000), |mib| mib * 1024 / 5),
+        operations: lab.pick(2_000, 200_000),
+        threads: 2,
+        trial: lab.pick(&WORKLOADS[..0], &WORKLOADS[..1]),
+        out: out.context("find the output directory")?,
+    }))
+}
+
+fn rigs(lab: &Lab, footprint: u64) -> Vec<Box<dyn Rig>> {
+    let swap = Bytes(footprint * 2 + (64 << 20));
+    let directory = lab.swap_directory();
+    let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
+    rigs.extend(lab.undercroft(TierChoice::RamThenFile(directory.clone()), swap));
+    rigs.push(Box::new(Zram { swap }));
+    rigs.push(Box::new(SwapFile { swap, directory }));
+    rigs
+}
+
+/// One server's life under each rig. `round`: its number, and its name for the user.
+fn one_round(
+    client: &Client,
+    rigs: &[Box<dyn Rig>],
+    limits: &Limits,
+    round: (usize, &str),
+    results: &mut Results,
+) -> anyhow::Result<()> {
+    for rig in rigs {
+        let name = rig.name();
+        let Some(limit) = limits.get(name).copied() else {
+            continue;
+        };
+        progress(&format!("{}, {name}", round.1));
+        let done = one_run(client, rig.as_ref(), limit, &WORKLOADS);
+        let Some((cases, outcome)) = or_skip(results, done)? else {
+            continue;
+        };
+        for (case, values) in cases {
+            results.samples.push(Sample {
+                round: round.0,
+                rig: name.to_owned(),
+                case,
+                values,
+                memory: outcome.memory.clone(),
+            });
+        }
+        results.keep(name, name.to_owned(), outcome.facts, outcome.report);
+    }
     Ok(())
 }
 

@@ -8,123 +8,110 @@ use undercroft_engine::limits::EVICT_PAGES_MAX;
 use super::client::{AHEAD, Client, DIRTY, KNOWN, WRITTEN};
 use super::host::Host;
 use crate::memory_trace::Becomes;
+use crate::page_stream::MovedPage;
 use crate::setup::{Room, SetupError};
 
 impl Host {
     /// Applies what the trace says of pages before the next reference of a client.
     pub(super) fn follow(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
-        loop {
-            let moved = match client.stream.moved.get(client.moved) {
-                Some(moved) if moved.after <= client.at => *moved,
-                _ => return Ok(()),
-            };
+        while let Some(moved) = client.stream.moved.get(client.moved).copied()
+            && moved.after <= client.at
+        {
             client.moved += 1;
-            match moved.what {
-                Becomes::Forked { parent } => {
-                    self.fork(client, moved.number, u32::from(parent))?;
-                    continue;
-                }
-                Becomes::Ended => {
-                    self.end_space(client, moved.number)?;
-                    continue;
-                }
-                _ => {}
-            }
+            let no = PageNo(moved.number);
             let page = VirtPage(u64::from(moved.number));
-            let range = VirtRange::new(page, page.plus(1));
-            if let Becomes::Ahead { written } = moved.what {
-                if client.traced.is_some() {
-                    self.bring_along(client, PageNo(moved.number), written)?;
+            match moved.what {
+                Becomes::Forked { parent } => self.fork(client, moved.number, u32::from(parent))?,
+                Becomes::Ended => self.end_space(client, moved.number)?,
+                Becomes::Ahead { written } if client.traced.is_some() => {
+                    self.bring_along(client, no, written)?;
                 }
-                continue;
-            }
-            let mark = &mut client.marks[moved.number as usize];
-            if moved.what == Becomes::Written {
-                if client.engine.entry(client.space, page).state == PageState::Resident {
-                    client.marks[moved.number as usize] |= DIRTY | WRITTEN;
+                Becomes::Ahead { .. } => {}
+                Becomes::Written => {
+                    if client.engine.entry(client.space, page).state == PageState::Resident {
+                        client.marks[no.0 as usize] |= DIRTY | WRITTEN;
+                    }
                 }
-                continue;
-            }
-            if moved.what == Becomes::Unchanged {
                 // If the page has been in memory for longer than live, it may have been changed
                 // before.
-                if client.missed == moved.after {
-                    *mark &= !DIRTY;
+                Becomes::Unchanged if client.missed == moved.after => {
+                    client.marks[no.0 as usize] &= !DIRTY;
                 }
-                continue;
+                Becomes::Unchanged => {}
+                Becomes::Recalled => client.recalled_at = moved.after + 1,
+                Becomes::Locked => self.lock(client, page),
+                Becomes::Used => used(client, no),
+                Becomes::Evicted | Becomes::Named => self.evict_batch(client, moved)?,
+                Becomes::Returned => self.return_page(client, no)?,
+                Becomes::Shared if self.share(client, no) => {}
+                Becomes::Found | Becomes::Shared => self.find(client, no)?,
+                Becomes::Dropped => self.drop_pages(client, moved.number, 1)?,
             }
-            if moved.what == Becomes::Recalled {
-                client.recalled_at = moved.after + 1;
-                continue;
-            }
-            if moved.what == Becomes::Locked {
-                // Not for the bounds and the policies compared, and never so many that nothing can
-                // leave.
-                let entry = client.engine.entry(client.space, page);
-                let may = self.setup.room != Room::AfterPlan && client.locked < client.frames / 8;
-                if may && !entry.flags.has(Flags::LOCKED) {
-                    client.locked += 1;
-                    client.engine.lock(client.space, range, true);
-                }
-                continue;
-            }
-            if moved.what == Becomes::Used {
-                // If the simulation has evicted it, a use in memory says nothing.
-                if client.engine.touch(PageNo(moved.number), false) && *mark & AHEAD != 0 {
-                    *mark = (*mark & !AHEAD) | KNOWN;
-                    client.seen.ahead_used += 1;
-                }
-                continue;
-            }
-            if matches!(moved.what, Becomes::Evicted | Becomes::Named) {
-                let next = &client.stream.moved[client.moved..];
-                let batch = next.iter().take(EVICT_PAGES_MAX - 1);
-                let with =
-                    batch.take_while(|next| (next.what, next.after) == (moved.what, moved.after));
-                let count = 1 + with.count();
-                let first = client.moved - 1;
-                client.moved = first + count;
-                match (self.setup.room, moved.what) {
-                    (Room::Traced, Becomes::Named) => self.evict_these(client, first, count)?,
-                    (Room::Traced, _) => self.evict_so_many(client, count)?,
-                    _ => {}
-                }
-                continue;
-            }
-            if moved.what == Becomes::Returned {
-                if let Some(index) = client.take_leaving(PageNo(moved.number)) {
-                    let (engine, wake) = (&mut client.engine, &mut self.wake);
-                    engine.settle(client.batch[index].at, Taken::NotTried, wake);
-                } else if client.engine.entry(client.space, page) == Entry::UNTOUCHED {
-                    // Its mapping was moved.
-                    client.engine.found_again(client.space, range);
-                    client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
-                    if self.setup.room != Room::Traced {
-                        self.have_room(client, 0)?;
-                    }
-                }
-                continue;
-            }
-            if moved.what == Becomes::Shared && self.share(client, PageNo(moved.number)) {
-                continue;
-            }
-            if matches!(moved.what, Becomes::Found | Becomes::Shared) {
-                if !self.own_shared(client, PageNo(moved.number)) {
-                    if !client.engine.is_known(PageNo(moved.number)) {
-                        // It was used before; its bytes are unknown.
-                        client.marks[moved.number as usize] |= KNOWN | WRITTEN | DIRTY;
-                    }
-                    client.engine.found_resident(client.space, range);
-                }
-                // A live run may begin above its limit; its evictions tell what leaves.
-                if self.setup.room != Room::Traced {
-                    self.have_room(client, 0)?;
-                }
-                self.reclaim(client)?;
-                continue;
-            }
-            self.drop_pages(client, moved.number, 1)?;
         }
+        Ok(())
+    }
+
+    /// The page may not leave. Not for the bounds and the policies compared, and never so many that
+    /// nothing can leave.
+    fn lock(&self, client: &mut Client<'_>, page: VirtPage) {
+        let entry = client.engine.entry(client.space, page);
+        let may = self.setup.room != Room::AfterPlan && client.locked < client.frames / 8;
+        if may && !entry.flags.has(Flags::LOCKED) {
+            client.locked += 1;
+            let range = VirtRange::new(page, page.plus(1));
+            client.engine.lock(client.space, range, true);
+        }
+    }
+
+    /// Evicts as many pages as the live batch that begins with `first`, or the same ones if the
+    /// manager named them.
+    fn evict_batch(&mut self, client: &mut Client<'_>, first: MovedPage) -> Result<(), SetupError> {
+        let next = &client.stream.moved[client.moved..];
+        let batch = next.iter().take(EVICT_PAGES_MAX - 1);
+        let with = batch.take_while(|next| (next.what, next.after) == (first.what, first.after));
+        let count = 1 + with.count();
+        let start = client.moved - 1;
+        client.moved = start + count;
+        match (self.setup.room, first.what) {
+            (Room::Traced, Becomes::Named) => self.evict_these(client, start, count),
+            (Room::Traced, _) => self.evict_so_many(client, count),
+            _ => Ok(()),
+        }
+    }
+
+    /// The page stayed after all, or is where its mapping was moved to.
+    fn return_page(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
+        let page = VirtPage(u64::from(no.0));
+        if let Some(index) = client.take_leaving(no) {
+            let (engine, wake) = (&mut client.engine, &mut self.wake);
+            engine.settle(client.batch[index].at, Taken::NotTried, wake);
+        } else if client.engine.entry(client.space, page) == Entry::UNTOUCHED {
+            let range = VirtRange::new(page, page.plus(1));
+            client.engine.found_again(client.space, range);
+            client.marks[no.0 as usize] |= KNOWN | WRITTEN | DIRTY;
+            if self.setup.room != Room::Traced {
+                self.have_room(client, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The page was in memory when the manager first saw its mapping.
+    fn find(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
+        if !self.own_shared(client, no) {
+            if !client.engine.is_known(no) {
+                // It was used before; its bytes are unknown.
+                client.marks[no.0 as usize] |= KNOWN | WRITTEN | DIRTY;
+            }
+            let page = VirtPage(u64::from(no.0));
+            let range = VirtRange::new(page, page.plus(1));
+            client.engine.found_resident(client.space, range);
+        }
+        // A live run may begin above its limit; its evictions tell what leaves.
+        if self.setup.room != Room::Traced {
+            self.have_room(client, 0)?;
+        }
+        self.reclaim(client)
     }
 
     /// Forgets `count` pages of one chunk from `first` on, in memory and in the tiers. Pages on
@@ -158,5 +145,15 @@ impl Host {
         }
         self.collect(client);
         Ok(())
+    }
+}
+
+/// The page was used in memory. If the simulation has evicted it, that says nothing.
+fn used(client: &mut Client<'_>, no: PageNo) {
+    let known = client.engine.touch(no, false);
+    let mark = &mut client.marks[no.0 as usize];
+    if known && *mark & AHEAD != 0 {
+        *mark = (*mark & !AHEAD) | KNOWN;
+        client.seen.ahead_used += 1;
     }
 }

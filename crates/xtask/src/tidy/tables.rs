@@ -167,18 +167,7 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
 
 /// Functions over [`LONGEST_LINES_MAX`] lines, still to be cut, and how many they have.
 pub const LONGEST_FUNCTIONS: &[(&str, usize)] = &[
-    ("cli::info::text", 136),
-    ("lab::below_limit::run", 103),
-    ("lab::clock_w::run", 113),
-    ("lab::energy::run", 125),
-    ("lab::page_size::fig3", 106),
-    ("lab::patterns::run", 151),
-    ("lab::read_ahead::run", 129),
-    ("lab::redis_ycsb::run", 122),
     ("manager::lane::install_ready", 146),
-    ("sim::cases::step", 117),
-    ("sim::follow::follow", 114),
-    ("tests::live_and_simulated::check_turns", 108),
 ];
 
 /// Circles between files or folders that lie beside each other: (crate, members), still to be cut.

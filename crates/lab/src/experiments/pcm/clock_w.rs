@@ -1,7 +1,7 @@
 //! `pcm-fig5`: CLOCK and CLOCK-W over memory; every page size, every trace, generators too. Where
 //! CLOCK-W is worse, why.
 
-use super::causes::{causes, causes_figure, classes, explain, readings};
+use super::causes::{Case, causes, causes_figure, classes, explain, readings};
 use super::study::{
     Constants, Loaded, MEMORY_PERCENT, PAGE_BYTES, PCM, Pages, base, generated, load, mean, model,
     walkers,
@@ -92,6 +92,62 @@ fn both(
     Ok(runs)
 }
 
+/// Every recorded program under both, with every page size and memory.
+fn programs<'a>(
+    traces: impl Iterator<Item = &'a Loaded>,
+    sizes: &[u64],
+) -> anyhow::Result<Vec<SimulatedRun>> {
+    let mut runs = Vec::new();
+    for trace in traces {
+        for page_bytes in sizes {
+            progress(&format!("{} in {page_bytes}", trace.facts.name));
+            let touches = [FaultTouch::All; 2];
+            runs.extend(both(trace, *page_bytes, &MEMORY_PERCENT, touches)?);
+        }
+    }
+    Ok(runs)
+}
+
+/// Every generated pattern under both; appends the runs, and returns the traces.
+fn generators(
+    lab: &Lab,
+    found: &mut Simulated,
+    runs: &mut Vec<SimulatedRun>,
+) -> anyhow::Result<Vec<Loaded>> {
+    let mut patterns = Vec::new();
+    for (name, text) in GENERATORS {
+        progress(name);
+        let small = text.replace("refs=200000", "refs=20000");
+        let trace = generated(name, lab.pick(small.as_str(), text))?;
+        runs.extend(both(&trace, 512, &MEMORY_PERCENT, [FaultTouch::All; 2])?);
+        found.traces.push(trace.facts.clone());
+        patterns.push(trace);
+    }
+    Ok(patterns)
+}
+
+/// Why CLOCK-W is worse where it is. All cases and those shown, each with how many are worse.
+fn reasons(
+    cases: &[Case],
+    (all, worse): (&[Pair<'_>], usize),
+    (shown, worse_shown): (&[Pair<'_>], usize),
+) -> String {
+    let [reads_clean, reads_written, writes] = classes(cases);
+    format!(
+        "{worse} of {} cases are worse, {worse_shown} of {} in the paper's setting (512 B, four programs). CLOCK-W forgets reads: a \
+         page that is only being read leaves at the hand's next visit, and is read back. Of the {} worse cases with 512 B pages \
+         {reads_clean} are worse mostly by reads of pages that are never written, {reads_written} by reads of pages written at other times, and \
+         {writes} by write-outs: there pages are written, then only read, then written again (the ring of a decompressor), and leave in \
+         between, written out once more. Every one is in the table of causes, with the pages read back that CLOCK would have \
+         kept. Our rule is the paper's word for word; writing pages out in passing is far worse, and counting reads as well is \
+         better but still not always. The dearer a write, the fewer cases (tables below). That CLOCK-W is never worse holds for the \
+         paper's traces, not for ours.",
+        all.len(),
+        shown.len(),
+        reads_clean + reads_written + writes,
+    )
+}
+
 fn elapsed(run: &SimulatedRun) -> f64 {
     run.elapsed_seconds
 }
@@ -113,27 +169,8 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     let loaded = load(lab, &mut found)?;
     let walkers = walkers(lab, &mut found)?;
     let sizes: &[u64] = lab.pick(&[512, 4096], &PAGE_BYTES);
-    let mut runs = Vec::new();
-    for trace in loaded.iter().chain(&walkers) {
-        for page_bytes in sizes {
-            progress(&format!("{} in {page_bytes}", trace.facts.name));
-            runs.extend(both(
-                trace,
-                *page_bytes,
-                &MEMORY_PERCENT,
-                [FaultTouch::All; 2],
-            )?);
-        }
-    }
-    let mut patterns = Vec::new();
-    for (name, text) in GENERATORS {
-        progress(name);
-        let small = text.replace("refs=200000", "refs=20000");
-        let trace = generated(name, lab.pick(small.as_str(), text))?;
-        runs.extend(both(&trace, 512, &MEMORY_PERCENT, [FaultTouch::All; 2])?);
-        found.traces.push(trace.facts.clone());
-        patterns.push(trace);
-    }
+    let mut runs = programs(loaded.iter().chain(&walkers), sizes)?;
+    let patterns = generators(lab, &mut found, &mut runs)?;
     let of = |set: &[Loaded]| -> Vec<SimulatedRun> {
         let own = runs.iter().filter(|run| {
             run.page_bytes == 512 && set.iter().any(|trace| trace.facts.name == run.trace)
@@ -150,29 +187,28 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     }
     found.figures.push(times(&loaded, &shown));
     found.figures.push(causes_figure(&loaded, &cases));
-    let (worse, worst, average) = judge(&all, elapsed);
-    let (worse_shown, worst_shown, average_shown) = judge(&shown, elapsed);
     found.tables.push(ratios(&shown, &pairs(&of_walkers)));
     found.tables.push(by_trace(&all));
     found.tables.push(causes(&cases));
     found.tables.push(readings(&loaded)?);
     found.tables.push(sensitivity(&all));
     found.tables.push(touches(&loaded)?);
-    let [reads_clean, reads_written, writes] = classes(&cases);
-    let why = format!(
-        "{worse} of {} cases are worse, {worse_shown} of {} in the paper's setting (512 B, four programs). CLOCK-W forgets reads: a \
-         page that is only being read leaves at the hand's next visit, and is read back. Of the {} worse cases with 512 B pages \
-         {reads_clean} are worse mostly by reads of pages that are never written, {reads_written} by reads of pages written at other times, and \
-         {writes} by write-outs: there pages are written, then only read, then written again (the ring of a decompressor), and leave in \
-         between, written out once more. Every one is in the table of causes, with the pages read back that CLOCK would have \
-         kept. Our rule is the paper's word for word; writing pages out in passing is far worse, and counting reads as well is \
-         better but still not always. The dearer a write, the fewer cases (tables below). That CLOCK-W is never worse holds for the \
-         paper's traces, not for ours.",
-        all.len(),
-        shown.len(),
-        reads_clean + reads_written + writes,
-    );
-    found.verdicts = vec![
+    found.verdicts = verdicts(&loaded, &cases, &all, &shown);
+    found.runs = runs;
+    results.simulated = Some(found);
+    Ok(())
+}
+
+fn verdicts(
+    loaded: &[Loaded],
+    cases: &[Case],
+    all: &[Pair<'_>],
+    shown: &[Pair<'_>],
+) -> Vec<Verdict> {
+    let (worse, worst, average) = judge(all, elapsed);
+    let (worse_shown, worst_shown, average_shown) = judge(shown, elapsed);
+    let why = reasons(cases, (all, worse), (shown, worse_shown));
+    let mut verdicts = vec![
         Verdict::new(
             "worst time under CLOCK-W to CLOCK, all traces, page sizes and memory sizes",
             "ratio",
@@ -209,14 +245,12 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             "worst ratio below 100 % memory, 512 B, {}",
             writer.facts.name
         );
-        found.verdicts.push(
+        verdicts.push(
             // The aim is strictly better; the largest number below one.
             Verdict::new(&measure, "ratio", Better::Lower, worst).target(1.0, Some(1.0 - 1e-9)),
         );
     }
-    found.runs = runs;
-    results.simulated = Some(found);
-    Ok(())
+    verdicts
 }
 
 fn names<'a>(pairs: &'a [Pair<'_>]) -> Vec<&'a str> {

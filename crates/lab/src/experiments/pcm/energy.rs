@@ -1,8 +1,10 @@
 //! `pcm-fig6`: energy of a tenth of the DRAM with PCM against all of it with a disk.
 
-use super::study::{HDD, Pages, base, load, mean, model, reference_time, tier};
+use super::study::{HDD, Loaded, Pages, base, load, mean, model, reference_time, tier};
 use crate::experiments::{Lab, progress};
-use crate::results::{Better, Figure, Panel, Results, Simulated, Table, Verdict, number};
+use crate::results::{
+    Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, Verdict, number,
+};
 use undercroft_base::Nanos;
 use undercroft_sim::{Outcome, Setup};
 
@@ -49,41 +51,58 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     let mut cases = Vec::new();
     for trace in &loaded {
         progress(&trace.facts.name);
-        let time: Nanos = reference_time(&trace.facts, PROGRAM_NS);
-        let small = Setup {
-            reference_time: time,
-            ..base()
-        };
-        let large = Setup {
-            reference_time: time,
-            tiers: vec![tier(HDD)?],
-            prefetch: "readahead:8".to_owned(),
-            ..base()
-        };
-        let (small, mut run) = Pages::of(trace, 512)?.simulate(10.0, &small)?;
-        run.energy_joules = Some(small.energy.total_joules);
-        found.runs.push(run);
-        let (large, mut run) = Pages::of(trace, 4096)?.simulate(100.0, &large)?;
-        run.energy_joules = Some(large.energy.total_joules);
-        found.runs.push(run);
-        cases.push(Case {
-            name: trace.facts.name.clone(),
-            small,
-            large,
-        });
+        cases.push(simulate(trace, &mut found.runs)?);
     }
-    let saved = |times: f64, device: bool| {
-        let each = cases.iter().map(|case| {
-            100.0 * (1.0 - joules(&case.small, times, device) / joules(&case.large, times, device))
-        });
-        each.collect::<Vec<f64>>()
+    found.verdicts = verdicts(&cases);
+    found.tables = vec![parts(&cases), durations(&cases), constants(&cases)];
+    found.figures.push(figure(&cases));
+    results.simulated = Some(found);
+    Ok(())
+}
+
+/// A program under both systems.
+fn simulate(trace: &Loaded, runs: &mut Vec<SimulatedRun>) -> anyhow::Result<Case> {
+    let time: Nanos = reference_time(&trace.facts, PROGRAM_NS);
+    let small = Setup {
+        reference_time: time,
+        ..base()
     };
+    let large = Setup {
+        reference_time: time,
+        tiers: vec![tier(HDD)?],
+        prefetch: "readahead:8".to_owned(),
+        ..base()
+    };
+    let (small, mut run) = Pages::of(trace, 512)?.simulate(10.0, &small)?;
+    run.energy_joules = Some(small.energy.total_joules);
+    runs.push(run);
+    let (large, mut run) = Pages::of(trace, 4096)?.simulate(100.0, &large)?;
+    run.energy_joules = Some(large.energy.total_joules);
+    runs.push(run);
+    Ok(Case {
+        name: trace.facts.name.clone(),
+        small,
+        large,
+    })
+}
+
+/// Percent saved by each program at `times` its own time; with `device` the devices' energy counts.
+fn saved(cases: &[Case], times: f64, device: bool) -> Vec<f64> {
+    let share =
+        |case: &Case| joules(&case.small, times, device) / joules(&case.large, times, device);
+    cases
+        .iter()
+        .map(|case| 100.0 * (1.0 - share(case)))
+        .collect()
+}
+
+fn verdicts(cases: &[Case]) -> Vec<Verdict> {
     let total: Vec<f64> = cases
         .iter()
         .map(|case| 100.0 * (1.0 - case.small.energy.total_joules / case.large.energy.total_joules))
         .collect();
     let least = total.iter().copied().fold(f64::INFINITY, f64::min);
-    found.verdicts = vec![
+    let mut verdicts = vec![
         Verdict::new(
             "energy saved by 10 % DRAM + PCM against 100 % DRAM + disk, average",
             "%",
@@ -103,17 +122,25 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     for times in [1.0, 100.0, 10_000.0] {
         let measure =
             format!("DRAM alone, its device's energy left out, at {times} x the program's time");
-        let verdict = Verdict::new(&measure, "%", Better::Higher, mean(&saved(times, false)));
-        found.verdicts.push(match times == 10_000.0 {
+        let verdict = Verdict::new(
+            &measure,
+            "%",
+            Better::Higher,
+            mean(&saved(cases, times, false)),
+        );
+        verdicts.push(match times == 10_000.0 {
             true => verdict.paper(88.1).difference(
                 "static power of a tenth of the DRAM over a long run: what is left of the paper's figure without its disk.",
             ),
             false => verdict,
         });
     }
-    found.tables = vec![parts(&cases), durations(&saved), constants(&cases)];
+    verdicts
+}
+
+fn figure(cases: &[Case]) -> Figure {
     let series = |of: &dyn Fn(&Case) -> f64| cases.iter().map(of).collect::<Vec<f64>>();
-    found.figures.push(Figure {
+    Figure {
         name: "fig6".to_owned(),
         title: "Energy: 10 % DRAM + PCM against 100 % DRAM + disk".to_owned(),
         x_label: "workload".to_owned(),
@@ -150,9 +177,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
                 ],
             },
         ],
-    });
-    results.simulated = Some(found);
-    Ok(())
+    }
 }
 
 fn parts(cases: &[Case]) -> Table {
@@ -191,12 +216,12 @@ fn parts(cases: &[Case]) -> Table {
     }
 }
 
-fn durations(saved: &dyn Fn(f64, bool) -> Vec<f64>) -> Table {
+fn durations(cases: &[Case]) -> Table {
     let rows = [0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0].map(|times| {
         vec![
             format!("x {times}"),
-            format!("{:.1}", mean(&saved(times, true))),
-            format!("{:.1}", mean(&saved(times, false))),
+            format!("{:.1}", mean(&saved(cases, times, true))),
+            format!("{:.1}", mean(&saved(cases, times, false))),
         ]
     });
     Table {

@@ -166,34 +166,9 @@ pub(in crate::experiments) fn fig3(lab: &Lab, results: &mut Results) -> anyhow::
     };
     let loaded = load(lab, &mut found)?;
     found.runs = sweep(&loaded, PCM, &PAGE_BYTES, &MEMORY_PERCENT)?;
-    let mut figure = Figure {
-        name: "fig3".to_owned(),
-        title: "Total time on PCM over the page size, a line for each size of memory".to_owned(),
-        x_label: "page size".to_owned(),
-        y_label: "seconds".to_owned(),
-        log: true,
-        ..Figure::default()
-    };
-    for trace in &loaded {
-        let name = &trace.facts.name;
-        let shown = [5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0].into_iter();
-        let series: anyhow::Result<Vec<_>> = shown
-            .map(|percent| {
-                Ok((
-                    format!("{percent} %"),
-                    line(&found.runs, name, PCM, percent)?,
-                ))
-            })
-            .collect();
-        figure.panels.push(Panel {
-            title: name.clone(),
-            places: places(),
-            series: series?,
-        });
-    }
+    let figure = fig3_figure(&loaded, &found.runs)?;
     found.figures.push(figure);
     let saved = savings(&found.runs, |run| run.elapsed_seconds);
-    let never_longer = saved.iter().filter(|saved| **saved >= 0.0).count();
     found.tables.push(by_memory(
         "Time saved by 512 B against 4 KB, percent",
         &found.runs,
@@ -221,12 +196,50 @@ pub(in crate::experiments) fn fig3(lab: &Lab, results: &mut Results) -> anyhow::
     found.tables.push(table);
     let walked_saved = savings(&walked, |run| run.elapsed_seconds);
     found.runs.extend(walked);
-    found.verdicts = vec![
+    found.verdicts = fig3_verdicts(&saved, &equal_bytes, &walked_saved, &walked_bytes);
+    results.simulated = Some(found);
+    Ok(())
+}
+
+/// A panel for each program, a line for each size of memory.
+fn fig3_figure(loaded: &[Loaded], runs: &[SimulatedRun]) -> anyhow::Result<Figure> {
+    let mut figure = Figure {
+        name: "fig3".to_owned(),
+        title: "Total time on PCM over the page size, a line for each size of memory".to_owned(),
+        x_label: "page size".to_owned(),
+        y_label: "seconds".to_owned(),
+        log: true,
+        ..Figure::default()
+    };
+    for trace in loaded {
+        let name = &trace.facts.name;
+        let shown = [5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0].into_iter();
+        let series: anyhow::Result<Vec<_>> = shown
+            .map(|percent| Ok((format!("{percent} %"), line(runs, name, PCM, percent)?)))
+            .collect();
+        figure.panels.push(Panel {
+            title: name.clone(),
+            places: places(),
+            series: series?,
+        });
+    }
+    Ok(figure)
+}
+
+/// Percent saved: of the programs with equal shares and with equal bytes, then of those that walk.
+fn fig3_verdicts(
+    saved: &[f64],
+    equal_bytes: &[f64],
+    walked_saved: &[f64],
+    walked_bytes: &[f64],
+) -> Vec<Verdict> {
+    let never_longer = saved.iter().filter(|saved| **saved >= 0.0).count();
+    vec![
         Verdict::new(
             "time saved by pages of 512 B against 4 KB, average over workloads and memory sizes",
             "%",
             Better::Higher,
-            mean(&saved),
+            mean(saved),
         )
         .paper(58.9)
         .target(40.0, Some(55.0))
@@ -238,7 +251,7 @@ pub(in crate::experiments) fn fig3(lab: &Lab, results: &mut Results) -> anyhow::
             "the same with equal bytes of memory for both page sizes",
             "%",
             Better::Higher,
-            mean(&equal_bytes),
+            mean(equal_bytes),
         )
         .paper(58.9)
         .target(40.0, Some(55.0)),
@@ -253,17 +266,15 @@ pub(in crate::experiments) fn fig3(lab: &Lab, results: &mut Results) -> anyhow::
             "for comparison: the saving with programs that walk through their memory in order",
             "%",
             Better::Higher,
-            mean(&walked_saved),
+            mean(walked_saved),
         ),
         Verdict::new(
             "the same with equal bytes of memory",
             "%",
             Better::Higher,
-            mean(&walked_bytes),
+            mean(walked_bytes),
         ),
-    ];
-    results.simulated = Some(found);
-    Ok(())
+    ]
 }
 
 fn by_memory(title: &str, runs: &[SimulatedRun]) -> Table {

@@ -42,36 +42,66 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             found.runs.push(pages.simulate(10.0, &setup)?.1);
         }
     }
-    let at = |trace: &str, prefetch: &str| {
-        find(&found.runs, |run| {
-            run.trace == trace && run.prefetch == prefetch
-        })
-    };
-    let saved = |time: &dyn Fn(&SimulatedRun) -> f64, against: &str| -> anyhow::Result<Vec<f64>> {
-        let each = loaded.iter().map(|trace| {
-            let (off, on) = (
-                at(&trace.facts.name, "none")?,
-                at(&trace.facts.name, against)?,
-            );
-            Ok(100.0 * (1.0 - time(off) / time(on)))
-        });
-        each.collect()
-    };
     let elapsed = |run: &SimulatedRun| run.elapsed_seconds;
-    let gains = saved(&elapsed, "window:8")?;
-    let linux = saved(&elapsed, "readahead:8")?;
-    let most = gains.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let gains = saved(&loaded, &found.runs, &elapsed, "window:8")?;
+    let linux = saved(&loaded, &found.runs, &elapsed, "readahead:8")?;
+    let (table, panels) = windows(&loaded, &found.runs, &gains, &linux)?;
+    found.tables = vec![table, open_constants(&loaded, &found.runs)?, walked];
+    found.verdicts = verdicts(&gains, &linux, &walked_saved);
+    found.figures = vec![Figure {
+        name: "fig4".to_owned(),
+        title: "Total time on PCM over the read-ahead window, 512 B pages, memory 10 %".to_owned(),
+        x_label: "pages read ahead".to_owned(),
+        y_label: "seconds".to_owned(),
+        panels,
+        ..Figure::default()
+    }];
+    results.simulated = Some(found);
+    Ok(())
+}
+
+/// The run of a trace with a prefetch policy.
+fn at<'a>(
+    runs: &'a [SimulatedRun],
+    trace: &str,
+    prefetch: &str,
+) -> anyhow::Result<&'a SimulatedRun> {
+    find(runs, |run| run.trace == trace && run.prefetch == prefetch)
+}
+
+/// Percent of the time that each program saves without read-ahead, against policy `against`.
+fn saved(
+    loaded: &[Loaded],
+    runs: &[SimulatedRun],
+    time: &dyn Fn(&SimulatedRun) -> f64,
+    against: &str,
+) -> anyhow::Result<Vec<f64>> {
+    let each = loaded.iter().map(|trace| {
+        let name = &trace.facts.name;
+        let (off, on) = (at(runs, name, "none")?, at(runs, name, against)?);
+        Ok(100.0 * (1.0 - time(off) / time(on)))
+    });
+    each.collect()
+}
+
+/// Each program's times over the window, as a table and as panels.
+fn windows(
+    loaded: &[Loaded],
+    runs: &[SimulatedRun],
+    gains: &[f64],
+    linux: &[f64],
+) -> anyhow::Result<(Table, Vec<Panel>)> {
     let (mut panels, mut rows) = (Vec::new(), Vec::new());
     for (index, trace) in loaded.iter().enumerate() {
         let name = &trace.facts.name;
         let times: anyhow::Result<Vec<f64>> = WINDOWS
             .iter()
-            .map(|window| Ok(at(name, &policy(*window))?.elapsed_seconds))
+            .map(|window| Ok(at(runs, name, &policy(*window))?.elapsed_seconds))
             .collect();
         let times = times?;
         let mut row = vec![name.clone()];
         row.extend(times.iter().map(|time| number(*time)));
-        row.push(number(at(name, "readahead:8")?.elapsed_seconds));
+        row.push(number(at(runs, name, "readahead:8")?.elapsed_seconds));
         row.push(format!("{:.1}", gains[index]));
         row.push(format!("{:.1}", linux[index]));
         rows.push(row);
@@ -84,22 +114,42 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     let mut columns = vec!["seconds".to_owned()];
     columns.extend(WINDOWS.iter().map(u32::to_string));
     columns.extend(["readahead:8", "off saves % of 8", "of readahead:8"].map(str::to_owned));
+    let table = Table {
+        title: "Time over the read-ahead window".to_owned(),
+        columns,
+        rows,
+        ..Table::default()
+    };
+    Ok((table, panels))
+}
+
+fn open_constants(loaded: &[Loaded], runs: &[SimulatedRun]) -> anyhow::Result<Table> {
     let constants = Constants::of(PCM);
-    let mut open = Vec::new();
+    let mut rows = Vec::new();
     for write in [0.5, 1.0, 2.0, 4.0, 8.0] {
         let scaled = constants.scaled(1.0, 1.0, write);
         let time = |run: &SimulatedRun| scaled.total_seconds(run);
-        open.push(vec![
+        rows.push(vec![
             format!("{:.1} x a read", scaled.write[1] / scaled.read[1]),
-            format!("{:.1}", mean(&saved(&time, "window:8")?)),
+            format!("{:.1}", mean(&saved(loaded, runs, &time, "window:8")?)),
         ]);
     }
-    let verdicts = vec![
+    Ok(Table {
+        title: "How the average depends on the open constants, percent saved".to_owned(),
+        text: "T_access and T_transfer have the same ratio of writes to reads, so at one page size nothing else matters.".to_owned(),
+        columns: ["a write takes", "saved"].map(str::to_owned).to_vec(),
+        rows,
+    })
+}
+
+fn verdicts(gains: &[f64], linux: &[f64], walked_saved: &[f64]) -> Vec<Verdict> {
+    let most = gains.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    vec![
         Verdict::new(
             "time saved by no read-ahead against a window of 8, average",
             "%",
             Better::Higher,
-            mean(&gains),
+            mean(gains),
         )
         .paper(51.6)
         .target(35.0, Some(50.0))
@@ -109,41 +159,15 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             "the same against Linux's rule (readahead:8), average",
             "%",
             Better::Higher,
-            mean(&linux),
+            mean(linux),
         ),
         Verdict::new(
             "for comparison: the saving against a window of 8 with programs that walk through their memory in order",
             "%",
             Better::Higher,
-            mean(&walked_saved),
+            mean(walked_saved),
         ),
-    ];
-    found.tables = vec![
-        Table {
-            title: "Time over the read-ahead window".to_owned(),
-            columns,
-            rows,
-            ..Table::default()
-        },
-        Table {
-            title: "How the average depends on the open constants, percent saved".to_owned(),
-            text: "T_access and T_transfer have the same ratio of writes to reads, so at one page size nothing else matters.".to_owned(),
-            columns: ["a write takes", "saved"].map(str::to_owned).to_vec(),
-            rows: open,
-        },
-        walked,
-    ];
-    found.verdicts = verdicts;
-    found.figures = vec![Figure {
-        name: "fig4".to_owned(),
-        title: "Total time on PCM over the read-ahead window, 512 B pages, memory 10 %".to_owned(),
-        x_label: "pages read ahead".to_owned(),
-        y_label: "seconds".to_owned(),
-        panels,
-        ..Figure::default()
-    }];
-    results.simulated = Some(found);
-    Ok(())
+    ]
 }
 
 /// Programs that walk through their memory in order: no window against one of 8; the table, and
