@@ -36,7 +36,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Everything `undercroft` can do.
+/// Every command of `undercroft`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a program within a memory limit
@@ -53,7 +53,7 @@ pub enum Command {
     Sim(crate::sim::args::SimArgs),
     /// Run the benchmarks and draw their plots
     Lab(LabArgs),
-    /// Record, generate, convert and look at traces of memory references
+    /// Record, generate, convert and show traces of memory references
     Trace(TraceArgs),
     /// Print a completion script for a shell
     Completions {
@@ -62,7 +62,7 @@ pub enum Command {
     },
     /// Print the manual page, or write all of them into a directory
     Man {
-        /// Directory for one page a subcommand; made when missing.
+        /// Directory for one page a subcommand; made if it is missing.
         dir: Option<PathBuf>,
     },
     /// The manager of one run; started by `run`, never by hand.
@@ -102,25 +102,24 @@ pub struct RunArgs {
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = values::tier)]
     pub tiers: Vec<String>,
 
-    /// Size of the pages managed; only 4K is available
+    /// Size of the managed pages; only 4K is available
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::page_size)]
     pub page_size: Bytes,
 
-    /// Who chooses the pages that leave: active_inactive, clock, clock_w or lru
+    /// Policy that chooses the pages to evict: active_inactive, clock, clock_w or lru
     #[arg(long = "policy", value_name = "NAME", default_value = values::RECLAIM_DEFAULT, value_parser = values::reclaim)]
     pub reclaim: String,
 
-    /// Who chooses the pages that come along with a fault: majority, readahead[:PAGES],
+    /// Policy that chooses the pages to load along with a fault: majority, readahead[:PAGES],
     /// window[:PAGES] or none
     #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT, value_parser = values::prefetch)]
     pub prefetch: String,
 
-    /// What to do when every tier is full: keep the pages in memory, or end the program with status
-    /// 125
+    /// If every tier is full: keep the pages in memory, or end the program with status 125
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = WhenFullArg::Stay)]
     pub when_full: WhenFullArg,
 
-    /// Write a report (JSON) when the program has ended
+    /// Write a report (JSON) after the program has ended
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
@@ -129,15 +128,15 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// Look at which pages in memory were used, and tell the policy, which then keeps them: every
-    /// INTERVAL (such as 100ms; 10ms to 1h), never, or auto: twice a second at most, while pages
-    /// leave memory, where the machine allows it. A look costs some 0.1 us a page in memory, on a
-    /// CPU that serves no faults while there is one, and interrupts the program's CPUs; at most a
-    /// tenth of the time goes into it (auto: a fortieth). Needs CAP_BPF and CAP_PERFMON
+    /// Scan which pages in memory were used, and tell the policy, which then keeps them. INTERVAL
+    /// (such as 100ms; 10ms to 1h); never; or auto: at most twice a second, while pages leave
+    /// memory, where the machine allows it. A scan costs some 0.1 us a page in memory, on a CPU
+    /// that serves no faults if there is one, and interrupts the program's CPUs. Scans take at most
+    /// a tenth of the time (auto: a fortieth). Needs CAP_BPF and CAP_PERFMON
     #[arg(long, value_name = "INTERVAL|auto|never", default_value = "auto", value_parser = values::access_scan)]
     pub access_scan: AccessScan,
 
-    /// Print nothing but errors: no summary at the end
+    /// Print only errors: no summary at the end
     #[arg(long, short)]
     pub quiet: bool,
 
@@ -168,7 +167,7 @@ Exit status: the program's own; 128+n when signal n ended it; 127 not found; 126
 pub enum WhenFullArg {
     /// Pages stay in memory; the limit is exceeded, and the report says by how much
     Stay,
-    /// The program is ended with status 125
+    /// The program ends with status 125
     Kill,
 }
 
@@ -192,14 +191,14 @@ pub struct JsonArgs {
 /// `undercroft demo`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The store is redis-server when it is installed, else a small one that is built in."
+    after_help = "The store is redis-server if it is installed, otherwise a small built-in one."
 )]
 pub struct DemoArgs {
     /// Bytes of values to store
     #[arg(long, value_name = "SIZE", default_value = "384M", value_parser = values::demo_size)]
     pub size: Bytes,
 
-    /// Requests of the measured part, of which every tenth writes
+    /// Requests of the measured part; every tenth is a write
     #[arg(long, value_name = "COUNT", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub ops: u64,
 
@@ -207,7 +206,7 @@ pub struct DemoArgs {
     #[arg(long, value_enum, value_name = "NAME", default_value_t = StoreArg::Auto)]
     pub store: StoreArg,
 
-    /// Leave out the comparison with kernel swap
+    /// Skip the comparison with kernel swap
     #[arg(long)]
     pub no_kernel_swap: bool,
 
@@ -219,7 +218,7 @@ pub struct DemoArgs {
 /// `--store` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StoreArg {
-    /// redis-server when installed, else the bundled store
+    /// redis-server if it is installed, otherwise the bundled store
     Auto,
     /// redis-server
     Redis,
@@ -235,7 +234,7 @@ pub struct LabArgs {
     pub command: LabCommand,
 }
 
-/// What the lab can do.
+/// Every command of the lab.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// List the experiments
@@ -262,7 +261,7 @@ pub struct LabRunArgs {
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
-    /// Seconds instead of minutes: checks that everything works, the numbers mean little
+    /// Seconds instead of minutes: checks that everything works; the numbers mean little
     #[arg(long)]
     pub small: bool,
 
@@ -278,7 +277,7 @@ pub struct LabRunArgs {
     #[arg(long, value_name = "DIR")]
     pub swap_dir: Option<PathBuf>,
 
-    /// Measure the kernel's settings only
+    /// Measure only the kernel's settings
     #[arg(long)]
     pub kernel_only: bool,
 

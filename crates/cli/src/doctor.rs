@@ -24,7 +24,7 @@ struct Entry {
     fix: Option<String>,
 }
 
-/// Prints the checks; 0 when nothing essential is missing, else 1.
+/// Prints the checks. 0 if nothing essential is missing, otherwise 1.
 pub fn doctor(as_json: bool) -> Result<u8, Failure> {
     let report = KernelReport::take();
     match as_json {

@@ -1,14 +1,15 @@
-//! An error as the user sees it: what happened, why, and the fix; with the exit status it ends in.
+//! An error as the user sees it: what happened, why, and the fix. It has the exit status of the
+//! command.
 
 use std::fmt;
 
-/// Exit statuses that are ours; everything else is the program's own.
+/// Our own exit statuses; any other is the program's.
 pub mod status {
     /// A command other than `run` failed.
     pub const FAILED: u8 = 1;
     /// The command line is wrong.
     pub const USAGE: u8 = 2;
-    /// `run` itself failed, not the program.
+    /// `run` failed, not the program.
     pub const RUN_FAILED: u8 = 125;
     /// The program was found but cannot be executed.
     pub const NOT_EXECUTABLE: u8 = 126;
@@ -58,7 +59,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Says, past the test harness's capture, that a test did not run: `NAME: reason`.
+/// Prints that a test did not run, past the test harness's capture: `NAME: reason`.
 #[cfg(test)]
 pub fn skip(what: &str) {
     use std::io::Write;

@@ -1,4 +1,4 @@
-//! `undercroft lab`: hands the benchmarks this program as the one to measure, and as the workload.
+//! `undercroft lab`: gives the benchmarks this program, both to measure and as the workload.
 
 use std::ffi::OsString;
 

@@ -1,5 +1,5 @@
-//! The seam to the live system: starting a run, being its manager, and asking running managers how
-//! they are.
+//! The only module that calls the live system: it starts a run, is its manager, and asks running
+//! managers for their state.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use undercroft_manager::{keeper, serve, status};
 
 use crate::failure::{Failure, status as code};
 
-/// Runs a program to its end; its exit status.
+/// Runs a program to its end. Returns its exit status.
 pub fn run(options: RunOptions) -> Result<u8, Failure> {
     Ok(keeper::run(&options) as u8)
 }
@@ -33,7 +33,7 @@ pub fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Every client running now that this user may see.
+/// Every running client that this user may see.
 pub fn snapshots() -> Result<Vec<Snapshot>, Failure> {
     Ok(status::snapshots())
 }

@@ -1,5 +1,5 @@
-//! The `undercroft` binary: reads the command line, hands over to the module of each subcommand,
-//! ends with its status.
+//! The `undercroft` binary: reads the command line, calls the module of the subcommand, ends with
+//! its status.
 
 mod args;
 mod demo;
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one subcommand; the status it ends with, or why it could not run.
+/// Runs one subcommand. Returns its status, or why it could not run.
 fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     let status = match command {
         Command::Run(args) => live::run(run::options(args)?),

@@ -1,4 +1,4 @@
-//! Manual pages, made from the same definitions as `--help`.
+//! Manual pages, made from the definitions of `--help`.
 
 use std::fs;
 use std::io::{self, Write};

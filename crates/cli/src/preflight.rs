@@ -1,9 +1,9 @@
-//! Looks at the program before anything starts: is it there, can it run, and will the loader take
+//! Checks the program before anything starts: does it exist, can it run, and will the loader load
 //! our library into it?
 //!
-//! The client library comes in through `LD_PRELOAD`. A static program has no loader, and the loader
-//! ignores the variable for programs that gain privileges: both would run unmanaged without a word,
-//! so both are refused.
+//! The client library is loaded by `LD_PRELOAD`. A static program has no loader, and for programs
+//! that gain privileges the loader ignores the variable. Both would run unmanaged without a
+//! message, so both are refused.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, status};
 
-/// Interpreters of interpreters the kernel follows, and so do we.
+/// How many interpreters of interpreters the kernel follows, and so do we.
 const INTERPRETERS_MAX: usize = 5;
 const PT_INTERP: u32 = 3;
 const PT_DYNAMIC: u32 = 2;
 const MACHINE_X86_64: u16 = 62;
 
-/// What kind of file a program is, as far as loading goes.
+/// What kind of file a program is, for loading.
 #[derive(Debug, PartialEq, Eq)]
 enum Image {
     /// An x86-64 ELF program with a loader.
@@ -31,20 +31,20 @@ enum Image {
     Foreign,
     /// A script: run by this interpreter.
     Script(PathBuf),
-    /// Neither; a shell would try it as a script of its own, the kernel refuses.
+    /// None of these. A shell would try it as its own script; the kernel refuses it.
     Unknown,
 }
 
-/// The path of the program to start, every check passed.
+/// The path of the program to start, after all checks.
 ///
-/// Errors: 127 not found, 126 not executable, 125 when it could run but not be managed.
+/// Errors: 127 not found, 126 not executable, 125 if it could run but not be managed.
 pub fn check(program: &OsStr) -> Result<PathBuf, Failure> {
     let path = find(program, std::env::var_os("PATH"))?;
     check_image(&path)?;
     Ok(path)
 }
 
-/// As execvp(3): a name with a slash is a path, another is looked for in `PATH`.
+/// As execvp(3): a name with a slash is a path; any other is searched in `PATH`.
 fn find(program: &OsStr, search: Option<OsString>) -> Result<PathBuf, Failure> {
     if program.is_empty() {
         return Err(not_found(program, "the name is empty"));
@@ -116,7 +116,7 @@ fn check_image(program: &Path) -> Result<(), Failure> {
     let mut path = program.to_owned();
     for depth in 0..=INTERPRETERS_MAX {
         let metadata = fs::metadata(&path).map_err(|error| unreadable(&path, error.to_string()))?;
-        // The kernel ignores these bits and capabilities on scripts, so only the program at the end
+        // The kernel ignores these bits and capabilities on scripts, so only the last program
         // counts.
         match image(&path).map_err(|error| unreadable(&path, error.to_string()))? {
             Image::Dynamic => {
@@ -243,7 +243,7 @@ fn image(path: &Path) -> std::io::Result<Image> {
             _ => {}
         }
     }
-    // The loader itself (`/lib64/ld-linux-x86-64.so.2 PROGRAM`) has no interpreter, yet honours
+    // The loader itself (`/lib64/ld-linux-x86-64.so.2 PROGRAM`) has no interpreter, but obeys
     // LD_PRELOAD.
     let loader = path
         .file_name()

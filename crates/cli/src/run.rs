@@ -1,5 +1,5 @@
-//! `undercroft run`: turns the parsed options into what the keeper takes, after every check that
-//! can be made beforehand.
+//! `undercroft run`: turns the parsed options into the keeper's, after every check that is possible
+//! before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,13 @@ use crate::args::RunArgs;
 use crate::failure::{Failure, status};
 use crate::preflight;
 
-/// Kind of file system whose files are memory: a tier there would save nothing.
+/// Kind of file system whose files are in memory: a tier there would save nothing.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// The whole of a run but the run: checks, defaults, nothing started and nothing left behind.
+/// Everything before the run itself: checks and defaults. Nothing is started, and nothing left
+/// behind.
 ///
-/// Errors: as they are printed, with the exit status.
+/// Errors: as printed, with the exit status.
 pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     let memory_max = args.memory_max.bytes(physical_memory()?).map_err(|why| {
         Failure::new(
@@ -90,7 +91,8 @@ fn default_tiers() -> Result<Vec<String>, Failure> {
     }
 }
 
-/// `UNDERCROFT_DIR` when set, else the temporary directory, else (when that is memory) /var/tmp.
+/// `UNDERCROFT_DIR` if it is set; otherwise the temporary directory, or /var/tmp if that one is in
+/// memory.
 pub fn tier_directory(chosen: Option<PathBuf>, temporary: PathBuf) -> Result<PathBuf, Failure> {
     if let Some(directory) = chosen.filter(|path| !path.as_os_str().is_empty()) {
         return match fs::metadata(&directory) {
@@ -117,14 +119,13 @@ fn bad_directory(directory: &Path, why: String) -> Failure {
     )
 }
 
-/// True when files there live in memory; also when it cannot be told, since then it cannot be used
-/// either.
+/// True if files there are in memory. Also if that is unknown: then it cannot be used either.
 fn is_memory(directory: &Path) -> bool {
     rustix::fs::statfs(directory).map_or(true, |found| found.f_type == TMPFS_MAGIC)
 }
 
-/// The report (or the trace) must not fail after hours of running: try its directory now, without
-/// touching an older one.
+/// The report (or the trace) must not fail after hours of running. So its directory is tried now,
+/// without touching an older file.
 fn check_writable(path: &Path, what: &str) -> Result<(), Failure> {
     let refuse = |why: String| {
         Failure::new(

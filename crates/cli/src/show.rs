@@ -1,4 +1,4 @@
-//! What `status` and `tiers` print, as text and as JSON.
+//! The output of `status` and `tiers`, as text and as JSON.
 
 use std::io::{self, Write};
 
@@ -65,7 +65,7 @@ pub fn json<T: Serialize>(value: &T) -> Result<(), Failure> {
     line(&text)
 }
 
-/// Prints one line on standard output; a closed pipe is not an error worth a message.
+/// Prints one line on standard output. A closed pipe is no error.
 pub fn line(text: &str) -> Result<(), Failure> {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -75,7 +75,7 @@ pub fn line(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Whether colours are welcome at all (`NO_COLOR`); the caller also checks for a terminal.
+/// Whether colours are allowed (`NO_COLOR`). The caller also checks for a terminal.
 pub fn colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -1,4 +1,4 @@
-//! `undercroft sim storm`: storms by seed, with failures; shrinks and prints what failed, and
+//! `undercroft sim storm`: runs storms by seed, with failures. Shrinks and prints what failed, and
 //! replays it.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub struct StormArgs {
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub first_seed: u64,
 
-    /// Operations of each storm: accesses, decisions, pages brought in, taken out, stored
+    /// Operations of each storm: accesses, decisions, pages loaded, evicted, stored
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub ops: u64,
 
@@ -35,7 +35,7 @@ pub struct StormArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Replay exactly the storm of this file instead
+    /// Replay the storm of this file instead
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "first_seed", "ops", "threads"])]
     pub replay: Option<PathBuf>,
 
@@ -63,7 +63,7 @@ const EXAMPLES: &str = "Examples:
 
 The status is 1 when a storm fails: that is a bug of undercroft, and the lines printed are what to report.";
 
-/// Failures that are shrunk; of the others only the seed is told.
+/// How many failures are shrunk. Of the others only the seed is printed.
 const SHRUNK_MAX: usize = 3;
 
 fn sabotage(name: &str) -> Result<Sabotage, String> {
@@ -99,7 +99,7 @@ struct FailureReport {
     history: Vec<String>,
 }
 
-/// Runs `undercroft sim storm`; the status is 1 when a storm fails.
+/// Runs `undercroft sim storm`. The status is 1 if a storm fails.
 pub fn storm(args: &StormArgs) -> Result<u8, Failure> {
     if let Some(out) = &args.out {
         fs::create_dir_all(out).map_err(|error| cannot_write(out, &error))?;

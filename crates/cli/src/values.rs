@@ -1,4 +1,4 @@
-//! Parses each option's value, and refuses with what, why and the fix. Used by the argument parser.
+//! Parses each option's value, and refuses with what, why and the fix. The argument parser uses it.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use undercroft_tier::spec::TierSpec;
 pub const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
 /// Prefetch policy when none is named.
 pub const PREFETCH_DEFAULT: &str = prefetch::NAMES[0];
-/// Smallest limit: below it the reserve and the pages one instruction may need leave no room to
-/// make progress.
+/// Smallest limit. Below it, the reserve and the pages of one instruction leave no room for
+/// progress.
 pub const MEMORY_MAX_MIN: Bytes = Bytes(1 << 20);
 /// Shortest and longest `--access-scan`.
 const ACCESS_SCAN_MIN: Duration = Duration::from_millis(10);
 const ACCESS_SCAN_MAX: Duration = Duration::from_secs(3600);
-/// Smallest `demo --size`: below it the store itself outweighs its values.
+/// Smallest `demo --size`. Below it the store itself outweighs its values.
 const DEMO_SIZE_MIN: Bytes = Bytes(16 << 20);
 
 /// `--memory-max` as typed.
@@ -32,8 +32,8 @@ pub enum MemoryMax {
 }
 
 impl MemoryMax {
-    /// In bytes, `u64::MAX` = no limit, given this much physical memory.
-    /// Errors: the share of it is below the least limit; the text is for the user.
+    /// In bytes, with this much physical memory; `u64::MAX` = no limit. Errors: the share is below
+    /// the smallest limit; the text is for the user.
     pub fn bytes(self, physical: Bytes) -> Result<u64, String> {
         match self {
             MemoryMax::Max => Ok(u64::MAX),
@@ -82,7 +82,7 @@ pub fn memory_max(text: &str) -> Result<MemoryMax, String> {
     Ok(MemoryMax::Size(size))
 }
 
-/// `--access-scan`: an interval of at least 10 ms (more often, looking would be all that is done),
+/// `--access-scan`: an interval of at least 10 ms (shorter, scanning would take all the time),
 /// `auto` or `never`.
 pub fn access_scan(text: &str) -> Result<AccessScan, String> {
     match text {
@@ -142,7 +142,8 @@ pub fn prefetch(text: &str) -> Result<String, String> {
         .map_err(|error| error.to_string())
 }
 
-/// `--tier`: a tier specification, in its canonical form; kept as text, since the manager opens it.
+/// `--tier`: a tier specification in its canonical form. It stays text, because the manager opens
+/// it.
 pub fn tier(text: &str) -> Result<String, String> {
     text.parse::<TierSpec>()
         .map(|spec| spec.to_string())

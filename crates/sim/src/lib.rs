@@ -1,6 +1,6 @@
 //! The engine in virtual time: traces replayed against models of devices, and storms of failures.
 //!
-//! Runs the engine and the policies that run live; nothing in them knows of this crate.
+//! Runs the engine and the policies that run live. Neither knows of this crate.
 #![forbid(unsafe_code)]
 
 pub mod bound;
@@ -22,8 +22,9 @@ pub use page_stream::PageStream;
 pub use setup::{Setup, SetupError};
 pub use sweep::{Results, Sweep};
 
-/// Runs one simulation of an already numbered trace. * `progress`: told the references done, now
-/// and then.
+/// Runs one simulation of a numbered trace.
+///
+/// * `progress`: gets the number of references done, now and then.
 ///
 /// Errors: an impossible setup, or tiers that fill up.
 pub fn simulate(

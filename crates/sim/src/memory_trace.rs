@@ -1,5 +1,5 @@
-//! A trace in memory: one stream of references a client, 8 bytes each, and what became of pages
-//! beside them.
+//! A trace in memory: one stream of references a client, 8 bytes each, and movements of pages
+//! between them.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use undercroft_trace::{Event, Kind, Movement, Reference};
 
 use crate::recorded::Recorded;
 
-/// What a stream packs: address, one bit for a write.
+/// A packed reference: the address, and one bit for a write.
 pub(crate) const WRITE: u64 = 1;
 
 /// A trace in memory, split by client.
@@ -18,79 +18,78 @@ pub struct MemoryTrace {
     pub name: String,
     /// Addresses are multiples of this many bytes.
     pub granule_bytes: u64,
-    /// Name and references of each client, in order; clients that do nothing are left out.
+    /// Name and references of each client, in order. Clients without references are left out.
     pub clients: Vec<(String, Vec<u64>)>,
-    /// Of each client, what became of its pages beside references; shorter where there is nothing.
+    /// The movements of each client's pages; shorter if the last clients have none.
     pub moved: Vec<Vec<Moved>>,
-    /// The settings of the run, where it is a live one.
+    /// The settings of the run, if it was a live one.
     pub recorded: Option<Recorded>,
 }
 
-/// What a live trace tells of a page beside references.
+/// What a live trace says of a page between references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Becomes {
-    /// It was found in memory; no policy brought it.
+    /// It was in memory when its mapping was found; no policy loaded it.
     Found,
-    /// It is in memory, in the frame of a fork relative, which is charged for it.
+    /// It is in memory, in a frame that is charged to a fork relative.
     Shared,
-    /// Its content is gone, by the program's.
+    /// The program dropped its content.
     Dropped,
-    /// The live manager took it out: whether the simulation does so too, its own policy decides.
+    /// The live manager evicted it. The simulation's own policy decides whether it does so too.
     Evicted,
-    /// The same, and no policy named it: the live manager did, and so does the simulation, where it
-    /// follows evictions.
+    /// The same, but the live manager named it, not its policy. A simulation that follows evictions
+    /// names it, too.
     Named,
-    /// The next reference faults on it before it is out: it is put back.
+    /// The next reference faults on it before it is out, so it is put back.
     Recalled,
-    /// It could not leave after all, live; or its mapping was moved to here.
+    /// Live it could not leave after all, or its mapping was moved to here.
     Returned,
-    /// It may not leave, or not when it comes.
+    /// It may not leave, in memory or when it comes.
     Locked,
     /// The program has written it, or will before it is evicted live.
     Written,
-    /// The write that faulted changed nothing, nor did another before it was evicted live: its copy
-    /// below is right.
+    /// Neither the write that faulted nor any other changed it before it was evicted live: its
+    /// stored copy is right.
     Unchanged,
-    /// It was used while in memory. The live policy was told at this point.
+    /// It was used while in memory. The live policy learned of it at this point.
     Used,
-    /// The live prefetcher brought it along. What it brings here, the policy asked for says; or the
-    /// trace, if that was asked for.
+    /// The live prefetcher loaded it. Here the chosen policy decides what is prefetched, or the
+    /// trace if that was chosen.
     Ahead {
         /// The program wrote it before it was evicted live.
         written: bool,
     },
-    /// No page: the address space, empty until now, is a fork child's, and has what this one has
-    /// there.
+    /// No page: the address space, empty until now, is a fork child's. It has what this client has.
     Forked {
         /// The client of the live trace.
         parent: u16,
     },
-    /// No page: nothing of what the address space had is left.
+    /// No page: the address space has ended with all its pages.
     Ended,
 }
 
 impl Becomes {
-    /// Whether it is about one page, not about an address space.
+    /// Whether it concerns one page, not an address space.
     pub fn is_of_a_page(self) -> bool {
         !matches!(self, Becomes::Forked { .. } | Becomes::Ended)
     }
 }
 
-/// A granule, and what became of it.
+/// A movement of a granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// References of the client that come before.
+    /// How many references of the client come before it.
     pub after: usize,
-    /// First byte; of what is of no page, that of the address space.
+    /// First byte; without a page, the first byte of the address space.
     pub address: u64,
     /// What.
     pub what: Becomes,
 }
 
 impl MemoryTrace {
-    /// Takes in every reference. Addresses lose their top bit.
+    /// Takes every reference. Addresses lose their top bit.
     ///
-    /// * `clients`: names by index; a client beyond them is named by its number.
+    /// * `clients`: names by index; any further client is named by its number.
     pub fn collect<E>(
         name: &str,
         granule_bytes: u64,
@@ -109,34 +108,34 @@ impl MemoryTrace {
         self.clients.iter().map(|(_, refs)| refs.len() as u64).sum()
     }
 
-    /// Whether it tells of pages that were brought along. Their uses are then not in it, but for
-    /// those seen by access bits.
+    /// Whether it has prefetched pages. Their uses are then missing, except those seen by access
+    /// bits.
     pub fn tells_ahead(&self) -> bool {
         let mut moved = self.moved.iter().flatten();
         moved.any(|moved| matches!(moved.what, Becomes::Ahead { .. }))
     }
 }
 
-/// Splits a trace by client; but those of a live trace are the address spaces of one run, which
-/// shared its limit and its policy, and make one client together.
+/// Splits a trace by client. The address spaces of a live trace make one client together, because
+/// they shared the run's limit and policy.
 #[derive(Default)]
 pub(crate) struct Collector {
     streams: Vec<(Vec<u64>, Vec<Moved>)>,
-    /// Of a live trace, by address and how many had its client number before: what brought the
-    /// page, and what had before it was evicted last.
+    /// Of a live trace, by address and number of earlier spaces with this client number: what
+    /// loaded the page, and what loaded it before its last eviction.
     came: FxHashMap<(u64, u32), (Brought, Option<Brought>)>,
     /// How many address spaces with each client number have ended.
     ended: FxHashMap<u16, u32>,
-    /// Address spaces of a live trace that it tells of.
+    /// The address spaces that a live trace names.
     spaces: BTreeSet<u16>,
     live: bool,
 }
 
-/// Addresses that a process of a live run can have (page tables of four levels); beyond them pages
-/// of two may be taken for one.
+/// Addresses that a process of a live run can have (page tables of four levels). Beyond them, pages
+/// of two processes could be confused.
 pub(crate) const SPACE_BYTES: u64 = 1 << 47;
 
-/// What brought a page.
+/// What loaded a page.
 #[derive(Clone, Copy, Debug)]
 enum Brought {
     /// The reference of this index.
@@ -145,7 +144,7 @@ enum Brought {
     Ahead(usize),
 }
 
-/// That a page was written at some time after it was brought, and before it left.
+/// The page was written at some time after it was loaded and before it left.
 fn written(brought: Brought, address: u64, moved: &mut Vec<Moved>) {
     match brought {
         Brought::Reference(at) => moved.push(Moved {
@@ -158,7 +157,7 @@ fn written(brought: Brought, address: u64, moved: &mut Vec<Moved>) {
 }
 
 impl Collector {
-    /// * `live`: a run of ours.
+    /// * `live`: the trace is of a live run.
     pub fn new(live: bool) -> Collector {
         Collector {
             live,
@@ -166,7 +165,7 @@ impl Collector {
         }
     }
 
-    /// Takes in one entry. Of movements those that no policy decides, and when pages were evicted.
+    /// Takes one entry. Keeps the movements that no policy decides, and when pages were evicted.
     pub fn add(&mut self, event: Event) {
         let mut client = usize::from(event.client);
         let mut address = event.address;
@@ -231,7 +230,7 @@ impl Collector {
                 Becomes::Ahead { written: false }
             }
             Kind::Movement(movement @ (Movement::Returned | Movement::Recalled)) => {
-                // Nothing is known of its bytes: that eviction came to nothing.
+                // Its bytes are unknown: that eviction came to nothing.
                 if let Some(came) = self.came.get_mut(&came_key) {
                     came.1 = None;
                 }
@@ -241,7 +240,7 @@ impl Collector {
                 }
             }
             Kind::Movement(Movement::Locked) => Becomes::Locked,
-            // Clients of other traces have nothing of each other, and none comes after them.
+            // Clients of other traces share nothing, and none begins after another.
             Kind::Movement(Movement::Forked | Movement::Ended) if !self.live => return,
             Kind::Movement(Movement::Forked) => Becomes::Forked {
                 parent: event.thread,
@@ -261,7 +260,7 @@ impl Collector {
         });
     }
 
-    /// All of it; see [`MemoryTrace::collect`].
+    /// The finished trace; see [`MemoryTrace::collect`].
     pub fn finish(mut self, name: &str, granule_bytes: u64, clients: &[String]) -> MemoryTrace {
         let name_of = |at: usize| match clients.get(at) {
             _ if self.spaces.len() > 1 => format!("{} address spaces", self.spaces.len()),
@@ -296,8 +295,7 @@ impl Collector {
 mod tests {
     use super::*;
 
-    /// A live trace of entries by page; and what became of pages, as (references before, page,
-    /// what).
+    /// A live trace of entries by page, with its movements: (references before, page, what).
     fn collected(entries: &[(u64, Kind)]) -> (MemoryTrace, Vec<(usize, u64, Becomes)>) {
         let mut collector = Collector::new(true);
         for (time, (page, kind)) in entries.iter().enumerate() {
@@ -391,7 +389,7 @@ mod tests {
         let (_, short) = collected(&entries);
         use Becomes::{Ended, Evicted, Forked};
         let expected = [(1, 0, Ended), (1, 0, Forked { parent: 0 }), (1, 1, Evicted)];
-        assert_eq!(short, expected); // the write did change something, for all that is known
+        assert_eq!(short, expected); // as far as is known, the write did change something
     }
 
     #[test]
@@ -443,7 +441,7 @@ mod tests {
             (1, gone),
             (1, clean),
             (2, gone),
-            (3, along), // never evicted: nothing is known of it
+            (3, along), // never evicted: its bytes are unknown
         ];
         let (trace, short) = collected(&entries);
         assert!(trace.tells_ahead());

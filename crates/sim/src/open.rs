@@ -1,4 +1,4 @@
-//! Where references come from: a trace file, or the description of one to generate.
+//! The source of references: a trace file, or the description of one to generate.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -9,7 +9,7 @@ use undercroft_trace::{Generator, Spec, SpecError, TraceError, TraceReader};
 use crate::memory_trace::{Collector, MemoryTrace};
 use crate::recorded::Recorded;
 
-/// Why there is no trace.
+/// Why a trace cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The file cannot be opened.
@@ -20,7 +20,7 @@ pub enum OpenError {
         /// Why.
         source: io::Error,
     },
-    /// The file is no good trace.
+    /// The file is not a valid trace.
     #[error("{}: {source}", path.display())]
     Trace {
         /// The file.
@@ -28,7 +28,7 @@ pub enum OpenError {
         /// Where and why.
         source: TraceError,
     },
-    /// There is no such file, and it describes no trace to generate.
+    /// There is no such file, and the text describes no trace.
     #[error("there is no file `{text}`, and as a description of a trace: {source}")]
     Neither {
         /// As written.
@@ -38,7 +38,7 @@ pub enum OpenError {
     },
 }
 
-/// Reads a whole trace into memory: `text` names a file, or describes a trace to generate, as
+/// Reads a whole trace into memory. `text` names a file, or describes a trace to generate:
 /// `zipf:pages=10000,refs=1000000`.
 pub fn open(text: &str) -> Result<MemoryTrace, OpenError> {
     let path = Path::new(text);

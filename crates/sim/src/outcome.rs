@@ -1,5 +1,5 @@
-//! What a simulation found: counts, times, energy, wear and cost, as plain numbers with their units
-//! in the names.
+//! The result of a simulation: counts, times, energy, wear and cost, as plain numbers with their
+//! units in the names.
 
 use serde::Serialize;
 use undercroft_model::device::{Counters, profiles};
@@ -11,7 +11,7 @@ use crate::setup::{Setup, TierKind};
 const GIB: f64 = (1u64 << 30) as f64;
 const YEAR_SECONDS: f64 = 365.25 * 86_400.0;
 
-/// The setting a result belongs to, as the user wrote it.
+/// The setting of a result, as the user wrote it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setting {
     /// DRAM asked for.
@@ -28,7 +28,7 @@ pub struct Setting {
     pub room: String,
 }
 
-/// Where virtual time went, summed over clients.
+/// How virtual time was spent, summed over clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Times {
     /// Processor and DRAM.
@@ -37,9 +37,9 @@ pub struct Times {
     pub software_seconds: f64,
     /// Context switches.
     pub context_switch_seconds: f64,
-    /// Waiting for pages asked for.
+    /// Waiting for demanded pages.
     pub read_wait_seconds: f64,
-    /// Waiting for pages that came along.
+    /// Waiting for prefetched pages.
     pub prefetch_wait_seconds: f64,
     /// Waiting for write-outs.
     pub write_wait_seconds: f64,
@@ -56,20 +56,20 @@ pub struct EnergyUsed {
     pub dram_dynamic_joules: f64,
     /// Transfers of the devices.
     pub device_dynamic_joules: f64,
-    /// Idle power of the devices, the share of what is stored on them.
+    /// Idle power of the devices, for the share of them that is used.
     pub device_idle_share_joules: f64,
-    /// Idle power of the devices, whole; not in the total.
+    /// Idle power of the whole devices; not in the total.
     pub device_idle_whole_joules: f64,
     /// DRAM, transfers, and the share of idle power.
     pub total_joules: f64,
 }
 
-/// Price of what is used, at each kind's price a GiB.
+/// Price of what is used, by each kind's price a GiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct CostUsed {
     /// The memory.
     pub dram_dollars: f64,
-    /// The most each device held.
+    /// Each device's peak.
     pub device_dollars: f64,
     /// Both.
     pub total_dollars: f64,
@@ -94,11 +94,11 @@ pub struct TierOutcome {
     pub worn_bytes: u64,
     /// Most bytes of pages held.
     pub logical_bytes_peak: u64,
-    /// Device time of reads and writes, channels added up.
+    /// Device time of reads and writes, summed over channels.
     pub busy_seconds: f64,
     /// Time reads waited for a channel.
     pub read_queued_seconds: f64,
-    /// Reads slowed by a write under way.
+    /// Reads slowed by a write in progress.
     pub interfered_reads: u64,
     /// Head movements of a disk.
     pub seeks: u64,
@@ -108,12 +108,12 @@ pub struct TierOutcome {
     pub idle_joules: f64,
     /// Writes to the place written most.
     pub place_writes_max: u32,
-    /// Writes each byte stands; absent where there is no such limit.
+    /// How many writes each byte endures; absent if there is no such limit.
     pub endurance_writes: Option<f64>,
-    /// Years until the device is worn at this rate, perfectly levelled; absent without limit,
-    /// writes or time.
+    /// Years until the device is worn out at this rate, with perfect levelling; absent without
+    /// limit, writes or time.
     pub lifetime_years: Option<f64>,
-    /// The same for a device only as large as what was stored.
+    /// The same for a device that is only as large as what was stored.
     pub lifetime_years_if_just_large_enough: Option<f64>,
 }
 
@@ -132,7 +132,7 @@ pub struct ClientOutcome {
     pub misses: u64,
     /// Its own elapsed time.
     pub elapsed_seconds: f64,
-    /// Part of that time it waited for pages, write-outs and what belongs to them.
+    /// The share of that time in which it waited for pages, write-outs and their overhead.
     pub stall_ratio: f64,
     /// Time of a fault that read from a tier.
     pub fault_latency: Latency,
@@ -153,7 +153,7 @@ pub struct Latency {
     pub max_seconds: f64,
 }
 
-/// What one simulation found.
+/// The result of one simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// The setting.
@@ -162,34 +162,34 @@ pub struct Outcome {
     pub references: u64,
     /// ... that write.
     pub writes: u64,
-    /// Pages touched; of a live trace also those found in memory or brought along.
+    /// Pages touched; of a live trace also those found in memory or prefetched.
     pub footprint_pages: u64,
     /// Pages of memory.
     pub memory_pages: u64,
     /// References that found no page in memory: faults.
     pub misses: u64,
-    /// Misses to a page for the first time.
+    /// Misses on a page's first use.
     pub first_touches: u64,
     /// Misses that read from a tier.
     pub swap_ins: u64,
-    /// Misses in references.
+    /// Misses divided by references.
     pub miss_ratio: f64,
-    /// Pages that came along from a tier.
+    /// Pages prefetched from a tier.
     pub prefetched: u64,
-    /// Pages that came along and were used before they left; with prefetch as it was recorded,
-    /// those known to have been.
+    /// Prefetched pages that were used before they left. If prefetch follows the trace, those known
+    /// to have been used.
     pub prefetch_hits: u64,
     /// Pages that left memory.
     pub evictions: u64,
-    /// ... whose copy below was still right: nothing written.
+    /// ... whose stored copy was still right: nothing was written.
     pub clean_evictions: u64,
-    /// ... of zeros: nothing written.
+    /// ... of zeros: nothing was written.
     pub zero_evictions: u64,
     /// Pages moved from one tier to the next.
     pub demotions: u64,
     /// The longest of the clients' times.
     pub elapsed_seconds: f64,
-    /// When the devices were done as well.
+    /// When the devices had finished, too.
     pub settled_seconds: f64,
     /// Where the time went.
     pub times: Times,
@@ -204,7 +204,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Adds up a replay that has run.
+    /// Adds up a finished replay.
     pub fn of(mut replay: Replay<'_>, setup: &Setup) -> Outcome {
         let (elapsed, settled) = replay.finish();
         let clients: Vec<_> = replay.clients.iter().map(client_outcome).collect();

@@ -23,22 +23,22 @@ pub struct PageStream {
     pub references: Vec<u32>,
     /// Half-open runs of numbers whose pages are neighbours in memory; together all numbers.
     pub runs: Vec<(u32, u32)>,
-    /// Numbers given, also to pages that are never touched. A multiple of 512.
+    /// How many numbers there are, those of untouched pages included. A multiple of 512.
     pub numbers: u32,
-    /// Pages that are touched, found in memory or brought along; ascending.
+    /// Pages that are touched, found in memory or prefetched; ascending.
     pub touched: Vec<u32>,
     /// References that write.
     pub writes: u64,
     /// Movements of its pages, in order.
     pub moved: Vec<MovedPage>,
-    /// The address spaces of the numbers; `None` when the trace has no forks and ends.
+    /// The address spaces of the numbers. `None` if the trace has no forks and ends.
     pub spaces: Option<Spaces>,
 }
 
-/// A page, and what became of it.
+/// A movement of a numbered page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MovedPage {
-    /// References before it.
+    /// How many references come before it.
     pub after: usize,
     /// The page, or, for an event without a page, the address space.
     pub number: u32,
@@ -50,16 +50,16 @@ pub struct MovedPage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the trace touches too many places for pages of {page_bytes} bytes; use larger pages")]
 pub struct TooManyPages {
-    /// The page size asked for.
+    /// The page size that was asked for.
     pub page_bytes: u64,
 }
 
 const PER_CHUNK: usize = CHUNK_PAGES as usize;
 
-/// Words of 64 pages' bits in a chunk.
+/// Words for the bits of a chunk's pages, 64 a word.
 const CHUNK_WORDS: usize = PER_CHUNK / 64;
 
-/// Chunks of 512 pages in the order they come.
+/// Chunks of 512 pages in the order of their first use.
 struct Chunks {
     list: Vec<u64>,
     seen: FxHashMap<u64, u32>,
@@ -77,7 +77,7 @@ impl Chunks {
         }
     }
 
-    /// Pages of all of them.
+    /// How many pages they have together.
     fn pages(&self) -> usize {
         self.list.len() * PER_CHUNK
     }
@@ -100,9 +100,10 @@ impl Chunks {
         Ok(self.last.1 * CHUNK_PAGES + (page % per_chunk) as u32)
     }
 
-    /// What a child has a number for has one in its parent, too, and in that one's: else it could
-    /// not come down from there. From the end to the beginning, so that a number's processes are
-    /// told apart. `named`: the pages that need a number, by chunk.
+    /// A page that has a number in a child needs one in its parent, and in the parent's parent;
+    /// otherwise it could not be inherited. This runs from the end to the beginning, so that the
+    /// processes that had a number in turn are told apart. `named`: the pages that need a number,
+    /// by chunk.
     fn hand_down(
         &mut self,
         references: &[u32],
@@ -114,7 +115,7 @@ impl Chunks {
         if !moves.iter().any(forks) {
             return Ok(());
         }
-        // Of each address space, the pages named from here on to its end, by chunk.
+        // Of each address space, by chunk: the pages named between here and its end.
         let mut lives: FxHashMap<u32, FxHashMap<u64, [u64; CHUNK_WORDS]>> = FxHashMap::default();
         let name = |lives: &mut FxHashMap<_, FxHashMap<_, _>>, list: &[u64], number: u32| {
             let chunk = list[(number / CHUNK_PAGES) as usize];
@@ -160,23 +161,22 @@ impl Chunks {
     }
 }
 
-/// Chunks that may be numbered before granules shrink: page numbers have 30 bits.
+/// Most chunks that are numbered before granules shrink: page numbers have 30 bits.
 const CHUNKS_MAX: usize = 1 << 20;
 
-/// Below this many numbers, empty ones cost nothing that matters.
+/// With fewer numbers than this, empty ones cost nothing that matters.
 const NUMBERS_SMALL: usize = 1 << 22;
 
 impl PageStream {
     /// Numbers the pages of one client. `page_bytes`: a power of two.
     ///
     /// Errors: more than 2^20 chunks of 512 pages are touched. Cost: two passes over the
-    /// references; a hash lookup where the chunk is another than the reference's before.
+    /// references, with a hash lookup whenever the chunk changes.
     pub fn build(name: &str, packed: &[u64], page_bytes: u64) -> Result<PageStream, TooManyPages> {
         PageStream::build_moved(name, packed, &[], page_bytes)
     }
 
-    /// As [`PageStream::build`], with what else becomes of pages. What is dropped must be whole
-    /// pages.
+    /// As [`PageStream::build`], with movements. Dropped ranges must be whole pages.
     pub fn build_moved(
         name: &str,
         packed: &[u64],
@@ -194,7 +194,7 @@ impl PageStream {
         for moved in moved {
             let space = (moved.address / SPACE_BYTES) as u32;
             let number = match moved.what.is_of_a_page() {
-                // As references lose the top bit.
+                // References lose their top bit in the same way.
                 true => chunks.number_of((moved.address << 1) >> shift)?,
                 false => space,
             };
@@ -217,7 +217,7 @@ impl PageStream {
                 Becomes::Found | Becomes::Shared | Becomes::Returned | Becomes::Ahead { .. }
             );
         }
-        // Pages that only movements name have numbers, too, but are no part of the footprint.
+        // Pages that only movements name have numbers, too, but are not part of the footprint.
         for (named, touched) in named.iter_mut().zip(&touched) {
             *named |= touched;
         }
@@ -260,13 +260,13 @@ impl PageStream {
             &firsts,
             space_chunks,
         );
-        // Granules of one page, found together.
+        // Granules of one page that were found together.
         stream.moved.dedup();
         Ok(stream)
     }
 
     /// Leaves out untouched granules where that pays, and finds the runs. `firsts`: the place of
-    /// each chunk. `named`: pages that need a number. `touched`: those of the footprint.
+    /// each chunk. `named`: pages that need a number. `touched`: pages of the footprint.
     fn numbered(
         name: &str,
         mut references: Vec<u32>,
@@ -304,7 +304,7 @@ impl PageStream {
             before = Some(place + granule as u64);
         }
         let renumber = |number: usize| new_number[number / granule] + (number % granule) as u32;
-        // Also where whole chunks are left out.
+        // Also if whole chunks are left out.
         if kept.len() * granule != touched.len() {
             for word in &mut references {
                 *word = renumber((*word >> 1) as usize) << 1 | (*word & 1);
@@ -341,7 +341,7 @@ impl PageStream {
         }
     }
 
-    /// Pages touched, found or brought along.
+    /// Number of pages that are touched, found or prefetched.
     pub fn footprint(&self) -> u64 {
         self.touched.len() as u64
     }
@@ -389,7 +389,7 @@ mod tests {
         }
     }
 
-    /// Pages that only movements name have numbers of their own, and are no part of the footprint.
+    /// Pages that only movements name have their own numbers, and are not part of the footprint.
     #[test]
     fn movements_of_pages_never_used_have_their_own_numbers() {
         let mib2 = 512 * 4096;

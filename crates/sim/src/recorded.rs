@@ -1,22 +1,22 @@
-//! The settings of a recorded live run, as its trace tells them.
+//! The settings of a recorded live run, read from its trace.
 
 use undercroft_base::Bytes;
 use undercroft_trace::Header;
 
 use crate::setup;
 
-/// The options of the recorded run that a replay can take, too.
+/// The options of the recorded run that a replay can take over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// `--memory-max`, less what pages took that waited to be written (`--write-behind`).
+    /// `--memory-max`, without the room of pages that waited to be written (`--write-behind`).
     pub limit: Bytes,
-    /// `--policy`, which can be simulated.
+    /// `--policy`; it can be simulated.
     pub policy: String,
 }
 
 impl Recorded {
-    /// Of a trace's header; `None` where it is no live run's, or its source is not as
-    /// docs/formats/trace.md has it.
+    /// From a trace's header. `None` if it is not of a live run, or its source does not follow
+    /// docs/formats/trace.md.
     pub fn of(header: &Header) -> Option<Recorded> {
         let (_, options) = header.source.split_once(" run, ")?;
         let value = |option: &str| {

@@ -1,5 +1,5 @@
-//! The bundled key-value store: what the demo drives where redis-server is not installed. One
-//! thread, values on the heap.
+//! The bundled key-value store, which the demo uses if redis-server is not installed. One thread,
+//! values on the heap.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, BufWriter, Write};
@@ -11,7 +11,7 @@ use undercroft_resp::{self as resp, Reply};
 /// Keys and values.
 pub type Store = HashMap<Vec<u8>, Box<[u8]>>;
 
-/// Serves connections, one after the other, until a client says SHUTDOWN.
+/// Serves connections, one after the other, until a client sends SHUTDOWN.
 pub fn serve(socket: &Path) -> io::Result<()> {
     let listener = UnixListener::bind(socket)?;
     let mut store = Store::new();
@@ -19,14 +19,14 @@ pub fn serve(socket: &Path) -> io::Result<()> {
         match converse(&mut store, stream?) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            // A client that breaks off harms no other.
+            // A client that breaks off does not harm the next one.
             Err(error) => eprintln!("demo store: {error}"),
         }
     }
     Ok(())
 }
 
-/// Serves one connection; true when the client asked to shut down.
+/// Serves one connection. True if the client asked to shut down.
 pub fn converse(store: &mut Store, stream: UnixStream) -> io::Result<bool> {
     let mut out = BufWriter::with_capacity(256 << 10, stream.try_clone()?);
     let mut input = BufReader::with_capacity(256 << 10, stream);

@@ -1,5 +1,5 @@
-//! `undercroft demo`: one store, one workload, several ways to give it memory; every value is
-//! verified in each of them.
+//! `undercroft demo`: one store, one workload, several ways to give it memory. Every value is
+//! verified in each.
 
 mod bundled;
 mod server;
@@ -20,10 +20,10 @@ use server::{NoServer, Place, Server, Setting};
 use table::{Outcome, Row};
 use workload::{Phase, Plan, VALUE_BYTES};
 
-/// The share of the measured footprint that undercroft and kernel swap get.
+/// Undercroft and kernel swap get the measured footprint divided by this.
 const SHARE: u64 = 4;
 
-/// Runs the demo; status 0 only when every value of every setting was right.
+/// Runs the demo. Status 0 only if every value of every setting was right.
 pub fn demo(args: &DemoArgs) -> Result<u8, Failure> {
     let stop = interrupt_flag()?;
     let redis = choose_store(args.store)?;
@@ -132,7 +132,7 @@ fn interrupt_flag() -> Result<Arc<AtomicBool>, Failure> {
     Ok(stop)
 }
 
-/// One setting from start to end.
+/// Runs one setting from start to end.
 fn measure(
     name: &'static str,
     setting: Setting,

@@ -26,15 +26,14 @@ pub enum Setting {
     NoLimit,
     /// Under `undercroft run` with this limit.
     Undercroft(Bytes),
-    /// In a memory cgroup of this size with compressed swap (zram); the compressed pages come on
+    /// In a memory cgroup of this size with compressed swap (zram). The compressed pages come on
     /// top.
     Zram(Bytes),
     /// In a memory cgroup of this size with a swap file.
     SwapFile(Bytes),
 }
 
-/// A running store and what takes it down again. Dropping it ends the store and puts the machine
-/// back.
+/// A running store, and what ends it. Dropping it ends the store and restores the machine.
 pub struct Server {
     run: Run,
     log: PathBuf,
@@ -47,7 +46,7 @@ enum Run {
     Rig(Box<Running>),
 }
 
-/// A child that is ended when dropped: asked first, killed after a while.
+/// A child that is ended when this is dropped: asked first, killed later.
 struct Guard(Child);
 
 impl Drop for Guard {
@@ -56,7 +55,7 @@ impl Drop for Guard {
             return;
         }
         if let Some(pid) = rustix::process::Pid::from_raw(self.0.id() as i32) {
-            // A keeper that is asked ends its program; one that is killed cannot.
+            // A keeper that is asked ends its program; a killed one cannot.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         let until = Instant::now() + STOP_PATIENCE;
@@ -71,7 +70,7 @@ impl Drop for Guard {
     }
 }
 
-/// What a stopped store has used.
+/// The memory that a stopped store has used.
 pub struct Used {
     /// DRAM at its peak: resident plus compressed pages.
     pub dram: Bytes,
@@ -81,7 +80,7 @@ pub struct Used {
 
 /// Why a setting could not be run.
 pub enum NoServer {
-    /// This machine does not allow it; the others go on.
+    /// This machine does not allow it. The other settings still run.
     Unavailable(String),
     /// It should have worked.
     Failed(Failure),
@@ -195,7 +194,7 @@ impl Server {
         Some(Bytes(kib * 1024))
     }
 
-    /// Shuts the store down and takes what it used.
+    /// Shuts the store down. Returns what it used.
     pub fn finish(mut self, mut client: Client) -> Result<Used, Failure> {
         let resident = self.resident_peak();
         // The store closes the connection instead of answering.
@@ -344,7 +343,7 @@ fn rig_failure(error: RigError) -> Failure {
     )
 }
 
-/// A swap file needs a file system on a disk; the temporary directory may be memory.
+/// A swap file needs a file system on a disk; the temporary directory may be in memory.
 fn swap_directory(temporary: &Path) -> Result<PathBuf, NoServer> {
     let tier = crate::run::tier_directory(None, temporary.to_owned()).map_err(NoServer::Failed)?;
     match tier == temporary {
@@ -358,7 +357,7 @@ pub fn find_redis() -> Option<PathBuf> {
     crate::preflight::check("redis-server".as_ref()).ok()
 }
 
-/// The bundled store, as a process of its own.
+/// The bundled store, as its own process.
 pub fn serve_bundled(socket: &Path) -> io::Result<()> {
     super::bundled::serve(socket)
 }

@@ -8,15 +8,15 @@ use super::workload::{Measured, Plan, VALUE_BYTES};
 use crate::failure::Failure;
 use crate::show;
 
-/// One setting and what came of it.
+/// One setting and its result.
 pub struct Row {
     /// As printed.
     pub name: &'static str,
-    /// What came of it.
+    /// Its result.
     pub outcome: Outcome,
 }
 
-/// What came of one setting.
+/// The result of one setting.
 pub enum Outcome {
     /// It ran.
     Measured {
@@ -57,7 +57,7 @@ struct DocumentRow<'a> {
 }
 
 impl Row {
-    /// DRAM at its peak; 0 when it did not run.
+    /// DRAM at its peak; 0 if it did not run.
     pub fn dram(&self) -> Bytes {
         match &self.outcome {
             Outcome::Measured { dram, .. } => *dram,
@@ -65,7 +65,7 @@ impl Row {
         }
     }
 
-    /// No value was wrong.
+    /// True if no value was wrong.
     pub fn is_right(&self) -> bool {
         match &self.outcome {
             Outcome::Measured { measured, .. } => measured.wrong == 0,

@@ -1,4 +1,4 @@
-//! The demo's workload: fill the store, ask for values by a zipfian law, then read every value
+//! The demo's workload: fill the store, read and write values by Zipf's law, then read every value
 //! back. All bytes are checked.
 //!
 //! A value is a function of its key and version, so the demo needs no copy of the data to verify
@@ -30,7 +30,7 @@ const WORDS: [&str; 32] = [
     "drift", "falcon", "hazel", "marble", "onyx",
 ];
 
-/// What one setting gave.
+/// The result of one setting.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// Requests of the measured part in one second.
@@ -41,9 +41,9 @@ pub struct Measured {
     pub load_seconds: f64,
     /// Seconds to read everything back.
     pub verify_seconds: f64,
-    /// Values read and equal to the last byte, in the final pass.
+    /// Values of the final pass that were equal to the last byte.
     pub verified: u64,
-    /// Values read that were not (both passes), and values that were gone.
+    /// Values that were different (in both passes) or missing.
     pub wrong: u64,
 }
 
@@ -120,7 +120,7 @@ fn load(
     Ok(())
 }
 
-/// The measured part: latencies, seconds spent in requests, values that were wrong.
+/// The measured part. Returns latencies, seconds spent in requests, and how many values were wrong.
 fn measure(
     client: &mut Client,
     plan: Plan,
@@ -163,7 +163,7 @@ fn measure(
     Ok((latency, nanos as f64 / 1e9, wrong))
 }
 
-/// Reads every value back; how many were equal to the last byte.
+/// Reads every value back. Returns how many were equal to the last byte.
 fn verify(
     client: &mut Client,
     versions: &[u32],
@@ -216,7 +216,7 @@ fn key_bytes(key: u64) -> Vec<u8> {
     format!("item:{key:010}").into_bytes()
 }
 
-/// The value of a key at a version: records of a made-up log, which compress as such text does.
+/// The value of a key at a version: records of a made-up log, which compress like such text.
 fn write_value(key: u64, version: u32, out: &mut String) {
     let mut random = Random::new(mix(key) ^ u64::from(version) << 40);
     out.clear();
@@ -279,7 +279,7 @@ mod tests {
         assert_ne!(of(7, 1), of(8, 1));
     }
 
-    /// Runs the workload against the bundled store behind `between`, which may spoil replies.
+    /// Runs the workload against the bundled store behind `between`, which may change replies.
     fn run_against(between: impl Fn(u64, &mut Vec<u8>) + Send + 'static) -> Measured {
         let (near, far) = UnixStream::pair().expect("a pair of sockets");
         let (inner_near, inner_far) = UnixStream::pair().expect("a pair of sockets");

@@ -10,16 +10,16 @@ use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, Room, TierS
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct SimArgs {
-    /// Something else than a replay.
+    /// A command other than a replay.
     #[command(subcommand)]
     pub command: Option<SimCommand>,
 
-    /// What is replayed.
+    /// The replay.
     #[command(flatten)]
     pub replay: ReplayArgs,
 }
 
-/// What the simulator does besides replaying a trace.
+/// The simulator's other commands.
 #[derive(Debug, Subcommand)]
 pub enum SimCommand {
     /// Run the engine through random programs and failures, and check every byte
@@ -33,8 +33,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE|SPEC")]
     pub trace: Option<String>,
 
-    /// DRAM of all clients together: a part of the footprint (10%), a size (64M) or pages (1000p);
-    /// several by commas [default: the limit of the live run that was recorded, else 10%]
+    /// DRAM of all clients together: a share of the footprint (10%), a size (64M) or pages (1000p);
+    /// several by commas [default: the limit of a recorded live run, otherwise 10%]
     #[arg(long, short = 'm', value_name = "SIZE,..", value_delimiter = ',', value_parser = parsed::<Memory>)]
     pub memory: Vec<Memory>,
 
@@ -42,14 +42,14 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SIZE,..", default_value = "4K", value_delimiter = ',', value_parser = page_size)]
     pub page_size: Vec<u64>,
 
-    /// Who chooses the pages that leave: a policy (see `run --policy`), or a bound: belady, random;
-    /// several by commas [default: the policy of the live run that was recorded, else clock]
+    /// Policy that chooses the pages to evict (see `run --policy`), or a bound: belady, random;
+    /// several by commas [default: the policy of a recorded live run, otherwise clock]
     #[arg(long, alias = "policy", value_name = "NAME,..", value_delimiter = ',', value_parser = reclaim)]
     pub reclaim: Vec<String>,
 
-    /// Who chooses the pages that come along: none, readahead[:PAGES], window[:PAGES], majority, or
-    /// traced: those that did in the live run that was recorded; several by commas [default: traced
-    /// where the trace tells of such pages, else none]
+    /// Policy that chooses the pages to load along with a fault: none, readahead[:PAGES],
+    /// window[:PAGES], majority, or traced: those of the recorded live run; several by commas
+    /// [default: traced if the trace has such pages, otherwise none]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = prefetch)]
     pub prefetch: Vec<String>,
 
@@ -59,12 +59,12 @@ pub struct ReplayArgs {
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = tiers)]
     pub tiers: Vec<TierChoice>,
 
-    /// What pages hold before the first reference: zeros (a first touch reads nothing), or stored
-    /// in the last tier
+    /// What pages hold before the first reference: zeros (a first touch reads nothing), or bytes
+    /// stored in the last tier
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = InitialArg::Zero)]
     pub initial: InitialArg,
 
-    /// Whether the access that faulted counts as a use of the page it brings
+    /// Whether the access that faulted counts as a use of its page
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = FaultTouchArg::None)]
     pub fault_touch: FaultTouchArg,
 
@@ -72,8 +72,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "TIME", default_value = "0ns", value_parser = parsed::<Nanos>)]
     pub reference_time: Nanos,
 
-    /// The kernel's path of a fault: auto (paid for block devices, not on the memory bus), off, on,
-    /// or a time
+    /// The kernel's path of a fault: auto (charged for block devices, not on the memory bus), off,
+    /// on, or a time
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub software: Cost,
 
@@ -81,9 +81,9 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// When pages leave to make room: at the last moment, ahead of it as `run` does, or when they
-    /// did in the live run [default: traced where a live run is replayed as it was, under its limit
-    /// and policy, else after]
+    /// When pages leave to make room: at the last moment, ahead of time as in `run`, or when they
+    /// did in the live run [default: traced if a live run is replayed under its own limit and
+    /// policy, otherwise after]
     #[arg(long, value_enum, value_name = "WHEN")]
     pub room: Option<RoomArg>,
 
@@ -99,8 +99,8 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Also write results.json, results.csv, results.md and, where memory or page size varies,
-    /// plots into this directory
+    /// Also write results.json, results.csv and results.md into this directory, and plots if memory
+    /// or page size varies
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
@@ -123,9 +123,9 @@ pub struct TierChoice(pub Vec<TierSpec>);
 /// `--initial` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum InitialArg {
-    /// Memory a program asks for: zeros
+    /// Memory that a program asks for: zeros
     Zero,
-    /// Code, files, or a program swapped out as a whole; as the PCM paper counts
+    /// Code, files, or a program that is swapped out whole; as in the PCM paper
     Stored,
 }
 
@@ -162,11 +162,11 @@ impl From<FaultTouchArg> for FaultTouch {
 /// `--room` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RoomArg {
-    /// When a page is to come: memory is used to the last page
+    /// When a page is about to come: memory is used to the last page
     After,
-    /// As the live manager: a reserve of a 64th is kept free
+    /// As in the live manager: a reserve of a 64th is kept free
     Ahead,
-    /// When pages left in the live run that was recorded, and as many
+    /// When pages left in the recorded live run, and as many
     Traced,
 }
 

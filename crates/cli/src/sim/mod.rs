@@ -1,5 +1,5 @@
-//! `undercroft sim`: replays a trace through the engine over models of devices, and prints what
-//! came of it.
+//! `undercroft sim`: replays a trace through the engine over models of devices, and prints the
+//! results.
 
 pub mod args;
 mod plots;
@@ -30,7 +30,7 @@ pub fn sim(args: SimArgs) -> Result<u8, Failure> {
 
 fn replay(args: &ReplayArgs) -> Result<(), Failure> {
     let mut sweep = sweep(args);
-    // Before the trace is read: a wrong option costs no time.
+    // Before the trace is read, so that a wrong option costs no time.
     for setup in sweep.setups() {
         setup.check().map_err(wrong_setup)?;
     }
@@ -113,8 +113,8 @@ fn or_else<T: Clone>(asked: &[T], default: T) -> Vec<T> {
     }
 }
 
-/// What was not asked for is as it was in a recorded live run. Under the same limit, with the same
-/// policy and what came along then pages leave when they did.
+/// Options that were not given are as in the recorded live run. If limit, policy and prefetched
+/// pages are the same, pages leave when they did live.
 fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
     let along = match trace.tells_ahead() {
         true => TRACED,
@@ -143,7 +143,7 @@ fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
     }
 }
 
-/// Every choice at one place with every choice at the others.
+/// Combines every choice at one place with every choice at the others.
 fn hierarchies(choices: &[TierChoice]) -> Vec<Vec<TierSpec>> {
     let mut all = vec![Vec::new()];
     for choice in choices {

@@ -15,16 +15,16 @@ pub struct TraceArgs {
     pub command: TraceCommand,
 }
 
-/// What can be done with traces.
+/// Every command for traces.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
     /// Run a program under valgrind and record what reaches memory behind a cache
     Record(RecordArgs),
-    /// Turn a trace of another tool into one of ours
+    /// Convert another tool's trace
     Import(ImportArgs),
-    /// Make a trace of a known pattern
+    /// Generate a trace of a known pattern
     Generate(GenerateArgs),
-    /// Show what a trace holds: counts, footprint, reuse distances, miss ratios
+    /// Show a trace: counts, footprint, reuse distances, miss ratios
     Info(InfoArgs),
     /// Print a trace as CSV
     Cat(CatArgs),
@@ -35,7 +35,7 @@ pub enum TraceCommand {
 pub enum CacheArg {
     /// Every reference is kept.
     None,
-    /// Those that reach memory behind this cache.
+    /// Only those that reach memory behind this cache.
     Cache(CacheSpec),
 }
 
@@ -139,12 +139,12 @@ Exit status: the program's own; 128+n when signal n ended it; 125 undercroft fai
 pub enum FormatArg {
     /// valgrind --tool=lackey --trace-mem=yes
     Lackey,
-    /// Comma-separated, with a first line of names: address and access, and if there are: time,
-    /// bytes, client, thread
+    /// Comma-separated, with names in the first line: address and access; optionally time, bytes,
+    /// client, thread
     Csv,
 }
 
-/// What a step of time is.
+/// The unit of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TimeUnitArg {
     /// Nanoseconds
@@ -175,7 +175,7 @@ pub struct ImportArgs {
     /// The file to read; - = standard input
     pub input: PathBuf,
 
-    /// What it is
+    /// Its format
     #[arg(long, value_enum, value_name = "NAME")]
     pub format: FormatArg,
 
@@ -241,12 +241,12 @@ pub struct InfoArgs {
     /// The trace; - = standard input
     pub trace: PathBuf,
 
-    /// Size of the pages to count in; default: 4K, or the trace's granularity when that is larger
+    /// Size of the pages to count in; default: 4K, or the trace's granularity if that is larger
     #[arg(long, value_name = "SIZE", value_parser = page)]
     pub page_size: Option<Bytes>,
 
-    /// Take reuse distances of a sample of the pages (SHARDS): rate=SHARE or pages=COUNT. Counts
-    /// and footprint stay exact
+    /// Compute reuse distances from a sample of the pages (SHARDS): rate=SHARE or pages=COUNT.
+    /// Counts and footprint stay exact
     #[arg(long, value_name = "SAMPLE", value_parser = sampling)]
     pub sample: Option<Sampling>,
 
@@ -269,9 +269,9 @@ pub struct CatArgs {
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<u64>,
 
-    /// Also what became of pages without a reference, where a live trace tells: evicted, named,
-    /// clean, recalled, returned, found, ahead, dropped, accessed, locked; such lines cannot be
-    /// imported
+    /// Also print what became of pages without a reference, if a live trace says so: evicted,
+    /// named, clean, recalled, returned, found, ahead, dropped, accessed, locked. Such lines cannot
+    /// be imported
     #[arg(long)]
     pub movements: bool,
 }

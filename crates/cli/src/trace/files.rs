@@ -1,5 +1,5 @@
-//! Opens the traces that are read, and writes new ones so that a failure leaves no half trace under
-//! the name asked for.
+//! Opens traces for reading, and writes new ones so that a failure leaves no half trace under their
+//! name.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ use crate::failure::{Failure, status};
 /// Name of standard input or output.
 const STANDARD: &str = "-";
 
-/// The bytes of `path`, and how many there are when that is known.
+/// The bytes of `path`, and how many there are if that is known.
 pub fn open(path: &Path) -> Result<(Box<dyn Read>, Option<u64>), Failure> {
     if path.as_os_str() == STANDARD {
         return Ok((Box::new(io::stdin().lock()), None));
@@ -39,7 +39,7 @@ pub fn open(path: &Path) -> Result<(Box<dyn Read>, Option<u64>), Failure> {
 /// A trace from a file or from standard input.
 pub type Reader = TraceReader<Box<dyn Read>>;
 
-/// The trace at `path`, its header read, and its bytes when they are known.
+/// The trace at `path` with its header read, and its length if that is known.
 pub fn reader(path: &Path) -> Result<(Reader, Option<u64>), Failure> {
     let (input, bytes) = open(path)?;
     let reader = TraceReader::new(input).map_err(|error| bad_trace(path, &error))?;
@@ -71,16 +71,16 @@ pub fn bad_trace(path: &Path, error: &TraceError) -> Failure {
     )
 }
 
-/// A file being written: a temporary one beside it until all is there.
+/// A file being written: a temporary one beside it until it is complete.
 pub enum Output {
-    /// Takes its name when it is whole.
+    /// Gets its name when it is complete.
     File {
         /// Where the bytes are now.
         file: NamedTempFile,
         /// The name it gets.
         path: PathBuf,
     },
-    /// Standard output, or a file that is not a regular one: written as it comes.
+    /// Standard output, or a file that is not regular: written directly.
     Stream {
         /// Where the bytes go.
         stream: Box<dyn Write>,
@@ -118,7 +118,7 @@ impl Output {
         Ok(Output::File { file, path })
     }
 
-    /// Gives the whole file its name; its length when it is a file.
+    /// Gives the complete file its name. Returns its length if it is a file.
     pub fn keep(self) -> Result<Option<u64>, Failure> {
         match self {
             Output::File { file, path } => {

@@ -1,4 +1,4 @@
-//! `undercroft trace info`: what a trace holds, as text, JSON and a plot.
+//! `undercroft trace info`: shows a trace as text, JSON and a plot.
 
 use serde::Serialize;
 use undercroft_base::Bytes;
@@ -13,7 +13,7 @@ use crate::failure::{Failure, status};
 use crate::show;
 
 const SCHEMA_VERSION: u32 = 1;
-/// Pages when nothing else is said: 4 KiB.
+/// Default page: 4 KiB.
 const PAGE_SHIFT: u8 = 12;
 /// Shares of the footprint whose miss ratios are shown, in percent.
 const SHARES: [u64; 9] = [1, 2, 5, 10, 20, 40, 60, 80, 100];
@@ -41,7 +41,7 @@ struct Info {
     time_end: u64,
     page_bytes: u64,
     references: References,
-    /// What became of pages without a reference; absent where the trace does not tell.
+    /// What became of pages without a reference; absent if the trace does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     movements: Option<Movements>,
     reads_per_write: Option<f64>,
@@ -67,31 +67,31 @@ struct References {
 #[derive(Serialize)]
 struct Movements {
     evicted: u64,
-    /// ... and had not been written since they came.
+    /// ... that had not been written since they came.
     evicted_clean: u64,
-    /// ... and were named by the manager itself, not by its policy; absent where that is not told.
+    /// ... that the manager named itself, not its policy; absent if the trace does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted_named: Option<u64>,
-    /// ... and were put back for a fault before they were out; absent where that is not told.
+    /// ... that were put back for a fault before they were out; absent if the trace does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted_recalled: Option<u64>,
     found: u64,
-    /// Pages that were in memory in frames of fork relatives; absent where the trace does not tell.
+    /// Pages that were in memory in frames of fork relatives; absent if the trace does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     shared: Option<u64>,
     brought_along: u64,
     returned: u64,
     dropped: u64,
-    /// Pages seen used in memory, each time they were looked at; absent where nobody looked.
+    /// Pages found used in memory, once a scan; absent if there were no scans.
     #[serde(skip_serializing_if = "Option::is_none")]
     accessed: Option<u64>,
-    /// Pages that may not leave, each time it was said; absent where nothing is said.
+    /// Pages that may not leave, each time this is recorded; absent if it never is.
     #[serde(skip_serializing_if = "Option::is_none")]
     locked: Option<u64>,
-    /// Forks of clients that have pages; absent where the trace does not tell.
+    /// Forks of clients that have pages; absent if the trace does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     forks: Option<u64>,
-    /// Clients that ended; absent where the trace does not tell.
+    /// Clients that ended; absent if the trace does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     ended: Option<u64>,
 }
@@ -134,7 +134,7 @@ struct ClientInfo {
     pages_written: u64,
 }
 
-/// Distances from `pages_from` up to, not with, `pages_to`.
+/// Distances from `pages_from` up to `pages_to`, which is not included.
 #[derive(Serialize)]
 struct Octave {
     pages_from: u64,
@@ -428,7 +428,7 @@ fn reuse_bars(info: &Info, text: &mut String) {
     bar("first touch".to_owned(), info.first_touches);
 }
 
-/// As the paper writes it: `7.16 : 1` or `1 : 5.13`.
+/// In the paper's form: `7.16 : 1` or `1 : 5.13`.
 fn ratio(reads_per_write: Option<f64>) -> String {
     match reads_per_write {
         None => "no writes".to_owned(),

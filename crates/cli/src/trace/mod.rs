@@ -20,7 +20,7 @@ use files::{Output, cannot_write};
 
 /// Bytes read at once from other tools.
 const TEXT_BUFFER_BYTES: usize = 1 << 20;
-/// References between two looks at the progress bar.
+/// References between two updates of the progress bar.
 const PROGRESS_EVERY: u64 = 1 << 16;
 
 /// Runs one trace command.
@@ -35,8 +35,8 @@ pub fn trace(command: TraceCommand) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Progress on standard error: a bar where the end is known, a count where it is not, nothing
-/// without a terminal.
+/// Progress on standard error: a bar if the end is known, otherwise a count; nothing without a
+/// terminal.
 fn progress(total: Option<u64>) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -54,12 +54,12 @@ fn progress(total: Option<u64>) -> ProgressBar {
     }
 }
 
-/// log2 of `--granularity`; 0 when it is not given.
+/// log2 of `--granularity`; 0 if it is not given.
 fn granularity(size: Option<Bytes>) -> u8 {
     size.map_or(0, |size| size.0.trailing_zeros() as u8)
 }
 
-/// Tells, on standard error, what a new trace holds.
+/// Prints, on standard error, what a new trace holds.
 fn written(path: &Path, totals: &Totals, bytes: Option<u64>) {
     let references = totals.references();
     let size = bytes.map_or(String::new(), |bytes| {
@@ -147,7 +147,7 @@ fn import(args: &ImportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Records all of `touches`; the time of the last.
+/// Records all of `touches`. Returns the time of the last.
 fn take(
     args: &ImportArgs,
     touches: impl Iterator<Item = Result<Touch, ImportError>>,

@@ -1,4 +1,4 @@
-//! `undercroft trace record`: a program under valgrind's lackey, whose log comes through a pipe and
+//! `undercroft trace record`: a program under valgrind's lackey. Its log comes through a pipe and
 //! is never kept.
 
 use std::ffi::OsString;
@@ -24,19 +24,19 @@ use super::{PROGRESS_EVERY, TEXT_BUFFER_BYTES, granularity, progress, written};
 use crate::failure::{Failure, status};
 
 const VALGRIND: &str = "valgrind";
-/// How long a request to end may go unseen while the program is silent.
+/// How long a request to end may go unnoticed while the program is silent.
 const LOOK_AROUND: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
 
-/// Lackey writes line by line. A reader that takes each line at once wakes for each, and makes the
-/// writer pay for it; so it waits this long after a read of less than `READ_ENOUGH`, while the pipe
-/// gathers.
+/// Lackey writes line by line. A reader that takes each line at once wakes for each, and the writer
+/// pays for it. So after a read of less than `READ_ENOUGH` it waits this long, while the pipe
+/// fills.
 const GATHER: Duration = Duration::from_millis(2);
 const READ_ENOUGH: usize = 256 << 10;
 
-/// Records; the program's status.
+/// Records a program. Returns its status.
 pub fn record(args: &RecordArgs) -> Result<u8, Failure> {
     let version = version()?;
     let cache = args.cache.spec();
@@ -67,7 +67,7 @@ pub fn record(args: &RecordArgs) -> Result<u8, Failure> {
     let (mut child, log) = start(&args.command)?;
     let ended = take(log, &child, &mut recorder, args.quiet);
     if ended.is_err() {
-        // The program is ours; without a reader of its log it would only wait.
+        // The program is our child. Without a reader of its log it would only wait.
         let _ = child.kill();
     }
     let exit = child.wait();
@@ -93,7 +93,7 @@ pub fn record(args: &RecordArgs) -> Result<u8, Failure> {
         .map_err(|error| cannot_write(error.to_string()))?;
     let bytes = output.keep()?;
     if let Some(signal) = exit.signal() {
-        // A user who stops a server wants the trace so far. One who did not should know that it
+        // A user who stops a server wants the trace so far. A user who did not should know that it
         // ended.
         eprintln!(
             "undercroft: signal {signal} ended {}: the trace ends there",
@@ -113,7 +113,7 @@ pub fn record(args: &RecordArgs) -> Result<u8, Failure> {
     Ok(status_of(exit))
 }
 
-/// The program's status as a shell gives it.
+/// The program's status, as a shell gives it.
 fn status_of(exit: ExitStatus) -> u8 {
     match (exit.code(), exit.signal()) {
         (Some(code), _) => code as u8,
@@ -131,7 +131,7 @@ fn failed(what: &str, why: impl ToString) -> Failure {
     )
 }
 
-/// What valgrind calls itself. Errors: it is not there.
+/// Valgrind's name and version. Errors: it is not installed.
 fn version() -> Result<String, Failure> {
     let output = Command::new(VALGRIND).arg("--version").output();
     match output {
@@ -156,14 +156,14 @@ fn version() -> Result<String, Failure> {
     }
 }
 
-/// Starts the program under valgrind; it and the reading end of its log.
+/// Starts the program under valgrind. Returns it and the reading end of its log.
 fn start(command: &[OsString]) -> Result<(Child, OwnedFd), Failure> {
-    // The writing end is inherited under its own number; valgrind moves it out of the program's
-    // reach and closes it on exec.
+    // The writing end is inherited under its own number. Valgrind moves it out of the program's
+    // reach, and closes it on exec.
     let no_pipe = |error: rustix::io::Errno| failed("cannot make a pipe for valgrind's log", error);
     let (log, end) = pipe_with(PipeFlags::empty()).map_err(no_pipe)?;
     fcntl_setfd(&log, FdFlags::CLOEXEC).map_err(no_pipe)?;
-    // Fewer wake-ups; a system that allows less works as well.
+    // For fewer wake-ups. A smaller pipe works as well.
     let _ = fcntl_setpipe_size(&log, TEXT_BUFFER_BYTES);
     let child = Command::new(VALGRIND)
         .args([
@@ -172,7 +172,7 @@ fn start(command: &[OsString]) -> Result<(Child, OwnedFd), Failure> {
             "--trace-mem=yes",
             "--basic-counts=no",
         ])
-        // A fork would write into the same log, line within line.
+        // A forked child would write into the same log, line within line.
         .args(["--trace-children=no", "--child-silent-after-fork=yes"])
         .arg(format!("--log-fd={}", end.as_raw_fd()))
         .arg("--")
@@ -182,7 +182,7 @@ fn start(command: &[OsString]) -> Result<(Child, OwnedFd), Failure> {
     Ok((child, log))
 }
 
-/// Records the log to its end; how many touches it had.
+/// Records the log to its end. Returns how many touches it had.
 fn take(
     log: OwnedFd,
     child: &Child,
@@ -202,7 +202,7 @@ fn take(
     let pid = Pid::from_child(child);
     let log = Log {
         pipe: log,
-        // A terminal sends SIGINT to the program as well; the trace ends when the program does.
+        // A terminal sends SIGINT to the program as well; the trace ends with the program.
         requests: [(terminated, Signal::TERM), (hung_up, Signal::HUP)],
         pid,
         short: false,
@@ -233,7 +233,7 @@ fn take(
     Ok(lackey.touches())
 }
 
-/// The pipe; passes a request to end on to the program while it waits.
+/// The pipe. It passes a request to end on to the program while it waits.
 struct Log {
     pipe: OwnedFd,
     requests: [(Arc<AtomicBool>, Signal); 2],
@@ -247,7 +247,7 @@ impl Read for Log {
         loop {
             for (request, signal) in &self.requests {
                 if request.swap(false, Ordering::Relaxed) {
-                    // It may have ended by itself; it is not waited for before the log ends, so the
+                    // It may have ended by itself. It is not waited for before the log ends, so the
                     // number is still its own.
                     let _ = kill_process(self.pid, *signal);
                 }

@@ -1,10 +1,10 @@
-//! Belady's optimum: the page whose next use is farthest away leaves. No policy without prefetch
+//! Belady's optimum: evicts the page whose next use is farthest away. No policy without prefetch
 //! misses less.
 //!
-//! The optimum of *misses*, not of write-outs or time. Source: Belady, "A study of replacement
-//! algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966. It knows the future
-//! from the trace: [`Future`] holds, for every reference, when its page is used next, and the
-//! replay says where it is. Pages brought along by prefetch are judged alike.
+//! It is the optimum of *misses*, not of write-outs or time. Source: Belady, "A study of
+//! replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966. It knows
+//! the future from the trace: [`Future`] has, for every reference, the next use of its page. The
+//! replay tells its position. Prefetched pages are treated alike.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -23,13 +23,16 @@ pub struct Future {
     next: Vec<u32>,
     /// The first use of each page.
     first: Vec<u32>,
-    /// The reference the replay is at.
+    /// The reference that the replay is at.
     position: AtomicU32,
 }
 
 impl Future {
-    /// Reads the trace backwards. * `references`: `number << 1 | write`, below 2^32 - 1 of them. *
-    /// `numbers`: above any number.
+    /// Reads the trace backwards.
+    ///
+    /// * `references`: `number << 1
+    /// write`, fewer than 2^32 - 1.
+    /// * `numbers`: above any number.
     pub fn new(references: &[u32], numbers: u32) -> Future {
         assert!(
             references.len() < NEVER as usize,
@@ -49,7 +52,7 @@ impl Future {
         }
     }
 
-    /// The replay is at this reference. To be called before the engine hears of it.
+    /// The replay is at this reference. Call it before the engine gets the reference.
     pub fn at(&self, position: usize) {
         self.position.store(position as u32, Ordering::Relaxed);
     }
@@ -58,10 +61,10 @@ impl Future {
 /// Belady's MIN as a reclaim policy.
 pub struct Belady {
     future: Arc<Future>,
-    /// Next use of each page, as of now.
+    /// The next use of each page, seen from now.
     upcoming: Vec<u32>,
     resident: Vec<bool>,
-    /// (next use, page); an entry is stale when the page is gone or its next use another.
+    /// (next use, page). An entry is stale if the page is gone or its next use is another.
     queue: BinaryHeap<(u32, u32)>,
     aside: Vec<(u32, u32)>,
     count: u64,
@@ -80,7 +83,7 @@ impl Belady {
         }
     }
 
-    /// Moves the page's next use on when that is now.
+    /// Advances the page's next use if that is now.
     fn note(&mut self, page: PageNo) {
         let position = self.future.position.load(Ordering::Relaxed);
         let upcoming = &mut self.upcoming[page.0 as usize];
@@ -138,7 +141,7 @@ impl Reclaim for Belady {
                 break;
             };
             let at = page as usize;
-            // The same entry may be there twice, one behind the other: the page left and came back.
+            // The same entry may be there twice in a row: the page left and came back.
             let stale = !self.resident[at] || self.upcoming[at] != use_at;
             if stale || last == Some((use_at, page)) {
                 continue;
@@ -161,7 +164,7 @@ impl Reclaim for Belady {
         PageCount(self.count)
     }
 
-    /// Without the knowledge of the future.
+    /// Without its knowledge of the future.
     fn metadata_bytes(&self) -> Bytes {
         let pages = self.upcoming.capacity() * size_of::<u32>() + self.resident.capacity();
         let entries = self.queue.capacity() + self.aside.capacity();
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
     use undercroft_seeded::Random;
 
-    /// Misses of the optimum by trying every choice.
+    /// The fewest possible misses, by trying every choice.
     fn least(references: &[u32], at: usize, resident: &mut Vec<u32>, room: usize) -> u32 {
         let Some(&page) = references.get(at) else {
             return 0;

@@ -1,8 +1,8 @@
-//! Bounds beside the policies: what knows the future, and what knows nothing. They run through the
-//! same engine.
+//! Bounds beside the policies: one knows the future, one knows nothing. They run in the same
+//! engine.
 
 pub mod belady;
 pub mod random;
 
-/// The bounds a user can name where a reclaim policy is asked for.
+/// The bounds that a user can name in place of a reclaim policy.
 pub const NAMES: [&str; 2] = ["belady", "random"];

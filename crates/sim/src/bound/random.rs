@@ -1,4 +1,4 @@
-//! Random replacement: any page may leave next. What a policy must beat.
+//! Random replacement: any page may leave next. A policy must do better.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
@@ -60,7 +60,7 @@ impl Reclaim for RandomReclaim {
         out: &mut Vec<PageNo>,
     ) {
         let mut wanted = want;
-        // Those skipped go to the end, out of the draw.
+        // Skipped pages go to the end, out of the draw.
         let mut skipped = 0;
         for _ in 0..scan_max.min(self.pages.len()) {
             if wanted == 0 {

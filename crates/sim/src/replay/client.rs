@@ -14,28 +14,27 @@ use crate::page_stream::PageStream;
 use crate::replay::traced::{NextWindow, Traced};
 use crate::setup::{Room, Setup, SetupError, TRACED, TierKind};
 
-/// The page differs from its copy below, if it has one.
+/// The page differs from its stored copy, if it has one.
 pub const DIRTY: u8 = 1;
-/// It was written at some time, so it is not zeros.
+/// It was written at some time, so it is not all zeros.
 pub const WRITTEN: u8 = 2;
-/// Brought along, and not used since.
+/// Prefetched, and not used since.
 pub const AHEAD: u8 = 4;
 /// It was used before.
 pub const KNOWN: u8 = 8;
-/// Had from another address space at a fork, and not evicted since; maybe still without a frame of
-/// its own.
+/// Inherited at a fork, and not evicted since. It may still have no frame of its own.
 pub const SHARED: u8 = 16;
-/// In memory at a fork, and not evicted since: who has it since then may be without a frame of its
+/// In memory at a fork, and not evicted since. Pages that inherited it may have no frame of their
 /// own.
 pub const LENT: u8 = 32;
 
 /// Longest latency that is counted exactly: 1000 s.
 const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
 
-/// References looked at ahead of time, together.
+/// How many references are read ahead together.
 const LOOK_AHEAD: usize = 16;
 
-/// Where a client's time went.
+/// How a client's time was spent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
     /// Processor and DRAM.
@@ -44,9 +43,9 @@ pub struct Spent {
     pub software: Time,
     /// Context switches.
     pub context_switch: Time,
-    /// Waiting for pages it asked for.
+    /// Waiting for demanded pages.
     pub read: Time,
-    /// Waiting for pages that came along: read in the same breath, or not yet there when used.
+    /// Waiting for prefetched pages: read in the same request, or not yet there when used.
     pub ahead: Time,
     /// Waiting for write-outs.
     pub write: Time,
@@ -55,7 +54,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> Time {
         self.reference
             + self.software
@@ -67,7 +66,7 @@ impl Spent {
     }
 }
 
-/// What a client saw besides what its engine counts.
+/// A client's counts besides its engine's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Seen {
     /// References that found no page in memory.
@@ -76,7 +75,7 @@ pub struct Seen {
     pub first_touches: u64,
     /// ... that read from a tier.
     pub loads: u64,
-    /// Pages brought along that were used before they left.
+    /// Prefetched pages that were used before they left.
     pub ahead_used: u64,
 }
 
@@ -94,20 +93,20 @@ pub struct Client<'a> {
     pub at: usize,
     /// Movements done.
     pub moved: usize,
-    /// Where it stopped for a fault that is still to be served: the page, and whether it is
+    /// The fault at which it stopped and that is still to be served: the page, and whether it is
     /// written.
     pub fault: Option<(PageNo, bool)>,
-    /// References done when a page was faulted on last, that one included.
+    /// References done at the last fault, that one included.
     pub missed: usize,
-    /// The same of the fault that the trace said is served by calling a page back.
+    /// The same for a fault that, by the trace, was served by recalling a page.
     pub recalled_at: usize,
-    /// References whose time is in the clock.
+    /// How many references' time is in the clock.
     pub timed: usize,
     /// Its own virtual time.
     pub clock: Time,
     /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`], [`SHARED`], [`LENT`] of each page.
     pub marks: Vec<u8>,
-    /// Until when pages brought along are on their way.
+    /// Until when prefetched pages are on their way.
     pub ahead_until: Time,
     /// Its first place in tiers where each page has its own.
     pub home: u64,
@@ -119,22 +118,22 @@ pub struct Client<'a> {
     pub batch: Vec<EvictItem>,
     /// Pages of it that are on their way out, one bit each.
     pub leaving: u64,
-    /// Pages evicted because there was no room, which a trace that is followed has leave later, if
-    /// it has: live the limit was exceeded.
+    /// Pages evicted because there was no room, live because the limit was exceeded. A trace that
+    /// is followed lets them leave later, if at all.
     pub forced: usize,
-    /// Pages that leave before any that the policy names: each has the frame of one that has left.
+    /// Pages that leave before any that the policy names: the frame's other owner has left.
     pub leave_next: Vec<PageNo>,
-    /// Pages that may not leave, as the trace says.
+    /// Pages that, by the trace, may not leave.
     pub locked: u64,
     /// Nanoseconds of each fault that read from a tier.
     pub latency: Histogram<u64>,
-    /// Where its time went.
+    /// How its time was spent.
     pub spent: Spent,
-    /// What it saw.
+    /// Its counts.
     pub seen: Seen,
-    /// The engine's counters where the simulation proper starts.
+    /// The engine's counters at the start of the simulation proper.
     pub before: Stats,
-    /// The prefetcher's other end, where what came along live comes along.
+    /// The prefetcher's other end, if live prefetches are repeated.
     pub traced: Option<Arc<NextWindow>>,
     future: Option<Arc<Future>>,
 }
@@ -142,10 +141,9 @@ pub struct Client<'a> {
 /// Why a stretch of references ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// This page is not in memory, or is on its way, or is written to and was had from another
-    /// address space.
+    /// This page is not in memory, or is on its way, or is inherited and is written to.
     Fault(PageNo, bool),
-    /// The trace says what became of pages.
+    /// The trace has movements here.
     Moved,
     /// As many as were asked for.
     Paused,
@@ -154,7 +152,9 @@ pub enum Stop {
 }
 
 impl<'a> Client<'a> {
-    /// A client before its first reference. * `seed`: its own.
+    /// A client before its first reference.
+    ///
+    /// * `seed`: its own.
     pub fn new(
         stream: &'a PageStream,
         setup: &Setup,
@@ -248,15 +248,15 @@ impl<'a> Client<'a> {
         found.map(|(index, _)| index)
     }
 
-    /// As [`Client::on_its_way`]; it is not any more.
+    /// As [`Client::on_its_way`], and takes the page off the way.
     pub fn take_leaving(&mut self, no: PageNo) -> Option<usize> {
         let index = self.on_its_way(no)?;
         self.leaving &= !(1 << index);
         Some(index)
     }
 
-    /// Runs on while pages are in memory, at most `most` references. The one that stops it is not
-    /// counted as done.
+    /// Runs while pages are in memory, for at most `most` references. The reference that stops it
+    /// is not counted as done.
     pub fn run(&mut self, most: usize) -> Stop {
         let most = match self.stream.moved.get(self.moved) {
             Some(next) if next.after > self.at => most.min(next.after - self.at),
@@ -310,8 +310,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Looks at what the references from `from` on will need, so that it is in cache by then: the
-    /// looks do not depend on each other, and the processor waits for them all at once.
+    /// Reads what the references from `from` on will need, so that it is in cache by then. The
+    /// reads do not depend on each other, so the processor waits for them all at once.
     #[inline]
     fn look_ahead(&self, from: usize) {
         let references = &self.stream.references;
@@ -325,7 +325,7 @@ impl<'a> Client<'a> {
         std::hint::black_box(next.iter().map(look).sum::<u32>());
     }
 
-    /// Puts the time of references done, the one at hand included, on the clock.
+    /// Adds the time of the references done, the current one included, to the clock.
     pub fn tell_time(&mut self, per_reference: Time) {
         let until = (self.at + 1).min(self.stream.references.len());
         let time = Time(per_reference.0 * (until - self.timed) as u64);

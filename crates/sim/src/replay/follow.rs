@@ -1,4 +1,4 @@
-//! What a live trace says of pages between two references: each entry changes the simulation as its
+//! Follows the movements of a live trace between two references: each changes the simulation as its
 //! event changed the live run.
 
 use undercroft_base::{Entry, Flags, PageNo, PageState, VirtPage, VirtRange};
@@ -12,7 +12,7 @@ use crate::page_stream::MovedPage;
 use crate::setup::{Room, SetupError};
 
 impl Host {
-    /// Applies what the trace says of pages before the next reference of a client.
+    /// Applies the movements before the next reference of a client.
     pub(super) fn follow(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         while let Some(moved) = client.stream.moved.get(client.moved).copied()
             && moved.after <= client.at
@@ -107,7 +107,7 @@ impl Host {
             let range = VirtRange::new(page, page.plus(1));
             client.engine.found_resident(client.space, range);
         }
-        // A live run may begin above its limit; its evictions tell what leaves.
+        // A live run may begin above its limit; its evictions then show what leaves.
         if self.setup.room != Room::Traced {
             self.have_room(client, 0)?;
         }
@@ -115,7 +115,7 @@ impl Host {
     }
 
     /// Forgets `count` pages of one chunk from `first` on, in memory and in the tiers. Pages on
-    /// their way out have left by then.
+    /// their way out are out by then.
     pub(super) fn drop_pages(
         &mut self,
         client: &mut Client<'_>,
@@ -135,8 +135,8 @@ impl Host {
         }
         let range = VirtRange::new(page(first), page(first + count));
         client.engine.removed(client.space, range);
-        // Where nothing else was in its chunk (or in the one that begins behind it), that lost its
-        // numbers. The last given up are the first taken.
+        // If its chunk (or the next one) had no other page, that lost its numbers. The numbers
+        // freed last are taken first.
         for number in [first + count, first] {
             if number < client.stream.numbers {
                 let no = client.engine.number(client.space, page(number));
