@@ -1,4 +1,4 @@
-//! What a simulation is told: parsed once from what the user wrote, into types that cannot be
+//! The configuration of a simulation: parsed once from the user's text, into types that cannot be
 //! wrong.
 
 use std::fmt;
@@ -99,7 +99,7 @@ pub fn reclaim(text: &str) -> Result<String, SetupError> {
     ))
 }
 
-/// In place of a prefetch policy: what the live run that was recorded brought along.
+/// In place of a prefetch policy: the pages that the recorded live run prefetched.
 pub const TRACED: &str = "traced";
 
 /// A prefetch policy, or [`TRACED`]. Errors: an unknown name or window; the fix lists the valid
@@ -122,18 +122,18 @@ pub fn prefetch(text: &str) -> Result<String, SetupError> {
 /// Where a page is kept on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Each page has its own place, in the order of addresses; neighbours are neighbours.
+    /// Each page has its own place, in the order of addresses, so neighbours stay neighbours.
     Home,
-    /// The next free place, round and round: pages written together lie together.
+    /// The next free place, cyclically: pages written together are stored together.
     Log,
 }
 
-/// Who waits for a write-out.
+/// What waits for a write-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOut {
     /// The fault that needs the frame.
     Wait,
-    /// Nothing waits while the device keeps up.
+    /// Nothing, while the device keeps up.
     Behind,
 }
 
@@ -144,7 +144,7 @@ pub struct TierSpec {
     pub text: String,
     /// What it is.
     pub kind: TierKind,
-    /// Most bytes of pages it holds; `None`: as many as come.
+    /// Most bytes of pages it holds. `None`: no limit.
     pub size: Option<Bytes>,
 }
 
@@ -164,13 +164,12 @@ pub enum TierKind {
         profile: Box<Profile>,
         /// Where pages are kept.
         layout: Layout,
-        /// Who waits for write-outs.
+        /// What waits for write-outs.
         write_out: WriteOut,
     },
 }
 
-/// Ratio of a compressed pool when none is given: what LZ4 makes of the demo's data, and zswap's
-/// folk value.
+/// Default ratio of a compressed pool: LZ4's on the demo's data, and the usual figure for zswap.
 const RATIO_DEFAULT: f64 = 3.0;
 
 impl FromStr for TierSpec {
@@ -305,20 +304,20 @@ fn law(text: &str) -> Result<Law, String> {
 /// A cost that can be switched.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cost {
-    /// Paid for devices behind a controller, not for those on the memory bus (as the PCM paper has
-    /// it).
+    /// Charged for devices behind a controller, not for those on the memory bus (as in the PCM
+    /// paper).
     Auto,
-    /// Never paid.
+    /// Never charged.
     Off,
-    /// Paid at every fault that reads from a tier: the usual amount.
+    /// Charged at every fault that reads from a tier: the usual amount.
     On,
-    /// Paid at every fault that reads from a tier: this amount.
+    /// Charged at every fault that reads from a tier: this amount.
     Is(Nanos),
 }
 
 impl Cost {
-    /// What a fault that reads from a device attached like this pays, when the usual amount is
-    /// `usual_ns`.
+    /// The cost of a fault that reads from a device attached like this. `usual_ns`: the usual
+    /// amount.
     pub fn of(self, attach: Attach, usual_ns: f64) -> Time {
         match (self, attach) {
             (Cost::Off, _) | (Cost::Auto, Attach::Memory) => Time::default(),
@@ -347,33 +346,33 @@ impl FromStr for Cost {
 /// What the pages hold before the first reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Nothing: a first touch makes a page of zeros, without a transfer. As memory a program asks
-    /// for.
+    /// Nothing: a first touch makes a page of zeros, without a transfer. Like memory that a program
+    /// asks for.
     Zero,
-    /// Their content lies in the last tier: a first touch reads it. As code, files, or a program
-    /// swapped out as a whole; so the PCM paper counts.
+    /// Their content is in the last tier, and a first touch reads it. Like code, files, or a
+    /// program that is swapped out whole; the PCM paper counts so.
     Stored,
 }
 
-/// Whether the access that faulted counts as a use of the page it brought.
+/// Whether the access that faulted counts as a use of its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultTouch {
-    /// No: a new page starts with its bits clear, as CLOCK is defined and as libCacheSim does it.
+    /// No: a new page starts with clear bits, as CLOCK is defined and as in libCacheSim.
     None,
-    /// Only a write: it sets what a write sets.
+    /// Only a write; it sets the bits of a write.
     Write,
-    /// Always: as a processor does when the access is repeated.
+    /// Always, like a processor that repeats the access.
     All,
 }
 
 /// When pages leave to make room for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// When a page is to come and there is no room: memory is used to the last page.
+    /// When a page is about to come and there is no room: memory is used to the last page.
     AfterPlan,
-    /// As the live manager does it: in batches that keep a reserve free.
+    /// As in the live manager: in batches that keep a reserve free.
     Ahead,
-    /// When they left in the live run that was recorded, and as many; which ones, the policy says.
+    /// When pages left in the recorded live run, and as many; the policy chooses them.
     Traced,
 }
 
@@ -391,7 +390,7 @@ impl fmt::Display for Room {
 /// One simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
-    /// DRAM, shared out to the clients by footprint.
+    /// DRAM, divided among the clients by footprint.
     pub memory: Memory,
     /// Bytes of a page.
     pub page_bytes: u64,
@@ -411,8 +410,7 @@ pub struct Setup {
     pub software: Cost,
     /// Context switches of a fault.
     pub context_switch: Cost,
-    /// When room for a fault is made: at the last moment, or ahead of it as the live manager does
-    /// it.
+    /// When room for a fault is made: at the last moment, or ahead of it as in the live manager.
     pub room: Room,
     /// For `random`.
     pub seed: u64,
@@ -443,7 +441,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Whether it can run at all, whatever the trace.
+    /// Checks whether it can run, for any trace.
     pub fn check(&self) -> Result<(), SetupError> {
         if self.tiers.is_empty() {
             return Err(SetupError::option(
@@ -477,7 +475,7 @@ impl Setup {
     }
 }
 
-/// Why a simulation cannot run, or cannot go on: option, reason, fix.
+/// Why a simulation cannot run or continue: option, reason, fix.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SetupError {
     /// An option's value is wrong or does not fit the others.
@@ -492,7 +490,7 @@ pub enum SetupError {
         /// What to do.
         fix: String,
     },
-    /// The trace holds no reference.
+    /// The trace has no reference.
     #[error("the trace {0} holds no reference; record or generate one that does")]
     EmptyTrace(String),
     /// Pages left DRAM and no tier had room.

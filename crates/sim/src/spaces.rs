@@ -6,17 +6,17 @@
 pub struct Spaces {
     /// Pages of a granule.
     granule: u32,
-    /// Of each granule, in the order of numbers, its address space and its place there.
+    /// The address space of each granule, in the order of numbers, and its place there.
     owners: Vec<(u32, u64)>,
-    /// Of each address space, the first numbers of its granules, ascending, which is the order of
-    /// places.
+    /// For each address space, the first numbers of its granules, ascending; that is the order of
+    /// places, too.
     of: Vec<Vec<u32>>,
-    /// Some space has pages of another.
+    /// Some space shares pages with another.
     related: bool,
 }
 
 impl Spaces {
-    /// * `granules`: as [`Spaces::owners`]; `related`: some fork each other.
+    /// * `granules`: as [`Spaces::owners`].   * `related`: some spaces are forks of others.
     pub(crate) fn new(
         granule: u32,
         granules: impl Iterator<Item = (u32, u64)>,
@@ -38,7 +38,7 @@ impl Spaces {
         spaces
     }
 
-    /// Whether a space may have pages of another.
+    /// Whether a space may share pages with another.
     pub fn are_related(&self) -> bool {
         self.related
     }

@@ -1,4 +1,4 @@
-//! Forks and ends of processes, as a live trace tells them.
+//! Forks and ends of processes, as a live trace records them.
 //!
 //! A fork child starts with its parent's pages. The parent stays charged for the frames in memory;
 //! both share the copies in the tiers. The trace says when the child is charged for a frame of its

@@ -1,5 +1,5 @@
-//! What clients share, and what it does for one of them: serves faults, evicts, moves pages between
-//! tiers.
+//! The shared part of a simulation: serves a client's faults, evicts for it, and moves pages
+//! between tiers.
 
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, ThreadId, TierId, VirtPage,
@@ -16,14 +16,14 @@ use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 use super::tiers::{Tier, tier_id};
 use crate::setup::{FaultTouch, Initial, Room, Setup, SetupError, TierKind};
 
-/// What the clients of a replay share: devices and tiers.
+/// Devices and tiers, which the clients of a replay share.
 pub struct Host {
     /// The simulation's rules.
     pub setup: Setup,
     /// The tiers, fastest first.
     pub tiers: Vec<Tier>,
     freed: Vec<(TierId, Slot)>,
-    /// Threads to wake. None waits in a simulation, but the engine names them.
+    /// Threads to wake. No thread waits in a simulation, but the engine names some.
     pub wake: Vec<(SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
     requests: Vec<(usize, usize)>,
@@ -51,7 +51,7 @@ impl Host {
         }
     }
 
-    /// The reference a client stopped at: its page is brought in, or waited for.
+    /// The reference at which a client stopped: its page is loaded, or waited for.
     pub(super) fn serve(
         &mut self,
         client: &mut Client<'_>,
@@ -70,7 +70,7 @@ impl Host {
         if write && client.marks[no.0 as usize] & SHARED != 0 && self.write_shared(client, no)? {
             return Ok(());
         }
-        // What is put back needs no room, and brings nothing along.
+        // A recalled page needs no room, and no other page is loaded with it.
         let recalled = client.recalled_at == client.at && client.on_its_way(no).is_some();
         if !recalled {
             if self.setup.room != Room::AfterPlan {
@@ -82,7 +82,7 @@ impl Host {
         match client.engine.fault(fault, &mut client.plan) {
             FaultAnswer::Load => {}
             FaultAnswer::Wake => {
-                // Brought along and maybe still on its way.
+                // Prefetched, and perhaps still on its way.
                 let late = client.ahead_until - client.clock;
                 client.ahead_until = Time::default();
                 client.clock += late;
@@ -120,7 +120,7 @@ impl Host {
         self.reclaim(client)
     }
 
-    /// Makes the reserve whole again, where there is one and it was broken into.
+    /// Restores the reserve, if there is one and it was used.
     #[inline]
     pub(super) fn reclaim(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         match self.setup.room == Room::Ahead && client.engine.reclaim_wanted() {
@@ -134,14 +134,14 @@ impl Host {
         self.let_go(client)?;
         while client.engine.reclaim_unfinished() {
             if self.evict(client, EVICT_PAGES_MAX)? == 0 {
-                break; // locked pages, and the newest ones: live it would try later
+                break; // only locked and newest pages are left: live it would try later
             }
         }
         Ok(())
     }
 
-    /// Nothing can leave: what is not locked may lie in a compressed pool as large as the rest of
-    /// the limit. Live it is exceeded, too. Where something can leave, it goes on leaving first.
+    /// No page can leave: pages that are not locked may be in a compressed pool as large as the
+    /// rest of the limit. Live the limit is exceeded, too. If some can leave, they leave first.
     #[cold]
     fn exceed(&mut self, client: &mut Client<'_>) {
         assert!(
@@ -153,10 +153,10 @@ impl Host {
         client.engine.set_over_limit(PageCount(1 << 40));
     }
 
-    /// Reads the plan of a client and installs it; whether the faulting page came from a tier.
+    /// Reads a client's plan and installs it. Returns whether the faulting page came from a tier.
     fn load(&mut self, client: &mut Client<'_>) -> bool {
         let from_tier = match &client.plan.items[..] {
-            // Zeros, and nothing along.
+            // Zeros, and no other page.
             [item] if item.tier == TierId::FILL => false,
             _ => self.read_plan(client),
         };
@@ -173,7 +173,7 @@ impl Host {
         from_tier
     }
 
-    /// Reads the plan of a client; whether the faulting page comes from a tier.
+    /// Reads a client's plan. Returns whether the faulting page comes from a tier.
     fn read_plan(&mut self, client: &mut Client<'_>) -> bool {
         let items = &client.plan.items[..];
         let demanded = items.iter().position(|item| item.demanded).unwrap_or(0);
@@ -214,8 +214,8 @@ impl Host {
         from_tier
     }
 
-    /// Evicts until `pages` fit: none once a fault is planned; one ahead of it, where the limit is
-    /// too small for a reserve, or smaller than that of the live run.
+    /// Evicts until `pages` fit. `pages` is 0 once a fault is planned. It is 1 ahead of a fault, if
+    /// the limit is too small for a reserve, or smaller than in the live run.
     #[inline]
     pub(super) fn have_room(
         &mut self,
@@ -248,7 +248,7 @@ impl Host {
         }
     }
 
-    /// Evicts up to `want` pages, the last batch having left; how many: none only where no page may
+    /// Evicts up to `want` pages; the last batch has left. Returns how many: 0 only if no page may
     /// leave.
     #[inline(always)] // on the fault path
     fn evict(&mut self, client: &mut Client<'_>, want: usize) -> Result<usize, SetupError> {
@@ -263,7 +263,7 @@ impl Host {
         Ok(chosen)
     }
 
-    /// Has the policy name up to `want` pages; how many: none only where no page may leave.
+    /// Has the policy name up to `want` pages. Returns how many: 0 only if no page may leave.
     #[inline(always)] // on the fault path
     pub(super) fn choose(&mut self, client: &mut Client<'_>, want: usize) -> usize {
         self.migrate(client);
@@ -275,7 +275,7 @@ impl Host {
         }
         let mut tries = 0;
         while !client.engine.select(want, &mut client.batch) {
-            // A policy looks at a bounded number of pages a call; two laps find somebody.
+            // A policy scans a bounded number of pages a call; two laps find a victim.
             tries += 1;
             if tries > 4 + client.engine.resident().0 {
                 return 0;
@@ -311,7 +311,7 @@ impl Host {
 
     /// Writes page `index` of the batch at hand to the first tier that takes it.
     ///
-    /// Errors: no tier does; the references done are filled in by [`super::Replay::run`].
+    /// Errors: no tier takes it; [`super::Replay::run`] fills in the references done.
     fn store(&mut self, client: &mut Client<'_>, index: usize) -> Result<Outcome, SetupError> {
         let EvictItem { no, retained, .. } = client.batch[index];
         for tier in client.engine.place(client.batch[index].at).iter() {
@@ -332,7 +332,7 @@ impl Host {
         Err(SetupError::TiersFull { references: 0 })
     }
 
-    /// The page selected goes to the last tier, at no cost.
+    /// Stores the selected page in the last tier, at no cost.
     pub(super) fn store_in_last(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let EvictItem { at, no, .. } = client.batch[0];
         client.engine.settle(at, Taken::Moved, &mut self.wake);
@@ -369,7 +369,7 @@ impl Host {
         tier.has_room() && held <= client.frames as f64 * self.pool_percent(place) / 100.0
     }
 
-    /// The part of the limit, in percent, that the pool at `place` may take.
+    /// The share of the limit, in percent, that the pool at `place` may take.
     fn pool_percent(&self, place: usize) -> f64 {
         let TierKind::Pool { max_percent, .. } = self.tiers[place].spec.kind else {
             return 0.0;
@@ -378,8 +378,8 @@ impl Host {
         max_percent.unwrap_or_else(|| f64::from(pool_percent(last)))
     }
 
-    /// What the engine is told of a tier. A page of the simulation is a page of the engine,
-    /// whatever its size.
+    /// The engine's view of a tier. A page of the simulation is a page of the engine, whatever its
+    /// size.
     fn state(&self, client: &Client<'_>, place: usize) -> TierState {
         let tier = &self.tiers[place];
         let bytes = |pages: f64| Bytes((pages * PAGE_BYTES as f64) as u64);
@@ -406,7 +406,7 @@ impl Host {
         }
     }
 
-    /// Moves pages between tiers, before a batch leaves, as the placement policy says.
+    /// Moves pages between tiers before a batch leaves, as the placement policy decides.
     #[inline]
     pub(super) fn migrate(&mut self, client: &mut Client<'_>) {
         if self.tiers.len() > 1 {
@@ -414,7 +414,7 @@ impl Host {
         }
     }
 
-    /// ... until it is content, or nothing can move.
+    /// ... until it asks for no more, or nothing can move.
     #[inline(never)]
     fn migrate_all(&mut self, client: &mut Client<'_>) {
         loop {
@@ -426,7 +426,7 @@ impl Host {
         }
     }
 
-    /// Tells the engine of every tier.
+    /// Gives the engine the state of every tier.
     pub(super) fn tell_tiers(&self, client: &mut Client<'_>) {
         let mut states = [None; TIERS_MAX];
         for (place, state) in states.iter_mut().enumerate().take(self.tiers.len()) {
@@ -435,7 +435,7 @@ impl Host {
         client.engine.set_tiers(states.into_iter().flatten());
     }
 
-    /// Moves the client's oldest pages of a tier to another; false when none moved.
+    /// Moves the client's oldest pages of a tier to another. False if none moved.
     fn demote(&mut self, client: &mut Client<'_>, migration: Migration) -> bool {
         let (place, below) = (usize::from(migration.from.0), usize::from(migration.to.0));
         let want = migration.pages.0 as usize;
@@ -468,7 +468,7 @@ impl Host {
         moved
     }
 
-    /// Gives freed slots back, and tells the engine what the pool holds.
+    /// Frees slots, and reports to the engine what the pool holds.
     #[inline]
     pub(super) fn collect(&mut self, client: &mut Client<'_>) {
         client.engine.take_freed(&mut self.freed);
@@ -497,13 +497,13 @@ impl Host {
     }
 }
 
-/// Which pages of a plan are read by one request: those next to each other on a device with its own
-/// engine. Leaves half-open ranges of `items` in `out`, the one with the faulting page first; pages
-/// that are read from nowhere are in none.
+/// Which pages of a plan one request reads: neighbours on a device with its own engine. Leaves
+/// half-open ranges of `items` in `out`, the one with the faulting page first. Pages that are not
+/// read are in no range.
 fn requests(tiers: &[Tier], items: &[LoadItem], demanded: usize, out: &mut Vec<(usize, usize)>) {
     out.clear();
     if let [item] = items {
-        // Without a window, which is most often.
+        // Without a window: the most frequent case.
         if item.tier != TierId::FILL {
             out.push((0, 1));
         }

@@ -1,8 +1,7 @@
-//! Repeats recorded evictions: a batch is named at once and leaves bit by bit.
+//! Repeats recorded evictions: a batch is named at once, and leaves page by page.
 //!
-//! As live, a batch stays on its way out until the next one is named. A page of it leaves earlier
-//! where the trace shows that it was out by then. It is recalled, or stays, where the trace says
-//! so.
+//! As live, a batch stays on its way out until the next one is named. A page leaves earlier if the
+//! trace shows that it was out by then. It is recalled, or stays, if the trace says so.
 
 use undercroft_base::{PageNo, PageState, VirtPage, VirtRange};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
@@ -28,7 +27,7 @@ impl Host {
             self.let_go(client)?;
             let chosen = self.choose(client, left);
             if chosen == 0 {
-                break; // locked pages, and with room the newest ones
+                break; // only locked pages are left; with room, the newest ones, too
             }
             left -= chosen;
             client.leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
@@ -63,8 +62,8 @@ impl Host {
         self.evict_one(client, index)
     }
 
-    /// Lets a page leave if it is on its way out. If it goes along with one of them, as a fork
-    /// child's page does, all leave.
+    /// Lets a page leave if it is on its way out. If it leaves together with one of these, as a
+    /// fork child's page does, all leave.
     pub(super) fn let_one_go(
         &mut self,
         client: &mut Client<'_>,
@@ -104,7 +103,7 @@ impl Host {
     }
 
     /// Evicts the `count` pages that the live manager named itself, by the movements from `first`
-    /// on, if they are in memory and may leave. They stay on their way out as any batch does: see
+    /// on, if they are in memory and may leave. Like any batch they stay on their way out: see
     /// [`Host::let_go`].
     pub(super) fn evict_these(
         &mut self,

@@ -1,19 +1,19 @@
 //! Replays a trace through the engine: one engine a client, devices shared, time virtual.
 //!
 //! Clients run on their own clocks, and the earliest fault in virtual time is served first. Every
-//! client has a processor to itself. A hit costs one look into the page table and one call of the
-//! policy. At a fault the engine plans. Pages are evicted until the plan fits: a dirty one is
-//! written, a clean one whose copy is still in a tier is dropped. The engine decides that; it is
-//! told only whether the bytes changed. Then the plan is read from the tiers and installed.
+//! client has its own processor. A hit costs one access to the page table and one call of the
+//! policy. At a fault the engine plans. Pages are evicted until the plan fits: a dirty page is
+//! written, and a clean page with a copy in a tier is dropped. The engine decides that; the replay
+//! only tells whether the bytes changed. Then the plan is read from the tiers and installed.
 //!
-//! With [`Room::Ahead`] pages leave as they do live: in batches, after a fault that broke into the
-//! reserve, until a reserve and a half is free. Here that takes no time; the live evictor works
-//! while the program goes on.
+//! With [`Room::Ahead`] pages leave as live: in batches, after a fault that used the reserve, until
+//! one and a half reserves are free. Here that takes no time. The live evictor works while the
+//! program continues.
 //!
 //! A live trace also records other events. Pages that were found in memory or dropped by the
 //! program are always followed (`follow.rs`). So are forks and ends of processes (`forks.rs`): all
 //! address spaces of a live run are pages of one client and one engine. Evictions (`leaving.rs`)
-//! and pages brought along (`traced.rs`) are followed with [`Room::Traced`] only; otherwise the
+//! and prefetched pages (`traced.rs`) are followed with [`Room::Traced`] only. Otherwise the
 //! policies under test decide.
 
 mod client;
@@ -42,7 +42,7 @@ use tiers::Tier;
 /// References between two calls of the progress function.
 const STRETCH: usize = 1 << 20;
 
-/// One simulation at work.
+/// One simulation.
 pub struct Replay<'a> {
     /// The clients.
     pub clients: Vec<Client<'a>>,
@@ -51,7 +51,7 @@ pub struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    /// Everything before the first reference; with [`Initial::Stored`] every page lies in the last
+    /// Everything before the first reference. With [`Initial::Stored`] every page is in the last
     /// tier.
     ///
     /// Errors: an impossible setup for this trace.
@@ -77,7 +77,7 @@ impl<'a> Replay<'a> {
         let (mut clients, mut home) = (Vec::new(), 0);
         let mut so_far = 0;
         for (at, stream) in streams.iter().enumerate() {
-            // A percentage is each client's own; anything else is shared out so that nothing is
+            // A percentage is each client's own. Any other amount is divided so that no page is
             // left over.
             let upto = |pages: u64| u128::from(frames) * u128::from(pages) / u128::from(footprint);
             let before = upto(so_far);
@@ -112,7 +112,9 @@ impl<'a> Replay<'a> {
         Ok(replay)
     }
 
-    /// Runs to the end of the trace. * `progress`: told the references done, now and then.
+    /// Runs to the end of the trace.
+    ///
+    /// * `progress`: gets the number of references done, now and then.
     ///
     /// Errors: the tiers are full.
     pub fn run(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), SetupError> {
@@ -173,7 +175,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Creates every page and swaps it out to the last tier, before time begins.
+    /// Creates every page and evicts it to the last tier, before time begins.
     fn store_everything(&mut self) -> Result<(), SetupError> {
         let Replay { clients, host } = self;
         for client in clients {
@@ -186,7 +188,7 @@ impl<'a> Replay<'a> {
                     urgent: false,
                 };
                 if client.engine.fault(fault, &mut client.plan) != FaultAnswer::Load {
-                    continue; // brought along
+                    continue; // prefetched
                 }
                 for item in &mut client.plan.items {
                     item.install = match item.demanded {
@@ -206,8 +208,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Returns when everything is done, postponed writes included, and the longest of the clients'
-    /// own times.
+    /// When everything is done, deferred writes included; and the longest of the clients' own
+    /// times.
     pub fn finish(&mut self) -> (Time, Time) {
         let clients = self.clients.iter().map(|client| client.clock);
         let elapsed = clients.max().unwrap_or_default();
@@ -229,7 +231,7 @@ impl<'a> Replay<'a> {
 /// More pages than any trace touches. Their bytes fit 63 bits.
 const FRAMES_MAX: u64 = 1 << 40;
 
-/// Frames of all clients together. Errors: none at all.
+/// Frames of all clients together. Errors: there are none.
 fn frames(setup: &Setup, footprint: u64) -> Result<u64, SetupError> {
     let frames = match setup.memory {
         Memory::Bytes(bytes) => bytes.0 / setup.page_bytes,

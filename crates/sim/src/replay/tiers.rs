@@ -5,7 +5,7 @@ use undercroft_model::device::{Attach, Device, Time, profiles};
 
 use crate::setup::{Layout, TierKind, TierSpec, WriteOut};
 
-/// What a tier did besides what its device counts.
+/// Counts of a tier, besides its device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TierCounters {
     /// Pages read back.
@@ -22,7 +22,7 @@ pub struct TierCounters {
 pub struct Tier {
     /// As it was described.
     pub spec: TierSpec,
-    /// What it did.
+    /// Its counts.
     pub counters: TierCounters,
     device: Option<Device>,
     page_bytes: u64,
@@ -34,8 +34,10 @@ pub struct Tier {
 }
 
 impl Tier {
-    /// Empty, for pages of `page_bytes`. * `homes`: so many places are pages' own, where a page may
-    /// be here twice: a fork child's, as it was at the fork, and its parent's.
+    /// An empty tier for pages of `page_bytes`.
+    ///
+    /// * `homes`: how many places belong to pages. A page may be here twice: a fork child's, as it
+    ///   was at the fork, and its parent's.
     pub fn new(spec: &TierSpec, page_bytes: u64, homes: Option<u64>) -> Tier {
         let device = match &spec.kind {
             TierKind::Pool { .. } => None,
@@ -54,12 +56,12 @@ impl Tier {
         }
     }
 
-    /// The device, where it is one.
+    /// The device, if it is one.
     pub fn device(&self) -> Option<&Device> {
         self.device.as_ref()
     }
 
-    /// Bytes of a page for a byte of memory; `None` for a device.
+    /// Bytes of pages in a byte of memory. `None` for a device.
     pub fn ratio(&self) -> Option<f64> {
         match self.spec.kind {
             TierKind::Pool { ratio, .. } => Some(ratio),
@@ -67,7 +69,7 @@ impl Tier {
         }
     }
 
-    /// Whether neighbouring pages make one request.
+    /// Whether neighbouring pages are read in one request.
     pub fn merges(&self) -> bool {
         let device = self.device.as_ref();
         device.is_some_and(|device| device.profile().attach == Attach::Block)
@@ -88,13 +90,15 @@ impl Tier {
         self.held < self.pages_max
     }
 
-    /// Pages that still fit.
+    /// How many more pages fit.
     pub fn free_pages(&self) -> u64 {
         self.pages_max.saturating_sub(self.held)
     }
 
-    /// A place for one page. * `home`: the page's own; `over`: of what is there, only a copy of it
-    /// that is about to go.
+    /// A place for one page.
+    ///
+    /// * `home`: the page's own place.
+    /// * `over`: the place holds only a copy of the page that is about to go.
     pub fn take(&mut self, home: u64, over: bool) -> Slot {
         self.held += 1;
         self.counters.pages_peak = self.counters.pages_peak.max(self.held);
@@ -111,7 +115,7 @@ impl Tier {
         }
     }
 
-    /// The page is here no more.
+    /// The page is no longer here.
     pub fn free(&mut self, slot: Slot) {
         assert!(self.held > 0, "more pages left the tier than came");
         self.held -= 1;
@@ -126,7 +130,7 @@ impl Tier {
         }
     }
 
-    /// Writes one page, asked for at `now`; when who asked may go on.
+    /// Writes one page, requested at `now`. Returns when the requester may continue.
     pub fn write(&mut self, now: Time, slot: Slot) -> Time {
         self.counters.pages_written += 1;
         let at = slot.0 as usize;
@@ -150,7 +154,7 @@ impl Tier {
         }
     }
 
-    /// Reads `pages` neighbouring pages in one request; when they are in memory.
+    /// Reads `pages` neighbouring pages in one request. Returns when they are in memory.
     pub fn read(&mut self, now: Time, slot: Slot, pages: u64) -> Time {
         self.counters.pages_read += pages;
         let (offset, bytes) = (slot.0 * self.page_bytes, pages * self.page_bytes);
@@ -160,7 +164,7 @@ impl Tier {
         }
     }
 
-    /// Forgets what was done so far, not what is held: the simulation proper starts here.
+    /// Resets the counts, and keeps the pages: the simulation proper starts here.
     pub fn start(&mut self) {
         self.counters = TierCounters {
             pages_peak: self.held,
@@ -169,20 +173,20 @@ impl Tier {
         self.wear.fill(0);
     }
 
-    /// Ends what was put aside; when the device is idle.
+    /// Finishes deferred work. Returns when the device is idle.
     pub fn settle(&mut self) -> Time {
         self.device.as_mut().map_or(Time::default(), Device::settle)
     }
 }
 
-/// The engine's name of the tier at a place.
+/// The engine's number of the tier at a place.
 pub fn tier_id(at: usize) -> TierId {
     TierId(at as u8)
 }
 
-/// Places that are pages' own, and more behind them for pages whose own place is taken.
+/// Places that belong to pages, and more behind them for pages whose own place is taken.
 struct Homes {
-    /// Copies at each: two while one is written over.
+    /// Copies at each place: two while one is overwritten.
     taken: Vec<u8>,
     more: Slots,
 }
@@ -212,7 +216,7 @@ impl Homes {
     }
 }
 
-/// Places of a log: the next free one, round and round.
+/// Places of a log: the next free one, cyclically.
 #[derive(Default)]
 struct Slots {
     taken: Vec<bool>,

@@ -1,16 +1,16 @@
-//! Repeats recorded prefetch: pages that came along in the live run come along at the same
+//! Repeats recorded prefetch: pages that were prefetched in the live run are prefetched at the same
 //! reference.
 //!
 //! A use of a page in memory raises no fault, so a live trace lacks the uses of prefetched pages. A
-//! prefetcher that is asked anew would see other streams than the live one did. A simulation
-//! without one would lack the pages and the room they took. So the trace names what came along
+//! prefetcher that decided anew would see other streams than the live one. A simulation without one
+//! would lack the pages and the room they took. So the trace names the prefetched pages
 //! (`Becomes::Ahead`).
 //!
-//! They come in one of two ways. For a fault that is a fault here, too, they come through the
-//! engine's prefetch port, so that one request reads all: [`NextWindow::expect`] puts the window
-//! there before the engine asks. [`Host::bring_along`] brings the others where the trace names
-//! them: pages of a window with gaps, of a fault that is a hit here, of another thread's fault, or
-//! below the faulting page (the trace names a window in the order of addresses).
+//! There are two ways. If the live fault is a fault here, too, its pages come through the engine's
+//! prefetch port, so that one request reads all: [`NextWindow::expect`] sets the window before the
+//! engine asks. [`Host::bring_along`] loads the others where the trace names them. Those are pages
+//! of a window with gaps, of a fault that is a hit here, of another thread's fault, or below the
+//! faulting page (the trace names a window in the order of addresses).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -25,7 +25,7 @@ use crate::memory_trace::Becomes;
 use crate::page_stream::MovedPage;
 use crate::setup::{Room, SetupError};
 
-/// The window of the fault at hand.
+/// The window of the current fault.
 #[derive(Debug, Default)]
 pub struct NextWindow {
     stride: AtomicI64,
@@ -34,7 +34,7 @@ pub struct NextWindow {
 
 impl NextWindow {
     /// Sets the window of the next fault, which is at `no`, the reference before `after`. `moved`
-    /// is what the trace says from there on. The window is the pages named first, while they are
+    /// are the movements from there on. The window is their first pages, as long as they are
     /// equally spaced.
     pub fn expect(&self, no: PageNo, after: usize, moved: &[MovedPage]) {
         let mut window = Window::default();
@@ -65,13 +65,13 @@ impl NextWindow {
     }
 }
 
-/// Answers each fault with the window that is expected, once.
+/// Answers each fault with the expected window, once.
 pub struct Traced {
     next: Arc<NextWindow>,
 }
 
 impl Traced {
-    /// * `next`: where the replay puts it.
+    /// * `next`: where the replay sets the window.
     pub fn new(next: Arc<NextWindow>) -> Traced {
         Traced { next }
     }
@@ -91,8 +91,9 @@ impl Prefetch for Traced {
 }
 
 impl Host {
-    /// Before the fault at `no`, the reference done last: what came along with it live is out by
-    /// now, and so is as much of the last batch as the engine wants free for a window.
+    /// Called before the fault at `no`, the last reference done. Pages that left with a live
+    /// prefetch are out by now, and so is as much of the last batch as the engine wants free for a
+    /// window.
     pub(super) fn expect_window(
         &mut self,
         client: &mut Client<'_>,
@@ -120,8 +121,9 @@ impl Host {
         Ok(())
     }
 
-    /// A page came along live: it does here, too, unless it is in memory. * `written`: the program
-    /// wrote it then.
+    /// A page was prefetched live: it is here, too, unless it is in memory.
+    ///
+    /// * `written`: the program wrote it then.
     pub(super) fn bring_along(
         &mut self,
         client: &mut Client<'_>,
@@ -140,7 +142,7 @@ impl Host {
         Ok(())
     }
 
-    /// As [`Host::serve`], but no thread faulted, and none waits.
+    /// As [`Host::serve`], but without a faulting or waiting thread.
     fn load_along(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
         if self.setup.room != Room::AfterPlan {
             self.have_room(client, 1)?;

@@ -1,5 +1,5 @@
 //! The checks: slots against references, memory against the engine, and that every stopped thread
-//! goes on.
+//! continues.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use undercroft_model::{Content, Mm};
 use super::setup::WhenFull;
 use super::world::{Doing, World};
 
-/// Steps in which a calm world must have finished everything.
+/// Number of steps in which a calm world must have finished everything.
 const CALM_STEPS_MAX: usize = 200_000;
 
 impl World {
@@ -28,8 +28,8 @@ impl World {
         all
     }
 
-    /// Every slot a tier holds is known to someone, and every slot someone knows is held. While an
-    /// event waits the engine still knows pages by their old addresses, so this waits too.
+    /// Every slot that a tier holds is known, and every known slot is held. While an event waits,
+    /// the engine knows pages by their old addresses, so this check waits, too.
     pub fn check_slots(&mut self) {
         if self.is_down() {
             return;
@@ -51,7 +51,7 @@ impl World {
             }
         }
         if self.setup.sabotage == Some(super::setup::Sabotage::FreeEarly) {
-            return; // to see that the bytes tell of it too
+            return; // to see that the bytes show it, too
         }
         for item in self.flights.iter().flatten().flat_map(|f| &f.plan.items) {
             claim(item.tier, item.slot, format!("plan {}", item.page.0));
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    /// The bytes of the pages that this step touched: those in memory are what the oracle expects.
+    /// Checks the pages that this step touched: those in memory have the oracle's bytes.
     pub(super) fn check_touched(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
         for (mm, page) in touched.drain(..) {
@@ -109,9 +109,9 @@ impl World {
         }
     }
 
-    /// The bytes of every page, wherever they are: in memory, in a tier, in the holding area, or
-    /// nowhere because it reads as zeros. Where an event waits, the books still have the old
-    /// addresses: there only memory is checked.
+    /// Checks the bytes of every page, wherever they are: in memory, in a tier, in the holding
+    /// area, or nowhere because the page reads as zeros. While an event waits, the books have the
+    /// old addresses, so only memory is checked.
     pub(super) fn check_bytes(&mut self) {
         let mut looked_at = 0;
         for proc in self.procs.iter().filter(|proc| proc.alive) {
@@ -133,7 +133,7 @@ impl World {
     fn check_absent(&self, space: SpaceId, mm: Mm, page: VirtPage) {
         let entry = self.engine.entry(space, page);
         let found = match (entry.state, entry.tier) {
-            // Resident and absent: dropped without an event.
+            // Resident in the books, but absent: dropped without an event.
             (PageState::Untouched | PageState::Resident, _) => Some(Content::ZERO),
             (PageState::Stored | PageState::Loading, TierId::FILL) => {
                 Some(Content::fill(entry.slot.0 as u32))
@@ -141,7 +141,7 @@ impl World {
             (PageState::Stored | PageState::Loading, tier) => {
                 self.tiers[tier.0 as usize].content(entry.slot, entry.stamp)
             }
-            (PageState::Evicting, _) => None, // looked at when it is published
+            (PageState::Evicting, _) => None, // checked when it is published
             (PageState::Lost, _) => {
                 let expected = self.oracle.expect(mm, page);
                 assert_eq!(expected, Expect::Error, "{space:?} {} is lost", page.0);
@@ -158,8 +158,8 @@ impl World {
         }
     }
 
-    /// Failures stop, no thread starts anything new: everything in progress must end, every stopped
-    /// thread go on.
+    /// Failures stop, and threads start nothing new. All work in progress must end, and every
+    /// stopped thread must continue.
     pub fn calm_down(&mut self) {
         self.set_failures(false);
         self.calm = true;
@@ -202,7 +202,7 @@ impl World {
                     self.engine.limit(),
                 );
             }
-            // Nothing can leave: all is pinned, locked, or below is full.
+            // Nothing can leave: all pages are pinned or locked, or the tiers are full.
             if self.setup.when_full == WhenFull::Kill {
                 self.saw("everything full: the client is ended");
                 for proc in 0..self.procs.len() {
@@ -233,7 +233,7 @@ impl World {
         self.set_failures(true);
     }
 
-    /// A page that could be evicted, when the last tier has room.
+    /// A page that could be evicted, if the last tier has room.
     fn could_leave(&self) -> Option<(usize, VirtPage, Entry)> {
         let last = self.tiers.last().expect("a tier");
         if last.is_gone() || last.usage().logical.0 + super::world::PAGE > last.info().capacity.0 {
@@ -295,7 +295,7 @@ impl World {
         }
     }
 
-    /// Every process exits: nothing may be left anywhere.
+    /// Every process exits. Nothing may be left anywhere.
     pub fn end(&mut self) {
         self.ledger.disarm();
         self.calm_down();

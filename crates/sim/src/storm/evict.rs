@@ -1,4 +1,4 @@
-//! The evictor and the demoter: select, take out, store, publish, with a step between any two.
+//! The evictor and the demoter: select, take out, store, publish, with other steps between.
 
 use undercroft_base::{
     PAGE_BYTES, PageCount, Slot, Stamp, Store, StoreError, Tier, TierId, fill_word, page_checksum,
@@ -11,36 +11,36 @@ use undercroft_policy::place::Migration;
 use super::setup::Sabotage;
 use super::world::World;
 
-/// Turns the evictor sleeps at most, while threads may be waiting for room that others make.
+/// Most turns that the evictor sleeps while threads may be waiting for room that others make.
 const NAP: u64 = 20;
 
-/// A page that is with the evictor.
+/// A page that the evictor has taken out.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     /// Which item of the batch.
     pub at: BatchIndex,
     /// Its bytes.
     pub content: Content,
-    /// Where it went, when it must be published.
+    /// Its outcome, when it is ready to be published.
     pub outcome: Option<Outcome>,
 }
 
-/// What the evictor has in progress.
+/// The evictor's work in progress.
 #[derive(Debug)]
 pub struct Batch {
-    /// What was selected.
+    /// The selected pages.
     pub items: Vec<EvictItem>,
     /// The next item to take out.
     pub next: usize,
     /// No more may be taken out.
     pub cancelled: bool,
-    /// What was taken out.
+    /// The pages taken out.
     pub held: Vec<Held>,
     /// Turns it misses.
     pub stalled: u64,
 }
 
-/// What the demoter has in progress.
+/// The demoter's work in progress.
 #[derive(Debug)]
 pub struct Demotion {
     /// Where the pages go.
@@ -56,7 +56,7 @@ pub struct Demotion {
 }
 
 impl World {
-    /// Lets the evictor do one thing; false when there was nothing to do.
+    /// Lets the evictor do one thing. False if there was nothing to do.
     pub fn evict_step(&mut self) -> bool {
         let calm = self.calm;
         let Some(batch) = &mut self.batch else {
@@ -88,7 +88,7 @@ impl World {
         true
     }
 
-    /// The evictor has no batch: it sleeps until it is kicked, or its nap is over; lets waiting
+    /// The evictor has no batch. It sleeps until it is kicked, or its nap is over; lets waiting
     /// threads in; begins a batch.
     fn evictor_turn(&mut self) -> bool {
         if let Some(left) = self.evictor_nap {
@@ -105,7 +105,7 @@ impl World {
         self.take_waiters()
     }
 
-    /// A fault says that the reserve is broken into. The kick may be lost: the nap has an end.
+    /// A fault has used the reserve. The kick may be lost: the nap ends anyway.
     pub(super) fn kick_evictor(&mut self) {
         if !self.engine.reclaim_wanted() || self.evictor_nap.is_none() {
             return;
@@ -121,7 +121,7 @@ impl World {
         self.select(want)
     }
 
-    /// Selects up to `want` pages; false when there is none to take.
+    /// Selects up to `want` pages. False if none can be selected.
     pub fn select(&mut self, want: usize) -> bool {
         let mut items = Vec::new();
         self.holding.clear();
@@ -234,7 +234,7 @@ impl World {
         self.wake_all(wake);
     }
 
-    /// Stores one page that was taken out; not while a tier hangs.
+    /// Stores one page that was taken out, unless a tier hangs.
     pub fn store_held(&mut self, held_at: usize) {
         if (0..self.tiers.len()).any(|at| self.hangs(TierId(at as u8))) {
             return;
@@ -293,7 +293,7 @@ impl World {
         Some((to, slot))
     }
 
-    /// Publishes one page that was stored, or puts it back; false when that has to wait.
+    /// Publishes one page that was stored, or puts it back. False if that has to wait.
     pub fn publish_held(&mut self, held_at: usize, outcome: Outcome) -> bool {
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
@@ -304,7 +304,7 @@ impl World {
             && !self.calm
             && self.random.chance(1, 3)
         {
-            // Stored, but a thread came to want it: putting it back is allowed too.
+            // Stored, but now a thread wants it: putting it back is allowed, too.
             self.tiers[tier.0 as usize].free(&[slot]);
             self.update_pool();
             outcome = Outcome::PutBack;
@@ -326,7 +326,7 @@ impl World {
             for (proc, page) in &at {
                 let mm = self.procs[*proc].mm;
                 match self.install(mm, *page, held.content) {
-                    // There already: put back by the last try, which got no further.
+                    // It is there already, from the last try, which got no further.
                     Ok(()) | Err(Refusal::Exists) => {}
                     Err(_) => again = true,
                 }
@@ -369,7 +369,7 @@ impl World {
         true
     }
 
-    /// Starts a migration; false when there is nothing to move.
+    /// Starts a migration. False if there is nothing to move.
     pub fn start_demotion(&mut self, migration: Migration) -> bool {
         let mut items = Vec::new();
         let want = migration.pages.0 as usize;
@@ -390,7 +390,7 @@ impl World {
         true
     }
 
-    /// Lets the demoter do one thing; false when there was nothing to do.
+    /// Lets the demoter do one thing. False if there was nothing to do.
     pub fn demotion_step(&mut self) -> bool {
         let calm = self.calm;
         if (0..self.tiers.len()).any(|at| self.hangs(TierId(at as u8))) {
@@ -398,13 +398,13 @@ impl World {
         }
         let Some(demotion) = &mut self.demotion else {
             self.update_pool();
-            // A part of what is asked for: the rest is asked for again, after other steps.
+            // Only a part: the rest is asked for again, after other steps.
             let part = PageCount(1 + self.random.index(12) as u64);
             let asked = self.engine.migration().map(|asked| Migration {
                 pages: asked.pages.min(part),
                 ..asked
             });
-            // Now and then something moves that nobody asked for: the engine cannot tell.
+            // Now and then a page moves without being asked for: the engine cannot tell.
             let from = self.random.index(self.tiers.len());
             let any = from + 1 < self.tiers.len() && self.random.chance(1, 20);
             let any = any.then(|| Migration {
@@ -454,7 +454,7 @@ impl World {
     }
 }
 
-/// Where in its agent's holding area item `at` of a batch goes: its number among those of its
+/// The place of item `at` of a batch in its agent's holding area: its number among those of its
 /// space.
 pub(super) fn place_of(items: &[EvictItem], at: usize) -> usize {
     let space = items[at].space;

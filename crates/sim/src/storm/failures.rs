@@ -1,4 +1,4 @@
-//! What goes wrong around the engine: tiers that fail, hang and go, a space that refuses, wake-ups
+//! Failures around the engine: tiers that fail, hang and disappear, a space that refuses, wake-ups
 //! late and out of order.
 
 use undercroft_base::{SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
@@ -21,7 +21,7 @@ pub struct SpaceRates {
 }
 
 impl World {
-    /// True `rate` times in 1000, where failures are on.
+    /// True `rate` times in 1000, while failures are on.
     pub(super) fn fails(&mut self, rate: u64) -> bool {
         let on = self.setup.failures && !self.calm && rate > 0;
         on && self.random.chance(rate, 1000)
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Something changes for the worse, or the better.
+    /// One thing changes, for the worse or the better.
     pub(super) fn fail_some(&mut self) {
         let at = self.random.index(self.tiers.len());
         let is_file = self.tiers[at].info().kind == TierKind::File;
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Whether what the tier is asked for does not get done for the moment.
+    /// Whether a request to the tier is held up for now.
     pub(super) fn hangs(&mut self, tier: TierId) -> bool {
         let until = self.hung_until.get(tier.0 as usize).copied().unwrap_or(0);
         let hangs = !self.calm && self.steps < until;
@@ -124,7 +124,7 @@ impl World {
         done
     }
 
-    /// UFFDIO_WAKE, or what COPY does: threads stopped at the page try again.
+    /// UFFDIO_WAKE, or the wake-up of COPY: threads stopped at the page try again.
     pub fn wake(&mut self, proc: usize, page: VirtPage) {
         self.procs[proc].messages.retain(|m| m.page != page);
         for at in 0..self.threads.len() {
@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    /// Wakes all that are stopped in the range.
+    /// Wakes all threads that are stopped in the range.
     pub fn wake_range(&mut self, proc: usize, range: VirtRange) {
         for at in 0..self.threads.len() {
             if let Doing::Stopped { page, .. } = self.threads[at].doing
@@ -152,7 +152,7 @@ impl World {
         }
     }
 
-    /// What the engine says is to be woken: some at once, some later and in another order.
+    /// Wakes what the engine says: some at once, some later and in another order.
     pub fn wake_all(&mut self, wake: Vec<(SpaceId, VirtPage)>) {
         for (space, page) in wake {
             if self.fails(500) {
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// Sends one of the wake-ups that were held back; false when there is none.
+    /// Sends one of the wake-ups that were held back. False if there is none.
     pub(super) fn send_a_wake(&mut self) -> bool {
         if self.wakes.is_empty() {
             return false;
@@ -180,7 +180,7 @@ impl World {
         true
     }
 
-    /// A thread tries again though nothing has changed (a signal, a stale wake-up).
+    /// A thread tries again without a change (a signal, a stale wake-up).
     fn wake_without_reason(&mut self) {
         let stopped: Vec<(usize, VirtPage)> = self
             .threads

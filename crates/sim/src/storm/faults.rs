@@ -1,4 +1,4 @@
-//! The fault threads: read a message, decide, load, then validate, install and finish under the
+//! The fault threads: read a message, decide, load; then validate, install and finish under the
 //! layout lock.
 
 use undercroft_base::{PAGE_BYTES, PageState, ThreadId, Tier, TierId, TierKind, VirtPage};
@@ -8,14 +8,14 @@ use undercroft_model::{Content, Refusal};
 use super::setup::Sabotage;
 use super::world::{Event, Message, World};
 
-/// What the load of one page came to.
+/// The result of loading one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Got {
     /// Nothing yet.
     Not,
     /// Its bytes, verified.
     Content(Content),
-    /// Nothing this time; if it is asked for, it is loaded once more.
+    /// Nothing this time. A demanded page is loaded once more.
     Again,
     /// Nothing for good.
     Lost,
@@ -23,11 +23,11 @@ pub enum Got {
 
 /// One fault thread's work in progress.
 pub struct Flight {
-    /// Whose.
+    /// Its process.
     pub proc: usize,
-    /// What.
+    /// The plan.
     pub plan: LoadPlan,
-    /// By item.
+    /// The result of each item.
     pub got: Vec<Got>,
     /// Turns it misses: some loads are slow.
     pub stalled: u64,
@@ -42,7 +42,7 @@ impl World {
         })
     }
 
-    /// Lets one fault thread do one thing; false when there was nothing to do.
+    /// Lets one fault thread do one thing. False if there was nothing to do.
     pub fn fault_step(&mut self) -> bool {
         let at = self.random.index(self.flights.len());
         match self.flights[at].is_some() {
@@ -67,7 +67,7 @@ impl World {
         true
     }
 
-    /// Fault thread `at` decides the fault of a message it has read.
+    /// Fault thread `at` decides a fault whose message it has read.
     pub fn decide(&mut self, at: usize, proc: usize, message: Message) {
         let space = self.procs[proc].space;
         let mut plan = LoadPlan::default();
@@ -126,8 +126,8 @@ impl World {
         }
     }
 
-    /// The engine takes the page to be in memory. When it is not (a late zap after an acknowledged
-    /// REMOVE, a guard page), zeros are right, and only they let the thread go on.
+    /// The engine has the page as resident. If it is not (a late zap after an acknowledged REMOVE,
+    /// a guard page), zeros are right, and only they let the thread continue.
     fn heal(&mut self, proc: usize, page: VirtPage) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
         if self.engine.entry(space, page).state == PageState::Resident
@@ -138,7 +138,7 @@ impl World {
         self.wake(proc, page);
     }
 
-    /// How many turns the next piece of work misses: seldom any, then many.
+    /// How many turns the next piece of work misses: rarely any, then many.
     pub(super) fn stall(&mut self) -> u64 {
         match !self.calm && self.random.chance(1, 200) {
             true => 50 + self.random.below(300),
