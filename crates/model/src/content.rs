@@ -1,8 +1,8 @@
-//! What a page holds, as one number, and the 4096 bytes it stands for.
+//! The content of a page as one number, and the 4096 bytes that it stands for.
 //!
-//! `0` = zeros; top bit set = the low 32 bits repeated; anything else = 512 words of which the
-//! first is the number and the others follow from it. So every byte can be checked, and a page
-//! mixed from two contents is none.
+//! `0` = zeros. Top bit set = the low 32 bits repeated. Anything else = 512 words: the first is the
+//! number, and the others follow from it. So every byte can be checked, and a page mixed from two
+//! contents is no content.
 
 use undercroft_base::{PAGE_BYTES, fill_word};
 
@@ -18,7 +18,7 @@ impl Content {
     /// A page of zeros.
     pub const ZERO: Content = Content(0);
 
-    /// A page of equal words.
+    /// A page of one repeated word.
     pub fn fill(word: u32) -> Content {
         match word {
             0 => Content::ZERO,
@@ -26,7 +26,7 @@ impl Content {
         }
     }
 
-    /// A page whose bytes follow from `number` (1 to 2^63 - 1), unlike those of any other.
+    /// A page whose bytes follow from `number` (1 to 2^63 - 1). No other content has them.
     pub fn numbered(number: u64) -> Content {
         assert!(
             number != 0 && number < FILL,
@@ -56,8 +56,7 @@ impl Content {
         page
     }
 
-    /// Which content these bytes are; `None` when they are no content at all (torn, mixed,
-    /// flipped).
+    /// The content of these bytes. `None` if they are no content at all (torn, mixed, flipped).
     pub fn of(page: &[u8]) -> Option<Content> {
         if let Some(word) = fill_word(page) {
             return Some(Content::fill(word));

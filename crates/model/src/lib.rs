@@ -1,7 +1,7 @@
 //! A fake world for tests and simulations: client memory with the kernel's rules, tiers that fail
 //! by seed, and an oracle that knows what every page must read as.
 //!
-//! Level 1: depends on the base words only. Deterministic: everything random comes from a seed.
+//! Level 1: depends on `base` and `seeded` only. Deterministic: all randomness comes from a seed.
 
 pub mod content;
 pub mod device;

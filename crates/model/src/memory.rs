@@ -1,5 +1,5 @@
-//! Client memory as the kernel keeps it: address spaces, page tables, frames shared after a fork,
-//! and what userfaultfd's ioctls answer.
+//! Client memory by the kernel's rules: address spaces, page tables, frames shared after a fork,
+//! and the answers of userfaultfd's ioctls.
 //!
 //! Not modelled: write protection, huge pages, memory limits of the kernel, partial results of a
 //! range ioctl.
@@ -17,7 +17,7 @@ pub struct Mm(pub usize);
 /// Why a page was not installed (UFFDIO_COPY, ZEROPAGE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// EEXIST: something is there.
+    /// EEXIST: a page is there.
     Exists,
     /// ENOENT: nothing registered is mapped there, or the space is gone.
     NotMapped,
@@ -32,7 +32,7 @@ pub enum Refusal {
 pub enum MoveRefusal {
     /// EBUSY: pinned, or the frame is shared with another space.
     Busy,
-    /// Nothing is there (a hole, or a poison mark).
+    /// No page is there (a hole, or a poison mark).
     Missing,
     /// Nothing registered is mapped there, or the space is gone.
     NotMapped,
@@ -60,7 +60,7 @@ enum Here {
     Poison,
 }
 
-/// What the program asked of a mapped page.
+/// The advice for a mapped page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
     /// Registered with userfaultfd.
@@ -143,7 +143,7 @@ impl Memory {
         }
     }
 
-    /// Maps fresh private anonymous memory over `range`, unregistered, in place of what was there.
+    /// Maps fresh private anonymous memory over `range`, unregistered. It replaces what was there.
     pub fn map(&mut self, mm: Mm, range: VirtRange) {
         self.unmap(mm, range);
         let space = self.spaces.get_mut(&mm).expect("space");
@@ -286,8 +286,8 @@ impl Memory {
         Touch::Done(before)
     }
 
-    /// MADV_POPULATE_WRITE on a present page: a frame of its own, same bytes. True when it was
-    /// shared.
+    /// MADV_POPULATE_WRITE on a present page: gives it its own frame, with the same bytes. True if
+    /// it was shared.
     pub fn break_sharing(&mut self, mm: Mm, page: VirtPage) -> bool {
         let Some(Here::Frame(at)) = self.pte(mm, page).map(|pte| pte.here) else {
             return false;
@@ -310,7 +310,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What [`Memory::install`] would say.
+    /// The answer that [`Memory::install`] would give.
     pub fn may_install(&mut self, mm: Mm, page: VirtPage) -> Result<(), Refusal> {
         if self.is_changing(mm) {
             return Err(Refusal::LayoutChanging);
@@ -350,8 +350,7 @@ impl Memory {
         Ok(frame.content)
     }
 
-    /// A device holds (or lets go of) the page's frame. False when nothing is there, or it is
-    /// shared.
+    /// A device holds (or releases) the page's frame. False if there is no frame, or it is shared.
     pub fn pin(&mut self, mm: Mm, page: VirtPage, on: bool) -> bool {
         match self.pte(mm, page).map(|pte| pte.here) {
             Some(Here::Frame(at)) if self.frames[at].maps == 1 => {
@@ -367,7 +366,7 @@ impl Memory {
         self.frame_of(mm, page).is_some()
     }
 
-    /// True when the page is mapped and nothing is there: no frame, no poison mark.
+    /// True if the page is mapped and has neither a frame nor a poison mark.
     pub fn is_absent(&self, mm: Mm, page: VirtPage) -> bool {
         let space = self.spaces.get(&mm);
         space
@@ -387,7 +386,7 @@ impl Memory {
             .is_some_and(|at| self.frames[at].pinned)
     }
 
-    /// The content of a present page, looked at without touching it.
+    /// The content of a present page, without touching it.
     pub fn peek(&self, mm: Mm, page: VirtPage) -> Option<Content> {
         Some(self.frames[self.frame_of(mm, page)?].content)
     }
@@ -399,7 +398,7 @@ impl Memory {
         }
     }
 
-    /// Mapped pages of a space, ascending, with what was asked of them.
+    /// Mapped pages of a space, ascending, with their advice.
     pub fn pages(&self, mm: Mm) -> impl Iterator<Item = (VirtPage, Advice)> {
         let space = self.spaces.get(&mm);
         space

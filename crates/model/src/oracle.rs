@@ -12,15 +12,15 @@ use crate::memory::Mm;
 pub enum Expect {
     /// Exactly this.
     Reads(Content),
-    /// Its only copy is damaged, and the damage was found: a read is an error, never bytes.
+    /// Its only copy is damaged, and the damage was found. A read is an error, never bytes.
     Error,
 }
 
-/// Knows what every page must hold. A page never written reads as zeros.
+/// Knows what every page must contain. A page that was never written reads as zeros.
 #[derive(Debug, Default)]
 pub struct Oracle {
     pages: HashMap<(Mm, VirtPage), Expect>,
-    /// What may come back where zeros are expected.
+    /// Content that may come back where zeros are expected.
     returning: HashMap<(Mm, VirtPage), Content>,
 }
 
@@ -48,8 +48,8 @@ impl Oracle {
         self.pages.remove(&(mm, page));
     }
 
-    /// The page reads as zeros from now on, or, until it is written or dropped again, as `content`,
-    /// once that has [returned].
+    /// The page reads as zeros from now on. Or as `content`, once that has [returned], until the
+    /// page is written or dropped again.
     ///
     /// [returned]: Oracle::returned
     pub fn zero_or(&mut self, mm: Mm, page: VirtPage, content: Content) {
@@ -59,7 +59,7 @@ impl Oracle {
         }
     }
 
-    /// `content` is about to be put where it may return; false when it may not.
+    /// `content` is about to be put where it may return. False if it may not.
     pub fn returned(&mut self, mm: Mm, page: VirtPage, content: Content) -> bool {
         let may = self.returning.get(&(mm, page)) == Some(&content);
         if may {
@@ -68,7 +68,7 @@ impl Oracle {
         may
     }
 
-    /// Nothing returns any more.
+    /// No content may return any more.
     pub fn forget_returning(&mut self) {
         self.returning.clear();
     }

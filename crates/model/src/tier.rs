@@ -1,8 +1,8 @@
 //! A tier in ordinary memory that keeps real bytes, counts its slots, and fails by seed.
 //!
-//! Slots are reused last-freed-first, so that a reference to a freed slot soon meets another page's
-//! bytes. As in the real tiers, what a slot must hash to is kept apart from the device: a failing
-//! device damages bytes, never checksums.
+//! Slots are reused last-freed-first, so that a reference to a freed slot soon finds another page's
+//! bytes. As in the real tiers, a slot's checksum is kept apart from the device: a failing device
+//! damages bytes, never checksums.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -77,17 +77,17 @@ struct Inner {
     next: u64,
     held: u64,
     rates: FailRates,
-    /// Every operation fails.
+    /// Whether every operation fails.
     gone: bool,
     random: Random,
-    /// How often each failure struck since it was last asked.
+    /// How often each failure occurred since the last question.
     struck: BTreeMap<&'static str, u64>,
-    /// The last load failed because it was made to.
+    /// The last load failed by injection.
     made_to_fail: bool,
 }
 
 impl Inner {
-    /// Which of `kinds` happens now, if any; each with its chance in 1000.
+    /// Draws which of `kinds` happens now, if any. Each has its chance in 1000.
     fn draw<T, const N: usize>(&mut self, kinds: [(u64, T); N]) -> Option<T> {
         let strikes = self.random.below(1000);
         let mut sum = 0;
@@ -102,7 +102,7 @@ impl Inner {
     }
 }
 
-/// A tier in memory that fails as it is told.
+/// A tier in memory with injected failures.
 #[derive(Debug)]
 pub struct FakeTier {
     info: TierInfo,
@@ -158,18 +158,18 @@ impl FakeTier {
         self.inner().gone
     }
 
-    /// Which failures struck since this was last asked, and how often.
+    /// Which failures occurred since the last question, and how often.
     pub fn take_struck(&self) -> BTreeMap<&'static str, u64> {
         std::mem::take(&mut self.inner().struck)
     }
 
-    /// Whether the last load failed because it was made to, or its copy had been damaged on
-    /// purpose.
+    /// Whether the last load failed by injection, or found a copy damaged by injection.
     pub fn was_made_to_fail(&self) -> bool {
         self.inner().made_to_fail
     }
 
-    /// What the slot holds, if it is taken with this stamp and undamaged; no failure strikes.
+    /// What the slot contains, if it is in use with this stamp and undamaged. No failure is
+    /// injected.
     pub fn content(&self, slot: Slot, stamp: Stamp) -> Option<Content> {
         let inner = self.inner();
         let kept = inner.kept.get(&slot)?;
@@ -299,7 +299,7 @@ impl Tier for FakeTier {
                     None => bytes[kept..].fill(0),
                 }
             }
-            // The bytes may be the right ones all the same.
+            // The bytes may be right all the same.
             let damaged = *bytes != *store.page;
             let size = match self.info.kind {
                 TierKind::Ram => PAGE_BYTES as u64 / 4 + mix(store.checksum) % 2048,
@@ -363,7 +363,7 @@ impl Tier for FakeTier {
         if let Some(name) = failure {
             inner.strike(name);
         }
-        // The right bytes for the wrong reason are right.
+        // Right bytes for the wrong reason are right.
         match page_checksum(dst, stamp) == checksum {
             true => Ok(Loaded::Done),
             false => {

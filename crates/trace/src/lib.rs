@@ -1,8 +1,8 @@
-//! Traces of memory references (and of pages moved, where a live manager saw them): what one is,
-//! how they are stored, read, made, and what they say about a program.
+//! Traces of memory references and, from live managers, of page movements: what a trace is, how it
+//! is stored, read and generated, and what it says of a program.
 //!
-//! Level 1: depends on the base words only. Streams everywhere: a trace is never in memory as a
-//! whole unless [`PageTrace`] is asked for. The bytes are drawn in docs/formats/trace.md.
+//! Level 1: depends on `base` and `seeded` only. Traces are streams: none is in memory as a whole,
+//! except as a [`PageTrace`]. The bytes are drawn in docs/formats/trace.md.
 #![forbid(unsafe_code)]
 
 pub mod analyse;

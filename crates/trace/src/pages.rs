@@ -1,5 +1,5 @@
-//! A trace in memory as pages: 8 bytes a reference, pages numbered densely in order of first touch.
-//! What simulators replay.
+//! A trace in memory as pages, for simulators: 8 bytes a reference, pages numbered densely in the
+//! order of first touch.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -18,34 +18,34 @@ pub struct PageEntry {
     pub page: u32,
     /// Which client.
     pub client: u16,
-    /// What it does.
+    /// The access.
     pub access: Access,
 }
 
 /// A trace in memory, in pages of one size.
 #[derive(Clone, Debug)]
 pub struct PageTrace {
-    /// What the trace says of itself.
+    /// Its header.
     pub header: Header,
-    /// What it holds.
+    /// Its totals.
     pub totals: Totals,
     /// log2 of the bytes of a page.
     pub page_shift: u8,
     /// The references in order.
     pub entries: Vec<PageEntry>,
-    /// Their times; empty unless asked for.
+    /// Their times; empty unless they were asked for.
     pub times: Vec<u64>,
     /// Client and page number (address >> page_shift) of each dense index. Clients share no page.
     pub pages: Vec<(u16, u64)>,
 }
 
-/// Why a trace cannot be had as pages.
+/// Why a trace cannot be read as pages.
 #[derive(Debug, thiserror::Error)]
 pub enum PageTraceError {
     /// It cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The trace does not tell addresses inside its granule apart.
+    /// The pages are smaller than the trace's granule.
     #[error(
         "pages of {page_bytes} bytes: the trace's granularity is {granule_bytes} bytes; use pages at least as large"
     )]
@@ -62,7 +62,7 @@ pub enum PageTraceError {
 
 impl PageTrace {
     /// Reads the rest of `reader`. `page_shift`: log2 of the page size. `times`: keep them (8 more
-    /// bytes a reference). Cost: one hash lookup a reference that is not to the page of the one
+    /// bytes a reference). Cost: one hash lookup for each reference to another page than the one
     /// before.
     pub fn read<R: Read>(
         mut reader: TraceReader<R>,
@@ -79,7 +79,7 @@ impl PageTrace {
         Ok(builder.finish(reader.totals().copied()))
     }
 
-    /// As [`PageTrace::read`], of references that are in memory already, such as a generator's.
+    /// As [`PageTrace::read`], for references in memory, such as a generator's.
     pub fn from_references(
         header: Header,
         references: impl IntoIterator<Item = Reference>,
@@ -96,7 +96,7 @@ impl PageTrace {
     }
 }
 
-/// Numbers pages densely in the order they come.
+/// Numbers pages densely in the order of their first use.
 #[derive(Clone, Debug, Default)]
 pub struct PageNumbers {
     index: HashMap<(u16, u64), u32, BuildHasherDefault<PageHasher>>,
@@ -105,8 +105,8 @@ pub struct PageNumbers {
 }
 
 impl PageNumbers {
-    /// The number of page `page` of `client`; `None` when there are 2^32 - 1 pages already. Cost: a
-    /// hash lookup, unless it is the page of the call before.
+    /// The number of page `page` of `client`. `None` if there are 2^32 - 1 pages already. Cost: a
+    /// hash lookup, unless it is the page of the last call.
     #[inline]
     pub fn number(&mut self, client: u16, page: u64) -> Option<u32> {
         let key = (client, page);
@@ -185,7 +185,7 @@ impl Builder {
     }
 }
 
-/// Refuses pages of 2^`page_shift` bytes that are smaller than what the trace tells apart.
+/// Refuses pages of 2^`page_shift` bytes that are smaller than the trace's granule.
 pub(crate) fn check_page(header: &Header, page_shift: u8) -> Result<(), PageTraceError> {
     match page_shift < header.granularity {
         true => Err(PageTraceError::PageTooSmall {
@@ -196,8 +196,8 @@ pub(crate) fn check_page(header: &Header, page_shift: u8) -> Result<(), PageTrac
     }
 }
 
-/// Hashes page numbers: two multiplications. The standard hasher guards against attackers, at ten
-/// times the cost; a trace made to collide only slows its own reading.
+/// Hashes page numbers by two multiplications. The standard hasher guards against attackers, at ten
+/// times the cost. A trace made to collide would only slow its own reading.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageHasher(u64);
 

@@ -1,5 +1,5 @@
-//! Reads a trace as a stream. Takes nothing in the file for granted: every length has its bound,
-//! every block its checksum.
+//! Reads a trace as a stream. It trusts nothing in the file: every length has its bound, every
+//! block its checksum.
 
 use std::io::{self, Read};
 
@@ -12,9 +12,9 @@ use crate::format::{
 use crate::reference::{Event, Movement, Reference};
 use crate::writer::Totals;
 
-/// Reads one trace, a block at a time; about 4 MiB of memory. Iterate it, or take whole blocks with
-/// [`TraceReader::next_block`], which is faster: both give references alone.
-/// [`TraceReader::next_events`] gives the movements of pages between them as well.
+/// Reads one trace, a block at a time, with about 4 MiB of memory. Iterate it, or take whole blocks
+/// with [`TraceReader::next_block`], which is faster; both give references only.
+/// [`TraceReader::next_events`] also gives the movements between them.
 ///
 /// The entries of a block are given out only when its checksum fits. An error is given once; then
 /// there is nothing more.
@@ -39,7 +39,7 @@ impl<R: Read> TraceReader<R> {
         let mut input = Input { input, offset: 0 };
         let mut fixed = [0; HEADER_BYTES];
         let got = input.read(&mut fixed)?;
-        // A short file is told apart: the beginning of a trace, or something else.
+        // A short file is distinguished: the beginning of a trace, or something else.
         let common = got.min(MAGIC.len());
         if got == 0 || fixed[..common] != MAGIC[..common] {
             let wrong = (0..common).find(|at| fixed[*at] != MAGIC[*at]);
@@ -70,12 +70,12 @@ impl<R: Read> TraceReader<R> {
         })
     }
 
-    /// What the trace says of itself.
+    /// The trace's header.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// What the trace holds; `Some` once its end has been read.
+    /// The trace's totals; `Some` once its end has been read.
     pub fn totals(&self) -> Option<&Totals> {
         self.end.as_ref()
     }
@@ -85,9 +85,9 @@ impl<R: Read> TraceReader<R> {
         self.input.offset
     }
 
-    /// Appends the next block's references to `out` (none, where it holds movements only); false at
-    /// the end. References that iteration has not given out yet come first. On error `out` is as it
-    /// was.
+    /// Appends the next block's references to `out` (none, if it has only movements). False at the
+    /// end. References that the iterator has not returned yet come first. On an error `out` is
+    /// unchanged.
     pub fn next_block(&mut self, out: &mut Vec<Reference>) -> Result<bool, TraceError> {
         if self.given < self.block.len() {
             out.extend(self.block.drain(..).skip(self.given));
@@ -108,8 +108,8 @@ impl<R: Read> TraceReader<R> {
         result
     }
 
-    /// Appends the next block's references and movements to `out`, in order; false at the end. On
-    /// error `out` is as it was. For a reader that is used in this way from the beginning.
+    /// Appends the next block's references and movements to `out`, in order. False at the end. On
+    /// an error `out` is unchanged. Only for a reader that is used in this way from the beginning.
     pub fn next_events(&mut self, out: &mut Vec<Event>) -> Result<bool, TraceError> {
         if self.failed || self.end.is_some() {
             return Ok(false);
@@ -117,7 +117,7 @@ impl<R: Read> TraceReader<R> {
         self.part(out)
     }
 
-    /// As [`TraceReader::read_part`], once and for all where it fails.
+    /// As [`TraceReader::read_part`]; after an error nothing more is read.
     fn part<T: block::Entry>(&mut self, out: &mut Vec<T>) -> Result<bool, TraceError> {
         let length = out.len();
         let result = self.read_part(out);
@@ -192,7 +192,7 @@ impl<R: Read> TraceReader<R> {
         self.input.fill(&mut self.frame, "a block", begin)?;
         let computed = checksum(self.chain, &[head, &self.frame]);
         self.chain = self.input.checksum(computed, "a block", begin)?;
-        // The checksum fits; what follows can only be wrong in a file that was made to be so.
+        // The checksum fits, so an error from here on was made on purpose.
         if claims.first_time < self.seen.time_end || claims.last_time < claims.first_time {
             return Err(corrupt(16, "time goes back".to_owned()));
         }
@@ -305,14 +305,14 @@ impl<R: Read> Iterator for TraceReader<R> {
     }
 }
 
-/// The source of bytes, and how many came.
+/// The input, and how many bytes were read.
 struct Input<R> {
     input: R,
     offset: u64,
 }
 
 impl<R: Read> Input<R> {
-    /// Fills `buffer` as far as the file goes; how far.
+    /// Fills `buffer` as far as the file goes. Returns how far.
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize, TraceError> {
         let mut got = 0;
         while got < buffer.len() {
@@ -354,7 +354,7 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// Reads a checksum that must be `computed`.
+    /// Reads a checksum, which must be `computed`.
     fn checksum(&mut self, computed: u32, of: &'static str, begin: u64) -> Result<u32, TraceError> {
         let offset = self.offset;
         let mut bytes = [0; 4];

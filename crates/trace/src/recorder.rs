@@ -1,5 +1,4 @@
-//! From touches to a trace: through a cache when one is wanted, then to granules, then to the
-//! writer.
+//! From touches to a trace: through a cache if there is one, then to granules, then to the writer.
 
 use std::io::Write;
 
@@ -16,8 +15,8 @@ pub struct Recorder<W: Write> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// Writes the header, to which it adds what it knows itself: whether it filters, and a
-    /// granularity of a line at least when it does. Errors: as [`TraceWriter::new`].
+    /// Writes the header. Adds to it whether it filters, and then a granularity of at least a line.
+    /// Errors: as [`TraceWriter::new`].
     pub fn new(
         output: W,
         mut header: Header,
@@ -49,12 +48,12 @@ impl<W: Write> Recorder<W> {
         }
     }
 
-    /// What was written so far.
+    /// The totals so far.
     pub fn totals(&self) -> &Totals {
         self.writer.totals()
     }
 
-    /// What the cache did; `None` without one.
+    /// The cache's counts. `None` without a cache.
     pub fn cache_counts(&self) -> Option<&CacheCounts> {
         self.cache.as_ref().map(Cache::counts)
     }

@@ -1,5 +1,5 @@
-//! One entry of a trace: a memory reference of a program or, in live traces, the movement of a page
-//! between memory and below.
+//! One entry of a trace: a memory reference of a program or, in live traces, the movement of a
+//! page.
 
 /// What a reference does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,8 +21,8 @@ impl Access {
 
 /// One reference, as a recorder saw it or a generator made it.
 ///
-/// * `time`: nanoseconds of virtual time since the trace began; never goes back. Where a recorder
-///   has no clock it counts what it has (references, instructions) and the trace's header says so.
+/// * `time`: nanoseconds of virtual time since the trace began; never decreases. A recorder without
+///   a clock counts references or instructions, and the trace's header says so.
 /// * `address`: first byte; in a page-granular trace a multiple of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
@@ -38,44 +38,42 @@ pub struct Reference {
     pub thread: u16,
 }
 
-/// How a page came into memory or left it without a reference of the program. Never counted as a
+/// How a page came into memory or left it without a reference of the program. It never counts as a
 /// reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Movement {
-    /// Left: taken out by the manager.
+    /// It was evicted.
     Evicted,
-    /// Was there when the manager first looked at its mapping; or fork relatives share it, and from
-    /// now on it counts as a page of its own here: it has been copied, or who was charged for the
-    /// frame has let go of it.
+    /// It was in memory when the manager first saw its mapping. Or fork relatives shared it, and
+    /// from now on it counts as this process's own page: it was copied, or the relative that was
+    /// charged for the frame has released it.
     Found,
-    /// Came: brought along with a page that was faulted on.
+    /// It was prefetched with a page that was faulted on.
     Ahead,
-    /// Came back: it had been evicted, and could not be stored; or it is where its mapping has
-    /// moved to.
+    /// It came back: it had been evicted and could not be stored. Or its mapping was moved to here.
     Returned,
-    /// Has no content any more, in memory or out: the program dropped, unmapped or moved it.
+    /// It has no content any more, in memory or out: the program dropped, unmapped or moved it.
     Dropped,
-    /// Is out, and was not written since it came: its bytes were those of the copy below when it
-    /// was evicted.
+    /// It is out, and was not written since it came: at its eviction its bytes were those of the
+    /// stored copy.
     Clean,
-    /// Stayed where it is, in memory, and was used since the look before: its Accessed bit was set.
+    /// It stayed in memory and was used since the last scan: its Accessed bit was set.
     Accessed,
-    /// May not leave from now on, whether it is in memory or not: the manager's own decision, or
-    /// the program's.
+    /// It may not leave from now on, in memory or not: by the manager's decision or the program's.
     Locked,
-    /// Left, as [`Movement::Evicted`], but named by the manager itself and not by its policy.
+    /// As [`Movement::Evicted`], but the manager named it itself, not its policy.
     Named,
-    /// Had been evicted, and is not out yet: the next entry is a fault on it, which was served by
+    /// It had been evicted and is not out yet. The next entry is a fault on it, which was served by
     /// putting it back.
     Recalled,
-    /// No page: the client is a fork child, and has what the client has whose number is in
-    /// [`Event::thread`], as it is there now.
+    /// No page: the client is a fork child. It has what the client with the number in
+    /// [`Event::thread`] has now.
     Forked,
-    /// No page: the client has ended, and nothing it had is left. What has its number from now on
-    /// is another.
+    /// No page: the client has ended with all its pages. A later client with its number is another
+    /// one.
     Ended,
-    /// Was there when the manager first looked at its mapping, in a frame that it shares with fork
-    /// relatives and that one of them is charged for.
+    /// It was in memory when the manager first saw its mapping, in a frame that fork relatives
+    /// share and that one of them is charged for.
     Shared,
 }
 
@@ -104,7 +102,7 @@ impl Movement {
     }
 }
 
-/// What an entry of a trace is.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A reference.
@@ -113,8 +111,8 @@ pub enum Kind {
     Movement(Movement),
 }
 
-/// One entry of a trace; fields as those of [`Reference`]. The thread of a movement means nothing,
-/// but of [`Movement::Forked`].
+/// One entry of a trace, with the fields of [`Reference`]. The thread of a movement means nothing,
+/// except for [`Movement::Forked`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// When.
@@ -130,7 +128,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// The reference it is; `None` of a movement.
+    /// The reference, if it is one.
     pub fn reference(self) -> Option<Reference> {
         match self.kind {
             Kind::Access(access) => Some(Reference {

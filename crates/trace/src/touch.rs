@@ -1,9 +1,9 @@
-//! A touch of memory before any filter: what recorders and importers deliver, of any length; and
+//! A touch of memory before any filter, of any length, as recorders and importers deliver it; and
 //! its split into lines.
 
 use crate::reference::{Access, Reference};
 
-/// Bytes of a line when no cache says otherwise; the smallest page is larger.
+/// Bytes of a line if no cache says otherwise. The smallest page is larger.
 pub const LINE_BYTES: u64 = 64;
 
 /// One touch, of `bytes` bytes from `address` on.
@@ -24,8 +24,8 @@ pub struct Touch {
 }
 
 impl Touch {
-    /// Numbers of the first and last line of 2^`shift` bytes. A touch past the end of addresses
-    /// ends there.
+    /// Numbers of the first and last line of 2^`shift` bytes. A touch past the end of the address
+    /// space ends there.
     pub fn lines(&self, shift: u8) -> std::ops::RangeInclusive<u64> {
         let last = self
             .address
@@ -33,9 +33,9 @@ impl Touch {
         self.address >> shift..=last >> shift
     }
 
-    /// The references of it at granularity 2^`granularity`: its address, rounded down to a granule,
-    /// and the beginning of every further line of 64 bytes (granule, when that is larger) it
-    /// reaches into.
+    /// Its references at granularity 2^`granularity`: its address, rounded down to a granule, and
+    /// the beginning of every further line that it reaches. A line is 64 bytes, or a granule if
+    /// that is larger.
     pub fn references(self, granularity: u8) -> impl Iterator<Item = Reference> {
         let line = granularity.max(LINE_BYTES.trailing_zeros() as u8);
         let first = self.address >> granularity << granularity;

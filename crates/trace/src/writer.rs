@@ -1,5 +1,5 @@
-//! Writes a trace as a stream: references and movements in, header, compressed blocks and the end
-//! block out. Never seeks.
+//! Writes a trace as a stream. Takes references and movements; writes the header, compressed blocks
+//! and the end block. Never seeks.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use crate::reference::{Access, Event, Kind, Movement, Reference};
 /// zstd's own default: 1 is hardly faster on these columns, 9 hardly smaller.
 const COMPRESSION_LEVEL: i32 = 3;
 
-/// What a trace holds, as its end block says.
+/// A trace's totals, as in its end block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Blocks of entries.
@@ -24,7 +24,7 @@ pub struct Totals {
     pub writes: u64,
     /// When the recording ended; not before the last entry.
     pub time_end: u64,
-    /// Movements of each kind, in the order of [`Movement::ALL`]. No references.
+    /// Movements of each kind, in the order of [`Movement::ALL`]. They are not references.
     pub movements: [u64; Movement::ALL.len()],
 }
 
@@ -48,8 +48,8 @@ impl Totals {
     pub(crate) fn count(&mut self, kind: Kind) {
         match kind {
             Kind::Access(access) => {
-                // No branches: reads and writes come as they like, and a wrong guess costs as much
-                // as the rest of an entry.
+                // Without branches: reads and writes alternate irregularly, and a misprediction
+                // costs as much as the rest of an entry.
                 self.instructions += u64::from(access == Access::Instruction);
                 self.reads += u64::from(access == Access::Read);
                 self.writes += u64::from(access == Access::Write);
@@ -58,8 +58,9 @@ impl Totals {
         }
     }
 
-    /// The end block after a part with checksum `before`; with its own checksum. * `movements`: how
-    /// many kinds the header announces.
+    /// The end block after a part with checksum `before`, with its own checksum.
+    ///
+    /// * `movements`: how many kinds the header announces.
     pub(crate) fn encode(&self, before: u32, movements: usize) -> Vec<u8> {
         let mut bytes = END_TAG.to_vec();
         bytes.extend([0; 4]);
@@ -84,8 +85,8 @@ impl Totals {
 /// Writes one trace. Call [`TraceWriter::finish`]: a trace without its end block reads as
 /// truncated.
 ///
-/// Writes the header at once and each block when it is full, in three writes; give it a `File` or a
-/// pipe as it is.
+/// Writes the header at once, and each block when it is full, in three writes. So `output` may be
+/// an unbuffered `File` or pipe.
 pub struct TraceWriter<W: Write> {
     output: W,
     header: Header,
@@ -119,19 +120,19 @@ impl<W: Write> TraceWriter<W> {
         &self.header
     }
 
-    /// What was written so far.
+    /// The totals so far.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// Adds a reference. Errors: it is not as the header says (nothing is written, the trace can go
-    /// on), or `output` failed.
+    /// Adds a reference. Errors: it does not fit the header (nothing is written, and the trace can
+    /// continue), or `output` failed.
     #[inline]
     pub fn write(&mut self, reference: Reference) -> Result<(), WriteError> {
         self.write_event(reference.into())
     }
 
-    /// Adds a reference or, where the header announces its kind, a movement. Errors: as
+    /// Adds a reference or, if the header announces its kind, a movement. Errors: as
     /// [`TraceWriter::write`].
     #[inline]
     pub fn write_event(&mut self, event: Event) -> Result<(), WriteError> {
@@ -170,7 +171,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// Ends the trace at `time_end` (or at its last entry, when that is later); what it holds, and
+    /// Ends the trace at `time_end`, or at its last entry if that is later. Returns the totals and
     /// the output, flushed.
     pub fn finish(mut self, time_end: u64) -> Result<(Totals, W), WriteError> {
         self.flush_block()?;
@@ -181,8 +182,8 @@ impl<W: Write> TraceWriter<W> {
         Ok((self.totals, self.output))
     }
 
-    /// Writes the pending entries as a block, so that a reader of a pipe has them; a block of few
-    /// compresses badly.
+    /// Writes the pending entries as a block, so that a reader of a pipe gets them. A block of few
+    /// entries compresses badly.
     pub fn flush_block(&mut self) -> Result<(), WriteError> {
         let (Some(first), Some(last)) = (self.pending.first(), self.pending.last()) else {
             return Ok(());

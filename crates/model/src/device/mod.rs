@@ -1,15 +1,15 @@
-//! Devices in virtual time: how long a transfer takes, who waits for whom, what it costs in energy
+//! Devices in virtual time: how long a transfer takes, which requests wait, and the cost in energy
 //! and wear.
 //!
-//! One law for all: `T = T_access + T_transfer * bytes`, apart for reads and writes (PCM swap
-//! §III-1), on one of the device's channels. Around it: requests wait for a free channel; writes
-//! put aside ([`Device::write_behind`]) start only where no read needs the channel, but a read
-//! waits for one that has started; an SSD reads slower while it writes; a disk has a head and turns
+//! One law for all: `T = T_access + T_transfer * bytes`, separately for reads and writes (PCM swap
+//! §III-1), on one of the device's channels. Around it: requests wait for a free channel. Deferred
+//! writes ([`Device::write_behind`]) start only when no read needs the channel, but a read waits
+//! for one that has started. An SSD reads slower while it writes. A disk has a head and turns
 //! ([`disk`]). All constants are in [`profiles`].
 //!
-//! Requests are served in the order they are submitted; two clients' requests may be submitted out
-//! of order by less than one service time, and then the later submitted waits. Not modelled:
-//! garbage collection, caches inside the device, failures.
+//! Requests are served in the order they are submitted. Two clients' requests may be submitted out
+//! of order by less than one service time; then the later one waits. Not modelled: garbage
+//! collection, caches inside the device, failures.
 
 pub mod disk;
 pub mod profiles;
@@ -48,7 +48,7 @@ pub enum Attach {
     Block,
 }
 
-/// What a device did.
+/// A device's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
     /// Read requests.
@@ -57,7 +57,7 @@ pub struct Counters {
     pub read_bytes: u64,
     /// Write requests.
     pub writes: u64,
-    /// Bytes they brought.
+    /// Bytes they wrote.
     pub written_bytes: u64,
     /// Bytes written in whole units of the device.
     pub worn_bytes: u64,
@@ -67,7 +67,7 @@ pub struct Counters {
     pub write_busy: Time,
     /// Time reads waited for a channel.
     pub read_queued: Time,
-    /// Reads slowed by a write under way.
+    /// Reads slowed by a write in progress.
     pub interfered: u64,
     /// Requests for which a disk's head moved.
     pub seeks: u64,
@@ -125,7 +125,7 @@ impl Device {
         &self.profile
     }
 
-    /// What it did so far.
+    /// Its counts so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -151,14 +151,15 @@ impl Device {
         self.occupy(at, start, time, false)
     }
 
-    /// Writes `bytes` at `offset`, asked for at `now`, in turn with everything else. O(channels).
+    /// Writes `bytes` at `offset`, requested at `now`, in turn with all other requests.
+    /// O(channels).
     pub fn write(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
         self.start_waiting(now);
         self.write_now(now, offset, bytes)
     }
 
-    /// Leaves a write to the device, to be done where no read wants the channel. Returns when the
-    /// caller may go on: at once, or, with more than [`BEHIND_MAX`] put aside, when the oldest has
+    /// Leaves a write to the device, for when no read needs the channel. Returns when the caller
+    /// may continue: at once; or, with more than [`BEHIND_MAX`] deferred, when the oldest has
     /// started.
     pub fn write_behind(&mut self, now: Time, offset: u64, bytes: u64) -> Time {
         self.start_waiting(now);
@@ -174,7 +175,7 @@ impl Device {
             .map_or(now, |served| served.start.max(now))
     }
 
-    /// Ends everything put aside. Returns when the last request is complete.
+    /// Finishes all deferred writes. Returns when the last request is complete.
     pub fn settle(&mut self) -> Time {
         while self.start_oldest().is_some() {}
         self.channels
@@ -184,7 +185,7 @@ impl Device {
             .unwrap_or_default()
     }
 
-    /// Starts what was put aside on channels that are free before `now`.
+    /// Starts deferred writes on channels that are free before `now`.
     fn start_waiting(&mut self, now: Time) {
         while let Some(oldest) = self.waiting.front() {
             let start = oldest.ready.max(self.channels[self.earliest()].free);

@@ -1,5 +1,5 @@
-//! Counts by distance: one bin a distance, or a fixed number of bins an octave where distances are
-//! only estimates.
+//! Counts by distance: one bin a distance; or a fixed number of bins an octave, for estimated
+//! distances.
 
 /// Weighted counts of distances.
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ pub(crate) struct Bins {
 }
 
 impl Bins {
-    /// Every distance its own bin.
+    /// Each distance has its own bin.
     pub fn exact() -> Bins {
         Bins {
             bits: 62,
@@ -34,7 +34,7 @@ impl Bins {
         ((u64::from(shift) << self.bits) + (distance >> shift)) as usize
     }
 
-    /// The least distance of a bin.
+    /// The smallest distance of a bin.
     fn low(&self, bin: usize) -> u64 {
         let bin = bin as u64;
         match (bin >> self.bits).checked_sub(1) {
@@ -51,7 +51,7 @@ impl Bins {
         self.counts[bin] += weight;
     }
 
-    /// (least distance, weight) of each bin with weight, rising.
+    /// (smallest distance, weight) of each bin with weight, rising.
     pub fn iter(&self) -> impl Iterator<Item = (u64, f64)> {
         let filled = self
             .counts

@@ -11,7 +11,7 @@ pub struct MissRatioCurve {
 
 impl MissRatioCurve {
     /// From `touches` references, of which `first` are first touches, and the (distance, weight) of
-    /// the others, rising; `adjust` is added at distance 0.
+    /// the others, rising. `adjust` is added at distance 0.
     pub(crate) fn new(
         touches: u64,
         first: f64,
@@ -32,10 +32,10 @@ impl MissRatioCurve {
         let mut misses = first + hits;
         for (distance, weight) in distances {
             misses -= weight;
-            // A page at distance d is still there in a memory of d + 1 pages.
+            // A page at distance d is still in a memory of d + 1 pages.
             steps.push((distance + 1, (misses / total).clamp(0.0, 1.0)));
         }
-        // Sampling noise at distance 0 can go the wrong way; no curve rises with size.
+        // Sampling noise at distance 0 may go the wrong way; no curve rises with size.
         for index in (1..steps.len()).rev() {
             let (head, tail) = steps.split_at_mut(index);
             head[index - 1].1 = head[index - 1].1.max(tail[0].1);
@@ -49,7 +49,7 @@ impl MissRatioCurve {
         self.steps[after - 1].1
     }
 
-    /// The least size from which on nothing but first touches misses.
+    /// The smallest size at which only first touches miss.
     pub fn pages_enough(&self) -> u64 {
         self.steps.last().map_or(0, |(pages, _)| *pages)
     }

@@ -1,9 +1,9 @@
 //! The bytes of a trace, version 1: constants and layout. Drawn in docs/formats/trace.md.
 //!
-//! A trace is a header, blocks of entries (references, and movements of pages where the header
-//! announces them), an end block. Each checksum is the CRC-32 of its part begun from the checksum
-//! before it, so that a block that is missing, doubled or from elsewhere is found as surely as one
-//! that is damaged.
+//! A trace is a header, blocks of entries, and an end block. Entries are references and, if the
+//! header announces them, movements of pages. Each checksum is the CRC-32 of its part, begun from
+//! the checksum before it. So a block that is missing, doubled or foreign is found as surely as a
+//! damaged one.
 
 pub(crate) mod block;
 pub(crate) mod header;
@@ -11,13 +11,13 @@ pub(crate) mod varint;
 
 /// First bytes of every trace.
 pub const MAGIC: [u8; 8] = *b"UCTRACE\n";
-/// The version that is written, and the only one that is read.
+/// The version that is written, and the only one that can be read.
 pub const VERSION: u16 = 1;
 /// First bytes of a block of entries.
 pub const BLOCK_TAG: [u8; 4] = *b"REFS";
 /// First bytes of the end block.
 pub const END_TAG: [u8; 4] = *b"END.";
-/// Most entries of a block; bounds the memory a reader needs to about 4 MiB.
+/// Most entries of a block. It bounds a reader's memory to about 4 MiB.
 pub const BLOCK_REFERENCES_MAX: u32 = 1 << 16;
 /// Most bytes of the header's texts.
 pub const HEADER_TEXT_BYTES_MAX: u32 = 1 << 20;
@@ -30,8 +30,8 @@ pub(crate) const HEADER_BYTES: usize = 20;
 pub(crate) const BLOCK_BYTES: usize = 32;
 /// Bytes of the end block with its checksum.
 pub(crate) const END_BYTES: usize = 60;
-/// Most bytes of the end block's counts of movements, before its checksum: one for each kind the
-/// header announces.
+/// Most bytes of the end block's movement counts, before its checksum: one count for each kind that
+/// the header announces.
 pub(crate) const END_MOVEMENTS_BYTES: usize = 8 * crate::reference::Movement::ALL.len();
 /// Most bytes of the columns of one entry: kind, time, address, client, thread.
 pub(crate) const REFERENCE_BYTES_MAX: usize = 1 + 2 * varint::VARINT_BYTES_MAX + 3 + 3;

@@ -11,7 +11,7 @@ use crate::reference::{Access, Reference};
 use permutation::Permutation;
 use undercroft_seeded::{Random, Zipf, finish};
 
-/// The references of a specification; an iterator that needs no memory to speak of.
+/// The references of a specification, as an iterator that needs hardly any memory.
 #[derive(Clone, Debug)]
 pub struct Generator {
     walks: Vec<Walk>,
@@ -28,7 +28,7 @@ impl Generator {
         let mut walks = Vec::new();
         for part in &spec.parts {
             walks.push(Walk::new(*part, first_page));
-            // A gap between two ranges, so that no read-ahead crosses it unseen.
+            // A gap between two ranges, so that no read-ahead crosses it unnoticed.
             first_page += part.pages + 1024;
         }
         Generator {
@@ -44,8 +44,8 @@ impl Generator {
         }
     }
 
-    /// The header a trace of these references has: granules are pages, time is in nanoseconds,
-    /// every part is a thread.
+    /// The header of a trace of these references: granules are pages, time is in nanoseconds, every
+    /// part is a thread.
     pub fn header(&self) -> Header {
         let clients = self.spec.parts.iter().map(|part| part.client).max();
         Header {
@@ -112,7 +112,7 @@ impl Iterator for Generator {
     }
 }
 
-/// One pattern on its way.
+/// One pattern in progress.
 #[derive(Clone, Debug)]
 struct Walk {
     part: Part,

@@ -3,7 +3,7 @@
 use undercroft_seeded::finish;
 
 /// A permutation of 0..count without a table: four Feistel rounds on the next even number of bits,
-/// walked until inside.
+/// repeated until the result is below `count`.
 #[derive(Clone, Debug)]
 pub(crate) struct Permutation {
     count: u64,
@@ -22,7 +22,7 @@ impl Permutation {
         }
     }
 
-    /// Where `index` (< count) goes. Fewer than 4 walks on average.
+    /// The place of `index` (< count). Fewer than 4 repetitions on average.
     pub fn of(&self, index: u64) -> u64 {
         let mask = (1u64 << self.half) - 1;
         let mut value = index;

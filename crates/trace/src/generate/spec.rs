@@ -1,8 +1,8 @@
-//! What to generate, as text and as types:
+//! The description of a trace to generate, as text and as types:
 //! `zipf:pages=10000,refs=1000000,theta=0.99,writes=0.3,seed=1`.
 //!
-//! `A+B` mixes two or more, interleaved at random in proportion to their references, each in a
-//! range of addresses of its own.
+//! `A+B` mixes two or more patterns, interleaved at random in proportion to their references. Each
+//! has its own range of addresses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,17 +14,17 @@ const PAGES_MAX: u64 = 1 << 40;
 /// Most patterns of a mixture.
 const PATTERNS_MAX: usize = 64;
 
-/// How the pages are walked.
+/// The order in which pages are visited.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pattern {
-    /// Each page some times in a row, then never again.
+    /// Each page several times in a row, then never again.
     Sequential,
-    /// Every `stride`-th page, then the same from one page further: a matrix read by columns.
+    /// Every `stride`-th page, then again from one page further: a matrix read by columns.
     Strided {
         /// Pages between two references.
         stride: u64,
     },
-    /// All pages in order, round and round: the worst case of LRU.
+    /// All pages in order, cyclically: the worst case of LRU.
     Loop,
     /// Every page as likely as any other.
     Uniform,
@@ -40,7 +40,7 @@ pub enum Pattern {
         /// Pages of each; a run of them from a random place.
         set: u64,
     },
-    /// A hot set, uniform, while a scan walks over all other pages in order, round and round.
+    /// A hot set, uniform, while a scan visits all other pages in order, cyclically.
     ScanHot {
         /// Pages of the hot set.
         hot: u64,
@@ -52,7 +52,7 @@ pub enum Pattern {
 /// One pattern with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
-    /// How the pages are walked.
+    /// The order in which its pages are visited.
     pub pattern: Pattern,
     /// Pages it may touch.
     pub pages: u64,
@@ -62,7 +62,7 @@ pub struct Part {
     pub writes: f64,
     /// Share of pages that are ever written; the other pages are only read.
     pub dirty: f64,
-    /// Where its random numbers begin.
+    /// Seed of its random numbers.
     pub seed: u64,
     /// Client of its references.
     pub client: u16,
@@ -79,7 +79,7 @@ pub struct Spec {
     pub gap: u64,
 }
 
-/// Why a specification makes no trace; names the option.
+/// Why a specification is invalid; names the option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// No such pattern.
@@ -103,14 +103,14 @@ pub enum SpecError {
     /// An option is given twice.
     #[error("`{0}` is given twice")]
     Twice(String),
-    /// The value of an option cannot be.
+    /// The value of an option is impossible.
     #[error("`{key}={value}`: {why}")]
     Value {
         /// The option.
         key: String,
         /// Its value.
         value: String,
-        /// Why not.
+        /// Why it is.
         why: String,
     },
     /// Too many patterns in a mixture.
@@ -290,7 +290,7 @@ fn part(text: &str, index: usize, whole: &mut Spec) -> Result<Part, SpecError> {
     Ok(part)
 }
 
-/// What the options of a pattern must be to each other.
+/// Checks that the options of a pattern fit each other.
 fn check(part: &Part) -> Result<(), SpecError> {
     let pages = part.pages;
     match part.pattern {

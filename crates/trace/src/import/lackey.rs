@@ -2,10 +2,9 @@
 //!
 //! Lines are `I  addr,size`, ` L addr,size`, ` S addr,size` and ` M addr,size`.
 //!
-//! A modify is a read and then a write. Lines of valgrind's own (`==pid== ...`) are passed over;
-//! anything else is an error, because a program whose output is mixed in would be read as a trace.
-//! Lackey tells neither threads nor processes nor times: thread and client are 0 and time counts
-//! the touches.
+//! A modify is a read and then a write. Lines of valgrind's own (`==pid== ...`) are skipped.
+//! Anything else is an error: the program's output would otherwise be read as a trace. Lackey
+//! reports no threads, processes or times. So thread and client are 0, and time counts the touches.
 
 use std::io::BufRead;
 
@@ -16,7 +15,7 @@ use crate::touch::Touch;
 /// The touches of a lackey log, in order.
 pub struct Lackey<R> {
     lines: Lines<R>,
-    /// The write of a modify whose read has been given out.
+    /// The write of a modify whose read was already returned.
     pending: Option<Touch>,
     time: u64,
     failed: bool,
@@ -33,7 +32,7 @@ impl<R: BufRead> Lackey<R> {
         }
     }
 
-    /// Touches given out so far: the time of the next.
+    /// Touches returned so far: the time of the next one.
     pub fn touches(&self) -> u64 {
         self.time
     }

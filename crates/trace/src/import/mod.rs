@@ -1,27 +1,28 @@
-//! Other people's traces, as streams of touches: valgrind's lackey and CSV.
+//! Other tools' traces, as streams of touches: valgrind's lackey and CSV.
 
 pub mod csv;
 pub mod lackey;
 
 use std::io::{self, BufRead};
 
-/// Longest line of a text trace; a longer one is no line of it.
+/// Longest line of a text trace.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
 /// Why a text trace cannot be imported; names line and byte.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// The source of text failed.
+    /// The text cannot be read.
     #[error("line {line}, byte {offset}: cannot be read: {source}")]
     Io {
         /// From 1.
         line: u64,
         /// Where the line begins.
         offset: u64,
-        /// What the system said.
+        /// The system's answer.
         source: io::Error,
     },
-    /// The text ends inside a line, which may lack anything: it was cut, or its writer was killed.
+    /// The text ends inside a line: it was cut, or its writer was killed. The line may lack
+    /// anything.
     #[error("line {line}, byte {offset}: the text ends inside this line: it is truncated")]
     Cut {
         /// From 1.
@@ -63,8 +64,8 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
-    /// Reads the next line into `self.line`, without its end; false at the end of the text.
-    /// Errors: a last line without an end, since a number there may lack digits.
+    /// Reads the next line into `self.line`, without its end. False at the end of the text. Errors:
+    /// a last line without an end, because a number there may lack digits.
     fn advance(&mut self) -> Result<bool, ImportError> {
         self.line.clear();
         self.begin = self.end;
