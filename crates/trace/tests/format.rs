@@ -559,16 +559,16 @@ fn fuzz_entry_holds_on_mutated_text() {
         "time,pid,address,size,kind\n1,2,0x1000,8,R\n2,2,4096,4,W\n3,2,8191,2,M\n",
         "==1== lackey\nI  04001000,3\n L 1ffefff7e8,8\n S 1ffefff7e0,8\n M 04222cac,4\n",
     ];
-    let mut random = undercroft_trace::random::Random::new(3);
+    let mut random = undercroft_seeded::Random::new(3);
     let mut read = 0;
     for round in 0..40_000 {
         let mut bad = texts[round % 2].as_bytes().to_vec();
-        for _ in 0..random.below(4) {
-            let at = random.below(bad.len() as u64) as usize;
-            match random.below(4) {
-                0 => bad[at] = random.below(256) as u8,
+        for _ in 0..random.scaled(4) {
+            let at = random.scaled(bad.len() as u64) as usize;
+            match random.scaled(4) {
+                0 => bad[at] = random.scaled(256) as u8,
                 1 => bad.truncate(at.max(1)),
-                2 => bad.insert(at, b"0x9,\n RWM-"[random.below(10) as usize]),
+                2 => bad.insert(at, b"0x9,\n RWM-"[random.scaled(10) as usize]),
                 _ => bad[at..].rotate_left(1),
             }
         }

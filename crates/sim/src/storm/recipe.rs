@@ -149,7 +149,7 @@ pub fn check(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use undercroft_trace::random::Random;
+    use undercroft_seeded::Random;
 
     #[test]
     fn whatever_is_taken_for_a_recipe_reads_back() {
@@ -161,10 +161,10 @@ mod tests {
                 steps: vec![1, 2, 3, 9],
             };
             let mut text = recipe.to_string().into_bytes();
-            for _ in 0..random.below(3) {
-                let at = random.below(text.len() as u64) as usize;
-                match random.below(3) {
-                    0 => text[at] = b"0123456789,-= .\nx"[random.below(17) as usize],
+            for _ in 0..random.scaled(3) {
+                let at = random.scaled(text.len() as u64) as usize;
+                match random.scaled(3) {
+                    0 => text[at] = b"0123456789,-= .\nx"[random.scaled(17) as usize],
                     1 => text.truncate(at.max(1)),
                     _ => text.insert(at, b'7'),
                 }

@@ -166,9 +166,7 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
 ];
 
 /// Functions over [`LONGEST_LINES_MAX`] lines, still to be cut, and how many they have.
-pub const LONGEST_FUNCTIONS: &[(&str, usize)] = &[
-    ("manager::lane::install_ready", 146),
-];
+pub const LONGEST_FUNCTIONS: &[(&str, usize)] = &[("manager::lane::install_ready", 146)];
 
 /// Circles between files or folders that lie beside each other: (crate, members), still to be cut.
 pub const CIRCLES: &[(&str, &[&str])] = &[
