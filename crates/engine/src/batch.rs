@@ -12,7 +12,7 @@ const _: () = assert!(EVICT_PAGES_MAX <= u64::BITS as usize && EVICT_PAGES_MAX <
 /// batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchIndex {
-    at: u8,
+    at: u16,
     /// Counts batches, and wraps. An index that was kept for too long is told by it from those of
     /// the next batches.
     batch: u8,
@@ -82,12 +82,33 @@ pub(crate) struct InFlight {
     pub heir: Option<(SpaceId, VirtPage)>,
 }
 
-/// The batch in flight.
+impl InFlight {
+    /// A place of the batch with no page.
+    pub const NONE: InFlight = InFlight {
+        item: EvictItem {
+            at: BatchIndex { at: 0, batch: 0 },
+            no: PageNo(u32::MAX),
+            space: SpaceId(u32::MAX),
+            page: VirtPage(u64::MAX),
+            stamp: Stamp(0),
+            retained: None,
+        },
+        dead: true,
+        wanted: false,
+        settled: true,
+        heir: None,
+    };
+}
+
+/// The batch in flight, and behind its [`EVICT_PAGES_MAX`] places groups of earlier ones that were
+/// set aside, as many places each.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub pages: Vec<InFlight>,
     /// Counts batches, and wraps.
     number: u8,
+    /// The same for each place of a group: how many have been there.
+    numbers: Vec<u8>,
     /// Pages of fork children that share a page of the batch: (its place, the child's page).
     pub followers: Vec<(usize, PageNo)>,
 }
@@ -96,17 +117,73 @@ impl Batch {
     /// Forgets the last batch. Its indices are void from now on.
     #[inline]
     pub fn restart(&mut self) {
-        self.pages.clear();
-        self.followers.clear();
+        if self.pages.len() <= EVICT_PAGES_MAX {
+            self.pages.clear();
+            self.followers.clear();
+        } else {
+            self.clear_first_places();
+        }
         self.number = self.number.wrapping_add(1);
+    }
+
+    /// What was set aside stays where it is.
+    #[inline(never)]
+    fn clear_first_places(&mut self) {
+        self.pages[..EVICT_PAGES_MAX].fill(InFlight::NONE);
+        self.followers
+            .retain(|(leader, _)| *leader >= EVICT_PAGES_MAX);
+        while let Some(last) = self.pages.len().checked_sub(EVICT_PAGES_MAX)
+            && self.pages[last..].iter().all(|page| page.settled)
+        {
+            self.pages.truncate(last);
+        }
+    }
+
+    /// Puts the next page of the batch at `place`.
+    #[inline]
+    pub fn put(&mut self, place: usize, page: InFlight) {
+        match self.pages.get_mut(place) {
+            Some(at) => *at = page, // there are groups set aside behind it
+            None => self.pages.push(page),
+        }
+    }
+
+    /// Where a group can be set aside: the first of its places. What was there is void.
+    pub fn aside_place(&mut self) -> usize {
+        let free = |at: &usize| {
+            let mut places = self.pages.iter().skip(*at).take(EVICT_PAGES_MAX);
+            places.all(|page| page.settled)
+        };
+        let found = (EVICT_PAGES_MAX..).step_by(EVICT_PAGES_MAX).find(free);
+        let base = found.expect("there is always one behind the last");
+        let places = self.pages.len().max(base + EVICT_PAGES_MAX);
+        self.pages.resize(places, InFlight::NONE);
+        let group = base / EVICT_PAGES_MAX - 1;
+        if self.numbers.len() <= group {
+            self.numbers.resize(group + 1, 0);
+        }
+        self.numbers[group] = self.numbers[group].wrapping_add(1);
+        base
+    }
+
+    /// The number of what is at `place`.
+    #[inline]
+    fn number_at(&self, place: usize) -> u8 {
+        match place < EVICT_PAGES_MAX {
+            true => self.number,
+            false => {
+                let group = place / EVICT_PAGES_MAX - 1;
+                self.numbers.get(group).copied().unwrap_or(0)
+            }
+        }
     }
 
     /// The index of the item at `place`.
     #[inline]
     pub fn index(&self, place: usize) -> BatchIndex {
         BatchIndex {
-            at: place as u8,
-            batch: self.number,
+            at: u16::try_from(place).expect("some hundred groups are set aside at most"),
+            batch: self.number_at(place),
         }
     }
 
@@ -114,7 +191,8 @@ impl Batch {
     #[inline]
     pub fn place(&self, index: BatchIndex) -> usize {
         assert_eq!(
-            index.batch, self.number,
+            index.batch,
+            self.number_at(index.place()),
             "an index of another batch was used"
         );
         index.place()

@@ -46,6 +46,9 @@ impl<L: Ledger> Engine<L> {
         out: &mut Vec<EvictItem>,
     ) -> bool {
         self.victims.clear();
+        if self.kept.spaces.contains(&space) {
+            return self.start_batch(out);
+        }
         for page in ranges.iter().flat_map(|range| range.pages()) {
             if self.victims.len() == EVICT_PAGES_MAX {
                 break;
@@ -58,7 +61,7 @@ impl<L: Ledger> Engine<L> {
                 && !entry.flags.has(Flags::LOCKED)
                 && !entry.flags.has(Flags::INHERITED);
             if counted && !self.recent.holds(no, RECENT_PAGES) && !self.victims.contains(&no) {
-                self.reclaim.remove(no);
+                self.unlist(no);
                 self.victims.push(no);
             }
         }
@@ -69,7 +72,7 @@ impl<L: Ledger> Engine<L> {
     #[inline(always)] // on the eviction path
     fn start_batch(&mut self, out: &mut Vec<EvictItem>) -> bool {
         debug_assert!(
-            self.batch.pages.iter().all(|p| p.settled),
+            (self.batch.pages.iter().take(EVICT_PAGES_MAX)).all(|p| p.settled),
             "one batch at a time"
         );
         out.clear();
@@ -104,16 +107,46 @@ impl<L: Ledger> Engine<L> {
                 stamp,
                 retained,
             };
-            self.batch.pages.push(InFlight {
+            let page = InFlight {
                 item,
                 dead: false,
                 wanted: false,
                 settled: false,
                 heir: None,
-            });
+            };
+            self.batch.put(at, page);
             out.push(item);
         }
         !out.is_empty()
+    }
+
+    /// Sets a group of the batch aside, all of one address space: their process has not said which
+    /// of them it moved. They stay `Evicting` beside the batches to come, and are settled or
+    /// published by the indices that `group` has afterwards. No page of their space is chosen until
+    /// [`Engine::pass_over`] ends that.
+    ///
+    /// Up to [`notes::ASIDE_GROUPS`] groups are noted for a successor; where it finds a page of a
+    /// further one absent, that is lost.
+    pub fn set_aside(&mut self, group: &mut [EvictItem]) {
+        let Some(first) = group.first().copied() else {
+            return;
+        };
+        let base = self.batch.aside_place();
+        let start = self.batch.place(first.at);
+        for (of, item) in group.iter_mut().enumerate() {
+            let (at, to) = (self.batch.place(item.at), base + of);
+            debug_assert_eq!(at, start + of, "a group is a piece of the batch");
+            self.move_note(at, to);
+            self.batch.pages[to] = std::mem::replace(&mut self.batch.pages[at], InFlight::NONE);
+            item.at = self.batch.index(to);
+            self.batch.pages[to].item.at = item.at;
+        }
+        for (leader, _) in &mut self.batch.followers {
+            if (start..start + group.len()).contains(leader) {
+                *leader = base + *leader - start;
+            }
+        }
+        self.pass_over(first.space, true);
     }
 
     /// Has the policy name victims. None is locked, and none is of the newest `protected` pages.
@@ -139,6 +172,7 @@ impl<L: Ledger> Engine<L> {
             &mut verdict,
             victims,
         );
+        self.keep_victims();
     }
 
     /// Which of `items` are still worth storing, that is, still in use by a process. Bit i: item i

@@ -154,8 +154,7 @@ impl<L: Ledger> Engine<L> {
             }
             match entry.state {
                 PageState::Resident if !entry.flags.has(Flags::INHERITED) => {
-                    self.reclaim.remove(no);
-                    self.reclaim.insert(new_no, Arrival::Returned);
+                    self.renumber(no, new_no);
                 }
                 PageState::Evicting => {
                     self.batch.rekey(no, new_no, target);
@@ -393,7 +392,7 @@ impl<L: Ledger> Engine<L> {
             PageState::Resident => {
                 if !inherited {
                     self.uncount();
-                    self.reclaim.remove(no);
+                    self.unlist(no);
                 }
             }
             PageState::Evicting => {

@@ -16,7 +16,7 @@ use undercroft_base::{
 };
 
 /// Words of notes: see `notes.rs`.
-pub const NOTE_WORDS: usize = 256;
+pub const NOTE_WORDS: usize = 448;
 
 /// The memory the page table is written to. All slices keep their length and address; `entries` has
 /// 512 words for each word of `chunks`. Fresh memory is all zero.
@@ -73,9 +73,11 @@ pub enum LedgerError {
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ucledger");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 const HEADER_WORDS: usize = PAGE_BYTES / 8;
 const NOTES_AT: usize = 64;
+
+const _: () = assert!(NOTES_AT + NOTE_WORDS <= HEADER_WORDS);
 
 /// A ledger in one flat piece of memory, drawn at the head of this module.
 #[derive(Clone, Debug)]

@@ -22,6 +22,7 @@ mod evict;
 mod fault;
 #[doc(hidden)]
 pub mod fuzz;
+mod kept;
 mod layout;
 mod ledger;
 pub mod limits;
@@ -105,6 +106,7 @@ pub struct Engine<L> {
     /// Slots that no page refers to, for the caller to free.
     freed: Vec<(TierId, Slot)>,
     batch: batch::Batch,
+    kept: kept::Kept,
     /// How many followers of the batch are noted in the ledger.
     followers_noted: usize,
     recent: Recent,
@@ -179,6 +181,7 @@ impl<L: Ledger> Engine<L> {
             refs: FxHashMap::default(),
             freed: Vec::with_capacity(4 * limits::LOAD_PAGES_MAX),
             batch: batch::Batch::default(),
+            kept: kept::Kept::default(),
             followers_noted: 0,
             recent: Recent {
                 pages: [PageNo(u32::MAX); limits::RECENT_PAGES],
@@ -369,7 +372,7 @@ impl<L: Ledger> Engine<L> {
         let entry = self.table.entry(no);
         let resident = entry.state == PageState::Resident;
         // The frame of an inherited page is charged to a relative, so the policy does not know it.
-        if resident && !entry.flags.has(Flags::INHERITED) {
+        if resident && !entry.flags.has(Flags::INHERITED) && self.is_listed(no) {
             self.reclaim.touch(no, write);
         }
         resident
@@ -455,7 +458,7 @@ impl<L: Ledger> Engine<L> {
             "resident count differs from the ledger: {census:?}"
         );
         assert_eq!(
-            self.reclaim.len().0,
+            self.reclaim.len().0 + self.kept_pages().0,
             resident,
             "policy length differs from the ledger"
         );

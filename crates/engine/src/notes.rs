@@ -6,6 +6,7 @@
 //! word 1         its new number
 //! words 2..66    the batch: word 2 + i is item i;  0 = finished
 //! words 66..256  pages of fork children that share an item: they have its owner and place
+//! words 256..448 groups of earlier batches that were set aside, 64 words each: as the batch
 //!
 //! 63   62       38 37    32 31        0
 //! +---+-----------+--------+-----------+
@@ -27,8 +28,22 @@ const MOVED_FROM: usize = 0;
 const MOVED_TO: usize = 1;
 const BATCH: usize = 2;
 const FOLLOWERS: usize = BATCH + EVICT_PAGES_MAX;
+const ASIDE: usize = 256;
 
-const _: () = assert!(FOLLOWERS < NOTE_WORDS && EVICT_PAGES_MAX <= 1 << 6);
+/// Groups set aside that are noted.
+pub(crate) const ASIDE_GROUPS: usize = 3;
+
+const _: () = assert!(FOLLOWERS < ASIDE && EVICT_PAGES_MAX <= 1 << 6);
+const _: () = assert!(ASIDE + ASIDE_GROUPS * EVICT_PAGES_MAX == NOTE_WORDS);
+
+/// The word of item `at`, if it is noted.
+#[inline]
+fn word_of(at: usize) -> Option<usize> {
+    match at < EVICT_PAGES_MAX {
+        true => Some(BATCH + at),
+        false => Some(ASIDE + at - EVICT_PAGES_MAX).filter(|word| *word < NOTE_WORDS),
+    }
+}
 
 /// One page of the batch, or the page of a fork child that shares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +92,10 @@ pub(crate) fn read(words: &[AtomicU64]) -> Notes {
     Notes {
         moved,
         batch: (BATCH..FOLLOWERS)
+            .chain(ASIDE..NOTE_WORDS)
             .map(|at| Note::unpack(word(at)))
             .collect(),
-        followers: (FOLLOWERS..NOTE_WORDS)
+        followers: (FOLLOWERS..ASIDE)
             .filter_map(|at| Note::unpack(word(at)))
             .collect(),
     }
@@ -114,31 +130,46 @@ impl<L: Ledger> Engine<L> {
     /// Replaces the notes of the batch by these.
     pub(crate) fn rewrite_notes(&mut self, batch: &[Option<Note>], followers: &[Note]) {
         for (at, note) in batch.iter().enumerate() {
-            self.note(BATCH + at, note.map_or(0, Note::pack));
+            if let Some(word) = word_of(at) {
+                self.note(word, note.map_or(0, Note::pack));
+            }
         }
-        for at in FOLLOWERS..NOTE_WORDS {
+        for at in FOLLOWERS..ASIDE {
             let note = followers.get(at - FOLLOWERS);
             self.note(at, note.map_or(0, |note| note.pack()));
         }
-        self.followers_noted = followers.len().min(NOTE_WORDS - FOLLOWERS);
+        self.followers_noted = followers.len().min(ASIDE - FOLLOWERS);
     }
 
     /// Item `at` is finished, and no fork child depends on it.
     #[inline]
     pub(crate) fn forget_note(&mut self, at: usize) {
+        let Some(word) = word_of(at) else { return };
         match self.followers_noted {
-            0 => self.note(BATCH + at, 0),
-            _ => self.forget_note_and_followers(at),
+            0 => self.note(word, 0),
+            _ => self.forget_note_and_followers(word),
         }
     }
 
-    #[inline(never)]
-    fn forget_note_and_followers(&mut self, at: usize) {
-        let Some(leader) = self.noted(BATCH + at) else {
+    /// Item `at` is item `to` from now on. The new note first: of two that say the same, the first
+    /// counts.
+    pub(crate) fn move_note(&self, at: usize, to: usize) {
+        let (Some(old), new) = (word_of(at), word_of(to)) else {
             return;
         };
-        self.note(BATCH + at, 0);
-        for word in FOLLOWERS..NOTE_WORDS {
+        if let (Some(note), Some(new)) = (self.noted(old), new) {
+            self.note(new, note.pack());
+        }
+        self.note(old, 0);
+    }
+
+    #[inline(never)]
+    fn forget_note_and_followers(&mut self, of: usize) {
+        let Some(leader) = self.noted(of) else {
+            return;
+        };
+        self.note(of, 0);
+        for word in FOLLOWERS..ASIDE {
             let same = |note: &Note| (note.owner, note.place) == (leader.owner, leader.place);
             if self.noted(word).as_ref().is_some_and(same) {
                 self.note(word, 0);
@@ -150,8 +181,9 @@ impl<L: Ledger> Engine<L> {
     /// A fork child's page shares item `leader`. When the notes are full, the page is lost if the
     /// manager dies now.
     pub(crate) fn note_follower(&mut self, leader: usize, child: PageNo) {
-        let free = (FOLLOWERS..NOTE_WORDS).find(|at| self.noted(*at).is_none());
-        if let (Some(leader), Some(free)) = (self.noted(BATCH + leader), free) {
+        let free = (FOLLOWERS..ASIDE).find(|at| self.noted(*at).is_none());
+        let leader = word_of(leader).and_then(|word| self.noted(word));
+        if let (Some(leader), Some(free)) = (leader, free) {
             let page = Some(child);
             self.note(free, Note { page, ..leader }.pack());
             self.followers_noted += 1;
@@ -164,9 +196,9 @@ impl<L: Ledger> Engine<L> {
             let Some(note) = self.noted(at).filter(|note| note.page == Some(no)) else {
                 continue;
             };
-            match at < FOLLOWERS {
-                true => self.note(at, Note { page: None, ..note }.pack()),
-                false => {
+            match (FOLLOWERS..ASIDE).contains(&at) {
+                false => self.note(at, Note { page: None, ..note }.pack()),
+                true => {
                     self.note(at, 0);
                     self.followers_noted -= 1;
                 }

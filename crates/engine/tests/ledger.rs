@@ -44,7 +44,7 @@ fn made_up_ledgers_are_refused_or_recovered_and_never_panic() {
         let patches = state.bits() % 60;
         for _ in 0..patches {
             let place = match state.bits() % 4 {
-                0 => 64 + state.bits() % 130,         // notes
+                0 => 64 + state.bits() % 448,         // notes
                 1 => 512 + state.bits() % 3,          // heads
                 _ => 1024 + state.bits() % (3 * 512), // entries
             };
@@ -100,7 +100,7 @@ fn words(chunks: usize) -> Vec<AtomicU64> {
 fn ledger_bytes(ledger: &FlatLedger<Vec<AtomicU64>>) -> Vec<u8> {
     let mut memory = vec![0u64; bytes_for(2) / 8];
     memory[0] = u64::from_le_bytes(*b"ucledger");
-    memory[1] = 2;
+    memory[1] = 3;
     memory[2] = 2;
     for (at, word) in ledger.chunks().iter().enumerate() {
         memory[512 + at] = word.load(Ordering::Relaxed);
@@ -162,7 +162,7 @@ fn refusals_name_the_place() {
     assert_eq!(open(memory), LedgerError::Version(1));
     let memory = words(2);
     memory[0].store(u64::from_le_bytes(*b"ucledger"), Ordering::Relaxed);
-    memory[1].store(2, Ordering::Relaxed);
+    memory[1].store(3, Ordering::Relaxed);
     memory[2].store(u64::MAX, Ordering::Relaxed);
     assert!(open(memory).to_string().contains("cut off"));
 }

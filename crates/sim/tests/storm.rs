@@ -45,7 +45,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// What the default run must have met, or it proves nothing about it.
-const MUST_SEE: [&str; 75] = [
+const MUST_SEE: [&str; 79] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -78,6 +78,7 @@ const MUST_SEE: [&str; 75] = [
     "install: done",
     "install: lost",
     "install: not yet",
+    "killed: a group aside",
     "killed: demoting",
     "killed: evicting",
     "killed: inside an event",
@@ -104,6 +105,9 @@ const MUST_SEE: [&str; 75] = [
     "published: put back, shared",
     "published: stored",
     "resident page healed",
+    "set aside",
+    "set aside: cancelled",
+    "set aside: settled",
     "short write",
     "space: EAGAIN of a move",
     "space: EAGAIN",

@@ -56,7 +56,7 @@ impl World {
         for item in self.flights.iter().flatten().flat_map(|f| &f.plan.items) {
             claim(item.tier, item.slot, format!("plan {}", item.page.0));
         }
-        for held in self.batch.iter().flat_map(|batch| &batch.held) {
+        for held in self.batch.iter().chain(&self.aside).flat_map(|b| &b.held) {
             if let Some(Outcome::Stored(tier, slot)) = held.outcome {
                 claim(tier, slot, format!("batch {}", held.at.place()));
             }
@@ -184,7 +184,10 @@ impl World {
             let now = stats.pages_swapped_out + stats.swap_in + stats.first_touch + stats.demoted;
             fruitless = if now == done { fruitless + 1 } else { 0 };
             done = now;
-            let full = fruitless > 400 && self.batch.is_none() && self.demotion.is_none();
+            let full = fruitless > 400
+                && self.batch.is_none()
+                && self.aside.is_empty()
+                && self.demotion.is_none();
             if idle < 50 && !full {
                 continue;
             }
@@ -223,7 +226,7 @@ impl World {
             );
             idle = 0;
         }
-        assert!(self.batch.is_none() && self.demotion.is_none());
+        assert!(self.batch.is_none() && self.aside.is_empty() && self.demotion.is_none());
         self.engine.set_over_limit(undercroft_base::PageCount(0));
         self.over_limit = false;
         self.check_memory();

@@ -55,13 +55,30 @@ pub struct Demotion {
     pub stalled: u64,
 }
 
+impl Batch {
+    /// The item that has this index.
+    fn item(&self, at: BatchIndex) -> EvictItem {
+        let item = self.items.iter().find(|item| item.at == at);
+        *item.expect("an item of the batch")
+    }
+}
+
 impl World {
     /// Lets the evictor do one thing. False if there was nothing to do.
     pub fn evict_step(&mut self) -> bool {
+        if self.late_step() {
+            return true;
+        }
+        match self.batch {
+            Some(_) => self.batch_step(),
+            None => self.evictor_turn(),
+        }
+    }
+
+    /// Does one thing about the batch; false when that has to wait.
+    pub(super) fn batch_step(&mut self) -> bool {
         let calm = self.calm;
-        let Some(batch) = &mut self.batch else {
-            return self.evictor_turn();
-        };
+        let batch = self.batch.as_mut().expect("a batch");
         if batch.stalled > 0 && !calm {
             batch.stalled -= 1;
             return true;
@@ -124,7 +141,12 @@ impl World {
     /// Selects up to `want` pages. False if none can be selected.
     pub fn select(&mut self, want: usize) -> bool {
         let mut items = Vec::new();
-        self.holding.clear();
+        let aside: Vec<_> = self
+            .aside
+            .iter()
+            .map(|group| group.items[0].space)
+            .collect();
+        self.holding.retain(|(owner, _), _| aside.contains(owner));
         self.oracle.forget_returning();
         let any = self.engine.select(want, &mut items);
         for item in &items {
@@ -132,6 +154,7 @@ impl World {
                 self.proc_of(item.space).is_some(),
                 "{item:?} is of no live space"
             );
+            assert!(!self.is_aside(item.space), "{item:?} is of one passed over");
             assert!(
                 !self
                     .engine
@@ -241,7 +264,7 @@ impl World {
         }
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
-        let item = batch.items[held.at.place()];
+        let item = batch.item(held.at);
         let outcome = match self.engine.alive_mask(&[item]) {
             0 if self.random.chance(1, 2) => Outcome::PutBack,
             _ if self.engine.wanted_mask(&[item]) != 0 => Outcome::PutBack,
@@ -297,7 +320,7 @@ impl World {
     pub fn publish_held(&mut self, held_at: usize, outcome: Outcome) -> bool {
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
-        let item = batch.items[held.at.place()];
+        let item = batch.item(held.at);
         let mut outcome = outcome;
         if let Outcome::Stored(tier, slot) = outcome
             && self.engine.wanted_mask(&[item]) != 0

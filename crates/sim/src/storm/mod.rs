@@ -6,6 +6,7 @@
 //! fail (`failures.rs`), and managers that die (`takeover.rs`). A byte oracle is asked after every
 //! step (`check.rs`). `run.rs` runs seeds, `minimise.rs` shrinks one that failed, and `recipe.rs`
 //! writes it down.
+mod aside;
 mod check;
 mod evict;
 mod failures;

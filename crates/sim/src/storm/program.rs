@@ -470,9 +470,7 @@ impl World {
                     Err(_) => {
                         self.saw("ledger full at remap");
                         self.log(|| format!("ledger full: p{proc} ends"));
-                        if let Some(batch) = &mut self.batch {
-                            batch.cancelled = true;
-                        }
+                        self.cancel_batches();
                         return self.exit(proc);
                     }
                 }
@@ -502,9 +500,7 @@ impl World {
         let Ok((child_space, effect)) = self.engine.forked(space, wiped) else {
             self.saw("ledger full at fork");
             self.log(|| "ledger full: the child ends".to_owned());
-            if let Some(batch) = &mut self.batch {
-                batch.cancelled = true;
-            }
+            self.cancel_batches();
             self.procs[proc].intake = None;
             self.memory.exit(child);
             self.oracle.exit(child);

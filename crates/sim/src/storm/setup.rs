@@ -79,11 +79,13 @@ pub enum Sabotage {
     ForgetEventsAtTakeover,
     /// A successor takes no notice of bytes in the holding area.
     ForgetHolding,
+    /// What a late agent was told to move counts as not moved.
+    SettleAside,
 }
 
 impl Sabotage {
     /// All of them.
-    pub const ALL: [Sabotage; 8] = [
+    pub const ALL: [Sabotage; 9] = [
         Sabotage::FreeEarly,
         Sabotage::InstallUnvalidated,
         Sabotage::ForgetWake,
@@ -92,6 +94,7 @@ impl Sabotage {
         Sabotage::ForgetWakeAtTakeover,
         Sabotage::ForgetEventsAtTakeover,
         Sabotage::ForgetHolding,
+        Sabotage::SettleAside,
     ];
 
     /// Its name in a replay file.
@@ -105,6 +108,7 @@ impl Sabotage {
             Sabotage::ForgetWakeAtTakeover => "forget-wake-at-takeover",
             Sabotage::ForgetEventsAtTakeover => "forget-events-at-takeover",
             Sabotage::ForgetHolding => "forget-holding",
+            Sabotage::SettleAside => "settle-aside",
         }
     }
 

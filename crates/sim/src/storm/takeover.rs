@@ -62,6 +62,7 @@ impl World {
         for (flag, what) in [
             (self.flights.iter().any(Option::is_some), "killed: loading"),
             (self.batch.is_some(), "killed: evicting"),
+            (!self.aside.is_empty(), "killed: a group aside"),
             (!self.holding.is_empty(), "killed: pages in hand"),
             (self.demotion.is_some(), "killed: demoting"),
             (
@@ -73,8 +74,12 @@ impl World {
                 self.saw(what);
             }
         }
-        if let Some(batch) = self.batch.take().filter(|batch| !batch.cancelled) {
-            // One agent has an order, which it goes on with.
+        let batch = self.batch.take();
+        for batch in batch.into_iter().chain(std::mem::take(&mut self.aside)) {
+            if batch.cancelled {
+                continue;
+            }
+            // An agent of each has an order, which it goes on with.
             let space = batch.items.get(batch.next).map(|item| item.space);
             for at in batch.next..batch.items.len() {
                 let item = batch.items[at];
@@ -83,8 +88,8 @@ impl World {
                     self.orders.push((item.space, place, item.page));
                 }
             }
-            self.orders.reverse();
         }
+        self.orders.reverse();
         self.flights.iter_mut().for_each(|flight| *flight = None);
         self.demotion = None;
         self.freed.clear();

@@ -156,6 +156,8 @@ pub struct World {
     pub flights: Vec<Option<Flight>>,
     /// What the evictor has in progress.
     pub batch: Option<Batch>,
+    /// Groups of earlier batches, each of one space, whose agents have not answered.
+    pub aside: Vec<Batch>,
     /// Bytes the agents have moved out: (whose agent, place in its holding area). Survives the
     /// manager.
     pub holding: BTreeMap<(SpaceId, usize), Content>,
@@ -229,6 +231,7 @@ impl World {
             threads: Vec::new(),
             flights: (0..setup.fault_threads).map(|_| None).collect(),
             batch: None,
+            aside: Vec::new(),
             holding: BTreeMap::new(),
             demotion: None,
             freed: Vec::new(),
@@ -321,8 +324,8 @@ impl World {
 
     /// Does what the engine asks for after a layout event.
     pub fn effect(&mut self, effect: Effect) {
-        if let (true, Some(batch)) = (effect.cancel_batch, &mut self.batch) {
-            batch.cancelled = true;
+        if effect.cancel_batch && (self.batch.is_some() || !self.aside.is_empty()) {
+            self.cancel_batches();
             self.saw("batch cancelled");
         }
     }

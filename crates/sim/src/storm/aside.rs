@@ -1,0 +1,113 @@
+//! Agents that are late with an order: the group is set aside, and other batches leave meanwhile.
+
+use undercroft_base::SpaceId;
+use undercroft_engine::Taken;
+use undercroft_seeded::mix;
+
+use super::evict::{Batch, place_of};
+use super::setup::Sabotage;
+use super::world::World;
+
+/// Groups aside that a successor is told of.
+const ASIDE_MAX: usize = 3;
+
+impl World {
+    /// Whether agents may be late in this storm: in a third of all.
+    fn agents_are_late(&self) -> bool {
+        mix(self.setup.seed ^ 0xa51d).is_multiple_of(3) || self.sabotaged(Sabotage::SettleAside)
+    }
+
+    /// One thing about a late agent, or about what was set aside; false when there was none.
+    pub(super) fn late_step(&mut self) -> bool {
+        if self.calm {
+            return !self.aside.is_empty() && self.aside_step();
+        }
+        if !self.agents_are_late() {
+            return false;
+        }
+        match self.random.below(24) {
+            0..2 => self.set_group_aside(),
+            2..8 if !self.aside.is_empty() => self.aside_step(),
+            _ => false,
+        }
+    }
+
+    /// Nothing of what was chosen may be moved any more; what has been, has.
+    pub(super) fn cancel_batches(&mut self) {
+        for batch in self.batch.iter_mut().chain(&mut self.aside) {
+            batch.cancelled = true;
+        }
+    }
+
+    /// Whether nothing of the space may be chosen.
+    pub(super) fn is_aside(&self, space: SpaceId) -> bool {
+        self.aside.iter().any(|group| group.items[0].space == space)
+    }
+
+    /// Gives the order about the next group of the batch up, of which nothing is known yet.
+    fn set_group_aside(&mut self) -> bool {
+        let Some(batch) = &mut self.batch else {
+            return false;
+        };
+        let start = batch.next;
+        if self.aside.len() == ASIDE_MAX
+            || start >= batch.items.len()
+            || place_of(&batch.items, start) != 0
+            || batch.cancelled
+        {
+            return false;
+        }
+        let space = batch.items[start].space;
+        let count = batch.items[start..]
+            .iter()
+            .take_while(|item| item.space == space)
+            .count();
+        let mut items = batch.items[start..start + count].to_vec();
+        batch.next += count;
+        self.saw("set aside");
+        self.log(|| format!("aside {count} pages of {space:?}"));
+        if self.sabotaged(Sabotage::SettleAside) {
+            let mut wake = Vec::new();
+            for item in &items {
+                self.engine.settle(item.at, Taken::NotTried, &mut wake);
+            }
+            self.wake_all(wake);
+            if let Some(proc) = self.proc_of(space) {
+                let _ = self.memory.move_out(self.procs[proc].mm, items[0].page);
+            }
+            return true;
+        }
+        self.engine.set_aside(&mut items);
+        self.aside.push(Batch {
+            items,
+            next: 0,
+            cancelled: false,
+            held: Vec::new(),
+            stalled: self.random.below(200),
+        });
+        true
+    }
+
+    /// Lets a late agent, or the evictor with what it has moved, do one thing.
+    fn aside_step(&mut self) -> bool {
+        let at = self.random.index(self.aside.len());
+        let mut group = self.aside.swap_remove(at);
+        let space = group.items[0].space;
+        if group.next < group.items.len() && !group.cancelled && self.random.chance(1, 3) {
+            group.cancelled = true; // it sees that the order was given up
+            self.saw("set aside: cancelled");
+        }
+        let other = self.batch.replace(group);
+        let done = self.batch_step();
+        match std::mem::replace(&mut self.batch, other) {
+            Some(group) => self.aside.push(group),
+            None => {
+                self.saw("set aside: settled");
+                self.engine.pass_over(space, false);
+                while self.engine.take_back(space, 16) {}
+                self.holding.retain(|(owner, _), _| *owner != space);
+            }
+        }
+        done
+    }
+}
