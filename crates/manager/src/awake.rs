@@ -1,8 +1,10 @@
-//! Whether a fault thread waits for storage awake. A processor that has nothing to do is halted, and on a virtual machine it takes some
-//! 20 us to come back: a third of what a read from a fast disk takes.
+//! Whether a fault thread waits for storage awake. A processor that has nothing to do is halted,
+//! and on a virtual machine it takes some 20 us to come back: a third of what a read from a fast
+//! disk takes.
 //!
-//! Awake it looks again and again, and others lose the processor by it. So it is for a program's thread that is alone in faulting, and waits
-//! on this same processor meanwhile; it ends after [`LOOK_MAX`]; and when others run here too, or reads take longer, it rests.
+//! Awake it looks again and again, and others lose the processor by it. So it is for a program's
+//! thread that is alone in faulting, and waits on this same processor meanwhile; it ends after
+//! [`LOOK_MAX`]; and when others run here too, or reads take longer, it rests.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -13,13 +15,15 @@ use rustix::event::epoll;
 /// Longest wait awake: thrice what a fast disk takes.
 const LOOK_MAX: Duration = Duration::from_micros(200);
 
-/// Between two looks that follow each other, somebody else had the processor for a slice. An interrupt takes less.
+/// Between two looks that follow each other, somebody else had the processor for a slice. An
+/// interrupt takes less.
 const TAKEN: Duration = Duration::from_micros(500);
 
 /// Waits in a row that were too short, after which the storage is slow.
 const SHORT_MAX: u32 = 8;
 
-/// Time without waiting awake: twice as long each time, up to the most, until [`CALM`] waits went well.
+/// Time without waiting awake: twice as long each time, up to the most, until [`CALM`] waits went
+/// well.
 const REST_MIN: Duration = Duration::from_millis(20);
 const REST_MAX: Duration = Duration::from_secs(1);
 const CALM: u32 = 1000;
@@ -48,26 +52,38 @@ impl Default for Awake {
 }
 
 impl Awake {
-    /// Waits until there are events, awake at first where that `may` be; replaces those in `events`, and takes no more than it has room for.
+    /// Waits until there are events, awake at first where that `may` be; replaces those in
+    /// `events`, and takes no more than it has room for. Asleep for at most `limit`.
     pub fn wait(
         &mut self,
         epoll: &OwnedFd,
         events: &mut Vec<epoll::Event>,
         may: bool,
+        limit: Option<Duration>,
     ) -> rustix::io::Result<()> {
         let at_once = rustix::fs::Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
+        let limit = limit.map(|limit| rustix::fs::Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        });
         events.clear();
         let mut awake = may && self.is_rested(Instant::now());
         loop {
-            let timeout = awake.then_some(&at_once);
+            let timeout = match awake {
+                true => Some(&at_once),
+                false => limit.as_ref(),
+            };
             epoll::wait(epoll, spare_capacity(events), timeout)?;
             if !events.is_empty() {
                 if awake {
                     self.found();
                 }
+                return Ok(());
+            }
+            if !awake && limit.is_some() {
                 return Ok(());
             }
             awake = awake && self.looks_again(Instant::now());
@@ -78,7 +94,8 @@ impl Awake {
         self.rests_until.is_none_or(|until| now >= until)
     }
 
-    /// Nothing has come when it was looked for at `now`: whether to look again at once, rather than to sleep.
+    /// Nothing has come when it was looked for at `now`: whether to look again at once, rather than
+    /// to sleep.
     fn looks_again(&mut self, now: Instant) -> bool {
         if !self.is_rested(now) {
             return false;

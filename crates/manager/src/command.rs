@@ -9,7 +9,7 @@ use std::time::Duration;
 use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
 
-use undercroft_wire::command::{self as halves, Shared, Word};
+use undercroft_wire::command::{self as halves, Shared, Waited, Word};
 use undercroft_wire::protocol::{CPU_WORDS, CommandPage, STAGING_PAGES};
 
 /// One agent's command page.
@@ -22,6 +22,16 @@ pub(crate) struct Done {
     pub refused: u64,
     /// Moved but not readable: the program has to be ended.
     pub stranded: u64,
+}
+
+/// Why there is no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotDone {
+    /// The agent died.
+    Gone,
+    /// The caller lost its patience. The order is cancelled, and its pages wait for
+    /// [`Commands::answer_to`].
+    GivenUp,
 }
 
 impl Shared for Commands {
@@ -130,17 +140,40 @@ impl Commands {
         })
     }
 
-    /// Waits for the result of command `seq`; `None` when the agent died. `alive` is asked now and
-    /// then.
-    pub fn wait(&self, seq: u32, alive: impl Fn() -> bool) -> Option<Done> {
-        halves::wait(self, seq, alive).then(|| {
-            let result = |offset: usize| self.0.words()[offset / 8].load(Ordering::Relaxed);
-            Done {
-                moved: result(offset_of!(CommandPage, moved)),
-                refused: result(offset_of!(CommandPage, refused)),
-                stranded: result(offset_of!(CommandPage, stranded)),
+    /// Waits for the result of command `seq`. `alive` and `patient` are asked now and then.
+    pub fn wait(
+        &self,
+        seq: u32,
+        alive: impl Fn() -> bool,
+        patient: impl Fn() -> bool,
+    ) -> Result<Done, NotDone> {
+        match halves::wait(self, seq, alive, patient) {
+            Waited::Answered => Ok(self.done()),
+            Waited::Gone => Err(NotDone::Gone),
+            Waited::Late => {
+                halves::give_up(self, seq);
+                Err(NotDone::GivenUp)
             }
-        })
+        }
+    }
+
+    /// The result of command `seq`, which was given up, once the agent has answered all the same.
+    pub fn answer_to(&self, seq: u32) -> Option<Done> {
+        halves::is_answered(self, seq).then(|| self.done())
+    }
+
+    fn done(&self) -> Done {
+        let result = |offset: usize| self.0.words()[offset / 8].load(Ordering::Relaxed);
+        Done {
+            moved: result(offset_of!(CommandPage, moved)),
+            refused: result(offset_of!(CommandPage, refused)),
+            stranded: result(offset_of!(CommandPage, stranded)),
+        }
+    }
+
+    /// Whether a reader of events keeps the agent waiting.
+    pub fn reader_wants(&self) -> bool {
+        self.load(Word::ReaderWants, Ordering::Relaxed) != 0
     }
 
     /// True when the agent has no order. With the layout lock held for writing it gets none.
@@ -154,8 +187,9 @@ impl Commands {
     }
 
     /// See [`halves::exclude_agent`].
-    pub fn exclude_agent(&self, alive: impl Fn() -> bool) {
-        halves::exclude_agent(self, alive);
+    #[must_use]
+    pub fn exclude_agent(&self, alive: impl Fn() -> bool, patient: impl Fn() -> bool) -> bool {
+        halves::exclude_agent(self, alive, patient)
     }
 
     /// See [`halves::admit_agent`].
@@ -192,7 +226,7 @@ mod tests {
         let commands = page();
         commands.word(Word::Agent).store(7, Ordering::SeqCst);
         commands.word(Word::Busy).store(1, Ordering::SeqCst); // left over: it has no order
-        commands.exclude_agent(|| true);
+        assert!(commands.exclude_agent(|| true, || true));
         commands.word(Word::Seq).store(1, Ordering::SeqCst);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -202,11 +236,35 @@ mod tests {
                 commands.word(Word::Busy).store(0, Ordering::SeqCst);
                 futex::wake(commands.word(Word::Busy), 1);
             });
-            commands.exclude_agent(|| true);
+            assert!(commands.exclude_agent(|| true, || true));
             assert_eq!(commands.word(Word::Busy).load(Ordering::SeqCst), 0);
         });
         assert_ne!(commands.word(Word::ReaderWants).load(Ordering::SeqCst), 0);
         commands.admit_agent();
         assert_eq!(commands.word(Word::ReaderWants).load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn nobody_waits_for_ever_for_an_agent_that_does_not_go_on() {
+        let commands = page();
+        commands.word(Word::Agent).store(7, Ordering::SeqCst);
+        assert!(commands.claim());
+        let seq = commands.post(1, [4096].into_iter());
+        commands.word(Word::Busy).store(1, Ordering::SeqCst);
+        let began = std::time::Instant::now();
+        let patient = || began.elapsed() < Duration::from_millis(20);
+        assert!(!commands.exclude_agent(|| true, patient));
+        assert!(!commands.reader_wants(), "the agent is let go on");
+        let told = commands.wait(seq, || true, patient);
+        assert_eq!(told.expect_err("no answer"), NotDone::GivenUp);
+        assert!(began.elapsed() < Duration::from_secs(2));
+        let cancelled = commands.word(Word::Cancelled).load(Ordering::SeqCst);
+        assert_eq!(cancelled, seq);
+        assert!(commands.answer_to(seq).is_none());
+        assert_eq!(commands.word(Word::InHand).load(Ordering::SeqCst), 1);
+        let moved = offset_of!(CommandPage, moved) / 8;
+        commands.0.words()[moved].store(1, Ordering::SeqCst);
+        commands.word(Word::Done).store(seq, Ordering::SeqCst);
+        assert_eq!(commands.answer_to(seq).map(|done| done.moved), Some(1));
     }
 }

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use undercroft_base::{PageState, VirtPage, VirtRange};
+use undercroft_base::{PageState, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::EVERYTHING;
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Category;
@@ -16,7 +16,7 @@ use undercroft_sys::uffd::RegisterMode;
 
 use crate::agent::Agent;
 use crate::layout::{settle, subtract};
-use crate::process::Process;
+use crate::process::{EXCLUDE_MAX, Process};
 use crate::shared::{Shared, lock};
 
 /// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault
@@ -29,6 +29,9 @@ const LOCKED_MIN: u64 = 4096;
 
 /// Times that a mapping may change under its registration before it is left to the next look.
 const REGISTER_TRIES_MAX: usize = 8;
+
+/// Longest wait for the events of a process to be read, before its pages are counted another time.
+const EVENT_WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// Pause while a fault thread reads a pending event.
 const EVENT_PAUSE: Duration = Duration::from_micros(20);
@@ -235,7 +238,8 @@ fn register_whole(
     done
 }
 
-/// Counts the pages of a newly registered range that are in memory.
+/// Counts the pages of a newly registered range that are in memory; those that cannot be now, later
+/// ([`Process::recount`]).
 pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, range: VirtRange) {
     let Ok(pagemap) = process.pagemap() else {
         return;
@@ -249,6 +253,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
     let mut shares = Vec::new();
     let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
     let mut start = range.start;
+    let mut since = Instant::now();
     // Nothing comes between two looks but through us: what is empty now need not be looked at
     // again.
     while let Ok(Some(next)) = pagemap.first(VirtRange::new(start, range.end), any) {
@@ -271,40 +276,60 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             if !process.is_alive() {
                 return;
             }
+            // Its events may be left unread for as long as its agent does not run.
+            let stuck = process.unread.load(Ordering::Relaxed);
+            if stuck || since.elapsed() > EVENT_WAIT_MAX {
+                process.recount.store(true, Ordering::Release);
+                break;
+            }
             std::thread::sleep(EVENT_PAUSE);
             continue;
         }
         if scanned {
-            let mut engine = shared.engine();
-            let (mut new, mut shared_pages) = (Vec::new(), Vec::new());
-            for (found, _) in &present {
-                for page in found.pages() {
-                    let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
-                    let is_new = shared.record.is_some()
-                        && engine.entry(process.space, page).state == PageState::Untouched;
-                    let inherits = shares && engine.found_shared(process.space, page, &relatives);
-                    match (is_new, inherits) {
-                        (true, true) => add_page(&mut shared_pages, page),
-                        (true, false) => add_page(&mut new, page),
-                        (false, _) => {}
-                    }
-                    if !inherits {
-                        let one = VirtRange::new(page, page.plus(1));
-                        engine.found_resident(process.space, one);
-                    }
-                }
-                if let Some(record) = &shared.record {
-                    new.iter().for_each(|run| record.found(process.space, *run));
-                    let runs = shared_pages.iter();
-                    runs.for_each(|run| record.shared(process.space, *run));
-                }
-                new.clear();
-                shared_pages.clear();
-            }
+            add_present(shared, process, &relatives, start, &present, &shares);
         }
         start = part.end;
+        since = Instant::now();
     }
     shared.kick_evictor();
+}
+
+/// Counts what was found `present` from `start` on. `shares`: which pages from there on share their
+/// frames.
+fn add_present(
+    shared: &Shared,
+    process: &Process,
+    relatives: &[SpaceId],
+    start: VirtPage,
+    present: &[(VirtRange, Category)],
+    shares: &[bool],
+) {
+    let mut engine = shared.engine();
+    let (mut new, mut shared_pages) = (Vec::new(), Vec::new());
+    for (found, _) in present {
+        for page in found.pages() {
+            let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
+            let is_new = shared.record.is_some()
+                && engine.entry(process.space, page).state == PageState::Untouched;
+            let inherits = shares && engine.found_shared(process.space, page, relatives);
+            match (is_new, inherits) {
+                (true, true) => add_page(&mut shared_pages, page),
+                (true, false) => add_page(&mut new, page),
+                (false, _) => {}
+            }
+            if !inherits {
+                let one = VirtRange::new(page, page.plus(1));
+                engine.found_resident(process.space, one);
+            }
+        }
+        if let Some(record) = &shared.record {
+            new.iter().for_each(|run| record.found(process.space, *run));
+            let runs = shared_pages.iter();
+            runs.for_each(|run| record.shared(process.space, *run));
+        }
+        new.clear();
+        shared_pages.clear();
+    }
 }
 
 /// Appends a page behind all of `runs`.
@@ -315,10 +340,15 @@ fn add_page(runs: &mut Vec<VirtRange>, page: VirtPage) {
     }
 }
 
-/// As [`settle`], with the agent kept from moving pages meanwhile.
-fn settle_without_agent(shared: &Shared, process: &Process, agent: &Agent) -> bool {
+/// As [`settle`], with the agent (for as long as that may be waited for) kept from moving pages
+/// meanwhile.
+pub(crate) fn settle_without_agent(shared: &Shared, process: &Process, agent: &Agent) -> bool {
     if lock(&process.order).asks() {
-        agent.commands.exclude_agent(|| process.is_alive());
+        let began = Instant::now();
+        let patient = || began.elapsed() < EXCLUDE_MAX;
+        if !(agent.commands).exclude_agent(|| !agent.has_ended(), patient) {
+            return false;
+        }
         settle(shared, process);
         agent.commands.admit_agent();
     }
@@ -352,12 +382,8 @@ pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
             seen.push(*tid);
             continue;
         }
-        // Bring it in: this thread is not one that serves faults, so it may cause them. Looked at
-        // again next time.
-        let mut byte = [0u8; 1];
-        for page in block.pages() {
-            let _ = undercroft_sys::process::read_memory(*tid, page.address(), &mut byte);
-        }
+        // Looked at again next time.
+        shared.bring_in(process.space, block.pages());
     }
     seen.retain(|tid| threads.contains(tid));
 }

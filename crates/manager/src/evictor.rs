@@ -1,9 +1,11 @@
-//! The evictor: keeps the reserve free. Decides when pages leave and which are next; `group.rs` takes them out, `demote.rs` makes room
-//! in a full RAM tier.
+//! The evictor: keeps the reserve free. Decides when pages leave and which are next; `group.rs`
+//! takes them out, `demote.rs` makes room in a full RAM tier.
 
+mod aside;
 mod demote;
 mod group;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,6 +19,7 @@ use undercroft_sys::pagemap::Category;
 use undercroft_sys::{futex, process};
 use undercroft_trace::Movement;
 
+use self::aside::Aside;
 use crate::backoff::{Backoff, Next};
 use crate::ledger::MemfdLedger;
 use crate::parts;
@@ -26,12 +29,17 @@ use crate::shared::{MeteredTier, Shared, engine_locks, lock};
 /// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
 const COMPRESS_PAGES: usize = 8;
 
-/// Pages written and published at a time where the first tier is a device: one write for all takes little longer than one for each.
+/// Pages written and published at a time where the first tier is a device: one write for all takes
+/// little longer than one for each.
 const WRITE_PAGES: usize = EVICT_PAGES_MAX;
 
 /// Runs of zero pages looked at for one batch, and pages found in them that are worth one.
 const ZERO_RUNS_A_BATCH: usize = 64;
 const ZERO_PAGES_MIN: u64 = 16;
+
+/// Times that the policy is asked for a batch, while it names pages of processes that are passed
+/// over.
+const LOOKS_MAX: usize = 64;
 
 /// Pages lent above the limit each time that nothing can leave for the moment.
 const LEND_STEP: u64 = 16;
@@ -66,6 +74,11 @@ pub(crate) struct Evictor {
     unfit: bool,
     /// Pages lent above the limit while nothing can leave for the moment.
     lent: u64,
+    /// Processes that give no pages for the time being, and when to look at them next.
+    aside: VecDeque<Aside>,
+    look_aside_at: Duration,
+    /// Pages of theirs that the policy has forgotten.
+    kept: PageCount,
 }
 
 impl Evictor {
@@ -91,6 +104,9 @@ impl Evictor {
             backoff: Backoff::default(),
             unfit: false,
             lent: 0,
+            aside: VecDeque::new(),
+            look_aside_at: Duration::ZERO,
+            kept: PageCount(0),
         })
     }
 
@@ -112,9 +128,15 @@ impl Evictor {
             if wanted || shared.stop.load(Ordering::Acquire) {
                 break;
             }
-            // Room may have come without us (the program gave memory back): nobody else lets the waiting in.
+            // Room may have come without us (the program gave memory back): nobody else lets the
+            // waiting in.
             self.admit_waiters();
-            if !futex::wait(&shared.evict_kick, kick, Some(NAP)) {
+            self.look_aside();
+            let nap = match self.aside.is_empty() {
+                true => NAP,
+                false => self.look_aside_at.saturating_sub(shared.elapsed()).min(NAP),
+            };
+            if !futex::wait(&shared.evict_kick, kick, Some(nap)) {
                 shared.tiers.iter().for_each(|metered| metered.tier.tidy());
             }
         }
@@ -130,6 +152,7 @@ impl Evictor {
             if self.forgets_some() {
                 continue;
             }
+            self.look_aside();
             let locks = engine_locks();
             self.states.clear();
             self.states
@@ -165,9 +188,10 @@ impl Evictor {
                 continue;
             }
             if after.1 == before.1 {
-                // Not for lack of room below: a fork in progress, pinned pages, everything just touched. Whoever is in fork()
-                // may itself wait for room, and nothing leaves before it is through: it is lent some.
-                self.lend(self.lent + LEND_STEP);
+                // Not for lack of room below: a fork in progress, pinned pages, everything just
+                // touched. Whoever is in fork() may itself wait for room, and nothing leaves before
+                // it is through: it is lent some.
+                self.lend_more();
                 self.admit_waiters();
                 std::thread::sleep(PAUSE);
                 continue;
@@ -220,7 +244,8 @@ impl Evictor {
         std::thread::sleep(time);
     }
 
-    /// Every tier is full: for `time` nothing is tried, unless the program makes room. Threads that find none wait for a millisecond.
+    /// Every tier is full: for `time` nothing is tried, unless the program makes room. Threads that
+    /// find none wait for a millisecond.
     fn stay_full(&mut self, time: Duration) {
         let until = self.shared.elapsed() + time;
         loop {
@@ -237,6 +262,7 @@ impl Evictor {
                 self.lent = 0; // what is allowed now has it
             }
             self.admit_waiters();
+            self.look_aside();
             let over = self.shared.elapsed() >= until;
             if over || !wanted || self.shared.stop.load(Ordering::Acquire) {
                 return;
@@ -245,13 +271,21 @@ impl Evictor {
         }
     }
 
-    /// Lets faults exceed the limit by `pages`, instead of what was lent before, beside what [`Shared::everything_full`] allows.
+    /// Lets faults exceed the limit by `pages`, instead of what was lent before, beside what
+    /// [`Shared::everything_full`] allows.
     fn lend(&mut self, pages: u64) {
         if pages != self.lent {
             let mut engine = self.shared.engine();
             let allowed = engine.set_over_limit(PageCount(0)).0;
             engine.set_over_limit(PageCount(allowed.saturating_sub(self.lent) + pages));
             self.lent = pages;
+        }
+    }
+
+    /// Lends some more, where no answer is about to come that gives room.
+    fn lend_more(&mut self) {
+        if !self.answer_is_due() {
+            self.lend(self.lent + LEND_STEP);
         }
     }
 
@@ -271,9 +305,7 @@ impl Evictor {
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.engine().stats().pages_swapped_out;
         let most = self.backoff.pages();
-        let any = zeros
-            || self.select_next(&mut items)
-            || self.choose(Movement::Evicted, &mut items, |e, i| e.select(most, i));
+        let any = zeros || self.select_next(&mut items) || self.choose_next(most, &mut items);
         let mut start = 0;
         while start < items.len() {
             let space = items[start].space;
@@ -290,7 +322,25 @@ impl Evictor {
         any
     }
 
-    /// What a page's eviction has freed is a page's worth only when its fork relatives' copies leave too: they are next.
+    /// The policy's next victims. It may name pages of processes that are passed over first, which
+    /// it forgets then: some at a time, because the books are locked meanwhile.
+    fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
+        let select = |engine: &mut Engine<_>, items: &mut _| engine.select(most, items);
+        for _ in 0..LOOKS_MAX {
+            let kept = self.kept;
+            if self.choose(Movement::Evicted, items, select) {
+                return true;
+            }
+            self.kept = self.shared.engine().kept_pages();
+            if self.kept == kept {
+                break;
+            }
+        }
+        false
+    }
+
+    /// What a page's eviction has freed is a page's worth only when its fork relatives' copies
+    /// leave too: they are next.
     fn select_next(&self, items: &mut Vec<EvictItem>) -> bool {
         let (mut of, mut ranges, mut pages) = (None, Vec::new(), 0);
         let mut runs = lock(&self.shared.leave_next);
@@ -319,8 +369,8 @@ impl Evictor {
         self.choose(Movement::Named, items, select)
     }
 
-    /// Starts a batch as `select` says. A trace has the pages as evicted from here on, as `movement`: it is here that the policy
-    /// decides.
+    /// Starts a batch as `select` says. A trace has the pages as evicted from here on, as
+    /// `movement`: it is here that the policy decides.
     fn choose(
         &self,
         movement: Movement,
@@ -337,9 +387,10 @@ impl Evictor {
         any
     }
 
-    /// Zero pages that were mapped for reads and are still unwritten go first: they are counted like others, and hold nothing.
-    /// What the scan says may have changed when a page is taken out; its bytes decide, as for every page. False when there are
-    /// too few for a batch of their own, and there is room: they are then left to the policy.
+    /// Zero pages that were mapped for reads and are still unwritten go first: they are counted
+    /// like others, and hold nothing. What the scan says may have changed when a page is taken out;
+    /// its bytes decide, as for every page. False when there are too few for a batch of their own,
+    /// and there is room: they are then left to the policy.
     fn select_zeros(&mut self, items: &mut Vec<EvictItem>) -> bool {
         let mut chosen: Option<(SpaceId, Arc<Process>)> = None;
         let mut ranges: Vec<VirtRange> = Vec::new();

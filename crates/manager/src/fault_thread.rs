@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{PAGE_BYTES, PageState, TierId, VirtPage, VirtRange};
+use undercroft_base::{PAGE_BYTES, PageState, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Fault, FaultAnswer};
 use undercroft_sys::mapping::ZeroPages;
@@ -21,10 +21,10 @@ use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
 use crate::agent::Agent;
 use crate::awake::Awake;
-use crate::process::Process;
+use crate::process::{EXCLUDE_MAX, Process};
 use crate::processes::Change;
 use crate::scale::{is_out_of_descriptors, note_hold};
-use crate::shared::Shared;
+use crate::shared::{Shared, lock};
 use lane::Lane;
 
 /// Plans a thread can have waiting for storage at once.
@@ -44,8 +44,20 @@ const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(1);
 const WAKEUP: u64 = u64::MAX;
 const RING: u64 = u64::MAX - 1;
 
+/// When a process is looked at again whose agent does not let its messages be read.
+const COME_BACK: Duration = Duration::from_millis(5);
+
 /// Events taken at once.
 const EVENTS_MAX: usize = 16;
+
+/// What came of reading a process's messages.
+enum Intake {
+    Read,
+    /// As before, but there was no descriptor for a fork child.
+    Short,
+    /// It is not the time to: its agent does not let go.
+    Unread,
+}
 
 pub(crate) struct FaultThread {
     shared: Arc<Shared>,
@@ -69,6 +81,8 @@ pub(crate) struct FaultThread {
     /// The thread that faulted last is the only one that faults, and bound to a CPU.
     alone: bool,
     awake: Awake,
+    /// Processes whose messages are left unread until then, because their agent does not let go.
+    later: Vec<(u64, Instant)>,
 }
 
 impl FaultThread {
@@ -107,6 +121,7 @@ impl FaultThread {
             reaped: Vec::with_capacity(512),
             alone: false,
             awake: Awake::default(),
+            later: Vec::new(),
             shared,
         })
     }
@@ -121,12 +136,16 @@ impl FaultThread {
             self.look_around();
             // Something is being read, for the only thread that faults.
             let lone_read = self.alone && self.idle.len() < LANES;
+            let limit = (!self.later.is_empty()).then_some(COME_BACK);
             if self
                 .awake
-                .wait(&self.epoll, &mut events, lone_read)
+                .wait(&self.epoll, &mut events, lone_read, limit)
                 .is_err()
             {
                 continue;
+            }
+            if !self.later.is_empty() {
+                self.come_back();
             }
             let mut ring_ready = false;
             keys.clear();
@@ -171,9 +190,25 @@ impl FaultThread {
             && self.shared.placement.is_active(self.index)
     }
 
-    fn drain_wakeup(&self) {
+    fn drain_wakeup(&mut self) {
         let mut word = [0u8; 8];
         let _ = rustix::io::read(&self.shared.wakeups[self.index], &mut word);
+        let pages = std::mem::take(&mut *lock(&self.shared.to_bring));
+        for (space, page) in pages {
+            let process = self.shared.process(space);
+            // A fork child's books are right when it has spoken.
+            let settled = |p: &Process| p.parent.is_none() || p.settled.load(Ordering::Acquire);
+            if let Some(process) = process.filter(|p| settled(p)) {
+                let fault = Fault {
+                    space,
+                    page,
+                    write: false,
+                    thread: ThreadId(0),
+                    urgent: false,
+                };
+                self.answer(&process, fault, Instant::now(), Instant::now());
+            }
+        }
     }
 
     /// Follows changes of the set of processes and of this thread's turn.
@@ -226,8 +261,13 @@ impl FaultThread {
     fn serve(&mut self, process: &Arc<Process>) -> bool {
         let arrived = Instant::now();
         self.faults.clear();
-        if self.intake(process) {
-            std::thread::sleep(DESCRIPTORS_PAUSE);
+        match self.intake(process) {
+            Intake::Read => {}
+            Intake::Short => std::thread::sleep(DESCRIPTORS_PAUSE),
+            Intake::Unread => {
+                self.leave_unread(process);
+                return false;
+            }
         }
         let read = Instant::now();
         let any = !self.faults.is_empty();
@@ -247,14 +287,53 @@ impl FaultThread {
         any
     }
 
-    /// Step 1: read, and apply layout events before anything can be installed. True when there was
-    /// no descriptor for a fork child.
-    fn intake(&mut self, process: &Arc<Process>) -> bool {
+    /// The agent does not let go: it is about to move pages, and does not run. Its process is
+    /// served later, the others now.
+    #[cold]
+    fn leave_unread(&mut self, process: &Arc<Process>) {
+        let key = u64::from(process.space.0);
+        let data = epoll::EventData::new_u64(key);
+        if epoll::modify(&self.epoll, &process.uffd, data, epoll::EventFlags::empty()).is_ok() {
+            self.later.push((key, Instant::now() + COME_BACK));
+        }
+    }
+
+    /// Listens again to processes that were to be served later.
+    #[cold]
+    fn come_back(&mut self) {
+        let now = Instant::now();
+        let (known, epoll) = (&self.known, &self.epoll);
+        self.later.retain(|(key, at)| {
+            if now >= *at
+                && let Some(process) = known.get(key)
+            {
+                let data = epoll::EventData::new_u64(*key);
+                let _ = epoll::modify(epoll, &process.uffd, data, epoll::EventFlags::IN);
+            }
+            now < *at
+        });
+    }
+
+    /// Step 1: read, and apply layout events before anything can be installed.
+    fn intake(&mut self, process: &Arc<Process>) -> Intake {
         let _layout = process.layout.write();
         let (since, mut events, mut short) = (Instant::now(), false, false);
         let agent = process.agent.get();
         if let Some(agent) = agent {
-            agent.commands.exclude_agent(|| process.is_alive());
+            let began = std::cell::Cell::new(None);
+            // Who has not let go of one thread is not waited for by the next.
+            let patient = || {
+                let since = began.get().unwrap_or_else(Instant::now);
+                began.set(Some(since));
+                !process.unread.load(Ordering::Relaxed) && since.elapsed() < EXCLUDE_MAX
+            };
+            if !(agent.commands).exclude_agent(|| !agent.has_ended(), patient) {
+                process.unread.store(true, Ordering::Relaxed);
+                return Intake::Unread;
+            }
+            if process.unread.load(Ordering::Relaxed) {
+                process.unread.store(false, Ordering::Relaxed);
+            }
         }
         match process.uffd.read_messages(&mut self.messages) {
             Ok(messages) => {
@@ -312,7 +391,10 @@ impl FaultThread {
         if events {
             note_hold(&self.shared.holds.layout, since);
         }
-        short
+        match short {
+            true => Intake::Short,
+            false => Intake::Read,
+        }
     }
 
     /// Steps 2 to 4 of one fault: decide, load, install.
@@ -342,6 +424,11 @@ impl FaultThread {
             crate::layout::place_agents(&self.shared);
         }
         self.alone = self.shared.placement.pin.holds(thread);
+        self.answer(process, fault, arrived, read);
+    }
+
+    /// As [`FaultThread::fault`], for a page of the program's.
+    fn answer(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
         let lane = self.take_lane();
         let answer = {
             let held = self.shared.pool_held();

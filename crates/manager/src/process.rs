@@ -25,6 +25,10 @@ const BEYOND: VirtPage = VirtPage(0x7_ffff_ffff);
 /// Ranges that are looked at again one by one.
 const RECHECK_MAX: usize = 64;
 
+/// Longest wait for an agent to be through with a few MOVEs, some 20 us, by who has others to serve
+/// too.
+pub(crate) const EXCLUDE_MAX: Duration = Duration::from_millis(2);
+
 /// Identity of the process, once known.
 pub(crate) struct Identity {
     pub pid: u32,
@@ -86,7 +90,8 @@ pub(crate) struct Process {
     /// Threads that are counting the pages of new regions: a child forked now inherits books that
     /// miss them.
     pub counting: AtomicU32,
-    /// So it was when this child was forked: what it has is to be counted too.
+    /// So it was when this child was forked, or its pages could not be counted: what it has is to
+    /// be counted too.
     pub recount: AtomicBool,
     /// A fork child's books have been corrected by its own mappings.
     pub settled: AtomicBool,
@@ -96,6 +101,12 @@ pub(crate) struct Process {
     pub exited: AtomicBool,
     /// Set when the address space is known to be gone.
     pub gone: AtomicBool,
+    /// Its agent did not answer its last order in time.
+    pub is_late: AtomicBool,
+    /// Its events were left unread because its agent is about to move pages, and does not run.
+    pub unread: AtomicBool,
+    /// It was ended for what it does to others.
+    ended: AtomicBool,
     /// Threads whose control blocks are locked already.
     pub threads_seen: Mutex<Vec<u32>>,
     /// Good for one announcement.
@@ -135,6 +146,9 @@ impl Process {
             managed: AtomicBool::new(false),
             exited: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
+            unread: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             threads_seen: Mutex::new(Vec::new()),
             ticket: Mutex::default(),
             fences: Mutex::default(),
@@ -156,6 +170,12 @@ impl Process {
     pub fn has_agent(&self) -> bool {
         let agent = self.agent.get();
         agent.is_some_and(|agent| !agent.has_ended())
+    }
+
+    /// What it maps is to be looked at: it is not managed yet, or could not be counted.
+    pub fn wants_look(&self) -> bool {
+        let recount = self.recount.load(Ordering::Relaxed) && !self.unread.load(Ordering::Relaxed);
+        recount || !self.managed.load(Ordering::Relaxed)
     }
 
     /// False once the process has exited, or its address space was found gone.
@@ -243,17 +263,19 @@ impl Process {
         }
     }
 
+    /// Ends this process, and tells the user why.
+    pub fn end(&self, why: &str) {
+        if !self.ended.swap(true, Ordering::Relaxed) {
+            let pid = self.pid().unwrap_or(0);
+            crate::log::say(&format!("process {pid} was ended: {why}"));
+        }
+        self.kill();
+    }
+
     /// Anonymous memory in use, in pages: what counts before the process is managed.
     pub fn anonymous_pages(&self, statm: &procfs::Statm) -> u64 {
         let sizes = statm.read().unwrap_or_default();
         sizes.resident.0.saturating_sub(sizes.shared.0)
-    }
-
-    /// Waits until the process has exited, for at most `timeout`.
-    pub fn wait_exit(&self, timeout: Duration) -> bool {
-        self.identity
-            .get()
-            .is_none_or(|identity| identity.pidfd.wait_exit(timeout))
     }
 }
 

@@ -182,6 +182,9 @@ pub struct ManagerCost {
     /// Times the books were locked for them.
     #[serde(default)]
     pub evict_locks: u64,
+    /// Orders to a process of the client that were not answered in time.
+    #[serde(default)]
+    pub orders_given_up: u64,
 }
 
 /// Longest holds of locks, where the program changes its address space or a process ends, and what
@@ -278,6 +281,8 @@ pub struct ReportInputs<'a> {
     pub evict_batches: u64,
     /// Times the engine was locked for them.
     pub evict_locks: u64,
+    /// Orders that an agent did not answer in time.
+    pub orders_given_up: u64,
     /// Most pages managed at once.
     pub managed_pages: u64,
     /// Address spaces managed.
@@ -524,6 +529,7 @@ impl Report {
                 scale: inputs.scale,
                 evict_batches: inputs.evict_batches,
                 evict_locks: inputs.evict_locks,
+                orders_given_up: inputs.orders_given_up,
             },
             spaces: inputs.spaces,
             mappings_peak: inputs.mappings_peak,

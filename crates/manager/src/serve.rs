@@ -366,6 +366,8 @@ fn share(
         mappings_warn: undercroft_sys::procfs::mappings_max() / 5 * 4,
         managed_pages_peak: AtomicU64::new(0),
         look_again: AtomicBool::new(false),
+        orders_given_up: AtomicU64::new(0),
+        to_bring: Mutex::default(),
         started: Instant::now(),
         doom: Mutex::new(None),
     }))

@@ -215,6 +215,10 @@ pub(crate) struct Shared {
     pub managed_pages_peak: AtomicU64,
     /// Records of new mappings were lost: the control thread looks at everything anew.
     pub look_again: AtomicBool,
+    /// Pages that fault threads are to bring in though nobody waits for them.
+    pub to_bring: Mutex<Vec<(SpaceId, VirtPage)>>,
+    /// Orders that an agent did not answer in time.
+    pub orders_given_up: AtomicU64,
     pub started: Instant,
     /// Why the client must be ended, once something decided so.
     pub doom: Mutex<Option<String>>,
@@ -345,6 +349,12 @@ impl Shared {
     }
 
     /// Wakes the evictor if it sleeps. Cost when it does not: one load.
+    /// Has pages brought in, some time later: nobody waits for them, who may not be kept waiting.
+    pub fn bring_in(&self, space: SpaceId, pages: impl Iterator<Item = VirtPage>) {
+        lock(&self.to_bring).extend(pages.map(|page| (space, page)));
+        self.wake_fault_threads();
+    }
+
     pub fn kick_evictor(&self) {
         if self.evictor_sleeps.load(Ordering::SeqCst) {
             self.evict_kick.fetch_add(1, Ordering::SeqCst);

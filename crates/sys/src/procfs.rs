@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use undercroft_base::{Bytes, PageCount, VirtRange};
 
@@ -227,6 +228,16 @@ pub fn cpu_ticks(pid: u32) -> Option<u64> {
     let user: u64 = stat_field(&text, 14)?.parse().ok()?;
     let system: u64 = stat_field(&text, 15)?.parse().ok()?;
     Some(user + system)
+}
+
+/// User and system time that one thread has used: exact to a tick.
+pub fn thread_time(tid: u32) -> Option<Duration> {
+    // Not `/proc/TID/stat`, which adds up all threads of the process.
+    let text = std::fs::read(format!("/proc/{tid}/task/{tid}/stat")).ok()?;
+    let user: u64 = stat_field(&text, 14)?.parse().ok()?;
+    let system: u64 = stat_field(&text, 15)?.parse().ok()?;
+    // A tick is a hundredth of a second for every program.
+    Some(Duration::from_millis(10 * (user + system)))
 }
 
 /// Field `number` (as in proc(5), from 3 on) of a stat line, whatever the command name holds.

@@ -54,8 +54,9 @@ pub trait Shared {
 /// Value of [`Word::ReaderWants`]: the reader sleeps until [`Word::Busy`] is cleared.
 pub const READER_SLEEPS: u32 = 2;
 
-/// Longest wait for an agent before the caller checks that its process still lives.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// Longest wait for an agent before the caller checks that its process still lives, and whether to
+/// wait on.
+const PATIENCE: Duration = Duration::from_millis(5);
 
 /// How often to poll a busy agent before sleeping until it is done: some 20 us, its usual time.
 const EXCLUDE_LOOKS: u32 = 800;
@@ -112,22 +113,56 @@ pub fn post(page: &impl Shared, write: impl FnOnce()) -> u32 {
     seq
 }
 
-/// Wakes the agent for command `seq` and waits for the answer. False if the agent died; `alive` is
-/// asked now and then. The caller holds no lock: the agent may take the caller's CPU at once, for
-/// the whole command.
+/// What came of waiting for an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// The command is answered.
+    Answered,
+    /// The agent died.
+    Gone,
+    /// The caller lost its patience.
+    Late,
+}
+
+/// Wakes the agent for command `seq` and waits for the answer. `alive` and `patient` are asked now
+/// and then. `alive` is the kernel's word, not that of the page: any thread of the program may
+/// write there. The caller holds no lock: the agent may take the caller's CPU at once, for the
+/// whole command.
 #[inline]
-pub fn wait(page: &impl Shared, seq: u32, alive: impl Fn() -> bool) -> bool {
+pub fn wait(
+    page: &impl Shared,
+    seq: u32,
+    alive: impl Fn() -> bool,
+    patient: impl Fn() -> bool,
+) -> Waited {
     page.wake(Word::Seq, 1);
     loop {
         let done = page.load(Word::Done, Acquire);
         if done == seq {
-            return true;
+            return Waited::Answered;
         }
-        if page.load(Word::Agent, Acquire) == 0 || !alive() {
-            return false;
+        if !alive() {
+            return Waited::Gone;
+        }
+        if !patient() {
+            return Waited::Late;
         }
         page.wait(Word::Done, done, Some(PATIENCE));
     }
+}
+
+/// Gives command `seq` up after [`Waited::Late`]: the agent starts no further MOVE of it once it
+/// sees this. What it has moved by then nobody knows before [`is_answered`]. Until then the pages
+/// are on their way out, the gate stays shut for fork(), and no other command may be posted.
+#[inline]
+pub fn give_up(page: &impl Shared, seq: u32) {
+    page.store(Word::Cancelled, seq, Release);
+}
+
+/// Whether command `seq` is answered: then, and not before, its result may be read.
+#[inline]
+pub fn is_answered(page: &impl Shared, seq: u32) -> bool {
+    page.load(Word::Done, Acquire) == seq
 }
 
 /// The command in progress must move no more pages. Called between [`exclude_agent`] and
@@ -138,29 +173,42 @@ pub fn cancel(page: &impl Shared) {
     page.store(Word::Cancelled, seq, Release);
 }
 
-/// Returns when the agent is moving no pages. It moves none before [`admit_agent`]. The caller
-/// holds the layout lock for writing. Cost: two loads when the agent is idle; otherwise at most the
-/// work given to [`between_events`].
+/// True when the agent is moving no pages. It moves none before [`admit_agent`]. The caller holds
+/// the layout lock for writing. Cost: two loads when the agent is idle; otherwise at most the work
+/// given to [`between_events`].
+///
+/// False when the caller lost its patience, which is asked for now and then: the agent is in a
+/// MOVE, or about to make one, and does not run. It may go on at any time, so no event may be
+/// acknowledged. There is nothing to admit then.
 #[inline]
-pub fn exclude_agent<S: Shared>(page: &S, alive: impl Fn() -> bool) {
+pub fn exclude_agent<S: Shared>(
+    page: &S,
+    alive: impl Fn() -> bool,
+    patient: impl Fn() -> bool,
+) -> bool {
     if page.load(Word::Done, Acquire) == page.load(Word::Seq, Acquire) {
-        return; // it has no command, and gets none while the layout lock is held
+        return true; // it has no command, and gets none while the layout lock is held
     }
     page.store(Word::ReaderWants, 1, SeqCst);
     for _ in 0..S::looks(EXCLUDE_LOOKS) {
         if page.load(Word::Busy, SeqCst) == 0 {
-            return;
+            return true;
         }
         page.pause(false);
     }
     // It lost its CPU inside the MOVE, perhaps to this very thread, or died there.
     page.store(Word::ReaderWants, READER_SLEEPS, SeqCst);
     while page.load(Word::Busy, SeqCst) != 0 {
-        if page.load(Word::Agent, Acquire) == 0 || !alive() {
-            return;
+        if !alive() {
+            return true;
+        }
+        if !patient() {
+            admit_agent(page);
+            return false;
         }
         page.wait(Word::Busy, 1, Some(NAP));
     }
+    true
 }
 
 /// Lets the agent continue.

@@ -1,8 +1,9 @@
-//! A group of chosen pages of one process: taken out of it, stored, and published; or back where they came from.
+//! A group of chosen pages of one process: taken out of it, stored, and published; or back where
+//! they came from. What its process does not do in time is left to `aside.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use undercroft_base::{
     SpaceId, Store, StoreError, TierId, VirtPage, VirtRange, fill_word, page_checksum,
@@ -14,13 +15,25 @@ use undercroft_trace::Movement;
 use undercroft_wire::protocol::OP_MOVE;
 
 use super::Evictor;
+use super::aside::{GivenUp, Waits, all_of};
 use crate::agent::{Agent, Readiness};
+use crate::command::{Done, NotDone};
+use crate::discover::settle_without_agent;
 use crate::process::Process;
 use crate::shared::page_of;
 
-/// How long the memory of a process that exits may take to go before what is missing counts as lost.
-const GOING_LOOKS: u32 = 40;
-const GOING_PAUSE: Duration = Duration::from_millis(5);
+/// Longest wait for an answer, which takes some 50 us where the agent has a CPU; and for that of an
+/// agent that was late before.
+const ORDER_MAX: Duration = Duration::from_millis(25);
+const LATE_ORDER_MAX: Duration = Duration::from_millis(1);
+
+/// Longest that a page is tried to be put back at once: an event that is in the way is read within
+/// some 20 us.
+const PUT_BACK_MAX: Duration = Duration::from_millis(2);
+const PUT_BACK_PAUSE: Duration = Duration::from_micros(20);
+
+/// When a page's place counts as gone, where nothing is mapped and no event says so.
+const PLACE_GONE: Duration = Duration::from_millis(50);
 
 /// What becomes of a page that was taken out.
 #[derive(Clone, Copy, Debug)]
@@ -69,19 +82,42 @@ impl Evictor {
             let agent = process.agent.get()?;
             // A stopped process (SIGSTOP, a debugger) has a stopped agent: nothing can leave it
             // until it goes on.
-            let ready = self.is_ready(agent);
-            (ready && agent.commands.claim()).then_some((process, agent))
+            if !self.is_ready(agent) {
+                self.pass_over(process);
+                return None;
+            }
+            agent.commands.claim().then_some((process, agent))
         });
-        let mut left = match claimed {
-            Some((process, agent)) => self.take_out(process, agent, group),
+        match claimed {
             None => self.leave(group),
-        };
-        let mut refused = 0;
+            Some((process, agent)) => match self.take_out(process, agent, group) {
+                Ok(moved) => self.finish(process, group, moved),
+                Err(waits) => self.set_aside(process, group, waits),
+            },
+        }
+        self.shared.wake_pages(&mut self.wakes);
+    }
+
+    /// Stores and publishes the pages `moved` of the group, or has them wait for their process.
+    fn finish(&mut self, process: &Arc<Process>, group: &[EvictItem], moved: u64) {
+        match (self.store_all(group, moved), process.agent.get()) {
+            (Some(waits), _) => self.set_aside(process, group, waits),
+            (None, Some(agent)) => agent.commands.release(),
+            (None, None) => {}
+        }
+    }
+
+    /// Stores and publishes the pages `left` of the group, which are in `buffer`. What cannot be
+    /// put back at once has to wait.
+    pub(super) fn store_all(&mut self, group: &[EvictItem], mut left: u64) -> Option<Waits> {
+        let (mut refused, mut stuck) = (0, 0);
         while left != 0 {
             let turn = self.publish(group, left, refused);
             // What a thread waits for is put back ahead of what is still to be stored.
             for at in places(turn.back) {
-                self.put_back(group[at].at, at, group[at].page);
+                if !self.put_back_at_once(&group[at], at) {
+                    stuck |= 1 << at;
+                }
             }
             refused = self.store(group, &turn);
             left &= !(turn.back | turn.next) | refused;
@@ -89,10 +125,9 @@ impl Evictor {
         if !self.stored.is_empty() {
             self.publish(group, 0, 0);
         }
-        if let Some((_, agent)) = claimed {
-            agent.commands.release();
-        }
-        self.shared.wake_pages(&mut self.wakes);
+        let stuck = places(stuck).map(|at| (at, page_of(&self.buffer, at).to_vec()));
+        let stuck: Vec<_> = stuck.collect();
+        (!stuck.is_empty()).then_some(Waits::Place(stuck))
     }
 
     /// Publishes what was stored last, and wakes who waits for it. Returns what is next with the
@@ -134,17 +169,24 @@ impl Evictor {
         ready
     }
 
-    /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`, and only there.
-    /// The others are settled.
-    fn take_out(&mut self, process: &Arc<Process>, agent: &Agent, group: &[EvictItem]) -> u64 {
+    /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`,
+    /// and only there. The others are settled. Error: the group waits for something.
+    fn take_out(
+        &mut self,
+        process: &Arc<Process>,
+        agent: &Agent,
+        group: &[EvictItem],
+    ) -> Result<u64, Waits> {
         self.settle_events(process);
         let pages = group.iter().map(|item| item.page);
         let sharing = crate::cow::leaving(&self.shared, process, pages);
         let seq = {
-            // An event acknowledged before this is in the books; one acknowledged after it cancels the command.
+            // An event acknowledged before this is in the books; one acknowledged after it cancels
+            // the command.
             let _layout = process.layout.read();
             if !process.is_settled() {
-                return self.leave(group);
+                self.leave(group);
+                return Ok(0);
             }
             let engine = self.shared.engine();
             let pages = group.iter().map(|item| {
@@ -153,12 +195,35 @@ impl Evictor {
             });
             agent.commands.post(OP_MOVE, pages)
         };
-        let done = agent.commands.wait(seq, || process.is_alive());
-        let Some(done) = done else {
-            // It died over the command: whatever was moved is gone with it.
-            self.lose(group, all_of(group));
-            return 0;
+        let began = Instant::now();
+        let most = match process.is_late.load(Ordering::Relaxed) {
+            true => LATE_ORDER_MAX,
+            false => ORDER_MAX,
         };
+        let patient = || began.elapsed() < most;
+        let answer = agent.commands.wait(seq, || !agent.has_ended(), patient);
+        let late = matches!(answer, Err(NotDone::GivenUp));
+        process.is_late.store(late, Ordering::Relaxed);
+        match answer {
+            Ok(done) => self.taken(process, agent, group, (done, sharing)),
+            // It died over the command: whatever was moved is gone with it.
+            Err(NotDone::Gone) => Err(Waits::Gone(all_of(group))),
+            Err(NotDone::GivenUp) => {
+                self.shared.orders_given_up.fetch_add(1, Ordering::Relaxed);
+                Err(Waits::Answer(GivenUp::new(agent, seq, sharing)))
+            }
+        }
+    }
+
+    /// The agent has answered: reads what it moved, settles the rest; bit i = page i is in
+    /// `buffer`, and only there. * `sharing`: pages that shared their frames with relatives.
+    pub(super) fn taken(
+        &mut self,
+        process: &Arc<Process>,
+        agent: &Agent,
+        group: &[EvictItem],
+        (done, sharing): (Done, u64),
+    ) -> Result<u64, Waits> {
         // The client wrote these: it may name places that were never asked for.
         let (moved, refused) = (done.moved & all_of(group), done.refused);
         let readable = agent.read_holding(moved, group.len(), &mut self.buffer);
@@ -174,44 +239,35 @@ impl Evictor {
                 _ => (group[at].at, Taken::NotTried),
             }));
         }
-        if !readable {
-            self.abandon(process, group, moved);
-            return 0;
+        match readable {
+            true => Ok(moved),
+            // It died meanwhile, or has taken its holding area away.
+            false => Err(Waits::End(moved)),
         }
-        moved
     }
 
-    /// Applies what waited for a late event, if none is on its way. No agent moves pages now: this thread gives the orders.
+    /// Applies what waited for a late event, if none is on its way.
     fn settle_events(&self, process: &Process) {
-        if !process.is_settled() {
-            let _layout = process.layout.write();
-            crate::layout::settle(&self.shared, process);
+        if process.is_settled() {
+            return;
+        }
+        let _layout = process.layout.write();
+        match process.agent.get() {
+            Some(agent) => _ = settle_without_agent(&self.shared, process, agent),
+            None => _ = crate::layout::settle(&self.shared, process),
         }
     }
 
     /// Nothing was taken out: the pages stay where they are.
-    fn leave(&mut self, group: &[EvictItem]) -> u64 {
+    fn leave(&mut self, group: &[EvictItem]) {
         self.stay(group.iter().map(|item| (item.at, Taken::NotTried)));
-        0
     }
 
     /// `pages` of the group may have been moved out, and cannot be read. With their address space
     /// they are nobody's. Else it lives on in a process that shares it, or a fork child that
     /// bypassed the C library depends on them: whoever touches one that is missing finds an error
     /// there, never zeros.
-    fn lose(&mut self, group: &[EvictItem], pages: u64) {
-        // An exit in progress ends the memory a moment later; then nothing is lost to anybody.
-        let process = group
-            .first()
-            .and_then(|item| self.shared.process(item.space));
-        let going = process.filter(|p| !p.has_lost_its_memory(page_of(&self.buffer, 0)));
-        for _ in 0..GOING_LOOKS {
-            let left = going.as_ref();
-            if left.is_none_or(|p| p.has_lost_its_memory(page_of(&self.buffer, 0))) {
-                break;
-            }
-            std::thread::sleep(GOING_PAUSE);
-        }
+    pub(super) fn lose(&mut self, group: &[EvictItem], pages: u64) {
         for at in places(pages) {
             match self.is_missed(group[at].at) {
                 true => self.stored.push((group[at].at, Outcome::Lost)),
@@ -245,22 +301,6 @@ impl Evictor {
             }
         }
         missed
-    }
-
-    /// Pages were moved out and cannot be read. Either the process died meanwhile; or it made itself
-    /// unreadable, and is ended before it can see them missing.
-    fn abandon(&mut self, process: &Process, group: &[EvictItem], moved: u64) {
-        // An exit or exec in progress shows as one a moment later.
-        let ended = (0..100).any(|_| {
-            process.wait_exit(Duration::from_millis(20))
-                || process.agent.get().is_none_or(|agent| agent.has_ended())
-        });
-        if !ended {
-            // It has taken its holding area away: that process is ended, not the others.
-            process.kill();
-            process.wait_exit(Duration::from_secs(5));
-        }
-        self.lose(group, moved);
     }
 
     /// Stores the next pages of the group. What was stored is to be published; returns what no tier
@@ -353,66 +393,107 @@ impl Evictor {
         Fate::ToStore
     }
 
-    /// Installs page `at` of the buffer where it came from, and publishes that. * `chosen`: where it was when it was chosen.
-    fn put_back(&mut self, index: BatchIndex, at: usize, chosen: VirtPage) {
-        let bytes = page_of(&self.buffer, at);
-        loop {
-            self.places.clear();
-            self.shared.engine().places_of(index, &mut self.places);
-            let mut spaces: Vec<SpaceId> = self.places.iter().map(|(space, _)| *space).collect();
-            spaces.sort_unstable();
-            spaces.dedup();
-            let processes: Vec<Arc<Process>> = spaces
-                .iter()
-                .filter_map(|space| self.shared.process(*space))
-                .collect();
-            for process in &processes {
-                self.settle_events(process);
+    /// Installs one page in one process, whose layout is locked. `age`: it has been tried for so
+    /// long.
+    fn put_at(&self, process: &Process, page: VirtPage, bytes: &[u8], age: Duration) -> Put {
+        match process.uffd.copy(page, bytes, false) {
+            Ok(()) | Err(UffdError::Exists { .. } | UffdError::ClientGone) => Put::There,
+            // The mapping went away: its event is on the way, and tells where to, or that nobody
+            // wants it. Where there is none (shmat with SHM_REMAP), nobody does.
+            Err(UffdError::NotMapped { .. }) if age >= PLACE_GONE && !process.event_pending() => {
+                Put::Nowhere
             }
-            let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
-            let mut now = Vec::new();
-            self.shared.engine().places_of(index, &mut now);
-            if now != self.places || processes.iter().any(|p| !p.is_settled()) {
-                continue; // it moved before the locks were held, or the books are behind
-            }
-            let mut again = false;
-            for (space, page) in &self.places {
-                let Some(process) = processes.iter().find(|p| p.space == *space) else {
-                    continue; // gone
-                };
-                match process.uffd.copy(*page, bytes, false) {
-                    Ok(()) | Err(UffdError::Exists { .. } | UffdError::ClientGone) => {}
-                    // Also when the mapping went away: its event is on the way, and tells where to, or that nobody wants it.
-                    Err(_) => again = true,
-                }
-            }
-            if again {
-                drop(_layouts);
-                drop(processes);
-                std::thread::sleep(Duration::from_micros(20));
-                continue;
-            }
-            let mut engine = self.shared.engine();
-            if let Some(record) = &self.shared.record {
-                let own = self.places.first();
-                let own = own.is_some_and(|(_, page)| engine.is_at(index, *page));
-                for (at, (space, page)) in self.places.iter().enumerate() {
-                    match (own && at == 0, *page == chosen) {
-                        (true, true) => record.put_back(*space, *page),
-                        (true, false) => record.moved(*space, *page, Movement::Returned),
-                        (false, _) => record.moved(*space, *page, Movement::Found),
-                    }
-                }
-            }
-            engine.publish(index, Outcome::PutBack, &mut self.wakes);
-            return;
+            Err(_) => Put::NotYet,
         }
+    }
+
+    /// Nothing is mapped at this place of a page of the batch: it is as if the program had dropped
+    /// it.
+    fn forget_place(&self, space: SpaceId, page: VirtPage) {
+        let range = VirtRange::new(page, page.plus(1));
+        let mut engine = self.shared.engine();
+        engine.removed(space, range);
+        if let Some(record) = &self.shared.record {
+            record.dropped(space, range);
+        }
+    }
+
+    /// As [`Evictor::put_back`], again and again for a moment.
+    fn put_back_at_once(&mut self, item: &EvictItem, at: usize) -> bool {
+        let began = Instant::now();
+        while !self.put_back(item, at, Duration::ZERO) {
+            if began.elapsed() >= PUT_BACK_MAX {
+                return false;
+            }
+            std::thread::sleep(PUT_BACK_PAUSE);
+        }
+        true
+    }
+
+    /// Installs page `at` of the buffer, which is `item`, where it came from, and publishes that.
+    /// False: not now, because of one of the processes that have it. `age`: it has been tried for
+    /// so long.
+    pub(super) fn put_back(&mut self, item: &EvictItem, at: usize, age: Duration) -> bool {
+        let (index, chosen) = (item.at, item.page);
+        self.places.clear();
+        self.shared.engine().places_of(index, &mut self.places);
+        let mut spaces: Vec<SpaceId> = self.places.iter().map(|(space, _)| *space).collect();
+        spaces.sort_unstable();
+        spaces.dedup();
+        let processes: Vec<Arc<Process>> = spaces
+            .iter()
+            .filter_map(|space| self.shared.process(*space))
+            .collect();
+        for process in &processes {
+            self.settle_events(process);
+        }
+        let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
+        let mut now = Vec::new();
+        self.shared.engine().places_of(index, &mut now);
+        if now != self.places || processes.iter().any(|p| !p.is_settled()) {
+            return false; // it moved before the locks were held, or the books are behind
+        }
+        let bytes = page_of(&self.buffer, at);
+        let mut there = true;
+        for (space, page) in &self.places {
+            let Some(process) = processes.iter().find(|p| p.space == *space) else {
+                continue; // gone
+            };
+            match self.put_at(process, *page, bytes, age) {
+                Put::There => {}
+                Put::Nowhere => {
+                    self.forget_place(*space, *page);
+                    there = false;
+                }
+                Put::NotYet => there = false,
+            }
+        }
+        if !there {
+            return false;
+        }
+        let mut engine = self.shared.engine();
+        if let Some(record) = &self.shared.record {
+            let own = self.places.first();
+            let own = own.is_some_and(|(_, page)| engine.is_at(index, *page));
+            for (at, (space, page)) in self.places.iter().enumerate() {
+                match (own && at == 0, *page == chosen) {
+                    (true, true) => record.put_back(*space, *page),
+                    (true, false) => record.moved(*space, *page, Movement::Returned),
+                    (false, _) => record.moved(*space, *page, Movement::Found),
+                }
+            }
+        }
+        engine.publish(index, Outcome::PutBack, &mut self.wakes);
+        true
     }
 }
 
-/// A set with every item of the group. A group has at least one page, and at most 64.
-fn all_of(group: &[EvictItem]) -> u64 {
-    u64::MAX >> (EVICT_PAGES_MAX - group.len())
+/// What came of putting a page back.
+enum Put {
+    There,
+    /// Its place is gone.
+    Nowhere,
+    NotYet,
 }
 
 /// The places of a set's members, ascending.

@@ -98,7 +98,7 @@ impl Control {
         let size = size.unwrap_or_default().virtual_size.0;
         let before = self.virtual_sizes.insert(process.space, size);
         let again = process.recheck.take();
-        if everything || before != Some(size) || !process.managed.load(Ordering::Relaxed) {
+        if everything || before != Some(size) || process.wants_look() {
             discover::manage(&self.shared, process, &mut self.maps);
             return true;
         }

@@ -147,6 +147,7 @@ impl Control {
             metadata: Bytes(metadata),
             evict_batches: shared.eviction.batches.load(Ordering::Relaxed),
             evict_locks: shared.eviction.engine_locks.load(Ordering::Relaxed),
+            orders_given_up: shared.orders_given_up.load(Ordering::Relaxed),
             managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
             spaces: shared.spaces_seen.load(Ordering::Relaxed),
             mappings_peak: shared.mappings_peak.load(Ordering::Relaxed),

@@ -1,7 +1,9 @@
-//! The protocol of the command page under `loom`: the functions that run live, in every interleaving with few forced switches.
+//! The protocol of the command page under `loom`: the functions that run live, in every
+//! interleaving with few forced switches.
 //!
-//! It must hold as it is, and fail when anything of it is broken: every order of an access weakened by a step, every wake-up
-//! left out, every step of the exclusions swapped. What can be weakened without harm is listed with the reason.
+//! It must hold as it is, and fail when anything of it is broken: every order of an access weakened
+//! by a step, every wake-up left out, every step of the exclusions swapped. What can be weakened
+//! without harm is listed with the reason.
 
 mod memory;
 mod scenes;
@@ -188,6 +190,13 @@ fn every_wrong_step_is_found() {
             Late,
             "carried out after it was given up",
         ),
+        (
+            Variant::SettlesEarly,
+            GivenUp,
+            "the result is of another order",
+        ),
+        (Variant::ReleasesGivenUp, GivenUpInFork, "race"),
+        (Variant::ReadsAnyway, LeftUnread, "race"),
     ];
     for (variant, scene, why) in variants {
         let (found, _) = scene.run(Broken::Nothing, variant);

@@ -1,7 +1,8 @@
-//! The scenes of the model: which threads do what to one command page, and what must hold whatever the order.
+//! The scenes of the model: which threads do what to one command page, and what must hold whatever
+//! the order.
 //!
-//! What the protocol guards is in cells of `loom`, which fail when two threads use one without the first's use happening before the
-//! second's. Who never ends is a deadlock, which fails too.
+//! What the protocol guards is in cells of `loom`, which fail when two threads use one without the
+//! first's use happening before the second's. Who never ends is a deadlock, which fails too.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use loom::sync::RwLock;
 use loom::thread;
 
 use crate::memory::{Broken, Made, Page, Side, accesses_made};
-use undercroft_wire::command::{self, Shared, Word};
+use undercroft_wire::command::{self, Shared, Waited, Word};
 
 /// The agent's thread id.
 const AGENT: u32 = 7;
@@ -37,9 +38,15 @@ pub enum Scene {
     Death(u32),
     /// An agent starts.
     Start,
+    /// The evictor loses its patience with an order.
+    GivenUp,
+    /// A thread forks while it does.
+    GivenUpInFork,
+    /// The reader loses its patience with the agent.
+    LeftUnread,
 }
 
-pub const ALL: [Scene; 11] = [
+pub const ALL: [Scene; 14] = [
     Scene::Orders,
     Scene::Events,
     Scene::EventsTwice,
@@ -51,6 +58,9 @@ pub const ALL: [Scene; 11] = [
     Scene::Death(1),
     Scene::Death(2),
     Scene::Start,
+    Scene::GivenUp,
+    Scene::GivenUpInFork,
+    Scene::LeftUnread,
 ];
 
 /// What a caller, or the protocol itself, does otherwise than it should.
@@ -75,9 +85,16 @@ pub enum Variant {
     ForkLooksThenSets,
     /// An order is posted to whoever is there.
     PostsUnclaimed,
+    /// What an order came to that was given up is looked at before it is answered.
+    SettlesEarly,
+    /// The fork gate opens when an order is given up.
+    ReleasesGivenUp,
+    /// Who has lost its patience with the agent reads all the same.
+    ReadsAnyway,
 }
 
-/// Something that threads use by turns. Using it at a time when another may be using it fails the model.
+/// Something that threads use by turns. Using it at a time when another may be using it fails the
+/// model.
 struct Guarded {
     turn: UnsafeCell<()>,
     value: AtomicU32,
@@ -117,18 +134,20 @@ pub enum Outcome {
     Wrong(String),
 }
 
-/// Threads of this name fail without a word, and without the second that a backtrace takes: it is told by the outcome.
+/// Threads of this name fail without a word, and without the second that a backtrace takes: it is
+/// told by the outcome.
 const MODEL: &str = "model";
 static HUSH: std::sync::Once = std::sync::Once::new();
 
 impl Scene {
-    /// Context switches forced upon threads that could go on, at most: what can be tried within seconds. The environment
-    /// variable `LOOM_MAX_PREEMPTIONS` has more tried.
+    /// Context switches forced upon threads that could go on, at most: what can be tried within
+    /// seconds. The environment variable `LOOM_MAX_PREEMPTIONS` has more tried.
     fn preemptions(self) -> usize {
         match self {
             Scene::EventsTwice => 2,
             Scene::Events | Scene::Forks | Scene::ForkAndOrder | Scene::Death(1..) => 3,
             Scene::Orders | Scene::Fork => 5,
+            Scene::GivenUp | Scene::GivenUpInFork | Scene::LeftUnread => 3,
             Scene::Late | Scene::Death(_) | Scene::Start => 8,
         }
     }
@@ -167,11 +186,15 @@ impl Scene {
                     Scene::Late => late(broken, variant),
                     Scene::Death(stage) => death(broken, stage),
                     Scene::Start => start(broken),
+                    Scene::GivenUp => given_up(broken, variant, false),
+                    Scene::GivenUpInFork => given_up(broken, variant, true),
+                    Scene::LeftUnread => left_unread(broken, variant),
                 }
             });
             accesses_made()
         };
-        // A thread of its own: what `loom` keeps for each thread may be left in disorder by a failure.
+        // A thread of its own: what `loom` keeps for each thread may be left in disorder by a
+        // failure.
         HUSH.call_once(|| {
             let loud = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
@@ -208,6 +231,16 @@ fn page_with_agent(broken: Broken) -> Arc<Page> {
     page
 }
 
+/// Whether the agent lives, as the kernel has it.
+fn lives(side: &Side) -> bool {
+    side.load(Word::Agent, Acquire) != 0
+}
+
+/// Waits as long as it takes.
+fn waits(side: &Side, seq: u32) -> Waited {
+    command::wait(side, seq, || lives(side), || true)
+}
+
 /// Carries out `count` orders; `act` is given the number of each, and what it said.
 fn agent(side: &Side, count: usize, said: &Guarded, result: &Guarded, act: impl Fn(u32)) {
     let mut seq = 0;
@@ -220,7 +253,8 @@ fn agent(side: &Side, count: usize, said: &Guarded, result: &Guarded, act: impl 
     }
 }
 
-/// Each order is carried out once, with what it said, and answered; the answer says what was done for it.
+/// Each order is carried out once, with what it said, and answered; the answer says what was done
+/// for it.
 fn orders(broken: Broken) {
     const ORDERS: usize = 2;
     let page = page_with_agent(broken);
@@ -233,14 +267,15 @@ fn orders(broken: Broken) {
     for order in 0..ORDERS as u32 {
         assert!(command::claim(&side));
         let seq = command::post(&side, || said.set(10 + order));
-        assert!(command::wait(&side, seq, || true));
+        assert_eq!(waits(&side, seq), Waited::Answered);
         assert_eq!(result.get(), 10 + order, "the result is of another order");
         command::release(&side);
     }
     agent_thread.join().expect("the agent ends");
 }
 
-/// While an event is acknowledged, the agent is in no MOVE; after one that cancels its order, it starts none for it.
+/// While an event is acknowledged, the agent is in no MOVE; after one that cancels its order, it
+/// starts none for it.
 fn events(broken: Broken, variant: Variant, events: usize) {
     const MOVES: usize = 2;
     let page = page_with_agent(broken);
@@ -290,7 +325,7 @@ fn events(broken: Broken, variant: Variant, events: usize) {
             for _ in 0..events {
                 let _layout = layout.write().expect("nobody panics and goes on");
                 if variant != Variant::ExcludesNobody {
-                    command::exclude_agent(&side, || true);
+                    assert!(command::exclude_agent(&side, || lives(&side), || true));
                 }
                 if variant == Variant::AdmitsEarly {
                     command::admit_agent(&side);
@@ -313,14 +348,15 @@ fn events(broken: Broken, variant: Variant, events: usize) {
     });
     assert_eq!(seq, 1);
     drop(locked);
-    assert!(command::wait(&side, seq, || true));
+    assert_eq!(waits(&side, seq), Waited::Answered);
     assert_eq!(result.get(), 10);
     command::release(&side);
     agent_thread.join().expect("the agent ends");
     reader.join().expect("the reader ends");
 }
 
-/// No page is between selected and published while a fork copies the address space; both go on in the end.
+/// No page is between selected and published while a fork copies the address space; both go on in
+/// the end.
 fn fork(broken: Broken, variant: Variant, forks: usize) {
     let page = page_with_agent(broken);
     let memory = Guarded::new();
@@ -393,13 +429,14 @@ fn fork_and_order(broken: Broken) {
     let side = page.side();
     let mut forking = Some(forking);
     if !command::claim(&side) {
-        // Trying again at once could go on for ever, in theory: each try holds up the fork that it waits for.
+        // Trying again at once could go on for ever, in theory: each try holds up the fork that it
+        // waits for.
         let forking = forking.take().expect("one fork");
         forking.join().expect("the fork ends");
         assert!(command::claim(&side), "nobody forks any more");
     }
     let seq = command::post(&side, || said.set(10));
-    assert!(command::wait(&side, seq, || true));
+    assert_eq!(waits(&side, seq), Waited::Answered);
     assert_eq!(memory.get(), 1, "the page was not moved");
     memory.set(0);
     command::release(&side);
@@ -409,7 +446,8 @@ fn fork_and_order(broken: Broken) {
     }
 }
 
-/// An order is not carried out after it was given up: none is posted to an agent that has not started.
+/// An order is not carried out after it was given up: none is posted to an agent that has not
+/// started.
 fn late(broken: Broken, variant: Variant) {
     let page = Page::new(broken);
     let given_up = Arc::new(AtomicBool::new(false));
@@ -429,14 +467,15 @@ fn late(broken: Broken, variant: Variant) {
         thread::yield_now();
     }
     let seq = command::post(&side, || ());
-    if !command::wait(&side, seq, || true) {
+    if waits(&side, seq) == Waited::Gone {
         given_up.store(true, Relaxed);
     }
     command::release(&side);
     agent_thread.join().expect("the agent ends");
 }
 
-/// Nobody waits for an agent that died (limits pass then), and it does nothing after its order was given up.
+/// Nobody waits for an agent that died (limits pass then), and it does nothing after its order was
+/// given up.
 fn death(broken: Broken, stage: u32) {
     let page = page_with_agent(broken);
     let layout = Arc::new(RwLock::new(()));
@@ -467,7 +506,7 @@ fn death(broken: Broken, stage: u32) {
         thread::spawn(move || {
             let side = page.side();
             let _layout = layout.write().expect("nobody panics and goes on");
-            command::exclude_agent(&side, || true);
+            assert!(command::exclude_agent(&side, || lives(&side), || true));
             memory.set(2);
             command::admit_agent(&side);
         })
@@ -477,7 +516,7 @@ fn death(broken: Broken, stage: u32) {
         let locked = layout.read().expect("nobody panics and goes on");
         let seq = command::post(&side, || ());
         drop(locked);
-        assert!(!command::wait(&side, seq, || true), "nobody answered");
+        assert_eq!(waits(&side, seq), Waited::Gone, "nobody answered");
         given_up.store(true, Relaxed);
         command::release(&side);
     }
@@ -499,4 +538,90 @@ fn start(broken: Broken) {
     command::wait_for_agent(&page.side());
     descriptors.set(1); // closed
     agent_thread.join().expect("the agent ends");
+}
+
+/// An order is given up at any time; its result is looked at when its answer comes, and not before.
+/// `forks`: no fork copies the address space until then.
+fn given_up(broken: Broken, variant: Variant, forks: bool) {
+    let page = page_with_agent(broken);
+    let (said, result, memory) = (Guarded::new(), Guarded::new(), Guarded::new());
+    let agent_thread = {
+        let (page, said, result) = (page.clone(), said.clone(), result.clone());
+        let memory = memory.clone();
+        thread::spawn(move || {
+            let side = page.side();
+            agent(&side, 1, &said, &result, |seq| {
+                command::between_events(&side, seq, || memory.set(1));
+            });
+        })
+    };
+    let side = page.side();
+    assert!(command::claim(&side), "nobody forks yet");
+    let forking = forks.then(|| {
+        let (page, memory) = (page.clone(), memory.clone());
+        thread::spawn(move || {
+            let side = page.side();
+            command::before_fork(&side);
+            assert_eq!(memory.get(), 0, "a page is on its way out");
+            command::after_fork(&side);
+        })
+    });
+    let seq = command::post(&side, || said.set(10));
+    if command::wait(&side, seq, || lives(&side), || false) == Waited::Late {
+        command::give_up(&side, seq);
+        if variant == Variant::ReleasesGivenUp {
+            command::release(&side);
+        }
+        while variant != Variant::SettlesEarly && !command::is_answered(&side, seq) {
+            thread::yield_now();
+        }
+    }
+    assert_eq!(result.get(), 10, "the result is of another order");
+    memory.set(0);
+    command::release(&side);
+    agent_thread.join().expect("the agent ends");
+    if let Some(forking) = forking {
+        forking.join().expect("the fork ends");
+    }
+}
+
+/// Who finds the agent at work and has no patience acknowledges nothing, and may come back.
+fn left_unread(broken: Broken, variant: Variant) {
+    let page = page_with_agent(broken);
+    let layout = Arc::new(RwLock::new(()));
+    let (said, result) = (Guarded::new(), Guarded::new());
+    // Used by MOVEs and acknowledgements.
+    let memory = Guarded::new();
+    let agent_thread = {
+        let (page, said, result) = (page.clone(), said.clone(), result.clone());
+        let memory = memory.clone();
+        thread::spawn(move || {
+            let side = page.side();
+            agent(&side, 1, &said, &result, |seq| {
+                command::between_events(&side, seq, || memory.set(1));
+            });
+        })
+    };
+    let reader = {
+        let (page, layout) = (page.clone(), layout.clone());
+        thread::spawn(move || {
+            let side = page.side();
+            let _layout = layout.write().expect("nobody panics and goes on");
+            let excluded = command::exclude_agent(&side, || lives(&side), || false);
+            if excluded || variant == Variant::ReadsAnyway {
+                memory.set(2);
+                command::admit_agent(&side);
+            }
+        })
+    };
+    let side = page.side();
+    assert!(command::claim(&side));
+    let locked = layout.read().expect("nobody panics and goes on");
+    let seq = command::post(&side, || said.set(10));
+    drop(locked);
+    assert_eq!(waits(&side, seq), Waited::Answered);
+    assert_eq!(result.get(), 10);
+    command::release(&side);
+    agent_thread.join().expect("the agent ends");
+    reader.join().expect("the reader ends");
 }

@@ -124,7 +124,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
     ),
     ("manager::keeper::start_manager", "to be cut"),
     ("manager::scenes::events", "one scene, told step by step"),
-    ("manager::fault_thread::fault", "to be cut"),
     ("manager::serve::serve_over", "to be cut"),
     ("manager::serve::share", "to be cut"),
     ("manager::writer::write", "one arm an event"),

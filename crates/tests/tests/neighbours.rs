@@ -1,0 +1,119 @@
+//! No process of a run can stop another: whoever is stopped, frozen or starved in the middle of
+//! pressure holds up nobody but itself, and has every byte when it goes on.
+
+use undercroft_tests::{Job, MIB, build, one_at_a_time, plain_only, say, skip};
+
+/// Rounds of 40 ms undisturbed and 40 ms disturbed.
+const ROUNDS: &str = "25";
+
+/// A 99th percentile below this proves no wait: other programs run on the machine, too.
+const CALM_US: f64 = 500.0;
+
+/// The folder of the second version's cgroups, if that can freeze.
+fn second_version() -> Option<String> {
+    let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
+    let mount = mounts
+        .lines()
+        .find(|line| line.split(' ').nth(2) == Some("cgroup2"))?;
+    mount.split(' ').nth(1).map(str::to_owned)
+}
+
+/// One process is disturbed in this `way` half of the time; the other's 99th percentile is at most
+/// twice what it is otherwise.
+fn holds_up_nobody(name: &str, way: &str) {
+    let _turn = one_at_a_time();
+    let mut job = Job::new(build("neighbours"))
+        .args([way, "48", ROUNDS])
+        .timeout(100);
+    if way == "freeze" {
+        let Some(folder) = second_version() else {
+            return skip(name, "no cgroup of the second version is mounted");
+        };
+        job = job.env("CGROUP2", folder);
+    }
+    if !plain_only() {
+        job = job.limit(40 * MIB).tier("ram");
+    }
+    let outcome = job.run();
+    if outcome.code() == Some(77) {
+        return skip(name, "no group can be made, or no process put in it");
+    }
+    let outcome = outcome.expect(0);
+    let text = outcome.text();
+    let numbers: Vec<f64> = text
+        .split_whitespace()
+        .map(|word| word.parse().expect("a number"))
+        .collect();
+    let [p50, p99, most, late_p50, late_p99, late_most, other] = numbers[..] else {
+        panic!("seven numbers: {outcome}");
+    };
+    let given_up = match plain_only() {
+        true => 0.0,
+        false => outcome.number("manager.orders_given_up").unwrap_or(0.0),
+    };
+    say(&format!(
+        "{name}: p50 {p50} us, p99 {p99} us, longest {most} us; disturbed {late_p50}, {late_p99}, \
+         {late_most} us; {other} accesses of the other process; {given_up} orders given up"
+    ));
+    let calm = f64::max(p99, CALM_US);
+    assert!(
+        late_p99 <= 2.0 * calm,
+        "p99 {late_p99} us beside {p99} us: {outcome}"
+    );
+    if plain_only() {
+        return;
+    }
+    let outcome = outcome.expect_swapping(2000.0);
+    if ["freeze", "freezer", "quota"].contains(&way) {
+        // Else nobody was disturbed in the middle of anything, and nothing is proved.
+        assert!(given_up > 0.0, "{outcome}");
+    }
+}
+
+#[test]
+fn a_stopped_process_holds_up_nobody() {
+    holds_up_nobody("a_stopped_process_holds_up_nobody", "stop");
+}
+
+#[test]
+fn a_process_frozen_by_the_first_cgroup_version_holds_up_nobody() {
+    let name = "a_process_frozen_by_the_first_cgroup_version_holds_up_nobody";
+    holds_up_nobody(name, "freezer");
+}
+
+#[test]
+fn a_process_frozen_by_the_second_cgroup_version_holds_up_nobody() {
+    let name = "a_process_frozen_by_the_second_cgroup_version_holds_up_nobody";
+    holds_up_nobody(name, "freeze");
+}
+
+#[test]
+fn a_process_that_a_debugger_stops_holds_up_nobody() {
+    let name = "a_process_that_a_debugger_stops_holds_up_nobody";
+    holds_up_nobody(name, "trace");
+}
+
+#[test]
+fn a_process_with_a_hundredth_of_a_processor_holds_up_nobody() {
+    let name = "a_process_with_a_hundredth_of_a_processor_holds_up_nobody";
+    holds_up_nobody(name, "quota");
+}
+
+#[test]
+fn a_process_that_is_starved_by_others_holds_up_nobody() {
+    let name = "a_process_that_is_starved_by_others_holds_up_nobody";
+    holds_up_nobody(name, "nice");
+}
+
+/// It is ended, or goes on for itself.
+#[test]
+fn a_process_that_lies_about_its_agent_holds_up_nobody() {
+    let name = "a_process_that_lies_about_its_agent_holds_up_nobody";
+    holds_up_nobody(name, "scribble");
+}
+
+#[test]
+fn a_process_that_overwrites_what_it_shares_with_the_manager_holds_up_nobody() {
+    let name = "a_process_that_overwrites_what_it_shares_with_the_manager_holds_up_nobody";
+    holds_up_nobody(name, "garbage");
+}
