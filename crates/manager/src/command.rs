@@ -176,6 +176,12 @@ impl Commands {
         self.load(Word::ReaderWants, Ordering::Relaxed) != 0
     }
 
+    /// Zeros were mapped in the staging area: the agent clears them away before its next order.
+    pub fn has_strays(&self) {
+        let at = offset_of!(CommandPage, strays) / 4;
+        self.0.halves()[at].store(1, Ordering::Relaxed);
+    }
+
     /// True when the agent has no order. With the layout lock held for writing it gets none.
     pub fn is_idle(&self) -> bool {
         self.load(Word::Done, Ordering::Acquire) == self.load(Word::Seq, Ordering::Acquire)

@@ -319,21 +319,8 @@ impl FaultThread {
         let _layout = process.layout.write();
         let (since, mut events, mut short) = (Instant::now(), false, false);
         let agent = process.agent.get();
-        if let Some(agent) = agent {
-            let began = std::cell::Cell::new(None);
-            // Who has not let go of one thread is not waited for by the next.
-            let patient = || {
-                let since = began.get().unwrap_or_else(Instant::now);
-                began.set(Some(since));
-                !process.unread.load(Ordering::Relaxed) && since.elapsed() < EXCLUDE_MAX
-            };
-            if !(agent.commands).exclude_agent(|| !agent.has_ended(), patient) {
-                process.unread.store(true, Ordering::Relaxed);
-                return Intake::Unread;
-            }
-            if process.unread.load(Ordering::Relaxed) {
-                process.unread.store(false, Ordering::Relaxed);
-            }
+        if agent.is_some_and(|agent| !lets_read(process, agent)) {
+            return Intake::Unread;
         }
         match process.uffd.read_messages(&mut self.messages) {
             Ok(messages) => {
@@ -538,6 +525,22 @@ impl FaultThread {
     }
 }
 
+/// Keeps the agent from moving pages while messages are read. False when it does not let go in time;
+/// who has not let go of one thread is not waited for by the next.
+fn lets_read(process: &Process, agent: &Agent) -> bool {
+    let began = std::cell::Cell::new(None);
+    let patient = || {
+        let since = began.get().unwrap_or_else(Instant::now);
+        began.set(Some(since));
+        !process.unread.load(Ordering::Relaxed) && since.elapsed() < EXCLUDE_MAX
+    };
+    let excluded = (agent.commands).exclude_agent(|| !agent.has_ended(), patient);
+    if process.unread.load(Ordering::Relaxed) == excluded {
+        process.unread.store(!excluded, Ordering::Relaxed);
+    }
+    excluded
+}
+
 /// A thread of the program touches the staging area, as mlockall does. It gets zeros, which the
 /// agent clears away; never while an order is carried out, which would meet a page that it did not
 /// move.
@@ -545,6 +548,7 @@ fn fill_staging(process: &Process, agent: &Agent, page: VirtPage) {
     let range = VirtRange::new(page, page.plus(1));
     let layout = process.layout.write();
     if agent.commands.is_idle() {
+        agent.commands.has_strays(); // seen with the next command: it needs the lock
         let _ = process.uffd.zeropage(range, true);
     }
     drop(layout);

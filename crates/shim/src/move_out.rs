@@ -28,11 +28,7 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
     // to them.
     unsafe {
         let hold = staging + STAGING_PAGES * PAGE;
-        // DONTNEED: the old pages are stored. Refused if the program has locked all its memory.
-        if call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4) == EINVAL {
-            unlock(staging);
-            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
-        }
+        make_room(page, staging);
         let (mut moved, mut refused) = (0u64, 0u64);
         let mut whole = true;
         let mut retried = usize::MAX;
@@ -89,7 +85,7 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
         // if a command did not run to its end, every place is tried.
         let sought = if whole { moved } else { u64::MAX };
         let mut stranded = 0u64;
-        let mut unlocks = 0;
+        let (mut unlocks, mut busy) = (0, 0);
         let mut at = 0;
         while let Some((first, end)) = next_run(sought, at, count) {
             at = first;
@@ -106,6 +102,12 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
                 unlock(staging);
                 continue;
             }
+            if result == EBUSY && done == 0 && busy < BUSY_MAX {
+                // Somebody reads all memory of the program, and this page at this moment.
+                busy += 1;
+                call3(nr::SCHED_YIELD, 0, 0, 0);
+                continue;
+            }
             if done == 0 {
                 // The place is empty, or the MOVE failed in a way that no private page fails: the
                 // manager ends the program.
@@ -116,6 +118,48 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
         page.moved.store(moved, Relaxed);
         page.refused.store(refused & !moved, Relaxed);
         page.stranded.store(stranded, Relaxed);
+    }
+}
+
+/// Times in one command that a page on its way is found in use: who reads it has it for less than a
+/// microsecond.
+const BUSY_MAX: u32 = 10_000;
+
+/// Leaves out places of the source where nothing is.
+const MOVE_ALLOW_SRC_HOLES: u64 = 2;
+
+/// Empties both areas.
+unsafe fn make_room(page: &Page, staging: usize) {
+    let hold = staging + STAGING_PAGES * PAGE;
+    // SAFETY: both areas are the shim's own; nothing refers to them.
+    unsafe {
+        // DONTNEED: the old pages are stored. Refused if the program has locked all its memory.
+        if call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4) == EINVAL {
+            unlock(staging);
+            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
+        }
+        if page.strays.swap(0, Relaxed) != 0 {
+            clear_strays(staging);
+        }
+    }
+}
+
+/// Empties the staging area: what is there came by a look, and is no page of the program's. The
+/// holding area is empty.
+#[cold]
+unsafe fn clear_strays(staging: usize) {
+    let hold = staging + STAGING_PAGES * PAGE;
+    let mut at = 0;
+    while at < STAGING_PAGES {
+        let (to, from) = ((hold + at * PAGE) as u64, (staging + at * PAGE) as u64);
+        let len = ((STAGING_PAGES - at) * PAGE) as u64;
+        let mut request = [to, from, len, MOVE_ALLOW_SRC_HOLES, 0u64];
+        // SAFETY: both areas are the shim's own; nothing refers to them.
+        unsafe {
+            let result = call3(nr::IOCTL, 1, UFFD_MOVE, request.as_mut_ptr() as usize);
+            at += pages_moved(result, &request).max(1); // one in use counts as moved: harmless
+            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! No process of a run can stop another: whoever is stopped, frozen or starved in the middle of
 //! pressure holds up nobody but itself, and has every byte when it goes on.
 
-use undercroft_tests::{Job, MIB, build, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{Job, MIB, build, one_at_a_time, plain_only, say, skip, target_folder};
 
 /// Rounds of 40 ms undisturbed and 40 ms disturbed.
 const ROUNDS: &str = "25";
@@ -116,4 +116,35 @@ fn a_process_that_lies_about_its_agent_holds_up_nobody() {
 fn a_process_that_overwrites_what_it_shares_with_the_manager_holds_up_nobody() {
     let name = "a_process_that_overwrites_what_it_shares_with_the_manager_holds_up_nobody";
     holds_up_nobody(name, "garbage");
+}
+
+/// What is read there is zeros: it may not be taken for a page of the program.
+#[test]
+fn whoever_reads_the_pagers_own_memory_loses_nothing() {
+    let name = "whoever_reads_the_pagers_own_memory_loses_nothing";
+    if plain_only() {
+        return skip(name, "a plain run has no pager");
+    }
+    let _turn = one_at_a_time();
+    let folder = tempfile::tempdir_in(target_folder()).expect("a folder");
+    let outcome = Job::new(build("strays"))
+        .args(["64", "4"])
+        .limit(16 * MIB)
+        .tier("ram,max=7M")
+        .tier(&format!(
+            "file:{},size=200M",
+            folder.path().join("spill").display()
+        ))
+        .timeout(60)
+        .run()
+        .expect(0)
+        .expect_swapping(2000.0);
+    let zeros = outcome.number("pages.same_filled").expect("a report");
+    let looks = outcome.text();
+    say(&format!(
+        "{name}: {} looks, {zeros} pages of zeros left",
+        looks.trim()
+    ));
+    // The heap and the library's data have a few.
+    assert!(zeros < 200.0, "{outcome}");
 }

@@ -132,6 +132,9 @@ pub struct CommandPage {
     pub bound: AtomicU32,
     /// The CPUs that thread may use, as a set of bits.
     pub cpus: [AtomicU64; CPU_WORDS],
+    /// The manager has mapped zeros in the staging area, where a thread of the program looked. The
+    /// agent clears them, and this, before its next command.
+    pub strays: AtomicU32,
 }
 
 const _: () = assert!(size_of::<CommandPage>() <= 4096, "it is mapped as one page");
