@@ -213,7 +213,8 @@ fn a_scan_costs_nanoseconds_a_page() {
         });
         result.unwrap();
         scans.push(began.elapsed());
-        assert!(found as usize >= pages);
+        // Reclaim and DAMON, where the machine runs it, clear single bits beside us.
+        assert!(found as usize + pages / 100 >= pages, "{found} of {pages}");
         let began = Instant::now();
         all.clear().unwrap();
         clears.push(began.elapsed());
