@@ -143,7 +143,7 @@ fn address_space_survives_on_the_ram_tier_alone() {
 fn address_space_survives_on_ram_over_file_with_four_workers() {
     fuzz(Case {
         seed: 2,
-        ops: ops(15_000),
+        ops: ops(10_000),
         threads: 4,
         tiers: WIDE,
         percent: 25,
@@ -175,7 +175,7 @@ fn address_space_survives_on_the_file_tier() {
 fn address_space_survives_on_a_small_pool_over_file() {
     fuzz(Case {
         seed: 4,
-        ops: ops(15_000),
+        ops: ops(10_000),
         threads: 2,
         tiers: BOTH,
         percent: 25,
@@ -189,7 +189,7 @@ fn address_space_survives_with_one_thread_and_no_fork() {
     let more = &["--no-side", "--no-fork", "--no-signals"];
     fuzz(Case {
         seed: 5,
-        ops: ops(10_000),
+        ops: ops(35_000),
         threads: 1,
         tiers: WIDE,
         percent: 25,
@@ -207,7 +207,7 @@ fn address_space_survives_each_policy_and_prefetcher() {
             &["--policy", policy, "--prefetch", prefetch],
             Case {
                 seed: 20 + number as u64,
-                ops: ops(5_000),
+                ops: ops(2_500),
                 threads: 2,
                 tiers: WIDE,
                 percent: 25,
@@ -229,7 +229,7 @@ fn address_space_survives_looks_at_access_bits() {
             &["--policy", policy, "--access-scan", "10ms"],
             Case {
                 seed,
-                ops: ops(5_000),
+                ops: ops(2_500),
                 threads: 2,
                 tiers: WIDE,
                 percent: 25,
