@@ -29,7 +29,7 @@ use undercroft_sys::procfs::ThreadStatus;
 use undercroft_sys::uffd::Uffd;
 use undercroft_wire::protocol::{STAGING_PAGES, next_run};
 
-use crate::command::Commands;
+use crate::command::{Commands, Done};
 
 /// What a process has that announced itself.
 pub(crate) struct Agent {
@@ -192,13 +192,20 @@ impl Agent {
         }
     }
 
-    /// Reads the moved pages out of the holding area, each to its own place in `buffer`; runs in
-    /// one call each. False when they cannot be read.
-    pub fn read_holding(&self, moved: u64, count: usize, buffer: &mut [u8]) -> bool {
+    /// Reads the moved pages, each to its own place in `buffer`; runs in one call each. The
+    /// `stranded` are still in the staging area. False when they cannot be read.
+    pub fn read_moved(&self, done: Done, count: usize, buffer: &mut [u8]) -> bool {
+        let staging = self.private.start.address();
+        let further = done.moved & !done.stranded;
+        self.read_places(self.holding, further, count, buffer)
+            && self.read_places(staging, done.moved & done.stranded, count, buffer)
+    }
+
+    fn read_places(&self, area: u64, places: u64, count: usize, buffer: &mut [u8]) -> bool {
         let mut at = 0;
-        while let Some((first, end)) = next_run(moved, at, count) {
+        while let Some((first, end)) = next_run(places, at, count) {
             at = end;
-            let from = self.holding + (first * PAGE_BYTES) as u64;
+            let from = area + (first * PAGE_BYTES) as u64;
             let bytes = &mut buffer[first * PAGE_BYTES..end * PAGE_BYTES];
             if self.memory.read(from, bytes).is_err() {
                 return false;

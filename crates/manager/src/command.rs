@@ -20,7 +20,7 @@ pub(crate) struct Commands(SharedMemory);
 pub(crate) struct Done {
     pub moved: u64,
     pub refused: u64,
-    /// Moved but not readable: the program has to be ended.
+    /// Moved no further than the staging area.
     pub stranded: u64,
 }
 

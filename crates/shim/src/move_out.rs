@@ -1,8 +1,9 @@
 //! Carries out one command: moves pages into the staging area, and on into the holding area.
 
+use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 
-use undercroft_wire::command;
+use undercroft_wire::command::{self, Shared};
 use undercroft_wire::protocol::{CommandPage, STAGING_PAGES, next_run};
 
 use crate::page::Page;
@@ -27,8 +28,14 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
     // SAFETY: the pages are the program's own, moved as the manager commands; nothing here refers
     // to them.
     unsafe {
-        let hold = staging + STAGING_PAGES * PAGE;
-        make_room(page, staging);
+        let taken = make_room(page, staging);
+        let mut places = 0;
+        while let Some((first, end)) = next_run(taken, places, STAGING_PAGES) {
+            page.pages[first..end]
+                .iter()
+                .for_each(|page| page.store(0, Relaxed));
+            places = end;
+        }
         let (mut moved, mut refused) = (0u64, 0u64);
         let mut whole = true;
         let mut retried = usize::MAX;
@@ -83,37 +90,24 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
         }
         // A page that the kernel forgot (see `pages_moved`) may be anywhere in the staging area. So
         // if a command did not run to its end, every place is tried.
-        let sought = if whole { moved } else { u64::MAX };
+        let sought = if whole { moved } else { !taken };
         let mut stranded = 0u64;
-        let (mut unlocks, mut busy) = (0, 0);
+        let mut waits = Waits::default();
         let mut at = 0;
         while let Some((first, end)) = next_run(sought, at, count) {
             at = first;
-            let (to, from) = (hold + at * PAGE, staging + at * PAGE);
-            let len = ((end - at) * PAGE) as u64;
-            let mut request = [to as u64, from as u64, len, 0, 0u64];
-            let result = call3(nr::IOCTL, 1, UFFD_MOVE, request.as_mut_ptr() as usize);
-            let done = pages_moved(result, &request);
+            let (done, result) = move_on(page, staging, first..end, 0, &mut waits);
             moved |= low_bits(done) << at;
             at += done;
-            if result == EINVAL && done == 0 && unlocks < UNLOCKS_MAX {
-                // The program is locking its mappings one by one, and has locked one of the two.
-                unlocks += 1;
-                unlock(staging);
-                continue;
-            }
-            if result == EBUSY && done == 0 && busy < BUSY_MAX {
-                // Somebody reads all memory of the program, and this page at this moment.
-                busy += 1;
-                call3(nr::SCHED_YIELD, 0, 0, 0);
-                continue;
-            }
             if done == 0 {
-                // The place is empty, or the MOVE failed in a way that no private page fails: the
-                // manager ends the program.
+                // Somebody uses the page that is there. Other errors: the place is empty.
+                moved |= u64::from(result == EBUSY) << at;
                 stranded |= moved & 1 << at;
                 at += 1;
             }
+        }
+        if stranded != 0 {
+            page.strays.store(1, Relaxed);
         }
         page.moved.store(moved, Relaxed);
         page.refused.store(refused & !moved, Relaxed);
@@ -121,15 +115,57 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
     }
 }
 
-/// Times in one command that a page on its way is found in use: who reads it has it for less than a
-/// microsecond.
-const BUSY_MAX: u32 = 10_000;
+/// Moves places of the staging area on to the same places of the holding area; returns how many,
+/// from the first on, and the result of the last MOVE. 0: the first is empty, or somebody uses it.
+unsafe fn move_on(
+    page: &Page,
+    staging: usize,
+    places: Range<usize>,
+    mode: u64,
+    waits: &mut Waits,
+) -> (usize, isize) {
+    let hold = staging + STAGING_PAGES * PAGE;
+    let (to, from) = (hold + places.start * PAGE, staging + places.start * PAGE);
+    let len = (places.len() * PAGE) as u64;
+    loop {
+        let mut request = [to as u64, from as u64, len, mode, 0u64];
+        // SAFETY: both areas are the shim's own; nothing refers to them.
+        let result = unsafe { call3(nr::IOCTL, 1, UFFD_MOVE, request.as_mut_ptr() as usize) };
+        // SAFETY: `request` is that of this call.
+        let done = unsafe { pages_moved(result, &request) };
+        match result {
+            // The program is locking its mappings one by one, and has locked one of the two.
+            EINVAL if done == 0 && waits.unlocks < UNLOCKS_MAX => {
+                waits.unlocks += 1;
+                // SAFETY: the shim's own mapping.
+                unsafe { unlock(staging) };
+            }
+            // Somebody reads all memory of the program, and this page at this moment.
+            EBUSY if done == 0 && waits.yields < YIELDS_MAX => {
+                waits.yields += 1;
+                page.pause(true);
+            }
+            _ => return (done, result),
+        }
+    }
+}
+
+/// How often one command has waited for its pages.
+#[derive(Default)]
+struct Waits {
+    unlocks: u32,
+    yields: u32,
+}
+
+/// Most looks of one command at pages that are in use. Not more: whoever reads a page may wait for
+/// another page of the same command.
+const YIELDS_MAX: u32 = 20;
 
 /// Leaves out places of the source where nothing is.
 const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 
-/// Empties both areas.
-unsafe fn make_room(page: &Page, staging: usize) {
+/// Empties both areas; bit i = somebody uses what is at place i of the staging area.
+unsafe fn make_room(page: &Page, staging: usize) -> u64 {
     let hold = staging + STAGING_PAGES * PAGE;
     // SAFETY: both areas are the shim's own; nothing refers to them.
     unsafe {
@@ -138,29 +174,37 @@ unsafe fn make_room(page: &Page, staging: usize) {
             unlock(staging);
             call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
         }
-        if page.strays.swap(0, Relaxed) != 0 {
-            clear_strays(staging);
+        match page.strays.swap(0, Relaxed) {
+            0 => 0,
+            _ => clear_strays(page, staging),
         }
     }
 }
 
-/// Empties the staging area: what is there came by a look, and is no page of the program's. The
-/// holding area is empty.
+/// Empties the staging area: what is there came by a look, or is stored. The holding area is empty.
+/// Returns the places that somebody uses, for the next command to clear.
 #[cold]
-unsafe fn clear_strays(staging: usize) {
+unsafe fn clear_strays(page: &Page, staging: usize) -> u64 {
     let hold = staging + STAGING_PAGES * PAGE;
-    let mut at = 0;
+    let (mut taken, mut at) = (0u64, 0);
+    let mut waits = Waits::default();
     while at < STAGING_PAGES {
-        let (to, from) = ((hold + at * PAGE) as u64, (staging + at * PAGE) as u64);
-        let len = ((STAGING_PAGES - at) * PAGE) as u64;
-        let mut request = [to, from, len, MOVE_ALLOW_SRC_HOLES, 0u64];
         // SAFETY: both areas are the shim's own; nothing refers to them.
-        unsafe {
-            let result = call3(nr::IOCTL, 1, UFFD_MOVE, request.as_mut_ptr() as usize);
-            at += pages_moved(result, &request).max(1); // one in use counts as moved: harmless
+        let done = unsafe {
+            let rest = at..STAGING_PAGES;
+            let (done, _) = move_on(page, staging, rest, MOVE_ALLOW_SRC_HOLES, &mut waits);
             call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
+            done
+        };
+        if done == 0 {
+            taken |= 1 << at;
         }
+        at += done.max(1);
     }
+    if taken != 0 {
+        page.strays.store(1, Relaxed);
+    }
+    taken
 }
 
 /// How often the shim's own memory is unlocked in one command.

@@ -71,11 +71,15 @@ static uint64_t staging(void)
 
 static void *look(void *argument)
 {
-	uint64_t at = staging(), state = 362436069, bytes;
-	struct iovec here = {&bytes, sizeof bytes};
-	while (at && !stop) {
-		struct iovec there = {(void *)(at + next(&state) % 64 * PAGE), sizeof bytes};
-		looks += process_vm_readv(getpid(), &here, 1, &there, 1, 0) == sizeof bytes;
+	uint64_t at = staging(), state = 362436069, room = 4096;
+	// What is read goes into memory that is swapped: while that comes in, the page read is in use.
+	char *sink = malloc(room * PAGE);
+	for (uint64_t byte = 0; sink && byte < room * PAGE; byte += 8)
+		memcpy(sink + byte, &byte, 8);
+	while (at && sink && !stop) {
+		struct iovec here = {sink + next(&state) % room * PAGE, 8};
+		struct iovec there = {(void *)(at + next(&state) % 64 * PAGE), 8};
+		looks += process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 8;
 		usleep(50);
 	}
 	return argument;

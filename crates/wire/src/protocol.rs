@@ -117,7 +117,8 @@ pub struct CommandPage {
     pub refused: AtomicU64,
     /// Addresses, ascending; 0 = skip this place.
     pub pages: [AtomicU64; STAGING_PAGES],
-    /// Result: bit i = page i was moved to the staging area, but not on into the holding area.
+    /// Result: bit i = page i was moved to the staging area, but not on into the holding area:
+    /// somebody reads it there. It is not written to any more.
     pub stranded: AtomicU64,
     /// How many threads of the program are inside fork(). The manager then starts no command.
     pub forking: AtomicU32,
@@ -132,8 +133,8 @@ pub struct CommandPage {
     pub bound: AtomicU32,
     /// The CPUs that thread may use, as a set of bits.
     pub cpus: [AtomicU64; CPU_WORDS],
-    /// The manager has mapped zeros in the staging area, where a thread of the program looked. The
-    /// agent clears them, and this, before its next command.
+    /// The staging area has zeros that the manager mapped, where a thread of the program looked, or
+    /// pages that did not move on. The agent clears them, and this, before its next command.
     pub strays: AtomicU32,
 }
 

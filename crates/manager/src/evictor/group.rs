@@ -226,8 +226,7 @@ impl Evictor {
     ) -> Result<u64, Waits> {
         // The client wrote these: it may name places that were never asked for.
         let (moved, refused) = (done.moved & all_of(group), done.refused);
-        let readable = agent.read_holding(moved, group.len(), &mut self.buffer);
-        let readable = readable && done.stranded == 0;
+        let readable = agent.read_moved(Done { moved, ..done }, group.len(), &mut self.buffer);
         if moved & sharing != 0 {
             let copied = places(moved & sharing).map(|at| group[at].at);
             crate::cow::left(&self.shared, process, copied);
