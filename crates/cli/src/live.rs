@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use undercroft_manager::options::RunOptions;
 use undercroft_manager::report::Snapshot;
-use undercroft_manager::{keeper, serve, status};
+use undercroft_manager::{control, keeper};
 
 use crate::failure::{Failure, status as code};
 
@@ -29,11 +29,11 @@ pub fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
         .and_then(|argument| argument.to_str())
         .unwrap_or("");
     let launch = serde_json::from_str(text).map_err(|error| failed(error.to_string()))?;
-    serve::serve(launch).map_err(|error| failed(error.to_string()))?;
+    control::serve(launch).map_err(|error| failed(error.to_string()))?;
     Ok(0)
 }
 
 /// Every running client that this user may see.
 pub fn snapshots() -> Result<Vec<Snapshot>, Failure> {
-    Ok(status::snapshots())
+    Ok(keeper::status::snapshots())
 }

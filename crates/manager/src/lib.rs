@@ -1,32 +1,17 @@
-//! One client's runtime: the keeper that owns a run, the manager that serves its faults, and the report of both.
+//! One client's runtime: the keeper that owns a run, the manager that serves its faults, and the
+//! report of both.
 
-mod access;
-mod agent;
-mod awake;
-mod backoff;
-mod command;
-mod cow;
-mod discover;
-mod ending;
-mod evictor;
-mod fault_thread;
+mod books;
+pub mod control;
+mod evict;
+mod fault;
 pub mod keeper;
-mod layout;
-mod ledger;
 mod log;
 pub mod options;
-mod order;
-mod parts;
-mod pin;
 mod placement;
-mod process;
-mod processes;
 mod record;
 pub mod report;
 mod scale;
-pub mod serve;
 mod shared;
-pub mod status;
+mod space;
 mod sync;
-mod tiers;
-mod watch;

@@ -19,16 +19,16 @@ use undercroft_trace::Movement;
 
 pub(crate) use crate::sync::lock;
 
-use crate::access::Looks;
-use crate::ledger::MemfdLedger;
+use crate::books::ledger::MemfdLedger;
 use crate::options::{ClientOptions, WhenFull};
-use crate::parts::{self, Dead};
 use crate::placement::Placement;
-use crate::process::Process;
-use crate::processes::Processes;
 use crate::record::Record;
 use crate::report::{FaultBreakdown, LimitExceeded};
 use crate::scale::{Holds, Shortages};
+use crate::space::access::Looks;
+use crate::space::parts::{self, Dead};
+use crate::space::process::Process;
+use crate::space::processes::Processes;
 
 /// Tries before a thread sleeps for the engine: some 20 us.
 const ENGINE_SPINS: u32 = 1000;

@@ -57,28 +57,29 @@ pub fn circles(tree: &Tree) -> Vec<String> {
 pub fn upward(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut seen = BTreeSet::new();
-    let level = |name: &str| MANAGER_ORDER.iter().position(|known| *known == name);
     for ((folder, from, to), place) in arrows_of(tree, "manager") {
-        if !folder.is_empty() {
-            continue;
-        }
+        let folder = folder.join("/");
+        let order = MANAGER_ORDER.iter().find(|(name, _)| *name == folder);
+        let level = |name: &str| order?.1.iter().position(|known| *known == name);
         let (Some(user), Some(used)) = (level(&from), level(&to)) else {
-            wrong.push(format!("{from} or {to} has no place in MANAGER_ORDER"));
+            wrong.push(format!(
+                "{from} or {to} of {folder:?} has no place in MANAGER_ORDER"
+            ));
             continue;
         };
         let listed = MANAGER_UPWARD
             .iter()
-            .position(|pair| *pair == (from.as_str(), to.as_str()));
+            .position(|row| *row == (folder.as_str(), from.as_str(), to.as_str()));
         match listed {
             _ if used < user => {}
             Some(at) => drop(seen.insert(at)),
-            None => wrong.push(format!("{from} -> {to} points up: {place}")),
+            None => wrong.push(format!("{folder}: {from} -> {to} points up: {place}")),
         }
     }
     let gone = (0..MANAGER_UPWARD.len()).filter(|at| !seen.contains(at));
     wrong.extend(gone.map(|at| {
-        let (from, to) = MANAGER_UPWARD[at];
-        format!("{from} -> {to} is gone: take it out of MANAGER_UPWARD")
+        let row = MANAGER_UPWARD[at];
+        format!("{row:?} is gone: take it out of MANAGER_UPWARD")
     }));
     wrong
 }
@@ -387,17 +388,21 @@ mod tests {
 
     #[test]
     fn an_arrow_against_the_order_is_found() {
-        let [low, high] = [MANAGER_ORDER[0], MANAGER_ORDER[MANAGER_ORDER.len() - 1]];
-        let (below, above) = (format!("{low}.rs"), format!("{high}.rs"));
-        let uses = |name: &str| format!("use crate::{name}::T;");
-        let found = |files: &[(&str, &str)]| {
-            let found = upward(&tree_of(files));
-            found
-                .iter()
-                .filter(|line| line.contains("points up"))
-                .count()
-        };
-        assert_eq!(found(&[(&below, &uses(high)), (&above, "")]), 1);
-        assert_eq!(found(&[(&above, &uses(low)), (&below, "")]), 0);
+        for (folder, order) in MANAGER_ORDER.iter().filter(|(_, order)| order.len() > 1) {
+            let [low, high] = [order[0], order[order.len() - 1]];
+            let below = format!("{folder}/{low}.rs");
+            let above = format!("{folder}/{high}.rs");
+            let [below, above] = [&below, &above].map(|path| path.trim_start_matches('/'));
+            let uses = |name: &str| format!("use super::{name}::T;");
+            let found = |files: &[(&str, &str)]| {
+                let found = upward(&tree_of(files));
+                found
+                    .iter()
+                    .filter(|line| line.contains("points up"))
+                    .count()
+            };
+            assert_eq!(found(&[(below, &uses(high)), (above, "")]), 1);
+            assert_eq!(found(&[(above, &uses(low)), (below, "")]), 0);
+        }
     }
 }

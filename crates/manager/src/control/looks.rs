@@ -9,11 +9,11 @@ use undercroft_base::{Bytes, PAGE_BYTES, PageCount, SpaceId};
 use undercroft_sys::process;
 
 use super::Control;
-use crate::access::Accesses;
-use crate::discover;
 use crate::log::warn;
 use crate::options::AccessScan;
-use crate::process::Process;
+use crate::space::access::Accesses;
+use crate::space::discover;
+use crate::space::process::Process;
 
 /// How often the control thread looks around at least, while the client is busy, and at most.
 const TICK_MAX: Duration = Duration::from_millis(100);

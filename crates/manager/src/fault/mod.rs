@@ -3,6 +3,7 @@
 //! listed page of 512 (and what a write to a fork relative's page asks for), never waits for
 //! eviction, never logs.
 
+mod awake;
 mod lane;
 
 use std::collections::HashMap;
@@ -19,12 +20,12 @@ use undercroft_sys::mapping::ZeroPages;
 use undercroft_sys::ring::Ring;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
-use crate::agent::Agent;
-use crate::awake::Awake;
-use crate::process::{EXCLUDE_MAX, Process};
-use crate::processes::Change;
+use crate::fault::awake::Awake;
 use crate::scale::{is_out_of_descriptors, note_hold};
 use crate::shared::{Shared, lock};
+use crate::space::agent::Agent;
+use crate::space::process::{EXCLUDE_MAX, Process};
+use crate::space::processes::Change;
 use lane::Lane;
 
 /// Plans a thread can have waiting for storage at once.
@@ -281,8 +282,8 @@ impl FaultThread {
         self.writes.dedup_by_key(|fault| fault.page);
         for fault in self.writes.drain(..) {
             let zeros = &self.zeros[..PAGE_BYTES];
-            crate::layout::settle_fork_child(&self.shared, process, fault.thread.0, zeros);
-            crate::cow::written(&self.shared, process, fault);
+            crate::space::layout::settle_fork_child(&self.shared, process, fault.thread.0, zeros);
+            crate::space::cow::written(&self.shared, process, fault);
         }
         any
     }
@@ -350,7 +351,7 @@ impl FaultThread {
                         }
                         event => {
                             events = true;
-                            crate::layout::heard(&self.shared, process, event);
+                            crate::space::layout::heard(&self.shared, process, event);
                         }
                     }
                 }
@@ -364,7 +365,7 @@ impl FaultThread {
                 .shared
                 .doom(&format!("reading the program's faults failed: {error}")),
         }
-        if !crate::layout::settle(&self.shared, process) {
+        if !crate::space::layout::settle(&self.shared, process) {
             // The books are behind the kernel for the moment, and nothing can be installed: who
             // faulted faults again.
             for fault in self.faults.drain(..).chain(self.writes.drain(..)) {
@@ -386,7 +387,7 @@ impl FaultThread {
 
     /// Steps 2 to 4 of one fault: decide, load, install.
     fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
-        crate::layout::settle_fork_child(
+        crate::space::layout::settle_fork_child(
             &self.shared,
             process,
             fault.thread.0,
@@ -408,7 +409,7 @@ impl FaultThread {
             .fault_seen(thread, now, || Some(process.clone()))
         {
             self.shared.wake_fault_threads();
-            crate::layout::place_agents(&self.shared);
+            crate::space::layout::place_agents(&self.shared);
         }
         self.alone = self.shared.placement.pin.holds(thread);
         self.answer(process, fault, arrived, read);

@@ -24,12 +24,12 @@ use undercroft_wire::parse::{Hello, Ready, answer};
 use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
 use super::Control;
-use crate::agent::{Agent, Proof};
-use crate::command::Commands;
-use crate::discover;
-use crate::process::{Identity, Process};
 use crate::scale::is_out_of_descriptors;
 use crate::shared::lock;
+use crate::space::agent::{Agent, Proof};
+use crate::space::command::Commands;
+use crate::space::discover;
+use crate::space::process::{Identity, Process};
 
 /// Longest a handshake may take.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(2);
@@ -287,7 +287,7 @@ impl Control {
         self.shared.add_process(&process);
         self.statm.insert(process.space, statm);
         self.hear_end(&process)?;
-        crate::layout::place_agents(&self.shared);
+        crate::space::layout::place_agents(&self.shared);
         if self.managing {
             self.watch(&process);
             discover::manage(&self.shared, &process, &mut self.maps);
@@ -296,7 +296,7 @@ impl Control {
             self.look_around();
         }
         if hello.kind == KIND_FORK && process.parent.is_none() {
-            crate::cow::protect(&self.shared, &process, pid); // its one thread waits for the answer
+            crate::space::cow::protect(&self.shared, &process, pid); // its one thread waits for the answer
         }
         self.look_soon();
         let given = [process.uffd.as_fd()];

@@ -14,10 +14,10 @@ use undercroft_base::VirtRange;
 use undercroft_sys::process;
 use undercroft_sys::sideband::{Record, Ring, Sideband, Wake};
 
-use crate::discover;
 use crate::placement::FAULT_THREADS_MAX;
-use crate::process::Process;
 use crate::shared::{Shared, lock};
+use crate::space::discover;
+use crate::space::process::Process;
 
 /// Longest sleep, to notice the end.
 const NAP: Duration = Duration::from_secs(1);

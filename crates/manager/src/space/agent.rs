@@ -29,7 +29,7 @@ use undercroft_sys::procfs::ThreadStatus;
 use undercroft_sys::uffd::Uffd;
 use undercroft_wire::protocol::{STAGING_PAGES, next_run};
 
-use crate::command::{Commands, Done};
+use crate::space::command::{Commands, Done};
 
 /// What a process has that announced itself.
 pub(crate) struct Agent {

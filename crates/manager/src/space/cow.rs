@@ -1,6 +1,6 @@
 //! Fork relatives share frames until one of them writes. A child's pages are write-protected, so that each copy the kernel makes for
 //! such a write is counted, and waits for room, before it is made. Protection serves the limit only: where it is missing, as in the
-//! parent, a look at the child's pages finds what it has alone ([`crate::discover::note_own_frames`]).
+//! parent, a look at the child's pages finds what it has alone ([`crate::space::discover::note_own_frames`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,8 +9,8 @@ use undercroft_engine::limits::COPY_PAGES_MAX;
 use undercroft_engine::{BatchIndex, Fault, FaultAnswer};
 use undercroft_sys::procfs;
 
-use crate::process::Process;
 use crate::shared::{Shared, note_run};
+use crate::space::process::Process;
 
 /// Where the writes of a process have got to. Several fault threads may use it at once: a wrong guess costs a fault.
 #[derive(Default)]

@@ -16,8 +16,8 @@ use undercroft_sys::uffd::UffdError;
 use undercroft_trace::Movement;
 
 use super::FaultThread;
-use crate::process::Process;
 use crate::shared::{MeteredTier, lock, note_run};
+use crate::space::process::Process;
 
 /// Slots freed at a time; until then they count as held: at most 64 x 3.5 KiB.
 const FREE_BATCH: usize = 64;

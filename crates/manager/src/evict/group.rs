@@ -16,11 +16,11 @@ use undercroft_wire::protocol::OP_MOVE;
 
 use super::Evictor;
 use super::aside::{GivenUp, Waits, all_of};
-use crate::agent::{Agent, Readiness};
-use crate::command::{Done, NotDone};
-use crate::discover::settle_without_agent;
-use crate::process::Process;
 use crate::shared::page_of;
+use crate::space::agent::{Agent, Readiness};
+use crate::space::command::{Done, NotDone};
+use crate::space::discover::settle_without_agent;
+use crate::space::process::Process;
 
 /// Longest wait for an answer, which takes some 50 us where the agent has a CPU; and for that of an
 /// agent that was late before.
@@ -164,7 +164,7 @@ impl Evictor {
         let known = agent.tid() != 0;
         let ready = agent.readiness() == Readiness::Ready;
         if !known && agent.tid() != 0 {
-            crate::layout::place_agents(&self.shared);
+            crate::space::layout::place_agents(&self.shared);
         }
         ready
     }
@@ -179,7 +179,7 @@ impl Evictor {
     ) -> Result<u64, Waits> {
         self.settle_events(process);
         let pages = group.iter().map(|item| item.page);
-        let sharing = crate::cow::leaving(&self.shared, process, pages);
+        let sharing = crate::space::cow::leaving(&self.shared, process, pages);
         let seq = {
             // An event acknowledged before this is in the books; one acknowledged after it cancels
             // the command.
@@ -229,7 +229,7 @@ impl Evictor {
         let readable = agent.read_moved(Done { moved, ..done }, group.len(), &mut self.buffer);
         if moved & sharing != 0 {
             let copied = places(moved & sharing).map(|at| group[at].at);
-            crate::cow::left(&self.shared, process, copied);
+            crate::space::cow::left(&self.shared, process, copied);
         }
         let stays = all_of(group) & !moved; // the others are settled when they are published
         if stays != 0 {
@@ -253,7 +253,7 @@ impl Evictor {
         let _layout = process.layout.write();
         match process.agent.get() {
             Some(agent) => _ = settle_without_agent(&self.shared, process, agent),
-            None => _ = crate::layout::settle(&self.shared, process),
+            None => _ = crate::space::layout::settle(&self.shared, process),
         }
     }
 

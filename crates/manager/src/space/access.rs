@@ -28,8 +28,8 @@ use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_sys::access::{self, AccessError, AccessScanner, BLOCK_PAGES, BlockScan, ClearRefs};
 use undercroft_sys::process;
 
-use crate::process::Process;
 use crate::shared::Shared;
+use crate::space::process::Process;
 
 /// Pages told to the engine under one hold of its lock: some 5 us.
 const TOUCH_PAGES: usize = 64;

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_sys::uffd::Message;
 
-use crate::layout::subtract;
+use crate::space::layout::subtract;
 
 /// Old places remembered at once; more are forgotten once the kernel says that no event is on its way.
 pub(crate) const VACATED_MAX: usize = 64;

@@ -2,6 +2,7 @@
 //! takes them out, `demote.rs` makes room in a full RAM tier.
 
 mod aside;
+mod backoff;
 mod demote;
 mod group;
 
@@ -20,11 +21,11 @@ use undercroft_sys::{futex, process};
 use undercroft_trace::Movement;
 
 use self::aside::Aside;
-use crate::backoff::{Backoff, Next};
-use crate::ledger::MemfdLedger;
-use crate::parts;
-use crate::process::Process;
+use crate::books::ledger::MemfdLedger;
+use crate::evict::backoff::{Backoff, Next};
 use crate::shared::{MeteredTier, Shared, engine_locks, lock};
+use crate::space::parts;
+use crate::space::process::Process;
 
 /// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
 const COMPRESS_PAGES: usize = 8;

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Effect, Engine, LedgerFull};
 
-use crate::ledger::MemfdLedger;
-use crate::process::Process;
+use crate::books::ledger::MemfdLedger;
 use crate::scale::note_hold;
 use crate::shared::{Shared, lock};
+use crate::space::process::Process;
 
 type Books = Engine<MemfdLedger>;
 

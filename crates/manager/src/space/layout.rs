@@ -7,10 +7,10 @@ use undercroft_base::VirtRange;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::{Message, Uffd};
 
-use crate::parts;
-use crate::process::Process;
 use crate::scale::is_out_of_descriptors;
 use crate::shared::{Shared, lock};
+use crate::space::parts;
+use crate::space::process::Process;
 
 /// Takes one event other than a fault, in the order the kernel gave it; applies what can be applied by now.
 pub(crate) fn heard(shared: &Shared, process: &Process, event: Message) {
@@ -18,7 +18,7 @@ pub(crate) fn heard(shared: &Shared, process: &Process, event: Message) {
     apply_all(shared, process, true);
 }
 
-/// True when every event heard of has been applied. Events wait for a late one ([`crate::order`]); when the kernel has none on its
+/// True when every event heard of has been applied. Events wait for a late one ([`crate::space::order`]); when the kernel has none on its
 /// way, they wait no longer. The caller holds the layout lock for writing, and no agent is moving pages.
 pub(crate) fn settle(shared: &Shared, process: &Process) -> bool {
     if lock(&process.order).asks() && !process.event_pending() {
@@ -137,7 +137,7 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
     }
     shared.free_released();
     drop(layout);
-    crate::cow::protect(shared, process, tid);
+    crate::space::cow::protect(shared, process, tid);
 }
 
 /// The number here of a fork child's one thread, which its first fault calls `tid`: in a pid

@@ -5,12 +5,14 @@
 //! client threads fault are active, the others sleep; the evictor and the agents go where nobody
 //! faults, while there is such a CPU.
 
+pub(crate) mod pin;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use undercroft_sys::{process, procfs};
 
-use crate::pin::{Pin, Program};
+use crate::placement::pin::{Pin, Program};
 
 /// Most fault threads.
 pub(crate) const FAULT_THREADS_MAX: usize = 8;

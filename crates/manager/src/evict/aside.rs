@@ -15,9 +15,9 @@ use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_sys::procfs;
 
 use super::Evictor;
-use crate::agent::{Agent, Readiness};
-use crate::process::Process;
 use crate::shared::page_of;
+use crate::space::agent::{Agent, Readiness};
+use crate::space::process::Process;
 
 /// Between two looks at those that wait: an eighth of the time that the youngest has waited.
 const LOOK_EVERY: Duration = Duration::from_millis(5);

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 
 use undercroft_base::SpaceId;
 
-use crate::process::Process;
 use crate::shared::lock;
+use crate::space::process::Process;
 
 /// One change of the set.
 pub(crate) enum Change {

@@ -12,11 +12,11 @@ use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::{NOWHERE, Uffd};
 
-use crate::agent::Agent;
-use crate::cow::Trail;
-use crate::order::Order;
-use crate::pin::Program;
+use crate::placement::pin::Program;
 use crate::shared::lock;
+use crate::space::agent::Agent;
+use crate::space::cow::Trail;
+use crate::space::order::Order;
 
 /// The first page above what `vm.mmap_min_addr` keeps free, and the first beyond a process's addresses.
 const LOWEST: VirtPage = VirtPage(16);

@@ -22,24 +22,27 @@ use undercroft_sys::procfs::Statm;
 use undercroft_sys::restrict;
 use undercroft_sys::uffd::{Features, UffdDevice};
 
+use self::ending::Mark;
 use self::handshake::Greetings;
-use crate::access::{Accesses, Looks};
-use crate::ending::{self, Mark};
-use crate::evictor::Evictor;
-use crate::fault_thread::FaultThread;
+use crate::books::tiers;
+use crate::books::tiers::TierLaunch;
+use crate::evict::Evictor;
+use crate::fault::FaultThread;
+use crate::log;
 use crate::options::{AccessScan, ClientOptions};
 use crate::placement::Placement;
-use crate::process::Process;
-use crate::processes::Processes;
 use crate::record::Record;
 use crate::report::Report;
 use crate::scale::{Holds, Shortages};
 use crate::shared::{Breakdown, EvictionCost, Exceeded, MeteredTier, Shared, lock, new_histogram};
-use crate::tiers::TierLaunch;
-use crate::watch::{self, Watch};
-use crate::{log, parts, tiers};
+use crate::space::access::{Accesses, Looks};
+use crate::space::parts;
+use crate::space::process::Process;
+use crate::space::processes::Processes;
+use crate::space::watch::{self, Watch};
 
 mod beside;
+pub(crate) mod ending;
 mod handshake;
 mod looks;
 mod tell;
@@ -333,7 +336,7 @@ fn share(
         }
         None => None,
     };
-    let ledger = crate::ledger::create(ledger, launch.ledger_chunks)?;
+    let ledger = crate::books::ledger::create(ledger, launch.ledger_chunks)?;
     let placement = Placement::new(disk_cpu);
     let mut wakeups = Vec::new();
     for _ in &placement.cpus {

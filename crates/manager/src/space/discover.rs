@@ -14,10 +14,10 @@ use undercroft_sys::process::{robust_list_head, set_fair};
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
 
-use crate::agent::Agent;
-use crate::layout::{settle, subtract};
-use crate::process::{EXCLUDE_MAX, Process};
 use crate::shared::{Shared, lock};
+use crate::space::agent::Agent;
+use crate::space::layout::{settle, subtract};
+use crate::space::process::{EXCLUDE_MAX, Process};
 
 /// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault
 /// waits for it.
@@ -209,7 +209,7 @@ fn register_whole(
     for _ in 0..REGISTER_TRIES_MAX {
         let Some(range) = next.pop() else { break };
         // Refused: it is gone, or of a kind that cannot be registered, and stays the kernel's.
-        // Nothing is protected yet (see `crate::cow`).
+        // Nothing is protected yet (see `crate::space::cow`).
         if process
             .uffd
             .register(range, RegisterMode::MISSING_WP)

@@ -23,14 +23,15 @@ use undercroft_sys::signal::{
 };
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
-use crate::ledger;
+use crate::books::ledger;
+use crate::books::tiers::{self, OpenTier};
+use crate::control::{Launch, Notice, Request};
 use crate::options::RunOptions;
 use crate::report::{Report, human_summary};
-use crate::serve::{Launch, Notice, Request};
-use crate::tiers::{self, OpenTier};
 
 mod passing;
 pub(crate) mod place;
+pub mod status;
 mod voice;
 
 use passing::Scene;

@@ -1,0 +1,13 @@
+//! The address spaces of a client: who they are, what changes in them, what of them is managed.
+
+pub(crate) mod access;
+pub(crate) mod agent;
+pub(crate) mod command;
+pub(crate) mod cow;
+pub(crate) mod discover;
+pub(crate) mod layout;
+pub(crate) mod order;
+pub(crate) mod parts;
+pub(crate) mod process;
+pub(crate) mod processes;
+pub(crate) mod watch;
