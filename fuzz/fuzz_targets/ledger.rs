@@ -1,4 +1,5 @@
-//! Hostile bytes as the ledger of a dead manager: `undercroft_engine::fuzz::ledger`, which a test runs over mutated ledgers too.
+//! Hostile bytes as the ledger of a dead manager: `undercroft_engine::fuzz::ledger` says what must
+//! hold. A test runs it over mutated ledgers, too.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

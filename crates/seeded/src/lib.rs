@@ -1,8 +1,8 @@
-//! Random numbers that follow from a seed, and are the same on every machine and for ever.
+//! Random numbers that follow from a seed, and stay the same on every machine and for ever.
 //!
-//! Level 0: no dependency, no I/O. Own code, because a trace, a storm and a test must come out of
-//! their seed unchanged, whatever a library does to its generators. The generator is SplitMix64
-//! (Steele, Lea, Flood 2014).
+//! Level 0: no dependency, no I/O. The code is our own, because a trace, a storm and a test must
+//! come out of their seed unchanged, whatever a library does to its generators. The generator is
+//! SplitMix64 (Steele, Lea, Flood 2014).
 
 mod pages;
 mod zipf;
@@ -13,7 +13,7 @@ pub use zipf::Zipf;
 /// What SplitMix64 adds to its state with each number.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Mixes 64 bits so that each depends on all; one to one. 0 gives 0.
+/// Mixes 64 bits, one to one, so that each bit depends on all. 0 gives 0.
 pub fn finish(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -49,8 +49,8 @@ impl Random {
         }
     }
 
-    /// A number below `limit`, by the high half of a product; 0 when `limit` is 0. Bias below
-    /// 2^-32 for `limit` < 2^32. Generated traces use this one, so it cannot replace [`below`], nor
+    /// A number below `limit`, by the high half of a product; 0 if `limit` is 0. Bias below 2^-32
+    /// for `limit` < 2^32. Generated traces use this function, so it cannot replace [`below`], nor
     /// `below` it: either would change what follows from a seed.
     ///
     /// [`below`]: Random::below
@@ -63,12 +63,12 @@ impl Random {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// An index of a collection of `len` things.
+    /// An index into a collection of `len` things.
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
     }
 
-    /// True `times` times in `of`.
+    /// True in `times` of `of` cases.
     pub fn chance(&mut self, times: u64, of: u64) -> bool {
         self.below(of) < times
     }

@@ -1,4 +1,4 @@
-//! Pages of made-up contents that compress as those of real heaps do.
+//! Pages with made-up contents that compress like those of real heaps.
 
 use crate::Random;
 
@@ -52,7 +52,7 @@ impl Pages {
         page
     }
 
-    /// A page of random bytes: does not compress.
+    /// A page of random bytes, which does not compress.
     pub fn noise(&mut self) -> Page {
         let mut page = [0; PAGE_BYTES];
         for word in page.as_chunks_mut::<8>().0 {
@@ -61,7 +61,7 @@ impl Pages {
         page
     }
 
-    /// Mostly heap-like; some noise, some nearly empty, some half noise.
+    /// Mostly heap-like pages; some of noise, some nearly empty, some half noise.
     pub fn mixed(&mut self) -> Page {
         match self.below(10) {
             0 => self.noise(),

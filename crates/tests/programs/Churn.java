@@ -1,4 +1,5 @@
-// Allocates, drops and sums up arrays and strings, so that a collector moves memory; prints checksums.
+// Allocates, drops and sums up arrays and strings, so that a collector moves memory; prints
+// checksums.
 import java.util.*;
 public class Churn {
     static long mix(long x) { x += 0x9e3779b97f4a7c15L; x = (x ^ (x >>> 30)) * 0xbf58476d1ce4e5b9L; x = (x ^ (x >>> 27)) * 0x94d049bb133111ebL; return x ^ (x >>> 31); }

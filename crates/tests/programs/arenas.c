@@ -1,5 +1,5 @@
-// arenas THREADS COUNT: each thread allocates COUNT blocks of 1,000 bytes, fills and checks them; then says how many
-// mappings the process has.
+// arenas THREADS COUNT: each thread allocates COUNT blocks of 1,000 bytes, fills and checks them.
+// Then the program prints how many mappings the process has.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,18 +1,26 @@
-// A random address-space program with a shadow oracle: no byte may ever differ from what a plain kernel would give.
+// A random address-space program with a shadow oracle: every byte must be what a plain kernel would
+// give.
 //
-//   asfuzz [--seed N] [--ops N] [--threads N] [--footprint-mib N] [--dir PATH] [--no-fork] [--no-side] [--no-uring]
-//          [--no-hints] [--no-lock] [--no-signals] [--no-peer] [--guards] [--realtime] [--freezer CGROUP] [--verbose]
-//          [--skip OPERATION]... [--sabotage zero|stale|foreign]
+//   asfuzz [--seed N] [--ops N] [--threads N] [--footprint-mib N] [--dir PATH] [--no-fork]
+//          [--no-side] [--no-uring] [--no-hints] [--no-lock] [--no-signals] [--no-peer] [--guards]
+//          [--realtime] [--freezer CGROUP] [--verbose] [--skip OPERATION]...
+//          [--sabotage zero|stale|foreign]
 //
-// Each of --threads workers owns an arena of --footprint-mib MiB at a fixed address and does --ops / --threads operations
-// on it. The operations of a worker depend on the seed and the worker only. Exit status: 0 all bytes right, 2 usage, 3 a
-// byte was wrong (the report on standard error says which page, what was found and the page's history), 4 something else
-// that must not happen (a system call failed, an unexpected signal). --sabotage spoils one page half way, without telling
-// the oracle: the run must then end with 3.
+// Each of --threads workers owns an arena of --footprint-mib MiB at a fixed address and does --ops
+// / --threads operations on it. The operations of a worker depend on the seed and the worker only.
+// Exit status:
 //
-// Parts: asfuzz_oracle.h (what must be there), asfuzz_ops.h (reads, writes, system calls), asfuzz_layout.h (mmap and its
-// kin), asfuzz_uring.h (pinned pages), asfuzz_side.h (threads beside the workers), asfuzz_peer.h (a process that reads and
-// writes from outside), asfuzz_child.h (what fork children become), this file (forks, brk, the loop).
+//   0  all bytes are right
+//   2  usage
+//   3  a byte was wrong: standard error has the page, what was found, and the page's history
+//   4  another thing that must not happen: a system call failed, an unexpected signal
+//
+// --sabotage spoils one page half way, without telling the oracle. The run must then end with 3.
+//
+// Parts: asfuzz_oracle.h (what must be there), asfuzz_ops.h (reads, writes, system calls),
+// asfuzz_layout.h (mmap and the like), asfuzz_uring.h (pinned pages), asfuzz_side.h (threads beside
+// the workers), asfuzz_peer.h (a process that reads and writes from outside), asfuzz_child.h (what
+// fork children become), this file (forks, brk, the loop).
 #include "asfuzz_child.h"
 #include "asfuzz_layout.h"
 #include "asfuzz_ops.h"
@@ -63,7 +71,7 @@ static struct world *copy_world(const struct world *w)
 
 // ---- fork ----
 
-static const struct side *inherited; // in a fork child: counts that its counters had at least reached
+static const struct side *inherited; // in a fork child: a lower bound of each counter
 
 struct children {
 	pid_t pid[CHILDREN_MAX];
@@ -72,7 +80,8 @@ struct children {
 
 static void run(struct world *w);
 
-// What fork does to an arena: DONTFORK pages vanish, WIPEONFORK pages are zeros, locks are not inherited.
+// What fork does to an arena: DONTFORK pages vanish, WIPEONFORK pages are zeros, locks are not
+// inherited.
 static void as_child(struct world *w)
 {
 	for (u32 i = 0; i < w->pages; i++) {
@@ -137,14 +146,15 @@ static void reap(struct world *w, struct children *c, u32 keep)
 		if (pid < 0)
 			broken(w, "waitpid");
 		if (WIFEXITED(status) && WEXITSTATUS(status) == EXIT_MISMATCH)
-			_exit(EXIT_MISMATCH); // it has said why
+			_exit(EXIT_MISMATCH); // the check has printed why
 		if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
 			broken(w, "fork child %d ended with status %x", pid, status);
 		memmove(c->pid, c->pid + 1, --c->count * sizeof *c->pid);
 	}
 }
 
-// Called without the lock. One fork in four is quiet: the child then checks every worker's arena.
+// Called without the lock. One fork in four is quiet: no worker is inside an operation. Its child
+// then checks every worker's arena.
 static void op_fork(struct world *w, struct children *c)
 {
 	int all = w->depth == 0 && below(w, 4) == 0;
@@ -186,7 +196,7 @@ static void op_brk(struct world *w)
 {
 	struct brk_area *a = brk_area;
 	u8 *top = sbrk(0);
-	if (!a->pages || top != a->base + (u64)a->pages * PAGE) { // first time, or malloc has moved the break: begin anew
+	if (!a->pages || top != a->base + (u64)a->pages * PAGE) { // first time, or malloc moved the break: start again
 		u64 pad = -(u64)top % PAGE;
 		if (sbrk(pad) != top)
 			return;
@@ -460,7 +470,7 @@ int main(int argc, char **argv)
 	struct timespec begin, end;
 	clock_gettime(CLOCK_MONOTONIC, &begin);
 	if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce)
-		nonce = getpid(); // only keeps another run's leftovers from looking right
+		nonce = getpid(); // so that another run's leftovers do not look right
 	side = shared_bytes(sizeof *side);
 	brk_area = shared_bytes(sizeof *brk_area);
 	direct_skipped = &side->direct_skipped;
@@ -495,7 +505,8 @@ int main(int argc, char **argv)
 		w->seed = options.seed, w->thread = t, w->pages = pages, w->process = 1;
 		w->rng = mix64(options.seed * 1000 + t), w->content_seed = mix64(options.seed ^ nonce);
 		w->ops_left = options.ops / options.threads;
-		// Low fixed addresses: the kernel gives its own choices from the top down, so a hole in an arena stays a hole.
+		// Low fixed addresses. The kernel chooses addresses from the top down, so a hole in
+		// an arena stays a hole.
 		w->base = (u8 *)(0x100000000000ull + t * 0x1000000000ull);
 	}
 	if (!options.no_side) {

@@ -1,5 +1,5 @@
-// What a fork child of asfuzz may become before it goes on: without descriptors, filtered, another user; or it ends by
-// an exec of another thread. And the child that shares the memory: vfork.
+// What a fork child of asfuzz may become before it goes on: without descriptors, filtered, another
+// user; or it ends by an exec of another thread. Also the child that shares the memory: vfork.
 #ifndef ASFUZZ_CHILD_H
 #define ASFUZZ_CHILD_H
 
@@ -20,7 +20,7 @@ static void close_everything(struct world *w)
 		broken(w, "close_range");
 }
 
-// Refuses one call that nobody makes; every other is looked at and let through.
+// Installs a filter that refuses one call, which is never made, and lets every other through.
 static void filter_calls(struct world *w)
 {
 	struct sock_filter code[] = {

@@ -1,4 +1,5 @@
-// The operations of asfuzz that change the layout of an arena: mmap, munmap, mremap, madvise, mprotect, mlock.
+// The operations of asfuzz that change the layout of an arena: mmap, munmap, mremap, madvise,
+// mprotect, mlock.
 #ifndef ASFUZZ_LAYOUT_H
 #define ASFUZZ_LAYOUT_H
 
@@ -6,8 +7,9 @@
 
 static const int prot_bits[] = { PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE };
 
-// Numbers the parts of `s` anew, by what they belonged to, and what goes on behind it: an operation on a part of a
-// mapping makes it one of its own, as far as a program may rely on it.
+// Numbers the parts of `s` anew, by the mappings they belonged to, and also what follows `s`. An
+// operation on a part of a mapping makes that part a mapping of its own, as far as a program may
+// rely on it.
 static void cut(struct world *w, struct span s)
 {
 	u32 end = s.start + s.count, last = w->page[end - 1].slot, inside = 0;
@@ -99,7 +101,7 @@ static void op_probe(struct world *w, struct gear *g)
 	w->segv_seen++;
 	if (want == WANT_RONLY) {
 		verify_page(w, "after a refused write", s.start);
-	} else if (below(w, 2)) { // system calls must say EFAULT
+	} else if (below(w, 2)) { // system calls must return EFAULT
 		ssize_t n = pwrite(g->memfd, (void *)at, 1, 0);
 		if (n != -1 || errno != EFAULT)
 			broken(w, "pwrite from an inaccessible page gave %zd instead of EFAULT", n);
@@ -166,7 +168,8 @@ static void op_map_fixed(struct world *w)
 
 // ---- mremap ----
 
-// Up to `most` pages of one mapping; not locked (a locked mapping moved is populated by the kernel: no interest here).
+// Up to `most` pages of one mapping. Not locked: the kernel populates a locked mapping that moves,
+// which is not tested here.
 static struct span pick_one_mapping(struct world *w, u32 most)
 {
 	struct span s = pick(w, 1, WANT_UNLOCKED);
@@ -178,7 +181,8 @@ static struct span pick_one_mapping(struct world *w, u32 most)
 	return s;
 }
 
-// The oracle's part of a move: the target becomes the source; the source becomes a hole, or fresh zeros.
+// The oracle's part of a move. The target becomes the source. The source becomes a hole, or fresh
+// zeros.
 static void move_pages(struct world *w, struct span from, u32 to, int keep_source)
 {
 	struct page moved[512];
@@ -194,7 +198,8 @@ static void move_pages(struct world *w, struct span from, u32 to, int keep_sourc
 	join(w, (struct span){ to, from.count }, slot);
 }
 
-// Moves to a hole or over other pages, with or without growth; or leaves the source mapped (DONTUNMAP).
+// Moves to a hole or over other pages, with or without growth, or leaves the source mapped
+// (DONTUNMAP).
 static void op_move(struct world *w)
 {
 	struct span s = pick_one_mapping(w, below(w, 4) ? 64 : 512);
@@ -234,7 +239,7 @@ static void op_move(struct world *w)
 		verify_span(w, "source of DONTUNMAP", s);
 }
 
-// Shrinks or grows in place; or lets the kernel choose a place, checks there, and moves back.
+// Shrinks or grows in place. Or lets the kernel choose a place, checks there, and moves back.
 static void op_resize(struct world *w)
 {
 	struct span s = pick_one_mapping(w, 256);
@@ -268,12 +273,13 @@ static void op_resize(struct world *w)
 			verify_span(w, "grown part", (struct span){ end, grow });
 		return;
 	}
-	// To a place of the kernel's choice: large growth cannot stay. The hole left behind is ours to return to.
+	// To a place of the kernel's choice: large growth cannot stay. The hole left behind is free
+	// for the way back.
 	u32 grow = w->pages, count = s.count + grow;
 	remember(w, "mremap MAYMOVE away and back", s.start, s.count, 0);
 	cut(w, s);
 	u8 *away = mremap(at, (size_t)s.count * PAGE, (size_t)count * PAGE, MREMAP_MAYMOVE);
-	if (away == at) { // there was room after the arena: nothing was moved, go back to the old length
+	if (away == at) { // there was room after the arena, so nothing moved: take the old length again
 		if (mremap(at, (size_t)count * PAGE, (size_t)s.count * PAGE, 0) != at)
 			broken(w, "mremap back to %u pages at %p", s.count, (void *)at);
 		return;
@@ -406,7 +412,8 @@ static void op_hint(struct world *w)
 	verify_span(w, "hinted", (struct span){ s.start, s.count < 8 ? s.count : 8 });
 }
 
-// Guard markers (Linux 6.13) discard the pages with no userfaultfd event: old bytes must not come back after them.
+// Guard markers (Linux 6.13) discard the pages without a userfaultfd event. Old bytes must not come
+// back after them.
 static void op_guard(struct world *w)
 {
 	struct span s = pick(w, 32, WANT_UNLOCKED);

@@ -1,4 +1,5 @@
-// The operations of asfuzz on one worker's arena: each changes or checks memory and keeps the oracle exact.
+// The operations of asfuzz on one worker's arena: each changes or checks memory and keeps the
+// oracle exact.
 #ifndef ASFUZZ_OPS_H
 #define ASFUZZ_OPS_H
 
@@ -20,7 +21,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-// Files and pipes of one worker; made anew in a fork child, which must not share offsets or pipes with its parent.
+// Files and pipes of one worker. A fork child makes its own: it must not share offsets or pipes
+// with its parent.
 struct gear {
 	int pipe[2], pair[2], memfd, direct; // direct: O_DIRECT file, -1 when the file system has none
 	u8 *bounce;                          // MAP_SHARED, 256 KiB, page-aligned: bytes that the pager does not manage
@@ -79,7 +81,8 @@ static int suits(const struct page *p, enum want want, const struct page *first)
 	return 0;
 }
 
-// Up to `most` contiguous pages that suit; random, or (3 in 10) going on from the last place as a scan would.
+// Up to `most` contiguous pages that suit: at random, or (3 in 10) after the last place, as a scan
+// would.
 static struct span pick(struct world *w, u32 most, enum want want)
 {
 	u32 at = below(w, 10) < 3 ? w->cursor % w->pages : below(w, w->pages);
@@ -96,7 +99,7 @@ static struct span pick(struct world *w, u32 most, enum want want)
 	return (struct span){ 0, 0 };
 }
 
-// A hole of exactly `count` pages, first fit from a random place; none: count 0.
+// A hole of exactly `count` pages, first fit from a random place. Count 0 if there is none.
 static struct span pick_hole(struct world *w, u32 count)
 {
 	u32 from = below(w, w->pages), run = 0;
@@ -195,7 +198,8 @@ static void put_block(struct world *w, u32 index, u32 block, u64 version)
 	w->page[index].version[block] = version;
 }
 
-// Puts right the bytes under the patch, so that only block versions describe the page.
+// Makes the bytes under the patch those of the block version, so that only block versions describe
+// the page.
 static void drop_patch(struct world *w, u32 index)
 {
 	struct page *p = &w->page[index];
@@ -213,7 +217,7 @@ static void write_blocks(struct world *w, u32 index, u32 from, u32 to, u64 versi
 	struct page *p = &w->page[index];
 	if (p->patch || (p->flags & F_OPAQUE)) {
 		if (p->flags & (F_FREED | F_OPAQUE)) {
-			from = 0, to = BLOCKS; // the rest is not known: write it all
+			from = 0, to = BLOCKS; // the rest is unknown: write all of it
 			p->patch = 0;
 		} else {
 			drop_patch(w, index);
@@ -293,7 +297,7 @@ static void op_patch(struct world *w)
 
 // ---- system calls on pages that may be evicted ----
 
-// The bytes of new versions for a whole span, into the bounce buffer; the oracle is told.
+// Puts the bytes of new versions for a whole span into the bounce buffer, and tells the oracle.
 static void compose(struct world *w, struct gear *g, struct span s)
 {
 	u64 version = new_version(w);
@@ -313,7 +317,8 @@ static void check_bounce(struct world *w, struct gear *g, const char *where, str
 		check_bytes(w, where, s.start + i, (const u64 *)(g->bounce + (u64)i * PAGE));
 }
 
-// Moves all of `length` bytes through a pipe or socket in steps both ends can take without blocking.
+// Moves all of `length` bytes through a pipe or socket, in steps that both ends can take without
+// blocking.
 static void through(struct world *w, int in, int out, const u8 *from, u8 *to, size_t length)
 {
 	for (size_t done = 0; done < length;) {
@@ -368,7 +373,7 @@ static void op_syscall_out(struct world *w, struct gear *g)
 	u8 *at = address_of(w, s.start);
 	struct iovec iov[8], local = { g->bounce, length };
 	remember(w, names[way], s.start, s.count, way);
-	for (u32 i = 0; i < s.count; i++) // two reads of a freed page may differ: pages freed are only read in order
+	for (u32 i = 0; i < s.count; i++) // two reads of a freed page may differ, so freed pages are only read in order
 		if (w->page[s.start + i].flags & F_FREED)
 			return verify_span(w, names[way], s);
 	if (way == 5 && g->direct < 0) {
@@ -398,7 +403,8 @@ static void op_syscall_out(struct world *w, struct gear *g)
 	check_bounce(w, g, names[way], s);
 }
 
-// The kernel writes the pages: read, readv, recv, process_vm_writev, getrandom, /dev/zero, O_DIRECT read.
+// The kernel writes the pages: read, readv, recv, process_vm_writev, getrandom, /dev/zero, O_DIRECT
+// read.
 static void op_syscall_in(struct world *w, struct gear *g)
 {
 	u32 way = below(w, 8);

@@ -1,16 +1,19 @@
-// The shadow oracle of asfuzz: what every byte of every arena page must be, recomputed from a few words a page.
+// The shadow oracle of asfuzz: what every byte of every arena page must be, recomputed from a few
+// words a page.
 //
-// A page is 8 blocks of 512 bytes. The oracle keeps one version number a block (0 = zeros); the bytes of a block are a
-// pure function of (content seed, version, block, word). Besides, one 8-byte "patch" may lie anywhere in the page, and a
-// page may be "opaque" (bytes from getrandom: only their hash is kept). Versions are never used twice, not even by forked
-// relatives, so a stale page, another page's bytes and lost zeros are all told apart from the right bytes.
+// A page is 8 blocks of 512 bytes. The oracle keeps one version number a block (0 = zeros). The
+// bytes of a block are a pure function of content seed, version, block and word. Besides, one
+// 8-byte "patch" may lie anywhere in the page. A page may also be "opaque" (bytes from getrandom):
+// only its hash is kept. Versions are never used twice, not even by forked relatives. So a stale
+// page, another page's bytes and lost zeros all differ from the right bytes.
 //
 //   version:  59       48 47    42 41                2 1    0
 //            +-----------+--------+-------------------+------+
 //            | process 12| thread | counter 40        | kind |     word 0 of a block = version | block << 60
 //            +-----------+--------+-------------------+------+
 //
-// The oracle lives in MAP_SHARED memory, which the pager under test does not manage, so it cannot be hurt the same way.
+// The oracle lives in MAP_SHARED memory, which is not managed. So the code under test cannot spoil
+// the oracle as well.
 #ifndef ASFUZZ_ORACLE_H
 #define ASFUZZ_ORACLE_H
 
@@ -45,7 +48,7 @@ struct page {
 	u64 sum;      // opaque pages: hash of the bytes
 	u16 patch_at; // byte offset of the patch, 0..4088
 	u8 mapped, prot, flags, spare;
-	u32 slot; // pages with the same one lie in one mapping: one mmap made them, nothing has cut between them
+	u32 slot; // pages with the same slot lie in one mapping: one mmap made them, and nothing cut it
 };
 
 // One operation, for the history printed with a mismatch.
@@ -176,7 +179,8 @@ __attribute__((format(printf, 1, 2))) static inline void say(const char *format,
 		_exit(EXIT_BROKEN);
 }
 
-// Something other than memory contents is wrong (a system call failed that must not): says what and ends.
+// Another thing than memory contents is wrong (a system call failed that must not): says what, and
+// ends.
 #define broken(w, ...)                                                                                                 \
 	do {                                                                                                               \
 		say("asfuzz: BROKEN pid %d thread %lu step %lu: ", getpid(), (w)->thread, (w)->steps);                         \
@@ -198,7 +202,8 @@ static inline void print_history(const struct world *w, u32 index)
 	say("    (%u of the last %u steps touched this page; now at step %lu)\n", shown, w->history_at - from, w->steps);
 }
 
-// Names what a wrong page holds: zeros, an older version (stale), or another page's bytes (foreign).
+// Names what a wrong page holds: zeros, an older version (stale), or another page's bytes
+// (foreign).
 static inline void name_found(const struct world *w, u32 index, const u64 *found)
 {
 	u64 any = 0;
@@ -266,7 +271,7 @@ static inline void check_bytes(struct world *w, const char *where, u32 index, co
 			return;
 		}
 		if (p->flags & F_FREED) {
-			u32 zeros = PAGE_WORDS; // an ordered read may see old bytes, then zeros from one place on
+			u32 zeros = PAGE_WORDS; // an ordered read may see old bytes first and zeros after some place
 			while (zeros > 0 && found[zeros - 1] == 0)
 				zeros--;
 			if (zeros < PAGE_WORDS) {
@@ -284,8 +289,9 @@ static inline void check_bytes(struct world *w, const char *where, u32 index, co
 	}
 	if (!(p->flags & F_FREED))
 		mismatch(w, where, index, found, expected);
-	// MADV_FREE: the kernel may replace the page by zeros at any one moment, until it is written. `found` was read in
-	// ascending order, so old bytes followed by zeros are legal; zeros followed by old bytes are not.
+	// MADV_FREE: until the page is written, the kernel may replace it by zeros at any one
+	// moment. `found` was read in ascending order. So old bytes followed by zeros are legal;
+	// zeros followed by old bytes are not.
 	u32 at = 0;
 	while (at < PAGE_WORDS && found[at] == expected[at])
 		at++;

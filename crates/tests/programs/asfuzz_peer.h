@@ -1,4 +1,5 @@
-// A second process that reads and writes the arenas of asfuzz from outside, and stops and freezes it.
+// A second process that reads and writes the arenas of asfuzz from outside, and that stops and
+// freezes it.
 #ifndef ASFUZZ_PEER_H
 #define ASFUZZ_PEER_H
 
@@ -21,7 +22,7 @@ struct request {
 	u32 microseconds;
 };
 
-// In shared memory: what goes over, and how often each way was asked for and refused.
+// In shared memory: the message between the two, and how often each way was asked for and refused.
 struct peer {
 	u8 bytes[PEER_PAGES * PAGE];
 	u64 asked[PEER_WAYS], refused[PEER_WAYS];
@@ -38,7 +39,8 @@ static void nap(u32 microseconds)
 		;
 }
 
-// One word of a thread that is stopped for it: 8, or -1 where its page is out and the kernel cannot wait for it.
+// One word of a thread that is stopped for it. Returns 8, or -1 if its page is out: the kernel
+// cannot wait for the page there.
 static ssize_t by_ptrace(const struct request *r)
 {
 	int status;
@@ -122,7 +124,7 @@ static void peer_start(const char *freezer)
 		serve_requests(self, link[1]);
 	close(link[1]);
 	peer_link = pid < 0 ? -1 : link[0];
-	if (peer_freezer >= 0) { // after the fork: who freezes is not frozen
+	if (peer_freezer >= 0) { // after the fork, so that the peer itself is not frozen
 		snprintf(name, sizeof name, "%s/cgroup.procs", freezer);
 		int members = open(name, O_WRONLY | O_CLOEXEC);
 		int length = snprintf(number, sizeof number, "%d", self);
@@ -134,7 +136,8 @@ static void peer_start(const char *freezer)
 	}
 }
 
-// The kernel cannot wait for a page there: these ways find a page that is out refused, all others wait.
+// The ways where the kernel cannot wait for a page: an access to a page that is out is refused. All
+// other ways wait.
 static int may_be_refused(u32 way) { return way >= BY_MEM_WRITE && way <= BY_PEEK; }
 
 static ssize_t ask(struct world *w, struct request r)
@@ -158,7 +161,8 @@ static ssize_t ask(struct world *w, struct request r)
 	return answer[0] < 0 ? 0 : answer[0];
 }
 
-// The peer's turn on a span of this worker: what it wrote is there, what it was refused is as before.
+// The peer's turn on a span of this worker. What the peer wrote must be there; where it was
+// refused, nothing may have changed.
 static void op_peer(struct world *w)
 {
 	if (peer_link < 0)
@@ -178,7 +182,7 @@ static void op_peer(struct world *w)
 	struct span s = pick(w, one ? 1 : PEER_PAGES, writes ? WANT_WRITE : WANT_READ);
 	if (!s.count)
 		return;
-	for (u32 i = 0; i < s.count; i++) // such pages have their own rules of what a refusal leaves: not here
+	for (u32 i = 0; i < s.count; i++) // for such pages a refusal leaves other bytes: not tested here
 		if (w->page[s.start + i].flags & (F_FREED | F_OPAQUE))
 			return verify_span(w, peer_ways[r.way], s);
 	remember(w, peer_ways[r.way], s.start, s.count, r.way);

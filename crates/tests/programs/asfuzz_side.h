@@ -1,4 +1,5 @@
-// Threads that run beside the workers of asfuzz: counters, futexes, thread storms, spawned programs, the timer signal.
+// Threads that run beside the workers of asfuzz: counters, futexes, thread storms, spawned
+// programs, the timer signal.
 #ifndef ASFUZZ_SIDE_H
 #define ASFUZZ_SIDE_H
 
@@ -14,7 +15,7 @@
 
 enum { COUNTER_PAGES = 512, COUNTER_THREADS = 3, FUTEX_PAGES = 64, ALARM_PAGES = 128, STORM = 8, STORM_STACK = 256 << 10 };
 
-// In MAP_SHARED memory: what the side threads know, out of reach of the pager.
+// In MAP_SHARED memory, which is not managed: what the side threads know.
 struct side {
 	int stop, realtime;
 	u64 children[8]; // fork children by what they became
@@ -41,7 +42,8 @@ static void side_mismatch(const char *what, u64 page, u64 expected, u64 found)
 	_exit(EXIT_MISMATCH);
 }
 
-// Atomic increments on pages common to all threads; each thread's own count is exact, the common count only rises.
+// Atomic increments on pages that all threads share. Each thread's own count is exact; the common
+// count only rises.
 static void *count_up(void *argument)
 {
 	u64 me = (u64)argument, rng = me;
@@ -77,7 +79,8 @@ static void check_counters(void)
 	}
 }
 
-// Two threads hand a token to and fro through futexes on pages that may be evicted while one sleeps on them.
+// Two threads hand a token to and fro through futexes on pages that may be evicted while one sleeps
+// on them.
 static void *ping_pong(void *argument)
 {
 	u32 me = (u64)argument;
@@ -115,7 +118,7 @@ static void *deep(void *argument)
 	return (void *)mix64(key);
 }
 
-// Threads made and joined all the time; every fourth on a stack that the program mapped itself.
+// Makes and joins threads all the time, every fourth on a stack that the program mapped itself.
 static void *storm(void *argument)
 {
 	u64 key = (u64)argument;
@@ -153,7 +156,7 @@ static void *storm(void *argument)
 
 extern char **environ;
 
-// vfork and exec of a small program: its exit status must be right, and our memory not harmed.
+// vfork and exec of a small program: its exit status must be right, and our memory unharmed.
 static void *spawner(void *argument)
 {
 	(void)argument;
@@ -206,7 +209,8 @@ static void *private_pages(u64 pages)
 	return at;
 }
 
-// Signals of a thread: the timer allowed, and (if asked) an alternate stack in ordinary private memory.
+// Sets up a thread's signals: the timer allowed and, if asked, an alternate stack in ordinary
+// private memory.
 static void ready_for_signals(int own_stack)
 {
 	sigset_t set;

@@ -1,4 +1,5 @@
-// Fixed (pinned) io_uring buffers on arena pages: the kernel writes pages that an evictor must not move meanwhile.
+// Fixed (pinned) io_uring buffers on arena pages. The kernel writes these pages, and an evictor
+// must not move them meanwhile.
 #ifndef ASFUZZ_URING_H
 #define ASFUZZ_URING_H
 
@@ -51,7 +52,8 @@ static int uring_do(struct world *w, struct uring *r, u8 opcode, int fd, u8 *at,
 	return result;
 }
 
-// Pins a span, waits a little so that an evictor may try it, reads a file into it and writes it out, all through the pin.
+// Pins a span and waits a little, so that an evictor may try it. Then reads a file into it and
+// writes it out, all through the pin.
 static void op_uring(struct world *w, struct gear *g, struct uring *r)
 {
 	if (r->fd < 0)

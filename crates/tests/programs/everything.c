@@ -1,5 +1,6 @@
-// everything HOW MIB: locks (mlockall now, mlockall for ever, mlock) or reads (read) every mapping of the process; then
-// memory, and that of fork children, must be as it was. Hangs are ended by an alarm.
+// everything HOW MIB: locks (mlockall now, mlockall for ever, mlock) or reads (read) every mapping
+// of the process. After that its memory, and that of fork children, must be unchanged. An alarm
+// ends a hang.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,8 @@ static long check(const char *held, long bytes)
 	return 0;
 }
 
-// Every readable mapping but the kernel's own; returns how many calls were refused.
+// Locks or reads every readable mapping except the kernel's own. Returns how many calls were
+// refused.
 static int each_mapping(int lock)
 {
 	static unsigned long list[LINES][2];

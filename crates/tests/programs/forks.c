@@ -1,5 +1,6 @@
-// A storm of forks: forks MIB ROUNDS CHILDREN. Fills MIB of memory; in each round starts CHILDREN at once that each rewrite
-// all of it, check what they wrote and end. The parent's own words are checked after each round (status 86 when wrong).
+// forks MIB ROUNDS CHILDREN: a storm of forks. Fills MIB of memory. Each round starts CHILDREN at
+// once; each child rewrites all of the memory, checks what it wrote and ends. After each round the
+// parent checks its own words. Status 86: a word was wrong.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

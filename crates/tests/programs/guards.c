@@ -1,5 +1,6 @@
-// guards [raw]: guard pages (MADV_GUARD_INSTALL) beside ascending and descending writes, under pressure. Status 1 when
-// one was lost, 77 where the kernel has none. raw: by system call, past the C library.
+// guards [raw]: guard pages (MADV_GUARD_INSTALL) beside ascending and descending writes, under
+// pressure. raw: by system call, without the C library. Status 1: a guard was lost. Status 77: the
+// kernel has no guard pages.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <setjmp.h>

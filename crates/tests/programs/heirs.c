@@ -1,6 +1,7 @@
-// Fork children that go on with what their parent had: heirs MIB ROUNDS. Fills MIB of memory and forks; the child reads all of it and
-// writes every eighth page, ROUNDS times, and forks a child of its own halfway, which does the same. Each checks every word it reads
-// (status 86 when wrong) and outlives its parent's use of the memory.
+// heirs MIB ROUNDS: fork children that go on with what their parent had. Fills MIB of memory and
+// forks. The child reads all of it and writes every eighth page, ROUNDS times. Halfway it forks a
+// child of its own, which does the same. Each process checks every word it reads, and outlives its
+// parent's use of the memory. Status 86: a word was wrong.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@ static uint64_t *memory, pages;
 
 static uint64_t word(uint64_t page, uint64_t key) { return (page + 1) * 0x9e3779b97f4a7c15u + key; }
 
-// What page holds after `turns` of its process's line.
+// What `page` holds after `turns` turns in its line of descent.
 static uint64_t expected(uint64_t page, uint64_t turns) { return word(page, page % 8 ? 0 : turns); }
 
 static int turn(uint64_t turns) {
@@ -26,7 +27,7 @@ static int turn(uint64_t turns) {
     return 1;
 }
 
-// The rest of a process: `turns` were done before it.
+// The rest of a process's work: `turns` were done before it.
 static int run(int turns, int rounds) {
     for (int round = 0; round < rounds; round++, turns++) {
         if (!turn(turns)) return WRONG;
@@ -34,7 +35,7 @@ static int run(int turns, int rounds) {
         pid_t pid = fork();
         if (pid < 0) return 4;
         if (pid == 0) _exit(run(turns + 1, rounds - 1 - round));
-        munmap(memory, pages * 4096 / 2); // the child's alone from here on
+        munmap(memory, pages * 4096 / 2); // only the child has the rest from here on
         memory += pages / 2 * PAGE_WORDS;
         int status;
         if (wait(&status) < 0 || status != 0) return WRONG;

@@ -1,11 +1,13 @@
-// Holds memory whose every page has a known content and checks it without pause, for tests that kill the pager.
+// Holds memory whose every page has a known content and checks it without pause, for tests that
+// kill the pager.
 //
 //   holdcheck MIB EVIDENCE [SECONDS]
 //
-// Two threads verify and rewrite random pages, each its own half. The version of each page is kept in MAP_SHARED memory,
-// which is not managed. If a page is ever zero, stale or otherwise wrong, the file EVIDENCE is made, saying so, and the exit
-// status is 86. Prints "ready" once all pages are written. SIGBUS (a page declared lost) gives 87: an error the program can
-// see, not a wrong byte. After SECONDS (default 60) it ends with 0.
+// Two threads verify and rewrite random pages, each in its own half. The version of each page is
+// kept in MAP_SHARED memory, which is not managed. If a page is ever zero, stale or otherwise
+// wrong, the program writes that to the file EVIDENCE and ends with status 86. Prints "ready" when
+// all pages are written. SIGBUS (a page declared lost) gives status 87: an error that the program
+// can see, not a wrong byte. After SECONDS (default 60) the program ends with 0.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

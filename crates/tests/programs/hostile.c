@@ -1,13 +1,16 @@
 // A client that does not keep to the protocol. It has no shim: start it with LD_PRELOAD unset and
 // UNDERCROFT_SOCKET kept.
-//   hostile forge COUNT SEED    that many handshakes of random bytes, descriptors and order, some cut off
-//   hostile silent COUNT        connects so often, says nothing, and waits a second
-//   hostile flood MS            connects as fast as it can, for so long
+//   hostile forge COUNT SEED    COUNT handshakes of random bytes, descriptors and order, some of
+//                               them cut off
+//   hostile silent COUNT        connects COUNT times, says nothing, and waits a second
+//   hostile flood MS            connects as fast as it can, for MS milliseconds
 //   hostile shrink              tries to change the size of the command page it was given
-//   hostile secret BYTE         a victim: has a secret at an address that all know, says its pid, and waits for its input to end
-//   hostile peek PID BYTE HOW   wants the secret: takes part in the protocol and names the victim as its agent
-//       HOW: first (at once), later (after the first order)
-// 0: nothing was to be had; 9: something was.
+//   hostile secret BYTE         a victim: keeps a secret at a known address, prints its pid, and
+//                               waits for the end of its input
+//   hostile peek PID BYTE HOW   wants the secret: takes part in the protocol and names the victim
+//                               as its agent. HOW: first (at once), later (after the first command)
+//
+// Status 0: the attack got nothing. Status 9: the attack got something.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +32,7 @@
 #define PLACES 64ul
 #define AREA (PLACES * PAGE)
 #define MAGIC 0x55430001u
-// Where the victim has its secret, and the hostile client its holding area.
+// The address of the victim's secret, and of the hostile client's holding area.
 #define KNOWN 0x600000000000ul
 
 struct page { // the command page
@@ -113,7 +116,7 @@ static int some_descriptor(int device) {
     switch (dice() % 9) {
     case 0: return device >= 0 ? ioctl(device, 0xAA00, O_CLOEXEC | O_NONBLOCK) : -1;
     case 1: return device >= 0 ? ioctl(device, 0xAA00, O_CLOEXEC) : -1; // blocking
-    case 2: {                                                           // its API is enabled already
+    case 2: {                                                           // its API is already enabled
         int fd = device >= 0 ? ioctl(device, 0xAA00, O_CLOEXEC | O_NONBLOCK) : -1;
         uint64_t api[3] = {0xAA, 0, 0};
         if (fd >= 0)
@@ -209,8 +212,8 @@ static volatile int own_tid, stop;
 static int victim, guess, own_uffd, hold_uffd;
 static const char *how;
 
-// Answers each order as if it had been carried out: what the manager reads is at KNOWN, of whoever
-// it thinks we are.
+// Answers each command as if it had been carried out. The manager then reads at KNOWN, in the
+// process that it takes for the client.
 static int agent(void *unused) {
     (void)unused;
     own_tid = syscall(SYS_gettid);
@@ -234,7 +237,7 @@ static int agent(void *unused) {
                 moved |= 1ul << at;
         }
         page->agent = victim;
-        // Also places that the order does not have.
+        // Also claims places that the command does not have.
         page->moved = page->count < PLACES ? moved | ~0ul << page->count : moved;
         page->refused = page->stranded = 0;
         page->done = seq;
@@ -254,7 +257,7 @@ static int peek(void) {
     memset(area + 2 * AREA, 0, 4 * PAGE);
     int given[2] = {ioctl(fds[0], 0xAA00, O_CLOEXEC | O_NONBLOCK),
                     ioctl(fds[0], 0xAA00, O_CLOEXEC | O_NONBLOCK)};
-    if (getenv("HOSTILE_OLD")) { // before the manager did this itself
+    if (getenv("HOSTILE_OLD")) { // older managers left this to the client
         uint64_t api[3] = {0xAA, 1 << 16, 0}, range[4] = {KNOWN, AREA, 1, 0};
         ioctl(given[1], 0xC018AA3F, api);
         ioctl(given[1], 0xC020AA00, range);
@@ -267,7 +270,7 @@ static int peek(void) {
     if (say(s, &ready, sizeof ready, given, 2) != sizeof ready || hear(s, answer, back) != 0)
         return 4;
     own_uffd = back[0], hold_uffd = given[1];
-    // Its stack is not managed, as little as the shim's: it lies behind the holding area.
+    // The agent's stack must not be managed, like the shim's. So it lies behind the holding area.
     clone(agent, (char *)KNOWN + AREA + 4 * PAGE,
           CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD, 0);
     // Far more than the limit, each page known.

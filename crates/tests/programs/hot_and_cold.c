@@ -1,4 +1,4 @@
-// Uses a hot set again and again while it walks through cold memory, and checks every word it reads.
+// Uses a hot set again and again while it walks through cold memory. Checks every word it reads.
 // Arguments: hot MiB, cold MiB, steps, cold pages a step, microseconds of rest a step.
 #include <stddef.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@ enum { PAGE = 4096, WORDS = PAGE / sizeof(unsigned) };
 
 static unsigned long wrong;
 
-// What word `i` of page `page` of the memory `which` holds, so that pages neither compress nor look alike.
+// The word `i` of page `page` of the memory `which`. Pages neither compress nor look alike.
 static unsigned word(unsigned which, size_t page, size_t i) {
     unsigned x = (unsigned)(page * WORDS + i) * 2654435761u + which * 40503u;
     x ^= x >> 15;
@@ -25,7 +25,7 @@ static unsigned *filled(unsigned which, size_t pages) {
     return at;
 }
 
-// One word of a page, another one each step. The first word of hot pages counts the steps.
+// Uses one word of a page, another one each step. The first word of a hot page counts the steps.
 static void look(const unsigned *memory, unsigned which, size_t page, size_t step) {
     size_t i = 1 + step % (WORDS - 1);
     wrong += ((volatile const unsigned *)memory)[page * WORDS + i] != word(which, page, i);

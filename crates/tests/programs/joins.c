@@ -1,5 +1,6 @@
-// Threads that end in every way while memory is short: each must be joined with its result. The kernel clears a word of
-// the thread's control block when it ends, past userfaultfd; were the block evicted, pthread_join would hang.
+// Threads that end in every way while memory is short. Each must be joined with its result. When a
+// thread ends, the kernel clears a word of the thread's control block without userfaultfd. If the
+// block were evicted, pthread_join would hang.
 //
 //   joins COUNT MIB_THRASHED
 #include <pthread.h>
@@ -71,7 +72,7 @@ int main(int argc, char **argv)
 			if (pthread_create(&threads[i], NULL, one, (void *)(first + i)))
 				return 4;
 		if (first > 0 && getenv("UNDERCROFT_SOCKET") && locked() == 0)
-			return 6; // the control blocks of the stacks that the C library keeps for the next threads
+			return 6; // the C library keeps stacks, with control blocks, for the next threads
 		for (uint64_t i = 0; i < AT_ONCE; i++)
 			if ((first + i) % 4 == 2)
 				pthread_cancel(threads[i]);

@@ -1,4 +1,5 @@
-// leaderless FILE SECONDS: its main thread ends at once; another goes on, and appends to FILE ten times a second.
+// leaderless FILE SECONDS: the main thread ends at once. Another thread goes on, and appends to
+// FILE ten times a second.
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>

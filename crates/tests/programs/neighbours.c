@@ -1,14 +1,19 @@
-// Two processes that use more memory than they may; now and then one of them cannot run. How long
-// the other one's accesses take meanwhile, and whether every byte of both is what was written.
-// Exit 3: other bytes came back; 4: the other process did not go on.
+// neighbours WAY MIB ROUNDS: two processes that use more memory than they may. Now and then one of
+// them cannot run. Measures how long the other one's accesses take meanwhile. Checks every byte of
+// both. Prints the median, the 99th percentile and the longest access undisturbed, the same
+// disturbed, and the accesses of the disturbed process. Exit 3: other bytes came back. Exit 4: the
+// disturbed process did not go on.
 //
-//   neighbours WAY MIB ROUNDS
-//
-// WAY: none, stop (SIGSTOP), freezer (cgroup version 1), freeze (version 2), trace (a debugger
-// stops all its threads), quota (a hundredth of a processor), nice (least of all beside two that
-// spin), and, from half the time on and for good: scribble (it says of its own agent that it moves
-// pages, and that its orders are not done), garbage (it overwrites its command page again and
-// again).
+// WAY is one of:
+// - none: no disturbance;
+// - stop (SIGSTOP), freezer (cgroup version 1), freeze (cgroup version 2);
+// - trace: a debugger stops all threads of the process;
+// - quota: the process has a hundredth of a processor;
+// - nice: the process has the lowest priority, beside two processes that spin;
+// - scribble, from half the time on and to the end: the process says of its own agent that it moves
+//   pages, and that its commands are not done;
+// - garbage, from half the time on and to the end: the process overwrites its command page again
+//   and again.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -37,7 +42,7 @@ static volatile struct shared {
 	uint64_t done; // accesses of the other process
 } *shared;
 static char group[256];
-static int lies; // what is begun is never undone
+static int lies; // the disturbance, once begun, never ends
 
 static uint64_t next(uint64_t *state)
 {
@@ -65,7 +70,8 @@ static void *map(uint64_t bytes, int kind)
 	return at;
 }
 
-// Memory, and which version of each page was written: that is shared memory, which nobody manages.
+// Memory, and which version of each page was written. The versions are in shared memory, which is
+// not managed.
 struct space {
 	volatile uint64_t *memory;
 	uint32_t *version;
@@ -99,7 +105,7 @@ static void verify_all(struct space *space)
 		verify(space, page);
 }
 
-// The command page of this process, as its shim has mapped it.
+// The command page of this process, where its shim has mapped it.
 static volatile uint32_t *command;
 
 static void find_command_page(void)
@@ -172,7 +178,7 @@ static void bind(int tid, int cpu)
 	sched_setaffinity(tid, sizeof set, &set);
 }
 
-// Stops all threads of a process, or lets them go.
+// Stops all threads of a process, or lets them continue.
 static void trace(int pid, int on)
 {
 	static int traced[64], count;
@@ -193,7 +199,7 @@ static void trace(int pid, int on)
 		ptrace(PTRACE_DETACH, traced[--count], 0, 0);
 }
 
-// Least of all for every thread of a process.
+// Gives every thread of a process the lowest priority.
 static void be_nice(int pid, int on)
 {
 	char path[64];
@@ -307,7 +313,7 @@ int main(int count, char **arguments)
 			counts[on][bucket(at - start)]++;
 			worst[on] = at - start > worst[on] ? at - start : worst[on];
 		}
-		// It goes on, if late.
+		// The disturbed process must go on, though it may be late.
 		for (int tries = 0; !on && !shared->scribble && shared->done == before && !(bad = tries == 5000); tries++)
 			usleep(1000);
 	}
@@ -326,7 +332,7 @@ int main(int count, char **arguments)
 	printf("%.1f %.1f %.1f %.1f %.1f %.1f %lu\n", quantile(counts[0], 0.5), quantile(counts[0], 0.99), worst[0] / 1000.0,
 	       quantile(counts[1], 0.5), quantile(counts[1], 0.99), worst[1] / 1000.0, shared->done);
 	if (lies)
-		return 0; // it has hurt nobody but itself
+		return 0; // it hurt only itself
 	if (bad)
 		return 4;
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 5;

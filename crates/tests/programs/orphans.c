@@ -1,12 +1,15 @@
-// Verifies memory without end in itself and in children of one kind, for tests that kill whoever serves it.
+// Verifies memory without end, in itself and in children of one kind, for tests that kill the
+// keeper or the manager.
 //
 //   orphans KIND MIB EVIDENCE [SECONDS]
 //
-// KIND: alone (threads only), fork, _Fork, clone (raw, as fork), sysfork, vm (clone with the memory shared), vfork (a child
-// borrows the memory, verifies, then executes this program anew).
-// A wrong word is told in the file EVIDENCE, which every process has open from the start. EVIDENCE.count is a shared mapping:
-// words verified by parents, by children, and children made. Pages are written again with what they hold. After SECONDS
-// (default 60) each process ends by SIGALRM, if it still can.
+// KIND: alone (threads only), fork, _Fork, clone (raw, as fork), sysfork, vm (clone with the memory
+// shared), vfork (a child borrows the memory, verifies, then executes this program anew).
+//
+// A wrong word is written to the file EVIDENCE, which every process has open from the start.
+// EVIDENCE.count is a shared mapping: words verified by parents, by children, and children made.
+// Pages are rewritten with what they hold. After SECONDS (default 60) SIGALRM ends each process, if
+// it still can.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -78,7 +81,7 @@ static void *for_ever(void *argument)
 	return NULL;
 }
 
-// A child: some end soon, so that others are made all the time, some never.
+// A child. Some end soon, so that the parent makes new ones all the time; some never end.
 static int child(void *argument)
 {
 	uint64_t seed = (uint64_t)argument;
@@ -104,7 +107,7 @@ static pid_t make(const char *kind, uint64_t seed, char *const argv[], char *sta
 		pid = vfork();
 		if (pid == 0) {
 			verify(seed << 20, 100, "vfork child", &counts->children);
-			// What it executes is another program, managed anew.
+			// The executed program is managed anew.
 			char *again[] = {argv[0], "alone", argv[2], argv[3], argv[4], NULL};
 			execv("/proc/self/exe", again);
 			_exit(1);
@@ -133,7 +136,7 @@ int main(int argc, char **argv)
 		return 2;
 	counts = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	// Stacks of children that share the memory: not managed, because shared.
+	// Stacks of children that share the memory. They are shared, so not managed.
 	char *stacks = mmap(NULL, CHILDREN * STACK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (!pages || counts == MAP_FAILED || memory == MAP_FAILED || stacks == MAP_FAILED)
 		return 2;

@@ -1,6 +1,7 @@
-// ranges THREADS MIB ROUNDS SEED: each thread has a region of MIB MiB and does ROUNDS random operations on large ranges of
-// it: writes and checks here and there, drops, unmaps, maps anew, moves away and back, forks a child that checks. A byte
-// that is not what was last written, or zero, ends it with status 86. "ROUNDS" operations take some 2 ms each.
+// ranges THREADS MIB ROUNDS SEED: each thread has a region of MIB MiB and does ROUNDS random
+// operations on large ranges of it. It writes and checks here and there, drops, unmaps, maps anew,
+// moves away and back, and forks a child that checks. Every byte must be what was last written, or
+// zero; otherwise the status is 86. An operation takes some 2 ms.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -15,7 +16,7 @@ enum { PAGE = 4096, WORDS = PAGE / 8, WRONG = 86, TOUCHES = 600 };
 static long pages, rounds, seed;
 
 struct region {
-	uint64_t *at, *spare; // spare: address space to move to
+	uint64_t *at, *spare; // spare: address space for moves
 	uint32_t *version;    // of each page; 0: zeros
 	uint32_t next;
 	unsigned random;
@@ -62,7 +63,7 @@ static void *map(void *at, long count, int protection)
 
 static void move(struct region *r, long from, long count)
 {
-	// To another offset within 2 MiB as often as not.
+	// Half of the time to another offset within 2 MiB.
 	char *old = (char *)(r->at + from * WORDS), *to = (char *)(r->spare + from * WORDS) + PAGE * below(r, 2);
 	for (int back = 0; back < 2; back++) {
 		char *source = back ? to : old, *target = back ? old : to;
@@ -130,7 +131,7 @@ static void *work(void *of)
 			continue;
 		}
 		memset(r->version + from, 0, count * sizeof *r->version);
-		// Whatever comes back does so at once.
+		// Old bytes that come back do so at once.
 		for (int i = 0; i < 50; i++)
 			check_page(r, r->at, from + below(r, count));
 	}

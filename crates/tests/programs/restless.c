@@ -1,8 +1,6 @@
-// Memory verified and rewritten, and between any two of its pages a few others that are used and cooled again: a table entry that
-// changes under the kernel's MOVE makes it look again, and Linux 6.18 then forgets to say what it has moved. Exit 3: other bytes
-// came back.
-//
-//   restless MIB ROUNDS
+// restless MIB ROUNDS: verifies and rewrites memory. Between any two of its pages a few other pages
+// are used and cooled again. If a table entry changes under the kernel's MOVE, the kernel looks at
+// it again, and Linux 6.18 then does not report what it has moved. Exit 3: other bytes came back.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

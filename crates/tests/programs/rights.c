@@ -1,10 +1,13 @@
-// Gives up rights in the middle of its work, in the ways programs do, and checks its memory before
-// and after.
-//   rights drop            root becomes 65534: no thread of this process may have more than that
-//   rights tsync           a filter on all threads that kills whoever calls ioctl: must be installed, and kill nobody
-//   rights filter          the same filter on this thread alone
-//   rights none            gives up nothing
-// Ends with 0 when all is as on a plain system.
+// Gives up rights in the middle of its work, in the ways programs do. Checks its memory before and
+// after.
+//
+//   rights drop      root becomes user 65534: no thread of this process may have more rights
+//   rights tsync     a filter on all threads that kills a thread that calls ioctl. It must be
+//                    installed, and must kill no thread
+//   rights filter    the same filter on this thread alone
+//   rights none      gives up nothing
+//
+// Status 0: all is as on a plain system.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -113,7 +116,7 @@ int main(int argc, char **argv) {
         if (powerful())
             return 6;
     } else if (!strcmp(how, "tsync") || !strcmp(how, "filter")) {
-        usleep(500000); // until nothing leaves: an order in progress would meet the filter
+        usleep(500000); // until no page leaves: the filter would kill the agent in a command
         long result = no_ioctl(how[0] == 't' ? SECCOMP_FILTER_FLAG_TSYNC : 0);
         if (result) {
             fprintf(stderr, "the filter is refused: %ld, %s\n", result, strerror(errno));

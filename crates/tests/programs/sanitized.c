@@ -1,4 +1,4 @@
-// Allocates, frees and checks: enough for a sanitizer's allocator and thread hooks to be used.
+// Allocates, frees and checks, so that a sanitizer's allocator and thread hooks are used.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

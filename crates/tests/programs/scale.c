@@ -2,9 +2,9 @@
 //
 //   scale threads COUNT SECONDS     threads that each have a page of their own, write and check it
 //   scale execs COUNT               fork and exec of /bin/true, one after the other
-//   scale loops COUNT EACH          so many processes, each with EACH forks and execs of /bin/true
-//   scale wide MIB USED_MIB         a mapping of MIB of which USED_MIB are written, spread; a fork of
-//                                   it; both check every page; then a part and all are unmapped
+//   scale loops COUNT EACH          COUNT processes, each with EACH forks and execs of /bin/true
+//   scale wide MIB USED_MIB         a mapping of MIB, USED_MIB of it written, spread; a fork of it;
+//                                   both check every page; then a part and all are unmapped
 //
 // Status 86: a wrong byte. Prints what the slowest step took, in seconds.
 #define _GNU_SOURCE

@@ -1,5 +1,6 @@
-// shout MIB ROUNDS: one thread keeps rewriting MIB of memory that does not compress; another writes parts of it, by
-// then swapped out, to standard error. A closed standard error is no failure of its own.
+// shout MIB ROUNDS: one thread keeps rewriting MIB of memory that does not compress. Another thread
+// writes parts of it, swapped out by then, to standard error. A closed standard error is no failure
+// of this program.
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>

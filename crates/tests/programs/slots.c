@@ -1,5 +1,6 @@
-// slots THREADS MIB ROUNDS: maps, fills, moves and unmaps slots at random beside MIB of memory in use. A slot
-// that one mmap made lies in one line of /proc/self/maps, and mremap moves it whole. Status 1 otherwise.
+// slots THREADS MIB ROUNDS: maps, fills, moves and unmaps slots at random beside MIB of memory in
+// use. A slot that one mmap made must lie in one line of /proc/self/maps, and mremap must move it
+// whole. Status 1 otherwise.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

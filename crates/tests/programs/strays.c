@@ -1,8 +1,7 @@
-// A thread reads wherever pages go on their way out, as one that looks at all memory would, while
-// every byte of the program's memory is verified. No page of that is zeros. Exit 3: other bytes came
-// back; 77: that place was not found. Prints how often it read.
-//
-//   strays MIB SECONDS
+// strays MIB SECONDS: a thread reads the areas through which pages leave, as a program that reads
+// all memory would. Meanwhile every byte of the program's memory is verified. No page of it is
+// zeros. Prints how often the thread read. Exit 3: other bytes came back. Exit 77: the areas were
+// not found.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -26,7 +25,7 @@ static uint64_t next(uint64_t *state)
 	return *state;
 }
 
-// Nothing that a RAM tier can make smaller.
+// Words that a RAM tier cannot make smaller.
 static uint64_t word(uint64_t page, uint64_t version, uint64_t at)
 {
 	uint64_t state = (page + 1) * 0x9e3779b97f4a7c15 ^ (version + 1) << 40 ^ (at + 1) * 0xd1342543de82ef95;
@@ -49,7 +48,8 @@ static void verify(uint64_t page, uint64_t version)
 		}
 }
 
-// The shim's own mappings: of no child, registered, as long as the staging area, and one after the other.
+// The staging area. It is found as the shim's own two mappings: not inherited by children,
+// registered, as long as the staging area, and one after the other.
 static uint64_t staging(void)
 {
 	char line[512];
@@ -72,7 +72,8 @@ static uint64_t staging(void)
 static void *look(void *argument)
 {
 	uint64_t at = staging(), state = 362436069, room = 4096;
-	// What is read goes into memory that is swapped: while that comes in, the page read is in use.
+	// The bytes go into memory that is swapped. While that memory comes in, the page that is
+	// read is in use.
 	char *sink = malloc(room * PAGE);
 	for (uint64_t byte = 0; sink && byte < room * PAGE; byte += 8)
 		memcpy(sink + byte, &byte, 8);

@@ -1,5 +1,5 @@
-// told DECISECONDS [LAST]: says which signals it is sent, and which it finds ignored, until the time
-// is up or signal LAST has come.
+// told DECISECONDS [LAST]: prints which signals it is sent, and which it finds ignored. Ends when
+// the time is up or when signal LAST has come.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,10 @@
-// Small client for tests of limits and refusals: fills memory, may go round it again, and ends as it is told.
+// A small client for tests of limits and refusals: fills memory, may go round it again, and ends as
+// the options say.
 //
 //   touch MIB [--rounds N] [--random-data] [--exit N] [--signal N] [--hold SECONDS] [--fork N]
 //
-// Every page has known bytes, checked in each round (status 86 when wrong). Prints "ready" after the first fill.
+// Every page has known bytes, checked in each round (status 86 if wrong). Prints "ready" after the
+// first fill.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>

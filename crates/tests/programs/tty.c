@@ -1,6 +1,7 @@
-// tty STEP... -- COMMAND...: runs a command on a terminal of its own. Steps, in order: `wait TEXT` until
-// its output since the last step has TEXT, `send TEXT` types it (^C, ^Z, ^\ and ^M for keys), `hangup` takes the
-// terminal away. Then prints all output and how the command ended.
+// tty STEP... -- COMMAND...: runs a command on a terminal of its own. Steps, in order: `wait TEXT`
+// waits until the output since the last step has TEXT; `send TEXT` types it (^C, ^Z, ^\ and ^M for
+// keys); `hangup` takes the terminal away. Then the program prints all output and how the command
+// ended.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -15,7 +16,7 @@
 static char seen[1 << 20];
 static size_t length, since;
 
-// Takes what the terminal shows for at most `milliseconds`; 0 at its end.
+// Takes what the terminal shows, for at most `milliseconds`. Returns 0 at its end.
 static int look(int terminal, int milliseconds) {
     struct pollfd fd = {terminal, POLLIN, 0};
     if (poll(&fd, 1, milliseconds) <= 0)

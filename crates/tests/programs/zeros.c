@@ -1,5 +1,7 @@
-// Fills 80 MiB with words that do not compress, reads 200 MiB of fresh memory, and checks its words. Between the two it waits until its
-// memory is managed (status 87 when it is not within 20 s): a machine that is busy otherwise is late, and both would be there by then.
+// Fills 80 MiB with words that do not compress, reads 200 MiB of fresh memory, and checks its
+// words. Between the two it waits until its memory is managed: on a machine that is busy the
+// manager is late, and both would be there by then. Status 87: its memory is not managed within 20
+// s.
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +16,7 @@ static void *fresh(size_t bytes) {
 
 static unsigned next(unsigned word) { return word * 1103515245 + 12345; }
 
-// Whether page faults of the mapping at `address` are userspace's: `um` among its flags.
+// Whether page faults of the mapping at `address` go to user space: its flags have `um`.
 static int managed(const volatile char *address) {
     char line[512];
     size_t start, end;

@@ -1,4 +1,4 @@
-//! One command, plain or under Undercroft, with a time limit that ends its whole tree.
+//! One command, plain or under Undercroft, with a time limit. At the limit its whole tree is ended.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -35,27 +35,27 @@ pub struct Job {
     timeout: Duration,
 }
 
-/// What a command did.
+/// The outcome of a command.
 #[derive(Debug)]
 pub struct Outcome {
     /// The command line, for messages.
     pub line: String,
-    /// How it ended; `None` when its time was up and it was killed.
+    /// How it ended; `None` if its time was up and it was killed.
     pub status: Option<ExitStatus>,
     /// Standard output.
     pub output: Vec<u8>,
     /// Standard error.
     pub errors: String,
-    /// The report file of `undercroft run`, when there is one.
+    /// The report file of `undercroft run`, if there is one.
     pub report: Option<Value>,
     /// Time from start to end.
     pub wall: Duration,
-    /// Largest anonymous memory of its tree seen, in bytes; sampled, so a little low. Meaningful
-    /// for plain runs.
+    /// Most anonymous memory of its tree, in bytes; sampled, so a little low. Meaningful for plain
+    /// runs.
     pub anonymous_peak: u64,
 }
 
-/// A command that runs now. Dropping it ends its whole tree.
+/// A running command. Dropping it ends its whole tree.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -69,7 +69,7 @@ pub struct Running {
 }
 
 impl Job {
-    /// A command without arguments yet.
+    /// A command, still without arguments.
     pub fn new(program: impl AsRef<OsStr>) -> Job {
         Job {
             command: vec![program.as_ref().to_owned()],
@@ -97,7 +97,7 @@ impl Job {
         self.args([arg])
     }
 
-    /// A command in front of everything, `undercroft` included (`unshare -m`, `setpriv ...`).
+    /// Puts a command in front of everything, `undercroft` too (`unshare -m`, `setpriv ...`).
     pub fn before<S: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = S>) -> Job {
         self.before
             .extend(words.into_iter().map(|word| word.as_ref().to_owned()));
@@ -117,19 +117,19 @@ impl Job {
         self
     }
 
-    /// Runs in this folder.
+    /// Runs the command in this folder.
     pub fn folder(mut self, folder: impl AsRef<Path>) -> Job {
         self.folder = Some(folder.as_ref().to_owned());
         self
     }
 
-    /// Bytes for standard input; without them it is empty.
+    /// Bytes for standard input. Without them it is empty.
     pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Job {
         self.input = bytes.into();
         self
     }
 
-    /// Runs under `undercroft run --memory-max`, in bytes.
+    /// Runs the command under `undercroft run --memory-max`, in bytes.
     pub fn limit(mut self, bytes: u64) -> Job {
         self.limit = Some(bytes);
         self.under = true;
@@ -149,13 +149,13 @@ impl Job {
         self
     }
 
-    /// Time after which the tree is ended; default two minutes.
+    /// Sets the time after which the tree is ended; two minutes by default.
     pub fn timeout(mut self, seconds: u64) -> Job {
         self.timeout = Duration::from_secs(seconds);
         self
     }
 
-    /// Starts it. Panics: when it cannot be started at all.
+    /// Starts it. Panics: if it cannot be started at all.
     pub fn start(&self) -> Running {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let tag = format!(
@@ -226,12 +226,12 @@ impl Job {
 }
 
 impl Running {
-    /// The process id of the command (of `undercroft run`, when under it).
+    /// The process id of the command; under Undercroft that of `undercroft run`.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
-    /// True while it has not ended.
+    /// Whether it has not ended yet.
     pub fn is_alive(&mut self) -> bool {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().expect("waiting for our child");
@@ -239,12 +239,12 @@ impl Running {
         self.ended.is_none()
     }
 
-    /// The processes of its tree now, itself included.
+    /// The processes of its tree now, itself too.
     pub fn tree(&self) -> Vec<Process> {
         descendants(&processes(), self.pid())
     }
 
-    /// All that was started and still runs, orphans too. Not those that have written over their
+    /// Every process that was started and still runs, orphans too. Not those that overwrote their
     /// environment.
     pub fn left(&self) -> Vec<Process> {
         let mut all = processes();
@@ -253,7 +253,7 @@ impl Running {
         all
     }
 
-    /// The scratch folder, which lives as long as this.
+    /// The scratch folder, which lives as long as this value.
     pub fn scratch(&self) -> &Path {
         self.scratch.path()
     }
@@ -267,12 +267,12 @@ impl Running {
     /// Sends a signal to the command itself.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = Pid::from_raw(self.pid()) {
-            // It may have ended meanwhile; `wait` tells.
+            // It may have ended meanwhile; `wait` finds that.
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Waits for the end, at most the job's time limit; then everything it started is ended.
+    /// Waits for the end, for at most the job's time limit. Then ends everything that it started.
     pub fn wait(mut self) -> Outcome {
         let mut next_sample = Instant::now();
         while self.is_alive() && self.begin.elapsed() < self.timeout {
@@ -311,8 +311,8 @@ impl Running {
         }
     }
 
-    // By process id: those that descend from our child, and those that carry our tag in their
-    // environment.
+    // By process id: the processes that descend from our child, and those that carry our tag in
+    // their environment.
     fn end_tree(&mut self) {
         for _ in 0..20 {
             let mut pids: Vec<i32> = with_environment(&self.tag);
@@ -323,7 +323,7 @@ impl Running {
                 break;
             }
             for pid in pids.into_iter().filter_map(Pid::from_raw) {
-                let _ = kill_process(pid, Signal::KILL); // gone already is as good
+                let _ = kill_process(pid, Signal::KILL); // if it is gone already, that is fine
             }
             let _ = self.is_alive(); // reaps our child
             std::thread::sleep(Duration::from_millis(5));
@@ -340,7 +340,7 @@ impl Drop for Running {
     }
 }
 
-// One process and what its threads wait for: a hang is only understood while it lasts.
+// One process and what its threads wait for: a hang can be understood only while it lasts.
 fn describe(process: &Process) -> String {
     let mut text = format!(
         "  {} (parent {}) {} {}\n",
@@ -366,13 +366,13 @@ fn describe(process: &Process) -> String {
 }
 
 impl Outcome {
-    /// The exit status as a shell gives it: 128 + n for a signal; `None` when its time was up.
+    /// The exit status as a shell gives it: 128 + n for a signal. `None` if its time was up.
     pub fn code(&self) -> Option<i32> {
         let status = self.status?;
         status.code().or(status.signal().map(|signal| 128 + signal))
     }
 
-    /// Panics with everything known unless it ended with `code`.
+    /// Panics, with everything known, unless it ended with `code`.
     #[track_caller]
     pub fn expect(self, code: i32) -> Outcome {
         assert!(self.code() == Some(code), "expected status {code}: {self}");
@@ -392,7 +392,7 @@ impl Outcome {
     }
 
     /// Panics unless Undercroft really worked: at least `pages` went out, some came in again, and
-    /// none was lost. Without that a test of correctness proves nothing. No check in plain-only
+    /// none was lost. Otherwise a test of correctness would prove nothing. Checks nothing in plain
     /// mode.
     #[track_caller]
     pub fn expect_swapping(self, pages: f64) -> Outcome {

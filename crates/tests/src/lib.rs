@@ -1,19 +1,19 @@
-//! Runs unmodified programs plain and under Undercroft, and tells what they did, so that tests can
-//! compare every byte.
+//! Runs unmodified programs plain and under Undercroft, and reports what they did, so that tests
+//! can compare every byte.
 //!
-//! The tests are in `tests/`, the C programs they compile in `programs/`. Environment of a run:
+//! The tests are in `tests/`. The C programs that they compile are in `programs/`. Environment:
 //!
 //! * `UNDERCROFT_BIN`: the binary under test. Default: `cargo build --release` of this checkout,
 //!   once a test process.
-//! * `UNDERCROFT_TEST_PLAIN=1`: runs every command without Undercroft. It validates the tests
-//!   themselves: whatever fails then is the fault of the test or of the machine. What needs
-//!   Undercroft is skipped.
+//! * `UNDERCROFT_TEST_PLAIN=1`: runs every command without Undercroft, to validate the tests
+//!   themselves. A failure is then the fault of the test or of the machine. Tests that need
+//!   Undercroft are skipped.
 //! * `UNDERCROFT_TEST_FULL_SIZE=1`: tests of scale at their full size.
 //! * `UNDERCROFT_TEST_OPS`, `UNDERCROFT_TEST_SEEDS`, `UNDERCROFT_TEST_KILLS`: larger runs of the
 //!   random tests.
 //!
-//! A test that cannot run says `SKIPPED: name: reason` on standard error, past the capture of the
-//! test harness.
+//! A test that cannot run prints `SKIPPED: name: reason` on standard error. The line bypasses the
+//! harness, which captures output.
 
 mod job;
 mod memcached;
@@ -36,22 +36,22 @@ pub use undercroft_seeded::mix;
 /// One MiB in bytes.
 pub const MIB: u64 = 1 << 20;
 
-/// Says, past the harness's capture, that `name` did not run and why. CI counts these lines.
+/// Prints that `name` did not run, and why. Bypasses the harness's capture. CI counts these lines.
 pub fn skip(name: &str, reason: &str) {
     say(&format!("SKIPPED: {name}: {reason}"));
 }
 
-/// Whether `run --access-scan` works here; says that `name` is skipped where it does not.
+/// Whether `run --access-scan` works here. If not, prints that `name` is skipped.
 pub fn has_access_bits(name: &str) -> bool {
     if plain_only() {
-        skip(name, "a plain run looks at nothing");
+        skip(name, "a plain run scans nothing");
         return false;
     }
     let doctor = Job::new(undercroft()).args(["doctor", "--json"]).run();
     let found: serde_json::Value = serde_json::from_str(&doctor.text()).unwrap_or_default();
     let checks = found["checks"].as_array().cloned().unwrap_or_default();
     let check = checks.iter().find(|check| check["name"] == "access bits");
-    let check = check.unwrap_or_else(|| panic!("doctor tells nothing of access bits: {doctor}"));
+    let check = check.unwrap_or_else(|| panic!("doctor does not name access bits: {doctor}"));
     if check["state"] != "ok" {
         skip(name, &format!("no access bits here: {}", check["detail"]));
         return false;
@@ -59,14 +59,14 @@ pub fn has_access_bits(name: &str) -> bool {
     true
 }
 
-/// Writes one line to standard error past the harness's capture: progress and results worth keeping
-/// in a CI log.
+/// Writes one line to standard error, without the harness's capture: progress and results worth
+/// keeping in a CI log.
 pub fn say(line: &str) {
     // A closed standard error is no reason to fail a test.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Lets the tests of one file run one after the other: they are heavy, and some measure.
+/// Makes the tests of one file run one after the other: they are heavy, and some measure.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -74,7 +74,7 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
 
 /// A TCP port on loopback that was free a moment ago.
 ///
-/// Panics: when loopback has no port left.
+/// Panics: if loopback has no free port.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
@@ -82,8 +82,8 @@ pub fn free_port() -> u16 {
         .port()
 }
 
-/// A number from the environment, or `default`. Panics on nonsense, so that a typing error does not
-/// shrink a test.
+/// A number from the environment, or `default`. Panics on a value that is no number, so that a
+/// typing error does not shrink a test.
 pub fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Err(_) => default,
@@ -93,7 +93,7 @@ pub fn setting(name: &str, default: u64) -> u64 {
     }
 }
 
-/// The value of `key` at `version`: `length` bytes, half of the keys hard to compress, half easy.
+/// The value of `key` at `version`: `length` bytes. Half of the keys compress badly, half well.
 pub fn value_of(key: u64, version: u64, length: usize) -> Vec<u8> {
     let seed = mix(key ^ mix(version));
     let mut value = Vec::with_capacity(length + 8);

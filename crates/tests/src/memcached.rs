@@ -11,7 +11,7 @@ pub struct Memcached {
 }
 
 impl Memcached {
-    /// Connects to loopback, trying until the server listens or `patience` is over.
+    /// Connects to loopback. Tries until the server listens or `patience` is over.
     ///
     /// Errors: the last refusal.
     pub fn connect(port: u16, patience: Duration) -> Result<Memcached> {
@@ -49,7 +49,7 @@ impl Memcached {
         }
     }
 
-    /// The value of a key; `None` when the server has none.
+    /// The value of a key; `None` if the server has none.
     pub fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>> {
         self.stream
             .get_mut()

@@ -1,5 +1,5 @@
-//! Reads `/proc`: which processes exist, who descends from whom, and how much anonymous memory they
-//! hold.
+//! Reads `/proc`: which processes exist, which descend from which, and how much anonymous memory
+//! they hold.
 
 use std::collections::HashSet;
 use std::fs;
@@ -46,7 +46,7 @@ pub fn processes() -> Vec<Process> {
         .collect()
 }
 
-/// `root` and all that descend from it, among `all`.
+/// The processes in `all` that are `root` or descend from it.
 pub fn descendants(all: &[Process], root: i32) -> Vec<Process> {
     let mut family = HashSet::from([root]);
     loop {
@@ -66,7 +66,7 @@ pub fn descendants(all: &[Process], root: i32) -> Vec<Process> {
         .collect()
 }
 
-/// Processes whose environment holds `text`; finds those that left their parent's tree.
+/// Processes whose environment holds `text`. Finds those that left their parent's tree, too.
 pub fn with_environment(text: &str) -> Vec<i32> {
     processes()
         .into_iter()
@@ -78,13 +78,13 @@ pub fn with_environment(text: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Anonymous memory in KiB of one process: `RssAnon`, or 0 when it is gone.
+/// Anonymous memory of one process in KiB: `RssAnon`, or 0 if the process is gone.
 pub fn anonymous_kib(pid: i32) -> u64 {
     kib(&format!("/proc/{pid}/status"), "RssAnon:")
 }
 
-/// Its part of that, where frames are shared with others: `Pss_Anon`. Walks its page tables: a few
-/// ms a GiB.
+/// Its share of that, where several processes share frames: `Pss_Anon`. Cost: the kernel walks its
+/// page tables, a few ms a GiB.
 pub fn anonymous_part_kib(pid: i32) -> u64 {
     kib(&format!("/proc/{pid}/smaps_rollup"), "Pss_Anon:")
 }

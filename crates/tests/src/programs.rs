@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock};
 
 /// `target/`, found from the test executable (`target/PROFILE/deps/NAME`).
 ///
-/// Panics: when the test does not run from a Cargo target folder.
+/// Panics: if the test does not run from a Cargo target folder.
 pub fn target_folder() -> PathBuf {
     let me = std::env::current_exe().expect("the path of the test executable");
     me.ancestors()
@@ -16,11 +16,11 @@ pub fn target_folder() -> PathBuf {
         .to_owned()
 }
 
-/// The undercroft binary: `UNDERCROFT_BIN`, or this checkout's release build (made now unless
-/// fresh).
+/// The undercroft binary: `UNDERCROFT_BIN`, or this checkout's release build, which is made now
+/// unless it is fresh.
 ///
-/// A release build, because the debug one is several times slower and real time matters here.
-/// Panics: when there is none and it cannot be built; a missing binary must not look like success.
+/// It is a release build because a debug build is several times slower, and real time matters here.
+/// Panics: if there is none and it cannot be built. A missing binary must not look like success.
 pub fn undercroft() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
@@ -51,7 +51,7 @@ pub fn undercroft() -> &'static Path {
     })
 }
 
-/// The full path of a program in `PATH` (or `/usr/sbin`, `/sbin`), `None` when it is not installed.
+/// The full path of a program in `PATH`, `/usr/sbin` or `/sbin`; `None` if it is not installed.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -91,15 +91,15 @@ fn compile(compiler: &str, name: &str, flags: &[&str], output: &str) -> PathBuf 
     path
 }
 
-/// Compiles `programs/NAME.c` (once a test process); the path of the executable.
+/// Compiles `programs/NAME.c`, once a test process. Returns the path of the executable.
 ///
-/// Panics: when it does not compile.
+/// Panics: if it does not compile.
 pub fn build(name: &str) -> PathBuf {
     compile("cc", name, &[], name)
 }
 
-/// As [`build`], with more flags; `kind` tells the result from others of the same program. `None`
-/// when the compiler cannot do it here.
+/// As [`build`], with more flags. `kind` tells the result from others of the same program. `None`
+/// if the compiler cannot do it here.
 pub fn build_with(name: &str, kind: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("programs/{name}.c"));
     let folder = target_folder().join("test-programs");
@@ -120,7 +120,7 @@ pub fn build_static(name: &str) -> PathBuf {
     compile("cc", name, &["-static"], &format!("{name}-static"))
 }
 
-/// As [`build`], against musl instead of glibc; `None` where there is no `musl-gcc`.
+/// As [`build`], against musl instead of glibc; `None` if there is no `musl-gcc`.
 pub fn build_musl(name: &str) -> Option<PathBuf> {
     find("musl-gcc").map(|_| compile("musl-gcc", name, &[], &format!("{name}-musl")))
 }

@@ -1,5 +1,5 @@
-//! Measures from outside, through `/proc`, what DRAM a client of Undercroft costs: its anonymous
-//! memory and the RAM pool.
+//! Measures the DRAM of a client of Undercroft from outside, through `/proc`: its anonymous memory
+//! and the RAM pool.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use crate::processes::{anonymous_part_kib, descendants, processes};
 
-/// What one look saw, in bytes.
+/// One sample, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Since the sampler began.
+    /// Time since the sampler began.
     pub at: Duration,
-    /// Anonymous memory of the client's processes (stacks and other unmanaged memory included); a
-    /// frame they share counts once.
+    /// Anonymous memory of the client's processes, stacks and other unmanaged memory included. A
+    /// frame that they share counts once.
     pub anonymous: u64,
-    /// Memory allocated to memfds that `undercroft` processes hold: the RAM pool and the ledger.
+    /// Memory of the memfds that `undercroft` processes hold: the RAM pool and the ledger.
     pub memfds: u64,
 }
 
-/// Takes a sample about every 10 ms on a thread of its own until `finish`.
+/// Takes a sample about every 10 ms, on a thread of its own, until `finish`.
 #[derive(Debug)]
 pub struct Sampler {
     stop: Arc<AtomicBool>,
@@ -51,7 +51,7 @@ fn memfds(pid: i32, seen: &mut HashSet<u64>) -> u64 {
 
 impl Sampler {
     /// Begins to sample the tree of `root`, an `undercroft run` process. Finding the processes
-    /// costs more than a look at them, so the tree is read again only every 5 samples.
+    /// costs more than sampling them, so the tree is read again only every 5 samples.
     pub fn start(root: i32) -> Sampler {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
@@ -81,9 +81,9 @@ impl Sampler {
         Sampler { stop, thread }
     }
 
-    /// Ends it; the samples in order.
+    /// Ends sampling. Returns the samples in order.
     ///
-    /// Panics: when the sampling thread has panicked.
+    /// Panics: if the sampling thread panicked.
     pub fn finish(self) -> Vec<Sample> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the sampler did not panic")

@@ -1,4 +1,4 @@
-//! `--access-scan`: pages that are used in memory stay there, though no fault tells of them.
+//! `--access-scan`: pages that are used in memory stay there, though no fault shows their use.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -32,8 +32,8 @@ fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
         .timeout(100)
 }
 
-/// Pages swapped in that the program could have kept: what the cold walk and the verification at
-/// the end read is not.
+/// Pages swapped in that the program could have kept: without those that the cold walk and the
+/// final verification read.
 fn hot_faults(job: Job) -> (f64, Value) {
     let outcome = job.run().expect(0);
     assert!(outcome.text().contains("0 wrong"), "{outcome}");
@@ -63,15 +63,15 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
             "{policy}: {without} faults of the hot set without access bits, {with} with; {looks}"
         ));
         assert!(looks["count"].as_u64() > Some(5), "{looks}");
-        // First in, first out evicts the hot set once for each lap; once it is in memory, it need
-        // not leave again.
+        // First in, first out evicts the hot set once in each lap. With scans, the hot set need not
+        // leave again once it is in memory.
         assert!(without > 2.0 * (HOT_MIB * 256) as f64, "{without}");
         assert!(with < without / 2.0, "{with} of {without}");
     }
 }
 
-/// Scans are on by default: while pages leave, a scan now and then tells which are used. Without
-/// pressure there is none.
+/// Scans are on by default: while pages leave, a scan now and then finds the used ones. Without
+/// pressure there is no scan.
 #[test]
 fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     if !has_access_bits("unless_told_otherwise_a_run_looks_while_pages_leave") {
@@ -80,7 +80,8 @@ fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     let _turn = one_at_a_time();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let never = ["--access-scan", "never"];
-    // The first look tells nothing: 4 s and more, so that there are others.
+    // The first scan finds nothing, because bits are compared with the scan before. So the run
+    // takes 4 s and more, for further scans.
     let job = || resting_job("lru", folder.path(), "8000");
     let (without, _) = hot_faults(job().options(never));
     let (with, report) = hot_faults(job());
@@ -96,8 +97,8 @@ fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     assert_eq!(roomy["access_scans"], Value::Null, "nothing left memory");
 }
 
-/// Looks that nobody asked for cost an idle program nothing, and leave out processes with a living
-/// fork relative.
+/// Scans by default cost an idle program nothing, and leave out processes with a living fork
+/// relative.
 #[test]
 fn without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives() {
     if !has_access_bits("without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives") {
@@ -151,7 +152,7 @@ os._exit(0)  # the child lives until then: without it looks are allowed again
     assert_eq!(related, Value::Null);
 }
 
-/// Looks while the program forks: the children share the parent's frames until they write.
+/// Scans while the program forks: the children share the parent's frames until they write.
 #[test]
 fn looking_at_a_tree_of_processes_costs_no_byte() {
     if !has_access_bits("looking_at_a_tree_of_processes_costs_no_byte") {
@@ -224,8 +225,7 @@ fn a_trace_has_the_uses_of_pages_in_memory_and_only_of_those() {
     assert_eq!(seen, recorded);
 }
 
-/// Undercroft without the capabilities `lost`; none where this machine has no means to take them
-/// away.
+/// Undercroft without the capabilities `lost`; `None` if this machine cannot take them away.
 fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
     if plain_only() || !rustix::process::geteuid().is_root() || find("setpriv").is_none() {
         skip(name, "needs root, setpriv and undercroft");
@@ -238,8 +238,8 @@ fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
     Some(Job::new("setpriv").args(sets).arg(undercroft()).timeout(60))
 }
 
-/// Where looking does not work, or bits cannot be cleared without holding installations up, a run
-/// goes on without.
+/// A run goes on without scans if scanning does not work, or if bits cannot be cleared without
+/// holding up installations.
 #[test]
 fn without_the_rights_to_look_and_clear_nobody_looks_unless_asked() {
     let name = "without_the_rights_to_look_and_clear_nobody_looks_unless_asked";

@@ -26,11 +26,11 @@ fn fuzz(case: Case<'_>) {
     fuzz_with(&[], &[], case);
 }
 
-/// `before`: words in front of `undercroft`; `options`: more options of `undercroft run`.
+/// `before`: words in front of `undercroft`. `options`: more options of `undercroft run`.
 fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
     let _turn = one_at_a_time();
     let folder = target_folder().join("test-programs");
-    // 70 to 90 % of the arenas is mapped and mostly touched; side threads have some more.
+    // 70 to 90 % of the arenas are mapped and mostly touched. Side threads have some more.
     let limit = case.threads * FOOTPRINT_MIB * MIB * case.percent / 100;
     let mut job = Job::new(build("asfuzz"))
         .args(["--seed", &case.seed.to_string()])
@@ -83,7 +83,7 @@ fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
 struct Freezer(PathBuf);
 
 impl Freezer {
-    /// `None`, said aloud: this machine has none to give.
+    /// `None`, with a message, if this machine has no such cgroup.
     fn new(test: &str) -> Option<Freezer> {
         let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
         let version_2 = |root: &&&str| Path::new(root).join("cgroup.controllers").exists();
@@ -125,8 +125,8 @@ fn ops(default: u64) -> u64 {
     setting("UNDERCROFT_TEST_OPS", default)
 }
 
-/// RAM as the only tier. Much of what `asfuzz` writes does not compress and can only stay, and a
-/// quarter of the memory does not hold it: here the program gets 60 %.
+/// RAM as the only tier. Much of what `asfuzz` writes does not compress and can only stay. A
+/// quarter of the memory would not hold it, so the program gets 60 %.
 #[test]
 fn address_space_survives_on_the_ram_tier_alone() {
     fuzz(Case {
@@ -151,8 +151,8 @@ fn address_space_survives_on_ram_over_file_with_four_workers() {
     });
 }
 
-/// A second process pokes, stops and freezes the program; one of its threads has real-time
-/// priority.
+/// A second process reads, writes, stops and freezes the program. One of the program's threads has
+/// real-time priority.
 #[test]
 fn address_space_survives_on_the_file_tier() {
     let freezer = Freezer::new("address_space_survives_on_the_file_tier");
@@ -183,7 +183,7 @@ fn address_space_survives_on_a_small_pool_over_file() {
     });
 }
 
-/// One worker and nothing beside it: the case to look at first when another one fails.
+/// One worker and nothing beside it: the case to try first when another one fails.
 #[test]
 fn address_space_survives_with_one_thread_and_no_fork() {
     let more = &["--no-side", "--no-fork", "--no-signals"];
@@ -217,7 +217,7 @@ fn address_space_survives_each_policy_and_prefetcher() {
     }
 }
 
-/// Pages are looked at while they move, fork, vanish and come back.
+/// Pages are scanned while they move, fork, vanish and come back.
 #[test]
 fn address_space_survives_looks_at_access_bits() {
     if !has_access_bits("address_space_survives_looks_at_access_bits") {
@@ -239,7 +239,7 @@ fn address_space_survives_looks_at_access_bits() {
     }
 }
 
-/// Guard markers raise no event: a pager that trusts events alone brings discarded bytes back.
+/// Guard markers raise no event: a pager that trusts events alone would bring discarded bytes back.
 #[test]
 fn address_space_survives_guard_pages() {
     fuzz(Case {
@@ -295,8 +295,8 @@ fn address_space_survives_more_seeds() {
     }
 }
 
-/// The oracle itself: one page spoiled behind its back must be noticed, whatever it was replaced
-/// by.
+/// The oracle itself: one page is spoiled without its knowledge. It must notice, whatever the page
+/// was replaced by.
 #[test]
 fn oracle_notices_a_spoiled_page() {
     let _turn = one_at_a_time();

@@ -13,7 +13,7 @@ fn undercroft_with(words: &[&str]) -> Outcome {
     Job::new(undercroft()).args(words).timeout(30).run()
 }
 
-/// The status is one of `codes` and standard error names `words`: what was wrong.
+/// The status is one of `codes`, and standard error has `words`, which say what was wrong.
 #[track_caller]
 fn refused(outcome: Outcome, codes: &[i32], words: &[&str]) {
     assert!(
@@ -33,7 +33,7 @@ fn refused(outcome: Outcome, codes: &[i32], words: &[&str]) {
     );
 }
 
-// Usage errors are 2 for the command itself; `run` may call everything of ours 125.
+// Usage errors are status 2 of the command itself; `run` may give 125 for every failure of ours.
 const USAGE: &[i32] = &[2, 125];
 
 macro_rules! needs_undercroft {
@@ -211,7 +211,7 @@ fn report_path_that_cannot_be_written_is_refused_or_warned() {
     refused(run, &[0, 2, 125], &["/nowhere/report.json"]);
 }
 
-/// The binary and the program, where a user other than root can run them.
+/// The binary and the program, in a place where a user other than root can run them.
 fn for_everyone() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let folder = tempfile::Builder::new()
         .prefix("undercroft-tests-")
@@ -230,8 +230,8 @@ fn for_everyone() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (folder, binary, program)
 }
 
-/// Without CAP_SYS_PTRACE the kernel refuses fork events: either a clear refusal, or a run in which
-/// no byte is lost in any fork child. Nothing between.
+/// Without CAP_SYS_PTRACE the kernel refuses fork events. Either the run is refused clearly, or no
+/// byte is lost in any fork child. There is nothing between.
 #[test]
 fn without_capabilities_it_refuses_clearly_or_works_exactly() {
     needs_undercroft!("without_capabilities_it_refuses_clearly_or_works_exactly");
@@ -245,13 +245,13 @@ fn without_capabilities_it_refuses_clearly_or_works_exactly() {
         "--bounding-set=-sys_ptrace",
         "--inh-caps=-sys_ptrace",
     ];
-    let nobody = [
+    let other_user = [
         "setpriv",
         "--reuid=65534",
         "--regid=65534",
         "--clear-groups",
     ];
-    for wrapper in [&drop_ptrace[..], &nobody[..]] {
+    for wrapper in [&drop_ptrace[..], &other_user[..]] {
         let outcome = Job::new(wrapper[0])
             .args(&wrapper[1..])
             .arg(&binary)
@@ -275,8 +275,8 @@ fn without_capabilities_it_refuses_clearly_or_works_exactly() {
     }
 }
 
-/// ENOSPC: the file tier is on a file system far smaller than its size says. The program must run
-/// on exactly, or be stopped with a clear error.
+/// ENOSPC: the file tier is on a file system far smaller than the size it was given. The program
+/// must run on exactly, or be stopped with a clear error.
 #[test]
 fn full_disk_never_costs_a_byte() {
     needs_undercroft!("full_disk_never_costs_a_byte");
@@ -289,7 +289,7 @@ fn full_disk_never_costs_a_byte() {
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let small = folder.path().display().to_string();
-    // tmpfs takes no O_DIRECT on old kernels; a refusal then says so.
+    // tmpfs refuses O_DIRECT on old kernels; the refusal then names it.
     let outcome = Job::new(undercroft())
         .before(["unshare", "-m", "sh", "-c"])
         .before([format!(
@@ -315,7 +315,7 @@ fn full_disk_never_costs_a_byte() {
     }
 }
 
-/// The program gives back what fills the tier: what is above the limit is moved out there, soon.
+/// The program frees what fills the tier. Pages above the limit must soon move out there.
 #[test]
 fn room_that_comes_back_is_used() {
     let name = "room_that_comes_back_is_used";
@@ -358,8 +358,9 @@ fn room_that_comes_back_is_used() {
     );
 }
 
-/// The tiers hold far less than what does not fit. Staying is the default, and the report says by
-/// how much the limit is exceeded; with `--when-full kill` the run ends with 125 and says why.
+/// The tiers hold far less than the pages that must leave. By default pages stay, and the report
+/// says by how much the limit is exceeded. With `--when-full kill` the run ends with 125 and says
+/// why.
 #[test]
 fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
     let _turn = one_at_a_time();
@@ -388,7 +389,8 @@ fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
             .is_some_and(|bytes| bytes > 16e6),
         "the report says how far the limit was exceeded: {stayed}"
     );
-    // Each is a page moved out and back in vain. Without a rest between tries: tens of thousands.
+    // Each of them is a page moved out and back in vain. Without a rest between tries there would
+    // be tens of thousands.
     let refused_stores = stayed.number("counters.refused_store");
     let seconds = stayed.number("limit_exceeded.seconds");
     println!("refused stores: {refused_stores:?} in {seconds:?} s");

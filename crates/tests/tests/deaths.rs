@@ -1,5 +1,5 @@
 //! The keeper, the manager, both, or all three processes of a run are killed with `kill -9` at
-//! random moments under load: the program is ended, or waits; it never reads a zero or a wrong
+//! random moments under load. The program is ended, or waits. It never reads a zero or a wrong
 //! byte, and nothing of the run stays.
 
 use std::path::Path;
@@ -13,11 +13,11 @@ use undercroft_tests::{
 const FOOTPRINT_MIB: u64 = 24;
 const LIMIT: u64 = 12 * MIB;
 
-/// Longest until nothing of a run is left. Ends within milliseconds where the machine is idle.
+/// Longest time until nothing of a run is left. On an idle machine it takes milliseconds.
 const GONE: Duration = Duration::from_secs(20);
 
-/// How the program makes its children (`programs/orphans.c`); the last two are linked to musl, in
-/// which no child announces itself.
+/// How the program makes its children (`programs/orphans.c`). The last two are linked to musl,
+/// where no child announces itself.
 const KINDS: [&str; 9] = [
     "alone",
     "fork",
@@ -37,7 +37,7 @@ enum Role {
     Holder,
 }
 
-/// The processes of a run, once they are all there.
+/// The processes of a run, when all of them exist.
 fn cast(run: &Running) -> Option<[i32; 3]> {
     let tree = run.tree();
     let manager = tree.iter().find(|process| {
@@ -114,13 +114,13 @@ fn kill(seed: u64, kind: &str, victims: &[Role]) -> Death {
 }
 
 impl Death {
-    /// What the program has found wrong: must be nothing, at any time.
+    /// The errors that the program has found: there must be none, at any time.
     fn nothing_wrong(&self) {
         let seen = std::fs::read_to_string(&self.evidence).unwrap_or_default();
         assert!(seen.is_empty(), "{}: {seen}", self.story);
     }
 
-    /// Waits until nothing of the run is left; how long that took.
+    /// Waits until nothing of the run is left. Returns how long that took.
     fn all_gone(&mut self) -> Duration {
         let begin = Instant::now();
         loop {
@@ -155,11 +155,11 @@ fn kinds() -> Vec<&'static str> {
     KINDS.into_iter().filter(made).collect()
 }
 
-/// Kills `victims` of as many runs as asked for, and tells how it went.
+/// Kills `victims` of as many runs as asked for, and prints the outcome.
 fn deaths(name: &str, victims: &[Role]) {
     let _turn = one_at_a_time();
     if plain_only() {
-        return skip(name, "a plain run has nobody to kill");
+        return skip(name, "a plain run has no process to kill");
     }
     let kinds = kinds();
     let count = setting("UNDERCROFT_TEST_DEATHS", 2 * KINDS.len() as u64);
@@ -167,7 +167,7 @@ fn deaths(name: &str, victims: &[Role]) {
     let (begin, mut slowest) = (Instant::now(), Duration::ZERO);
     for seed in first..first + count {
         let kind = kinds[seed as usize % kinds.len()];
-        // Which of two dies first, too, is left to chance.
+        // Chance also decides which of two dies first.
         let mut victims = victims.to_vec();
         let turn = mix(seed ^ 9) as usize % victims.len();
         victims.rotate_left(turn);
@@ -204,14 +204,14 @@ fn holder_killed_ends_the_program() {
     deaths("holder killed", &[Role::Holder]);
 }
 
-/// Who announced itself has its userfaultfd open in its own agent: it waits, for ever, and reads
-/// no zeros. (A child that did not announce itself has none, and would.)
+/// A process that announced itself has its userfaultfd open in its own agent. So it waits for ever
+/// and reads no zeros. (A child that did not announce itself has none, and would read zeros.)
 #[test]
 fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
     let name = "keeper, manager and holder killed";
     let _turn = one_at_a_time();
     if plain_only() {
-        return skip(name, "a plain run has nobody to kill");
+        return skip(name, "a plain run has no process to kill");
     }
     let count = setting("UNDERCROFT_TEST_DEATHS", 6);
     let mut waiting = 0;
@@ -221,7 +221,7 @@ fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
         let mut death = kill(seed, "alone", &victims);
         let mut before = verified(&death.evidence);
         let begin = Instant::now();
-        // It goes on until each of its threads has touched an absent page.
+        // The program goes on until each of its threads has touched an absent page.
         loop {
             std::thread::sleep(Duration::from_millis(50));
             let now = verified(&death.evidence);
@@ -233,7 +233,8 @@ fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
         }
         death.nothing_wrong();
         let waits = death.run.left();
-        // None: who died last had seen another die, and ended it.
+        // One process at most is left, and waits. If none is left, the victim that died last had
+        // seen another die, and ended the program.
         assert!(waits.len() <= 1, "{}: {waits:#?}", death.story);
         waiting += waits.len();
         assert!(!death.run.is_alive());

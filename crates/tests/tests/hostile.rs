@@ -1,8 +1,9 @@
-//! Clients that do not keep to the protocol, and programs that give up rights: nothing is to be had
-//! from the manager, nobody else notices, and nobody keeps rights that the program gave up.
+//! Clients that do not keep to the protocol, and programs that give up rights. The client gets
+//! nothing from the manager, other processes notice nothing, and no process keeps rights that the
+//! program gave up.
 //!
-//! `UNDERCROFT_TEST_FORGED`: random handshakes, default 400. All of it needs root, who runs
-//! programs of several users.
+//! `UNDERCROFT_TEST_FORGED`: random handshakes, default 400. These tests need root, because they
+//! run programs of several users.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +13,7 @@ use undercroft_tests::{
     Job, MIB, build, find, one_at_a_time, plain_only, say, setting, skip, undercroft,
 };
 
-/// Says that `name` is skipped, unless this is root with Undercroft and setpriv.
+/// Prints that `name` is skipped, unless root runs this with Undercroft and setpriv.
 fn can_run(name: &str) -> bool {
     let why = match () {
         () if plain_only() => "a plain run has no manager to attack",
@@ -24,12 +25,12 @@ fn can_run(name: &str) -> bool {
     false
 }
 
-/// A hostile client of another user beside a program that verifies its memory, under one manager;
-/// the status of both.
+/// A hostile client of another user beside a program that verifies its memory, under one manager.
+/// Returns the status of both.
 fn beside_a_verified_client(attack: &str, rounds: u64) -> undercroft_tests::Outcome {
     let hostile = build("hostile").display().to_string();
     let honest = build("rights").display().to_string();
-    // The hostile one has no shim. It is told of the socket by the environment, as any process of
+    // The hostile client has no shim. Its environment has the socket, like that of any process of
     // the program.
     let script = format!(
         "chmod 755 {hostile}; {honest} none {rounds} & honest=$!
@@ -84,7 +85,7 @@ fn a_command_page_keeps_its_size() {
     }
 }
 
-/// Who connects from outside the run is not answered, and the run is none the worse.
+/// A stranger that connects from outside the run is not answered, and the run goes on unharmed.
 #[test]
 fn strangers_get_nothing() {
     let _turn = one_at_a_time();
@@ -177,7 +178,7 @@ fn a_client_cannot_have_another_process_read_for_it() {
         let outcome = beside_a_verified_client(&attack, 3);
         assert_ne!(outcome.code(), Some(9), "the secret was had: {outcome}");
         say(&format!("{name}: {how}: status {:?}", outcome.code()));
-        // The hostile client may be ended for what it does; the other may not notice.
+        // The hostile client may be ended for what it does. The other must not notice.
         assert_ne!(
             outcome.code(),
             Some(20),
@@ -205,7 +206,7 @@ fn a_filter_that_kills_kills_nobody_who_does_not_call() {
     let _turn = one_at_a_time();
     let limited = |how| Job::new(build("rights")).args([how, "2"]).limit(48 * MIB);
     limited("filter").run().expect(0).expect_swapping(2000.0);
-    // On all threads: the agent stops working, and what is in memory stays there.
+    // On all threads: the agent stops working, and the pages in memory stay there.
     limited("tsync").run().expect(0).expect_swapping(1000.0);
 }
 

@@ -1,5 +1,5 @@
 //! What a program sees of the run around it, compared with a plain start: signals, terminals,
-//! descriptors, how it ends; and what the user sees when something is in the way.
+//! descriptors, the end. And what the user sees when something is in the way.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -45,7 +45,7 @@ fn is_ready(run: &Running) -> bool {
     output(run).contains("ready")
 }
 
-/// `told`, which is sent one signal; what it said of it, and how it ended.
+/// Runs `told` and sends it one signal. Returns what it printed, and how it ended.
 fn sent(job: &Job, signal: Signal) -> (String, Option<i32>) {
     let mut run = job.start();
     wait_for(&mut run, "told", is_ready);
@@ -62,7 +62,8 @@ fn signals_arrive_as_they_were_sent() {
         let plain = sent(&job, signal);
         let mut under = sent(&job.clone().limit(64 * MIB), signal);
         if signal == Signal::CONT {
-            // For a program that is not stopped, it is not told from one for the whole group.
+            // For a program that is not stopped, such a signal cannot be told from one for the
+            // whole group.
             under.0 = plain.0.clone();
         }
         assert_eq!(under, plain, "{signal:?}");
@@ -155,7 +156,7 @@ fn a_key_reaches_the_program_once() {
 #[test]
 fn a_program_without_handlers_ends_by_the_key_and_so_does_its_shell() {
     let _turn = one_at_a_time();
-    // A shell goes on with its script when its child only ends with 130.
+    // A shell goes on with its script if its child ends with 130 and not by the signal.
     let script = "printf ready; \"$@\"; echo went on";
     for under in [false, true] {
         if under && plain_only() {
@@ -242,7 +243,7 @@ fn a_terminal_that_goes_away_is_told_to_the_program() {
         let steps = ["wait", "on", "hangup"];
         let script = format!("echo on; sleep 0.3; {script}");
         let _ = on_terminal(&steps, under, &["sh", "-c", &script]);
-        // `hangup` may come while the shell still sleeps: then it dies of it.
+        // `hangup` may come while the shell still sleeps. The shell then dies of it.
         let said = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
             !said.contains("ready") || said.contains("got 1\n"),
@@ -307,7 +308,7 @@ fn nobody_else_keeps_the_programs_descriptors() {
     }
 }
 
-/// A run that says things while its standard error is full, or gone.
+/// A run that prints messages while its standard error is full, or gone.
 #[test]
 fn standard_error_in_the_way_changes_nothing() {
     let _turn = one_at_a_time();
@@ -465,7 +466,7 @@ fn sanitizers_start_and_run() {
         assert_eq!(outcome.text(), "sanitized\n");
         is_managed(&outcome, true);
     }
-    // Behind what the user preloads.
+    // After the libraries that the user preloads.
     let shown = Job::new("sh").args(["-c", "echo $LD_PRELOAD"]);
     let shown = shown
         .env("LD_PRELOAD", "libm.so.6")
@@ -602,7 +603,7 @@ fn a_run_inside_a_run_manages_what_it_starts() {
     assert!(outer.number("resident_bytes_peak") < Some(32e6), "{outer}");
 }
 
-/// A keeper that was killed leaves its directory; the next run takes it away.
+/// A killed keeper leaves its directory; the next run removes it.
 #[test]
 fn what_a_killed_keeper_left_is_cleaned_up() {
     let _turn = one_at_a_time();

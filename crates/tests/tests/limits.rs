@@ -1,4 +1,4 @@
-//! The limit, measured from outside every 10 ms: anonymous memory of the client plus the RAM pool
+//! The limit, measured from outside every 10 ms: the client's anonymous memory plus the RAM pool
 //! stays below it.
 
 use std::time::Duration;
@@ -7,11 +7,11 @@ use undercroft_tests::{
     Job, MIB, Sample, Sampler, build, one_at_a_time, plain_only, say, skip, undercroft,
 };
 
-/// What counts as anonymous in the client but is not managed (stacks, libraries' data, the shim),
-/// and the ledger, which is a memfd but no page of the client.
+/// Memory that counts as anonymous in the client but is not managed (stacks, libraries' data, the
+/// shim), and the ledger, a memfd that holds no page of the client.
 const UNMANAGED: u64 = 3 * MIB;
 
-/// The longest time in a row during which `over` holds.
+/// The longest uninterrupted time for which `over` holds.
 fn longest(samples: &[Sample], over: impl Fn(&Sample) -> bool) -> Duration {
     let (mut since, mut longest) = (None, Duration::ZERO);
     for sample in samples {
@@ -35,8 +35,8 @@ fn stays_below(name: &str, limit: u64, tier: &str, program: &str, args: &[&str])
     );
 }
 
-/// Runs it, over the limit for at most 100 ms; the most DRAM used, seen from outside and by its own
-/// account.
+/// Runs it; it must exceed the limit for at most 100 ms. Returns the most DRAM used: measured from
+/// outside, and reported.
 fn most(name: &str, limit: u64, tier: &str, program: &str, args: &[&str]) -> (u64, u64) {
     let _turn = one_at_a_time();
     if plain_only() {
@@ -135,9 +135,9 @@ fn a_batch_that_leaves_locks_the_books_a_few_times() {
 }
 
 /// Three children at once rewrite what they inherited: 160 MiB of frames in all, which the kernel
-/// would copy without a word. The first three are forked before there is anything to manage. In one
-/// run of some twenty the limit is passed by half for some 15 ms; before they were protected it was
-/// passed by its double each time.
+/// would copy without asking. The first three are forked before anything is managed. In one run of
+/// some twenty the limit is passed by half for some 15 ms. Before children were write-protected,
+/// each run passed it by its double.
 #[test]
 fn limit_holds_under_a_storm_of_forks() {
     let name = "limit_holds_under_a_storm_of_forks";
@@ -148,7 +148,7 @@ fn limit_holds_under_a_storm_of_forks() {
     );
 }
 
-/// Data that do not compress cannot stay in the RAM pool: they must go on to the file.
+/// Data that do not compress cannot stay in the RAM pool. They must go on to the file.
 #[test]
 fn limit_holds_with_incompressible_data_over_two_tiers() {
     let name = "limit_holds_with_incompressible_data_over_two_tiers";
@@ -179,7 +179,7 @@ fn limit_holds_with_incompressible_data_over_two_tiers() {
     );
 }
 
-/// Without pressure nothing happens: no page leaves, and the program ends as it would alone.
+/// Without pressure nothing happens: no page leaves, and the program ends as in a plain run.
 #[test]
 fn below_its_limit_a_program_is_left_alone() {
     let _turn = one_at_a_time();
@@ -197,8 +197,8 @@ fn below_its_limit_a_program_is_left_alone() {
     assert_eq!(outcome.number("pages.swapped_out"), Some(0.0), "{outcome}");
 }
 
-/// `undercroft status --json` while the program runs: it lists the run, and what it says agrees
-/// with the limit.
+/// `undercroft status --json` while the program runs: it lists the run, and its figures agree with
+/// the limit.
 #[test]
 fn status_shows_a_running_program_within_its_limit() {
     let name = "status_shows_a_running_program_within_its_limit";
@@ -268,8 +268,8 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let trace = folder.path().join("live.uct").display().to_string();
-    // 80 of 84 MiB hold data that no RAM tier can make smaller: whoever counts zero pages as memory
-    // finds everything full.
+    // 80 of 84 MiB hold data that no RAM tier can make smaller. If zero pages counted as memory
+    // here, everything would seem full.
     let outcome = Job::new(build("zeros"))
         .options(["--trace", &trace])
         .limit(84 * MIB)
@@ -290,7 +290,8 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
         out - same
     );
     assert_eq!(number("limit_exceeded.events"), 0.0, "{outcome}");
-    // The trace tells that no policy named them, and in the simulation the same ones leave.
+    // The trace shows that the manager named them and no policy. In the simulation the same ones
+    // leave.
     let said = |words: &[&str]| -> serde_json::Value {
         let text = Job::new(undercroft()).args(words).run().expect(0).text();
         serde_json::from_str(&text).expect("JSON")

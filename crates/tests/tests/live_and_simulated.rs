@@ -11,31 +11,31 @@ use undercroft_tests::{
 
 const LIMIT: u64 = 32 * MIB;
 
-/// How far the simulation may be off, in percent, when it makes room as the live manager does
-/// (seen: 0.9), and when it makes it at the recorded times (seen: 0.0; 0.1 on a machine with four
-/// loops beside).
+/// How far the simulation may be off, in percent, if it makes room as the live manager does (seen:
+/// 0.9), and if it makes room at the recorded times (seen: 0.0; 0.1 on a machine with four busy
+/// loops).
 const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 0.5)];
 
 /// The same with prefetch (seen: 1.1 and 0.0).
 const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 0.5)];
 
-/// In a loop larger than memory at the recorded times (seen: 0.0): one page in another order, and
-/// it is 8 and more.
+/// In a loop larger than memory, at the recorded times (seen: 0.0). If one page comes in another
+/// order, it is 8 and more.
 const LOOP_APART_MAX: f64 = 1.0;
 
-/// Of processes that share a limit, and of a program that drops memory, at the recorded times
+/// For processes that share a limit, and for a program that drops memory, at the recorded times
 /// (seen: 0.0 to 0.2).
 const SHARED_APART_MAX: f64 = 0.5;
 
-/// Of fork children that write what they share (seen: 0.0 in 19 of 20 runs; -1.4 and -1.5 on a busy
-/// machine, for a cause that is not known yet).
+/// For fork children that write what they share (seen: 0.0 in 19 of 20 runs; -1.4 and -1.5 on a
+/// busy machine, for a cause that is not known yet).
 const FORKED_APART_MAX: f64 = 3.0;
 
 /// Pages that may be on their way out together.
 const EVICTION_BATCH: f64 = 64.0;
 
 /// Fills twice its memory, reads it at random, writes some of it often and loops over it, under
-/// `policy` with `more` options; then the same in the simulator, over what was recorded.
+/// `policy` with `more` options. Then the simulator replays the recorded run.
 fn recorded_and_replayed(policy: &str, more: &[&str]) {
     let _turn = one_at_a_time();
     if plain_only() {
@@ -58,8 +58,8 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
     let info = json(["trace", "info", &trace, "--json"]);
     let recorded = float(&info["references"]["total"]);
     let evicted = float(&info["movements"]["evicted"]);
-    // A page that could not be installed at first is faulted on again, and counted again in the
-    // report.
+    // A page that could not be installed at once is faulted on again, and the report counts it
+    // again.
     assert!(
         (recorded / faults - 1.0).abs() < 0.001,
         "{recorded} of {faults} faults were recorded"
@@ -67,7 +67,7 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
     let recalled = float(&info["movements"]["evicted_recalled"]);
     assert_eq!(recalled, number("counters.recalled"));
     let returned = float(&info["movements"]["returned"]) + recalled;
-    // The batch in hand when the program ended may be in one and not in the other.
+    // The last batch of the program may be in one of the two counts only.
     let swapped_out = number("pages.swapped_out");
     assert!(
         (evicted - returned - swapped_out).abs() <= EVICTION_BATCH,
@@ -97,8 +97,8 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
     check_turns(&trace, 10_000);
 }
 
-/// What the simulator is not asked, it takes from the trace: the run again. Under another policy it
-/// decides for itself.
+/// What the simulator is not told, it takes from the trace: it replays the run. Under another
+/// policy it decides for itself.
 fn check_as_it_was(trace: &str, policy: &str) {
     let plain = ["sim", "--json", "--tier", "nvme", "--trace", trace];
     let as_it_was = json(plain)["outcomes"][0].take();
@@ -138,8 +138,8 @@ fn faults(live: &Outcome) -> f64 {
         .sum()
 }
 
-/// What the simulator makes of a trace under the limit of the run, less a 64th, where pages waited
-/// to be written.
+/// The simulator's result for a trace under the limit of the run, less a 64th, in which pages
+/// waited to be written.
 fn simulated(trace: &str, policy: &str, prefetch: Option<&str>, room: &str) -> Value {
     let limit = (LIMIT - LIMIT / 64).to_string();
     let mut words = vec!["sim", "--json", "--tier", "nvme", "--trace", trace];
@@ -148,9 +148,9 @@ fn simulated(trace: &str, policy: &str, prefetch: Option<&str>, room: &str) -> V
     json(words)["outcomes"][0].take()
 }
 
-/// Pages that came along live raise no fault when they are used: with what came along followed,
-/// faults, evictions and pages brought along are those of the run again. With none of it they are
-/// not.
+/// Pages that were prefetched live raise no fault when they are used. If the simulation prefetches
+/// the same pages, its faults, evictions and prefetched pages are those of the run. If it
+/// prefetches none, they are not.
 fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
     let _turn = one_at_a_time();
     if plain_only() {
@@ -187,8 +187,8 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
             let by = apart(None, room);
             assert!(by.iter().all(|by| by.abs() < most), "{by:?}");
         }
-        // The check can fail: what came along left out is another run. A prefetcher that is asked
-        // anew may come near by chance.
+        // The check can fail: without the prefetched pages the replay is another run. A prefetcher
+        // that is asked anew may come near by chance.
         let by = apart(Some("none"), "ahead");
         assert!(by.iter().all(|by| *by < -10.0), "none: {by:?}");
         apart(Some(recorded_with), "ahead");
@@ -197,29 +197,29 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
     }
 }
 
-/// Where a trace has a page of one of its clients.
+/// The place of a client's page, by the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     In,
     Out,
     /// In memory, and a fork relative is charged for it.
     Shared,
-    /// It was out for the parent at the fork, or on its way.
+    /// The parent had it out, or on its way out, at the fork.
     OutAtFork,
 }
 
-/// The pages of every client, as the lines of a trace so far have them.
+/// The places of every client's pages, by the lines of the trace so far.
 #[derive(Default)]
 struct Places<'a> {
     clients: HashMap<&'a str, HashMap<&'a str, Place>>,
     parents: HashMap<&'a str, &'a str>,
-    /// A page that was recalled: its fault comes next.
+    /// A recalled page: its fault must come next.
     recalled: Option<(&'a str, &'a str)>,
     faults_after_eviction: u64,
 }
 
 impl<'a> Places<'a> {
-    /// Follows one line; panics when it cannot follow those before.
+    /// Follows one line. Panics if it contradicts the lines before.
     fn follow(&mut self, line: &'a str) {
         use Place::{In, Out, OutAtFork, Shared};
         let words: Vec<&str> = line.split(',').collect();
@@ -290,7 +290,7 @@ impl<'a> Places<'a> {
         self.clients.entry(client).or_default().insert(page, now);
     }
 
-    /// A page of `client` never left: children forked meanwhile have it, too.
+    /// A page of `client` never left. So children that were forked meanwhile have it, too.
     fn share_with_children(&mut self, client: &str, page: &str) {
         let parents = &self.parents;
         let theirs = |of: &str| {
@@ -319,8 +319,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Each page comes and leaves in turn, and what fork relatives share leaves only when it has come
-/// to count.
+/// Each page comes and leaves in turn. A page that fork relatives share leaves only when it counts
+/// as its owner's.
 ///
 /// * `least`: pages that come back after they left; fewer prove nothing.
 fn check_turns(trace: &str, least: u64) {
@@ -337,8 +337,8 @@ fn check_turns(trace: &str, least: u64) {
 
 /// Faults and evictions that a replay of `trace` must have.
 ///
-/// Evictions are those of the trace: the replay takes the same record, so when a process ends has
-/// no part in it. The report may differ by the batch that each process had in hand when it ended;
+/// Evictions are those of the trace. The replay takes the same record, so it does not matter when a
+/// process ended. The report may differ by the batch that each process had in hand when it ended;
 /// how often that happens depends on how busy the machine is.
 fn expected(live: &Outcome, trace: &str) -> [f64; 2] {
     let info = json(["trace", "info", "--json", trace]);
@@ -369,13 +369,13 @@ fn clock_faults_as_often_in_the_simulator_and_pages_come_and_leave_in_turn() {
     recorded_and_replayed("clock", &[]);
 }
 
-/// It also weighs how long a page was away, so that what was in memory at first matters.
+/// The policy also weighs how long a page was away. So the pages in memory at the start matter.
 #[test]
 fn active_inactive_faults_as_often_in_the_simulator_and_pages_come_and_leave_in_turn() {
     recorded_and_replayed("active_inactive", &[]);
 }
 
-/// The policies are told of the same uses live and simulated.
+/// The policies learn of the same uses live and simulated.
 #[test]
 fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     if !undercroft_tests::has_access_bits(
@@ -388,8 +388,8 @@ fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     }
 }
 
-/// Of a loop larger than memory the policy keeps a part. Which, hangs on every page: the trace has
-/// what decides it.
+/// Of a loop larger than memory the policy keeps a part. Which part depends on every page: the
+/// trace has all that decides it.
 #[test]
 fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -417,13 +417,13 @@ fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
         };
         let by = apart("traced");
         assert!(by.iter().all(|by| by.abs() < LOOP_APART_MAX), "{by:?}");
-        apart("ahead"); // pages leave at other moments: what is kept is another part
+        apart("ahead"); // pages leave at other moments, so another part is kept
         check_as_it_was(&trace, policy);
         check_turns(&trace, 10_000);
     }
 }
 
-/// Processes that share a limit share a policy, too, live and simulated.
+/// Processes that share a limit share a policy, live and simulated.
 #[test]
 fn processes_that_share_a_limit_fault_as_often_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -465,8 +465,8 @@ fn processes_that_share_a_limit_fault_as_often_in_the_simulator() {
     }
 }
 
-/// What fork children have from their parents, and what is theirs when those write, drop or leave
-/// it.
+/// What fork children have from their parents, and what becomes theirs when the parents write, drop
+/// or leave it.
 #[test]
 fn fork_children_fault_as_often_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -495,8 +495,8 @@ fn fork_children_fault_as_often_in_the_simulator() {
         let expected = expected(&live, &trace);
         let info = json(["trace", "info", "--json", &trace]);
         let of = |what: &str| float(&info["movements"][what]);
-        // Two forks of each are told: the first children of `forks` are there before anything is
-        // managed.
+        // The trace has two forks of each program: the first children of `forks` exist before
+        // anything is managed.
         assert!(of("forks") >= 2.0 && of("ended") >= 3.0, "{info}");
         let outcome = json(["sim", "--json", "--trace", &trace])["outcomes"][0].take();
         let of = ["misses", "evictions"].map(|name| float(&outcome[name]));
@@ -523,8 +523,8 @@ for turn in range(3):
     total = sum(numbers)
 ";
 
-/// A program that grows by copying and drops what it copied from, also what was out: at such a
-/// place come zeros, and not what left there.
+/// A program that grows by copying, and drops what it copied from, pages that are out too. A new
+/// touch there gives zeros, not what had left.
 #[test]
 fn a_program_that_drops_memory_faults_as_often_in_the_simulator() {
     let name = "a_program_that_drops_memory_faults_as_often_in_the_simulator";

@@ -1,4 +1,4 @@
-//! The manager is killed with `kill -9` at random moments: the client must end, and never see a
+//! The manager is killed with `kill -9` at random moments. The client must end, and never see a
 //! zero or stale byte.
 
 use std::time::{Duration, Instant};
@@ -32,7 +32,8 @@ fn wait_for<T>(what: &str, run: &mut Running, mut look: impl FnMut(&Running) -> 
     }
 }
 
-/// One run, killed `delay` after its manager appears; how long `undercroft run` took to end.
+/// One run, killed `delay` after its manager appears. Returns how long `undercroft run` took to
+/// end.
 fn kill_once(seed: u64, tier: &str) -> Duration {
     let mut job = Job::new(build("holdcheck")).limit(LIMIT).timeout(40);
     let scratch = tempfile::tempdir().expect("a scratch folder");
@@ -45,7 +46,7 @@ fn kill_once(seed: u64, tier: &str) -> Duration {
         .arg("30");
     let mut run = job.start();
     let manager = wait_for("manager process", &mut run, manager_of);
-    // From "just started" through "filling under pressure" to "steady swapping".
+    // The delays go from "just started" through "filling under pressure" to "steady swapping".
     std::thread::sleep(Duration::from_micros(mix(seed) % 400_000));
     let pid = Pid::from_raw(manager.pid).expect("a process id");
     let killed = Instant::now();
@@ -88,8 +89,8 @@ fn manager_killed_never_shows_zeros_or_stale_bytes() {
     ));
 }
 
-/// The checker itself: at full memory it ends with 0 and leaves no evidence, and it is not killed
-/// by the pager.
+/// The checker itself: with all its memory it ends with 0 and leaves no evidence, and the pager
+/// does not kill it.
 #[test]
 fn checker_passes_while_the_manager_lives() {
     let _turn = one_at_a_time();

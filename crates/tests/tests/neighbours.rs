@@ -1,15 +1,15 @@
-//! No process of a run can stop another: whoever is stopped, frozen or starved in the middle of
-//! pressure holds up nobody but itself, and has every byte when it goes on.
+//! No process of a run can stop another. A process that is stopped, frozen or starved under
+//! pressure holds up only itself, and has every byte when it goes on.
 
 use undercroft_tests::{Job, MIB, build, one_at_a_time, plain_only, say, skip, target_folder};
 
 /// Rounds of 40 ms undisturbed and 40 ms disturbed.
 const ROUNDS: &str = "25";
 
-/// A 99th percentile below this proves no wait: other programs run on the machine, too.
+/// A 99th percentile below this proves no wait, because other programs run on the machine, too.
 const CALM_US: f64 = 500.0;
 
-/// The folder of the second version's cgroups, if that can freeze.
+/// The folder of version 2 cgroups, if they can freeze.
 fn second_version() -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
     let mount = mounts
@@ -18,8 +18,8 @@ fn second_version() -> Option<String> {
     mount.split(' ').nth(1).map(str::to_owned)
 }
 
-/// One process is disturbed in this `way` half of the time; the other's 99th percentile is at most
-/// twice what it is otherwise.
+/// One process is disturbed in this `way` half of the time. The other's 99th percentile must be at
+/// most twice what it is otherwise.
 fn holds_up_nobody(name: &str, way: &str) {
     let _turn = one_at_a_time();
     let mut job = Job::new(build("neighbours"))
@@ -65,7 +65,7 @@ fn holds_up_nobody(name: &str, way: &str) {
     }
     let outcome = outcome.expect_swapping(2000.0);
     if ["freeze", "freezer", "quota"].contains(&way) {
-        // Else nobody was disturbed in the middle of anything, and nothing is proved.
+        // Otherwise no process was disturbed in the middle of a command, and nothing is proved.
         assert!(given_up > 0.0, "{outcome}");
     }
 }
@@ -105,7 +105,7 @@ fn a_process_that_is_starved_by_others_holds_up_nobody() {
     holds_up_nobody(name, "nice");
 }
 
-/// It is ended, or goes on for itself.
+/// The process is ended, or goes on, and harms only itself.
 #[test]
 fn a_process_that_lies_about_its_agent_holds_up_nobody() {
     let name = "a_process_that_lies_about_its_agent_holds_up_nobody";
@@ -118,7 +118,8 @@ fn a_process_that_overwrites_what_it_shares_with_the_manager_holds_up_nobody() {
     holds_up_nobody(name, "garbage");
 }
 
-/// What is read there is zeros: it may not be taken for a page of the program.
+/// The bytes that are read there are zeros. The manager must not take them for a page of the
+/// program.
 #[test]
 fn whoever_reads_the_pagers_own_memory_loses_nothing() {
     let name = "whoever_reads_the_pagers_own_memory_loses_nothing";
@@ -145,6 +146,6 @@ fn whoever_reads_the_pagers_own_memory_loses_nothing() {
         "{name}: {} looks, {zeros} pages of zeros left",
         looks.trim()
     ));
-    // The heap and the library's data have a few.
+    // The heap and the library's data have a few zero pages.
     assert!(zeros < 200.0, "{outcome}");
 }

@@ -1,5 +1,5 @@
-//! Unmodified programs in a quarter to a half of their memory: their output is bit-identical to a
-//! plain run's.
+//! Unmodified programs in a quarter to a half of their memory: their output is bit-identical to
+//! that of a plain run.
 
 use std::fmt::Write;
 
@@ -30,8 +30,8 @@ const FILE_50: Squeeze = Squeeze {
     pages: 2000.0,
 };
 
-/// Runs plain, measures, then runs squeezed. Both end with 0 and write the same bytes to standard
-/// output and, if given, into the file `product` (made anew in each run).
+/// Runs plain, measures, then runs squeezed. Both runs end with 0 and write the same bytes to
+/// standard output and, if given, to the file `product` (made anew in each run).
 fn same_as_plain(
     name: &str,
     job: &Job,
@@ -92,7 +92,7 @@ fn same_as_plain(
     plain
 }
 
-/// Debian's Python, which sees Debian's numpy whatever `python3` comes first in `PATH`.
+/// Debian's Python, which finds Debian's numpy whatever `python3` comes first in `PATH`.
 fn python() -> Option<&'static str> {
     ["/usr/bin/python3"]
         .into_iter()
@@ -152,7 +152,7 @@ PRAGMA integrity_check;
     assert!(plain.text().trim_end().ends_with("ok"), "{plain}");
 }
 
-/// A C file that makes the compiler hold a lot: many functions with loops and switches.
+/// A C file for which the compiler needs much memory: many functions with loops and switches.
 fn large_source(functions: u64) -> String {
     let mut text = String::from("unsigned f0(unsigned x) { return x; }\n");
     for i in 1..functions {

@@ -1,5 +1,5 @@
-//! Many processes, threads and pages: nothing of the manager grows where it should not. A tenth of
-//! the size; all of it with `UNDERCROFT_TEST_FULL_SIZE=1`.
+//! Many processes, threads and pages: nothing of the manager grows where it should not. At a tenth
+//! of the size; in full with `UNDERCROFT_TEST_FULL_SIZE=1`.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use undercroft_tests::{
     Job, MIB, Outcome, Running, build, descendants, one_at_a_time, plain_only, processes, say, skip,
 };
 
-/// Longest hold of the engine that a test allows. The bound is a millisecond or two, but its holder
-/// may lose its CPU meanwhile to whatever else runs on the machine.
+/// Longest hold of the engine that a test allows. The bound is a millisecond or two, but the holder
+/// may lose its CPU meanwhile to other programs.
 const HOLD_MAX: f64 = 0.1;
 
 fn is_full_size() -> bool {
@@ -41,8 +41,8 @@ fn descriptors(run: &Running) -> Option<usize> {
     Some(folder.count())
 }
 
-/// A program over its limit, and beside it one fork and exec after the other. Looks at the
-/// descriptors of the manager meanwhile.
+/// A program over its limit, and beside it one fork and exec after the other. Samples the manager's
+/// descriptors meanwhile.
 fn execs_beside_a_hog(count: &str, job: Job) -> (Outcome, Vec<usize>) {
     let mut run = job.limit(32 * MIB).timeout(900).start();
     let mut seen = Vec::new();
@@ -74,15 +74,15 @@ fn descriptors_do_not_grow_with_the_number_of_forks() {
     let _turn = one_at_a_time();
     let count = sized(20_000);
     let (outcome, seen) = execs_beside_a_hog(&count, hog_and_execs(&count));
-    // A look may fall between the end of some processes and its being noticed.
+    // A sample may fall between the end of some processes and the moment when the manager notices.
     let mut last = seen[seen.len() / 2..].to_vec();
     last.sort_unstable();
     let (most, median) = (last.last(), last.get(last.len() / 2));
     say(&format!(
-        "descriptors of the manager, second half of {} looks: median {median:?}, most {most:?}",
+        "descriptors of the manager, second half of {} samples: median {median:?}, most {most:?}",
         seen.len()
     ));
-    assert!(seen.len() > 10, "too few looks: {seen:?}");
+    assert!(seen.len() > 10, "too few samples: {seen:?}");
     assert!(median < Some(&150), "{seen:?}: {outcome}");
     assert!(most < Some(&1000), "{seen:?}: {outcome}");
 }
@@ -104,8 +104,8 @@ fn few_descriptors_end_no_program() {
     assert!(seen.iter().all(|open| *open <= 128), "{seen:?}");
 }
 
-/// Drops, moves and forks of ranges of many chunks, whose books are forgotten later: what was
-/// dropped never comes back.
+/// Drops, moves and forks of ranges of many chunks, which the books forget later. Dropped bytes
+/// never come back.
 #[test]
 fn large_ranges_change_and_every_byte_is_right() {
     let _turn = one_at_a_time();

@@ -1,5 +1,5 @@
-//! redis and memcached in a third of their memory: every value read back, snapshots exact, reload
-//! equal.
+//! redis and memcached in a third of their memory: every value is read back, snapshots are exact, a
+//! reload is equal.
 
 use std::time::{Duration, Instant};
 
@@ -104,8 +104,9 @@ fn server_process(run: &Running, name: &str) -> i32 {
         .pid
 }
 
-/// Loads, verifies, snapshots under writes, reloads. `limit` in bytes; `None` = plain, to measure.
-/// Returns the anonymous memory after the load.
+/// Loads, verifies, snapshots under writes, reloads. Returns the anonymous memory after the load.
+///
+/// * `limit`: bytes and a tier; `None` is a plain run, to measure.
 fn redis_session(redis: &std::path::Path, limit: Option<(u64, &str)>) -> u64 {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let port = free_port();
@@ -122,7 +123,7 @@ fn redis_session(redis: &std::path::Path, limit: Option<(u64, &str)>) -> u64 {
     let footprint = anonymous_kib(server_process(&run, "redis-server")) * 1024;
     verify(&mut client, "after the load", 0..KEYS, 1);
 
-    // Exactly the first third has version 2 when the snapshot is taken; the rest changes while it
+    // When the snapshot is taken, exactly the first third has version 2. The rest changes while it
     // is being written.
     let third = KEYS / 3;
     store(&mut client, 0..third, 2);
@@ -140,7 +141,7 @@ fn redis_session(redis: &std::path::Path, limit: Option<(u64, &str)>) -> u64 {
     assert_eq!(info(&mut client, "rdb_last_bgsave_status"), "ok");
     verify(&mut client, "after BGSAVE", 0..KEYS, 2);
 
-    // The snapshot, read by a plain redis.
+    // A plain redis reads the snapshot.
     let copy = tempfile::tempdir().expect("a scratch folder");
     std::fs::copy(folder.path().join("dump.rdb"), copy.path().join("dump.rdb")).expect("the dump");
     let port = free_port();
@@ -230,7 +231,7 @@ fn memcached_session(memcached: &std::path::Path, limit: Option<u64>) -> u64 {
             );
         }
     };
-    // Two connections at once: two of its threads fault at the same time.
+    // Two connections at once, so that two of its threads fault at the same time.
     let at_once = |job: &(dyn Fn(u64) + Sync)| {
         std::thread::scope(|scope| {
             scope.spawn(|| job(0));
@@ -250,7 +251,7 @@ fn memcached_session(memcached: &std::path::Path, limit: Option<u64>) -> u64 {
     let footprint = anonymous_kib(server_process(&run, "memcached")) * 1024;
     run.signal(rustix::process::Signal::TERM);
     let outcome = run.wait();
-    // Told to end by a signal, memcached ends with 0; the signal may also end `undercroft run`
+    // A signal tells memcached to end, and it ends with 0. The signal may also end `undercroft run`
     // itself.
     assert!(matches!(outcome.code(), Some(0 | 143)), "{outcome}");
     if limit.is_some() {

@@ -1,8 +1,9 @@
-//! What a program does with its address space and its CPUs comes out as it does without us.
+//! What a program does with its address space and its CPUs gives the same results as in a plain
+//! run.
 
 use undercroft_tests::{Job, MIB, build, one_at_a_time, say, setting, skip};
 
-/// A slot that one mmap made is one mapping, and mremap moves it: never split by a registration.
+/// A slot that one mmap made is one mapping, and mremap moves it: registration never splits it.
 #[test]
 fn slots_stay_in_one_mapping() {
     let _turn = one_at_a_time();
@@ -12,7 +13,7 @@ fn slots_stay_in_one_mapping() {
     }
 }
 
-/// Threads whose allocators grow under pressure have hardly more mappings than without us.
+/// Threads whose allocators grow under pressure have hardly more mappings than in a plain run.
 #[test]
 fn arenas_of_threads_stay_in_few_mappings() {
     let _turn = one_at_a_time();
@@ -34,8 +35,7 @@ fn arenas_of_threads_stay_in_few_mappings() {
             .run()
             .expect(0);
         let (plain, ours) = (mappings(&plain.text()), mappings(&limited.text()));
-        // A shorter run has fewer mappings for the shim's own, and what each thread costs, to hide
-        // among.
+        // In a shorter run fewer mappings hide those of the shim and those that each thread costs.
         let fixed = if full { 0 } else { 12 + 2 * threads };
         assert!(
             2 * ours <= 3 * plain + 2 * fixed,
@@ -63,7 +63,7 @@ fn guard_pages_are_kept() {
     }
 }
 
-/// Locking or reading every mapping meets the shim's own, too.
+/// Locking or reading every mapping also reaches the shim's own.
 #[test]
 fn a_program_may_lock_or_read_all_its_mappings() {
     let _turn = one_at_a_time();
@@ -78,7 +78,8 @@ fn a_program_may_lock_or_read_all_its_mappings() {
     }
 }
 
-/// A thread that is alone in faulting is bound to a CPU for a while; nothing it asks shows that.
+/// A thread that is alone in faulting is bound to a CPU for a while. The program's questions about
+/// its CPUs do not show that.
 #[test]
 fn a_faulting_program_sees_all_its_cpus() {
     let _turn = one_at_a_time();

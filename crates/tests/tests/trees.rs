@@ -5,7 +5,7 @@ use undercroft_tests::{Job, MIB, build, find, one_at_a_time, plain_only, skip};
 
 const LIMIT: u64 = 24 * MIB;
 
-/// Runs `job` plain and limited; status 0 and the same output, and something was swapped.
+/// Runs `job` plain and limited: status 0, the same output, and something was swapped.
 fn same(job: Job, limit: u64, pages: f64) {
     let _turn = one_at_a_time();
     let plain = job.run().expect(0);
@@ -38,8 +38,7 @@ fn status_of_a_background_job_is_right() {
         .expect(9);
 }
 
-/// Children that rewrite all they inherited, several at once, while parent and children are evicted
-/// from.
+/// Several children at once rewrite all they inherited, while parent and children are evicted from.
 #[test]
 fn a_storm_of_forks_reads_what_it_wrote() {
     same(
@@ -133,7 +132,8 @@ fn threads_that_end_are_joined() {
     same(Job::new(joins).args(["2000", "48"]), 16 * MIB, 1000.0);
 }
 
-/// Table entries change while the agent moves pages: the kernel forgets to say what it has moved.
+/// Table entries change while the agent moves pages, and the kernel does not report all that it
+/// moved.
 #[test]
 fn pages_that_a_move_forgot_are_found() {
     let restless = build("restless").display().to_string();

@@ -1,4 +1,4 @@
-//! `cargo xtask results`: what the folders of `docs/results` measured, and how one is added.
+//! `cargo xtask results`: what the folders of `docs/results` measured, and how a run is added.
 
 use std::fmt::Write;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::tidy::root;
 /// Files of a run that are kept: the values, the table, the plots.
 const KEPT: [&str; 3] = ["json", "md", "svg"];
 
-/// Every figure that has a bound, by its newest run, as rows of a Markdown table.
+/// Every figure that has a bound, from the newest run, as rows of a Markdown table.
 pub fn print() -> Result<String, String> {
     let folder = root().join("docs/results");
     let mut out = String::from(
@@ -30,7 +30,8 @@ pub fn print() -> Result<String, String> {
     Ok(out)
 }
 
-/// Copies the run in `from`, without what is not kept, in place of the one of the same name.
+/// Copies the run in `from` in place of the one of the same name. Leaves out files that are not
+/// kept.
 pub fn add(from: &str, name: Option<&str>) -> Result<String, String> {
     let from = Path::new(from);
     let own = from

@@ -1,4 +1,4 @@
-//! Which crate may use which: `tables::ARROWS` against the manifests.
+//! Which crate may use which: checks `tables::ARROWS` against the manifests.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ fn dependencies(manifest: &str) -> BTreeMap<String, Vec<String>> {
     sections
 }
 
-/// What the arrows say against a crate's manifest; empty when it keeps to them.
+/// What is wrong in a crate's manifest by the arrows; empty if nothing is.
 fn wrong_arrows(name: &str, manifest: &str) -> Vec<String> {
     let Some((_, allowed)) = ARROWS.iter().find(|(known, _)| *known == name) else {
         return vec![format!(

@@ -5,14 +5,14 @@ use syn::visit::{self, Visit};
 use super::tables::{FUNCTION_LINES_MAX, LONG_FUNCTIONS, LONGEST_FUNCTIONS, LONGEST_LINES_MAX};
 use super::tree::{Tree, crate_of};
 
-/// A function that is longer than it should be.
+/// A function over the bound.
 struct Long {
     place: String,
     name: String,
     lines: usize,
 }
 
-/// Functions over the bound that no table lists, or that grew past what it says.
+/// Functions over the bound that no table lists, or that are longer than the table says.
 pub fn long(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for Long { place, name, lines } in too_long(tree) {
@@ -37,7 +37,7 @@ pub fn long(tree: &Tree) -> Vec<String> {
     wrong
 }
 
-/// Rows of the tables that nothing needs any more.
+/// Rows of the tables that are no longer needed.
 pub fn listed(tree: &Tree) -> Vec<String> {
     let found = too_long(tree);
     let is = |name: &str, above: usize| {
@@ -59,7 +59,7 @@ fn too_long(tree: &Tree) -> Vec<Long> {
     let mut found = Vec::new();
     for (path, text) in &tree.sources {
         let Ok(file) = syn::parse_file(text) else {
-            continue; // the compiler says it better
+            continue; // the compiler reports it better
         };
         let mut seen = Functions::default();
         seen.visit_file(&file);

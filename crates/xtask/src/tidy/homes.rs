@@ -1,9 +1,9 @@
-//! Where `unsafe` lives, and what deciding crates may not name.
+//! The homes of `unsafe`, and what deciding crates may not name.
 
 use super::tables::{IMPURE_WORDS, PRINTING, PURE, UNSAFE_HOMES};
 use super::tree::{Tree, code, crate_of, lines_with};
 
-/// Places outside its homes where `unsafe` stands.
+/// Uses of `unsafe` outside its homes.
 pub fn of_unsafe(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut at_home = 0;
@@ -32,7 +32,7 @@ pub fn pure(tree: &Tree) -> Vec<String> {
             continue;
         }
         seen += 1;
-        // Unit tests may do as they like; they stand at the end of a file or in one of their own.
+        // Unit tests may use anything. They stand at the end of a file or in a file of their own.
         let code = code(text);
         let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
         for word in IMPURE_WORDS {
@@ -50,8 +50,8 @@ pub fn pure(tree: &Tree) -> Vec<String> {
     wrong
 }
 
-/// Places in the manager that print. It shares no terminal or pipe with whom it serves, and the
-/// keeper waits for none; these macros also panic where it is closed.
+/// Places in the manager that print. The manager shares no terminal or pipe with the program, and
+/// the keeper waits for none. These macros also panic if standard error is closed.
 pub fn printing(tree: &Tree) -> Vec<String> {
     let files = tree.sources.iter();
     let files = files.filter(|(path, _)| path.starts_with("crates/manager/src/"));

@@ -1,8 +1,8 @@
-//! Which file of a crate names which: no circles, and nothing in the manager points up.
+//! Which file of a crate names which: no circles, and no arrow in the manager points up.
 //!
-//! A module and what is below it in its folder are one thing here: `a.rs` may use `a/b.rs` and be
-//! used by it. Between the files and folders that lie beside each other arrows form no circle.
-//! Unit tests do not count, and what a crate's root re-exports counts as where it is defined.
+//! A module and its folder are one thing here: `a.rs` may use `a/b.rs`, and the reverse. Between
+//! files and folders that lie beside each other, arrows form no circle. Unit tests do not count. An
+//! item that a crate's root re-exports counts as used where it is defined.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,10 @@ use super::tree::{Tree, crate_of};
 /// A module, as its path below the crate's root.
 type Path = Vec<String>;
 
-/// Arrows between neighbours: (the folder both are in, who uses, who is used) -> the first place.
+/// Arrows between neighbours: (the folder of both, user, used) -> the first place.
 type Arrows = BTreeMap<(Path, String, String), String>;
 
-/// Circles between neighbours that no table lists, and listed ones that are gone.
+/// Circles between neighbours that no table lists, and listed circles that are gone.
 pub fn circles(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut seen = BTreeSet::new();
@@ -53,7 +53,7 @@ pub fn circles(tree: &Tree) -> Vec<String> {
     wrong
 }
 
-/// Arrows of the manager that run against `MANAGER_ORDER`, but for those that are listed.
+/// Arrows of the manager that run against `MANAGER_ORDER`, without the listed ones.
 pub fn upward(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut seen = BTreeSet::new();
@@ -93,7 +93,7 @@ fn arrows_of(tree: &Tree, name: &str) -> Arrows {
             continue;
         };
         let Ok(file) = syn::parse_file(text) else {
-            continue; // the compiler says it better
+            continue; // the compiler reports it better
         };
         let mut names = Names {
             module: module.clone(),
@@ -128,7 +128,7 @@ fn arrows_of(tree: &Tree, name: &str) -> Arrows {
     arrows
 }
 
-/// The module a file is; none for a program beside the library, and for what is not in `src`.
+/// The module that a file is; none for a program beside the library, and for files outside `src`.
 fn module_of(path: &str) -> Option<Path> {
     let inner = path.split_once("/src/")?.1.strip_suffix(".rs")?;
     let mut parts: Path = inner.split('/').map(str::to_owned).collect();
@@ -141,7 +141,8 @@ fn module_of(path: &str) -> Option<Path> {
     Some(parts)
 }
 
-/// The module that defines what `path` names, seen from the module `at`; none if not of the crate.
+/// The module that defines what `path` names, seen from the module `at`; none if it is not of this
+/// crate.
 fn resolve(files: &BTreeMap<Path, Names>, at: &Path, path: &[String], depth: u32) -> Option<Path> {
     let mut here = at.clone();
     let mut rest = path;
@@ -176,20 +177,20 @@ fn resolve(files: &BTreeMap<Path, Names>, at: &Path, path: &[String], depth: u32
         rest = &rest[1..];
     }
     while !files.contains_key(&here) {
-        here.pop()?; // a module written inside its file
+        here.pop()?; // a module inside its file
     }
     Some(here)
 }
 
-/// What one file names.
+/// The names that one file uses.
 #[derive(Default)]
 struct Names {
     module: Path,
-    /// (the module it is said in, the path said)
+    /// (the module in which it is named, the path)
     used: Vec<(Path, Path)>,
-    /// What `pub use` makes of this module's, by name.
+    /// What `pub use` re-exports from this module, by name.
     exports: BTreeMap<String, Path>,
-    /// Modules for tests only.
+    /// Modules that are for tests only.
     tests: Vec<Path>,
 }
 
@@ -281,7 +282,7 @@ fn for_tests(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Sets of neighbours each of which reaches all others, with the folder they are in.
+/// Sets of neighbours that all reach each other, with their folder.
 fn circles_of(arrows: &Arrows) -> Vec<(Path, BTreeSet<&str>)> {
     let mut reach: BTreeMap<(&Path, &str), BTreeSet<&str>> = BTreeMap::new();
     for (folder, from, to) in arrows.keys() {

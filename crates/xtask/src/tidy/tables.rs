@@ -1,4 +1,4 @@
-//! The tables of the rules. Lists of exceptions may only shrink: a row that is not needed fails.
+//! The tables of the rules. Lists of exceptions may only shrink: an unnecessary row fails.
 
 /// Every crate and the crates of the workspace it may use. Nothing points up; see ARCHITECTURE.md.
 pub const ARROWS: [(&str, &[&str]); 17] = [
@@ -32,13 +32,13 @@ pub const ARROWS: [(&str, &[&str]); 17] = [
     ("xtask", &[]),
 ];
 
-/// Crates that tests may use besides: fakes, oracles, seeded random numbers.
+/// Crates that tests may use as well: fakes, oracles, seeded random numbers.
 pub const TEST_ARROWS: [&str; 2] = ["model", "seeded"];
 
 /// The only homes of `unsafe`.
 pub const UNSAFE_HOMES: [&str; 2] = ["sys", "shim"];
 
-/// Crates that decide: what they may not name, so that the same code runs live and simulated.
+/// Crates that decide, and what they may not name, so that the same code runs live and simulated.
 pub const PURE: [&str; 2] = ["engine", "policy"];
 pub const IMPURE_WORDS: [&str; 14] = [
     "Instant",
@@ -57,7 +57,8 @@ pub const IMPURE_WORDS: [&str; 14] = [
     "undercroft_trace",
 ];
 
-/// What the manager does not use: it has a log, the keeper a voice (ARCHITECTURE.md).
+/// Macros that the manager does not use. It has a log, and the keeper has a voice
+/// (ARCHITECTURE.md).
 pub const PRINTING: [&str; 5] = ["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 
 pub const FILE_LINES_MAX: usize = 800;
@@ -67,11 +68,11 @@ pub const TEXT_WIDTH_MAX: usize = 120;
 /// Crates whose comments are not wrapped yet.
 pub const WIDE_CRATES: &[&str] = &["manager"];
 
-/// Lines of a function, and of those in [`LONG_FUNCTIONS`].
+/// Most lines of a function, and of a function in [`LONG_FUNCTIONS`].
 pub const FUNCTION_LINES_MAX: usize = 70;
 pub const LONGEST_LINES_MAX: usize = 100;
 
-/// Functions over [`FUNCTION_LINES_MAX`] lines, as `crate::name`, and why each is one piece.
+/// Functions over [`FUNCTION_LINES_MAX`] lines, as `crate::name`, and why each stays whole.
 pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
     (
         "cli::info::collect",
@@ -192,8 +193,8 @@ pub const CIRCLES: &[(&str, &[&str])] = &[
     ("trace", &["format", "writer"]),
 ];
 
-/// The files and folders of the manager, by the folder they are in (the first is the crate's root),
-/// lowest first: each may use those before it, and what a folder's `mod.rs` has.
+/// The files and folders of the manager, by their folder (the first is the crate's root), lowest
+/// first. Each may use those before it, and what a folder's `mod.rs` has.
 pub const MANAGER_ORDER: &[(&str, &[&str])] = &[
     (
         "",
@@ -243,7 +244,7 @@ pub const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Arrows of the manager that point up today: (folder, who uses, who is used), still to be turned.
+/// Arrows of the manager that point up today: (folder, user, used), still to be turned.
 pub const MANAGER_UPWARD: &[(&str, &str, &str)] = &[
     ("", "books", "shared"),
     ("", "shared", "space"),

@@ -23,7 +23,7 @@ pub fn file_lengths(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Comments that are too wide, and crates that are excused without need.
+/// Comments that are too wide, and crates that need no excuse any more.
 pub fn comments(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut excused = Vec::new();
@@ -48,7 +48,7 @@ pub fn comments(tree: &Tree) -> Vec<String> {
     wrong
 }
 
-/// Lines of Markdown that are too wide. Tables, and what the lab writes, may be wider.
+/// Lines of Markdown that are too wide. Tables, and pages that the lab writes, may be wider.
 pub fn markdown(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for (path, text) in &tree.texts {

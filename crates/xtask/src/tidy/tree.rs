@@ -1,10 +1,11 @@
-//! What the checks look at: the sources, texts and manifests of the tree, and the code in a file.
+//! The material of the checks: the sources, texts and manifests of the tree, and the code in a
+//! file.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The files of the tree: paths are from its root, with `/` between their parts.
+/// The files of the tree. Paths are from its root, with `/` between their parts.
 pub struct Tree {
     /// Rust files below `crates/`.
     pub sources: BTreeMap<String, String>,
@@ -15,7 +16,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Reads the checkout this program was built in. Panics: if a file cannot be read.
+    /// Reads the checkout in which this program was built. Panics: if a file cannot be read.
     pub fn read() -> Self {
         let mut tree = Self {
             sources: BTreeMap::new(),
@@ -32,7 +33,7 @@ impl Tree {
             let path = entry.expect("a readable entry").path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if path.is_dir() {
-                // `target` also matches a link to one that is elsewhere.
+                // `target` can also be a link to a folder elsewhere.
                 if !name.starts_with('.') && name != "target" && name != "node_modules" {
                     self.walk(&path, root);
                 }
@@ -64,12 +65,12 @@ pub fn root() -> PathBuf {
         .expect("the crate is two folders below the root")
 }
 
-/// The crate a path such as `crates/base/src/lib.rs` belongs to.
+/// The crate of a path such as `crates/base/src/lib.rs`.
 pub fn crate_of(path: &str) -> &str {
     path.split('/').nth(1).expect("a path below crates/")
 }
 
-/// The code of a file: comments, strings and characters blanked out, lines kept.
+/// The code of a file: comments, strings and characters are blanked out, lines are kept.
 pub fn code(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = String::with_capacity(text.len());
@@ -101,7 +102,7 @@ pub fn code(text: &str) -> String {
     out
 }
 
-/// Length of the raw string that starts here, if one does.
+/// Length of the raw string that starts here; none if none starts.
 fn raw_string(rest: &str) -> Option<usize> {
     let inner = rest.strip_prefix("r")?;
     let hashes = inner.len() - inner.trim_start_matches('#').len();
