@@ -16,7 +16,7 @@ fn undercroft(words: &[&str]) -> std::process::Output {
         .expect("the binary runs")
 }
 
-/// True, and said so, when this machine cannot run undercroft at all.
+/// True if this machine cannot run undercroft at all. Then it also prints that the test is skipped.
 fn machine_lacks_something(name: &str) -> bool {
     let doctor = undercroft(&["doctor", "--json"]);
     let machine: serde_json::Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
@@ -59,8 +59,8 @@ fn demo(name: &str, store: &str) {
         unlimited > 32 << 20,
         "the store holds 32 MiB of values: {unlimited}"
     );
-    // Keeping the limit to 2 % is what crates/tests/tests/limits.rs tests. Here: whoever exceeds it
-    // says so. (Seen on a machine with five times more work than CPUs: the store grew past the
+    // `crates/tests/tests/limits.rs` tests that the limit is kept to 2 %. Here: a run that exceeds
+    // it says so. (Seen on a machine with five times more work than CPUs: the store grew past the
     // limit before it was managed, for 0.2 s.)
     let limited = json["rows"][1]["dram_bytes_peak"].as_u64().expect("a size");
     let owned_up = json["rows"][1]["report"]["limit_exceeded"]["bytes_peak"]
@@ -108,7 +108,7 @@ fn interrupted_demo_leaves_no_process_and_no_file() {
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("the binary runs");
-    // The first setting never ends by itself; the store is up when its socket is there.
+    // The first setting never ends by itself. When its socket exists, the store is up.
     let until = Instant::now() + Duration::from_secs(30);
     let has_socket = || {
         let folders = std::fs::read_dir(here.path())

@@ -35,7 +35,7 @@ fn small_set_of_traces_is_recorded_by_the_binary_itself() {
             .as_str()
             .is_some_and(|by| by.contains("lackey, cache 16384,8,64"))
     );
-    // The file says the same as the results.
+    // The file agrees with the results.
     let trace = out.path().join("sort.trace");
     let info = run(&[
         "trace",

@@ -1,5 +1,5 @@
-//! What the command line refuses: exit status and words of the message, without any privilege; and
-//! what it prints.
+//! What the command line refuses, by exit status and words of the message, and what it prints.
+//! Needs no privilege.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ fn undercroft(words: &[&str]) -> Output {
         .expect("the binary runs")
 }
 
-/// Says, past the harness's capture, that a test did not run.
+/// Prints that a test did not run. Bypasses the harness's capture.
 fn skip(name: &str, why: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED: {name}: {why}\n").as_bytes());
 }
@@ -235,7 +235,7 @@ fn json_outputs_carry_their_version() {
         let json: serde_json::Value = serde_json::from_str(&printed(words)).expect("JSON");
         assert_eq!(json["schema_version"], 1, "{words:?}");
     }
-    // doctor's status depends on the machine; its JSON does not.
+    // doctor's status depends on the machine. Its JSON does not.
     let output = undercroft(&["doctor", "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let missing = json["verdict"] == "missing";

@@ -103,8 +103,8 @@ fn out_gets_every_form_and_plots_that_say_simulated() {
     );
 }
 
-/// A live run that brought pages along, recorded: twice round eight pages, every second one faulted
-/// on.
+/// Records a live run that prefetched pages: twice round eight pages, with a fault on every second
+/// one.
 fn recorded(directory: &Path) -> String {
     let header = Header {
         granularity: 12,
@@ -164,7 +164,7 @@ fn a_live_trace_brings_along_what_came_along_unless_told_otherwise_and_then_says
         note.contains("--prefetch none") && note.contains("--prefetch traced"),
         "{note}"
     );
-    // One that tells of no such pages.
+    // A trace that has no prefetched pages.
     let refused = sim(&["--trace", TRACE, "--prefetch", "traced"]);
     let error = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{error}");

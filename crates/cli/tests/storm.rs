@@ -1,5 +1,5 @@
-//! `undercroft sim storm`: passes, fails with a bug put in, writes what replays to the same
-//! failure.
+//! `undercroft sim storm`: passes; fails if a bug is put in, and then writes a file that replays to
+//! the same failure.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,5 +1,5 @@
-//! `undercroft trace` from the outside: records a real program, makes, converts and reads traces,
-//! refuses bad ones.
+//! `undercroft trace` from the outside: records a real program; generates, converts and reads
+//! traces; refuses bad ones.
 
 use std::fs;
 use std::io::Write;
@@ -71,7 +71,8 @@ impl Place {
     }
 }
 
-/// Whether a program is there; says so, past the harness's capture, when it is not.
+/// Whether a program is there. If not, prints that the test is skipped, without the harness's
+/// capture.
 fn have(test: &str, programs: &[&str]) -> bool {
     for program in programs {
         if Command::new(program).arg("--version").output().is_err() {
@@ -83,7 +84,7 @@ fn have(test: &str, programs: &[&str]) -> bool {
     true
 }
 
-/// Reads 2 MiB byte by byte, writes 1 MiB; ends with status 7.
+/// Reads 2 MiB byte by byte and writes 1 MiB. Ends with status 7.
 const PROGRAM: &str = "
 static volatile unsigned char source[2 << 20], target[1 << 20];
 int main(void) {
@@ -136,12 +137,12 @@ fn recorded_program_has_the_references_it_made() {
     assert_eq!(info["filtered"], false);
     assert_eq!(info["time_unit"], "references");
     assert_eq!(info["command"][0], name(&program));
-    // 3 MiB of its own and little else.
+    // The footprint is 3 MiB of its own and little else.
     let pages = info["footprint"]["pages"].as_u64().expect("a count");
     assert!((768..1200).contains(&pages), "{pages}");
 
-    // Behind 256 KiB: each of the 49152 lines is fetched once, the 16384 written ones leave but for
-    // what the cache holds.
+    // Behind 256 KiB, each of the 49152 lines is fetched once. The 16384 written ones leave, except
+    // for those that the cache holds.
     let filtered = place.file("filtered.uct");
     let output = undercroft(&[
         "record",
@@ -164,7 +165,7 @@ fn recorded_program_has_the_references_it_made() {
     assert_eq!(info["filtered"], true);
     assert_eq!(info["granularity_bytes"], 64);
 
-    // A store that misses and fetches nothing: 16384 reads fewer.
+    // If a store that misses fetches nothing, there are 16384 reads fewer.
     let validate = place.file("validate.uct");
     undercroft(&[
         "record",
@@ -217,12 +218,12 @@ fn recording_that_is_asked_to_end_keeps_its_trace_and_nothing_else() {
     for (signal, status) in [("TERM", 143), ("HUP", 129)] {
         let place = Place::new();
         let (trace, begun) = (place.file("t.uct"), place.file("begun"));
-        // Some minutes of work, so that nothing stays for ever.
+        // Some minutes of work, so that the program ends in any case.
         let script = format!(
             ": > {}; i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done",
             name(&begun)
         );
-        // The signal may be ignored where the tests run: under nohup.
+        // The tests may run under nohup, which ignores the signal.
         let recording = Command::new("env")
             .arg(format!("--default-signal={signal}"))
             .arg(env!("CARGO_BIN_EXE_undercroft"))

@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM as a flag that every wait looks at, so that guards unwind and the machine is
-//! put back.
+//! Ctrl-C and SIGTERM as a flag. Every wait checks it, so that guards unwind and the machine is
+//! restored.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Takes SIGINT and SIGTERM over for the rest of the process; called before a rig changes the
-/// machine.
+/// Handles SIGINT and SIGTERM for the rest of the process. Called before a rig changes the machine.
 pub(crate) fn install() {
     FLAG.get_or_init(|| {
         let flag = Arc::new(AtomicBool::new(false));
@@ -23,7 +22,7 @@ pub(crate) fn install() {
     });
 }
 
-/// True once SIGINT or SIGTERM has come.
+/// Whether SIGINT or SIGTERM has come.
 pub(crate) fn requested() -> bool {
     FLAG.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }

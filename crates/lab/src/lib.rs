@@ -1,7 +1,7 @@
 //! The benchmarks: workloads, rigs (plain, kernel swap, undercroft), experiments, results and
 //! plots.
 //!
-//! `undercroft lab list|run NAME --out DIR` and `undercroft plot` are thin wrappers around
+//! `undercroft lab list|run NAME --out DIR` and `undercroft lab plot` are thin wrappers around
 //! [`list`], [`run`], [`plot()`]. Walk: experiment -> for each round, for each rig: `Rig::set_up`
 //! -> `Stage::spawn` -> workload -> `Running::finish` -> samples -> ratios of medians ->
 //! `results.json`, `results.md`, SVG.
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 /// One experiment as a user sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExperimentInfo {
-    /// What to type.
+    /// Its name on the command line.
     pub name: &'static str,
     /// What it measures, in one line.
     pub about: &'static str,
@@ -31,9 +31,9 @@ pub struct ExperimentInfo {
 /// How to run an experiment.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// Directory for `results.json`, `results.md` and plots; created.
+    /// Directory for `results.json`, `results.md` and plots; created if missing.
     pub out: PathBuf,
-    /// Seconds instead of minutes: checks that everything works, the numbers mean little.
+    /// Seconds instead of minutes: checks that everything works. The numbers mean little.
     pub small: bool,
     /// The program under test; None = only the kernel's rigs are measured.
     pub undercroft_binary: Option<PathBuf>,
@@ -56,9 +56,10 @@ pub fn list() -> &'static [ExperimentInfo] {
 
 /// Runs experiment `name` and writes its files into `options.out`.
 ///
-/// Takes the machine's swap while it runs and puts it back (also on error and Ctrl-C). What cannot
-/// be measured here is skipped aloud (stderr and `notes`). Errors: unknown name; a run failed, read
-/// wrong bytes, or was interrupted. Cost: `small` seconds, real sizes minutes.
+/// Takes the machine's swap while it runs and restores it, also on error and Ctrl-C. If something
+/// cannot be measured here, it is skipped with a message (stderr and `notes`). Errors: unknown
+/// name; a run failed, read wrong bytes, or was interrupted. Cost: `small` takes seconds, real
+/// sizes take minutes.
 pub fn run(name: &str, options: &RunOptions) -> anyhow::Result<results::Results> {
     let experiment = experiments::EXPERIMENTS
         .iter()
@@ -88,7 +89,7 @@ pub fn run(name: &str, options: &RunOptions) -> anyhow::Result<results::Results>
     Ok(results)
 }
 
-/// Draws the plots (and `results.md`) of an existing results file again, into `out`.
+/// Draws the plots of an existing results file again, and writes `results.md`, into `out`.
 pub fn plot(results: &Path, out: &Path) -> anyhow::Result<()> {
     results::Results::read(results)?.write(out)
 }

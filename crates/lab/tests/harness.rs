@@ -1,5 +1,5 @@
-//! The harness at small sizes: results parse and recompute, plots exist, the machine is as it was,
-//! also after Ctrl-C.
+//! The harness at small sizes: results parse and recompute, plots exist, and the machine is as it
+//! was, also after Ctrl-C.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use undercroft_lab::RunOptions;
 use undercroft_lab::results::{Results, Row};
 
-/// These tests look at the machine's swap, so they run one after another.
+/// These tests check the machine's swap, so they run one after another.
 static MACHINE: Mutex<()> = Mutex::new(());
 
 fn options(out: &Path) -> RunOptions {
@@ -31,7 +31,7 @@ fn swaps() -> Vec<String> {
     text.lines().skip(1).map(str::to_owned).collect()
 }
 
-/// True, said aloud, when kernel rigs cannot be tested: no root, no cgroup v1, or somebody's swap
+/// True, with a message, if kernel rigs cannot be tested: no root, no cgroup v1, or another swap
 /// stays on.
 fn kernel_rigs_unavailable() -> bool {
     let until = Instant::now() + Duration::from_secs(20);

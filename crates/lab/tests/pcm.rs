@@ -1,5 +1,5 @@
-//! The PCM experiments at small sizes: claims are judged, follow from the runs, and every picture
-//! says "simulated".
+//! The PCM experiments at small sizes: claims are judged and follow from the runs, and every
+//! picture says "simulated".
 
 use std::fs;
 use std::path::Path;
@@ -80,7 +80,7 @@ fn fig2_has_both_devices_and_the_disk_prefers_large_pages() {
 #[test]
 fn fig3_average_follows_from_the_runs() {
     let (out, results) = run("pcm-fig3");
-    // Four programs in every page size; beside them four that are shown for comparison only.
+    // Four programs in every page size, and four that are shown for comparison only.
     assert_shown(out.path(), &results, 4 * 9 * 11 + 4 * 2 * 11);
     let simulated = results.simulated.as_ref().expect("simulated");
     let mut saved = Vec::new();
@@ -105,7 +105,7 @@ fn fig3_average_follows_from_the_runs() {
 fn fig4_window_of_pages_nobody_uses_costs_time() {
     let (out, results) = run("pcm-fig4");
     assert_shown(out.path(), &results, 4 * 10);
-    // Pages of a zipf trace are scattered: what comes along is not used.
+    // Pages of a zipf trace are scattered, so pages that come along are not used.
     assert!(verdict(&results, "window of 8, average").ours > 10.0);
 }
 

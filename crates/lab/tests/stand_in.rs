@@ -1,7 +1,7 @@
-//! The undercroft rig against a stand-in program: what it passes, what it reads back, and that a
-//! missing report is an error.
+//! The undercroft rig against a stand-in program: what the rig passes, what it reads back, and that
+//! a missing report is an error.
 //!
-//! The stand-in only runs the command; it says nothing about undercroft itself.
+//! The stand-in only runs the command. So this says nothing about undercroft itself.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -43,7 +43,7 @@ fn command(words: &[&str]) -> CommandLine {
     }
 }
 
-/// Waits a while for other tests' swap to go; the rig refuses while there is one.
+/// Waits a while for the swap of other tests to go; the rig refuses while there is one.
 fn swap_is_active() -> bool {
     for _ in 0..100 {
         let text = fs::read_to_string("/proc/swaps").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The lab's workload program as a small binary of its own: see `undercroft_lab::touch`.
+//! The lab's workload program as a small binary; see `undercroft_lab::touch`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Programs that fit below their limit: run time under undercroft against plain, in pairs.
+//! Programs that fit below their limit: run time under undercroft against a plain run, in pairs.
 
 use super::redis_server::{Server, installed};
 use super::{Lab, or_skip, progress, redis_benchmark, skip};
@@ -66,12 +66,12 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
             target,
         );
     }
-    // The compiler's input is large and can be made again.
+    // The compiler's input is large, and the next run makes it again.
     let _ = std::fs::remove_file(source);
     Ok(())
 }
 
-/// The programs besides redis: (case, command). `source`: where the compiler's input goes.
+/// The programs other than redis: (case, command). `source`: where the compiler's input goes.
 fn programs(
     lab: &Lab,
     compute_mib: u64,
@@ -139,7 +139,7 @@ fn one_program(rig: &dyn Rig, limit: Bytes, command: &CommandLine) -> Result<Out
         .successful(rig.name(), "program below its limit")
 }
 
-/// The benchmark's own time: starting and stopping the server is not part of it.
+/// The benchmark's own time. Starting and stopping the server is not part of it.
 fn one_redis(
     rig: &dyn Rig,
     limit: Bytes,

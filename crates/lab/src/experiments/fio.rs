@@ -1,5 +1,4 @@
-//! The device's own limit on the disk where swap files and file tiers go, as a reference for their
-//! rows.
+//! The limits of the disk where swap files and file tiers go, as a reference for their rows.
 
 use super::{Lab, progress, redis_server::installed, skip};
 use crate::results::{Results, Sample};
@@ -49,7 +48,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         }
         Ok(())
     })();
-    // Remove the file whatever happened; the failure of the job is the one to report.
+    // Remove the file in any case. If the job failed, report that failure.
     let _ = std::fs::remove_file(&file);
     measured
 }

@@ -1,5 +1,4 @@
-//! First touch of fresh memory, as far as it fits below the limit: undercroft against plain,
-//! interleaved.
+//! First touch of fresh memory, below and beyond the limit: undercroft against plain, in turn.
 
 use super::{Lab, or_skip, phase_sample, progress, run_touch};
 use crate::results::{Better, Results, Target};
@@ -10,8 +9,8 @@ use undercroft_base::Bytes;
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let footprint_mib = lab.options.footprint_mib.unwrap_or(lab.pick(8, 256));
     let rounds = lab.rounds(2, 9);
-    // Two limits: far above the footprint (nothing need be managed), and below it (pages are
-    // managed while touched).
+    // Two limits. One is far above the footprint, so that nothing need be managed. One is below it,
+    // so that pages are managed while they are touched.
     let above = Bytes(footprint_mib << 22);
     let below = Bytes((footprint_mib << 20) / 2 + (4 << 20));
     results.parameters = BTreeMap::from([
@@ -48,7 +47,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
                     continue;
                 };
                 for line in lines.iter().skip(1) {
-                    // The first is warm-up: the host backs guest memory lazily.
+                    // The first is warm-up: the host allocates guest memory lazily.
                     results.samples.push(phase_sample(
                         round,
                         rig.name(),

@@ -1,4 +1,4 @@
-//! Processor time undercroft spends while its client sleeps with most of its memory evicted.
+//! Processor time that undercroft uses while its client sleeps with most of its memory evicted.
 
 use super::{Lab, progress, skip};
 use crate::results::{Better, Results, Sample};
@@ -9,9 +9,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 use undercroft_base::Bytes;
 
-/// Must be below this; the aim is 0.
+/// The figure must be below this; the aim is 0.
 const CPU_PERCENT_MUST: f64 = 0.5;
-/// Kernel's unit of `/proc/PID/stat` times (USER_HZ), fixed at 100 on x86-64.
+/// The kernel's unit of the times in `/proc/PID/stat` (USER_HZ), fixed at 100 on x86-64.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
@@ -71,7 +71,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
             values: values.clone(),
             memory: outcome.memory.clone(),
         });
-        // The bound as a rig of its own lets the row be a ratio like every other.
+        // The bound is a rig of its own, so that the row is a ratio like every other.
         let values = BTreeMap::from([("cpu_percent".to_owned(), CPU_PERCENT_MUST)]);
         results.samples.push(Sample {
             round,
@@ -126,7 +126,7 @@ pub(crate) fn family(root: u32) -> Vec<u32> {
     members
 }
 
-/// True for the workload when undercroft's own file plays it (`undercroft lab-touch`).
+/// True for the workload if undercroft's own file plays it (`undercroft lab-touch`).
 fn is_workload(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|byte| *byte == 0).nth(1) == Some(b"lab-touch")
@@ -140,7 +140,7 @@ fn ticks(processes: &[u32]) -> u64 {
         .sum()
 }
 
-/// Field `index` (from 0) of `/proc/PID/stat`; the name in parentheses may hold spaces, so it is
+/// Field `index` (from 0) of `/proc/PID/stat`. The name in parentheses may hold spaces, so it is
 /// cut off first.
 fn stat_field(pid: u32, index: usize) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -28,8 +28,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         ),
     ]);
     let directory = lab.swap_directory();
-    // The file tier: evicted bytes are then on disk, and what grows with the pages is metadata
-    // alone.
+    // The file tier: evicted bytes are then on disk. Only metadata grows with the number of pages.
     let Some(rig) = lab.undercroft(TierChoice::File(directory), Bytes(large_mib << 21)) else {
         skip(results, "metadata: needs an undercroft binary");
         return Ok(());

@@ -1,5 +1,5 @@
 //! The experiments by name, and what they share: rigs of a run, progress, skips, the record of one
-//! touch run.
+//! run of the workload.
 
 mod below_limit;
 mod fio;
@@ -25,10 +25,10 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use undercroft_base::Bytes;
 
-/// Adds what it finds to the results as it goes, so that an error later does not lose it.
+/// Adds its findings to the results one by one, so that a later error does not lose them.
 type Experiment = fn(&Lab, &mut Results) -> anyhow::Result<()>;
 
-/// Every experiment: what the user reads, and what runs.
+/// Every experiment: its text for the user, and its function.
 pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
     (
         ExperimentInfo {
@@ -143,14 +143,14 @@ pub(crate) fn infos() -> &'static [ExperimentInfo] {
     INFOS.get_or_init(|| EXPERIMENTS.iter().map(|(info, _)| *info).collect())
 }
 
-/// One `lab run`: its options and where things are.
+/// One `lab run`: its options and its paths.
 pub(crate) struct Lab {
     pub(crate) options: RunOptions,
     touch: Vec<OsString>,
 }
 
 impl Lab {
-    /// Finds the workload program: the one given, one beside this executable, or this executable's
+    /// Finds the workload program: the given one, one beside this executable, or this executable's
     /// own copy.
     pub(crate) fn new(options: RunOptions) -> anyhow::Result<Lab> {
         std::fs::create_dir_all(&options.out)
@@ -201,7 +201,7 @@ impl Lab {
         }
     }
 
-    /// Where swap files and file tiers go: the same directory, hence the same disk, for both.
+    /// Where swap files and file tiers go: one directory, hence one disk, for both.
     pub(crate) fn swap_directory(&self) -> PathBuf {
         self.options
             .swap_directory
@@ -209,7 +209,7 @@ impl Lab {
             .unwrap_or_else(|| self.options.out.clone())
     }
 
-    /// The undercroft rig with this tier, when there is a binary to test.
+    /// The undercroft rig with this tier, if there is a binary to test.
     pub(crate) fn undercroft(&self, tier: TierChoice, swap: Bytes) -> Option<Box<dyn Rig>> {
         let binary = self.options.undercroft_binary.clone()?;
         let extra = self.options.undercroft_arguments.clone();
@@ -222,7 +222,7 @@ impl Lab {
         }))
     }
 
-    /// Our RAM tier and what it is compared with.
+    /// Our RAM tier, and the rigs it is compared with.
     pub(crate) fn memory_rigs(&self, swap: Bytes) -> Vec<Box<dyn Rig>> {
         let directory = self.swap_directory();
         let kernel: [Box<dyn Rig>; 2] =
@@ -233,7 +233,7 @@ impl Lab {
             .collect()
     }
 
-    /// Our file tier and what it is compared with.
+    /// Our file tier, and the rigs it is compared with.
     pub(crate) fn file_rigs(&self, swap: Bytes) -> Vec<Box<dyn Rig>> {
         let directory = self.swap_directory();
         let ours = self.undercroft(TierChoice::File(directory.clone()), swap);
@@ -243,23 +243,23 @@ impl Lab {
     }
 }
 
-/// A line on stderr when somebody watches.
+/// Prints a line on stderr if stderr is a terminal.
 pub(crate) fn progress(line: &str) {
     if std::io::stderr().is_terminal() {
         eprintln!("lab: {line}");
     }
 }
 
-/// Says aloud that something was left out, and records it.
+/// Prints that something was left out, and records it.
 pub(crate) fn skip(results: &mut Results, why: &str) {
     eprintln!("SKIPPED: {why}");
     results.notes.push(format!("SKIPPED: {why}"));
 }
 
-/// A rig that this machine cannot have, or that the kernel kills under this limit, is skipped
-/// aloud. A failed run (wrong bytes above all) is kept as a failure, which `lab::run` returns once
-/// the rest is measured and written. Only an interrupt and somebody else's swap end the experiment
-/// at once.
+/// Skips, with a message, a rig that this machine cannot have or that the kernel kills under this
+/// limit. A failed run (above all one with wrong bytes) is kept as a failure; `lab::run` returns it
+/// once the rest is measured and written. Only an interrupt and another active swap end the
+/// experiment at once.
 pub(crate) fn or_skip<T>(
     results: &mut Results,
     result: Result<T, RigError>,
@@ -276,7 +276,7 @@ pub(crate) fn or_skip<T>(
     Ok(None)
 }
 
-/// A rig that used more DRAM than the budget had an advantage; say so.
+/// Notes a rig that used more DRAM than the budget: it had an advantage.
 pub(crate) fn check_total(results: &mut Results, rig: &str, budget: Bytes) {
     let uses = results.samples.iter().filter(|sample| sample.rig == rig);
     let most = uses.map(|sample| sample.memory.total_peak_bytes).max();
@@ -288,7 +288,7 @@ pub(crate) fn check_total(results: &mut Results, rig: &str, budget: Bytes) {
     }
 }
 
-/// Runs the workload on a rig; every line it printed, parsed.
+/// Runs the workload on a rig. Returns every line it printed, parsed.
 pub(crate) fn run_touch(
     rig: &dyn Rig,
     limit: Bytes,
@@ -308,9 +308,9 @@ pub(crate) fn run_touch(
     Ok((lines, outcome))
 }
 
-/// `run_touch`, again up to twice when the kernel killed the run: with memcg v1 it sometimes does,
-/// although there is free swap, when every page of a small group is on the active list. Kills and
-/// skips are noted.
+/// `run_touch`, repeated up to twice if the kernel killed the run. With memcg v1 the kernel
+/// sometimes does that although there is free swap, when every page of a small group is on the
+/// active list. Kills and skips are noted.
 pub(crate) fn run_retrying(
     results: &mut Results,
     rig: &dyn Rig,
@@ -329,7 +329,7 @@ pub(crate) fn run_retrying(
     or_skip(results, run_touch(rig, limit, command))
 }
 
-/// A phase line as a sample.
+/// A phase line, as a sample.
 pub(crate) fn phase_sample(
     round: usize,
     rig: &str,

@@ -1,8 +1,8 @@
-//! Memory patterns under equal total DRAM: RAM tier vs zram and zswap, file tier vs swap file,
-//! plain beside them.
+//! Memory patterns under equal total DRAM: RAM tier against zram and zswap, file tier against a
+//! swap file, plain beside them.
 //!
-//! Each round runs every rig once, one after another, so that drift of the machine hits all alike.
-//! One run = fill, all phases, and a check of every byte at the end.
+//! Each round runs every rig once, one after another, so that drift of the machine affects all
+//! alike. One run is: fill, all phases, and a check of every byte at the end.
 
 use super::{Lab, check_total, or_skip, phase_sample, progress, run_retrying};
 use crate::results::{Better, Results, Target};
@@ -20,7 +20,8 @@ const PATTERNS: [Pattern; 4] = [
 
 struct Group {
     rigs: Vec<Box<dyn Rig>>,
-    /// One process per number of threads, so that a run the kernel kills costs one of them.
+    /// One process for each number of threads, so that a run killed by the kernel costs one of
+    /// them.
     commands: Vec<CommandLine>,
     /// A shorter run with the same memory use, to find the limits.
     probe: CommandLine,
@@ -33,7 +34,7 @@ struct Sizes {
     footprint_mib: u64,
     rounds: usize,
     threads: &'static [usize],
-    /// Operations of a phase, at most.
+    /// Most operations of a phase.
     ops_max: u64,
 }
 
@@ -68,7 +69,7 @@ impl Sizes {
         lab.touch(arguments)
     }
 
-    /// Every pattern, read and written, one command for each number of threads.
+    /// Every pattern, reading and writing: one command for each number of threads.
     fn matrix(&self, lab: &Lab, random_ops: u64) -> Vec<CommandLine> {
         let command = |&threads: &usize| {
             let mut phases = Vec::new();
@@ -116,10 +117,10 @@ impl Sizes {
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let sizes = Sizes::of(lab);
     let footprint = sizes.footprint();
-    // 55 % of the footprint: with data at 2.9:1 a quarter of the pages is resident (less makes the
-    // kernel kill under zram). The small size has the workload's own 6 MiB or so on top.
+    // 55 % of the footprint. With data at 2.9:1 a quarter of the pages is then resident; with less,
+    // the kernel kills under zram. The small size has the workload's own 6 MiB or so on top.
     let budget = Bytes((footprint.0 * 55 / 100 + lab.pick(6 << 20, 0)) & !0xfff);
-    // On disk nothing is compressed: a quarter, so that the median of random reads is a swap-in.
+    // On disk nothing is compressed: a quarter, so that the median random read is a swap-in.
     let file_budget = Bytes((footprint.0 / 4 + lab.pick(6 << 20, 0)) & !0xfff);
     let swap = Bytes(footprint.0 * 2 + (64 << 20));
     let groups = [
@@ -154,7 +155,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
 
 type Limits = BTreeMap<&'static str, Bytes>;
 
-/// The limit of each rig that makes it use its group's budget.
+/// The limit of each rig under which it uses its group's budget.
 fn find_limits(groups: &[Group], results: &mut Results) -> anyhow::Result<Limits> {
     let mut limits = Limits::new();
     for group in groups {
@@ -176,7 +177,7 @@ fn find_limits(groups: &[Group], results: &mut Results) -> anyhow::Result<Limits
     Ok(limits)
 }
 
-/// Every command of a group once under each of its rigs.
+/// Runs every command of a group once under each of its rigs.
 fn one_round(
     sizes: &Sizes,
     group: &Group,

@@ -1,5 +1,5 @@
-//! redis-benchmark (SET, then GET, of 1 KiB values on random keys) at half of the memory the server
-//! takes without a limit.
+//! redis-benchmark (SET, then GET, of 1 KiB values on random keys) at half of the memory that the
+//! server takes without a limit.
 
 use super::redis_server::{Server, installed};
 use super::{Lab, or_skip, progress, skip};
@@ -43,8 +43,8 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     ]);
     let swap = Bytes(footprint * 2 + (64 << 20));
     let directory = lab.swap_directory();
-    // redis-benchmark's values are one repeated letter: compressed memory would look too good. So
-    // the disk is compared, where content does not matter; YCSB judges compressed memory.
+    // redis-benchmark's values are one repeated letter, so compressed memory would look too good.
+    // So only disks are compared, where contents do not matter. YCSB judges compressed memory.
     let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
     rigs.extend(lab.undercroft(TierChoice::File(directory.clone()), swap));
     rigs.push(Box::new(SwapFile { swap, directory }));
@@ -96,7 +96,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Server, SET over all keys, GET; then every key is asked for its length as the check.
+/// Starts a server, runs SET over all keys and GET. Then checks the length of every key.
 fn one_run(
     lab: &Lab,
     rig: &dyn Rig,

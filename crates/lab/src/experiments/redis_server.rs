@@ -1,5 +1,5 @@
-//! A redis-server on a rig: started on a free loopback port without persistence, asked over the
-//! wire, shut down.
+//! A redis-server on a rig: started on a free loopback port without persistence, queried, shut
+//! down.
 
 use crate::rig::{CommandLine, Outcome, Rig, RigError, Running, Stdout};
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use undercroft_base::Bytes;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
 
-/// True when `redis-server` can be started.
+/// Whether `redis-server` can be started.
 pub(crate) fn installed(program: &str) -> bool {
     let mut command = Command::new(program);
     command
@@ -63,7 +63,7 @@ impl Server {
         Ok(server)
     }
 
-    /// One command, the first line of its reply.
+    /// Sends one command. Returns the first line of its reply.
     pub(crate) fn ask(&self, words: &[&str]) -> io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -77,17 +77,17 @@ impl Server {
         Ok(line.trim_end().to_owned())
     }
 
-    /// SHUTDOWN NOSAVE, then the rig's account. A server that had died already (killed) is an
+    /// SHUTDOWN NOSAVE. Returns the rig's outcome. A server that had already died (killed) is an
     /// error.
     pub(crate) fn shut_down(self, rig: &'static str) -> Result<Outcome, RigError> {
-        // The connection closes without a reply when the command succeeds.
+        // If the command succeeds, the connection closes without a reply.
         let _ = self.ask(&["SHUTDOWN", "NOSAVE"]);
         self.running.finish()?.successful(rig, "redis-server")
     }
 }
 
-/// A port that is free now. Another program could take it before the server does, which then
-/// fails to start.
+/// A port that is free now. If another program takes it before the server does, the server fails to
+/// start.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

@@ -1,8 +1,8 @@
 //! YCSB workloads A, B, C and F on redis at half of its memory: throughput, tails, and a check of
 //! every value.
 //!
-//! For each round and rig: start the server, load, run A, B, C, F (reads verified by YCSB's data
-//! integrity mode and by the binding's envelope), read all values back and compare, shut down. The
+//! For each round and rig: start the server, load, run A, B, C, F, read all values back and
+//! compare, shut down. YCSB's data integrity mode and the binding's envelope verify the reads. The
 //! client runs outside the limit.
 
 use super::redis_server::{Server, installed};
@@ -19,7 +19,7 @@ use undercroft_base::Bytes;
 
 const FIELDS: u32 = 10;
 const FIELD_BYTES: u32 = 100;
-/// (name, read, update, read-modify-write): the proportions of YCSB's own files; all zipfian.
+/// (name, read, update, read-modify-write): the proportions of YCSB's own files. All are zipfian.
 type Workload = (&'static str, &'static str, &'static str, &'static str);
 const WORKLOADS: [Workload; 4] = [
     ("A", "0.5", "0.5", "0"),
@@ -59,7 +59,8 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         skip(results, why);
         return Ok(());
     }
-    // The small size's server needs a few MiB for itself, or the kernel kills it under zram.
+    // The server of the small size needs a few MiB for itself; otherwise the kernel kills it under
+    // zram.
     let budget = Bytes((footprint / 2 + lab.pick(4 << 20, 0)) & !0xfff);
     results.parameters = BTreeMap::from([
         ("records".into(), client.records.to_string()),
@@ -101,7 +102,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
 
 type Limits = BTreeMap<&'static str, Bytes>;
 
-/// The client; `None`, with the reason in `results`, if something that it needs is missing.
+/// The client. `None`, with the reason in `results`, if something that it needs is missing.
 fn client(lab: &Lab, results: &mut Results) -> anyhow::Result<Option<Client>> {
     for (program, package) in [
         ("redis-server", "redis-server"),
@@ -142,7 +143,7 @@ fn rigs(lab: &Lab, footprint: u64) -> Vec<Box<dyn Rig>> {
     rigs
 }
 
-/// One server's life under each rig. `round`: its number, and its name for the user.
+/// One server session under each rig. `round`: its number, and its name for the user.
 fn one_round(
     client: &Client,
     rigs: &[Box<dyn Rig>],
@@ -239,7 +240,7 @@ fn compare(results: &mut Results) {
     });
 }
 
-/// The limit at which resident plus compressed memory is the budget, by trial runs (load and
+/// The limit at which resident plus compressed memory is the budget, found by trial runs (load and
 /// workload A).
 fn fit(
     client: &Client,
@@ -260,7 +261,7 @@ fn fit(
 
 type Cases = Vec<(String, BTreeMap<String, f64>)>;
 
-/// One server's life: load, the workloads, the check of every value.
+/// One server session: load, the workloads, the check of every value.
 fn one_run(
     client: &Client,
     rig: &dyn Rig,
@@ -295,14 +296,14 @@ fn one_run(
         Ok(cases)
     };
     let done = steps();
-    // First: a server that was killed is why the client failed.
+    // The server's result first: if the server was killed, that is why the client failed.
     let outcome = server.shut_down(rig.name())?;
     Ok((done?, outcome))
 }
 
 impl Client {
-    /// One YCSB run; its throughput and percentiles. Errors: a failed run, or any failed or wrong
-    /// operation.
+    /// One YCSB run. Returns its throughput and percentiles. Errors: a failed run, or any failed or
+    /// wrong operation.
     fn ycsb(
         &self,
         port: u16,
@@ -395,7 +396,8 @@ impl Client {
     }
 }
 
-/// Our metric names from YCSB's; refuses when an operation failed or a verification did not say OK.
+/// Translates YCSB's metric names into ours. Refuses if an operation failed or a verification did
+/// not say OK.
 fn digest(measured: &[Measurement]) -> Result<BTreeMap<String, f64>, String> {
     let mut values = BTreeMap::new();
     for Measurement {
@@ -445,8 +447,8 @@ fn java_installed() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The client's jar, built by Maven when it is not there yet. Its source is looked for in
-/// `bench/ycsb` of the current directory and those above. Errors say what to install.
+/// The client's jar, built by Maven if it does not exist yet. Its source is searched for in
+/// `bench/ycsb` of the current directory and of those above. Errors say what to install.
 fn find_or_build_jar() -> anyhow::Result<PathBuf> {
     let here = std::env::current_dir().context("find the current directory")?;
     let mut places = here.ancestors().map(|above| above.join("bench/ycsb"));

@@ -1,5 +1,5 @@
-//! Grouped bars: one group a case, one bar a rig, panels stacked by number of threads; latencies on
-//! a log axis.
+//! Grouped bars: a group for each case, a bar for each rig. Panels are stacked by number of
+//! threads. Latencies are on a log axis.
 
 use super::{Canvas, Drawn, WIDTH, colour};
 use crate::results::{Results, median};
@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 const PANEL_HEIGHT: u32 = 460;
 const HEAD: u32 = 96;
 
-/// What one chart shows: a metric, and optionally two more as a whisker.
+/// What one chart shows: a metric and, optionally, two more as a whisker.
 struct Kind {
     name: &'static str,
     title: &'static str,
@@ -278,7 +278,7 @@ fn draw_panel(chart: &Chart, panel: &Panel, area: &Canvas<'_>) -> Drawn<()> {
     Ok(())
 }
 
-/// Text with its top in the middle of its place.
+/// Text whose top is in the middle of its place.
 fn centred(area: &Canvas<'_>, size: i32) -> TextStyle<'static> {
     ("sans-serif", size)
         .into_font()
@@ -286,7 +286,7 @@ fn centred(area: &Canvas<'_>, size: i32) -> TextStyle<'static> {
         .pos(Pos::new(HPos::Center, VPos::Top))
 }
 
-/// A value axis: linear from 0, or logarithmic between whole decades or halves of them.
+/// A value axis: linear from 0, or logarithmic between whole or half decades.
 struct Axis {
     low: f64,
     high: f64,
@@ -352,7 +352,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// One bar from `x` on, with its whisker, and its value if there is room for it.
+    /// Draws one bar from `x` on, with its whisker, and its value if there is room for it.
     fn draw_bar(
         &self,
         area: &Canvas<'_>,

@@ -7,7 +7,7 @@ use std::path::Path;
 
 const HEIGHT: u32 = 900;
 
-/// One picture of curves, both axes linear and from 0.
+/// One picture of curves. Both axes are linear and start at 0.
 #[derive(Clone, Debug)]
 pub struct Curves {
     /// First line.
@@ -25,13 +25,13 @@ pub struct Curves {
 /// One curve.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// What it shows.
+    /// Its name.
     pub name: String,
     /// Its points, left to right.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Draws `curves` into `path`. Errors: its name does not end in .svg; the file cannot be written.
+/// Draws `curves` into `path`. Errors: the name does not end in .svg; the file cannot be written.
 pub fn draw_curves(curves: &Curves, path: &Path) -> anyhow::Result<()> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg") => picture(path, HEIGHT, |root| draw(curves, root)),

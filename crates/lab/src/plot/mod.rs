@@ -20,7 +20,8 @@ const WIDTH: u32 = 1600;
 pub(crate) type Canvas<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 pub(crate) type Drawn<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Okabe-Ito, in the order series and curves without a name of their own take them.
+/// Okabe-Ito colours, in the order in which series and curves without a name of their own take
+/// them.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -31,7 +32,7 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(60, 60, 60),
 ];
 
-/// Okabe-Ito, readable by colour-blind people; ours are the two strongest.
+/// Okabe-Ito colours, readable by colour-blind people. Ours are the two strongest.
 fn colour(rig: &str) -> RGBColor {
     match rig {
         "plain" => RGBColor(150, 150, 150),

@@ -1,4 +1,5 @@
-//! Panels two by two over named places: the figures of simulated experiments, each marked so.
+//! Panels two by two over named places: the figures of simulated experiments. Each says that it is
+//! simulated.
 
 use super::{COLOURS, Canvas, Drawn};
 use crate::results::{Figure, Panel, number};
@@ -51,7 +52,7 @@ fn draw_panel(figure: &Figure, panel: &Panel, root: &Canvas<'_>) -> Drawn<()> {
         .caption(&panel.title, ("sans-serif", 20));
     match figure.log {
         true => {
-            // Bars leave room for the legend above them.
+            // Bars leave room above them for the legend.
             let top = if figure.bars { 12.0 } else { 1.25 };
             let range = (least * 0.8..most * top).log_scale();
             fill(
@@ -62,7 +63,7 @@ fn draw_panel(figure: &Figure, panel: &Panel, root: &Canvas<'_>) -> Drawn<()> {
         }
         false => {
             let lowest = values().fold(0.0, f64::min);
-            // Lines on both sides of zero leave room for the legend above them.
+            // Lines on both sides of zero leave room above them for the legend.
             let room = if lowest < 0.0 { 0.4 } else { 0.05 };
             let range = lowest * 1.05..most + (most - lowest) * room;
             fill(
@@ -97,7 +98,7 @@ where
     let count = panel.series.len().max(1) as f64;
     for (index, (name, values)) in panel.series.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
-        // The eighth and later ones are thinner, so that no two look the same.
+        // The eighth and later lines are thinner, so that no two look the same.
         let width = if index < COLOURS.len() { 3 } else { 1 };
         let drawn = match figure.bars {
             true => {

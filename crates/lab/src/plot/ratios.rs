@@ -1,5 +1,5 @@
-//! The ratios of one experiment against their targets: one line a comparison, log axis, must and
-//! aim marked.
+//! The ratios of one experiment against their targets: one line for each comparison, a log axis,
+//! must and aim marked.
 
 use super::bars::axis_number;
 use super::{Canvas, Drawn, WIDTH};
@@ -13,7 +13,7 @@ const LINE: i32 = 46;
 const GOOD: RGBColor = RGBColor(0, 114, 178);
 const BAD: RGBColor = RGBColor(213, 94, 0);
 
-/// Grid lines that may be drawn.
+/// The grid lines that may be drawn.
 const GRID: [f64; 12] = [
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0,
 ];
@@ -103,7 +103,7 @@ fn draw_grid(axis: &Axis, bottom: i32, root: &Canvas<'_>) -> Drawn<()> {
     Ok(())
 }
 
-/// What is compared, and its ratio, left of the axis.
+/// Left of the axis: what is compared, and its ratio.
 fn draw_label(row: &Row, y: i32, root: &Canvas<'_>) -> Drawn<()> {
     let name = format!(
         "{}, {}: {} / {}",
@@ -121,7 +121,7 @@ fn draw_label(row: &Row, y: i32, root: &Canvas<'_>) -> Drawn<()> {
     Ok(())
 }
 
-/// The ratio, its range and its targets on the axis.
+/// On the axis: the ratio, its range and its targets.
 fn draw_marks(row: &Row, axis: &Axis, y: i32, root: &Canvas<'_>) -> Drawn<()> {
     let paint = match row.must_reached {
         Some(false) => BAD,

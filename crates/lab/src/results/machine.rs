@@ -12,7 +12,7 @@ pub struct Machine {
     pub kernel: String,
     /// Model name of the first processor.
     pub processor: String,
-    /// Processors the lab may use.
+    /// Processors that the lab may use.
     pub cpus: usize,
     /// MemTotal.
     pub memory_bytes: u64,
@@ -62,7 +62,7 @@ impl Machine {
     }
 }
 
-/// The commit of the source tree the lab runs in, or the crate's version outside one.
+/// The commit of the source tree in which the lab runs; outside one, the crate's version.
 pub(crate) fn commit() -> String {
     let git = Command::new("git")
         .args(["rev-parse", "HEAD"])

@@ -1,4 +1,5 @@
-//! `results.md`: the comparisons, the medians of every rig, and the memory each used, as tables.
+//! `results.md`: the comparisons, the medians of every rig, and the memory that each used, as
+//! tables.
 
 use super::{Results, Row, median};
 use std::collections::BTreeSet;
@@ -104,7 +105,7 @@ fn write_all(text: &mut String, results: &Results) -> std::fmt::Result {
     Ok(())
 }
 
-/// The word for a target: the best that was reached, or that it was not; `-` where there is none.
+/// The word for a target: the best one reached, or "no"; `-` if there is no target.
 pub(super) fn reached(must: Option<bool>, aim: Option<bool>) -> &'static str {
     match (must, aim) {
         (_, Some(true)) => "aim",
@@ -114,7 +115,7 @@ pub(super) fn reached(must: Option<bool>, aim: Option<bool>) -> &'static str {
     }
 }
 
-/// A bound as it was given; `-` where there is none.
+/// A bound as it was given; `-` if there is none.
 pub(super) fn bound(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| format!("{value}"))
 }
@@ -211,7 +212,7 @@ fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
-/// A value with a fitting unit, judged by the metric's suffix.
+/// A value with a fitting unit, chosen by the metric's suffix.
 pub(crate) fn human(metric: &str, value: f64) -> String {
     let scaled = |units: [(&str, f64); 3]| {
         let (unit, divisor) = units

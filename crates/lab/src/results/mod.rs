@@ -1,5 +1,5 @@
-//! What an experiment found, as written to `results.json`: raw values per round, and the ratios
-//! drawn from them.
+//! The findings of an experiment, as written to `results.json`: raw values for each round, and the
+//! ratios computed from them.
 
 mod machine;
 mod markdown;
@@ -18,7 +18,7 @@ pub use simulated::{Figure, Panel, Simulated, SimulatedRun, Table, TraceFacts, V
 /// Version of the layout of `results.json`.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// Everything one `lab run` found.
+/// The findings of one `lab run`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`SCHEMA_VERSION`].
@@ -27,11 +27,11 @@ pub struct Results {
     pub experiment: String,
     /// `small` or `real`.
     pub size: String,
-    /// The command line that made this.
+    /// The command line of the run.
     pub command: Vec<String>,
     /// UTC, RFC 3339.
     pub date: String,
-    /// `git rev-parse HEAD` of the source, or the crate's version when there is no repository.
+    /// `git rev-parse HEAD` of the source, or the crate's version if there is no repository.
     pub commit: String,
     /// Kernel, processors, memory.
     pub machine: Machine,
@@ -39,22 +39,22 @@ pub struct Results {
     pub parameters: BTreeMap<String, String>,
     /// Facts of each rig.
     pub rigs: BTreeMap<String, Facts>,
-    /// Undercroft's own report of the last run of each kind (`RIG CASE`): counters, tiers,
-    /// breakdown of a fault.
+    /// Undercroft's own report of the last run of each kind (`RIG CASE`): counters, tiers, parts of
+    /// a fault.
     #[serde(default)]
     pub reports: BTreeMap<String, serde_json::Value>,
-    /// How limits were found for the rigs whose compressed memory lies outside them.
+    /// How limits were found for the rigs whose compressed memory is outside them.
     pub calibrations: BTreeMap<String, Calibration>,
     /// One entry per round, rig and case.
     pub samples: Vec<Sample>,
-    /// Comparisons: each ratio recomputes from its values.
+    /// Comparisons. Each ratio can be recomputed from its values.
     pub rows: Vec<Row>,
-    /// What was skipped, exceeded or limits the meaning of the numbers.
+    /// Notes: what was skipped or exceeded, and what limits the meaning of the numbers.
     pub notes: Vec<String>,
-    /// Runs that failed or read wrong bytes; `lab run` fails when there is one.
+    /// Runs that failed or read wrong bytes. If there is one, `lab run` fails.
     #[serde(default)]
     pub failures: Vec<String>,
-    /// What was simulated, not measured.
+    /// Simulated findings; none were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulated: Option<Simulated>,
 }
@@ -62,7 +62,7 @@ pub struct Results {
 /// Raw values of one case in one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// 0, 1, ...; within one round the rigs follow one another.
+    /// 0, 1, ...; within a round the rigs follow one another.
     pub round: usize,
     /// The rig's name.
     pub rig: String,
@@ -70,7 +70,7 @@ pub struct Sample {
     pub case: String,
     /// Metric name with its unit, e.g. `p99_ns`.
     pub values: BTreeMap<String, f64>,
-    /// DRAM of the run the case belongs to.
+    /// DRAM of the run to which the case belongs.
     pub memory: MemoryUse,
 }
 
@@ -89,7 +89,7 @@ pub enum Better {
 pub struct Target {
     /// Must be reached.
     pub must: f64,
-    /// Aimed at; None where the aim is not one number (e.g. the device's limit).
+    /// The aim; `None` if the aim is not one number (e.g. the device's limit).
     pub aim: Option<f64>,
 }
 
@@ -107,14 +107,14 @@ pub struct Row {
     pub subject_median: f64,
     pub baseline_median: f64,
     pub ratio: f64,
-    /// Smallest and largest ratio of one round's values.
+    /// Smallest and largest ratio of the values of a single round.
     pub ratio_range: [f64; 2],
     pub target: Option<Target>,
     pub must_reached: Option<bool>,
     pub aim_reached: Option<bool>,
 }
 
-/// The middle value; the mean of the two middle ones for an even count; NaN for none.
+/// The middle value; for an even count the mean of the two middle ones; NaN for no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -126,7 +126,7 @@ pub fn median(values: &[f64]) -> f64 {
 }
 
 impl Row {
-    /// True when the stored medians, ratio and verdicts follow from the raw values.
+    /// Whether the stored medians, ratio and verdicts follow from the raw values.
     pub fn recomputes(&self) -> bool {
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-300);
         let reached = |limit: f64| reaches(self.better, self.ratio, limit);
@@ -146,7 +146,7 @@ fn reaches(better: Better, ratio: f64, limit: f64) -> bool {
 }
 
 impl Results {
-    /// An empty record of `experiment` made now on this machine.
+    /// An empty record of `experiment`, made now on this machine.
     pub fn new(experiment: &str, size: &str) -> Results {
         Results {
             schema_version: SCHEMA_VERSION,
@@ -168,7 +168,7 @@ impl Results {
         }
     }
 
-    /// Remembers what a run said about its rig, and undercroft's report under `label`.
+    /// Keeps the facts of a run's rig, and undercroft's report under `label`.
     pub(crate) fn keep(
         &mut self,
         rig: &str,
@@ -191,8 +191,7 @@ impl Results {
             .collect()
     }
 
-    /// Adds the comparison of `subject` with `baseline`; nothing when one of them has no such
-    /// values.
+    /// Adds the comparison of `subject` with `baseline`; nothing if one of them has no such values.
     pub fn compare(
         &mut self,
         case: &str,
@@ -265,7 +264,7 @@ impl Results {
         cases
     }
 
-    /// Reads `results.json`. Errors: unreadable, not this schema.
+    /// Reads `results.json`. Errors: unreadable, or another schema.
     pub fn read(path: &Path) -> anyhow::Result<Results> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
@@ -284,7 +283,7 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes `results.json`, `results.md` and the plots into `out`, which is created.
+    /// Writes `results.json`, `results.md` and the plots into `out`, which is created if missing.
     pub fn write(&self, out: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
         let json = serde_json::to_string_pretty(self).context("results as JSON")? + "\n";
@@ -295,7 +294,7 @@ impl Results {
     }
 }
 
-/// A command as it can be typed elsewhere: the program by its name, wherever it was built.
+/// A command as it can be typed elsewhere: the program by its name, not by its path.
 fn command_line(mut args: impl Iterator<Item = String>) -> Vec<String> {
     let program = args.next().unwrap_or_default();
     let name = program.rsplit('/').next().unwrap_or_default().to_owned();

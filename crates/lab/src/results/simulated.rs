@@ -1,21 +1,21 @@
-//! What a simulated experiment found: every run, the claims judged, the tables and pictures drawn
-//! from them.
+//! The findings of a simulated experiment: every run, the judged claims, and the tables and
+//! pictures made from them.
 
 use super::Better;
 use super::markdown::{bound, reached};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// Everything of one simulated experiment. Nothing in it was measured on a device.
+/// All findings of one simulated experiment. None of them was measured on a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Simulated {
-    /// The traces it ran over.
+    /// The traces that were simulated.
     pub traces: Vec<TraceFacts>,
     /// What the model assumes, one sentence each.
     pub model: Vec<String>,
-    /// Claims judged.
+    /// The judged claims.
     pub verdicts: Vec<Verdict>,
-    /// What is shown besides.
+    /// The tables.
     pub tables: Vec<Table>,
     /// Pictures, drawn as `NAME.svg`.
     pub figures: Vec<Figure>,
@@ -28,7 +28,7 @@ pub struct Simulated {
 pub struct TraceFacts {
     /// Its name; `freecell-like` and so on.
     pub name: String,
-    /// XXH3-64 of the file, or the description of what was generated.
+    /// XXH3-64 of the file, or the description from which it was generated.
     pub identity: String,
     /// The program, or the generator.
     pub command: String,
@@ -90,33 +90,33 @@ pub struct SimulatedRun {
     pub pages_written: u64,
     /// Virtual time.
     pub elapsed_seconds: f64,
-    /// Energy in all, where the experiment is about it.
+    /// Energy in all, if the experiment is about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_joules: Option<f64>,
 }
 
-/// One claim: what the paper says, what must be, what came out.
+/// One claim: the paper's figure, the bound, our figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// What was measured.
     pub measure: String,
-    /// The paper's value, where its text gives one.
+    /// The paper's value, if its text gives one.
     pub paper: Option<f64>,
-    /// What came out.
+    /// Our value.
     pub ours: f64,
     /// Unit of all values.
     pub unit: String,
     /// Which direction is good.
     pub better: Better,
-    /// Must be reached; absent where nothing must.
+    /// The bound that must be reached; absent if there is none.
     pub must: Option<f64>,
-    /// Aimed at.
+    /// The aim.
     pub aim: Option<f64>,
-    /// Whether.
+    /// Whether the bound was reached.
     pub must_reached: Option<bool>,
-    /// Whether.
+    /// Whether the aim was reached.
     pub aim_reached: Option<bool>,
-    /// Why ours is not the paper's.
+    /// Why our value differs from the paper's.
     pub difference: String,
 }
 
@@ -143,7 +143,7 @@ impl Verdict {
         self
     }
 
-    /// What must be and what is aimed at; judged here.
+    /// Sets the bound and the aim, and judges.
     pub fn target(mut self, must: f64, aim: Option<f64>) -> Verdict {
         self.must = Some(must);
         self.aim = aim;
@@ -152,7 +152,7 @@ impl Verdict {
         self
     }
 
-    /// Why ours is not the paper's.
+    /// Why our value differs from the paper's.
     pub fn difference(mut self, why: impl Into<String>) -> Verdict {
         self.difference = why.into();
         self
@@ -162,19 +162,19 @@ impl Verdict {
         super::reaches(self.better, self.ours, limit)
     }
 
-    /// True when the verdicts follow from the values.
+    /// Whether the verdicts follow from the values.
     pub fn recomputes(&self) -> bool {
         self.must_reached == self.must.map(|must| self.reaches(must))
             && self.aim_reached == self.aim.map(|aim| self.reaches(aim))
     }
 }
 
-/// A table with a heading and what there is to say of it.
+/// A table with a heading and an explanation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Table {
     /// Heading.
     pub title: String,
-    /// Below the heading.
+    /// The text below the heading.
     pub text: String,
     /// Names of the columns.
     pub columns: Vec<String>,
@@ -208,7 +208,7 @@ pub struct Panel {
     pub title: String,
     /// Names of the places on the horizontal axis.
     pub places: Vec<String>,
-    /// Name and values of each line, a value for each place.
+    /// Name and values of each line: a value for each place.
     pub series: Vec<(String, Vec<f64>)>,
 }
 

@@ -1,8 +1,9 @@
-//! Finds the limit under which resident plus compressed memory stays within one total, by trial
-//! runs.
+//! Finds, by trial runs, the limit under which resident plus compressed memory stays within one
+//! total.
 //!
 //! zram and zswap keep compressed pages outside the memcg limit, so equal limits are not equal
-//! memory. With budget L the limit is moved until limit + compressed peak is within 2 % of L: first
+//! memory. With budget L, the limit is changed until limit + compressed peak is within 2 % of L:
+//! first by L - compressed, then by the secant.
 //! by L - compressed, then by the secant.
 
 use super::{CommandLine, MemoryUse, Rig, RigError};
@@ -12,19 +13,19 @@ use undercroft_base::Bytes;
 const TRIALS: usize = 4;
 const CLOSE: f64 = 0.01;
 
-/// The limit to use and how it was found.
+/// The limit to use, and how it was found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// Limit to give to the rig.
+    /// Limit for the rig.
     pub limit_bytes: u64,
     /// (limit, compressed peak) of each trial, in bytes.
     pub trials: Vec<(u64, u64)>,
 }
 
-/// Runs `probe` up to four times and returns the limit for `budget`. Rigs that count everything get
-/// the budget itself.
+/// Runs `probe` up to four times and returns the limit for `budget`. A rig that counts everything
+/// gets the budget itself.
 ///
-/// Errors: `BudgetTooSmall` when compressed data alone fills the budget; those of the runs.
+/// Errors: `BudgetTooSmall` if compressed data alone fill the budget; those of the runs.
 pub fn calibrate(
     rig: &dyn Rig,
     budget: Bytes,
@@ -36,7 +37,7 @@ pub fn calibrate(
     })
 }
 
-/// The same with any trial run: `probe` runs at a limit and says what memory it took.
+/// The same with any trial run: `probe` runs at a limit and returns the memory it took.
 pub(crate) fn calibrate_with(
     rig: &dyn Rig,
     budget: Bytes,

@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 use undercroft_base::Bytes;
 
 const ROOT: &str = "/sys/fs/cgroup/memory";
-/// How long leftover processes may take to go before and after SIGKILL.
+/// How long leftover processes may take to end, before and after SIGKILL.
 const DRAIN: Duration = Duration::from_secs(3);
 
-/// A directory under the memory controller; removed on drop, after its processes were killed.
+/// A directory under the memory controller. On drop its processes are killed, then it is removed.
 pub(crate) struct Cgroup {
     path: PathBuf,
 }
 
 impl Cgroup {
-    /// True when the v1 memory controller is mounted and writable.
+    /// Whether the v1 memory controller is mounted and writable.
     pub(crate) fn available() -> bool {
         Path::new(ROOT).join("memory.limit_in_bytes").exists() && can_make_groups(ROOT)
     }
 
-    /// Creates a group; `limit` None = only metered. Swappiness is set to 100 so that anonymous
+    /// Creates a group. `limit`: None = only metered. Swappiness is set to 100, so that anonymous
     /// memory is reclaimed first.
     pub(crate) fn create(limit: Option<Bytes>) -> Result<Cgroup, RigError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -40,7 +40,7 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// The file a process writes itself into.
+    /// The file into which a process writes itself.
     pub(crate) fn procs(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
@@ -68,7 +68,8 @@ impl Cgroup {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Waits for the processes to go, kills those that stay. Returns false when some are still
+    /// Waits for the processes to end, then kills those that remain. Returns false if some are
+    /// still there.
     /// there.
     pub(crate) fn empty(&self) -> bool {
         for kill in [false, true] {
@@ -107,8 +108,8 @@ impl Drop for Cgroup {
     }
 }
 
-/// Whether a directory can be made in `root`, tried for real: capabilities and mount options both
-/// decide it.
+/// Whether a directory can be made in `root`. It is tried, because capabilities and mount options
+/// both decide it.
 fn can_make_groups(root: &str) -> bool {
     let probe = Path::new(root).join(format!(
         "undercroft-lab-probe-{}-{:?}",

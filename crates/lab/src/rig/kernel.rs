@@ -6,7 +6,7 @@ use super::{Facts, Rig, RigError, Stage, StoreMeter};
 use std::path::PathBuf;
 use undercroft_base::Bytes;
 
-/// No limit at all; metered by a cgroup where one can be made.
+/// No limit at all; metered by a cgroup if one can be made.
 pub struct Plain;
 
 /// zram0 with lz4 under a memcg limit.
@@ -15,11 +15,11 @@ pub struct Zram {
     pub swap: Bytes,
 }
 
-/// zswap (lz4 where the kernel offers it) in front of a swap file, under a memcg limit.
+/// zswap (lz4 if the kernel offers it) in front of a swap file, under a memcg limit.
 pub struct Zswap {
-    /// Size of the file behind; at least the footprint.
+    /// Size of the swap file; at least the footprint.
     pub swap: Bytes,
-    /// Where the file goes; its disk is the device measured.
+    /// Where the file goes; its disk is the measured device.
     pub directory: PathBuf,
 }
 
@@ -27,7 +27,7 @@ pub struct Zswap {
 pub struct SwapFile {
     /// Size of the file; at least the footprint.
     pub swap: Bytes,
-    /// Where the file goes; its disk is the device measured.
+    /// Where the file goes; its disk is the measured device.
     pub directory: PathBuf,
 }
 

@@ -1,12 +1,12 @@
-//! Rigs: the ways to run one command under a memory budget, each put up and taken down for a single
-//! run.
+//! Rigs: the ways to run one command under a memory budget. Each is set up and taken down for a
+//! single run.
 //!
 //! ```text
 //! Rig::set_up(limit) -> Stage { prefix, guards, meters }
 //! Stage::spawn(command) -> Running -> finish() -> Outcome
 //! ```
 //! Dropping a `Stage` or `Running` at any point (error, panic, Ctrl-C) kills the command, then
-//! takes swap, device and cgroup back. A rig refuses when another swap is active. Kernel rigs need
+//! takes swap, device and cgroup back. A rig refuses if another swap is active. Kernel rigs need
 //! root and memory cgroup v1.
 
 mod calibrate;
@@ -31,7 +31,7 @@ pub use undercroft::{TierChoice, Undercroft};
 /// Why a rig could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RigError {
-    /// The machine lacks something; the experiment may go on without this rig, saying so.
+    /// The machine lacks something. The experiment may go on without this rig, with a message.
     #[error("rig `{rig}` cannot run here: {why}; {fix}")]
     Unavailable {
         /// Name of the rig.
@@ -41,7 +41,7 @@ pub enum RigError {
         /// What would help.
         fix: &'static str,
     },
-    /// Another swap is active and would mix into the measurement.
+    /// Another swap is active and would be part of the measurement.
     #[error(
         "another swap is active ({0}): the measurement would be of both; run `swapoff -a` first"
     )]
@@ -56,7 +56,7 @@ pub enum RigError {
         /// Compressed bytes measured.
         compressed: Bytes,
     },
-    /// A step of the set-up or the command itself failed.
+    /// A step of the set-up, or the command itself, failed.
     #[error("{what}: {source}")]
     Failed {
         /// The step, with its path or command.
@@ -64,19 +64,19 @@ pub enum RigError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The kernel killed the command: under a kernel rig it does so when it cannot keep the limit.
+    /// The kernel killed the command. Under a kernel rig it does so if it cannot keep the limit.
     #[error(
         "rig `{rig}`: {what} was killed by signal 9; the kernel does so when the limit of {limit} cannot be kept"
     )]
     Killed {
         /// Name of the rig.
         rig: &'static str,
-        /// What ran.
+        /// The command.
         what: String,
         /// The rig's limit.
         limit: Bytes,
     },
-    /// The user asked to stop.
+    /// The user asked for the end.
     #[error("interrupted; swap, device and cgroup were put back")]
     Interrupted,
 }
@@ -93,7 +93,7 @@ pub trait Rig {
     /// Short name used in results and plots, e.g. `zram`.
     fn name(&self) -> &'static str;
 
-    /// True when compressed pages live outside the limit, so that the limit must be calibrated to a
+    /// True if compressed pages are outside the limit, so that the limit must be calibrated to a
     /// total.
     fn stores_outside_limit(&self) -> bool;
 
@@ -104,11 +104,10 @@ pub trait Rig {
     fn set_up(&self, limit: Bytes) -> Result<Stage, RigError>;
 }
 
-/// What is true of the machine during a run, for the results: compressor, device, read-ahead and so
-/// on.
+/// Facts about the machine during a run, for the results: compressor, device, read-ahead and so on.
 pub type Facts = BTreeMap<String, String>;
 
-/// How the rig's compressed or stored bytes are read while the command runs.
+/// How to read the rig's compressed or stored bytes while the command runs.
 pub(crate) enum StoreMeter {
     /// Nothing outside the limit.
     None,
@@ -118,7 +117,7 @@ pub(crate) enum StoreMeter {
     Zswap,
 }
 
-/// DRAM of one run, in bytes. `total_peak` is what budgets compare.
+/// DRAM of one run, in bytes. Budgets compare `total_peak`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryUse {
     /// The limit given to the rig; 0 = none.
@@ -128,12 +127,12 @@ pub struct MemoryUse {
     pub cgroup_peak_bytes: u64,
     /// Peak of compressed pages outside the limit (zram, zswap) or in the RAM tier (undercroft).
     pub compressed_peak_bytes: u64,
-    /// Peak of resident plus compressed: for kernel rigs the sum of both peaks, for undercroft
+    /// Peak of resident plus compressed. Kernel rigs: the sum of both peaks. Undercroft:
     /// `dram_bytes_peak`.
     pub total_peak_bytes: u64,
 }
 
-/// A machine made ready for one run. Drop order is field order: the swap goes off before its cgroup
+/// A machine prepared for one run. Fields drop in their order: the swap goes off before its cgroup
 /// and lock.
 pub struct Stage {
     pub(crate) prefix: Vec<std::ffi::OsString>,

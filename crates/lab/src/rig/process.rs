@@ -1,4 +1,5 @@
-//! One command on a stage: started in its cgroup, metered every 10 ms, stopped and accounted for.
+//! One command on a stage: starts it in its cgroup, meters it every 10 ms, stops it and accounts
+//! for it.
 
 use super::{Facts, MemoryUse, RigError, Stage, StoreMeter};
 use std::ffi::OsString;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use undercroft_base::Bytes;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
-/// After an interrupt or `stop`, how long a command may take before it is killed.
+/// How long a command may take after an interrupt or `stop` before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A program and its arguments.
@@ -29,30 +30,30 @@ pub struct CommandLine {
 /// What to do with a command's standard output.
 #[derive(Clone, Debug)]
 pub enum Stdout {
-    /// Kept in memory line by line, given back in the outcome.
+    /// Kept in memory line by line, and returned in the outcome.
     Lines,
-    /// Both standard output and error go to this file.
+    /// Standard output and error both go to this file.
     File(PathBuf),
 }
 
-/// What one run gave.
+/// The outcome of one run.
 #[derive(Debug)]
 pub struct Outcome {
     /// Lines of standard output (with `Stdout::Lines`).
     pub lines: Vec<String>,
     /// Its exit status.
     pub status: ExitStatus,
-    /// Start to end.
+    /// Time from start to end.
     pub wall: Duration,
     /// DRAM used.
     pub memory: MemoryUse,
     /// The rig's facts.
     pub facts: Facts,
-    /// Undercroft's own report, when the rig writes one.
+    /// Undercroft's own report, if the rig writes one.
     pub report: Option<serde_json::Value>,
 }
 
-/// A started command; dropping it kills the command before the stage is taken down.
+/// A started command. Dropping it kills the command before the stage is taken down.
 pub struct Running {
     child: Child,
     began: Instant,
@@ -70,8 +71,8 @@ impl Stage {
         let words: Vec<OsString> = self.prefix.iter().chain(&command.words).cloned().collect();
         let mut process = match &self.cgroup {
             Some(cgroup) => {
-                // The shell puts itself into the group and becomes the command: no page is charged
-                // elsewhere.
+                // The shell puts itself into the group and becomes the command, so no page is
+                // charged elsewhere.
                 let mut shell = Command::new("sh");
                 shell
                     .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
@@ -151,7 +152,7 @@ impl StoreMeter {
     }
 }
 
-/// zram's `mm_stat`: the fifth field is the most memory ever used. meminfo: the `Zswap:` line in
+/// zram: the fifth field of `mm_stat` is the most memory ever used. meminfo: the `Zswap:` line, in
 /// kB.
 fn stored_bytes(text: &str, zram: bool) -> Option<u64> {
     if zram {
@@ -177,7 +178,7 @@ impl Running {
             .clone()
     }
 
-    /// True while the command has not ended.
+    /// Whether the command has not ended yet.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -192,8 +193,8 @@ impl Running {
         }
     }
 
-    /// Waits for the end, takes the stage down and gives what was measured.
-    /// Errors: `Interrupted` when the user asked to stop; the command has been killed then.
+    /// Waits for the end, takes the stage down and returns what was measured. Errors: `Interrupted`
+    /// if the user asked for the end; the command has then been killed.
     pub fn finish(mut self) -> Result<Outcome, RigError> {
         let status = loop {
             match self
@@ -269,8 +270,8 @@ impl Running {
     }
 }
 
-/// Reads and removes the report of a run. Errors: absent or not JSON, which a successful run must
-/// not leave.
+/// Reads and removes the report of a run. Errors: absent or not JSON, which no successful run
+/// leaves.
 fn read_report(path: &std::path::Path) -> Result<serde_json::Value, RigError> {
     let what = || RigError::failed(format!("read undercroft's report {}", path.display()));
     let text = fs::read_to_string(path).map_err(what())?;
@@ -300,7 +301,7 @@ impl Drop for Running {
 }
 
 impl Outcome {
-    /// The outcome, or an error naming the status when the command failed.
+    /// The outcome, or an error with the status if the command failed.
     pub fn successful(self, rig: &'static str, what: &str) -> Result<Outcome, RigError> {
         let how = match (self.status.code(), self.status.signal()) {
             (Some(0), _) => return Ok(self),

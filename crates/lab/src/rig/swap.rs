@@ -1,4 +1,4 @@
-//! Kernel swap put up for one run and taken down again: a zram device or a file, with or without
+//! Kernel swap for one run, set up and taken down again: a zram device or a file, with or without
 //! zswap in front.
 
 use super::{Facts, RigError};
@@ -10,12 +10,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use undercroft_base::Bytes;
 
-/// How long another swap may stay on before the rig refuses.
+/// How long the rig waits for another swap to go before it refuses.
 const OTHER_SWAP_PATIENCE: Duration = Duration::from_secs(30);
 const ZRAM: &str = "/sys/block/zram0";
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 
-/// Active swap; on drop `swapoff`, then the zswap parameters, the device or the file are put back.
+/// Active swap. On drop: `swapoff`, then the zswap parameters, the device or the file are restored.
 pub(crate) struct SwapGuard {
     path: PathBuf,
     on: bool,
@@ -28,7 +28,7 @@ enum Backing {
     File,
 }
 
-/// Holds off every other lab on this machine: the kernel has one zram0 and one zswap.
+/// Locks out every other lab on this machine: the kernel has one zram0 and one zswap.
 pub(crate) fn lock() -> Result<File, RigError> {
     let path = std::env::temp_dir().join("undercroft-lab.lock");
     let what = || RigError::failed(format!("lock {}", path.display()));
@@ -48,13 +48,13 @@ pub(crate) fn lock() -> Result<File, RigError> {
     Ok(file)
 }
 
-/// The active swap areas other than the header line.
+/// The active swap areas, without the header line.
 pub(crate) fn active() -> Vec<String> {
     let text = fs::read_to_string("/proc/swaps").unwrap_or_default();
     text.lines().skip(1).map(str::to_owned).collect()
 }
 
-/// Waits a while for somebody else's swap to go, as tests on the same machine make; then refuses.
+/// Waits a while for another swap to go, such as that of tests on the same machine. Then refuses.
 pub(crate) fn wait_until_alone() -> Result<(), RigError> {
     let until = Instant::now() + OTHER_SWAP_PATIENCE;
     let mut said = false;
@@ -74,7 +74,7 @@ pub(crate) fn wait_until_alone() -> Result<(), RigError> {
     Ok(())
 }
 
-/// Checks what every swap rig needs: no other swap is active, and the tools are there.
+/// Checks what every swap rig needs: no other swap is active, and the tools exist.
 pub(crate) fn check(rig: &'static str) -> Result<(), RigError> {
     wait_until_alone()?;
     let unavailable = |why: &str, fix| RigError::Unavailable {
@@ -168,7 +168,7 @@ impl SwapGuard {
         Ok(guard)
     }
 
-    /// Where zram counts its memory.
+    /// The source of zram's memory use.
     pub(crate) fn zram_meter() -> PathBuf {
         PathBuf::from(format!("{ZRAM}/mm_stat"))
     }

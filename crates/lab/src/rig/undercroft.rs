@@ -1,5 +1,5 @@
-//! The undercroft rig: the command behind `undercroft run`, metered by an unlimited cgroup as an
-//! independent check.
+//! The undercroft rig: the command behind `undercroft run`. A cgroup without a limit meters it, as
+//! an independent check.
 
 use super::cgroup::Cgroup;
 use super::{Facts, Rig, RigError, Stage, StoreMeter, swap};
@@ -63,8 +63,8 @@ impl Rig for Undercroft {
     fn set_up(&self, limit: Bytes) -> Result<Stage, RigError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         crate::interrupt::install();
-        // Other labs on the machine wait; one that may not open the lock (another user's) goes on
-        // without.
+        // Other labs on the machine wait. A lab that may not open the lock (another user's) goes on
+        // without it.
         let lock = swap::lock().ok();
         swap::wait_until_alone()?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);

@@ -11,7 +11,7 @@ usage: undercroft-touch [--mode patterns|first-touch|compute] [--footprint-mib N
   first-touch  --rounds times: map fresh memory, write one word a page, check, unmap
   compute      --rounds times: generate, sort and sum the footprint (no pressure expected)";
 
-/// Read or write one page an operation.
+/// Whether an operation reads or writes its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Checks the header and four words of the page.
@@ -38,7 +38,7 @@ pub struct Phase {
     pub access: Access,
     /// 1 to 4.
     pub threads: usize,
-    /// Operations over all threads; 0 = as many as there are pages.
+    /// Operations of all threads together; 0 = as many as there are pages.
     pub ops: u64,
 }
 

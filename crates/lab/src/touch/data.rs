@@ -1,5 +1,5 @@
-//! What every page of the workload holds: a function of (seed, page, version), so each read can be
-//! verified.
+//! The contents of every page of the workload: a function of (seed, page, version), so each read
+//! can be verified.
 //!
 //! ```text
 //! page = 512 words = 8 blocks of 64 words
@@ -32,8 +32,8 @@ impl Content {
         mix(self.seed ^ mix(page)) | 1
     }
 
-    /// The version that last rewrote `block` of a page now at `version`; 0 is the fill, which wrote
-    /// all blocks.
+    /// The version that last rewrote `block` of a page that is now at `version`. 0 is the fill,
+    /// which wrote all blocks.
     fn block_version(block: u32, version: u32) -> u32 {
         version.saturating_sub((version % BLOCKS + BLOCKS - block) % BLOCKS)
     }
@@ -61,7 +61,7 @@ impl Content {
         words[1] = 0;
     }
 
-    /// One write operation: takes the page to `version`.
+    /// One write operation: brings the page to `version`.
     pub(crate) fn write(self, words: &mut [u64], page: u64, version: u32) {
         let start = (version % BLOCKS) as usize * BLOCK_WORDS;
         for (index, word) in words

@@ -2,9 +2,9 @@
 //! times every operation.
 //!
 //! Modes: `patterns` fills a footprint and then runs phases over it; `first-touch` writes fresh
-//! memory each round; `compute` works below any limit. One JSON line a phase goes to stdout
-//! ([`PhaseLine`]). Exit status 0, 2 for bad arguments, 3 when a read was wrong. Each thread owns
-//! an equal share of the pages, so no `unsafe` is needed.
+//! memory each round; `compute` works below any limit. One JSON line for each phase goes to stdout
+//! ([`PhaseLine`]). Exit status: 0; 2 for bad arguments; 3 if a read was wrong. Each thread owns an
+//! equal share of the pages, so no `unsafe` is needed.
 
 mod args;
 mod data;
@@ -17,10 +17,10 @@ use std::process::ExitCode;
 pub use args::{Access, Phase};
 pub use walk::Pattern;
 
-/// Exit status when a read gave other bytes than were written.
+/// Exit status if a read gave other bytes than were written.
 pub const EXIT_MISMATCH: u8 = 3;
 
-/// What one phase measured. Latencies are of single operations (one page each), in nanoseconds.
+/// The figures of one phase. Latencies are of single operations (one page each), in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct PhaseLine {
@@ -42,7 +42,7 @@ pub struct PhaseLine {
     pub errors: u64,
 }
 
-/// Runs the program with `arguments` (without the program's name). Usage is printed on a bad one.
+/// Runs the program with `arguments` (without the program's name). Prints the usage if one is bad.
 pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
     let args = match args::parse(arguments) {
         Ok(args) => args,

@@ -1,4 +1,4 @@
-//! The three modes of `undercroft-touch`: what is done to the memory and how it is timed.
+//! The three modes of `undercroft-touch`: what each does to the memory, and how it is timed.
 
 use super::PhaseLine;
 use super::args::{Access, Args, Mode, Phase};
@@ -7,13 +7,13 @@ use super::walk::Walk;
 use hdrhistogram::Histogram;
 use std::time::{Duration, Instant};
 
-/// Two significant digits: 1 % buckets and about 40 KiB a thread, so that the instrument stays
-/// small beside the footprint.
+/// Two significant digits: buckets of 1 %, about 40 KiB a thread. So the instrument stays small
+/// beside the footprint.
 const HISTOGRAM_DIGITS: u8 = 2;
 const HISTOGRAM_MAX_NS: u64 = 60_000_000_000;
 const MIB_PAGES: usize = 256;
 
-/// Runs the mode, prints its lines; returns the number of wrong reads.
+/// Runs the mode and prints its lines. Returns the number of wrong reads.
 pub(crate) fn run(args: &Args) -> u64 {
     match args.mode {
         Mode::Patterns => patterns(args),
@@ -22,7 +22,7 @@ pub(crate) fn run(args: &Args) -> u64 {
     }
 }
 
-/// What one thread measured.
+/// The measurements of one thread.
 struct Measured {
     latencies: Histogram<u64>,
     sum_ns: u64,
@@ -46,7 +46,7 @@ impl Measured {
     }
 }
 
-/// Adds the threads up and prints the phase's line; returns its errors.
+/// Adds the threads up and prints the phase's line. Returns its errors.
 fn print(pattern: &str, rw: &str, threads: Vec<Measured>, wall: Duration) -> u64 {
     let mut all = Measured::new();
     let threads_count = threads.len();
@@ -121,7 +121,7 @@ fn patterns(args: &Args) -> u64 {
     errors
 }
 
-/// One phase: the pages and versions are split evenly over the threads; a tenth more operations go
+/// Runs one phase. Pages and versions are split evenly over the threads. A tenth more operations go
 /// before, unmeasured.
 fn run_phase(
     content: Content,
@@ -214,8 +214,8 @@ impl Visitor<'_> {
     }
 }
 
-/// Fresh memory each round; one word a page is written, each write timed; then the page must hold
-/// it and zeros.
+/// Uses fresh memory each round. One word a page is written, and each write is timed. Then the page
+/// must hold the word, and zeros.
 fn first_touch(args: &Args) -> u64 {
     let pages = args.footprint_mib * MIB_PAGES;
     let mut errors = 0;
@@ -240,8 +240,8 @@ fn first_touch(args: &Args) -> u64 {
     errors
 }
 
-/// A program that stays below its limit: generate, sort, sum; each round's sum must agree with the
-/// unsorted one.
+/// A program that stays below its limit: generates, sorts, sums up. The sum of each round must
+/// agree with that of the unsorted numbers.
 fn compute(args: &Args) -> u64 {
     let words = args.footprint_mib * MIB_PAGES * PAGE_WORDS;
     let mut memory = vec![0u64; words];

@@ -12,11 +12,11 @@ const ZIPF_THETA: f64 = 0.99;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
-    /// Every page in address order, wrapping.
+    /// Every page in address order, then again from the start.
     Seq,
-    /// Every 16th page; the next pass starts one page later, so that all pages are visited.
+    /// Every 16th page. The next pass starts one page later, so that all pages are visited.
     Stride,
-    /// Uniform.
+    /// Uniform random.
     Random,
     /// Zipfian with YCSB's constant 0.99; popularity is scattered over the memory by a hash.
     Zipf,
@@ -59,8 +59,8 @@ impl Walk {
     /// `pages` must not be 0. Cost: O(1).
     pub(crate) fn new(pattern: Pattern, pages: usize, seed: u64) -> Walk {
         assert!(pages > 0, "a walk needs pages");
-        // Scans start anywhere, so that a short one does not meet what the scan before it just
-        // brought in.
+        // A scan starts anywhere, so that a short one does not meet the pages that the scan before
+        // it brought in.
         Walk {
             pattern,
             pages,

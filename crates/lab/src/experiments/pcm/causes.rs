@@ -1,5 +1,5 @@
 //! Why CLOCK-W is slower than CLOCK where it is: which pages it reads back, what it writes out,
-//! which laps were for nothing; and whether another reading of the paper would be better.
+//! which laps were useless. And whether another reading of the paper would be better.
 
 use super::clock_w::Pair;
 use super::laps::{self, Laps, Rule};
@@ -7,25 +7,25 @@ use super::study::{Constants, Loaded, MEMORY_PERCENT, PCM, Pages, mean};
 use crate::results::{Figure, Panel, SimulatedRun, Table};
 use anyhow::ensure;
 
-/// What one case hangs on: the runs of the engine, and the laps that explain them.
+/// What decides one case: the runs of the engine, and the laps that explain them.
 pub(super) struct Case {
     trace: String,
     memory_percent: f64,
     clock: Laps,
     clock_w: Laps,
-    /// What CLOCK took, and a page read and a page written take, in nanoseconds.
+    /// CLOCK's time, and the times of reading and of writing a page, in nanoseconds.
     clock_ns: f64,
     read_ns: f64,
     write_ns: f64,
 }
 
 impl Case {
-    /// `more` events of `each` nanoseconds under CLOCK-W, in percent of CLOCK's time.
+    /// How many more events CLOCK-W has, times `each` nanoseconds, in percent of CLOCK's time.
     fn percent(&self, of: impl Fn(&Laps) -> u64, each: f64) -> f64 {
         (of(&self.clock_w) as f64 - of(&self.clock) as f64) * each / self.clock_ns * 100.0
     }
 
-    /// Pages never written read back; pages written read back; pages written out; the sum of the
+    /// Never-written pages read back; written pages read back; pages written out; the sum of the
     /// three.
     fn parts(&self) -> [f64; 4] {
         let clean = self.percent(|laps| laps.read_clean, self.read_ns);
@@ -35,8 +35,8 @@ impl Case {
     }
 }
 
-/// Explains every pair of `trace` in pages of `page_bytes`. Errors: the laps are not those the
-/// engine's runs had.
+/// Explains every pair of `trace` in pages of `page_bytes`. Errors: the laps differ from those of
+/// the engine's runs.
 pub(super) fn explain(
     trace: &Loaded,
     page_bytes: u64,
@@ -117,8 +117,8 @@ pub(super) fn causes_figure(loaded: &[Loaded], cases: &[Case]) -> Figure {
     }
 }
 
-/// Worse cases by the part that weighs most: reads of pages never written, of pages written at some
-/// time, pages written out.
+/// Counts the worse cases by the part that weighs most: reads of pages never written, reads of
+/// pages written at some time, pages written out.
 pub(super) fn classes(cases: &[Case]) -> [usize; 3] {
     let mut counts = [0; 3];
     for case in cases {

@@ -1,5 +1,5 @@
-//! `pcm-fig5`: CLOCK and CLOCK-W over memory; every page size, every trace, generators too. Where
-//! CLOCK-W is worse, why.
+//! `pcm-fig5`: CLOCK and CLOCK-W over memory, with every page size and every trace, generators too.
+//! Where CLOCK-W is worse: why.
 
 use super::causes::{Case, causes, causes_figure, classes, explain, readings};
 use super::study::{
@@ -49,7 +49,7 @@ const GENERATORS: [(&str, &str); 8] = [
     ),
 ];
 
-/// One trace, page size and memory under both.
+/// One trace, page size and memory under both policies.
 pub(super) struct Pair<'a> {
     pub(super) clock: &'a SimulatedRun,
     pub(super) clock_w: &'a SimulatedRun,
@@ -92,7 +92,7 @@ fn both(
     Ok(runs)
 }
 
-/// Every recorded program under both, with every page size and memory.
+/// Every recorded program under both policies, with every page size and memory.
 fn programs<'a>(
     traces: impl Iterator<Item = &'a Loaded>,
     sizes: &[u64],
@@ -108,7 +108,7 @@ fn programs<'a>(
     Ok(runs)
 }
 
-/// Every generated pattern under both; appends the runs, and returns the traces.
+/// Every generated pattern under both policies. Appends the runs, and returns the traces.
 fn generators(
     lab: &Lab,
     found: &mut Simulated,
@@ -126,7 +126,8 @@ fn generators(
     Ok(patterns)
 }
 
-/// Why CLOCK-W is worse where it is. All cases and those shown, each with how many are worse.
+/// Why CLOCK-W is worse where it is. For all cases and for the shown ones: how many, and how many
+/// of them are worse.
 fn reasons(
     cases: &[Case],
     (all, worse): (&[Pair<'_>], usize),
@@ -155,7 +156,7 @@ fn elapsed(run: &SimulatedRun) -> f64 {
 /// Cases in which CLOCK-W takes longer; the worst ratio; the mean.
 fn judge(pairs: &[Pair<'_>], time: impl Fn(&SimulatedRun) -> f64) -> (usize, f64, f64) {
     let ratios: Vec<f64> = pairs.iter().map(|pair| pair.ratio(&time)).collect();
-    // A billionth is the rounding of times, not a difference.
+    // A difference below a billionth is rounding.
     let worse = ratios.iter().filter(|ratio| **ratio > 1.0 + 1e-9).count();
     let worst = ratios.iter().copied().fold(0.0, f64::max);
     (worse, worst, mean(&ratios))
@@ -246,7 +247,7 @@ fn verdicts(
             writer.facts.name
         );
         verdicts.push(
-            // The aim is strictly better; the largest number below one.
+            // The aim is strictly better than 1: the largest number below 1.
             Verdict::new(&measure, "ratio", Better::Lower, worst).target(1.0, Some(1.0 - 1e-9)),
         );
     }
@@ -388,7 +389,7 @@ fn sensitivity(pairs: &[Pair<'_>]) -> Table {
     }
 }
 
-/// Whether it hangs on what a fault does to the bits of the page it brought.
+/// Whether the result depends on what a fault does to the bits of the page it brought in.
 fn touches(loaded: &[Loaded]) -> anyhow::Result<Table> {
     let mut rows = Vec::new();
     for (name, touches) in [

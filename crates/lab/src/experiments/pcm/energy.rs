@@ -9,7 +9,7 @@ use undercroft_base::Nanos;
 use undercroft_sim::{Outcome, Setup};
 
 /// The program's own time for each of its references, before the cache: *assumed*, a processor of
-/// about 1 GHz in use.
+/// about 1 GHz.
 const PROGRAM_NS: f64 = 1.0;
 
 /// A program under both systems.
@@ -19,7 +19,8 @@ struct Case {
     large: Outcome,
 }
 
-/// Joules at `times` the program's own time, the disk's or PCM's energy in it or not.
+/// Joules when the program takes `times` its own time. With `device`, the energy of the disk or the
+/// PCM counts.
 fn joules(outcome: &Outcome, times: f64, device: bool) -> f64 {
     let energy = &outcome.energy;
     let longer = outcome.times.reference_seconds * (times - 1.0);
@@ -86,7 +87,8 @@ fn simulate(trace: &Loaded, runs: &mut Vec<SimulatedRun>) -> anyhow::Result<Case
     })
 }
 
-/// Percent saved by each program at `times` its own time; with `device` the devices' energy counts.
+/// Percent saved by each program at `times` its own time. With `device`, the devices' energy
+/// counts.
 fn saved(cases: &[Case], times: f64, device: bool) -> Vec<f64> {
     let share =
         |case: &Case| joules(&case.small, times, device) / joules(&case.large, times, device);

@@ -1,26 +1,26 @@
-//! CLOCK and CLOCK-W written out a second time, in plain code over one stream of pages, to count
-//! what the engine does not: which pages are read back, and which of the second laps were of use.
+//! CLOCK and CLOCK-W written a second time, in plain code over one stream of pages. They count what
+//! the engine does not: which pages are read back, and which second laps were useful.
 //!
-//! The engine's runs decide; these explain them. A case explains nothing unless pages read and
+//! The engine's runs decide; these runs explain. They explain a case only if the pages read and
 //! written equal the engine's.
 
 use std::collections::VecDeque;
 use undercroft_sim::PageStream;
 
-/// What the hand goes by.
+/// The rule of the hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// A page used since the hand last passed gets another lap.
+    /// A page that was used since the hand last passed gets another lap.
     Clock,
-    /// A page written since then does.
+    /// A page that was written since the hand last passed gets another lap.
     ClockW,
-    /// CLOCK-W that writes a page out when it clears its bit, instead of remembering the write.
+    /// CLOCK-W, but a page is written out when its bit is cleared; the write is not remembered.
     CleanedInPassing,
-    /// Both bits: a page used gets a lap, and one written a second.
+    /// Both bits: a used page gets a lap, a written page gets a second one.
     ReadsCount,
 }
 
-/// What one replay counted.
+/// The counts of one replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Laps {
     /// Reads of pages that the program never writes.
@@ -31,12 +31,12 @@ pub(super) struct Laps {
     pub(super) write_outs: u64,
     /// Laps given.
     pub(super) laps: u64,
-    /// ... to pages that left without being used again: frames held for nothing.
+    /// ... given to pages that left without being used again: frames held for nothing.
     pub(super) laps_wasted: u64,
-    /// Reads of pages that had left though they were used since the hand last passed: CLOCK would
-    /// have let them stay.
+    /// Reads of pages that had left although they were used since the hand last passed. Under CLOCK
+    /// they would have stayed.
     pub(super) read_forgotten: u64,
-    /// ... and had been written out when they left.
+    /// ... that had been written out when they left.
     pub(super) written_forgotten: u64,
 }
 
@@ -48,21 +48,21 @@ impl Laps {
 
 const USED: u16 = 1;
 const WRITTEN: u16 = 2;
-/// To be written out when it leaves.
+/// It must be written out when it leaves.
 const DIRTY: u16 = 4;
 const RESIDENT: u16 = 8;
-/// Given a lap and not used since.
+/// It got a lap and was not used since.
 const PASSED: u16 = 16;
-/// Some reference of the trace writes it.
+/// A reference of the trace writes it.
 const EVER_WRITTEN: u16 = 32;
-/// Used since the hand last passed, whatever the rule looks at.
+/// It was used since the hand last passed, whatever the rule.
 const RECENT: u16 = 64;
-/// Left while recent.
+/// It left while recent.
 const LEFT_RECENT: u16 = 128;
-/// Left while recent, and was written out.
+/// It left while recent, and was written out.
 const LEFT_DIRTY: u16 = 256;
 
-/// Replays one client's pages in `frames` frames; the access that faulted sets the page's bits, as
+/// Replays one client's pages in `frames` frames. The access that faulted sets the page's bits, as
 /// in the experiment.
 pub(super) fn replay(stream: &PageStream, frames: u64, rule: Rule) -> Laps {
     let mut pages = vec![0u16; stream.numbers as usize];

@@ -1,5 +1,5 @@
-//! Experiments of the PCM-swap paper, simulated: its table and figures over our traces, with what
-//! the model assumes.
+//! Experiments of the PCM-swap paper, simulated: its table and figures over our traces, with the
+//! model's assumptions.
 
 mod causes;
 mod clock_w;

@@ -57,7 +57,7 @@ fn line(
     each.collect()
 }
 
-/// PCM is best with small pages, a disk with large ones.
+/// PCM is best with small pages; a disk is best with large ones.
 pub(in crate::experiments) fn fig2(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     const PERCENT: f64 = 50.0;
     let percents = [10.0, PERCENT];
@@ -201,7 +201,7 @@ pub(in crate::experiments) fn fig3(lab: &Lab, results: &mut Results) -> anyhow::
     Ok(())
 }
 
-/// A panel for each program, a line for each size of memory.
+/// A panel for each program, and in it a line for each size of memory.
 fn fig3_figure(loaded: &[Loaded], runs: &[SimulatedRun]) -> anyhow::Result<Figure> {
     let mut figure = Figure {
         name: "fig3".to_owned(),
@@ -226,7 +226,8 @@ fn fig3_figure(loaded: &[Loaded], runs: &[SimulatedRun]) -> anyhow::Result<Figur
     Ok(figure)
 }
 
-/// Percent saved: of the programs with equal shares and with equal bytes, then of those that walk.
+/// Percent saved: by the programs with equal shares and with equal bytes, then by the programs that
+/// walk through their memory in order.
 fn fig3_verdicts(
     saved: &[f64],
     equal_bytes: &[f64],
@@ -336,7 +337,7 @@ fn sensitivity(runs: &[SimulatedRun]) -> Table {
 }
 
 /// The same with equal bytes of memory for both page sizes, instead of an equal share of each
-/// footprint; all savings.
+/// footprint. Returns all savings.
 fn same_bytes(title: &str, loaded: &[Loaded]) -> anyhow::Result<(Table, Vec<f64>)> {
     let (mut rows, mut all) = (Vec::new(), Vec::new());
     for trace in loaded {

@@ -69,7 +69,7 @@ fn at<'a>(
     find(runs, |run| run.trace == trace && run.prefetch == prefetch)
 }
 
-/// Percent of the time that each program saves without read-ahead, against policy `against`.
+/// Percent of the time that each program saves without read-ahead, against the policy `against`.
 fn saved(
     loaded: &[Loaded],
     runs: &[SimulatedRun],
@@ -170,8 +170,8 @@ fn verdicts(gains: &[f64], linux: &[f64], walked_saved: &[f64]) -> Vec<Verdict> 
     ]
 }
 
-/// Programs that walk through their memory in order: no window against one of 8; the table, and
-/// what each saves in percent.
+/// Programs that walk through their memory in order: no window against a window of 8. The table,
+/// and each program's saving in percent.
 fn walk(walkers: &[Loaded]) -> anyhow::Result<(Table, Vec<f64>)> {
     let (mut rows, mut all) = (Vec::new(), Vec::new());
     for trace in walkers {

@@ -1,11 +1,11 @@
-//! The four programs whose traces stand for the paper's: what makes their inputs, how they are
+//! The four programs whose traces stand for the paper's: how their inputs are made, how they are
 //! called, behind which cache.
 //!
-//! Chosen for the kind of work, footprint and reads to writes (Table 1);
-//! `bench/pcm-traces/README.md` has what was passed over. The two that write more than they read
-//! need a cache that does not fetch a line it is about to overwrite (`validate`); behind one that
-//! fetches, no trace writes more than it reads. Inputs are made from seeds, so the references are
-//! the same wherever the program and its libraries are.
+//! They were chosen for the kind of work, footprint and reads to writes (Table 1);
+//! `bench/pcm-traces/README.md` lists the programs that were passed over. The two that write more
+//! than they read need a cache that does not fetch a line it is about to overwrite (`validate`):
+//! behind a cache that fetches, no trace writes more than it reads. Inputs are made from seeds, so
+//! the references are the same wherever the program and its libraries are.
 
 use anyhow::{Context, ensure};
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use undercroft_seeded::Random;
 
-/// A line of the paper's Table 1.
+/// One row of the paper's Table 1.
 pub(super) struct Paper {
     pub(super) name: &'static str,
     pub(super) memory_kib: u64,
@@ -27,7 +27,7 @@ pub(super) struct Recipe {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
     pub(super) paper: Paper,
-    /// What must be there: the program of the package.
+    /// What must be installed: the program, and its package.
     pub(super) needs: &'static str,
     pub(super) package: &'static str,
     /// Makes the inputs in an empty directory.
@@ -142,7 +142,7 @@ pub(super) fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
 
-/// Runs a program that makes an input; its standard input from a file.
+/// Runs a program that makes an input. Its standard input is a file.
 pub(super) fn make(directory: &Path, command: &str, input: Option<&str>) -> anyhow::Result<()> {
     let mut parts = command.split(' ');
     let program = parts.next().unwrap_or_default();
@@ -170,7 +170,7 @@ pub(super) fn word(random: &mut Random, least: u64, most: u64, letters: u64) -> 
         .collect()
 }
 
-/// A white page, and what is to be drawn: lines between nodes at random places, then the nodes with
+/// A white page, and the picture to draw: lines between nodes at random places, then the nodes with
 /// their names.
 fn drawing(directory: &Path) -> anyhow::Result<()> {
     const WIDTH: u64 = 960;
@@ -206,8 +206,8 @@ fn drawing(directory: &Path) -> anyhow::Result<()> {
     Ok(std::fs::write(directory.join("graph.draw"), text)?)
 }
 
-/// Words of aspell's own dictionary, the commoner half of them from a tenth of it; in one of fifty
-/// two letters change places.
+/// Words of aspell's own dictionary, the commoner half of them from a tenth of it. In one of fifty
+/// words two letters change places.
 fn document(directory: &Path) -> anyhow::Result<()> {
     let output = Command::new("aspell")
         .args(["-d", "en_US", "dump", "master"])
@@ -230,7 +230,7 @@ fn document(directory: &Path) -> anyhow::Result<()> {
             0 => known.len() / 10,
             _ => known.len(),
         };
-        // Scattered over the dictionary, which is in order of letters.
+        // Scattered over the dictionary, which is in the order of letters.
         let chosen = undercroft_seeded::finish(random.scaled(among as u64)) as usize % known.len();
         let mut word = known[chosen].as_bytes().to_vec();
         if at % 50 == 49 {
@@ -243,8 +243,7 @@ fn document(directory: &Path) -> anyhow::Result<()> {
     Ok(std::fs::write(directory.join("words"), text)?)
 }
 
-/// A table of 18,000 letters, entered in random order, with an index of senders; what is asked of
-/// it.
+/// A table of 18,000 letters, entered in random order, with an index of senders; and the queries.
 fn index(directory: &Path) -> anyhow::Result<()> {
     const ROWS: u64 = 18_000;
     let mut random = Random::new(9);
@@ -270,7 +269,7 @@ fn index(directory: &Path) -> anyhow::Result<()> {
     }
     text.push_str("commit;\n");
     std::fs::write(directory.join("mail.sql"), text)?;
-    // The C library's old rand() inside the query instead of a list of rows: reading a long list
+    // The query uses the C library's old rand() instead of a list of rows: reading a long list
     // would be half of the work.
     let text = "pragma mmap_size=100000000;\npragma synchronous=off;\npragma journal_mode=memory;\nbegin;\n\
          create temp table wanted as with recursive walk(at,seed) as (select 1,12345 union all \
@@ -284,7 +283,7 @@ fn index(directory: &Path) -> anyhow::Result<()> {
     make(directory, "sqlite3 mail.db", Some("mail.sql"))
 }
 
-/// Three waves and some noise a colour, as a progressive JPEG.
+/// Three waves and some noise for each colour, as a progressive JPEG.
 fn photograph(directory: &Path) -> anyhow::Result<()> {
     const WIDTH: u32 = 640;
     const HEIGHT: u32 = 480;

@@ -1,11 +1,11 @@
-//! `pcm-traces`: makes the inputs, records each program under valgrind, keeps the traces outside
-//! the repository.
+//! `pcm-traces`: makes the inputs, records each program under valgrind, and keeps the traces
+//! outside the repository.
 //!
-//! They go to `$UNDERCROFT_TRACES`, or `undercroft/traces` in the user's cache directory. One that
-//! is there already, made by the same recipe from the same inputs, is kept: recording takes
-//! minutes. What it was made of is beside it (`NAME.made`): a digest of program, command, cache and
-//! inputs, which are made anew each time, and one of the trace. Remove either file to record it
-//! again.
+//! The traces go to `$UNDERCROFT_TRACES`, or to `undercroft/traces` in the user's cache directory.
+//! An existing trace is kept if the same recipe made it from the same inputs, because recording
+//! takes minutes. `NAME.made` beside it says what it was made of: a digest of program, command,
+//! cache and inputs, and one of the trace. The inputs are made anew each time. Remove either file
+//! to record the trace again.
 
 use super::recipes::{RECIPES, Recipe};
 use super::study::{self, Loaded};
@@ -32,7 +32,7 @@ pub(super) fn directory() -> anyhow::Result<PathBuf> {
     Ok(cache.join("undercroft/traces"))
 }
 
-/// Records all of them; in small runs one tiny program, into the results' directory.
+/// Records all of them. In small runs: one tiny program, into the results' directory.
 pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let Some(binary) = &lab.options.undercroft_binary else {
         skip(
@@ -107,8 +107,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
                     &trace,
                 )?;
                 let loaded = study::recorded_at(&directory, recipe.name)?;
-                // Only now: a recording that was broken off leaves a trace, and nothing that says
-                // what it is.
+                // The note is written last: a recording that breaks off leaves a trace without it.
                 keep(&directory, recipe.name, made_of, &loaded)?;
                 loaded
             }
@@ -119,7 +118,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     Ok(())
 }
 
-/// A directory with the inputs of a recipe, which goes when this does.
+/// A directory with the inputs of a recipe. It is removed when this value is dropped.
 struct Inputs(PathBuf);
 
 impl Inputs {
@@ -139,8 +138,8 @@ impl Drop for Inputs {
     }
 }
 
-/// What decides what a recording has: the program, its command, standard input and cache, and every
-/// file of `inputs`. Not the libraries.
+/// A digest of all that decides a recording: the program, its command, standard input and cache,
+/// and every file of `inputs`. The libraries are left out.
 fn digest(recipe: &Recipe, command: &[String], inputs: &Path) -> anyhow::Result<u64> {
     let mut hash = Xxh3::new();
     let mut add = |bytes: &[u8]| {
@@ -170,12 +169,12 @@ fn made(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}.made"))
 }
 
-/// What is in it.
+/// The contents of that file.
 fn made_text(made_of: u64, loaded: &Loaded) -> String {
     format!("recipe {made_of:016x}\ntrace {}\n", loaded.facts.identity)
 }
 
-/// The trace that is there, if it was made of this and is still what it was.
+/// The existing trace, if it was made of this and has not changed since.
 fn kept(directory: &Path, name: &str, made_of: u64) -> Option<Loaded> {
     let text = fs::read_to_string(made(directory, name)).ok()?;
     let loaded = study::recorded_at(directory, name).ok()?;
@@ -189,10 +188,11 @@ fn keep(directory: &Path, name: &str, made_of: u64, loaded: &Loaded) -> anyhow::
         .with_context(|| format!("write {}", path.display()))
 }
 
-/// Where the programs are looked for; games have a place of their own.
+/// Directories that are searched for the programs. Games have a place of their own.
 const PROGRAMS: &str = "/usr/local/bin:/usr/bin:/bin:/usr/games";
 
-/// In an environment of its own, so that addresses and locales do not depend on who calls.
+/// Runs it in an environment of its own, so that addresses and locales do not depend on the
+/// caller's.
 fn record(
     binary: &Path,
     inputs: &Path,

@@ -2,8 +2,8 @@
 //! paper's formula.
 //!
 //! The paper's rules (§III-1): every page lies on the device before the program starts, so a first
-//! touch reads it; PCM is on the memory bus, so a fault pays neither kernel path nor context
-//! switch; the fault that needs a frame waits for the write-out. A repeated access after a fault
+//! touch reads it. PCM is on the memory bus, so a fault pays neither kernel path nor context
+//! switch. A fault that needs a frame waits for the write-out. The repeated access after a fault
 //! sets the page's bits, as a processor does.
 
 use crate::experiments::{Lab, progress};
@@ -29,7 +29,7 @@ pub(super) const MEMORY_PERCENT: [f64; 11] = [
 /// Page sizes of the paper's axis.
 pub(super) const PAGE_BYTES: [u64; 9] = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131_072];
 
-/// `512`, `4K`: how places on an axis are named.
+/// `512`, `4K`: the names of places on an axis.
 pub(super) fn size_name(bytes: u64) -> String {
     match bytes < 1024 {
         true => bytes.to_string(),
@@ -37,13 +37,13 @@ pub(super) fn size_name(bytes: u64) -> String {
     }
 }
 
-/// One trace at hand.
+/// One trace, ready to be simulated.
 pub(super) struct Loaded {
     pub(super) facts: TraceFacts,
     pub(super) trace: MemoryTrace,
 }
 
-/// The four traces: recorded ones, or, in small runs, generated ones of similar mixes.
+/// The four traces: recorded ones or, in small runs, generated ones of similar mixes.
 pub(super) fn load(lab: &Lab, found: &mut Simulated) -> anyhow::Result<Vec<Loaded>> {
     of_recipes(lab, found, &recipes::RECIPES)
 }
@@ -139,7 +139,7 @@ pub(super) fn recorded_at(directory: &Path, name: &str) -> anyhow::Result<Loaded
     Ok(Loaded { facts, trace })
 }
 
-/// In pages of 512 bytes and of 4 KiB.
+/// The footprint in pages of 512 bytes and of 4 KiB.
 fn analyses(header: &undercroft_trace::Header) -> anyhow::Result<[Analysis; 2]> {
     let none = Sampling::Pages(1);
     Ok([
@@ -181,7 +181,7 @@ pub(super) fn base() -> Setup {
     }
 }
 
-/// What [`base`] means, for the results.
+/// The rules of [`base`] in words, for the results.
 pub(super) fn model() -> Vec<String> {
     vec![
         "Every page lies on the device before the first reference, so a first touch reads it; a page that was written is \
@@ -224,7 +224,7 @@ pub(super) struct Constants {
 }
 
 impl Constants {
-    /// Those of a profile on the memory bus; zeros for anything else.
+    /// The constants of a profile on the memory bus; zeros for any other device.
     pub(super) fn of(name: &str) -> Constants {
         let mut constants = Constants {
             read: [0.0; 2],
@@ -252,7 +252,7 @@ impl Constants {
         }
     }
 
-    /// T_total of the paper, in seconds: what `run` would have taken with these constants.
+    /// T_total of the paper, in seconds: the time that `run` would have taken with these constants.
     pub(super) fn total_seconds(self, run: &SimulatedRun) -> f64 {
         let bytes = run.page_bytes as f64;
         let each = |law: [f64; 2]| law[0] + law[1] * bytes;
@@ -286,7 +286,7 @@ impl<'a> Pages<'a> {
         (self.footprint as f64 * percent / 100.0).round().max(1.0) as u64
     }
 
-    /// One simulation; what it found, and its line in the results.
+    /// Runs one simulation. Returns its outcome, and its line in the results.
     pub(super) fn simulate(
         &self,
         percent: f64,
@@ -318,8 +318,8 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// The program's own time between two references below the cache, for `nanos` a reference before
-/// it.
+/// The program's own time between two references below the cache, if a reference before the cache
+/// takes `nanos`.
 pub(super) fn reference_time(facts: &TraceFacts, nanos: f64) -> Nanos {
     let each = facts.program_references as f64 / facts.references().max(1) as f64;
     Nanos((each * nanos).round() as u64)
@@ -335,7 +335,7 @@ pub(super) fn find(
         .context("a simulation that was to run is missing")
 }
 
-/// The mean; NaN of none.
+/// The mean; NaN if there are no values.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }

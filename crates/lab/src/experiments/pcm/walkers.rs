@@ -1,5 +1,5 @@
-//! Four programs that go through their memory mostly in order, kept beside the four of `recipes.rs`
-//! for comparison: a set of the same mixes and sizes with which small pages gain little.
+//! Four programs that go through their memory mostly in order: the same mixes and sizes as the four
+//! of `recipes.rs`, but small pages gain little. Kept for comparison.
 
 use super::recipes::{FREECELL, GQVIEW, KGHOSTVIEW, Recipe, XMMS, make, word, words};
 use anyhow::{Context, ensure};
@@ -70,7 +70,7 @@ pub(super) const WALKERS: [Recipe; 4] = [
     },
 ];
 
-/// `gcc` only calls it; valgrind follows one program.
+/// The compiler proper: `gcc` only calls it, and valgrind follows one program.
 fn compiler() -> anyhow::Result<String> {
     let output = Command::new("gcc")
         .arg("-print-prog-name=cc1")
@@ -151,7 +151,7 @@ fn program(directory: &Path) -> anyhow::Result<()> {
     Ok(std::fs::write(directory.join("gen.c"), text)?)
 }
 
-/// A table of 13,000 long rows, 14 MB, and what is asked of it.
+/// A table of 13,000 long rows, 14 MB, and the queries.
 fn database(directory: &Path) -> anyhow::Result<()> {
     let mut random = Random::new(3);
     let mut text =
