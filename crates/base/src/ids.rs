@@ -144,8 +144,43 @@ impl VirtRange {
         from..to.max(from)
     }
 
+    /// What is left without the pages of `holes`, ascending.
+    pub fn minus(self, holes: &[VirtRange]) -> Vec<VirtRange> {
+        let mut left = vec![self];
+        for hole in holes {
+            left = left
+                .into_iter()
+                .flat_map(|part| {
+                    [
+                        VirtRange::new(part.start, part.end.min(hole.start)),
+                        VirtRange::new(part.start.max(hole.end), part.end),
+                    ]
+                })
+                .filter(|part| !part.is_empty())
+                .collect();
+        }
+        left
+    }
+
     /// Every page, ascending.
     pub fn pages(self) -> impl DoubleEndedIterator<Item = VirtPage> {
         (self.start.0..self.end.0).map(VirtPage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> VirtRange {
+        VirtRange::new(VirtPage(start), VirtPage(end))
+    }
+
+    #[test]
+    fn minus_leaves_what_no_hole_covers() {
+        let holes = [range(0, 2), range(4, 6), range(9, 20)];
+        assert_eq!(range(0, 10).minus(&holes), [range(2, 4), range(6, 9)]);
+        assert_eq!(range(0, 10).minus(&[range(0, 10)]), []);
+        assert_eq!(range(5, 8).minus(&[range(0, 3)]), [range(5, 8)]);
     }
 }

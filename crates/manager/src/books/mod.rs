@@ -1,4 +1,122 @@
-//! What is known of pages, and where they are kept: the ledger and the tiers.
+//! What is known of pages, and where they are kept: the engine over its ledger, and the tiers.
 
 pub(crate) mod ledger;
+pub(crate) mod metered;
+pub(crate) mod runs;
 pub(crate) mod tiers;
+
+use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard};
+
+use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtPage};
+use undercroft_engine::Engine;
+use undercroft_trace::Movement;
+
+use self::ledger::MemfdLedger;
+use self::metered::MeteredTier;
+use self::runs::Runs;
+use crate::record::Record;
+use crate::sync::lock;
+
+/// Tries before a thread sleeps for the engine: some 20 us.
+const ENGINE_SPINS: u32 = 1000;
+
+thread_local! {
+    /// How often this thread has locked the engine. One instruction a lock.
+    static ENGINE_LOCKS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often the calling thread has locked the engine.
+pub(crate) fn engine_locks() -> u64 {
+    ENGINE_LOCKS.with(Cell::get)
+}
+
+/// The books of one run. Lock order: `ARCHITECTURE.md`; never the engine's lock and a tier's
+/// together.
+pub(crate) struct Books {
+    engine: Mutex<Engine<MemfdLedger>>,
+    pub tiers: Vec<MeteredTier>,
+    /// The trace of `--trace`. Told with the engine locked.
+    pub record: Option<Record>,
+    /// Zero pages that were mapped for reads. They count in full and are worth nothing while
+    /// unwritten.
+    pub zero_runs: Runs,
+    /// Pages charged for frames that the evictions of fork relatives left behind.
+    pub leave_next: Runs,
+}
+
+impl Books {
+    pub fn new(
+        engine: Engine<MemfdLedger>,
+        tiers: Vec<MeteredTier>,
+        record: Option<Record>,
+    ) -> Books {
+        Books {
+            engine: Mutex::new(engine),
+            tiers,
+            record,
+            zero_runs: Runs::default(),
+            leave_next: Runs::default(),
+        }
+    }
+
+    /// Locks the engine. Its holders work for microseconds on another CPU, and a sleep costs two
+    /// wake-ups of an idle CPU. So a thread waits awake first.
+    pub fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
+        ENGINE_LOCKS.with(|locks| locks.set(locks.get() + 1));
+        for _ in 0..ENGINE_SPINS {
+            if let Ok(guard) = self.engine.try_lock() {
+                return guard;
+            }
+            std::hint::spin_loop();
+        }
+        lock(&self.engine)
+    }
+
+    /// DRAM that tiers hold now.
+    pub fn pool_held(&self) -> Bytes {
+        Bytes(self.tiers.iter().map(|t| t.tier.dram().0).sum())
+    }
+
+    /// Tells the trace of a page that counts from now on. With the engine locked.
+    pub fn tell_found(&self, space: SpaceId, page: VirtPage) {
+        if let Some(record) = &self.record {
+            record.moved(space, page, Movement::Found);
+        }
+    }
+
+    /// Gives slots that nothing refers to back to their tiers. Not called with the engine locked.
+    pub fn free_released(&self) {
+        let mut freed = Vec::new();
+        self.engine().take_freed(&mut freed);
+        self.free_slots(&mut freed);
+    }
+
+    /// Frees `slots` (any order), leaving the vector empty.
+    pub fn free_slots(&self, slots: &mut Vec<(TierId, Slot)>) {
+        for (index, metered) in self.tiers.iter().enumerate() {
+            let id = TierId(index as u8);
+            let mut batch = [Slot(0); 64];
+            let mut count = 0;
+            for (tier, slot) in slots.iter() {
+                if *tier == id {
+                    batch[count] = *slot;
+                    count += 1;
+                    if count == batch.len() {
+                        metered.tier.free(&batch);
+                        count = 0;
+                    }
+                }
+            }
+            if count > 0 {
+                metered.tier.free(&batch[..count]);
+            }
+        }
+        slots.clear();
+    }
+}
+
+/// One whole page of a buffer.
+pub(crate) fn page_of(buffer: &[u8], index: usize) -> &[u8] {
+    &buffer[index * PAGE_BYTES..(index + 1) * PAGE_BYTES]
+}

@@ -12,8 +12,8 @@ use undercroft_tier::file::{Backing, FileTier, WAITING_PAGES_MAX};
 use undercroft_tier::ram::RamPool;
 use undercroft_tier::spec::TierSpec;
 
+use crate::books::metered::MeteredTier;
 use crate::options::ClientOptions;
-use crate::shared::MeteredTier;
 
 /// Descriptors of one tier, as the keeper hands them over.
 #[derive(Debug, Serialize, Deserialize)]

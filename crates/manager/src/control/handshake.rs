@@ -24,12 +24,12 @@ use undercroft_wire::parse::{Hello, Ready, answer};
 use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
 use super::Control;
-use crate::scale::is_out_of_descriptors;
-use crate::shared::lock;
+use crate::gauges::scale::is_out_of_descriptors;
 use crate::space::agent::{Agent, Proof};
 use crate::space::command::Commands;
 use crate::space::discover;
 use crate::space::process::{Identity, Process};
+use crate::sync::lock;
 
 /// Longest a handshake may take.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(2);
@@ -123,7 +123,7 @@ impl Control {
             // would do nothing else.
             Err(_) => {
                 self.greetings.deaf_until = Some(Instant::now() + STRANGERS_PACE);
-                return self.shared.shortages.no_descriptor();
+                return self.shared.gauges.shortages.no_descriptor();
             }
         };
         let of_one = |uid| {
@@ -193,7 +193,7 @@ impl Control {
 
     fn complain(&mut self, process: &PidFd, error: &io::Error) {
         if is_out_of_descriptors(error) {
-            self.shared.shortages.no_descriptor();
+            self.shared.gauges.shortages.no_descriptor();
         }
         // One that ends in the middle of it needs no manager.
         if self.greetings.complaints >= COMPLAINTS_MAX || process.wait_exit(DYING) {
@@ -287,7 +287,7 @@ impl Control {
         self.shared.add_process(&process);
         self.statm.insert(process.space, statm);
         self.hear_end(&process)?;
-        crate::space::layout::place_agents(&self.shared);
+        crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
         if self.managing {
             self.watch(&process);
             discover::manage(&self.shared, &process, &mut self.maps);
@@ -296,7 +296,7 @@ impl Control {
             self.look_around();
         }
         if hello.kind == KIND_FORK && process.parent.is_none() {
-            crate::space::cow::protect(&self.shared, &process, pid); // its one thread waits for the answer
+            crate::space::cow::protect(&self.shared.books, &process, pid); // its one thread waits for the answer
         }
         self.look_soon();
         let given = [process.uffd.as_fd()];
@@ -305,7 +305,7 @@ impl Control {
 
     /// A fork child that the kernel told of; it names its space by what it alone was told.
     fn fork_child(&self, nonce: u64, beacon: VirtPage, pid: u32) -> io::Result<Arc<Process>> {
-        let known = self.shared.all_processes();
+        let known = self.shared.processes.all();
         let mut nameless = known.iter().filter(|p| p.identity.get().is_none());
         let process = nameless.find(|p| p.beacon == beacon && p.redeem(nonce, pid));
         let process =
@@ -333,7 +333,7 @@ impl Control {
         if let Some(old) = self.shared.processes.of_pid(pid) {
             self.part_with(&old);
         }
-        let space = self.shared.engine().add_space();
+        let space = self.shared.books.engine().add_space();
         // Forked before there was anything to manage: no event told of it.
         let family = match hello.kind {
             KIND_FORK => self.family_of(pid),
@@ -370,7 +370,7 @@ impl Control {
             && let Err(error) = sideband.watch(pid)
             && (error.kind() == io::ErrorKind::QuotaExceeded || is_out_of_descriptors(&error))
         {
-            self.shared.shortages.no_descriptor();
+            self.shared.gauges.shortages.no_descriptor();
         }
     }
 }

@@ -88,8 +88,8 @@ impl Control {
     /// So many pages of these address spaces are in memory and not found yet.
     fn expect(&self, to_find: &HashMap<SpaceId, u64>) {
         let pages = PageCount(to_find.values().sum());
-        self.shared.engine().expect_found(pages);
-        self.shared.kick_evictor(); // it lets in who waited for that
+        self.shared.books.engine().expect_found(pages);
+        self.shared.signals.kick_evictor(); // it lets in who waited for that
     }
 
     /// Discovers what is new in a process; `everything`: wherever it may be. True when it has changed.
@@ -103,13 +103,13 @@ impl Control {
             return true;
         }
         discover::manage_again(&self.shared, process, &again);
-        discover::lock_threads(&self.shared, process, pid);
+        discover::lock_threads(&self.shared.books, &self.shared.signals, process, pid);
         !again.is_empty()
     }
 
     /// How near the limit is; where it is reached, everything is managed from here on.
     fn pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
-        let limit = self.shared.engine().limit().0;
+        let limit = self.shared.books.engine().limit().0;
         let (mut unmanaged, mut to_find) = (0u64, HashMap::new());
         for process in processes
             .iter()
@@ -121,13 +121,13 @@ impl Control {
                 to_find.insert(process.space, pages);
             }
         }
-        let held = self.shared.pool_held();
+        let held = self.shared.books.pool_held();
         let (dram, faults) = {
-            let mut engine = self.shared.engine();
+            let mut engine = self.shared.books.engine();
             engine.set_pool_held(held);
             (engine.dram_used(), engine.stats().faults)
         };
-        self.shared.note_limit(dram, Bytes(limit));
+        self.shared.gauges.note_limit(dram, Bytes(limit));
         let used = unmanaged + dram.0;
         let threshold = limit - (limit / SLACK_PART).max(SLACK_MIN.min(limit / 4));
         let begins = !self.managing && used >= threshold;
@@ -152,7 +152,7 @@ impl Control {
 
     /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
     pub(super) fn look_around(&mut self) -> Duration {
-        let processes = self.shared.all_processes();
+        let processes = self.shared.processes.all();
         let Pressure {
             begins,
             mut to_find,
@@ -164,7 +164,11 @@ impl Control {
         }
         let now = self.shared.elapsed().as_nanos() as u64;
         self.shared.placement.pin.expire(now);
-        let everything = self.shared.look_again.swap(false, Ordering::Relaxed);
+        let everything = self
+            .shared
+            .signals
+            .look_again
+            .swap(false, Ordering::Relaxed);
         let mut growing = false;
         // A fork child takes frames of its own without a fault of ours: only a look tells.
         let (mut forked, mut looking) = (false, Duration::ZERO);
@@ -192,10 +196,15 @@ impl Control {
             let _ = process::set_fair(0);
         }
         // When the dead are forgotten: what only they were charged for is found then.
-        for process in self.shared.all_processes() {
+        for process in self.shared.processes.all() {
             if process.parent.is_some() || process.family != process.space {
                 let began = Instant::now();
-                forked |= discover::note_own_frames(&self.shared, &process, &mut self.pagemap);
+                forked |= discover::note_own_frames(
+                    &self.shared.books,
+                    &self.shared.signals,
+                    &process,
+                    &mut self.pagemap,
+                );
                 looking += began.elapsed();
             }
         }
@@ -211,10 +220,10 @@ impl Control {
     }
 
     fn note_peaks(&self) {
-        let managed = self.shared.engine().managed_pages().0;
-        let peak = &self.shared.managed_pages_peak;
+        let managed = self.shared.books.engine().managed_pages().0;
+        let peak = &self.shared.gauges.managed_pages_peak;
         peak.fetch_max(managed, Ordering::Relaxed);
-        for tier in &self.shared.tiers {
+        for tier in &self.shared.books.tiers {
             tier.note_usage();
         }
     }

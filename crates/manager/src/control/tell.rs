@@ -9,11 +9,12 @@ use undercroft_sys::procfs;
 
 use super::Control;
 use super::handshake::HANDSHAKE;
+use crate::books::metered::MeteredTier;
 use crate::options::AccessScan;
 use crate::report::{
     AccessScans, Policies, Rates, Report, ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot,
 };
-use crate::shared::{MeteredTier, lock};
+use crate::sync::lock;
 
 impl Control {
     pub(super) fn tell_status(&mut self) {
@@ -33,7 +34,7 @@ impl Control {
     fn scale(&self) -> Scale {
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let seconds = |of: &AtomicU64| undercroft_base::Nanos(count(of)).seconds();
-        let (holds, shortages) = (&self.shared.holds, &self.shared.shortages);
+        let (holds, shortages) = (&self.shared.gauges.holds, &self.shared.gauges.shortages);
         Scale {
             engine_hold_seconds_max: seconds(&holds.engine),
             layout_hold_seconds_max: seconds(&holds.layout),
@@ -51,9 +52,9 @@ impl Control {
 
     fn snapshot(&mut self) -> Snapshot {
         let shared = &self.shared;
-        let held = shared.pool_held();
+        let held = shared.books.pool_held();
         let (stats, resident, dram) = {
-            let mut engine = shared.engine();
+            let mut engine = shared.books.engine();
             engine.set_pool_held(held);
             (
                 *engine.stats(),
@@ -84,12 +85,14 @@ impl Control {
             memory_max_bytes: crate::report::limit(shared.options.memory_max),
             resident_bytes: resident.0,
             dram_bytes: dram.0,
-            tiers: shared.tiers.iter().map(tier).collect(),
+            tiers: shared.books.tiers.iter().map(tier).collect(),
             faults: crate::report::Faults::of(&stats),
-            fault_latency_seconds: crate::report::Quantiles::of(&lock(&shared.fault_latency)),
+            fault_latency_seconds: crate::report::Quantiles::of(&lock(
+                &shared.gauges.fault_latency,
+            )),
             pages: (&stats).into(),
             rates,
-            limit_exceeded: lock(&shared.exceeded).until(Instant::now()),
+            limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             policies: self.policies(),
             counters: (&stats).into(),
         };
@@ -100,19 +103,21 @@ impl Control {
     pub(super) fn report(&self, exit_status: i32, wall_ns: u64) -> Report {
         let shared = &self.shared;
         let (stats, metadata) = {
-            let engine = shared.engine();
+            let engine = shared.books.engine();
             (*engine.stats(), engine.metadata_bytes())
         };
-        let looks = &shared.looks;
-        let count = looks.count.load(Ordering::Relaxed);
+        let scans = &shared.gauges.scans;
+        let count = scans.count.load(Ordering::Relaxed);
         let looked = count > 0 || matches!(shared.options.access_scan, AccessScan::Every(_));
-        let metadata = metadata + looks.metadata.load(Ordering::Relaxed);
+        let metadata = metadata + scans.metadata.load(Ordering::Relaxed);
         let latencies: Vec<_> = shared
+            .books
             .tiers
             .iter()
             .map(|tier| lock(&tier.read_latency).clone())
             .collect();
         let tiers = shared
+            .books
             .tiers
             .iter()
             .zip(&latencies)
@@ -129,7 +134,7 @@ impl Control {
                 }
             })
             .collect();
-        let latency = lock(&shared.fault_latency).clone();
+        let latency = lock(&shared.gauges.fault_latency).clone();
         let stall = (latency.mean() * latency.len() as f64) as u64;
         let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);
         Report::new(&ReportInputs {
@@ -141,23 +146,27 @@ impl Control {
             fault_latency: &latency,
             stall: undercroft_base::Nanos(stall),
             tiers,
-            limit_exceeded: lock(&shared.exceeded).until(Instant::now()),
+            limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             scale: self.scale(),
             manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
             metadata: Bytes(metadata),
-            evict_batches: shared.eviction.batches.load(Ordering::Relaxed),
-            evict_locks: shared.eviction.engine_locks.load(Ordering::Relaxed),
-            orders_given_up: shared.orders_given_up.load(Ordering::Relaxed),
-            managed_pages: shared.managed_pages_peak.load(Ordering::Relaxed),
-            spaces: shared.spaces_seen.load(Ordering::Relaxed),
-            mappings_peak: shared.mappings_peak.load(Ordering::Relaxed),
+            evict_batches: shared.gauges.eviction.batches.load(Ordering::Relaxed),
+            evict_locks: shared.gauges.eviction.engine_locks.load(Ordering::Relaxed),
+            orders_given_up: shared
+                .gauges
+                .eviction
+                .orders_given_up
+                .load(Ordering::Relaxed),
+            managed_pages: shared.gauges.managed_pages_peak.load(Ordering::Relaxed),
+            spaces: shared.gauges.spaces_seen.load(Ordering::Relaxed),
+            mappings_peak: shared.gauges.mappings_peak.load(Ordering::Relaxed),
             unmanaged_for_long: self.presence.missed,
-            fault_breakdown: shared.breakdown.mean(),
+            fault_breakdown: shared.gauges.breakdown.mean(),
             policies: self.policies(),
             access_scans: looked.then(|| AccessScans {
                 count,
-                seconds: looks.nanos.load(Ordering::Relaxed) as f64 / 1e9,
-                pages_used: looks.pages_used.load(Ordering::Relaxed),
+                seconds: scans.nanos.load(Ordering::Relaxed) as f64 / 1e9,
+                pages_used: scans.pages_used.load(Ordering::Relaxed),
             }),
         })
     }

@@ -15,7 +15,7 @@ use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_sys::procfs;
 
 use super::Evictor;
-use crate::shared::page_of;
+use crate::books::page_of;
 use crate::space::agent::{Agent, Readiness};
 use crate::space::process::Process;
 
@@ -92,14 +92,14 @@ pub(super) struct Aside {
 impl Evictor {
     /// Passes a process over until it can be given an order.
     pub(super) fn pass_over(&mut self, process: &Arc<Process>) {
-        self.shared.engine().pass_over(process.space, true);
+        self.shared.books.engine().pass_over(process.space, true);
         self.put_aside(process, Vec::new(), Waits::Run);
     }
 
     /// Sets a group of the batch aside, which stays claimed until what it waits for has come.
     pub(super) fn set_aside(&mut self, process: &Arc<Process>, group: &[EvictItem], waits: Waits) {
         let mut items = group.to_vec();
-        self.shared.engine().set_aside(&mut items);
+        self.shared.books.engine().set_aside(&mut items);
         self.put_aside(process, items, waits);
     }
 
@@ -136,10 +136,10 @@ impl Evictor {
                 }
                 None => self.is_back(&aside.process, !aside.items.is_empty()),
             }
-            self.shared.wake_pages(&mut self.wakes);
+            self.shared.processes.wake_pages(&mut self.wakes);
         }
         self.look_aside_at = now + youngest.max(LOOK_EVERY);
-        self.shared.free_released();
+        self.shared.books.free_released();
     }
 
     /// Whether a late answer may still come, before the limit is exceeded for want of it.
@@ -223,9 +223,10 @@ impl Evictor {
         if let (Some(agent), true) = (process.agent.get(), claimed) {
             agent.commands.release();
         }
-        self.shared.engine().pass_over(process.space, false);
+        self.shared.books.engine().pass_over(process.space, false);
         while self
             .shared
+            .books
             .engine()
             .take_back(process.space, EVICT_PAGES_MAX)
         {}

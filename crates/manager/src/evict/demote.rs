@@ -12,11 +12,12 @@ impl Evictor {
     /// Moves the oldest pages of a tier to another, as many as `migration` says; false when none
     /// moved.
     pub(super) fn demote(&mut self, migration: Migration) -> bool {
-        let from = &self.shared.tiers[usize::from(migration.from.0)];
-        let to = &self.shared.tiers[usize::from(migration.to.0)];
+        let from = &self.shared.books.tiers[usize::from(migration.from.0)];
+        let to = &self.shared.books.tiers[usize::from(migration.to.0)];
         let want = migration.pages.0 as usize;
         self.demotions.clear();
         self.shared
+            .books
             .engine()
             .select_demotions(migration.from, want, &mut self.demotions);
         if self.demotions.is_empty() {
@@ -39,7 +40,7 @@ impl Evictor {
         to.tier.store(&mut batch);
         let mut stored = batch.iter().map(|store| store.result.ok());
         let mut moved = 0;
-        let mut engine = self.shared.engine();
+        let mut engine = self.shared.books.engine();
         for (item, sum) in self.demotions.iter().zip(&sums) {
             match sum.and_then(|_| stored.next().flatten()) {
                 Some(slot) => {
@@ -51,7 +52,7 @@ impl Evictor {
         }
         drop(engine);
         to.writes.fetch_add(moved, Ordering::Relaxed);
-        self.shared.free_released();
+        self.shared.books.free_released();
         moved > 0
     }
 }

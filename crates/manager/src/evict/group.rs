@@ -16,7 +16,7 @@ use undercroft_wire::protocol::OP_MOVE;
 
 use super::Evictor;
 use super::aside::{GivenUp, Waits, all_of};
-use crate::shared::page_of;
+use crate::books::page_of;
 use crate::space::agent::{Agent, Readiness};
 use crate::space::command::{Done, NotDone};
 use crate::space::discover::settle_without_agent;
@@ -58,9 +58,9 @@ struct Turn {
 impl Evictor {
     /// Settles items of the batch that stay: each where it is, or where the program has moved it.
     fn stay(&mut self, items: impl Iterator<Item = (BatchIndex, Taken)>) {
-        let mut engine = self.shared.engine();
+        let mut engine = self.shared.books.engine();
         for (index, taken) in items {
-            if let Some(record) = &self.shared.record {
+            if let Some(record) = &self.shared.books.record {
                 self.places.clear();
                 engine.places_of(index, &mut self.places);
                 // The first is the page itself, unless the program dropped it; fork children follow.
@@ -76,7 +76,7 @@ impl Evictor {
 
     /// Evicts items of the batch, all of one address space.
     pub(super) fn evict_group(&mut self, group: &[EvictItem]) {
-        let process = self.shared.process(group[0].space);
+        let process = self.shared.processes.get(group[0].space);
         // From here to the last page published, fork() in the program waits.
         let claimed = process.as_ref().and_then(|process| {
             let agent = process.agent.get()?;
@@ -95,7 +95,7 @@ impl Evictor {
                 Err(waits) => self.set_aside(process, group, waits),
             },
         }
-        self.shared.wake_pages(&mut self.wakes);
+        self.shared.processes.wake_pages(&mut self.wakes);
     }
 
     /// Stores and publishes the pages `moved` of the group, or has them wait for their process.
@@ -134,8 +134,8 @@ impl Evictor {
     /// pages in hand: `left`, of which no tier has taken those `refused`. The engine is locked once.
     fn publish(&mut self, group: &[EvictItem], left: u64, refused: u64) -> Turn {
         let turn = {
-            let mut engine = self.shared.engine();
-            if let Some(record) = &self.shared.record {
+            let mut engine = self.shared.books.engine();
+            if let Some(record) = &self.shared.books.record {
                 let stored = self.stored.iter();
                 for (index, _) in stored.filter(|(_, outcome)| *outcome == Outcome::Clean) {
                     if let Some(item) = group.iter().find(|item| item.at == *index)
@@ -155,7 +155,7 @@ impl Evictor {
             Turn { back, next, alive }
         };
         self.stored.clear();
-        self.shared.wake_pages(&mut self.wakes);
+        self.shared.processes.wake_pages(&mut self.wakes);
         turn
     }
 
@@ -164,7 +164,7 @@ impl Evictor {
         let known = agent.tid() != 0;
         let ready = agent.readiness() == Readiness::Ready;
         if !known && agent.tid() != 0 {
-            crate::space::layout::place_agents(&self.shared);
+            crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
         }
         ready
     }
@@ -179,7 +179,7 @@ impl Evictor {
     ) -> Result<u64, Waits> {
         self.settle_events(process);
         let pages = group.iter().map(|item| item.page);
-        let sharing = crate::space::cow::leaving(&self.shared, process, pages);
+        let sharing = crate::space::cow::leaving(&self.shared.processes, process, pages);
         let seq = {
             // An event acknowledged before this is in the books; one acknowledged after it cancels
             // the command.
@@ -188,7 +188,7 @@ impl Evictor {
                 self.leave(group);
                 return Ok(0);
             }
-            let engine = self.shared.engine();
+            let engine = self.shared.books.engine();
             let pages = group.iter().map(|item| {
                 let stays = engine.is_at(item.at, item.page);
                 if stays { item.page.address() } else { 0 }
@@ -209,7 +209,11 @@ impl Evictor {
             // It died over the command: whatever was moved is gone with it.
             Err(NotDone::Gone) => Err(Waits::Gone(all_of(group))),
             Err(NotDone::GivenUp) => {
-                self.shared.orders_given_up.fetch_add(1, Ordering::Relaxed);
+                self.shared
+                    .gauges
+                    .eviction
+                    .orders_given_up
+                    .fetch_add(1, Ordering::Relaxed);
                 Err(Waits::Answer(GivenUp::new(agent, seq, sharing)))
             }
         }
@@ -229,7 +233,7 @@ impl Evictor {
         let readable = agent.read_moved(Done { moved, ..done }, group.len(), &mut self.buffer);
         if moved & sharing != 0 {
             let copied = places(moved & sharing).map(|at| group[at].at);
-            crate::space::cow::left(&self.shared, process, copied);
+            crate::space::cow::left(&self.shared.books, &self.shared.processes, process, copied);
         }
         let stays = all_of(group) & !moved; // the others are settled when they are published
         if stays != 0 {
@@ -280,15 +284,15 @@ impl Evictor {
     /// there.
     fn is_missed(&mut self, index: BatchIndex) -> bool {
         let mut seen = Vec::new();
-        self.shared.engine().places_of(index, &mut seen);
+        self.shared.books.engine().places_of(index, &mut seen);
         let mut missed = false;
         for (space, page) in seen {
-            let Some(process) = self.shared.process(space) else {
+            let Some(process) = self.shared.processes.get(space) else {
                 continue;
             };
             let _layout = process.layout.read();
             let mut now = Vec::new();
-            self.shared.engine().places_of(index, &mut now);
+            self.shared.books.engine().places_of(index, &mut now);
             if !now.contains(&(space, page)) {
                 missed = true; // it moved, or was dropped: whoever comes to it is told
                 continue;
@@ -321,7 +325,7 @@ impl Evictor {
                 Fate::Is(_) => left &= !(1 << at),
             }
         }
-        let tiers = self.shared.tiers.len();
+        let tiers = self.shared.books.tiers.len();
         for (rank, tier) in (0..tiers).flat_map(|rank| (0..tiers).map(move |tier| (rank, tier))) {
             let id = TierId(tier as u8);
             let offered = places(left).filter(|at| self.orders[*at].get(rank) == Some(id));
@@ -355,7 +359,7 @@ impl Evictor {
                 result: Err(StoreError::Full),
             })
             .collect();
-        let metered = &self.shared.tiers[usize::from(tier.0)];
+        let metered = &self.shared.books.tiers[usize::from(tier.0)];
         metered.tier.store(&mut batch);
         let mut taken = 0;
         for (at, store) in places(pages).zip(&batch) {
@@ -382,7 +386,7 @@ impl Evictor {
             return Fate::Is(Outcome::Fill(word));
         }
         if let Some((tier, copy, stamp)) = item.retained {
-            let kept = self.shared.tiers[tier.0 as usize]
+            let kept = self.shared.books.tiers[tier.0 as usize]
                 .tier
                 .checksum(copy, stamp);
             if kept == Some(page_checksum(bytes, stamp)) {
@@ -410,9 +414,9 @@ impl Evictor {
     /// it.
     fn forget_place(&self, space: SpaceId, page: VirtPage) {
         let range = VirtRange::new(page, page.plus(1));
-        let mut engine = self.shared.engine();
+        let mut engine = self.shared.books.engine();
         engine.removed(space, range);
-        if let Some(record) = &self.shared.record {
+        if let Some(record) = &self.shared.books.record {
             record.dropped(space, range);
         }
     }
@@ -435,20 +439,23 @@ impl Evictor {
     pub(super) fn put_back(&mut self, item: &EvictItem, at: usize, age: Duration) -> bool {
         let (index, chosen) = (item.at, item.page);
         self.places.clear();
-        self.shared.engine().places_of(index, &mut self.places);
+        self.shared
+            .books
+            .engine()
+            .places_of(index, &mut self.places);
         let mut spaces: Vec<SpaceId> = self.places.iter().map(|(space, _)| *space).collect();
         spaces.sort_unstable();
         spaces.dedup();
         let processes: Vec<Arc<Process>> = spaces
             .iter()
-            .filter_map(|space| self.shared.process(*space))
+            .filter_map(|space| self.shared.processes.get(*space))
             .collect();
         for process in &processes {
             self.settle_events(process);
         }
         let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
         let mut now = Vec::new();
-        self.shared.engine().places_of(index, &mut now);
+        self.shared.books.engine().places_of(index, &mut now);
         if now != self.places || processes.iter().any(|p| !p.is_settled()) {
             return false; // it moved before the locks were held, or the books are behind
         }
@@ -470,8 +477,8 @@ impl Evictor {
         if !there {
             return false;
         }
-        let mut engine = self.shared.engine();
-        if let Some(record) = &self.shared.record {
+        let mut engine = self.shared.books.engine();
+        if let Some(record) = &self.shared.books.record {
             let own = self.places.first();
             let own = own.is_some_and(|(_, page)| engine.is_at(index, *page));
             for (at, (space, page)) in self.places.iter().enumerate() {

@@ -4,11 +4,11 @@
 mod aside;
 mod backoff;
 mod demote;
+mod full;
 mod group;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use undercroft_base::{PageCount, SpaceId, VirtPage, VirtRange};
@@ -17,15 +17,17 @@ use undercroft_engine::{BatchIndex, DemoteItem, Engine, EvictItem, Outcome};
 use undercroft_policy::place::{TIERS_MAX, TierOrder, TierState};
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
-use undercroft_sys::{futex, process};
+use undercroft_sys::process;
 use undercroft_trace::Movement;
 
 use self::aside::Aside;
+use crate::books::engine_locks;
 use crate::books::ledger::MemfdLedger;
+use crate::books::metered::MeteredTier;
 use crate::evict::backoff::{Backoff, Next};
-use crate::shared::{MeteredTier, Shared, engine_locks, lock};
 use crate::space::parts;
 use crate::space::process::Process;
+use crate::space::shared::Shared;
 
 /// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
 const COMPRESS_PAGES: usize = 8;
@@ -73,6 +75,8 @@ pub(crate) struct Evictor {
     backoff: Backoff,
     /// A page of the last batch did not compress: others may.
     unfit: bool,
+    /// The user has been told that every tier is full.
+    warned: bool,
     /// Pages lent above the limit while nothing can leave for the moment.
     lent: u64,
     /// Processes that give no pages for the time being, and when to look at them next.
@@ -84,7 +88,7 @@ pub(crate) struct Evictor {
 
 impl Evictor {
     pub fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
-        let store_pages = match shared.tiers[0].is_ram() {
+        let store_pages = match shared.books.tiers[0].is_ram() {
             true => COMPRESS_PAGES,
             false => WRITE_PAGES,
         };
@@ -104,6 +108,7 @@ impl Evictor {
             demote_buffer: PageBuf::new(DEMOTE_PAGES_MAX)?,
             backoff: Backoff::default(),
             unfit: false,
+            warned: false,
             lent: 0,
             aside: VecDeque::new(),
             look_aside_at: Duration::ZERO,
@@ -114,7 +119,7 @@ impl Evictor {
     /// Works until told to stop.
     pub fn run(mut self) {
         self.shared.placement.set_evictor(process::thread_id());
-        while !self.shared.stop.load(Ordering::Acquire) {
+        while !self.shared.signals.stopped() {
             self.sleep_until_wanted();
             self.reclaim();
         }
@@ -123,10 +128,9 @@ impl Evictor {
     fn sleep_until_wanted(&mut self) {
         let shared = self.shared.clone();
         loop {
-            let kick = shared.evict_kick.load(Ordering::SeqCst);
-            shared.evictor_sleeps.store(true, Ordering::SeqCst);
-            let wanted = shared.engine().reclaim_wanted();
-            if wanted || shared.stop.load(Ordering::Acquire) {
+            let kick = shared.signals.evictor_rests();
+            let wanted = shared.books.engine().reclaim_wanted();
+            if wanted || shared.signals.stopped() {
                 break;
             }
             // Room may have come without us (the program gave memory back): nobody else lets the
@@ -137,17 +141,21 @@ impl Evictor {
                 true => NAP,
                 false => self.look_aside_at.saturating_sub(shared.elapsed()).min(NAP),
             };
-            if !futex::wait(&shared.evict_kick, kick, Some(nap)) {
-                shared.tiers.iter().for_each(|metered| metered.tier.tidy());
+            if !shared.signals.evictor_sleep(kick, nap) {
+                shared
+                    .books
+                    .tiers
+                    .iter()
+                    .for_each(|metered| metered.tier.tidy());
             }
         }
-        shared.evictor_sleeps.store(false, Ordering::SeqCst);
+        shared.signals.evictor_works();
     }
 
     /// Evicts until the reserve is free again.
     fn reclaim(&mut self) {
         loop {
-            if self.shared.stop.load(Ordering::Acquire) {
+            if self.shared.signals.stopped() {
                 return;
             }
             if self.forgets_some() {
@@ -157,9 +165,9 @@ impl Evictor {
             let locks = engine_locks();
             self.states.clear();
             self.states
-                .extend(self.shared.tiers.iter().map(MeteredTier::state));
+                .extend(self.shared.books.tiers.iter().map(MeteredTier::state));
             let (migration, before) = {
-                let mut engine = self.shared.engine();
+                let mut engine = self.shared.books.engine();
                 engine.set_tiers(self.states.iter().copied());
                 let stats = engine.stats();
                 let evicted = (stats.pages_swapped_out, stats.refused_store);
@@ -182,7 +190,7 @@ impl Evictor {
             }
             self.admit_waiters();
             if any {
-                self.shared.eviction.note(engine_locks() - locks);
+                self.shared.gauges.eviction.note(engine_locks() - locks);
             }
             if any && freed > 0 {
                 self.backoff.freed();
@@ -205,9 +213,9 @@ impl Evictor {
         }
         self.backoff = Backoff::default();
         self.lent = 0;
-        self.shared.engine().set_over_limit(PageCount(0));
+        self.shared.books.engine().set_over_limit(PageCount(0));
         self.admit_waiters();
-        for tier in &self.shared.tiers {
+        for tier in &self.shared.books.tiers {
             tier.note_usage();
         }
     }
@@ -215,14 +223,14 @@ impl Evictor {
     /// Tells the books what the tiers hold, and notes the limit. Returns how many pages have left so
     /// far, and how many no tier took.
     fn progress(&self) -> (u64, u64) {
-        let held = self.shared.pool_held();
-        let mut engine = self.shared.engine();
+        let held = self.shared.books.pool_held();
+        let mut engine = self.shared.books.engine();
         engine.set_pool_held(held);
         let (dram, limit) = (engine.dram_used(), engine.limit());
         let stats = engine.stats();
         let so_far = (stats.pages_swapped_out, stats.refused_store);
         drop(engine);
-        self.shared.note_limit(dram, limit);
+        self.shared.gauges.note_limit(dram, limit);
         so_far
     }
 
@@ -237,8 +245,8 @@ impl Evictor {
 
     /// What was tried did not compress: threads that wait for room are let in, and after `time` other pages are tried.
     fn rest(&mut self, time: Duration) {
-        if self.shared.engine().room() < 1 {
-            self.shared.everything_full();
+        if self.shared.books.engine().room() < 1 {
+            self.everything_full();
             self.lent = 0; // what is allowed now has it
             self.admit_waiters();
         }
@@ -251,21 +259,21 @@ impl Evictor {
         let until = self.shared.elapsed() + time;
         loop {
             let (dram, limit, room, wanted) = {
-                let held = self.shared.pool_held();
-                let mut engine = self.shared.engine();
+                let held = self.shared.books.pool_held();
+                let mut engine = self.shared.books.engine();
                 engine.set_pool_held(held);
                 let wanted = engine.reclaim_unfinished();
                 (engine.dram_used(), engine.limit(), engine.room(), wanted)
             };
-            self.shared.note_limit(dram, limit);
+            self.shared.gauges.note_limit(dram, limit);
             if room < 1 {
-                self.shared.everything_full();
+                self.everything_full();
                 self.lent = 0; // what is allowed now has it
             }
             self.admit_waiters();
             self.look_aside();
             let over = self.shared.elapsed() >= until;
-            if over || !wanted || self.shared.stop.load(Ordering::Acquire) {
+            if over || !wanted || self.shared.signals.stopped() {
                 return;
             }
             std::thread::sleep(PAUSE);
@@ -273,10 +281,10 @@ impl Evictor {
     }
 
     /// Lets faults exceed the limit by `pages`, instead of what was lent before, beside what
-    /// [`Shared::everything_full`] allows.
+    /// [`Evictor::everything_full`] allows.
     fn lend(&mut self, pages: u64) {
         if pages != self.lent {
-            let mut engine = self.shared.engine();
+            let mut engine = self.shared.books.engine();
             let allowed = engine.set_over_limit(PageCount(0)).0;
             engine.set_over_limit(PageCount(allowed.saturating_sub(self.lent) + pages));
             self.lent = pages;
@@ -292,19 +300,19 @@ impl Evictor {
 
     /// Threads that waited for room may fault again.
     fn admit_waiters(&mut self) {
-        self.shared.engine().take_waiters(&mut self.wakes);
-        self.shared.wake_pages(&mut self.wakes);
+        self.shared.books.engine().take_waiters(&mut self.wakes);
+        self.shared.processes.wake_pages(&mut self.wakes);
     }
 
     fn evict_batch(&mut self) -> bool {
         let mut items = std::mem::take(&mut self.items);
         self.unfit = false;
-        if let Some(record) = &self.shared.record {
+        if let Some(record) = &self.shared.books.record {
             record.nobody_waits(); // every page of the last batch is settled
         }
         // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
-        let before = self.shared.engine().stats().pages_swapped_out;
+        let before = self.shared.books.engine().stats().pages_swapped_out;
         let most = self.backoff.pages();
         let any = zeros || self.select_next(&mut items) || self.choose_next(most, &mut items);
         let mut start = 0;
@@ -318,8 +326,9 @@ impl Evictor {
             start += count;
         }
         self.items = items;
-        self.zeros_in_vain = zeros && self.shared.engine().stats().pages_swapped_out == before;
-        self.shared.free_released();
+        self.zeros_in_vain =
+            zeros && self.shared.books.engine().stats().pages_swapped_out == before;
+        self.shared.books.free_released();
         any
     }
 
@@ -332,7 +341,7 @@ impl Evictor {
             if self.choose(Movement::Evicted, items, select) {
                 return true;
             }
-            self.kept = self.shared.engine().kept_pages();
+            self.kept = self.shared.books.engine().kept_pages();
             if self.kept == kept {
                 break;
             }
@@ -344,7 +353,7 @@ impl Evictor {
     /// leave too: they are next.
     fn select_next(&self, items: &mut Vec<EvictItem>) -> bool {
         let (mut of, mut ranges, mut pages) = (None, Vec::new(), 0);
-        let mut runs = lock(&self.shared.leave_next);
+        let mut runs = self.shared.books.leave_next.queue();
         while let Some((space, range)) = runs.front().copied()
             && of.is_none_or(|of| of == space)
             && pages + range.count().0 <= EVICT_PAGES_MAX as u64
@@ -378,9 +387,9 @@ impl Evictor {
         items: &mut Vec<EvictItem>,
         select: impl FnOnce(&mut Engine<MemfdLedger>, &mut Vec<EvictItem>) -> bool,
     ) -> bool {
-        let mut engine = self.shared.engine();
+        let mut engine = self.shared.books.engine();
         let any = select(&mut engine, items);
-        if let (Some(record), true) = (&self.shared.record, any) {
+        if let (Some(record), true) = (&self.shared.books.record, any) {
             for item in items.iter() {
                 record.moved(item.space, item.page, movement);
             }
@@ -396,10 +405,10 @@ impl Evictor {
         let mut chosen: Option<(SpaceId, Arc<Process>)> = None;
         let mut ranges: Vec<VirtRange> = Vec::new();
         let mut pages = 0;
-        let pressed = self.shared.engine().room() < 1;
+        let pressed = self.shared.books.engine().room() < 1;
         for _ in 0..ZERO_RUNS_A_BATCH {
             let (space, range) = {
-                let mut runs = lock(&self.shared.zero_runs);
+                let mut runs = self.shared.books.zero_runs.queue();
                 // The newest was mapped a moment ago for a thread that may not have looked yet.
                 let may = pressed || runs.len() > 1;
                 let of = chosen.as_ref().map(|(space, _)| *space);
@@ -413,7 +422,7 @@ impl Evictor {
                 }
             };
             if chosen.is_none() {
-                let Some(process) = self.shared.process(space) else {
+                let Some(process) = self.shared.processes.get(space) else {
                     continue; // gone, and its pages with it
                 };
                 chosen = Some((space, process));
@@ -429,7 +438,11 @@ impl Evictor {
             {
                 let found = self.zeros.iter().map(|(run, _)| run.count().0).sum::<u64>();
                 if pages > 0 && pages + found > EVICT_PAGES_MAX as u64 {
-                    lock(&self.shared.zero_runs).push_front((space, range)); // for the next batch
+                    self.shared
+                        .books
+                        .zero_runs
+                        .queue()
+                        .push_front((space, range)); // for the next batch
                     break;
                 }
                 pages += found;

@@ -16,8 +16,9 @@ use undercroft_sys::uffd::UffdError;
 use undercroft_trace::Movement;
 
 use super::FaultThread;
-use crate::shared::{MeteredTier, lock, note_run};
+use crate::books::metered::MeteredTier;
 use crate::space::process::Process;
+use crate::sync::lock;
 
 /// Slots freed at a time; until then they count as held: at most 64 x 3.5 KiB.
 const FREE_BATCH: usize = 64;
@@ -86,7 +87,7 @@ impl FaultThread {
             let items = &this.plan.items;
             if items.len() == 1 && !items[0].fresh {
                 let times = [arrived, read, decided, loaded, this.installed];
-                self.shared.breakdown.add(times);
+                self.shared.gauges.breakdown.add(times);
             }
             self.release_lane(lane);
         }
@@ -132,7 +133,7 @@ impl FaultThread {
                 fill(page, item.slot.0 as u32);
                 continue;
             }
-            let metered = &self.shared.tiers[item.tier.0 as usize];
+            let metered = &self.shared.books.tiers[item.tier.0 as usize];
             match metered.load(item.slot, item.stamp, page) {
                 Ok(Loaded::Done) => {}
                 Ok(Loaded::Read { fd, offset }) => {
@@ -199,7 +200,7 @@ impl FaultThread {
         for at in first..first + count {
             this.pending[at] = false;
             let item = this.plan.items[at];
-            let metered = &self.shared.tiers[item.tier.0 as usize];
+            let metered = &self.shared.books.tiers[item.tier.0 as usize];
             let verified = at - first < got
                 && self
                     .ring
@@ -273,7 +274,7 @@ impl FaultThread {
                 end += 1;
             }
             let items = &mut this.plan.items[start..end];
-            self.shared.engine().validate(items);
+            self.shared.books.engine().validate(items);
             let skipped = &this.skipped[start..end];
             let mut at = 0;
             let mut run_max = LOAD_PAGES_MAX;
@@ -330,7 +331,7 @@ impl FaultThread {
                 }
                 if done > 0 && ahead {
                     let zeros = VirtRange::new(page, page.plus(done as u64));
-                    note_run(&self.shared.zero_runs, space, zeros);
+                    self.shared.books.zero_runs.note(space, zeros);
                 }
                 at += done;
                 if exists && at < stop {
@@ -350,11 +351,11 @@ impl FaultThread {
                 demanded_done |= item.demanded;
                 note_wake(item.page);
             }
-            let held = self.shared.pool_held();
-            let mut engine = self.shared.engine();
+            let held = self.shared.books.pool_held();
+            let mut engine = self.shared.books.engine();
             engine.finish(space, items);
             // With the engine locked, as all that is recorded: in the order of its books.
-            if let Some(record) = &self.shared.record {
+            if let Some(record) = &self.shared.books.record {
                 let came = |item: &&LoadItem| item.valid && item.install == Install::Done;
                 for item in items.iter().filter(came) {
                     match item.demanded {
@@ -373,7 +374,7 @@ impl FaultThread {
         this.installed = Instant::now();
         if demanded_done {
             let took = this.installed.duration_since(this.started).as_nanos() as u64;
-            lock(&self.shared.fault_latency).saturating_record(took);
+            lock(&self.shared.gauges.fault_latency).saturating_record(took);
         }
         // Last, with no lock held: who is woken runs on this CPU, and may do so at once, in this
         // thread's place.
@@ -382,7 +383,7 @@ impl FaultThread {
         }
         // Freeing takes the tier's lock and may give memory back to the system: not for each fault.
         if self.freed.len() >= FREE_BATCH {
-            self.shared.free_slots(&mut self.freed);
+            self.shared.books.free_slots(&mut self.freed);
         }
     }
 }

@@ -21,11 +21,11 @@ use undercroft_sys::ring::Ring;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
 use crate::fault::awake::Awake;
-use crate::scale::{is_out_of_descriptors, note_hold};
-use crate::shared::{Shared, lock};
+use crate::gauges::scale::{is_out_of_descriptors, note_hold};
 use crate::space::agent::Agent;
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::processes::Change;
+use crate::space::shared::Shared;
 use lane::Lane;
 
 /// Plans a thread can have waiting for storage at once.
@@ -92,7 +92,7 @@ impl FaultThread {
         // As many operations as pages: it is never full.
         let entries = LANES * LOAD_PAGES_MAX;
         let ring = Ring::new(entries as u32, entries)?;
-        let wakeup = &shared.wakeups[index];
+        let wakeup = shared.signals.wakeup(index);
         epoll::add(
             &epoll,
             wakeup,
@@ -133,7 +133,7 @@ impl FaultThread {
         let cpu = self.shared.placement.cpus[self.index];
         let _ = process::set_affinity(0, &[cpu]);
         let (mut events, mut keys) = (Vec::with_capacity(EVENTS_MAX), Vec::new());
-        while !self.shared.stop.load(Ordering::Acquire) {
+        while !self.shared.signals.stopped() {
             self.look_around();
             // Something is being read, for the only thread that faults.
             let lone_read = self.alone && self.idle.len() < LANES;
@@ -193,10 +193,10 @@ impl FaultThread {
 
     fn drain_wakeup(&mut self) {
         let mut word = [0u8; 8];
-        let _ = rustix::io::read(&self.shared.wakeups[self.index], &mut word);
-        let pages = std::mem::take(&mut *lock(&self.shared.to_bring));
+        let _ = rustix::io::read(self.shared.signals.wakeup(self.index), &mut word);
+        let pages = self.shared.signals.take_to_bring();
         for (space, page) in pages {
-            let process = self.shared.process(space);
+            let process = self.shared.processes.get(space);
             // A fork child's books are right when it has spoken.
             let settled = |p: &Process| p.parent.is_none() || p.settled.load(Ordering::Acquire);
             if let Some(process) = process.filter(|p| settled(p)) {
@@ -234,7 +234,7 @@ impl FaultThread {
         self.active = active;
         match active {
             true => {
-                let all = self.shared.all_processes();
+                let all = self.shared.processes.all();
                 all.into_iter().for_each(|process| self.poll(process));
             }
             false => {
@@ -358,11 +358,12 @@ impl FaultThread {
             }
             // For a fork child: its parent stays blocked in fork(), and the event unread.
             Err(error) if is_out_of_descriptors(&error) => {
-                self.shared.shortages.no_descriptor();
+                self.shared.gauges.shortages.no_descriptor();
                 short = true;
             }
             Err(error) => self
                 .shared
+                .signals
                 .doom(&format!("reading the program's faults failed: {error}")),
         }
         if !crate::space::layout::settle(&self.shared, process) {
@@ -377,7 +378,7 @@ impl FaultThread {
             agent.commands.admit_agent();
         }
         if events {
-            note_hold(&self.shared.holds.layout, since);
+            note_hold(&self.shared.gauges.holds.layout, since);
         }
         match short {
             true => Intake::Short,
@@ -408,8 +409,8 @@ impl FaultThread {
             .placement
             .fault_seen(thread, now, || Some(process.clone()))
         {
-            self.shared.wake_fault_threads();
-            crate::space::layout::place_agents(&self.shared);
+            self.shared.signals.wake_fault_threads();
+            crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
         }
         self.alone = self.shared.placement.pin.holds(thread);
         self.answer(process, fault, arrived, read);
@@ -419,12 +420,12 @@ impl FaultThread {
     fn answer(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
         let lane = self.take_lane();
         let answer = {
-            let held = self.shared.pool_held();
-            let mut engine = self.shared.engine();
+            let held = self.shared.books.pool_held();
+            let mut engine = self.shared.books.engine();
             engine.set_pool_held(held);
             let answer = engine.fault(fault, &mut self.lanes[lane].plan);
             let kick = engine.reclaim_wanted();
-            if let Some(record) = &self.shared.record
+            if let Some(record) = &self.shared.books.record
                 && answer == FaultAnswer::Wait
                 && engine.entry(fault.space, fault.page).state == PageState::Evicting
             {
@@ -432,7 +433,7 @@ impl FaultThread {
             }
             drop(engine);
             if kick {
-                self.shared.kick_evictor();
+                self.shared.signals.kick_evictor();
             }
             answer
         };
@@ -456,7 +457,11 @@ impl FaultThread {
             FaultAnswer::Lost => self.poison(process, fault.page),
             FaultAnswer::Unmanaged => {
                 if process.is_alive() {
-                    self.shared.shortages.table.fetch_add(1, Ordering::Relaxed);
+                    self.shared
+                        .gauges
+                        .shortages
+                        .table
+                        .fetch_add(1, Ordering::Relaxed);
                 }
                 let _layout = process.layout.read();
                 if process.uffd.zeropage(page, false).is_err() {
@@ -498,18 +503,18 @@ impl FaultThread {
         if times >= PUZZLED_AFTER {
             process.puzzled.store(0, Ordering::Relaxed);
             let _layout = process.layout.read();
-            let entry = self.shared.engine().entry(process.space, page);
+            let entry = self.shared.books.engine().entry(process.space, page);
             let sure = entry.state == PageState::Resident && process.is_settled();
             if sure && process.uffd.zeropage(range, false).is_ok() {
-                let mut engine = self.shared.engine();
+                let mut engine = self.shared.books.engine();
                 engine.vanished(process.space, page);
-                if let Some(record) = &self.shared.record {
+                if let Some(record) = &self.shared.books.record {
                     record.dropped(process.space, range);
                 }
             }
         }
         let _ = process.uffd.wake(range);
-        self.shared.free_released();
+        self.shared.books.free_released();
     }
 
     /// No copy verifies: every access fails from now on, rather than read wrong bytes.
@@ -520,6 +525,7 @@ impl FaultThread {
             Ok(()) | Err(UffdError::LayoutChanging { .. }) => {}
             Err(_) => self
                 .shared
+                .signals
                 .doom("a page's stored copy failed to verify, and the kernel cannot poison it"),
         }
         let _ = process.uffd.wake(range);

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage, VirtRange};
 use undercroft_trace::{Header, Movement, TimeUnit, TraceWriter};
 
-use crate::shared::lock;
+use crate::sync::lock;
 
 use writer::Out;
 

@@ -12,7 +12,7 @@ use undercroft_trace::{Access, Event, Kind, Movement, TraceWriter, WriteError};
 
 use super::known::Known;
 use super::{CLIENTS, Inbox, NAP, QUEUE_FULL, QUEUE_MAX, QUEUE_SPARE, Seen, What};
-use crate::shared::lock;
+use crate::sync::lock;
 
 /// The writer: the trace, numbers for what it names from 0, and which pages it told of.
 pub(super) struct Out<W: Write> {

@@ -21,15 +21,15 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_sys::access::{self, AccessError, AccessScanner, BLOCK_PAGES, BlockScan, ClearRefs};
 use undercroft_sys::process;
 
-use crate::shared::Shared;
 use crate::space::process::Process;
+use crate::space::shared::Shared;
 
 /// Pages told to the engine under one hold of its lock: some 5 us.
 const TOUCH_PAGES: usize = 64;
@@ -59,16 +59,6 @@ impl Pace {
             on_demand: false,
         }
     }
-}
-
-/// What the looks came to.
-#[derive(Debug, Default)]
-pub(crate) struct Looks {
-    pub count: AtomicU64,
-    pub nanos: AtomicU64,
-    pub pages_used: AtomicU64,
-    /// Most bytes in which pages were remembered from one look to the next.
-    pub metadata: AtomicU64,
 }
 
 /// What it costs to remember a block: its frames, and its place in the table.
@@ -131,7 +121,7 @@ fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
 /// False when the run has ended; it does not wait for this thread.
 fn sleep(shared: &Shared, pause: Duration) -> bool {
     std::thread::sleep(pause);
-    !shared.stop.load(Ordering::Acquire)
+    !shared.signals.stopped()
 }
 
 /// The thread's own.
@@ -170,7 +160,7 @@ impl Accesses {
     /// be called when pages begin to leave: a thread's life.
     pub fn on_demand(shared: Arc<Shared>) {
         // Short runs, and those that are only near their limit, do not pay for a scanner.
-        while shared.engine().stats().pages_swapped_out == 0 {
+        while shared.books.engine().stats().pages_swapped_out == 0 {
             if !sleep(&shared, Pace::AUTO.interval) {
                 return;
             }
@@ -206,14 +196,14 @@ impl Accesses {
             }
             let _ = process::set_affinity(0, &self.shared.placement.worker_cpus());
             let began = Instant::now();
-            let processes = self.shared.all_processes();
+            let processes = self.shared.processes.all();
             let lives = |space: &SpaceId| processes.iter().any(|p| p.space == *space);
             self.last.retain(|space, _| lives(space));
             self.refused.retain(lives);
             let mut looked = false;
             for process in &processes {
                 if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
-                    let has_relatives = !self.shared.relatives(process).is_empty();
+                    let has_relatives = !self.shared.processes.relatives(process).is_empty();
                     // Bits of what relatives share are cleared under the lock that installations wait for: only when asked for.
                     let refused = has_relatives || self.refused.contains(&process.space);
                     match refused && self.pace.on_demand {
@@ -224,15 +214,16 @@ impl Accesses {
             }
             let took = began.elapsed();
             if looked {
-                let looks = &self.shared.looks;
-                looks.count.fetch_add(1, Ordering::Relaxed);
+                let scans = &self.shared.gauges.scans;
+                scans.count.fetch_add(1, Ordering::Relaxed);
                 let nanos = took.as_nanos() as u64;
-                looks.nanos.fetch_add(nanos, Ordering::Relaxed);
+                scans.nanos.fetch_add(nanos, Ordering::Relaxed);
             }
             let blocks = self.last.values().map(|last| last.blocks.len() as u64);
             let metadata = blocks.sum::<u64>() * BLOCK_BYTES;
             self.shared
-                .looks
+                .gauges
+                .scans
                 .metadata
                 .fetch_max(metadata, Ordering::Relaxed);
             let Pace {
@@ -244,7 +235,7 @@ impl Accesses {
 
     /// Whether any page has left since this was asked last.
     fn pages_leave(&mut self) -> bool {
-        let left = self.shared.engine().stats().pages_swapped_out;
+        let left = self.shared.books.engine().stats().pages_swapped_out;
         std::mem::replace(&mut self.left, left) != left
     }
 
@@ -253,7 +244,7 @@ impl Accesses {
         let (Some(pid), Some(identity)) = (process.pid(), process.identity.get()) else {
             return false;
         };
-        let ranges = self.shared.engine().regions(process.space).to_vec();
+        let ranges = self.shared.books.engine().regions(process.space).to_vec();
         let blocks = access::blocks_of(&ranges);
         if blocks.is_empty() {
             return false;
@@ -297,18 +288,19 @@ impl Accesses {
                 continue;
             }
             let mut known = 0;
-            let mut engine = self.shared.engine();
+            let mut engine = self.shared.books.engine();
             for page in batch {
                 if engine.touch_at(process.space, *page, false) {
                     known += 1;
-                    if let Some(record) = &self.shared.record {
+                    if let Some(record) = &self.shared.books.record {
                         record.accessed(process.space, *page);
                     }
                 }
             }
             drop(engine);
             self.shared
-                .looks
+                .gauges
+                .scans
                 .pages_used
                 .fetch_add(known, Ordering::Relaxed);
         }

@@ -2,46 +2,24 @@
 //! such a write is counted, and waits for room, before it is made. Protection serves the limit only: where it is missing, as in the
 //! parent, a look at the child's pages finds what it has alone ([`crate::space::discover::note_own_frames`]).
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::limits::COPY_PAGES_MAX;
 use undercroft_engine::{BatchIndex, Fault, FaultAnswer};
 use undercroft_sys::procfs;
 
-use crate::shared::{Shared, note_run};
+use crate::books::Books;
 use crate::space::process::Process;
-
-/// Where the writes of a process have got to. Several fault threads may use it at once: a wrong guess costs a fault.
-#[derive(Default)]
-pub(crate) struct Trail {
-    next: AtomicU64,
-    copies: AtomicU64,
-}
-
-impl Trail {
-    /// Copies worth charging for a write at `page`: twice as many as the last time where it goes on from there, else one.
-    fn guess(&self, page: u64) -> u64 {
-        match self.next.load(Ordering::Relaxed) == page {
-            true => (2 * self.copies.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX),
-            false => 1,
-        }
-    }
-
-    fn went(&self, page: u64, granted: u64, copies: u64) {
-        self.next.store(page + granted, Ordering::Relaxed);
-        self.copies.store(copies, Ordering::Relaxed);
-    }
-}
+use crate::space::processes::Processes;
+use crate::space::shared::Shared;
 
 /// Protects all pages of a fork child whose one thread, `thread`, waits for us. Not its parent's, and not later: the kernel's write when a thread
 /// ends, which wakes whoever joins it, is not delivered where a page is protected.
-pub(crate) fn protect(shared: &Shared, process: &Process, thread: u32) {
+pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
     // A child that did not announce itself may have come far by now.
     if procfs::status_number(thread, "Threads") != Some(1) {
         return;
     }
-    let regions = shared.engine().regions(process.space).to_vec();
+    let regions = books.engine().regions(process.space).to_vec();
     for region in regions {
         let _ = process.uffd.write_protect(region, true);
     }
@@ -50,10 +28,10 @@ pub(crate) fn protect(shared: &Shared, process: &Process, thread: u32) {
 /// A thread writes to a protected page: the protection goes, and the thread goes on, as soon as there is room for the copy.
 pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     let page = VirtRange::new(fault.page, fault.page.plus(1));
-    let relatives = shared.relatives(process);
+    let relatives = shared.processes.relatives(process);
     if relatives.is_empty() {
         // Nobody shares anything any more.
-        let regions = shared.engine().regions(process.space).to_vec();
+        let regions = shared.books.engine().regions(process.space).to_vec();
         for region in regions {
             let _ = process.uffd.write_protect(region, false);
         }
@@ -80,14 +58,14 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     }
     let looked = looked.max(1); // what cannot be looked at is taken to be shared
     let (answer, kick) = {
-        let mut engine = shared.engine();
-        let told = |space, page| shared.tell_found(space, page);
+        let mut engine = shared.books.engine();
+        let told = |space, page| shared.books.tell_found(space, page);
         let shares = &sharing[..looked];
         let answer = engine.copy_on_write(fault, shares, &relatives, told);
         (answer, engine.reclaim_wanted())
     };
     if kick {
-        shared.kick_evictor();
+        shared.signals.kick_evictor();
     }
     match answer {
         Ok(granted) => {
@@ -114,11 +92,11 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
 /// Pages of a group that is about to be taken out; bit i = page i shares its frame with relatives. Those lose their protection, so that
 /// the agent, which breaks the sharing, does not have to ask for each.
 pub(crate) fn leaving(
-    shared: &Shared,
+    processes: &Processes,
     process: &Process,
     pages: impl Iterator<Item = VirtPage>,
 ) -> u64 {
-    if shared.relatives(process).is_empty() {
+    if processes.relatives(process).is_empty() {
         return 0;
     }
     let Ok(pagemap) = process.pagemap() else {
@@ -142,16 +120,21 @@ pub(crate) fn leaving(
 
 /// Pages of the batch were copied and the copies taken out, which has freed nothing: the frame that
 /// each shared is charged to an heir, which is to leave next. Locks the engine once.
-pub(crate) fn left(shared: &Shared, process: &Process, items: impl Iterator<Item = BatchIndex>) {
-    let relatives = shared.relatives(process);
-    let mut engine = shared.engine();
+pub(crate) fn left(
+    books: &Books,
+    processes: &Processes,
+    process: &Process,
+    items: impl Iterator<Item = BatchIndex>,
+) {
+    let relatives = processes.relatives(process);
+    let mut engine = books.engine();
     let heirs: Vec<(SpaceId, VirtPage)> = items
         .filter_map(|index| engine.leave_frame(index, &relatives))
-        .inspect(|(space, page)| shared.tell_found(*space, *page))
+        .inspect(|(space, page)| books.tell_found(*space, *page))
         .collect();
     drop(engine);
     for (space, page) in heirs {
         let one = VirtRange::new(page, page.plus(1));
-        note_run(&shared.leave_next, space, one);
+        books.leave_next.note(space, one);
     }
 }

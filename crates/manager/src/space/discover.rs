@@ -14,10 +14,13 @@ use undercroft_sys::process::{robust_list_head, set_fair};
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
 
-use crate::shared::{Shared, lock};
+use crate::books::Books;
+use crate::signals::Signals;
 use crate::space::agent::Agent;
-use crate::space::layout::{settle, subtract};
+use crate::space::layout::settle;
 use crate::space::process::{EXCLUDE_MAX, Process};
+use crate::space::shared::Shared;
+use crate::sync::lock;
 
 /// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault
 /// waits for it.
@@ -64,28 +67,34 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         vma.is_private_anonymous() && !is_locked && !is_ours(process, agent, vma.range)
     };
     let (ours, others): (Vec<_>, Vec<_>) = text.lines().filter_map(Vma::parse).partition(may);
-    shared.note_mappings(pid, (ours.len() + others.len()) as u64);
+    shared
+        .gauges
+        .note_mappings(pid, (ours.len() + others.len()) as u64);
     *lock(&process.fences) = others.iter().map(|vma| vma.range).collect();
     let mut fresh = Vec::new();
-    for vma in unknown(shared, process, ours) {
+    for vma in unknown(&shared.books, process, ours) {
         fresh.extend(register(shared, process, agent, vma.range, !begins));
     }
     if process.recount.swap(false, Ordering::AcqRel) {
-        fresh = shared.engine().regions(process.space).to_vec();
+        fresh = shared.books.engine().regions(process.space).to_vec();
     }
     let _ = set_fair(0); // registered: from here on it may take its time
     for range in fresh {
         count_present(shared, process, agent, range);
     }
     process.counting.fetch_sub(1, Ordering::SeqCst);
-    lock_threads(shared, process, pid);
+    lock_threads(&shared.books, &shared.signals, process, pid);
 }
 
 /// Those that the books do not have. What an unread event has yet to take from the books is looked at
 /// again when it has been applied.
-fn unknown<'a>(shared: &Shared, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vma<'a>> {
-    let regions = shared.engine().regions(process.space).to_vec();
-    of.retain(|vma| !subtract(vma.range, &regions[vma.range.overlapping(&regions)]).is_empty());
+fn unknown<'a>(books: &Books, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vma<'a>> {
+    let regions = books.engine().regions(process.space).to_vec();
+    of.retain(|vma| {
+        !vma.range
+            .minus(&regions[vma.range.overlapping(&regions)])
+            .is_empty()
+    });
     of
 }
 
@@ -142,7 +151,7 @@ pub(crate) fn register(
             continue;
         }
         // While an event is unread, the books may have what is gone.
-        if is_known(shared, process, mapping.range) && !process.event_pending() {
+        if is_known(&shared.books, process, mapping.range) && !process.event_pending() {
             continue;
         }
         let wide = wide
@@ -160,23 +169,23 @@ pub(crate) fn register(
                 && now.range.intersect(wide) == now.range
             {
                 at = now.range.end;
-                attach(shared, process, now.range, &mut fresh);
+                attach(&shared.books, process, now.range, &mut fresh);
                 continue;
             }
         }
         for range in register_whole(shared, process, agent, maps, mapping.range) {
-            attach(shared, process, range, &mut fresh);
+            attach(&shared.books, process, range, &mut fresh);
         }
     }
     fresh
 }
 
 /// The books have `range` from here on; appends what they did not have to `fresh`.
-fn attach(shared: &Shared, process: &Process, range: VirtRange, fresh: &mut Vec<VirtRange>) {
-    let mut engine = shared.engine();
+fn attach(books: &Books, process: &Process, range: VirtRange, fresh: &mut Vec<VirtRange>) {
+    let mut engine = books.engine();
     let regions = engine.regions(process.space);
     let holes = &regions[range.overlapping(regions)];
-    fresh.extend(subtract(range, holes));
+    fresh.extend(range.minus(holes));
     engine.attached(process.space, range);
 }
 
@@ -186,10 +195,10 @@ fn is_ours(process: &Process, agent: &Agent, range: VirtRange) -> bool {
 }
 
 /// True when the books have all of `range`.
-fn is_known(shared: &Shared, process: &Process, range: VirtRange) -> bool {
-    let engine = shared.engine();
+fn is_known(books: &Books, process: &Process, range: VirtRange) -> bool {
+    let engine = books.engine();
     let regions = engine.regions(process.space);
-    subtract(range, &regions[range.overlapping(regions)]).is_empty()
+    range.minus(&regions[range.overlapping(regions)]).is_empty()
 }
 
 /// Registers a mapping, and what it has become meanwhile; returns what is registered now.
@@ -223,7 +232,7 @@ fn register_whole(
                 continue;
             };
             let inside = !now.range.intersect(range).is_empty();
-            let beside = now.range.contains(page) && !is_known(shared, process, now.range);
+            let beside = now.range.contains(page) && !is_known(&shared.books, process, now.range);
             let may = now.private_anonymous && !is_ours(process, agent, now.range);
             if !may || done.contains(&now.range) {
                 continue;
@@ -245,7 +254,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         return;
     };
     let mut present = Vec::new();
-    let relatives = shared.relatives(process);
+    let relatives = shared.processes.relatives(process);
     let mut words = match relatives.is_empty() {
         true => Vec::new(),
         false => vec![0u8; SCAN_PAGES as usize * 8],
@@ -286,30 +295,30 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             continue;
         }
         if scanned {
-            add_present(shared, process, &relatives, start, &present, &shares);
+            add_present(&shared.books, process, &relatives, start, &present, &shares);
         }
         start = part.end;
         since = Instant::now();
     }
-    shared.kick_evictor();
+    shared.signals.kick_evictor();
 }
 
 /// Counts what was found `present` from `start` on. `shares`: which pages from there on share their
 /// frames.
 fn add_present(
-    shared: &Shared,
+    books: &Books,
     process: &Process,
     relatives: &[SpaceId],
     start: VirtPage,
     present: &[(VirtRange, Category)],
     shares: &[bool],
 ) {
-    let mut engine = shared.engine();
+    let mut engine = books.engine();
     let (mut new, mut shared_pages) = (Vec::new(), Vec::new());
     for (found, _) in present {
         for page in found.pages() {
             let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
-            let is_new = shared.record.is_some()
+            let is_new = books.record.is_some()
                 && engine.entry(process.space, page).state == PageState::Untouched;
             let inherits = shares && engine.found_shared(process.space, page, relatives);
             match (is_new, inherits) {
@@ -322,7 +331,7 @@ fn add_present(
                 engine.found_resident(process.space, one);
             }
         }
-        if let Some(record) = &shared.record {
+        if let Some(record) = &books.record {
             new.iter().for_each(|run| record.found(process.space, *run));
             let runs = shared_pages.iter();
             runs.for_each(|run| record.shared(process.space, *run));
@@ -356,7 +365,7 @@ pub(crate) fn settle_without_agent(shared: &Shared, process: &Process, agent: &A
 }
 
 /// Locks the control blocks of threads not seen before.
-pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
+pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, pid: u32) {
     let Ok(threads) = procfs::thread_ids(pid) else {
         return;
     };
@@ -372,8 +381,8 @@ pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
         let last = VirtPage::of(head + CONTROL_BLOCK.1);
         let block = VirtRange::new(first, last.plus(1));
         let absent = {
-            let mut engine = shared.engine();
-            if let Some(record) = &shared.record {
+            let mut engine = books.engine();
+            if let Some(record) = &books.record {
                 record.locked(process.space, block);
             }
             engine.lock(process.space, block, true)
@@ -383,20 +392,25 @@ pub(crate) fn lock_threads(shared: &Shared, process: &Process, pid: u32) {
             continue;
         }
         // Looked at again next time.
-        shared.bring_in(process.space, block.pages());
+        signals.bring_in(process.space, block.pages());
     }
     seen.retain(|tid| threads.contains(tid));
 }
 
 /// Counts inherited pages that the process has alone by now; false when there were none to look at.
-pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [u8]) -> bool {
+pub(crate) fn note_own_frames(
+    books: &Books,
+    signals: &Signals,
+    process: &Process,
+    buffer: &mut [u8],
+) -> bool {
     let Ok(pagemap) = process.pagemap() else {
         return false;
     };
-    let parts = shared.engine().parts(process.space, EVERYTHING);
+    let parts = books.engine().parts(process.space, EVERYTHING);
     let mut ranges = Vec::new();
     for part in parts {
-        ranges.extend(shared.engine().inherited(process.space, part));
+        ranges.extend(books.engine().inherited(process.space, part));
     }
     let any = !ranges.is_empty();
     for range in ranges {
@@ -409,20 +423,20 @@ pub(crate) fn note_own_frames(shared: &Shared, process: &Process, buffer: &mut [
             let Ok(entries) = pagemap.entries(start, &mut buffer[..count as usize * 8]) else {
                 return any;
             };
-            let mut engine = shared.engine();
+            let mut engine = books.engine();
             for (at, entry) in entries.enumerate() {
                 if entry.present() && entry.exclusive() {
                     let page = start.plus(at as u64);
                     let before = engine.resident();
                     engine.own_frame(process.space, page);
                     if engine.resident() != before {
-                        shared.tell_found(process.space, page);
+                        books.tell_found(process.space, page);
                     }
                 }
             }
             start = start.plus(count);
         }
     }
-    shared.kick_evictor();
+    signals.kick_evictor();
     any
 }

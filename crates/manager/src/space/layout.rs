@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use undercroft_base::VirtRange;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::{Message, Uffd};
 
-use crate::scale::is_out_of_descriptors;
-use crate::shared::{Shared, lock};
+use crate::gauges::scale::is_out_of_descriptors;
+use crate::placement::Placement;
 use crate::space::parts;
 use crate::space::process::Process;
+use crate::space::processes::Processes;
+use crate::space::shared::Shared;
+use crate::sync::lock;
 
 /// Takes one event other than a fault, in the order the kernel gave it; applies what can be applied by now.
 pub(crate) fn heard(shared: &Shared, process: &Process, event: Message) {
@@ -31,7 +33,7 @@ pub(crate) fn settle(shared: &Shared, process: &Process) -> bool {
 fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
     loop {
         let event = lock(&process.order).next(late_ones_come, |range| {
-            let engine = shared.engine();
+            let engine = shared.books.engine();
             let regions = engine.regions(process.space);
             !range.overlapping(regions).is_empty()
         });
@@ -55,14 +57,16 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
         Message::Remap { from, to } => match parts::moved(shared, space, from, to) {
             Ok(effect) => (effect, from),
             Err(_) => {
-                return shared.doom("the page table is full: the program maps too much memory");
+                return shared
+                    .signals
+                    .doom("the page table is full: the program maps too much memory");
             }
         },
     };
     if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {
         agent.commands.cancel();
     }
-    shared.free_released();
+    shared.books.free_released();
     if moved {
         // The address may have been taken by a new mapping before the books knew that the old one
         // was gone.
@@ -74,7 +78,7 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     // What the child does not have, or has as zeros, is found when it first speaks: see `settle_fork_child`.
-    let space = shared.engine().begin_fork(parent.space);
+    let space = shared.books.engine().begin_fork(parent.space);
     let child = Process::new(
         space,
         child,
@@ -100,7 +104,9 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
             shared.add_process(&child);
         }
         // It is not served, and keeps its userfaultfd: it waits until it is ended.
-        Err(_) => shared.doom("the page table is full: the program forks too much memory"),
+        Err(_) => shared
+            .signals
+            .doom("the page table is full: the program forks too much memory"),
     }
 }
 
@@ -111,14 +117,14 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
     if process.parent.is_none() || process.settled.swap(true, Ordering::AcqRel) {
         return;
     }
-    let tid = host_number(shared, process, tid);
+    let tid = host_number(&shared.processes, process, tid);
     let (mut wiped, mut present) = (Vec::new(), Vec::new());
     // Every mapping that can be managed has the flag of missing-page tracking.
     let read = procfs::mappings_with_flags(tid, &mut [("wf", &mut wiped), ("um", &mut present)]);
     if read.is_err() || !present.iter().any(|range| range.contains(process.beacon)) {
         let short = read.is_err_and(|error| is_out_of_descriptors(&error));
         if !process.has_lost_its_memory(zeros) {
-            shared.doom(match short {
+            shared.signals.doom(match short {
                 true => "out of file descriptors: raise the hard limit (`ulimit -Hn`)",
                 false => "a fork child could not be looked at (is it in another pid namespace?)",
             });
@@ -126,25 +132,25 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
         return; // killed meanwhile
     }
     let layout = process.layout.write();
-    let regions = shared.engine().regions(process.space).to_vec();
+    let regions = shared.books.engine().regions(process.space).to_vec();
     for region in regions {
-        for absent in subtract(region, &present[region.overlapping(&present)]) {
+        for absent in region.minus(&present[region.overlapping(&present)]) {
             parts::dropped(shared, process.space, absent, true);
         }
     }
     for range in wiped {
         parts::dropped(shared, process.space, range, false);
     }
-    shared.free_released();
+    shared.books.free_released();
     drop(layout);
-    crate::space::cow::protect(shared, process, tid);
+    crate::space::cow::protect(&shared.books, process, tid);
 }
 
 /// The number here of a fork child's one thread, which its first fault calls `tid`: in a pid
 /// namespace that the child was put into, which is not ours. Without a parent that lives it is
 /// taken as it is, and what it names is looked at before it is believed.
-fn host_number(shared: &Shared, child: &Process, tid: u32) -> u32 {
-    let parent = child.parent.and_then(|parent| shared.process(parent));
+fn host_number(processes: &Processes, child: &Process, tid: u32) -> u32 {
+    let parent = child.parent.and_then(|parent| processes.get(parent));
     let Some(parent) = parent.and_then(|parent| parent.pid()) else {
         return tid;
     };
@@ -160,47 +166,11 @@ fn host_number(shared: &Shared, child: &Process, tid: u32) -> u32 {
 }
 
 /// Moves the evictor and all agents to where no client thread faults.
-pub(crate) fn place_agents(shared: &Shared) {
+pub(crate) fn place_agents(processes: &Processes, placement: &Placement) {
     let mut agents = Vec::new();
-    for process in shared.all_processes() {
+    for process in processes.all() {
         let alive = process.agent.get().filter(|agent| !agent.has_ended());
         agents.extend(alive.map(|agent| agent.tid()));
     }
-    shared.placement.place_workers(&agents);
-}
-
-/// A range minus others: what is left, ascending.
-pub(crate) fn subtract(range: VirtRange, holes: &[VirtRange]) -> Vec<VirtRange> {
-    let mut left = vec![range];
-    for hole in holes {
-        left = left
-            .into_iter()
-            .flat_map(|part| {
-                [
-                    VirtRange::new(part.start, part.end.min(hole.start)),
-                    VirtRange::new(part.start.max(hole.end), part.end),
-                ]
-            })
-            .filter(|part| !part.is_empty())
-            .collect();
-    }
-    left
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use undercroft_base::VirtPage;
-
-    fn range(start: u64, end: u64) -> VirtRange {
-        VirtRange::new(VirtPage(start), VirtPage(end))
-    }
-
-    #[test]
-    fn subtract_leaves_what_no_hole_covers() {
-        let holes = [range(0, 2), range(4, 6), range(9, 20)];
-        assert_eq!(subtract(range(0, 10), &holes), [range(2, 4), range(6, 9)]);
-        assert_eq!(subtract(range(0, 10), &[range(0, 10)]), []);
-        assert_eq!(subtract(range(5, 8), &[range(0, 3)]), [range(5, 8)]);
-    }
+    placement.place_workers(&agents);
 }

@@ -10,14 +10,12 @@ use std::collections::VecDeque;
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_sys::uffd::Message;
 
-use crate::space::layout::subtract;
-
 /// Old places remembered at once; more are forgotten once the kernel says that no event is on its way.
 pub(crate) const VACATED_MAX: usize = 64;
 
 /// Events of one address space that were read and cannot be applied yet.
 #[derive(Default)]
-pub(crate) struct Order {
+pub(crate) struct EventOrder {
     /// As many as the program's threads raise while one of them is between its change and its report.
     waiting: VecDeque<Message>,
     /// Where mappings moved away from, until the kernel has reported those places unmapped. After `MREMAP_DONTUNMAP` it
@@ -34,8 +32,8 @@ fn meet(a: VirtRange, b: VirtRange) -> bool {
     !a.intersect(b).is_empty()
 }
 
-impl Order {
-    /// An event was read. Call [`Order::next`] until it has none.
+impl EventOrder {
+    /// An event was read. Call [`EventOrder::next`] until it has none.
     pub fn push(&mut self, event: Message) {
         self.waiting.push_back(event);
     }
@@ -69,7 +67,7 @@ impl Order {
             Message::Unmap(range) => {
                 let vacated = std::mem::take(&mut self.vacated);
                 self.vacated
-                    .extend(vacated.into_iter().flat_map(|old| subtract(old, &[range])));
+                    .extend(vacated.into_iter().flat_map(|old| old.minus(&[range])));
             }
             _ => {}
         }
@@ -120,11 +118,11 @@ mod tests {
     }
 
     /// Books with `a` and `b` in use under these labels.
-    fn start(a: VirtRange, b: VirtRange) -> (Books, Order) {
+    fn start(a: VirtRange, b: VirtRange) -> (Books, EventOrder) {
         let mut books = Books::default();
         books.put(a, 'a');
         books.put(b, 'b');
-        (books, Order::default())
+        (books, EventOrder::default())
     }
 
     /// The books: a label for each page in use.
@@ -150,14 +148,14 @@ mod tests {
             }
         }
 
-        fn read(&mut self, order: &mut Order, events: impl IntoIterator<Item = Message>) {
+        fn read(&mut self, order: &mut EventOrder, events: impl IntoIterator<Item = Message>) {
             for event in events {
                 order.push(event);
                 self.drain(order, true);
             }
         }
 
-        fn drain(&mut self, order: &mut Order, late_ones_come: bool) {
+        fn drain(&mut self, order: &mut EventOrder, late_ones_come: bool) {
             while let Some(event) = {
                 let used =
                     |range: VirtRange| range.pages().any(|page| self.0.contains_key(&page.0));
@@ -231,7 +229,7 @@ mod tests {
 
     #[test]
     fn without_a_late_event_nothing_waits() {
-        let (mut books, mut order) = (Books::default(), Order::default());
+        let (mut books, mut order) = (Books::default(), EventOrder::default());
         books.put(range(10, 12), 'a');
         // MREMAP_DONTUNMAP: the old place is never reported unmapped, and something moves there later.
         books.read(

@@ -15,11 +15,12 @@ use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Effect, Engine, LedgerFull};
 
 use crate::books::ledger::MemfdLedger;
-use crate::scale::note_hold;
-use crate::shared::{Shared, lock};
+use crate::gauges::scale::note_hold;
+use crate::space::graves::Dead;
 use crate::space::process::Process;
+use crate::space::shared::Shared;
 
-type Books = Engine<MemfdLedger>;
+type Locked = Engine<MemfdLedger>;
 
 /// Chunks at once whose pages are changed, of 512 pages: some 0.3 ms.
 const CHUNKS: usize = 8;
@@ -35,18 +36,18 @@ const MANY: usize = 16;
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// Does `work` with the engine locked, and notes for how long it was.
-fn locked<T>(shared: &Shared, work: impl FnOnce(&mut Books) -> T) -> T {
-    let mut engine: MutexGuard<'_, Books> = shared.engine();
+fn locked<T>(shared: &Shared, work: impl FnOnce(&mut Locked) -> T) -> T {
+    let mut engine: MutexGuard<'_, Locked> = shared.books.engine();
     let since = Instant::now();
     let done = work(&mut engine);
     drop(engine);
-    note_hold(&shared.holds.engine, since);
+    note_hold(&shared.gauges.holds.engine, since);
     done
 }
 
 /// A trace is told of whole changes only: with one all is done in one hold.
 fn at_once(shared: &Shared, chunks: usize) -> usize {
-    match &shared.record {
+    match &shared.books.record {
         Some(_) => usize::MAX,
         None => chunks,
     }
@@ -57,8 +58,8 @@ fn at_once(shared: &Shared, chunks: usize) -> usize {
 fn in_parts(
     shared: &Shared,
     parts: &[VirtRange],
-    mut work: impl FnMut(&mut Books, VirtRange),
-    last: impl FnOnce(&mut Books),
+    mut work: impl FnMut(&mut Locked, VirtRange),
+    last: impl FnOnce(&mut Locked),
 ) {
     let at_once = at_once(shared, CHUNKS);
     let mut left = parts;
@@ -97,8 +98,8 @@ fn clear(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool, told
         }
         engine.parts(space, range)
     });
-    if parts.len() < MANY || shared.record.is_some() {
-        let record = shared.record.as_ref().filter(|_| told);
+    if parts.len() < MANY || shared.books.record.is_some() {
+        let record = shared.books.record.as_ref().filter(|_| told);
         in_parts(
             shared,
             &parts,
@@ -111,12 +112,12 @@ fn clear(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool, told
         );
         return effect;
     }
-    let grave = shared.engine().add_space();
+    let grave = shared.books.engine().add_space();
     for parts in parts.chunks(WHOLE_CHUNKS) {
         let of_parts = locked(shared, |engine| engine.bury(space, parts, grave));
         effect.cancel_batch |= of_parts.cancel_batch;
     }
-    shared.forget_later(Dead::grave(shared, grave));
+    forget_later(shared, Dead::grave(shared, grave));
     effect
 }
 
@@ -146,13 +147,17 @@ pub(crate) fn moved(
                 Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
                 Err(LedgerFull) if engine.keeps_nothing(space, part) => {
                     effect.cancel_batch |= engine.removed(space, part).cancel_batch;
-                    shared.shortages.table.fetch_add(1, Ordering::Relaxed);
+                    shared
+                        .gauges
+                        .shortages
+                        .table
+                        .fetch_add(1, Ordering::Relaxed);
                 }
                 Err(LedgerFull) => lost = Err(LedgerFull),
             }
         },
         |_| {
-            if let Some(record) = &shared.record {
+            if let Some(record) = &shared.books.record {
                 record.remapped(space, from, to);
             }
         },
@@ -178,12 +183,16 @@ pub(crate) fn forked(
         |engine, part| match engine.inherit_range(parent, child, part, &[]) {
             Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
             Err(LedgerFull) if engine.keeps_nothing(parent, part) => {
-                shared.shortages.table.fetch_add(1, Ordering::Relaxed);
+                shared
+                    .gauges
+                    .shortages
+                    .table
+                    .fetch_add(1, Ordering::Relaxed);
             }
             Err(LedgerFull) => lost = Err(LedgerFull),
         },
         |_| {
-            if let Some(record) = &shared.record {
+            if let Some(record) = &shared.books.record {
                 record.forked(parent, child);
             }
         },
@@ -191,36 +200,38 @@ pub(crate) fn forked(
     lost.map(|()| effect)
 }
 
-/// The address space is gone, and is no longer listed: its pages are forgotten and its slots freed
+/// It is forgotten a few chunks at a time.
+fn forget_later(shared: &Shared, dead: Dead) {
+    shared.graves.push(dead);
+    shared.signals.kick_control();
+}
+
+/// The address space is gone: it is no longer listed, its pages are forgotten and its slots freed
 /// by and by, those of a small one at once.
-pub(crate) fn ended(shared: &Shared, process: Arc<Process>) {
+pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
+    process.gone.store(true, Ordering::Relaxed);
+    if !shared.processes.remove(process) {
+        return;
+    }
+    shared.signals.wake_fault_threads();
+    let process = process.clone();
     let mut dead = Dead {
-        relatives: shared.relatives(&process),
-        parts: shared.engine().parts(process.space, EVERYTHING),
+        relatives: shared.processes.relatives(&process),
+        parts: shared.books.engine().parts(process.space, EVERYTHING),
         space: process.space,
         process: Some(process),
         next: 0,
         cancel_batch: false,
     };
     if !dead.forget_some(shared) {
-        shared.forget_later(dead);
+        forget_later(shared, dead);
     }
-}
-
-/// The books of an address space that is gone, or of a range that was cut off.
-pub(crate) struct Dead {
-    space: SpaceId,
-    process: Option<Arc<Process>>,
-    relatives: Vec<SpaceId>,
-    parts: Vec<VirtRange>,
-    next: usize,
-    cancel_batch: bool,
 }
 
 impl Dead {
     fn grave(shared: &Shared, space: SpaceId) -> Dead {
         Dead {
-            parts: shared.engine().parts(space, EVERYTHING),
+            parts: shared.books.engine().parts(space, EVERYTHING),
             space,
             process: None,
             relatives: Vec::new(),
@@ -230,14 +241,14 @@ impl Dead {
     }
 
     /// Forgets a few more of its chunks. True when none are left, and it is forgotten.
-    pub fn forget_some(&mut self, shared: &Shared) -> bool {
+    fn forget_some(&mut self, shared: &Shared) -> bool {
         let space = self.space;
         let at_once = at_once(shared, CHUNKS);
         let _layout = self.process.as_ref().map(|process| process.layout.write());
         let mut inherited: Vec<(SpaceId, VirtRange)> = Vec::new();
         let done = locked(shared, |engine| {
             let mut told = |heir, page: VirtPage| match inherited.last_mut() {
-                _ if shared.record.is_none() => {}
+                _ if shared.books.record.is_none() => {}
                 Some((of, run)) if (*of, run.end) == (heir, page) => run.end = page.plus(1),
                 _ => inherited.push((heir, VirtRange::new(page, page.plus(1)))),
             };
@@ -248,7 +259,7 @@ impl Dead {
             self.next = self.next.saturating_add(at_once);
             let done = self.next >= self.parts.len();
             if done {
-                if let (Some(record), Some(_)) = (&shared.record, &self.process) {
+                if let (Some(record), Some(_)) = (&shared.books.record, &self.process) {
                     record.ended(space);
                     for (heir, run) in &inherited {
                         record.found(*heir, *run);
@@ -265,18 +276,17 @@ impl Dead {
         if let (true, true, Some(agent)) = (done, self.cancel_batch, agent) {
             agent.commands.cancel();
         }
-        shared.free_released();
+        shared.books.free_released();
         done
     }
 }
 
 /// Forgets a few chunks of what is gone; true when nothing more is left to forget.
 pub(crate) fn forget_some(shared: &Shared) -> bool {
-    let next = lock(&shared.dead).pop_front();
-    if let Some(mut dead) = next
+    if let Some(mut dead) = shared.graves.pop()
         && !dead.forget_some(shared)
     {
-        lock(&shared.dead).push_back(dead);
+        shared.graves.push(dead);
     }
-    lock(&shared.dead).is_empty()
+    shared.graves.is_empty()
 }

@@ -13,10 +13,10 @@ use undercroft_sys::procfs;
 use undercroft_sys::uffd::{NOWHERE, Uffd};
 
 use crate::placement::pin::Program;
-use crate::shared::lock;
 use crate::space::agent::Agent;
-use crate::space::cow::Trail;
-use crate::space::order::Order;
+use crate::space::order::EventOrder;
+use crate::space::trail::Trail;
+use crate::sync::lock;
 
 /// The first page above what `vm.mmap_min_addr` keeps free, and the first beyond a process's addresses.
 const LOWEST: VirtPage = VirtPage(16);
@@ -77,7 +77,7 @@ pub(crate) struct Process {
     /// So no page is installed between an event's acknowledgement and its bookkeeping.
     pub layout: RwLock<()>,
     /// Layout events read and not applied yet. Used with the layout lock held.
-    pub order: Mutex<Order>,
+    pub order: Mutex<EventOrder>,
     pub identity: OnceLock<Identity>,
     pub agent: OnceLock<Agent>,
     /// The page whose fault tells which userfaultfd a fork child has.

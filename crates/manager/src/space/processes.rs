@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use undercroft_base::SpaceId;
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
 
-use crate::shared::lock;
 use crate::space::process::Process;
+use crate::sync::lock;
+
+/// Fork relatives asked whether they share a page.
+const RELATIVES_MAX: usize = 32;
 
 /// One change of the set.
 pub(crate) enum Change {
@@ -105,19 +108,25 @@ impl Processes {
         self.read().spaces.values().any(|process| wanted(process))
     }
 
-    /// The first `most` spaces of the family of `process`, oldest first, of those that `wanted`
-    /// takes; without its own.
-    pub fn relatives(
-        &self,
-        process: &Process,
-        most: usize,
-        wanted: impl Fn(&Process) -> bool,
-    ) -> Vec<SpaceId> {
+    /// Address spaces that may share frames with this one by fork and can be evicted from: the
+    /// oldest few.
+    pub fn relatives(&self, process: &Process) -> Vec<SpaceId> {
         let known = self.read();
         let family = known.families.get(&process.family);
         let others = family.into_iter().flatten().map(|(_, other)| other);
-        let others = others.filter(|other| other.space != process.space && wanted(other));
-        others.map(|other| other.space).take(most).collect()
+        let wanted =
+            |other: &&Arc<Process>| other.space != process.space && other.agent.get().is_some();
+        let spaces = others.filter(wanted).map(|other| other.space);
+        spaces.take(RELATIVES_MAX).collect()
+    }
+
+    /// Wakes the threads that wait on these pages.
+    pub fn wake_pages(&self, pages: &mut Vec<(SpaceId, VirtPage)>) {
+        for (space, page) in pages.drain(..) {
+            if let Some(process) = self.get(space) {
+                let _ = process.uffd.wake(VirtRange::new(page, page.plus(1)));
+            }
+        }
     }
 
     /// A fork child whose books are not whole yet, and whose layout lock the caller holds. It can

@@ -15,9 +15,11 @@ use undercroft_sys::process;
 use undercroft_sys::sideband::{Record, Ring, Sideband, Wake};
 
 use crate::placement::FAULT_THREADS_MAX;
-use crate::shared::{Shared, lock};
 use crate::space::discover;
 use crate::space::process::Process;
+use crate::space::processes::Processes;
+use crate::space::shared::Shared;
+use crate::sync::lock;
 
 /// Longest sleep, to notice the end.
 const NAP: Duration = Duration::from_secs(1);
@@ -54,7 +56,7 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
     shared.placement.pins.store(true, Ordering::Relaxed);
     let mut mapped: Vec<(u32, VirtRange)> = Vec::new();
     let mut threads: Vec<u32> = Vec::new();
-    while !shared.stop.load(Ordering::Acquire) {
+    while !shared.signals.stopped() {
         let nap = rustix::fs::Timespec {
             tv_sec: NAP.as_secs() as i64,
             tv_nsec: 0,
@@ -86,7 +88,7 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
                     shared.placement.pin.started(ptid, tid);
                     threads.extend((pid == ppid).then_some(pid));
                 }
-                Record::Lost(_) => shared.look_again.store(true, Ordering::Relaxed),
+                Record::Lost(_) => shared.signals.look_again.store(true, Ordering::Relaxed),
                 _ => {}
             });
         }
@@ -95,23 +97,23 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
         }
         threads.dedup();
         for pid in &threads {
-            if let Some(process) = managed(shared, *pid) {
-                discover::lock_threads(shared, &process, *pid);
+            if let Some(process) = managed(&shared.processes, *pid) {
+                discover::lock_threads(&shared.books, &shared.signals, &process, *pid);
             }
         }
     }
 }
 
 /// Process `pid`, if it is managed.
-fn managed(shared: &Shared, pid: u32) -> Option<Arc<Process>> {
-    let process = shared.processes.of_pid(pid)?;
+fn managed(processes: &Processes, pid: u32) -> Option<Arc<Process>> {
+    let process = processes.of_pid(pid)?;
     let managed = process.managed.load(Ordering::Acquire) && process.has_running_identity();
     managed.then_some(process)
 }
 
 /// Process `pid` has made a mapping at `range`.
 fn register_new(shared: &Shared, pid: u32, range: VirtRange) {
-    if let Some(process) = managed(shared, pid) {
+    if let Some(process) = managed(&shared.processes, pid) {
         discover::manage_new(shared, &process, range);
     }
 }

@@ -1,0 +1,270 @@
+//! Sets a manager up: rights, holder, engine, tiers, threads. Then its control thread serves.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use undercroft_base::Bytes;
+use undercroft_engine::{Config, Engine, Room, Stats};
+use undercroft_sys::access::AccessScanner;
+use undercroft_sys::interrupts;
+use undercroft_sys::mapping::{PageBuf, SharedMemory};
+use undercroft_sys::probe::{self, State};
+use undercroft_sys::process::{self, PidFd};
+use undercroft_sys::restrict;
+use undercroft_sys::uffd::{Features, UffdDevice};
+
+use super::Control;
+use super::beside::Presence;
+use super::ending::{self, Mark};
+use super::handshake::Greetings;
+use super::launch::{Launch, Notice, tell};
+use crate::books::metered::MeteredTier;
+use crate::books::{Books, ledger, tiers};
+use crate::evict::Evictor;
+use crate::fault::FaultThread;
+use crate::gauges::Gauges;
+use crate::options::{AccessScan, ClientOptions};
+use crate::placement::Placement;
+use crate::record::Record;
+use crate::signals::Signals;
+use crate::space::access::Accesses;
+use crate::space::graves::Graves;
+use crate::space::processes::Processes;
+use crate::space::shared::Shared;
+use crate::space::watch::{self, Watch};
+
+/// Serves one client until the keeper says that it has ended; the body of `undercroft manager`.
+///
+/// Errors: set-up failed; nothing was registered yet.
+pub fn serve(launch: Launch) -> io::Result<()> {
+    // A thread that fails takes the manager with it: the keeper then ends the program, and nothing runs on half served.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
+    let link = process::take_inherited(launch.link)?;
+    if let Err(error) = serve_over(launch, link.try_clone()?) {
+        // The keeper tells the user.
+        tell(&link, &Notice::Failed(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Whether userfaultfds that see everything may be made here; the error names the fix.
+fn check_permissions() -> io::Result<()> {
+    let device = UffdDevice::open().map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::NotFound => "the kernel has no /dev/userfaultfd (Linux 6.1 or newer is needed)".to_owned(),
+            _ => format!("/dev/userfaultfd: {error}; no permission: run as root, or give this user read and write on it"),
+        };
+        io::Error::new(error.kind(), why)
+    })?;
+    device.create()?.api(Features::EVENTS.with(Features::THREAD_ID)).map_err(|error| {
+        io::Error::other(format!(
+            "userfaultfd fork events: {error}; without them a fork child would read zeros. Run as root or with CAP_SYS_PTRACE"
+        ))
+    })?;
+    let swap = probe::swap_now();
+    match swap.state {
+        State::Missing => Err(io::Error::other(format!("{}; {}", swap.detail, swap.fix))),
+        _ => Ok(()),
+    }
+}
+
+/// Starts the process that holds our descriptors open when we are dead.
+fn start_holder(keeper: &PidFd, mark: &Mark) -> io::Result<u32> {
+    let this = PidFd::open(std::process::id())?;
+    let holder = process::spawn_fd_holder(|| ending::hold(&this, keeper, mark))?;
+    std::mem::forget(this); // the holder has the same table: it stays open for it
+    Ok(holder)
+}
+
+/// What the manager inherits beside the two descriptors of its control thread.
+struct Memories {
+    ledger: SharedMemory,
+    tiers: Vec<tiers::Inherited>,
+}
+
+impl Memories {
+    fn take(launch: &Launch) -> io::Result<Memories> {
+        let ledger = SharedMemory::from_fd(process::take_inherited(launch.ledger)?)?;
+        let mut tiers = Vec::new();
+        for tier in &launch.tiers {
+            let memory = SharedMemory::from_fd(process::take_inherited(tier.memory)?)?;
+            let backing = match &tier.backing {
+                Some((fd, name, bytes)) => {
+                    Some((process::take_inherited(*fd)?, name.clone(), *bytes))
+                }
+                None => None,
+            };
+            tiers.push((memory, backing));
+        }
+        Ok(Memories { ledger, tiers })
+    }
+}
+
+fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
+    process::raise_open_files_limit();
+    process::spare_from_oom();
+    check_permissions()?;
+    let keeper = PidFd::open(launch.keeper)?;
+    let mark = Mark::new(&launch.shim.0, &launch.shim.1);
+    let holder = start_holder(&keeper, &mark)?;
+    // Before any thread, and before anything that a client says is read.
+    restrict::give_up_rights()?;
+    let listener = process::take_inherited(launch.listener)?;
+    let status = process::take_inherited(launch.status)?;
+    let memories = Memories::take(&launch)?;
+    let scanner = match launch.options.access_scan {
+        AccessScan::Every(interval) => Some((Accesses::open()?, interval)),
+        AccessScan::Auto | AccessScan::Never => None,
+    };
+    let shared = share(&launch, memories)?;
+    let _ = process::lock_all_memory();
+    let device = UffdDevice::open()?;
+    let watch = watch::new();
+    let threads = start_threads(&shared, &watch, scanner)?;
+    let mut control = Control {
+        statm: HashMap::new(),
+        virtual_sizes: HashMap::new(),
+        watch,
+        managing: false,
+        maps: String::new(),
+        pagemap: vec![0; 4096 * 8],
+        last_faults: 0,
+        tick: Duration::ZERO,
+        look_at: Instant::now(),
+        paused: None,
+        forgets: false,
+        ends: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+        presence: Presence::new(Instant::now()),
+        rest_until: Instant::now(),
+        last_snapshot: (Instant::now(), Stats::default()),
+        zeros: PageBuf::new(1)?,
+        shared,
+        launch,
+        listener,
+        link,
+        status,
+        keeper,
+        device,
+        greetings: Greetings::default(),
+        holder: (holder, PidFd::open(holder)?),
+    };
+    control.notify(&Notice::Ready { holder })?;
+    control.run_to_the_end(&mark);
+    control.shared.signals.stop();
+    // The client has ended, or been killed: the threads end with the process.
+    drop(threads);
+    control.let_holder_go();
+    Ok(())
+}
+
+/// Starts every thread but the control thread.
+fn start_threads(
+    shared: &Arc<Shared>,
+    watch: &Watch,
+    scanner: Option<(AccessScanner, Duration)>,
+) -> io::Result<Vec<JoinHandle<()>>> {
+    let mut threads = Vec::new();
+    for index in 0..shared.signals.fault_threads() {
+        let worker = FaultThread::new(shared.clone(), index)?;
+        let thread = Builder::new().name(format!("uc-fault-{index}"));
+        threads.push(thread.spawn(move || worker.run())?);
+    }
+    let evictor = Evictor::new(shared.clone())?;
+    let thread = Builder::new().name("uc-evict".into());
+    threads.push(thread.spawn(move || evictor.run())?);
+    for (index, rings) in watch::shares(watch).into_iter().enumerate() {
+        let of = shared.clone();
+        let thread = Builder::new().name(format!("uc-layout-{index}"));
+        threads.push(thread.spawn(move || watch::run(&of, rings))?);
+    }
+    if let Some((scanner, interval)) = scanner {
+        let of = shared.clone();
+        let thread = Builder::new().name("uc-access".into());
+        threads.push(thread.spawn(move || Accesses::every(of, scanner, interval))?);
+    }
+    Ok(threads)
+}
+
+fn invalid(error: impl std::fmt::Display) -> io::Error {
+    io::Error::other(error.to_string())
+}
+
+/// What the threads share.
+fn share(launch: &Launch, memories: Memories) -> io::Result<Arc<Shared>> {
+    let options = &launch.options;
+    let files = memories.tiers.iter();
+    let disk_cpu = files
+        .filter_map(|(_, backing)| backing.as_ref())
+        .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
+        .next();
+    let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim).map_err(invalid)?;
+    let prefetch = undercroft_policy::prefetch::by_name(&options.prefetch).map_err(invalid)?;
+    let tiers = tiers::build(options, memories.tiers)?;
+    let config = config(options, &tiers);
+    let record = record(launch)?;
+    let ledger = ledger::create(memories.ledger, launch.ledger_chunks)?;
+    let placement = Placement::new(disk_cpu);
+    let fault_threads = placement.cpus.len();
+    Ok(Arc::new(Shared {
+        books: Books::new(
+            Engine::new(ledger, reclaim, prefetch, config),
+            tiers,
+            record,
+        ),
+        processes: Processes::new(fault_threads),
+        graves: Graves::default(),
+        gauges: Gauges::new(),
+        signals: Signals::new(fault_threads)?,
+        placement,
+        options: options.clone(),
+        started: Instant::now(),
+    }))
+}
+
+fn config(options: &ClientOptions, tiers: &[MeteredTier]) -> Config {
+    let count = tiers.len();
+    Config {
+        limit: Bytes(options.memory_max),
+        retain: tiers.iter().map(|t| !t.is_ram()).collect(),
+        // What has to be read from a device first stays where it is.
+        demotes: (0..count)
+            .map(|at| tiers[at].is_ram() && at + 1 < count)
+            .collect(),
+        room: Room::Ahead,
+    }
+}
+
+/// The trace of `--trace`, if it is wanted.
+fn record(launch: &Launch) -> io::Result<Option<Record>> {
+    let options = &launch.options;
+    let Some(path) = &options.trace else {
+        return Ok(None);
+    };
+    let mut settings = format!(
+        "--memory-max {} --policy {} --prefetch {}",
+        options.memory_max, options.reclaim, options.prefetch
+    );
+    match tiers::write_behind(options) {
+        Bytes(0) => {}
+        Bytes(waiting) => settings.push_str(&format!(" --write-behind {waiting}")),
+    }
+    match options.access_scan {
+        AccessScan::Auto => settings.push_str(" --access-scan auto"),
+        AccessScan::Every(interval) => {
+            settings.push_str(&format!(" --access-scan {interval:?}"));
+        }
+        AccessScan::Never => {}
+    }
+    let accesses = options.access_scan != AccessScan::Never;
+    let record = Record::create(path, &launch.command, &settings, accesses);
+    record.map(Some).map_err(invalid)
+}

@@ -1,0 +1,45 @@
+//! How long faults and reads take.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+
+use crate::report::FaultBreakdown;
+
+/// Nanoseconds, 1 ns to 60 s, two digits; never grows.
+pub(crate) fn new_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("constant bounds are valid")
+}
+
+/// Times of the parts of a fault, in nanoseconds, summed over `count` faults that loaded one page
+/// from a memory tier.
+#[derive(Debug, Default)]
+pub(crate) struct Breakdown {
+    count: AtomicU64,
+    parts: [AtomicU64; 4],
+}
+
+impl Breakdown {
+    /// Adds one fault: when it was heard of, read, decided, loaded and installed.
+    pub fn add(&self, times: [Instant; 5]) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        for (part, pair) in self.parts.iter().zip(times.windows(2)) {
+            let took = pair[1].saturating_duration_since(pair[0]).as_nanos() as u64;
+            part.fetch_add(took, Ordering::Relaxed);
+        }
+    }
+
+    /// The means; `None` when there was no such fault.
+    pub fn mean(&self) -> Option<FaultBreakdown> {
+        let faults = self.count.load(Ordering::Relaxed);
+        let mean = |at: usize| self.parts[at].load(Ordering::Relaxed) as f64 / faults as f64 / 1e9;
+        (faults > 0).then(|| FaultBreakdown {
+            faults,
+            intake: mean(0),
+            decide: mean(1),
+            load: mean(2),
+            install: mean(3),
+        })
+    }
+}

@@ -1,0 +1,71 @@
+//! For how long, and by how much, the client was above its limit.
+
+use std::time::Instant;
+
+use crate::report::LimitExceeded;
+
+/// Time spent above the limit.
+#[derive(Debug, Default)]
+pub(crate) struct Exceeded {
+    /// Of the times that have ended.
+    ended: LimitExceeded,
+    /// Since when it has been above it.
+    since: Option<Instant>,
+}
+
+impl Exceeded {
+    /// It is so many bytes above the limit at `now`.
+    pub fn note(&mut self, over: u64, now: Instant) {
+        match (over > 0, self.since) {
+            (true, None) => {
+                self.since = Some(now);
+                self.ended.events += 1;
+            }
+            (false, Some(_)) => {
+                self.ended.seconds = self.until(now).seconds;
+                self.since = None;
+            }
+            _ => {}
+        }
+        self.ended.bytes_peak = self.ended.bytes_peak.max(over);
+    }
+
+    /// All of it, with the time since the limit was crossed last if it has not come down since.
+    pub fn until(&self, now: Instant) -> LimitExceeded {
+        let going_on = self
+            .since
+            .map_or(0.0, |since| now.duration_since(since).as_secs_f64());
+        LimitExceeded {
+            seconds: self.ended.seconds + going_on,
+            ..self.ended
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn time_above_the_limit_counts_while_it_lasts() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut exceeded = Exceeded::default();
+        exceeded.note(0, at(0));
+        assert_eq!(exceeded.until(at(1)), LimitExceeded::default());
+        exceeded.note(5, at(1));
+        exceeded.note(9, at(2));
+        let seen = |events, seconds| LimitExceeded {
+            events,
+            bytes_peak: 9,
+            seconds,
+        };
+        assert_eq!(exceeded.until(at(4)), seen(1, 3.0));
+        exceeded.note(0, at(5));
+        assert_eq!(exceeded.until(at(100)), seen(1, 4.0));
+        exceeded.note(1, at(100));
+        assert_eq!(exceeded.until(at(101)), seen(2, 5.0));
+    }
+}

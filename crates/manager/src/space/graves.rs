@@ -1,0 +1,40 @@
+//! The books of address spaces that are gone and of ranges that were cut off, until all of their
+//! pages are forgotten. `parts.rs` forgets them.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use undercroft_base::{SpaceId, VirtRange};
+
+use super::process::Process;
+use crate::sync::lock;
+
+/// One of them.
+pub(super) struct Dead {
+    pub space: SpaceId,
+    /// None: a range that was cut off, and not a whole address space.
+    pub process: Option<Arc<Process>>,
+    pub relatives: Vec<SpaceId>,
+    pub parts: Vec<VirtRange>,
+    /// How many of the parts are forgotten.
+    pub next: usize,
+    pub cancel_batch: bool,
+}
+
+/// All of them, the oldest first.
+#[derive(Default)]
+pub(crate) struct Graves(Mutex<VecDeque<Dead>>);
+
+impl Graves {
+    pub(super) fn push(&self, dead: Dead) {
+        lock(&self.0).push_back(dead);
+    }
+
+    pub(super) fn pop(&self) -> Option<Dead> {
+        lock(&self.0).pop_front()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+}
