@@ -100,7 +100,7 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
             moved |= low_bits(done) << at;
             at += done;
             if done == 0 {
-                // Somebody uses the page that is there. Other errors: the place is empty.
+                // The page that is there is in use. Other errors: the place is empty.
                 moved |= u64::from(result == EBUSY) << at;
                 stranded |= moved & 1 << at;
                 at += 1;
@@ -115,8 +115,8 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
     }
 }
 
-/// Moves places of the staging area on to the same places of the holding area; returns how many,
-/// from the first on, and the result of the last MOVE. 0: the first is empty, or somebody uses it.
+/// Moves places of the staging area on to the same places of the holding area. Returns how many,
+/// from the first on, and the result of the last MOVE. 0: the first is empty or in use.
 unsafe fn move_on(
     page: &Page,
     staging: usize,
@@ -140,7 +140,7 @@ unsafe fn move_on(
                 // SAFETY: the shim's own mapping.
                 unsafe { unlock(staging) };
             }
-            // Somebody reads all memory of the program, and this page at this moment.
+            // A program reads all its memory, and this page at this moment.
             EBUSY if done == 0 && waits.yields < YIELDS_MAX => {
                 waits.yields += 1;
                 page.pause(true);
@@ -150,21 +150,21 @@ unsafe fn move_on(
     }
 }
 
-/// How often one command has waited for its pages.
+/// How often one command has polled for its pages.
 #[derive(Default)]
 struct Waits {
     unlocks: u32,
     yields: u32,
 }
 
-/// Most looks of one command at pages that are in use. Not more: whoever reads a page may wait for
-/// another page of the same command.
+/// Most polls of one command for pages that are in use. Not more, because the thread that reads a
+/// page may wait for another page of the same command.
 const YIELDS_MAX: u32 = 20;
 
 /// Leaves out places of the source where nothing is.
 const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 
-/// Empties both areas; bit i = somebody uses what is at place i of the staging area.
+/// Empties both areas. Bit i = place i of the staging area is in use.
 unsafe fn make_room(page: &Page, staging: usize) -> u64 {
     let hold = staging + STAGING_PAGES * PAGE;
     // SAFETY: both areas are the shim's own; nothing refers to them.
@@ -181,8 +181,8 @@ unsafe fn make_room(page: &Page, staging: usize) -> u64 {
     }
 }
 
-/// Empties the staging area: what is there came by a look, or is stored. The holding area is empty.
-/// Returns the places that somebody uses, for the next command to clear.
+/// Empties the staging area: its pages are zeros mapped for a reader, or are stored already. The
+/// holding area is empty. Returns the places in use, for the next command to clear.
 #[cold]
 unsafe fn clear_strays(page: &Page, staging: usize) -> u64 {
     let hold = staging + STAGING_PAGES * PAGE;

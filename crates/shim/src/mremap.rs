@@ -5,7 +5,6 @@
 //! pieces, which a plain kernel would have merged: they differ in nothing but their userfaultfd. If
 //! the pieces differ in anything else, the refusal is the program's own affair. Needs Linux 6.11 or
 //! newer (PROCMAP_QUERY). Raw system calls bypass this.
-//! 6.11 or newer (PROCMAP_QUERY); raw system calls do not come by here.
 
 use core::mem::size_of;
 

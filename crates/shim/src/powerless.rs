@@ -2,9 +2,9 @@
 //! the program gives up rights, by setuid() or capset(), the agent would keep them, in memory that
 //! the program can write.
 //!
-//! It needs none: its descriptors allow what it does. It has no seccomp filter of its own. With
-//! one, the kernel would refuse the program's SECCOMP_FILTER_FLAG_TSYNC, because the agent's filter
-//! is not one of the caller's.
+//! The agent needs no rights: its descriptors allow what it does. It has no seccomp filter of its
+//! own. With one, the kernel would refuse the program's SECCOMP_FILTER_FLAG_TSYNC, because the
+//! agent's filter is not one of the caller's.
 
 use crate::raw::{call3, call6, nr};
 

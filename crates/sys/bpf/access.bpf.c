@@ -1,9 +1,12 @@
-// Walks the page tables of one process and copies the lowest level of them out, for `src/access/`. Reads only.
+// Walks the page tables of one process and copies their lowest level out, for `src/access/`. Reads
+// only.
 //
-// One run (a `read` of the iterator) looks up to BLOCKS blocks of 2 MiB up, named by `control.block`. For each the answer is
-// in `control.state`, and for TABLE its 512 entries are in `tables`. The page tables change, and may be freed, under the
-// walk: `bpf_probe_read_kernel` survives that, the address of every table is checked to be in memory (`phys_max`), every
-// loop has a constant bound, and the answer is a hint. 4-level paging of x86-64. `./build` compiles it.
+// One run (a `read` of the iterator) looks up to BLOCKS blocks of 2 MiB up, named by
+// `control.block`. For each block the answer is in `control.state`, and for TABLE its 512 entries
+// are in `tables`. The page tables change, and may be freed, under the walk.
+// `bpf_probe_read_kernel` survives that, the address of every table is checked to be in memory
+// (`phys_max`), every loop has a constant bound, and the answer is a hint. 4-level paging of
+// x86-64. `./build` compiles it.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -1,4 +1,4 @@
-//! Pages that a thread shares with the kernel's I/O. Who owns each page is checked at run time.
+//! Pages that a thread shares with the kernel's I/O. The owner of each page is checked at run time.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! The address spaces whose userfaultfds this process has open. A process asks that must not be the
-//! last to close them: absent pages then read as zeros.
+//! The address spaces whose userfaultfds this process has open. If the last descriptor of one
+//! closes, absent pages read as zeros. So a process asks here before it closes them.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -66,7 +66,7 @@ pub fn only(command: &mut Command, fds: &[BorrowedFd<'_>]) {
     unsafe { command.pre_exec(choose) };
 }
 
-/// Closes standard input and output here. So a reader of the other end sees the end of file when
+/// Closes standard input and output here. A reader of the other end then sees the end of file when
 /// the program closes its own.
 pub fn leave_streams() -> io::Result<()> {
     let null = std::fs::File::options()

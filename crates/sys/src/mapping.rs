@@ -51,7 +51,7 @@ impl SharedMemory {
     }
 
     /// As [`SharedMemory::create`], with a sealed size: a process that gets the descriptor cannot
-    /// take pages away from those who have it mapped.
+    /// take pages away from other processes that have it mapped.
     pub fn create_sealed(name: &str, len: usize) -> io::Result<SharedMemory> {
         use rustix::fs::{MemfdFlags, SealFlags};
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -1,5 +1,5 @@
-//! What /proc says of the machine's memory, and of a process: its mappings, sizes, threads, and the
-//! CPU that a thread runs on.
+//! Reads /proc: the machine's memory, and of a process its mappings, sizes, threads, and the CPU
+//! that a thread runs on.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -66,7 +66,7 @@ impl<'a> Vma<'a> {
     }
 }
 
-/// An open `/proc/PID/task/TID/status`. It belongs to that thread, whoever has its number later.
+/// An open `/proc/PID/task/TID/status`. It stays with that thread, even if another gets its number.
 #[derive(Debug)]
 pub struct ThreadStatus(File);
 

@@ -1,5 +1,6 @@
 //! What a process gives up for good: a new program, new processes, other users, mounts, modules,
-//! debugging, sockets of its own. Whoever takes it over gets no more than its open descriptors.
+//! debugging, sockets of its own. An attacker who takes it over gets no more than its open
+//! descriptors.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -59,8 +60,8 @@ const REFUSED: [libc::c_long; 47] = [
     libc::SYS_vfork,
 ];
 
-/// Gives them up, for the calling thread and all that it starts: no new privileges, no core, nobody
-/// but root looks into its memory, and the calls of [`REFUSED`] fail. Threads can still be made.
+/// Gives them up, for the calling thread and all that it starts. No new privileges, no core, only
+/// root can look into its memory, and the calls of [`REFUSED`] fail. Threads can still be made.
 ///
 /// Errors: the kernel has no seccomp.
 pub fn give_up_rights() -> io::Result<()> {
@@ -88,7 +89,7 @@ pub fn give_up_rights() -> io::Result<()> {
         seccompiler::apply_filter(&program).map_err(|e| wrong(&e))
     };
     refuse(refused, libc::EPERM)?;
-    // Its flags lie in memory, where no filter looks. The C library then calls clone.
+    // Its flags are in memory, which a filter cannot read. The C library then calls clone.
     refuse(
         BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
         libc::ENOSYS,

@@ -15,8 +15,8 @@
 //!               ^ output of
 //!            one event for each thread watched, inherited by every thread and process it starts
 //! ```
-//! Children inherit: a process is watched by name only where nobody watched started it, and its
-//! events are closed when it and all that descend from it have ended (`roots.rs`).
+//! Children inherit the watch. So a process is watched by its id only if no watched process started
+//! it. Its events are closed when it and all its descendants have ended (`roots.rs`).
 //!
 //! The ring belongs to an event of our own, because polling the event of an exited thread reports a
 //! hang-up for ever. Cost for the program (contract fact `overhead`, 2-CPU VM, Linux 6.18):
@@ -54,7 +54,7 @@ pub use record::{Record, parse};
 const RING_PAGES: usize = 32;
 /// The longest record: a mapping with a path of 4096 bytes.
 const RECORD_BYTES_MAX: usize = 4096 + 128;
-/// How often threads that started while we attached are looked for.
+/// How often threads that started while we attached are searched for.
 const ATTACH_ROUNDS_MAX: usize = 4;
 
 /// `struct perf_event_attr`, the 112 bytes of version 5.
@@ -102,7 +102,7 @@ const REPORTS: u64 = INHERIT | MMAP | MMAP_DATA | MMAP2 | COMM | COMM_EXEC | TAS
 const FLAG_FD_CLOEXEC: u64 = 8;
 const SET_OUTPUT: u64 = ioctl::io('$' as u32, 5);
 
-/// When the watcher is woken.
+/// When the watcher wakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// At every record, within some 10 us. This costs the program an interrupt on its CPU for each
@@ -258,7 +258,7 @@ pub struct Sideband {
     rings: Vec<CpuRing>,
     /// The CPU and the owner of every ring.
     owners: Vec<(usize, Arc<OwnedFd>)>,
-    /// Shared with the rings that were given away: what they hear tells who is watched.
+    /// Shared with the rings that were given away: their records show which processes are watched.
     roots: Arc<Mutex<Roots>>,
     epoll: OwnedFd,
     wake: Wake,
@@ -299,7 +299,7 @@ impl Sideband {
         })
     }
 
-    /// Watches one more process with its threads and what they start. Nothing is done where the
+    /// Watches one more process with its threads and the processes they start. Does nothing if the
     /// process is known to be watched, as the children of a watched one are.
     ///
     /// Errors: as [`Sideband::open`]; `QuotaExceeded` where it would take more than half of the
@@ -413,7 +413,7 @@ impl Ring {
     }
 }
 
-/// Follows who is watched, and passes the record on.
+/// Follows which processes are watched, and passes the record on.
 fn hear(roots: &Mutex<Roots>, record: Record<'_>, each: &mut impl FnMut(Record<'_>)) {
     if let Record::Fork { .. } | Record::Exit { .. } = record {
         lock(roots).hear(&record);

@@ -177,7 +177,7 @@ fn fold(error: &io::Error, done_bytes: i64) -> UffdError {
 pub const NOWHERE: VirtPage = VirtPage(17);
 
 /// Whether the address space of a userfaultfd is gone, or was never attached to it. Asks for a
-/// change of protection where nothing is mapped: the reason of the refusal tells.
+/// change of protection where nothing is mapped: the errno of the refusal is the answer.
 pub(crate) fn space_is_gone(fd: BorrowedFd<'_>) -> bool {
     let nowhere = VirtRange::new(NOWHERE, NOWHERE.plus(1));
     let mut argument = WriteProtect {
@@ -519,8 +519,8 @@ impl Uffd {
 static NOWAIT: AtomicBool = AtomicBool::new(true);
 
 impl Uffd {
-    /// Reads without waiting. The client has the same open file and may have made it blocking: even
-    /// then.
+    /// Reads without waiting, even if the client, which has the same open file, has made it
+    /// blocking.
     #[inline]
     fn read_without_waiting(&self, to: *mut libc::c_void, bytes: usize) -> isize {
         let fd = self.0.as_raw_fd();

@@ -1,10 +1,9 @@
-//! What Undercroft takes for granted of the kernel, one fact a test. When a new kernel breaks a
-//! fact, the name tells which.
+//! The properties of the kernel that Undercroft relies on, one fact a test. When a new kernel
+//! breaks a fact, the test's name says which.
 //!
 //! Runs without the usual harness: the main process has one thread and forks a child for each fact,
-//! so that a fact may wedge, die or lose its memory. A child that takes longer than its time is
-//! killed, with whatever it started. `cargo test -p undercroft-sys --test kernel_contract [PART OF
-//! A NAME]`.
+//! because a fact may hang, die or lose its memory. A child that takes too long is killed, with all
+//! that it started. `cargo test -p undercroft-sys --test kernel_contract [PART OF A NAME]`.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
@@ -33,7 +32,7 @@ mod reading;
 #[path = "kernel_contract/side_band.rs"]
 mod side_band;
 
-/// A fact: its name and its test, which panics when the fact does not hold.
+/// A fact: its name, and its test, which panics if the fact does not hold.
 pub type Fact = (&'static str, fn());
 
 /// Names functions of the calling module as facts.
@@ -50,7 +49,7 @@ const TIME_MAX: Duration = Duration::from_secs(15);
 const EXIT_FAILED: i32 = 1;
 const EXIT_SKIPPED: i32 = 77;
 
-/// Ends the fact without a verdict, saying why.
+/// Ends the fact without a verdict, and prints why.
 pub fn skip(reason: &str) -> ! {
     println!("SKIPPED: {reason}");
     let _ = std::io::stdout().flush();
@@ -102,7 +101,7 @@ fn end_what_is_left() {
     }
 }
 
-/// Root, or the device node and CAP_SYS_PTRACE: without, hardly a fact can be looked at.
+/// Root, or the device node and CAP_SYS_PTRACE. Without these hardly a fact can be tested.
 fn may_use_userfaultfd() -> std::io::Result<()> {
     let uffd = UffdDevice::open()?.create()?;
     uffd.api(Features::EVENTS)?;

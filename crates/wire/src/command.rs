@@ -12,7 +12,7 @@
 use core::sync::atomic::Ordering::{self, *};
 use core::time::Duration;
 
-/// The words that decide who may do what. Each is the field of [`CommandPage`] of that name.
+/// The words that decide which side may do what. Each is the field of [`CommandPage`] of that name.
 ///
 /// [`CommandPage`]: crate::protocol::CommandPage
 #[allow(missing_docs, reason = "the fields of the page say it")]
@@ -152,7 +152,7 @@ pub fn wait(
 }
 
 /// Gives command `seq` up after [`Waited::Late`]: the agent starts no further MOVE of it once it
-/// sees this. What it has moved by then nobody knows before [`is_answered`]. Until then the pages
+/// sees this. Before [`is_answered`], it is unknown which pages have moved. Until then the pages
 /// are on their way out, the gate stays shut for fork(), and no other command may be posted.
 #[inline]
 pub fn give_up(page: &impl Shared, seq: u32) {

@@ -63,7 +63,7 @@ impl Ready {
             .all(|address| *address % page == 0 && *address > 0 && *address < 1 << 56);
         let room = ready.staging.checked_add(2 * STAGING_PAGES as u64 * page)?;
         let magic = word(bytes, 0)? as u32 == MAGIC;
-        // What is the shim's is not managed: that must not be most of the program.
+        // The shim's own memory is not managed. So it must not be most of the program's.
         let sized = room <= ready.private_end && ready.private_end - room <= STACK_MAX;
         let shaped = bytes.len() == Ready::BYTES && aligned && sized;
         (magic && shaped).then_some(ready)
@@ -75,8 +75,9 @@ pub fn answer(refused: bool) -> [u8; 8] {
     (u64::from(MAGIC) | u64::from(refused) << 32).to_ne_bytes()
 }
 
-/// What must hold of whatever is taken for a message: it says what its bytes say, lies below the
-/// end of an address space, and no byte more or less would do. For the fuzz target and its test.
+/// What must hold of every accepted message: it says what its bytes say, its addresses lie below
+/// the end of an address space, and no byte more or less would be accepted. For the fuzz target and
+/// its test.
 pub fn check(bytes: &[u8]) -> bool {
     let (hello, ready) = (Hello::parse(bytes), Ready::parse(bytes));
     assert!(hello.is_none() || ready.is_none(), "two messages at once");

@@ -84,8 +84,8 @@ pub fn next_run(mask: u64, from: usize, count: usize) -> Option<(usize, usize)> 
     Some((first, end))
 }
 
-/// The page shared by one agent and the manager. All zero at first. `command.rs` has what is done
-/// to it, and in which order.
+/// The page shared by one agent and the manager. All zero at first. `command.rs` has what each side
+/// does to it, and in which order.
 ///
 /// `seq`/`done`: a command is posted by writing `op`, `count` and `pages`, then increasing `seq`
 /// and waking its waiter. It is done when `done == seq`. `busy`/`reader_wants` keep the agent from
@@ -117,8 +117,8 @@ pub struct CommandPage {
     pub refused: AtomicU64,
     /// Addresses, ascending; 0 = skip this place.
     pub pages: [AtomicU64; STAGING_PAGES],
-    /// Result: bit i = page i was moved to the staging area, but not on into the holding area:
-    /// somebody reads it there. It is not written to any more.
+    /// Result: bit i = page i was moved to the staging area, but not on into the holding area,
+    /// because a thread reads it in the staging area. It is no longer written.
     pub stranded: AtomicU64,
     /// How many threads of the program are inside fork(). The manager then starts no command.
     pub forking: AtomicU32,
@@ -133,8 +133,8 @@ pub struct CommandPage {
     pub bound: AtomicU32,
     /// The CPUs that thread may use, as a set of bits.
     pub cpus: [AtomicU64; CPU_WORDS],
-    /// The staging area has zeros that the manager mapped, where a thread of the program looked, or
-    /// pages that did not move on. The agent clears them, and this, before its next command.
+    /// The staging area has zeros that the manager mapped where a thread of the program read, or
+    /// pages that did not move on. The agent clears them, and this word, before its next command.
     pub strays: AtomicU32,
 }
 

@@ -1,10 +1,10 @@
-//! Who is watched, and by whose events. A process that a watched one starts inherits the watch, for
-//! as long as the events of the first one, its *root*, are open: so these stay until the last
-//! process of that tree has ended.
+//! Which processes are watched, and by whose events. A process that a watched one starts inherits
+//! the watch for as long as the events of the first one, its *root*, are open. So these stay open
+//! until the last process of that tree has ended.
 //!
-//! Known from the records of starts, which can be lost, and can come late. Whoever is not known is
-//! watched once more, until its record has come. Whoever ends is found by asking who lives: that
-//! costs O(processes known), and is done once for half as many ends.
+//! This is known from the records of starts, which can be lost or late. A process that is not known
+//! is watched once more, until its record has come. Ended processes are found by testing which ones
+//! live. That costs O(processes known), and is done once for half as many ends.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -13,17 +13,18 @@ use rustix::process::{Pid, test_kill_process};
 
 use super::Record;
 
-/// Ends heard of before it is asked who lives, at least.
+/// Fewest ends reported before processes are tested.
 const ENDS_MIN: usize = 64;
 
-/// Starts heard of before the same, beside twice as many as lived: where ends were lost.
+/// Fewest starts reported before processes are tested, for the case that ends were lost. Also at
+/// least twice as many as lived.
 const STARTS_MIN: usize = 256;
 
-/// A process that was watched by name.
+/// A process that is watched by its id.
 #[derive(Debug)]
 struct Root {
     events: Vec<OwnedFd>,
-    /// It, and who descends from it; who is not known to have ended.
+    /// The process and its descendants that are not known to have ended.
     processes: usize,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Roots {
     roots: BTreeMap<u64, Root>,
     watched: HashMap<u32, Watched>,
     next: u64,
-    /// Ends heard of since the last [`Roots::prune`].
+    /// Ends reported since the last [`Roots::prune`].
     ends: usize,
     /// Processes known after it.
     lived: usize,
@@ -65,12 +66,12 @@ impl Roots {
         self.insert(pid, root);
     }
 
-    /// Follows what a record tells.
+    /// Follows a record.
     pub fn hear(&mut self, record: &Record<'_>) {
         match *record {
             Record::Fork { pid, ppid, .. } if pid != ppid => {
-                // Records of different CPUs come unordered: its parent may not be known yet. It was
-                // heard, so it is watched.
+                // Records of different CPUs come unordered, so its parent may not be known yet. The
+                // process was reported, so it is watched.
                 let parent = self.watched.get(&ppid).map(|parent| parent.root);
                 let root = parent.or_else(|| self.roots.keys().next().copied());
                 if let Some(root) = root {
@@ -111,7 +112,8 @@ impl Roots {
         }
     }
 
-    /// Forgets who has ended, and closes what only they needed. O(processes known).
+    /// Forgets processes that have ended, and closes events that only they needed. O(processes
+    /// known).
     pub fn prune(&mut self) {
         self.keep(|pid| {
             let pid = Pid::from_raw(pid as i32);
@@ -204,7 +206,7 @@ mod tests {
         assert!(roots.knows(2) && roots.knows(3));
     }
 
-    /// Numbers above any that the kernel gives: nobody of them lives.
+    /// Numbers above any that the kernel gives: none of these processes lives.
     #[test]
     fn what_is_known_does_not_grow_with_ends_or_with_starts_alone() {
         const FIRST: u32 = 1 << 29;

@@ -131,7 +131,7 @@ fn a_page_that_came_back_has_another_frame() {
     let before = frames(&mut scanner);
     assert_eq!(frames(&mut scanner), before);
     area.advise(libc::MADV_DONTNEED);
-    fill(Area::new(512)); // takes what the first had
+    fill(Area::new(512)); // takes the frames that the first had
     fill(area);
     let after = frames(&mut scanner);
     let same = (0..512).filter(|at| before[*at] == after[*at]).count();
@@ -213,7 +213,7 @@ fn a_scan_costs_nanoseconds_a_page() {
         });
         result.unwrap();
         scans.push(began.elapsed());
-        // Reclaim and DAMON, where the machine runs it, clear single bits beside us.
+        // Reclaim, and DAMON if the machine runs it, clear single bits at the same time.
         assert!(found as usize + pages / 100 >= pages, "{found} of {pages}");
         let began = Instant::now();
         all.clear().unwrap();

@@ -1,5 +1,5 @@
-//! What the facts stand on: raw memory, a userfaultfd with an ear, threads with time-outs, children
-//! that never stay.
+//! The tools of the facts: raw memory, a userfaultfd whose messages are read, threads with
+//! time-outs, children that always end.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -16,7 +16,7 @@ use undercroft_sys::uffd::{
 };
 
 pub const PAGE: usize = PAGE_BYTES;
-/// Long enough for anything that will happen at all.
+/// Long enough for anything that happens at all.
 pub const SOON: u64 = 1500;
 /// Long enough to believe that nothing happens.
 pub const QUIET: u64 = 60;
@@ -144,7 +144,7 @@ impl Area {
     }
 }
 
-/// 0, or errno when a call said -1.
+/// 0, or errno if a call returned -1.
 pub fn errno(result: i64) -> i32 {
     match result {
         -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(-1),
@@ -152,7 +152,7 @@ pub fn errno(result: i64) -> i32 {
     }
 }
 
-/// A page fault as the ear heard it.
+/// A page fault, as its message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub page: VirtPage,
@@ -242,18 +242,18 @@ impl Ear {
         assert!(heard.is_none(), "expected silence, heard {heard:?}");
     }
 
-    /// Installs a page of `byte` and wakes who waits.
+    /// Installs a page of `byte` and wakes the threads that wait.
     pub fn serve(&self, page: VirtPage, byte: u8) {
         self.uffd.copy(page, &[byte; PAGE], false).unwrap();
     }
 
-    /// Serves until the page is there, whatever the layout does meanwhile.
+    /// Serves until the page is there, whatever happens to the layout meanwhile.
     pub fn try_serve(&self, page: VirtPage, byte: u8) -> Result<(), UffdError> {
         self.uffd.copy(page, &[byte; PAGE], false)
     }
 }
 
-/// The events of poll(2) within `ms`; 0 when none came.
+/// The events of poll(2) within `ms`; 0 if there are none.
 pub fn poll_in(fd: BorrowedFd<'_>, ms: u64) -> i16 {
     let mut poll = libc::pollfd {
         fd: fd.as_raw_fd(),
@@ -287,7 +287,7 @@ impl<T> Doing<T> {
     }
 }
 
-/// Starts a thread; it is never joined, only listened to.
+/// Starts a thread. It is never joined; its result comes by a channel.
 pub fn doing<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Doing<T> {
     let (send, result) = channel();
     let (send_id, id) = channel();
@@ -358,7 +358,7 @@ impl Child {
         fdpass::send(self.socket.as_fd(), b"f", fds).unwrap();
     }
 
-    /// What the child said: a byte and descriptors.
+    /// The child's answer: a byte and descriptors.
     pub fn hear(&self) -> (u8, Vec<OwnedFd>) {
         let mut byte = [0];
         let (count, fds) = fdpass::receive(self.socket.as_fd(), &mut byte).unwrap();
@@ -385,7 +385,7 @@ impl Child {
         status
     }
 
-    /// Its exit status; panics when it was killed.
+    /// Its exit status. Panics if it was killed.
     pub fn exit_status(&mut self) -> i32 {
         let status = self.end();
         assert!(libc::WIFEXITED(status), "killed: {status:#x}");
@@ -420,8 +420,8 @@ pub fn pause(ms: u64) {
 /// Forks from a thread of its own, because a fork may wait for its event. The child reads page
 /// `page` and exits with it.
 ///
-/// By raw call: glibc's fork would hold the allocator's locks meanwhile, and the fact itself would
-/// hang.
+/// Uses a raw call: glibc's fork would hold the allocator's locks meanwhile, and the fact itself
+/// would hang.
 pub fn forking_reader(area: Area, page: usize) -> Doing<i32> {
     doing(move || {
         // SAFETY: clone without flags is fork; the child reads one byte and exits, touching no
@@ -450,7 +450,7 @@ pub fn pipe() -> (OwnedFd, OwnedFd) {
     fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).into()
 }
 
-/// write(2) of `count` bytes of an area to a descriptor: what it returned and errno.
+/// write(2) of `count` bytes of an area to a descriptor. Returns the call's result and errno.
 pub fn write_from(fd: BorrowedFd<'_>, area: Area, count: usize) -> (isize, i32) {
     // SAFETY: the kernel reads the area, which is mapped; it may wait or fail, which is what the
     // caller wants to see.

@@ -1,4 +1,4 @@
-//! Who dies, and what becomes of the memory: the facts behind keeper and holder.
+//! What becomes of the memory when a process dies: the facts behind keeper and holder.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -99,7 +99,7 @@ fn hold_for_ever() {
     }
 }
 
-/// A manager process that takes the client's userfaultfd, starts a holder, and tells the holder's
+/// A manager process that takes the client's userfaultfd, starts a holder, and sends the holder's
 /// id.
 fn manager_with_holder(also: impl FnOnce(&mut Ear)) -> Child {
     child(|parent| {
@@ -137,7 +137,7 @@ fn a_holder_of_the_descriptor_table_keeps_faults_waiting_through_sigkill() {
 
 fn a_holder_keeps_the_fork_child_descriptor_read_just_before_the_kill() {
     let mut manager = manager_with_holder(|ear| {
-        // The event is read, its descriptor installed and not yet told to anybody.
+        // The event is read and its descriptor installed, but no other process knows of it.
         std::mem::forget(ear.fork());
         let me = process::thread_id();
         PidFd::open(me).unwrap().kill().unwrap();
@@ -178,7 +178,7 @@ fn after_exit_the_space_is_gone_without_any_poll_event() {
     assert_eq!(ear.try_serve(page, 1), Err(UffdError::ClientGone));
     let range = VirtRange::new(page, page.plus(1));
     let register = ear.register(range, RegisterMode::MISSING);
-    // REGISTER has no ESRCH of its own: it says so in other words.
+    // REGISTER has no ESRCH of its own: it reports this by another error.
     assert!(register.is_err(), "{register:?}");
 }
 
@@ -277,8 +277,8 @@ fn agent(page: usize, beacon: Beacon) -> ! {
     }
 }
 
-/// Runs a client with an agent to its end; what the word is when a waiter of another process has
-/// been woken, or not within `patience_ms`.
+/// Runs a client with an agent to its end. Returns the word's value when a waiter of another
+/// process has been woken, or that it was not woken within `patience_ms`.
 fn word_after(beacon: Beacon, end: End, unmapped_first: bool, patience_ms: u64) -> (u32, bool) {
     let memory = SharedMemory::create("fact", PAGE).unwrap();
     let mut client = child(|parent| {
@@ -327,7 +327,8 @@ fn exec_clears_and_wakes_the_child_tid_word_in_shared_memory() {
 }
 
 fn kill_and_exit_do_not_always_clear_the_child_tid_word() {
-    // Skipped by the kernel when the thread is the last user of the memory: a race, so only
+    // The kernel skips this if the thread is the last user of the memory. That is a race, so it is
+    // only counted.
     // counted.
     let ends = [End::ExitGroup, End::KilledByItself, End::KilledFromOutside];
     let cleared = ends.map(|end| {
@@ -362,7 +363,7 @@ fn a_robust_list_is_silent_when_its_page_was_unmapped_before() {
     assert!(word & FUTEX_OWNER_DIED == 0 && !woken, "{word:#x} {woken}");
 }
 
-/// Used by facts of other modules: nothing but faults was heard.
+/// Used by facts of other modules: nothing but faults was reported.
 pub fn is_fault(message: &Message) -> bool {
     matches!(message, Message::Fault { .. })
 }

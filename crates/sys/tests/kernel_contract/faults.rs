@@ -1,4 +1,4 @@
-//! Faults: who gets a message, who gets an error, who gets nothing.
+//! Faults: which raise a message, which are errors, which do neither.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -180,7 +180,7 @@ fn copy_over_a_present_page_exists_and_wakes_nobody() {
     reader.blocked();
     ear.wake(area.range()).unwrap();
     assert_eq!(reader.done(), 3);
-    // Progress is counted in pages up to the one that is there, and told as "again".
+    // Progress is counted in pages up to the one that is there, and reported as "again".
     evict(area, 0);
     let both = ear.copy(area.at(0), &[6; 2 * PAGE], false);
     assert_eq!(both, Err(UffdError::LayoutChanging { done: 1 }));

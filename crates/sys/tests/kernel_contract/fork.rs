@@ -1,4 +1,4 @@
-//! fork(): what the child has, what the event brings, who is allowed to ask for it.
+//! fork(): what the child has, what the event brings, and which processes may ask for it.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicUsize;
@@ -189,7 +189,7 @@ fn protection_is_inherited_and_each_process_is_asked_for_its_own() {
     child_ear.write_protect(area.range(), false).unwrap();
     assert_eq!(forking.done(), 7 + 11);
     ear.silent();
-    // The parent's is as it was, protection included.
+    // The parent's is unchanged, protection included.
     assert_eq!(area.read(0), 10);
     let writer = doing(move || area.fill(0, 5));
     assert!(ear.fault().wp);
@@ -248,7 +248,7 @@ fn the_device_descriptor_serves_a_client_without_capabilities() {
     });
     client.send(&[UffdDevice::open().unwrap().as_fd()]);
     let mut ear = client.uffd();
-    // The handshake and the registration are ours.
+    // The handshake and the registration are the manager's.
     ear.api(Features::EVENTS).unwrap();
     ear.register(area.range(), RegisterMode::MISSING).unwrap();
     client.go();

@@ -1,4 +1,4 @@
-//! Who a process is, and what of it can be held so that it cannot become somebody else.
+//! The identity of a process, and which handles to it can never come to mean another process.
 
 use std::os::fd::AsFd;
 

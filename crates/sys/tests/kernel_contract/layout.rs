@@ -1,4 +1,4 @@
-//! What a program does to its layout, and what arrives of it.
+//! What a program does to its layout, and which messages that raises.
 
 use std::os::fd::AsFd;
 
@@ -37,7 +37,7 @@ fn remap_is_told_and_the_new_place_stays_registered() {
         panic!("no REMAP");
     };
     assert_eq!((from, to), (area.range(), target.at(0)));
-    // The old range is unmapped too, which is told as well.
+    // The old range is unmapped too, and that is reported as well.
     while let Some(message) = ear.hear(QUIET) {
         println!("  also heard {message:?}");
     }
@@ -285,6 +285,6 @@ fn registration_from_outside_works_through_the_client_s_userfaultfd() {
     assert_eq!(ear.fault().page, area.at(1));
     ear.serve(area.at(1), 33);
     assert_eq!(client.exit_status(), 33);
-    // Ours was never registered.
+    // The manager's own process was never registered.
     assert_eq!(area.read(1), 0);
 }

@@ -246,7 +246,7 @@ fn flags_other_than_access_and_lock_do_not_matter() {
         }
         assert_eq!(staging.take(0, source), Ok(()), "advice {advice}");
     }
-    // Stacks are not refused: whoever evicts must leave them out.
+    // Stacks are not refused, so an evictor must leave them out.
     for flag in [libc::MAP_NORESERVE, libc::MAP_STACK, libc::MAP_GROWSDOWN] {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flag;
         let (source, staging) = (Area::mapped(1, RW, flags, -1), Staging::new(1));
@@ -332,9 +332,9 @@ fn a_write_protected_page_moves() {
     assert_eq!(staging.area.read(0), 10);
 }
 
-/// Pages move while their table entries change. Linux 6.18 does not count those that it moved after
-/// it had to look again, and then finds them at the target: what moved is what it counted, and
-/// after EXISTS what is at the target from there on.
+/// Pages move while their table entries change. Linux 6.18 does not count the pages that it moved
+/// after it had to look again, and then finds them at the target. So the moved pages are those that
+/// it counted and, after EXISTS, those at the target from there on.
 fn what_is_at_an_empty_target_after_exists_has_moved() {
     const PAGES: usize = 16;
     let source = Area::filled(PAGES);
@@ -382,7 +382,7 @@ fn what_is_at_an_empty_target_after_exists_has_moved() {
         for page in 0..PAGES {
             assert_eq!(staging.area.read(page), 10 + page as u8);
         }
-        // Back, by the way that raises nothing.
+        // Back, by the descriptor that raises no event.
         staging.area.advise(libc::MADV_DONTNEED);
         for page in 0..PAGES {
             ear.serve(source.at(page), 10 + page as u8);
@@ -465,9 +465,9 @@ fn another_process_cannot_move() {
     assert_eq!(source.read(0), 10);
 }
 
-/// Two threads count up a word in each of eight pages for a while, `evict` takes pages from under
-/// them, and every missing page is served with the bytes that `evict` returned. Tells increments
-/// made, pages evicted, increments lost.
+/// Two threads increment a word in each of eight pages for a while, and `evict` takes pages from
+/// under them. Every missing page is served with the bytes that `evict` returned. Returns the
+/// increments made, pages evicted, and increments lost.
 fn count_while_evicting(evict: impl Fn(Area) -> Option<[u8; PAGE]>) -> (u64, u64, u64) {
     const PAGES: usize = 8;
     let (mut ear, area) = Ear::with_area(Features::default(), PAGES);
@@ -511,7 +511,7 @@ fn count_while_evicting(evict: impl Fn(Area) -> Option<[u8; PAGE]>) -> (u64, u64
             stored[page] = evict(area.part(page, 1));
             evicted += u64::from(stored[page].is_some());
         }
-        // Some residency, or the writers make no progress.
+        // Some pages must be resident, or the writers make no progress.
         serve(&mut ear, &mut stored, u64::from(page == 0));
     }
     stop.store(true, Ordering::Relaxed);
@@ -535,7 +535,7 @@ fn no_write_is_lost_when_pages_move_under_writers() {
 fn a_write_is_lost_when_pages_are_read_and_dropped_without_protection() {
     let (made, evicted, lost) = count_while_evicting(|page| {
         let bytes = bytes_of(page);
-        // What a storing thread would need, so that the gap is a real one.
+        // The time that a storing thread would need, so that the gap is realistic.
         pause(1);
         evict(page, 0);
         Some(bytes)
@@ -552,9 +552,9 @@ fn bytes_of(page: Area) -> [u8; PAGE] {
     bytes
 }
 
-/// Between the moment an agent decides to take a page out and the moment it does, another thread
-/// may unmap it and a third may map memory of its own there. A move by the userfaultfd that has not
-/// told of the unmapping is refused; dropping is not.
+/// Between the moment when an agent decides to take a page out and the moment when it does, another
+/// thread may unmap it, and a third may map memory of its own there. A move is refused if the
+/// userfaultfd has not reported the unmapping. A drop is not.
 fn a_changed_layout_holds_back_a_move_and_not_a_drop() {
     let (mut ear, area) = Ear::with_area(Features::EVENTS.with(Features::MOVE), 1);
     let staging = Area::new(1);

@@ -1,4 +1,4 @@
-//! Reading another process's memory and what the kernel tells about it.
+//! Reading another process's memory, and what the kernel reports about it.
 
 use std::os::fd::AsFd;
 
@@ -61,7 +61,7 @@ fn a_remote_read_of_an_inaccessible_page_fails() {
     });
     let got = process::read_memory(client.pid, area.range().start.address(), &mut [0; 8]);
     println!("  process_vm_readv of PROT_NONE memory: {got:?}");
-    // FOLL_FORCE is for ptrace only: the evictor must not count on reading such pages in place.
+    // FOLL_FORCE is for ptrace only. So the evictor must not rely on reading such pages in place.
     assert!(got.is_err());
 }
 
@@ -111,7 +111,7 @@ fn the_exclusive_bit_does_not_tell_what_a_move_will_say() {
     assert!(!entry_is_exclusive(area), "shared with a child");
     sharing.go();
     sharing.exit_status();
-    // One process maps it again, so the bit is back; a move still says Busy (see `moving`).
+    // One process maps it again, so the bit is set again; a move still returns Busy (see `moving`).
     assert!(entry_is_exclusive(area));
 }
 
@@ -150,7 +150,7 @@ fn the_robust_list_head_lies_in_the_mapping_of_the_thread_s_control_block() {
     });
     let (stack, control_block) = thread.done();
     assert_eq!(stack, control_block, "glibc puts it on top of the stack");
-    // Another process may ask too, which is how the manager finds what never to manage.
+    // Another process may ask too. So the manager finds memory that must never be managed.
     let main = std::process::id();
     let head = process::robust_list_head(main).unwrap();
     let mut other = child(move |_| i32::from(process::robust_list_head(main) != Some(head)));
@@ -201,7 +201,7 @@ fn a_core_dump_raises_no_fault_and_lacks_missing_pages() {
         unsafe { libc::setrlimit(libc::RLIMIT_CORE, &limit) };
         let ear = Ear::new(Features::default());
         let area = Area::new(2);
-        // Two marks that no other memory of this process holds whole.
+        // Two marks that no other memory of this process has whole.
         for (page, byte) in [(0, 0xc3), (1, 0x9d)] {
             area.fill(page, byte);
         }

@@ -59,7 +59,7 @@ fn watch(pid: u32) -> Sideband {
     }
 }
 
-/// Everything up to the first record that `wanted` accepts, which comes last; waits for wake-ups
+/// Everything up to the first record that `wanted` accepts, which comes last. Waits for wake-ups
 /// only.
 fn hear_until(sideband: &mut Sideband, mut wanted: impl FnMut(&Heard) -> bool) -> Vec<Heard> {
     let (start, mut all, mut found) = (Instant::now(), Vec::new(), false);
@@ -76,7 +76,7 @@ fn hear_until(sideband: &mut Sideband, mut wanted: impl FnMut(&Heard) -> bool) -
     all
 }
 
-/// A child that waits, does `work`, tells it is done, and waits again.
+/// A child that waits, does `work`, reports that it is done, and waits again.
 fn watched(work: impl FnOnce(&Parent)) -> (Child, Sideband) {
     let child = child(|parent| {
         parent.wait();
@@ -97,7 +97,7 @@ fn covers(record: &Heard, pid: u32, area: Area) -> bool {
     *of == pid && range.intersect(area.range()) == area.range()
 }
 
-/// Shared with the child: where it says what it mapped.
+/// Shared with the child, which writes here what it mapped.
 struct Told(Area);
 
 impl Told {
@@ -199,7 +199,7 @@ fn mappings_of_later_threads_and_earlier_threads_are_reported() {
 }
 
 fn fork_and_exit_of_grandchildren_and_their_mappings_are_reported() {
-    // Many, because inheritance that works now and then would be worse than none.
+    // Many children, because inheritance that works only sometimes would be worse than none.
     const GRANDCHILDREN: usize = 40;
     let told = Told::new();
     let (child, mut sideband) = watched(|_| {
@@ -241,7 +241,7 @@ fn fork_and_exit_of_grandchildren_and_their_mappings_are_reported() {
     assert!(last && forks >= 2 * GRANDCHILDREN);
 }
 
-/// The process watched by name has long ended, and so have 200 others, when its grandchild maps.
+/// The process watched by its id has long ended, and so have 200 others, when its grandchild maps.
 fn who_outlives_its_parents_is_watched_by_their_descriptors() {
     const OTHERS: usize = 200;
     let told = Told::new();
@@ -328,7 +328,7 @@ fn mremap_munmap_and_madvise_are_not_reported() {
     assert!(told.told(0) != 0 && records.is_empty(), "{records:?}");
 }
 
-/// One page there.
+/// Maps one page there.
 fn map_at_target() -> Area {
     let area = Area {
         address: plain_target(),
@@ -378,7 +378,7 @@ fn a_full_ring_reports_what_it_lost() {
         _ => {}
     };
     sideband.drain(&mut count);
-    // The kernel tells how many with the next record that finds room on that CPU, if one ever
+    // The kernel reports how many with the next record that finds room on that CPU, if one ever
     // comes.
     child.go();
     pause(20);
@@ -402,7 +402,7 @@ fn latency_from_the_mapping_to_the_wake_up() {
     let told = Told::new();
     let (child, mut sideband) = watched(|_| {
         for sample in 0..SAMPLES {
-            // From before the call: the listener may be awake before the call is back.
+            // The time before the call: the listener may be awake before the call returns.
             let start = monotonic_ns();
             let area = map_at_target();
             told.tell(sample, start);
@@ -418,7 +418,8 @@ fn latency_from_the_mapping_to_the_wake_up() {
             let ours = |range: VirtRange| range.start.address() == plain_target() as u64;
             heard += usize::from(matches!(record, Record::Mmap { range, .. } if ours(range)));
         });
-        // When several came at once, the listener was kept from its CPU: no sample of the kernel's.
+        // If several came at once, the listener was kept from its CPU, so this is no sample of the
+        // kernel's latency.
         if heard == before + 1 {
             until("told", || told.told(before) != 0);
             latencies.push(woken.saturating_sub(told.told(before)) / 1000);
@@ -438,7 +439,7 @@ fn latency_from_the_mapping_to_the_wake_up() {
     assert!(latencies.len() > SAMPLES / 2 && at(50) < 50_000);
 }
 
-/// What the client does in the overhead fact: name, repetitions, one of it.
+/// What the client does in the overhead fact: name, repetitions, one operation.
 const LOADS: [(&str, usize, fn()); 3] = [
     ("mmap + touch + munmap", 1500, || {
         let area = plain(1);
@@ -455,7 +456,7 @@ const LOADS: [(&str, usize, fn()); 3] = [
 
 fn overhead() {
     let told = Told::new();
-    // Alternating rounds in one client, watched and not, so that noise hits both alike.
+    // Rounds alternate in one client, watched and not watched, so that noise affects both alike.
     const KINDS: usize = 4;
     const ROUNDS: usize = 3 * KINDS;
     let child = child(|parent| {
