@@ -17,7 +17,7 @@ pub enum Style {
 
 type Column = (&'static str, fn(&Outcome) -> String);
 
-/// What a reader looks at first. The rest is in CSV and JSON.
+/// The columns that a reader needs first. The others are in CSV and JSON.
 const COLUMNS: [Column; 13] = [
     ("memory", |o| o.setting.memory.clone()),
     ("page", |o| size(o.setting.page_bytes as f64)),

@@ -9,7 +9,7 @@ use undercroft_sim::setup::Memory;
 use undercroft_sim::{MemoryTrace, PageStream, Setup, simulate};
 use undercroft_trace::{Access, Reference};
 
-/// The traces of `bench/libcachesim/compare.py`, page by page; the same arithmetic there.
+/// The traces of `bench/libcachesim/compare.py`, page by page. The arithmetic there is the same.
 fn pages(name: &str, count: u64, footprint: u64) -> Vec<u64> {
     let mut random = Random::new(42);
     (0..count)
@@ -57,8 +57,8 @@ fn ours(pages: &[u64], reclaim: &str, frames: u64) -> u64 {
     simulate(&[stream], &setup, &mut |_| ()).unwrap().misses
 }
 
-/// CLOCK as the PCM paper §III-4 and libCacheSim have it: one bit, clear at insertion, a hand going
-/// round.
+/// CLOCK as the PCM paper §III-4 and libCacheSim define it: one bit, clear at insertion, and a hand
+/// that goes round.
 fn naive_clock(pages: &[u64], frames: usize) -> u64 {
     let mut ring: VecDeque<u64> = VecDeque::new();
     let mut used: HashMap<u64, bool> = HashMap::new();
@@ -133,8 +133,8 @@ fn nothing_misses_less_than_belady_and_random_is_worse_on_a_skewed_trace() {
     }
 }
 
-/// What libCacheSim's package counted, and whether we count the same; its CLOCK has one bit, clear
-/// at insertion.
+/// The counts of libCacheSim's package, compared with ours. Its CLOCK has one bit, clear at
+/// insertion.
 #[test]
 fn clock_and_lru_miss_as_libcachesims_do() {
     let counted = include_str!("data/libcachesim.txt");

@@ -1,5 +1,5 @@
-//! Whatever a live trace says became of pages, in whatever order: the simulation ends by an outcome
-//! or an error.
+//! A live trace may say anything about pages, in any order: the simulation ends with an outcome or
+//! an error.
 
 use undercroft_base::PAGE_BYTES;
 use undercroft_seeded::Random;
@@ -24,7 +24,7 @@ const TRACES: u64 = 20000;
 /// Entries of one.
 const ENTRIES: u64 = 400;
 
-/// Chunks of 512 pages whose first and last pages are used, with some between.
+/// Chunks of 512 pages. Their first and last pages are used, and some between.
 const CHUNKS: u64 = 3;
 
 /// Address spaces that fork each other and end.
@@ -67,7 +67,7 @@ fn becomes(random: &mut Random) -> Becomes {
     }
 }
 
-/// References and movements in any order, each a run of neighbours as often as not.
+/// References and movements in any order. About half of them are runs of neighbours.
 fn crafted(random: &mut Random) -> MemoryTrace {
     let (mut references, mut moved) = (Vec::new(), Vec::new());
     let often = 1 + random.below(4);
@@ -139,7 +139,7 @@ fn crafted_live_traces_are_replayed_to_their_end_under_every_rule() {
             initial: [Initial::Zero, Initial::Stored][random.below(2) as usize],
             ..Setup::default()
         };
-        // Which seed it was, should it end in between.
+        // Prints the seed, in case the process is killed in it.
         println!("seed {seed}: {setup:?}");
         let streams = streams_of(&trace, setup.page_bytes).expect("few pages");
         let outcome = simulate(&streams, &setup, &mut |_| ()).expect("a tier without end");

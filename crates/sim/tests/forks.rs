@@ -1,5 +1,5 @@
-//! Forks and ends of processes in a live trace: what children have of their parents, and what is
-//! gone with them.
+//! Forks and ends of processes in a live trace: what children have of their parents, and what ends
+//! with them.
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 /// Bytes from one address space to the next.
 const SPACE: u64 = 1 << 47;
 
-/// A live trace as it is built up.
+/// A live trace under construction.
 #[derive(Default)]
 struct Live {
     references: Vec<u64>,
@@ -68,7 +68,7 @@ fn parent() -> Live {
     live
 }
 
-/// (misses, of them first touches, evictions)
+/// (misses, first touches among them, evictions)
 fn counts(outcome: &Outcome) -> (u64, u64, u64) {
     (outcome.misses, outcome.first_touches, outcome.evictions)
 }
@@ -80,7 +80,7 @@ fn a_child_has_what_its_parent_had_in_memory_and_out_and_frames_when_it_writes()
     live.read(1, 2);
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 1), "a hit, and no frame");
     live.read(1, 0);
-    // Page 1 leaves for it, and that is in memory until the child's leaves, too.
+    // Page 1 leaves for it. The frame stays in memory until the child's page leaves, too.
     assert_eq!(counts(&live.run(|_| ())), (5, 4, 3), "no first touch");
     live.write(1, 2);
     live.write(1, 2);
@@ -89,7 +89,7 @@ fn a_child_has_what_its_parent_had_in_memory_and_out_and_frames_when_it_writes()
     assert_eq!(counts(&live.run(|_| ())), (6, 6, 3), "nobody's child");
 }
 
-/// A page that two have is freed when both have left it.
+/// A page that two processes have is freed when it has left both.
 #[test]
 fn a_shared_page_that_leaves_is_the_heirs_and_frees_nothing() {
     let mut live = parent(); // 1, 2 and 3 are in memory
@@ -98,7 +98,7 @@ fn a_shared_page_that_leaves_is_the_heirs_and_frees_nothing() {
     live.read(1, 1); // the copy that its parent left, in place of page 2 of both
     live.read(1, 3);
     assert_eq!(counts(&live.run(|_| ())), (6, 4, 5));
-    // Told of it as well, nothing is new.
+    // If the trace has it as well, nothing changes.
     live.tell(1, 3, Found);
     live.read(1, 3);
     assert_eq!(counts(&live.run(|_| ())).0, 6);
@@ -111,8 +111,8 @@ fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
     live.tell(1, 3, Found); // written, by whoever
     live.read(1, 3);
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 3));
-    // At the recorded times: of the two pages that leave, 1 and 2 of the parent, one shares its
-    // frame with the child's.
+    // At the recorded times: pages 1 and 2 of the parent leave, and one of them shares its frame
+    // with the child's.
     let mut live = Live::default();
     (0..3).for_each(|page| live.write(0, page));
     live.tell(0, 0, Evicted);
@@ -175,7 +175,7 @@ fn pages_shared_when_they_were_first_looked_at_cost_no_frame() {
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 2));
     live.write(1, 3);
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 3));
-    // What the relative has below by now, it has below, too.
+    // The child has the copies that its relative has stored by now.
     let mut live = parent();
     live.tell(1, 0, Shared);
     live.read(1, 0);
@@ -196,13 +196,14 @@ fn processes_that_had_a_number_one_after_the_other_are_not_each_others_children(
         let stream = PageStream::build_moved("t", references, moved, PAGE).unwrap();
         stream.numbers / 512
     };
-    // A parent has the numbers of what its child names; nothing else is known of those pages.
+    // A parent has numbers for the pages that its child names. Nothing else is known of those
+    // pages.
     assert_eq!(chunks(&live), 4, "0 and 9; 5 and 9");
     live.moved.truncate(1); // all one process
     assert_eq!(chunks(&live), 5, "0, 5 and 9; 5 and 9");
 }
 
-/// The copy that one of them leaves below serves the other, too, while it does not write.
+/// The stored copy that one of them leaves serves the other, too, until the other writes.
 #[test]
 fn a_page_that_leaves_after_its_relatives_is_not_written_again() {
     let mut live = Live::default();
@@ -219,7 +220,7 @@ fn a_page_that_leaves_after_its_relatives_is_not_written_again() {
     assert_eq!(outcome.tiers[0].pages_written, 2);
 }
 
-/// Where each page has a place of its own, what a child has there stays until it has left.
+/// If each page has a place of its own, a child's page stays there until it has left.
 #[test]
 fn a_parents_new_copy_goes_elsewhere_while_the_child_has_the_old_one() {
     let mut live = parent();
@@ -233,7 +234,7 @@ fn a_parents_new_copy_goes_elsewhere_while_the_child_has_the_old_one() {
     assert_eq!(outcome.tiers[0].place_writes_max, 2, "nobody's child");
 }
 
-/// The same for tiers where each page has a place of its own: parent and child may both have a copy
+/// The same for tiers where each page has a place of its own. Parent and child may both have a copy
 /// there.
 #[test]
 fn copies_of_parent_and_child_are_told_apart_wherever_they_lie() {

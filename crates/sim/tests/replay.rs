@@ -1,5 +1,5 @@
-//! What a replay adds up to: the paper's formula, clean pages, waiting for each other, pools,
-//! energy.
+//! The results of a replay: the paper's formula, clean pages, clients that wait for each other,
+//! pools, energy.
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
@@ -286,7 +286,7 @@ fn a_sweep_runs_every_combination_once_and_reports_progress_to_the_end() {
     assert_eq!(last.references, last.references_total);
 }
 
-/// A trace of whole pages, and what became of some: (references before, page, what).
+/// A trace of whole pages, with movements of some: (references before, page, movement).
 fn live(references: &[u64], moved: &[(usize, u64, Becomes)]) -> MemoryTrace {
     let packed = references.iter().map(|page| (page * PAGE) << 1).collect();
     let moved = moved.iter().map(|(after, page, what)| Moved {
@@ -311,36 +311,36 @@ fn pages(count: u64) -> impl FnOnce(&mut Setup) {
 #[test]
 fn pages_that_are_found_are_in_memory_until_others_push_them_out() {
     let found: Vec<_> = (0..4).map(|page| (0, page, Found)).collect();
-    // All hits; then page 9 pushes out page 0, which has to be read: it was used before, and its
+    // All are hits. Then page 9 pushes out page 0, which must be read: it was used before, and its
     // bytes are unknown.
     let outcome = run(&live(&[3, 2, 9, 0], &found), pages(4));
     assert_eq!((outcome.misses, outcome.first_touches), (2, 1));
     assert_eq!((outcome.swap_ins, outcome.evictions), (1, 2));
     assert_eq!(outcome.zero_evictions, 0, "found pages may hold anything");
     assert_eq!(outcome.footprint_pages, 5);
-    // More than fit: the first found left first. One that is found in the middle of the run is
-    // there from then on.
+    // More pages than fit: the first found left first. A page that is found in the middle of the
+    // run is there from then on.
     let outcome = run(
         &live(&[3, 2, 0, 7], &[&found[..], &[(3, 7, Found)]].concat()),
         pages(2),
     );
     assert_eq!(outcome.misses, 1);
-    // Without being told, all are first touches.
+    // Without the found pages, all are first touches.
     let outcome = run(&live(&[3, 2, 9, 0], &[]), pages(4));
     assert_eq!((outcome.misses, outcome.first_touches), (4, 4));
 }
 
 #[test]
 fn a_page_that_was_seen_used_in_memory_outlives_one_that_was_not() {
-    // Page 3 pushes out the one used longest ago: page 1, unless it was seen used after page 2.
+    // Page 3 pushes out the page used longest ago: page 1, unless it was used after page 2.
     let references = [1, 2, 3, 1];
     assert_eq!(run(&live(&references, &[]), pages(2)).misses, 4);
     let used = run(&live(&references, &[(2, 1, Used)]), pages(2));
     assert_eq!(used.misses, 3);
-    // What is not in memory here, though it was live, is not there for it.
+    // A page that is not in memory here is not used here, although it was live.
     let used = run(&live(&references, &[(2, 1, Used), (3, 1, Used)]), pages(1));
     assert_eq!(used.misses, 4);
-    // It is no reference.
+    // A use is no reference.
     assert_eq!(used.references, 4);
 }
 
@@ -349,15 +349,16 @@ fn pages_that_are_dropped_are_gone_from_memory_and_below() {
     let references = [1, 2, 3, 1, 2, 3];
     let none = run(&live(&references, &[]), pages(3));
     assert_eq!((none.misses, none.first_touches), (3, 3));
-    // Page 2 from memory, and everything else in its chunk too: its numbers are as before.
+    // Drops page 2, which is in memory, and everything else in its chunk. Its numbers are as
+    // before.
     let drops: Vec<_> = (1..4).map(|page| (3, page, Dropped)).collect();
     let outcome = run(&live(&references, &drops), pages(3));
     assert_eq!((outcome.misses, outcome.first_touches), (6, 6));
     assert_eq!((outcome.evictions, outcome.swap_ins), (0, 0));
-    // From below: page 1 was evicted, and comes back as zeros, from nowhere.
+    // Drops a stored page: page 1 was evicted, and comes back as zeros, without a read.
     let outcome = run(&live(&[1, 2, 1], &[(2, 1, Dropped)]), pages(1));
     assert_eq!((outcome.misses, outcome.swap_ins), (3, 0));
-    // The last page of a chunk, with an empty chunk behind it, and pages nobody touches.
+    // The last page of a chunk, with an empty chunk behind it, and pages that were never touched.
     let edge = [511, 512, 511, 512, 1600];
     let drops = [
         (2, 511, Dropped),
@@ -367,11 +368,11 @@ fn pages_that_are_dropped_are_gone_from_memory_and_below() {
     ];
     let outcome = run(&live(&edge, &drops), pages(3));
     assert_eq!((outcome.misses, outcome.first_touches), (5, 5));
-    // And the other way round: both chunks are empty then.
+    // And in reverse: both chunks are empty then.
     let back = [(2, 512, Dropped), (2, 511, Dropped)];
     let outcome = run(&live(&edge, &back), pages(3));
     assert_eq!((outcome.misses, outcome.first_touches), (5, 5));
-    // A part of a larger page leaves the rest.
+    // If a part of a larger page is dropped, the rest stays.
     let outcome = run(&live(&references, &drops), |s| {
         pages(3)(s);
         s.page_bytes = 2 * PAGE;
@@ -391,14 +392,14 @@ fn room_made_ahead_keeps_a_reserve_and_hits_no_more_than_without() {
             })
         };
         let (after, ahead) = (of(Room::AfterPlan, 1024), of(Room::Ahead, 1024));
-        // A reserve of 32 pages, 48 after a batch; batches of 64 pass that by.
+        // A reserve of 32 pages, 48 after a batch; batches of 64 exceed that.
         assert_eq!(ahead.evictions % 64, 0, "{reclaim}");
         let held = ahead.misses - ahead.evictions;
         assert!((1024 - 32 - 64..=1024 - 32).contains(&held), "{held}");
         assert!(ahead.misses > after.misses, "{reclaim}");
         let small = of(Room::AfterPlan, 1024 - 32 - 64);
         assert!(ahead.misses < small.misses * 101 / 100, "{reclaim}");
-        // A limit without a reserve still serves.
+        // A limit without a reserve is served, too.
         assert_eq!(of(Room::Ahead, 1).misses, of(Room::AfterPlan, 1).misses);
     }
 }
@@ -406,7 +407,7 @@ fn room_made_ahead_keeps_a_reserve_and_hits_no_more_than_without() {
 #[test]
 fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     let references = [1, 2, 3, 1, 2, 3];
-    // Two pages left after the third reference, whichever.
+    // Two pages left after the third reference, whichever they are.
     let evicted = [(3, 7, Evicted), (3, 8, Evicted)];
     let ignored = run(&live(&references, &evicted), pages(3));
     assert_eq!((ignored.misses, ignored.evictions), (3, 0));
@@ -422,8 +423,8 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
             s.room = Room::Traced;
         })
     };
-    // With more room they need not be out before they are wanted back, but are unless the trace
-    // says that they were not.
+    // With more room they need not be out before the program needs them again. They are, unless the
+    // trace says otherwise.
     let out = traced(&references, &evicted);
     assert_eq!((out.misses, out.evictions), (5, 2));
     let both = [&evicted[..], &[(3, 1, Recalled), (4, 2, Recalled)]].concat();
@@ -431,12 +432,12 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     assert_eq!((recalled.misses, recalled.evictions), (5, 0));
     let one = traced(&references, &[&evicted[..], &[(4, 2, Recalled)]].concat());
     assert_eq!((one.misses, one.evictions), (5, 1));
-    // The next batch lets page 2 go for good, and names 3.
+    // The next batch evicts page 2, and names 3.
     let more = [(4, 9, Evicted), (4, 2, Recalled), (5, 3, Recalled)];
     let more = [&both[..3], &more].concat();
     let more = traced(&references, &more);
     assert_eq!((more.misses, more.evictions), (6, 1));
-    // Page 1 stayed after all; so it does when it may not leave.
+    // Page 1 stayed after all. So it does when it may not leave.
     let stayed = traced(&references, &[&evicted[..], &[(3, 1, Returned)]].concat());
     assert_eq!((stayed.misses, stayed.evictions), (4, 1));
     let last = |moved: &[_]| traced(&[1, 2, 3, 1], moved).misses;
@@ -453,7 +454,7 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
 
 #[test]
 fn a_run_that_began_above_its_limit_evicts_no_more_than_it_did() {
-    // Twelve pages where ten fit; four left before the first fault.
+    // Twelve pages, and room for ten; four left before the first fault.
     let mut moved: Vec<_> = (0..12).map(|page| (0, page, Found)).collect();
     moved.extend((0..4).map(|page| (0, page, Evicted)));
     let of = |room, moved: &[_]| {
@@ -463,15 +464,16 @@ fn a_run_that_began_above_its_limit_evicts_no_more_than_it_did() {
         })
     };
     assert_eq!(of(Room::Traced, &moved).evictions, 4);
-    // The bounds and the policies compared keep to the limit; and so does who follows no more than
-    // that.
+    // The bounds and the compared policies keep to the limit. So does a replay that follows no more
+    // than that.
     assert_eq!(of(Room::AfterPlan, &moved).evictions, 3);
     assert_eq!(of(Room::Traced, &moved[..12]).evictions, 3);
 }
 
 #[test]
 fn pages_that_the_manager_named_leave_whatever_the_policy_says() {
-    // LRU would name page 0; none of the first is among those that came last, which nobody names.
+    // LRU would name page 0. None of the first is among the pages that came last, which are never
+    // named.
     let misses = |wanted: u64, what, room| {
         let references: Vec<u64> = (0..200).chain([wanted]).collect();
         let run = run(
@@ -487,13 +489,13 @@ fn pages_that_the_manager_named_leave_whatever_the_policy_says() {
     assert_eq!(misses(0, Named, Room::Traced), 0);
     assert_eq!(misses(70, Evicted, Room::Traced), 0);
     assert_eq!(misses(0, Evicted, Room::Traced), 1);
-    // The policies compared decide for themselves.
+    // The compared policies decide for themselves.
     assert_eq!(misses(70, Named, Room::Ahead), 0);
 }
 
 #[test]
 fn where_no_page_may_leave_a_traced_eviction_comes_to_nothing() {
-    // Page 1 is locked, page 2 the newest: nobody can be named while there is room.
+    // Page 1 is locked, and page 2 is the newest: no page can be named while there is room.
     let moved = [
         (0, 1, Locked),
         (2, 2, Evicted),
@@ -549,14 +551,15 @@ fn a_write_that_changed_nothing_leaves_the_copy_below_right() {
     assert_eq!((changed.clean_evictions, changed.writes), (0, 2));
     let unchanged = of(&[(3, 1, Unchanged)], 1);
     assert_eq!((unchanged.clean_evictions, unchanged.writes), (1, 2));
-    // Where the page has stayed, it is as changed as before.
+    // If the page has stayed, its bytes differ from the stored copy as before.
     let stayed = of(&[(3, 1, Unchanged), (4, 5, Found), (4, 6, Found)], 2);
     assert_eq!((stayed.misses, stayed.clean_evictions), (2, 0));
 }
 
-/// A scan over twice the memory, as `readahead` would have been recorded: every fourth page is
-/// faulted on, the rest comes along.
-/// * `written`: the program wrote each of those afterwards.
+/// A scan over twice the memory, as `readahead` would be recorded: every fourth page is faulted on,
+/// the others are prefetched.
+///
+/// * `written`: the program wrote each prefetched page afterwards.
 fn scanned(rounds: u64, written: bool) -> MemoryTrace {
     let (mut references, mut moved) = (Vec::new(), Vec::new());
     for page in (0..rounds * 512).map(|page| page % 512).step_by(4) {
@@ -580,7 +583,7 @@ fn prefetch(name: &str) -> impl FnOnce(&mut Setup) + '_ {
 
 #[test]
 fn a_window_comes_with_its_fault_also_where_its_room_or_its_pages_were_still_on_their_way_out() {
-    // 23 of 24 pages; eleven leave, and by the next fault at least as many are out as its window of
+    // 23 of 24 pages. Eleven leave. By the next fault at least as many are out as its window of
     // three takes.
     let references: Vec<u64> = (0..23).chain([30, 7]).collect();
     let mut moved: Vec<_> = (0..11).map(|page| (23, page, Evicted)).collect();
@@ -601,18 +604,19 @@ fn a_window_comes_with_its_fault_also_where_its_room_or_its_pages_were_still_on_
 fn what_came_along_live_comes_along_when_that_is_asked_for() {
     let trace = scanned(4, false);
     let traced = run(&trace, prefetch("traced"));
-    // LRU keeps nothing of a loop larger than memory, as live.
+    // LRU keeps nothing of a loop larger than memory, as in the live run.
     assert_eq!(traced.misses, trace.references());
     assert_eq!(traced.prefetched, 3 * traced.misses);
     assert_eq!(traced.evictions, 4 * traced.misses - 256);
     // Each page is read once.
     let device = &traced.tiers[0];
     assert_eq!(device.pages_read, 4 * traced.misses);
-    // And with the page faulted on, also where the trace tells more of that.
+    // The same if the trace has more entries about the page that was faulted on.
     assert_eq!(device.read_requests, traced.misses);
     let written = run(&scanned(4, true), prefetch("traced"));
     assert_eq!(written.tiers[0].read_requests, traced.misses);
-    // Without, the pages faulted on fit, and there is nothing to see of the rest.
+    // Without prefetch, the pages that were faulted on fit, and the trace shows nothing of the
+    // others.
     let none = run(&trace, prefetch("none"));
     assert_eq!((none.misses, none.prefetched, none.evictions), (128, 0, 0));
     let asked_anew = run(&trace, prefetch("majority"));
@@ -642,11 +646,11 @@ fn what_came_along_below_its_fault_or_with_gaps_or_for_a_hit_comes_too_and_once(
     assert_eq!((outcome.misses, outcome.prefetched), (3, 7));
     assert_eq!(outcome.evictions, 0);
     assert_eq!(outcome.prefetch_hits, 0, "nobody saw a use");
-    // What was written was used.
+    // A page that was written was used.
     trace.moved[0][0].what = Ahead { written: true };
     let written = of(&trace);
     assert_eq!((written.misses, written.prefetch_hits), (3, 1));
-    // As was what a look at access bits found.
+    // So was a page that a scan of access bits found.
     trace.moved[0].push(Moved {
         after: 4,
         address: 50 * PAGE,

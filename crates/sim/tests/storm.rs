@@ -7,8 +7,8 @@
 
 use undercroft_sim::storm::{Ended, Recipe, Sabotage, Setup, minimise, replay, run, run_seeds};
 
-/// Seeds that fail when a bug that was found here and fixed is put back; checked by putting each
-/// back.
+/// Seeds that fail when a bug that was found here and fixed is put back. Each was put back once to
+/// check.
 const REGRESSIONS: [(u64, &str); 6] = [
     (
         7,
@@ -38,13 +38,13 @@ const REGRESSIONS: [(u64, &str); 6] = [
 
 const SEEDS: u64 = 2000;
 const OPERATIONS: u64 = 6000;
-/// Operations of the regression seeds: the bugs were found that far on.
+/// Operations of the regression seeds: the bugs were found that late.
 const OPERATIONS_LONG: u64 = 10_000;
 const OPERATIONS_MIN: u64 = 10_000_000;
 const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
-/// What the default run must have met, or it proves nothing about it.
+/// Cases that the default run must have met; otherwise it proves nothing about them.
 const MUST_SEE: [&str; 79] = [
     "EIO of a load",
     "EIO of a store",

@@ -1,5 +1,5 @@
-//! A write-back last-level cache as a filter: touches in, what reaches memory out. As the traces of
-//! the PCM-swap paper were made.
+//! A write-back last-level cache as a filter: touches go in, references that reach memory come out.
+//! The traces of the PCM-swap paper were made in this way.
 //!
 //! One cache for instructions and data, shared by all clients and threads; set-associative, LRU,
 //! write-allocate. A miss emits a read of the line (an instruction's or data's); a dirty line that
@@ -145,12 +145,12 @@ struct Line {
     dirty: bool,
 }
 
-/// What the cache did.
+/// The cache's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounts {
     /// Lines touched.
     pub touches: u64,
-    /// Lines touched that were not there.
+    /// Lines touched that were not in the cache.
     pub misses: u64,
     /// Dirty lines written to memory.
     pub write_backs: u64,
@@ -183,12 +183,13 @@ impl Cache {
         &self.spec
     }
 
-    /// What it did so far.
+    /// The counts so far.
     pub fn counts(&self) -> &CacheCounts {
         &self.counts
     }
 
-    /// Touches the cache; calls `emit` for what reaches memory, write-back before read.
+    /// Touches the cache. Calls `emit` for each reference that reaches memory, write-back before
+    /// read.
     pub fn touch<E>(
         &mut self,
         touch: Touch,
@@ -289,7 +290,8 @@ mod tests {
     use std::convert::Infallible;
     use undercroft_seeded::Random;
 
-    /// Touches `L12`, `S0`, `I3` (line numbers) of a cache; what it emits, as `R12 W0 I3`.
+    /// Touches `L12`, `S0`, `I3` (line numbers) of a cache. Returns the references it emits, as
+    /// `R12 W0 I3`.
     fn check(spec: &str, touches: &str, expected: &str) {
         let mut cache = Cache::new(spec.parse().expect(spec));
         let mut out = Vec::new();
@@ -353,7 +355,7 @@ mod tests {
         assert_eq!(addresses, [0, 64]);
     }
 
-    /// Against a model that keeps whole lists: every dirty line is written once, none is lost.
+    /// Against a model that keeps whole lists: every dirty line is written once, and none is lost.
     #[test]
     fn cache_agrees_with_a_plain_model() {
         let spec: CacheSpec = "4096,4,64".parse().expect("a cache");

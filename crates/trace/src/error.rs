@@ -26,9 +26,9 @@ pub enum TraceError {
     Version {
         /// Where the version is.
         offset: u64,
-        /// What the file says.
+        /// The version in the file.
         found: u16,
-        /// What can be read.
+        /// The version that can be read.
         known: u16,
     },
     /// The file ends before its end block: the recorder was stopped, or the file was cut.
@@ -54,9 +54,9 @@ pub enum TraceError {
         of: &'static str,
         /// Where that begins.
         begin: u64,
-        /// What the file says.
+        /// The checksum in the file.
         stored: u32,
-        /// What its bytes give.
+        /// The checksum of the bytes.
         computed: u32,
     },
     /// A value that no writer writes.

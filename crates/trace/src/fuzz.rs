@@ -1,5 +1,5 @@
-//! What the fuzz target runs, and what the tests run over mutated traces: hostile bytes, and the
-//! promises that must hold.
+//! The promises that must hold for hostile bytes. The fuzz target checks them, and tests check them
+//! over mutated traces.
 
 use crate::format::header::movement_kinds;
 use crate::format::{
@@ -13,10 +13,10 @@ use crate::reference::{Event, Reference};
 use crate::touch::Touch;
 use crate::writer::TraceWriter;
 
-/// Reads `bytes` as a trace, as one whose checksums are put right, and as the columns of a block.
-/// Panics when a promise is broken: that the two ways of reading agree, and that what was read
-/// without an error is written and read back the same. Returns how many entries were read without
-/// an error.
+/// Reads `bytes` as a trace, as a trace with corrected checksums, and as the columns of a block.
+/// Panics if a promise is broken: the two ways of reading must agree, and a trace that was read
+/// without an error must be the same after it is written and read again. Returns how many entries
+/// were read without an error.
 pub fn trace(bytes: &[u8]) -> u64 {
     columns(bytes) + whole(bytes) + whole(&mended(bytes))
 }
@@ -103,7 +103,8 @@ fn events(bytes: &[u8]) -> Vec<Event> {
     events
 }
 
-/// `bytes` with right checksums wherever a part can be told, so that what they guard is reached.
+/// `bytes` with correct checksums wherever a part can be found, so that the code behind them is
+/// reached.
 pub fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let mut chain = 0;

@@ -1,5 +1,5 @@
-//! Traces of memory references and, from live managers, of page movements: what a trace is, how it
-//! is stored, read and generated, and what it says of a program.
+//! Traces of memory references and, from live managers, of page movements: how a trace is stored,
+//! read, generated and analysed.
 //!
 //! Level 1: depends on `base` and `seeded` only. Traces are streams: none is in memory as a whole,
 //! except as a [`PageTrace`]. The bytes are drawn in docs/formats/trace.md.

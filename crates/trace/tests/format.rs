@@ -1,4 +1,4 @@
-//! The trace format: what is written comes back, and no damage to a file is read as data.
+//! The trace format: written traces read back the same, and no damage to a file is read as data.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -138,7 +138,7 @@ fn movements_come_back_in_their_places_and_are_no_references() {
         assert!(count > 0);
     }
     assert_eq!(totals.entries(), events.len() as u64);
-    // What is counted and curved is the references.
+    // Only references are counted and are in the curve.
     let mut reader = TraceReader::new(bytes.as_slice()).unwrap();
     let analysis = Analysis::read(&mut reader, 12, Sampling::Exact, |_| ()).unwrap();
     assert_eq!(analysis.accesses().total(), references.len() as u64);
@@ -299,7 +299,7 @@ fn later_kinds_of_movements_need_flags_of_their_own() {
         let error = read(&fuzz::mended(&bad)).unwrap_err();
         assert_eq!(error.offset(), 12, "{error}");
     }
-    // Without any a trace is what it was before there were any: the end block counts six kinds.
+    // Without any, a trace is as it was before they existed: the end block counts six kinds.
     let first = LATER
         .iter()
         .fold(header, |header, (.., without)| without(header));
@@ -378,7 +378,7 @@ fn trace_cut_at_any_byte_is_told_with_its_length() {
             TraceError::NotATrace { .. } => assert_eq!(length, 0),
             error => panic!("cut at {length}: {error}"),
         }
-        // What is given out before the error is right.
+        // The entries given out before the error are right.
         let Ok(reader) = TraceReader::new(&bytes[..length]) else {
             continue;
         };

@@ -1,14 +1,14 @@
 //! Shrinks a storm that failed to a short one that fails at the same place.
 //!
-//! Delta debugging (after Zeller and Hildebrandt 2002): pieces of the list of steps are left out,
-//! halves first, then ever smaller ones; then parts of the configuration; until neither gives any
-//! more or the replays are used up.
+//! Delta debugging (after Zeller and Hildebrandt 2002): leaves out pieces of the list of steps,
+//! halves first, then ever smaller ones; then parts of the configuration. It ends when neither
+//! helps any more, or when the replays are used up.
 
 use super::recipe::Recipe;
 use super::run::{Ended, Failure, replay};
 use super::setup::Setup;
 
-/// What came of it.
+/// The result of shrinking.
 #[derive(Clone, Debug)]
 pub struct Minimised {
     /// The shortest storm found.
@@ -66,7 +66,7 @@ impl Search<'_> {
         self.replays >= self.replays_max
     }
 
-    /// Takes over a storm that fails at the same place.
+    /// Takes a storm over if it fails at the same place.
     fn fails(&mut self, setup: &Setup, steps: Vec<u64>) -> bool {
         if self.is_spent() {
             return false;
@@ -88,8 +88,8 @@ impl Search<'_> {
         }
     }
 
-    /// Leaves out pieces, half of the steps at first, then ever smaller ones, the last first: they
-    /// matter least.
+    /// Leaves out pieces: half of the steps at first, then ever smaller pieces. Begins with the
+    /// last steps, which matter least.
     fn shrink_steps(&mut self) {
         let mut size = self.best.recipe.steps.len().div_ceil(2);
         while size > 0 && !self.is_spent() {

@@ -135,8 +135,8 @@ impl Display for Recipe {
     }
 }
 
-/// Reads `text` as a replay file. Panics when what was read is not written and read back the same.
-/// For the fuzz target and its test.
+/// Reads `text` as a replay file. Panics if a file that was read is not the same after it is
+/// written and read again. For the fuzz target and its test.
 pub fn check(text: &str) -> bool {
     let Ok(recipe) = Recipe::parse(text) else {
         return false;

@@ -1,4 +1,4 @@
-//! What a storm is made of: the configuration a seed stands for, and its text in a replay file.
+//! The configuration of a storm, which follows from its seed, and its text in a replay file.
 
 use std::fmt::{self, Display, Write};
 
@@ -59,27 +59,27 @@ pub enum WhenFull {
     Kill,
 }
 
-/// Bugs of the runtime, to show that a storm finds such.
+/// Bugs of the runtime, to show that a storm finds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// The slot of a page is freed when its load begins, not when it is installed.
     FreeEarly,
-    /// Pages are installed without asking whether they still may be.
+    /// Pages are installed without asking whether they may still be installed.
     InstallUnvalidated,
     /// Threads that waited for room are not woken.
     ForgetWake,
     /// The evictor forgets which threads it was asked to wake.
     ForgetEvictorWake,
-    /// Bytes are taken without looking at their checksum.
+    /// Bytes are taken without a check of their checksum.
     SkipChecksum,
     /// A successor of a killed manager does not wake the threads whose faults its predecessor had
     /// read.
     ForgetWakeAtTakeover,
-    /// A successor does not finish the layout events its predecessor had read.
+    /// A successor does not finish the layout events that its predecessor had read.
     ForgetEventsAtTakeover,
-    /// A successor takes no notice of bytes in the holding area.
+    /// A successor ignores bytes in the holding area.
     ForgetHolding,
-    /// What a late agent was told to move counts as not moved.
+    /// Pages that a late agent was told to move count as not moved.
     SettleAside,
 }
 
@@ -166,7 +166,7 @@ impl Setup {
         }
     }
 
-    /// This setup with something taken away, simplest first: what the minimiser tries.
+    /// This setup with something left out, simplest first: the candidates of the minimiser.
     pub(super) fn simpler(&self) -> Vec<Setup> {
         let mut out = Vec::new();
         let mut push = |change: &dyn Fn(&mut Setup)| {

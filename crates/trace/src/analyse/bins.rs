@@ -1,4 +1,4 @@
-//! Counts by distance: one bin a distance; or a fixed number of bins an octave, for estimated
+//! Counts by distance: one bin for each distance, or a fixed number of bins an octave for estimated
 //! distances.
 
 /// Weighted counts of distances.

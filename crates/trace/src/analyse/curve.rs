@@ -4,14 +4,14 @@
 /// Miss ratios of all sizes; falls with size.
 #[derive(Clone, Debug)]
 pub struct MissRatioCurve {
-    /// Steps of (pages, miss ratio from that size up to the next step), by rising pages, from 0
-    /// where all miss.
+    /// Steps of (pages, miss ratio from that size up to the next step), by rising pages. The first
+    /// is at 0, where all miss.
     steps: Vec<(u64, f64)>,
 }
 
 impl MissRatioCurve {
-    /// From `touches` references, of which `first` are first touches, and the (distance, weight) of
-    /// the others, rising. `adjust` is added at distance 0.
+    /// The curve of `touches` references, of which `first` are first touches. The others are given
+    /// as (distance, weight), rising. `adjust` is added at distance 0.
     pub(crate) fn new(
         touches: u64,
         first: f64,

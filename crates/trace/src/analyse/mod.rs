@@ -57,7 +57,7 @@ pub struct ClientCounts {
     pub pages_written: u64,
 }
 
-/// Collects all of it in one pass. Memory: about 40 bytes a page.
+/// Collects all of this in one pass. Memory: about 40 bytes a page.
 #[derive(Clone, Debug)]
 pub struct Analysis {
     page_shift: u8,

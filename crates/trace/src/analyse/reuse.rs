@@ -22,7 +22,7 @@ const NONE: u32 = u32::MAX;
 /// Slots at the least, so that packing stays rare.
 const SLOTS_MIN: usize = 1 << 12;
 
-/// Which pages are looked at.
+/// Which pages are sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sampling {
     /// All of them.
@@ -36,7 +36,7 @@ pub enum Sampling {
 /// The outcome of one touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
-    /// The page is not looked at.
+    /// The page is not sampled.
     Skipped,
     /// Never touched before.
     First,
@@ -49,9 +49,9 @@ pub enum Reuse {
 #[derive(Clone, Debug)]
 pub struct ReuseDistances {
     sampling: Sampling,
-    /// Pages with a draw below it are looked at.
+    /// Pages with a draw below it are sampled.
     draw_end: u64,
-    /// Draws of the pages looked at, largest first; for `Sampling::Pages` only.
+    /// Draws of the sampled pages, largest first; for `Sampling::Pages` only.
     draws: BinaryHeap<(u64, u32)>,
     /// By page: the slot of its last touch.
     slot_of: Vec<u32>,
@@ -68,7 +68,7 @@ pub struct ReuseDistances {
 }
 
 impl ReuseDistances {
-    /// Nothing touched yet.
+    /// No page was touched yet.
     pub fn new(sampling: Sampling) -> ReuseDistances {
         let draw_end = match sampling {
             Sampling::Rate(rate) => ((rate * DRAW_END as f64).ceil() as u64).clamp(1, DRAW_END),
@@ -94,12 +94,12 @@ impl ReuseDistances {
         }
     }
 
-    /// Whether only some pages are looked at, so that all counts are estimates.
+    /// Whether only some pages are sampled, so that all counts are estimates.
     pub fn is_sampled(&self) -> bool {
         self.sampling != Sampling::Exact
     }
 
-    /// Share of pages that are looked at now.
+    /// Share of pages that are sampled now.
     pub fn rate(&self) -> f64 {
         self.draw_end as f64 / DRAW_END as f64
     }
@@ -153,7 +153,7 @@ impl ReuseDistances {
         reuse
     }
 
-    /// Lowers the rate until the page with the largest draw is no longer looked at.
+    /// Lowers the rate until the page with the largest draw is no longer sampled.
     fn lower(&mut self) {
         let Some((draw, _)) = self.draws.peek() else {
             return;
@@ -193,8 +193,8 @@ impl ReuseDistances {
 
     /// The miss ratio of an LRU cache, by its size in pages. First touches miss.
     pub fn curve(&self) -> MissRatioCurve {
-        // SHARDS-adj: what sampling got too much or too little of the touches is taken as touches
-        // at distance 0.
+        // SHARDS-adj: the error of the sample in the number of touches is taken as touches at
+        // distance 0.
         let adjust = self.touches as f64 - self.weight;
         MissRatioCurve::new(self.touches, self.first, adjust, self.bins.iter())
     }
@@ -217,7 +217,7 @@ impl ReuseDistances {
         octaves
     }
 
-    /// Touches of pages never touched before; an estimate where sampled.
+    /// Touches of pages never touched before; an estimate if sampled.
     pub fn first_touches(&self) -> f64 {
         self.first
     }

@@ -1,10 +1,9 @@
-//! The columns of one block of entries: encoded for compression, and decoded from bytes that nobody
-//! vouches for.
+//! The columns of one block of entries: encoded for compression, and decoded from untrusted bytes.
 //!
 //! Columns, one after the other: kinds (a byte an entry), times, addresses, owners. An address is
 //! the difference to the last one of the same kind in this block, in granules, because
-//! instructions, reads, writes and each kind of movement go their own way. A block needs nothing of
-//! the blocks before it.
+//! instructions, reads, writes and each kind of movement have addresses of their own. A block can
+//! be read without the blocks before it.
 
 use super::{REFERENCE_BYTES_MAX, varint};
 use crate::Totals;
@@ -33,7 +32,7 @@ fn code(kind: Kind) -> u8 {
     }
 }
 
-/// The kind of a byte of the kinds' column. Errors: what is wrong with it.
+/// The kind of a byte of the kinds' column. Errors: the reason why it is none.
 #[inline]
 fn kind_of(byte: u8) -> Result<Kind, &'static str> {
     let what = usize::from(byte >> WHAT_SHIFT);
@@ -68,20 +67,20 @@ fn way(byte: u8) -> usize {
     usize::from((byte & ACCESS) + (byte >> WHAT_SHIFT)) % WAYS
 }
 
-/// What a block decodes to: every entry, or references alone where the header says that there is
-/// nothing else.
+/// The entries that a block decodes to: all, or references alone if the header announces nothing
+/// else.
 pub(crate) trait Entry: Copy {
     /// An entry without its place and owner, from its byte of the kinds' column without [`OWNER`].
     /// Errors: what is wrong with it.
     fn new(time: u64, byte: u8) -> Result<Self, &'static str>;
-    /// Which of the last addresses belongs to it; `byte` is what it was made of.
+    /// Which of the last addresses belongs to it; `byte` is the byte from which it was made.
     fn way(&self, byte: u8) -> usize;
     fn time(&self) -> u64;
     fn set_address(&mut self, address: u64);
     fn set_owner(&mut self, owner: (u16, u16));
 }
 
-/// What both kinds of entries have under the same names.
+/// The fields that both kinds of entries have.
 macro_rules! same_fields {
     () => {
         fn time(&self) -> u64 {
@@ -181,7 +180,7 @@ pub(crate) fn columns_bytes_max(count: u32) -> usize {
     count as usize * REFERENCE_BYTES_MAX
 }
 
-/// What a block's own header says of its columns.
+/// The facts about a block's columns in the block's header.
 pub(crate) struct Claims {
     /// Entries in the block, at least 1.
     pub count: usize,
@@ -195,8 +194,8 @@ pub(crate) struct Claims {
     pub clients: usize,
 }
 
-/// Appends the entries of `columns` to `out`. Errors: (byte of the columns, what is wrong there);
-/// `out` then holds nothing of use. Cost: a few ns an entry.
+/// Appends the entries of `columns` to `out`. Errors: (byte of the columns, reason); the new part
+/// of `out` is then meaningless. Cost: a few ns an entry.
 pub(crate) fn decode<T: Entry>(
     columns: &[u8],
     claims: &Claims,
@@ -252,8 +251,8 @@ pub(crate) fn decode<T: Entry>(
 }
 
 /// Adds the entries of a column of kinds that has been decoded. Runs over it a few times, with
-/// vector instructions; a look at each entry, which may be a read or a write, costs a wrong guess
-/// of the processor for many.
+/// vector instructions. A branch for each entry would be mispredicted for many, because reads and
+/// writes alternate irregularly.
 pub(crate) fn count(kinds: &[u8], totals: &mut Totals) {
     let of = |what: u8| kinds.iter().filter(|kind| **kind & !OWNER == what).count() as u64;
     let accesses = [0, 1, 2].map(of);

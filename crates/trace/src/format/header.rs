@@ -1,4 +1,4 @@
-//! What a trace says of itself before its first reference, and the bytes of that.
+//! The header of a trace, before its first reference, and its bytes.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{
 use crate::error::{TraceError, WriteError};
 use crate::reference::Movement;
 
-/// What one step of time is.
+/// The unit of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimeUnit {
     /// A nanosecond of the recorder's clock, or of a generator's.
@@ -57,8 +57,8 @@ pub struct Header {
     pub granularity: u8,
     /// What a step of [`crate::Reference::time`] is.
     pub time_unit: TimeUnit,
-    /// The references are those that passed a model of a processor's cache; the rest of the
-    /// program's are not here.
+    /// The references passed a model of a processor's cache. The program's other references are not
+    /// here.
     pub filtered: bool,
     /// A generator made it, no program.
     pub synthetic: bool,
@@ -72,10 +72,10 @@ pub struct Header {
     /// Among them are pages that may not leave ([`crate::Movement::Locked`]); only where there are
     /// movements.
     pub locks: bool,
-    /// Among them is more of batches of evictions ([`crate::Movement::Named`],
+    /// Movements about batches of evictions are among them ([`crate::Movement::Named`],
     /// [`crate::Movement::Recalled`]); only where there are movements.
     pub batch_details: bool,
-    /// Among them is which clients are fork children, which pages clients had of others before, and
+    /// Movements say which clients are fork children, which pages clients had of others before, and
     /// which clients have ended ([`crate::Movement::Forked`], [`crate::Movement::Shared`],
     /// [`crate::Movement::Ended`]); only where there are movements.
     pub forks: bool,
@@ -83,8 +83,8 @@ pub struct Header {
     pub command: Vec<String>,
     /// A name for each client, at least one; a reference's `client` is an index into it.
     pub clients: Vec<String>,
-    /// Who made the trace and how: for people, and of a live run for the simulator, which goes by
-    /// its options.
+    /// The recorder and its options. For people; the simulator takes the options of a live run from
+    /// it.
     pub source: String,
 }
 
@@ -214,8 +214,8 @@ impl Header {
         Ok((bytes, sum))
     }
 
-    /// Bytes of texts that follow `fixed`; refuses what is not a trace of this version before
-    /// anything else is read.
+    /// Bytes of texts that follow `fixed`. Refuses anything but a trace of this version before it
+    /// reads more.
     pub(crate) fn text_bytes(fixed: &[u8; HEADER_BYTES]) -> Result<usize, TraceError> {
         if let Some(offset) = (0..MAGIC.len()).find(|at| fixed[*at] != MAGIC[*at]) {
             return Err(not_a_trace(offset, &fixed[..MAGIC.len()]));
@@ -283,7 +283,7 @@ impl Header {
     }
 }
 
-/// The refusal of a file whose first bytes are `found`, of which byte `offset` is wrong.
+/// The refusal of a file whose first bytes are `found`; byte `offset` is wrong.
 pub(crate) fn not_a_trace(offset: usize, found: &[u8]) -> TraceError {
     TraceError::NotATrace {
         offset: offset as u64,
@@ -311,7 +311,7 @@ fn put_text(out: &mut Vec<u8>, text: &str) -> Result<(), WriteError> {
     Ok(())
 }
 
-/// Reads the header's texts; every length is checked against what is there.
+/// Reads the header's texts. Every length is checked against the bytes there are.
 struct Texts<'a> {
     text: &'a [u8],
     at: usize,

@@ -12,8 +12,8 @@ pub(crate) fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Reads a number at `*at` and moves past it. `Err` says what is wrong there; `*at` is then its
-/// first byte.
+/// Reads a number at `*at` and moves past it. On `Err`, which gives the reason, `*at` is the
+/// number's first byte.
 #[inline]
 pub(crate) fn get(bytes: &[u8], at: &mut usize) -> Result<u64, &'static str> {
     match bytes.get(*at) {

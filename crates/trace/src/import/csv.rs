@@ -3,7 +3,7 @@
 //!
 //! Columns, in any order: `address` (needed; decimal or 0x...), `access` (I, R, W; also lackey's L,
 //! S, M; needed), `time`, `bytes`, `client`, `thread`. Without `time` the touches are counted.
-//! Nothing is quoted, since nothing needs to be.
+//! Nothing is quoted, because nothing needs to be.
 
 use std::io::BufRead;
 

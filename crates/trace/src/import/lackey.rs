@@ -1,4 +1,4 @@
-//! Reads what `valgrind --tool=lackey --trace-mem=yes` prints.
+//! Reads the output of `valgrind --tool=lackey --trace-mem=yes`.
 //!
 //! Lines are `I  addr,size`, ` L addr,size`, ` S addr,size` and ` M addr,size`.
 //!
