@@ -19,7 +19,7 @@ pub struct BatchIndex {
 }
 
 impl BatchIndex {
-    /// The item's place in the list that [`Engine::select`](crate::Engine::select) returned.
+    /// The item's place in the list that [`Evictions::select`](crate::Evictions::select) returned.
     #[inline]
     pub fn place(self) -> usize {
         usize::from(self.at)
@@ -78,7 +78,7 @@ pub(crate) struct InFlight {
     pub dead: bool,
     pub wanted: bool,
     pub settled: bool,
-    /// The heir of its frame: see [`Engine::leave_frame`](crate::Engine::leave_frame).
+    /// The heir of its frame: see [`Evictions::leave_frame`](crate::Evictions::leave_frame).
     pub heir: Option<(SpaceId, VirtPage)>,
 }
 

@@ -5,25 +5,26 @@
 //! are `INHERITED`.
 
 use undercroft_base::{Entry, Flags, PageState, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_policy::reclaim::Arrival;
 
 use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::COPY_PAGES_MAX;
-use crate::{Engine, Fault, FaultAnswer, Room};
+use crate::{Engine, Evictions, Fault, FaultAnswer, Faults, Forks, Room};
 
-impl<L: Ledger> Engine<L> {
+impl<L: Ledger> Faults<'_, L> {
     /// A thread is about to write to a write-protected page, whose frame relatives may share. The
     /// kernel will copy it. Counts the copies of the pages from the faulting one on; pages among
     /// them that are not shared come along. The engine does not know which relative keeps the old
     /// frame, so it charges the first of `relatives` that inherited the page. A later scan
-    /// ([`Engine::own_frame`]) finds what that misses.
+    /// ([`Forks::own_frame`]) finds what that misses.
     ///
     /// * `shared`: for each page from the faulting one on, whether its frame is shared now. At most
     ///   [`COPY_PAGES_MAX`] are used.
     /// * `told`: receives each page that is counted from now on, with its space.
     ///
     /// `Ok`: how many pages (at least 1) may lose their protection. `Err`: what to do instead, as
-    /// for [`Engine::fault`].
+    /// for [`Faults::answer`].
     ///
     /// Cost: O([`COPY_PAGES_MAX`] x relatives).
     pub fn copy_on_write(
@@ -33,18 +34,18 @@ impl<L: Ledger> Engine<L> {
         relatives: &[SpaceId],
         mut told: impl FnMut(SpaceId, VirtPage),
     ) -> Result<u64, FaultAnswer> {
-        self.stats.write_protect += 1;
+        self.engine.stats.write_protect += 1;
         let mut granted = 0;
         let mut first_copies = false;
         for is_shared in shared.iter().take(COPY_PAGES_MAX as usize) {
             let page = fault.page.plus(granted);
-            if !self.is_present(fault.space, page) {
+            if !self.engine.is_present(fault.space, page) {
                 break; // gone, or never touched: nothing to copy
             }
-            let inherits = self.inherits(fault.space, page);
+            let inherits = self.engine.inherits(fault.space, page);
             let payer = match (is_shared, inherits) {
                 (_, true) => Some(fault.space),
-                (true, false) => self.heir(page, relatives),
+                (true, false) => self.engine.heir(page, relatives),
                 (false, false) => None,
             };
             // It has its frame already, so it needs no room.
@@ -55,27 +56,29 @@ impl<L: Ledger> Engine<L> {
                 break; // the write itself copies nothing, so the pages after it are not worth a frame
             }
             if copies {
-                let room = self.room();
-                if room < 1 && self.config.room == Room::Ahead && !fault.urgent {
+                let room = self.engine.books().room();
+                if room < 1 && self.engine.config.room == Room::Ahead && !fault.urgent {
                     if granted > 0 {
                         break;
                     }
-                    if room.saturating_add_unsigned(self.over_limit.0) < 1 {
-                        self.stats.waited_for_room += 1;
-                        return Err(self.wait_for_room(fault));
+                    if room.saturating_add_unsigned(self.engine.over_limit.0) < 1 {
+                        self.engine.stats.waited_for_room += 1;
+                        return Err(self.engine.wait_for_room(fault));
                     }
-                    self.stats.over_limit += 1;
+                    self.engine.stats.over_limit += 1;
                 }
             }
             if let Some(payer) = payer {
-                self.own_frame(payer, page);
+                self.engine.forks().own_frame(payer, page);
                 told(payer, page);
             }
             granted += 1;
         }
         Ok(granted.max(1))
     }
+}
 
+impl<L: Ledger> Evictions<'_, L> {
     /// An item of the batch has been taken out, and relatives share its frame. The first of them
     /// that inherited the page and still has it is charged, and returned. The frame is freed only
     /// when that heir's page leaves too; it then finds the copy that this item left in a tier.
@@ -84,19 +87,68 @@ impl<L: Ledger> Engine<L> {
         index: BatchIndex,
         relatives: &[SpaceId],
     ) -> Option<(SpaceId, VirtPage)> {
-        let page = self.batch.pages[self.batch.place(index)].item.page;
-        let heir = self.heir(page, relatives)?;
+        let page = self.engine.batch.pages[self.engine.batch.place(index)]
+            .item
+            .page;
+        let heir = self.engine.heir(page, relatives)?;
         self.leave_frame_to(index, heir, page);
         Some((heir, page))
     }
 
-    /// As [`Engine::leave_frame`], for a known heir: its page is inherited.
+    /// As [`Evictions::leave_frame`], for a known heir: its page is inherited. Only replays need
+    /// it: they have a family in one space, so the heir's page has another address.
     pub fn leave_frame_to(&mut self, index: BatchIndex, space: SpaceId, page: VirtPage) {
-        let at = self.batch.place(index);
-        self.own_frame(space, page);
-        self.batch.pages[at].heir = Some((space, page));
+        let at = self.engine.batch.place(index);
+        self.engine.forks().own_frame(space, page);
+        self.engine.batch.pages[at].heir = Some((space, page));
+    }
+}
+
+impl<L: Ledger> Forks<'_, L> {
+    /// A part of an address space is about to end. Its frames are charged to the first of their
+    /// heirs. That is one frame too many where the heir had one of its own.
+    /// * `told`: receives each page that is charged to another space from now on.
+    ///
+    /// Cost: O(pages of the part x relatives).
+    pub fn bequeath(
+        &mut self,
+        space: SpaceId,
+        range: VirtRange,
+        relatives: &[SpaceId],
+        mut told: impl FnMut(SpaceId, VirtPage),
+    ) {
+        if relatives.is_empty() {
+            return;
+        }
+        for (page, no) in self.engine.table.known_pages(space, range) {
+            let entry = self.engine.table.entry(no);
+            if entry.state != PageState::Resident || entry.flags.has(Flags::INHERITED) {
+                continue;
+            }
+            if let Some(heir) = self.engine.heir(page, relatives) {
+                self.own_frame(heir, page);
+                told(heir, page);
+            }
+        }
     }
 
+    /// An inherited page has a frame of its own now, or is charged for the shared one. It counts,
+    /// and may be evicted.
+    pub fn own_frame(&mut self, space: SpaceId, page: VirtPage) {
+        let Some(no) = self.engine.table.find(space, page) else {
+            return;
+        };
+        let entry = self.engine.table.entry(no);
+        if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
+            let flags = entry.flags.without(Flags::INHERITED);
+            self.engine.table.set(no, Entry { flags, ..entry });
+            self.engine.count();
+            self.engine.reclaim.insert(no, Arrival::FirstTouch);
+        }
+    }
+}
+
+impl<L: Ledger> Engine<L> {
     /// A page shared the frame of one that was just stored. It keeps that copy as its retained
     /// copy, in case no process writes to it.
     pub(crate) fn retain_for(&mut self, space: SpaceId, page: VirtPage, stored: Entry) {
@@ -116,73 +168,19 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// A page was found in the memory of a process that is being attached, and another process
-    /// shares its frame. If one of the older `relatives` has the page too, it becomes inherited and
-    /// is not counted again. False if none has.
-    pub fn found_shared(&mut self, space: SpaceId, page: VirtPage, relatives: &[SpaceId]) -> bool {
-        let mut older = relatives.iter().filter(|of| **of < space);
-        if !older.any(|of| self.is_present(*of, page)) {
-            return false;
-        }
-        let Ok(no) = self.table.find_or_add(space, page) else {
-            return false;
-        };
-        let entry = self.table.entry(no);
-        if entry.state == PageState::Untouched {
-            let flags = entry.flags.with(Flags::INHERITED);
-            let state = PageState::Resident;
-            self.table.set(
-                no,
-                Entry {
-                    state,
-                    flags,
-                    ..entry
-                },
-            );
-        }
-        true
-    }
-
-    /// A part of an address space is about to end. Its frames are charged to the first of their
-    /// heirs. That is one frame too many where the heir had one of its own.
-    /// * `told`: receives each page that is charged to another space from now on.
-    ///
-    /// Cost: O(pages of the part x relatives).
-    pub fn bequeath(
-        &mut self,
-        space: SpaceId,
-        range: VirtRange,
-        relatives: &[SpaceId],
-        mut told: impl FnMut(SpaceId, VirtPage),
-    ) {
-        if relatives.is_empty() {
-            return;
-        }
-        for (page, no) in self.table.known_pages(space, range) {
-            let entry = self.table.entry(no);
-            if entry.state != PageState::Resident || entry.flags.has(Flags::INHERITED) {
-                continue;
-            }
-            if let Some(heir) = self.heir(page, relatives) {
-                self.own_frame(heir, page);
-                told(heir, page);
-            }
-        }
-    }
-
     /// Whether the page is in memory, or just leaving it, as far as the books know.
-    fn is_present(&self, space: SpaceId, page: VirtPage) -> bool {
-        let state = self.entry(space, page).state;
+    pub(crate) fn is_present(&self, space: SpaceId, page: VirtPage) -> bool {
+        let state = self.books().entry(space, page).state;
         matches!(state, PageState::Resident | PageState::Evicting)
     }
 
     /// Whether the page is in memory and charged to a relative.
-    fn inherits(&self, space: SpaceId, page: VirtPage) -> bool {
-        let entry = self.entry(space, page);
+    pub(crate) fn inherits(&self, space: SpaceId, page: VirtPage) -> bool {
+        let entry = self.books().entry(space, page);
         entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED)
     }
 
-    fn heir(&self, page: VirtPage, relatives: &[SpaceId]) -> Option<SpaceId> {
+    pub(crate) fn heir(&self, page: VirtPage, relatives: &[SpaceId]) -> Option<SpaceId> {
         let mut heirs = relatives.iter().filter(|of| self.inherits(**of, page));
         heirs.next().copied()
     }

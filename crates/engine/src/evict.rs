@@ -12,62 +12,193 @@ use undercroft_policy::reclaim::{Arrival, Verdict};
 use crate::batch::{BatchIndex, EvictItem, InFlight, Outcome, Taken};
 use crate::ledger::Ledger;
 use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
-use crate::{Engine, Room, notes};
+use crate::{Engine, Evictions, Room, notes};
 
-impl<L: Ledger> Engine<L> {
+impl<L: Ledger> Evictions<'_, L> {
     /// Starts a batch of up to `want` victims, sorted by space and address. False when there is
     /// none. The last batch must be fully published. The pages are `Evicting` from now on.
     #[inline(always)] // on the eviction path
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
-        self.victims.clear();
+        self.engine.victims.clear();
         // At most half of what is resident is protected. Less is, when nothing else can leave and
         // there is no room. For under a small limit, beside a large pool or many locked pages, all
         // others may be recent. Waiting threads would then wait for ever.
-        let mut protected = match self.config.room {
-            Room::Ahead => (self.resident / 2).min(RECENT_PAGES as u64) as usize,
+        let mut protected = match self.engine.config.room {
+            Room::Ahead => (self.engine.resident / 2).min(RECENT_PAGES as u64) as usize,
             Room::AfterPlan => 0,
         };
-        self.name_victims(want, protected);
-        while self.victims.is_empty() && protected > 0 && self.room() < 1 {
+        self.engine.name_victims(want, protected);
+        while self.engine.victims.is_empty() && protected > 0 && self.engine.books().room() < 1 {
             protected /= 2;
-            self.name_victims(want, protected);
+            self.engine.name_victims(want, protected);
         }
-        self.start_batch(out)
+        self.engine.start_batch(out)
     }
 
-    /// As [`Engine::select`], but the caller names the victims: up to a batch of evictable pages of
-    /// `ranges`, in order. Ranges may overlap. For pages that should leave first: zero pages that
-    /// were mapped ahead and never written, and pages whose relatives' copies have left. The frame
-    /// of the latter is freed only when they leave too.
+    /// As [`Evictions::select`], but the caller names the victims: up to a batch of evictable pages
+    /// of `ranges`, in order. Ranges may overlap. For pages that should leave first: zero pages
+    /// that were mapped ahead and never written, and pages whose relatives' copies have left. The
+    /// frame of the latter is freed only when they leave too.
     pub fn select_these(
         &mut self,
         space: SpaceId,
         ranges: &[VirtRange],
         out: &mut Vec<EvictItem>,
     ) -> bool {
-        self.victims.clear();
-        if self.kept.spaces.contains(&space) {
-            return self.start_batch(out);
+        self.engine.victims.clear();
+        if self.engine.kept.spaces.contains(&space) {
+            return self.engine.start_batch(out);
         }
         for page in ranges.iter().flat_map(|range| range.pages()) {
-            if self.victims.len() == EVICT_PAGES_MAX {
+            if self.engine.victims.len() == EVICT_PAGES_MAX {
                 break;
             }
-            let Some(no) = self.table.find(space, page) else {
+            let Some(no) = self.engine.table.find(space, page) else {
                 continue;
             };
-            let entry = self.table.entry(no);
+            let entry = self.engine.table.entry(no);
             let counted = entry.state == PageState::Resident
                 && !entry.flags.has(Flags::LOCKED)
                 && !entry.flags.has(Flags::INHERITED);
-            if counted && !self.recent.holds(no, RECENT_PAGES) && !self.victims.contains(&no) {
-                self.unlist(no);
-                self.victims.push(no);
+            if counted
+                && !self.engine.recent.holds(no, RECENT_PAGES)
+                && !self.engine.victims.contains(&no)
+            {
+                self.engine.unlist(no);
+                self.engine.victims.push(no);
             }
         }
-        self.start_batch(out)
+        self.engine.start_batch(out)
     }
 
+    /// Sets a group of the batch aside, all of one address space: their process has not said which
+    /// of them it moved. They stay `Evicting` beside the batches to come, and are settled or
+    /// published by the indices that `group` has afterwards. No page of their space is chosen until
+    /// [`Evictions::pass_over`] ends that.
+    ///
+    /// Up to [`notes::ASIDE_GROUPS`] groups are noted for a successor; where it finds a page of a
+    /// further one absent, that is lost.
+    pub fn set_aside(&mut self, group: &mut [EvictItem]) {
+        let Some(first) = group.first().copied() else {
+            return;
+        };
+        let base = self.engine.batch.aside_place();
+        let start = self.engine.batch.place(first.at);
+        for (of, item) in group.iter_mut().enumerate() {
+            let (at, to) = (self.engine.batch.place(item.at), base + of);
+            debug_assert_eq!(at, start + of, "a group is a piece of the batch");
+            self.engine.move_note(at, to);
+            self.engine.batch.pages[to] =
+                std::mem::replace(&mut self.engine.batch.pages[at], InFlight::NONE);
+            item.at = self.engine.batch.index(to);
+            self.engine.batch.pages[to].item.at = item.at;
+        }
+        for (leader, _) in &mut self.engine.batch.followers {
+            if (start..start + group.len()).contains(leader) {
+                *leader = base + *leader - start;
+            }
+        }
+        self.pass_over(first.space, true);
+    }
+
+    /// Which of `items` are still worth storing, that is, still in use by a process. Bit i: item i
+    /// of the slice.
+    pub fn alive_mask(&self, items: &[EvictItem]) -> u64 {
+        self.engine
+            .mask(items, |place| self.engine.batch.is_alive(place))
+    }
+
+    /// Which of `items` a thread waits for. The caller puts those back first. A page that a fork
+    /// child shares is stored instead, and each process loads it. Bit i: item i of the slice.
+    pub fn wanted_mask(&self, items: &[EvictItem]) -> u64 {
+        self.engine
+            .mask(items, |place| self.engine.batch.is_wanted(place))
+    }
+
+    /// Whether an item is still to be evicted, and still mapped at `page`. The caller asks right
+    /// before it takes the page, with no layout event between.
+    pub fn is_at(&self, index: BatchIndex, page: VirtPage) -> bool {
+        let in_flight = &self.engine.batch.pages[self.engine.batch.place(index)];
+        !in_flight.dead && !in_flight.settled && in_flight.item.page == page
+    }
+
+    /// Appends where an item has to be put back: its place now, which may have changed since it was
+    /// selected, and those of fork children. Nothing when every process dropped it.
+    pub fn places_of(&self, index: BatchIndex, out: &mut Vec<(SpaceId, VirtPage)>) {
+        self.engine.add_places(self.engine.batch.place(index), out);
+    }
+
+    /// Reports whether an item could be taken. If it was not `Moved`, the item ends here: it is
+    /// resident again. Appends to `wake` where threads wait.
+    #[inline]
+    pub fn settle(&mut self, index: BatchIndex, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
+        if taken != Taken::Moved {
+            self.engine
+                .settle_here(self.engine.batch.place(index), taken, wake);
+        }
+    }
+
+    /// [`Evictions::publish`] for each of several items.
+    pub fn publish_all(
+        &mut self,
+        items: &[(BatchIndex, Outcome)],
+        wake: &mut Vec<(SpaceId, VirtPage)>,
+    ) {
+        for (index, outcome) in items {
+            self.publish(*index, *outcome, wake);
+        }
+    }
+
+    /// Publishes where an item that was `Moved` went. The old copy may be freed after this.
+    /// `PutBack`: the caller has installed the bytes at every place of [`Evictions::places_of`].
+    /// Appends to `wake` where threads wait.
+    #[inline(always)] // on the eviction path
+    pub fn publish(
+        &mut self,
+        index: BatchIndex,
+        outcome: Outcome,
+        wake: &mut Vec<(SpaceId, VirtPage)>,
+    ) {
+        let at = self.engine.batch.place(index);
+        let page = &mut self.engine.batch.pages[at];
+        assert!(!page.settled, "an evicted page is published once");
+        page.settled = true;
+        let (dead, no, stamp) = (page.dead, page.item.no, page.item.stamp);
+        let heir = page.heir;
+        if page.wanted {
+            self.engine.add_places(at, wake);
+        }
+        let mut claims = 0;
+        if !dead {
+            claims += u32::from(self.engine.publish_one(no, stamp, outcome));
+            match outcome {
+                Outcome::PutBack => self.engine.put_back(at),
+                Outcome::Lost => self.engine.uncount(),
+                _ => {
+                    self.engine.uncount();
+                    self.engine.stats.pages_swapped_out += 1;
+                }
+            }
+        }
+        if !self.engine.batch.followers.is_empty() {
+            claims += self.engine.publish_followers(at, stamp, outcome);
+        }
+        if let Outcome::Stored(tier, slot) = outcome {
+            match claims {
+                0 => self.engine.release(tier, slot),
+                1 => {}
+                more => _ = self.engine.refs.insert((tier, slot), more),
+            }
+        }
+        if let (Some((space, heir)), false) = (heir, dead) {
+            self.engine
+                .retain_for(space, heir, self.engine.table.entry(no));
+        }
+        self.engine.forget_note(at);
+    }
+}
+
+impl<L: Ledger> Engine<L> {
     /// Makes the victims the batch. The policy has already forgotten them.
     #[inline(always)] // on the eviction path
     fn start_batch(&mut self, out: &mut Vec<EvictItem>) -> bool {
@@ -120,35 +251,6 @@ impl<L: Ledger> Engine<L> {
         !out.is_empty()
     }
 
-    /// Sets a group of the batch aside, all of one address space: their process has not said which
-    /// of them it moved. They stay `Evicting` beside the batches to come, and are settled or
-    /// published by the indices that `group` has afterwards. No page of their space is chosen until
-    /// [`Engine::pass_over`] ends that.
-    ///
-    /// Up to [`notes::ASIDE_GROUPS`] groups are noted for a successor; where it finds a page of a
-    /// further one absent, that is lost.
-    pub fn set_aside(&mut self, group: &mut [EvictItem]) {
-        let Some(first) = group.first().copied() else {
-            return;
-        };
-        let base = self.batch.aside_place();
-        let start = self.batch.place(first.at);
-        for (of, item) in group.iter_mut().enumerate() {
-            let (at, to) = (self.batch.place(item.at), base + of);
-            debug_assert_eq!(at, start + of, "a group is a piece of the batch");
-            self.move_note(at, to);
-            self.batch.pages[to] = std::mem::replace(&mut self.batch.pages[at], InFlight::NONE);
-            item.at = self.batch.index(to);
-            self.batch.pages[to].item.at = item.at;
-        }
-        for (leader, _) in &mut self.batch.followers {
-            if (start..start + group.len()).contains(leader) {
-                *leader = base + *leader - start;
-            }
-        }
-        self.pass_over(first.space, true);
-    }
-
     /// Has the policy name victims. None is locked, and none is of the newest `protected` pages.
     fn name_victims(&mut self, want: usize, protected: usize) {
         let Engine {
@@ -175,36 +277,11 @@ impl<L: Ledger> Engine<L> {
         self.keep_victims();
     }
 
-    /// Which of `items` are still worth storing, that is, still in use by a process. Bit i: item i
-    /// of the slice.
-    pub fn alive_mask(&self, items: &[EvictItem]) -> u64 {
-        self.mask(items, |place| self.batch.is_alive(place))
-    }
-
-    /// Which of `items` a thread waits for. The caller puts those back first. A page that a fork
-    /// child shares is stored instead, and each process loads it. Bit i: item i of the slice.
-    pub fn wanted_mask(&self, items: &[EvictItem]) -> u64 {
-        self.mask(items, |place| self.batch.is_wanted(place))
-    }
-
     #[inline]
     fn mask(&self, items: &[EvictItem], holds: impl Fn(usize) -> bool) -> u64 {
         let bit =
             |(at, item): (usize, &EvictItem)| u64::from(holds(self.batch.place(item.at))) << at;
         items.iter().enumerate().map(bit).sum()
-    }
-
-    /// Whether an item is still to be evicted, and still mapped at `page`. The caller asks right
-    /// before it takes the page, with no layout event between.
-    pub fn is_at(&self, index: BatchIndex, page: VirtPage) -> bool {
-        let in_flight = &self.batch.pages[self.batch.place(index)];
-        !in_flight.dead && !in_flight.settled && in_flight.item.page == page
-    }
-
-    /// Appends where an item has to be put back: its place now, which may have changed since it was
-    /// selected, and those of fork children. Nothing when every process dropped it.
-    pub fn places_of(&self, index: BatchIndex, out: &mut Vec<(SpaceId, VirtPage)>) {
-        self.add_places(self.batch.place(index), out);
     }
 
     fn add_places(&self, at: usize, out: &mut Vec<(SpaceId, VirtPage)>) {
@@ -216,26 +293,6 @@ impl<L: Ledger> Engine<L> {
             if *leader == at {
                 out.push(self.table.address(*child));
             }
-        }
-    }
-
-    /// Reports whether an item could be taken. If it was not `Moved`, the item ends here: it is
-    /// resident again. Appends to `wake` where threads wait.
-    #[inline]
-    pub fn settle(&mut self, index: BatchIndex, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
-        if taken != Taken::Moved {
-            self.settle_here(self.batch.place(index), taken, wake);
-        }
-    }
-
-    /// [`Engine::settle`] for each of several items.
-    pub fn settle_all(
-        &mut self,
-        items: impl IntoIterator<Item = (BatchIndex, Taken)>,
-        wake: &mut Vec<(SpaceId, VirtPage)>,
-    ) {
-        for (index, taken) in items {
-            self.settle(index, taken, wake);
         }
     }
 
@@ -264,64 +321,6 @@ impl<L: Ledger> Engine<L> {
             self.back_to_resident(at, Arrival::Returned);
         }
         self.batch.pages[at].settled = true;
-        self.forget_note(at);
-    }
-
-    /// [`Engine::publish`] for each of several items.
-    pub fn publish_all(
-        &mut self,
-        items: &[(BatchIndex, Outcome)],
-        wake: &mut Vec<(SpaceId, VirtPage)>,
-    ) {
-        for (index, outcome) in items {
-            self.publish(*index, *outcome, wake);
-        }
-    }
-
-    /// Publishes where an item that was `Moved` went. The old copy may be freed after this.
-    /// `PutBack`: the caller has installed the bytes at every place of [`Engine::places_of`].
-    /// Appends to `wake` where threads wait.
-    #[inline(always)] // on the eviction path
-    pub fn publish(
-        &mut self,
-        index: BatchIndex,
-        outcome: Outcome,
-        wake: &mut Vec<(SpaceId, VirtPage)>,
-    ) {
-        let at = self.batch.place(index);
-        let page = &mut self.batch.pages[at];
-        assert!(!page.settled, "an evicted page is published once");
-        page.settled = true;
-        let (dead, no, stamp) = (page.dead, page.item.no, page.item.stamp);
-        let heir = page.heir;
-        if page.wanted {
-            self.add_places(at, wake);
-        }
-        let mut claims = 0;
-        if !dead {
-            claims += u32::from(self.publish_one(no, stamp, outcome));
-            match outcome {
-                Outcome::PutBack => self.put_back(at),
-                Outcome::Lost => self.uncount(),
-                _ => {
-                    self.uncount();
-                    self.stats.pages_swapped_out += 1;
-                }
-            }
-        }
-        if !self.batch.followers.is_empty() {
-            claims += self.publish_followers(at, stamp, outcome);
-        }
-        if let Outcome::Stored(tier, slot) = outcome {
-            match claims {
-                0 => self.release(tier, slot),
-                1 => {}
-                more => _ = self.refs.insert((tier, slot), more),
-            }
-        }
-        if let (Some((space, heir)), false) = (heir, dead) {
-            self.retain_for(space, heir, self.table.entry(no));
-        }
         self.forget_note(at);
     }
 

@@ -1,19 +1,18 @@
 //! The fault path: what a fault needs, which pages come along, and what became of them.
 //!
 //! A page that is being brought in is `Loading`, and the plan owns its slot. If the page is dropped
-//! meanwhile, its slot stays with the plan until [`Engine::finish`]. So no slot is freed while it
+//! meanwhile, its slot stays with the plan until [`Faults::finish`]. So no slot is freed while it
 //! is read.
 
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
-    VirtRange,
 };
 use undercroft_policy::prefetch::{FaultSeen, Window};
 use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
 use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITERS_MAX};
-use crate::{Engine, Room};
+use crate::{Engine, Faults, Room};
 
 /// One fault message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +38,7 @@ pub enum FaultAnswer {
     Wake,
     /// The page is on its way; the thread is woken when it has arrived.
     Wait,
-    /// No room: the thread waits until reclaim has made some ([`Engine::take_waiters`]).
+    /// No room: the thread waits until reclaim has made some ([`Faults::take_waiters`]).
     NoRoom,
     /// No copy of the page could be verified: poison it, or end the client.
     Lost,
@@ -79,9 +78,9 @@ pub struct LoadItem {
     pub demanded: bool,
     /// True for a page never touched before.
     pub fresh: bool,
-    /// Whether it may still be installed. [`Engine::validate`] sets it.
+    /// Whether it may still be installed. [`Faults::validate`] sets it.
     pub valid: bool,
-    /// The caller's result, for [`Engine::finish`].
+    /// The caller's result, for [`Faults::finish`].
     pub install: Install,
 }
 
@@ -113,44 +112,96 @@ pub(crate) struct Expected {
     pages: u64,
 }
 
-impl<L: Ledger> Engine<L> {
+impl<L: Ledger> Faults<'_, L> {
+    /// Sets by how many pages faults may exceed the limit, and returns the value before. The
+    /// manager raises it step by step while no tier has room and the client is to stay alive.
+    pub fn set_over_limit(&mut self, pages: PageCount) -> PageCount {
+        std::mem::replace(&mut self.engine.over_limit, pages)
+    }
+
+    /// Appends to `out` the threads that may fault again, as many as there is room for.
+    pub fn take_waiters(&mut self, out: &mut Vec<(SpaceId, VirtPage)>) {
+        let room = self
+            .engine
+            .room_to_come()
+            .saturating_add_unsigned(self.engine.over_limit.0)
+            .max(0) as usize;
+        let count = self.engine.waiters.len().min(room);
+        out.extend(self.engine.waiters.drain(..count));
+    }
+
     /// Decides a fault. On `Load`, the pages are in `plan`, all `Loading` and counted. Cost:
     /// O(window), no allocation once the page's chunk exists.
     #[inline(always)] // on the fault path
-    pub fn fault(&mut self, fault: Fault, plan: &mut LoadPlan) -> FaultAnswer {
+    pub fn answer(&mut self, fault: Fault, plan: &mut LoadPlan) -> FaultAnswer {
         plan.items.clear();
         plan.space = fault.space;
         plan.write = fault.write;
-        self.stats.faults += 1;
+        self.engine.stats.faults += 1;
         let Some(no) = self
+            .engine
             .table
             .find(fault.space, fault.page)
-            .or_else(|| self.begin_page(fault))
+            .or_else(|| self.engine.begin_page(fault))
         else {
             return FaultAnswer::Unmanaged;
         };
-        let entry = self.table.entry(no);
+        let entry = self.engine.table.entry(no);
         let fresh = entry.state == PageState::Untouched;
         if !fresh && entry.state != PageState::Stored {
-            return self.fault_again(no, entry.state);
+            return self.engine.fault_again(no, entry.state);
         }
-        if self.config.room == Room::Ahead && self.room_to_come() < 1 {
-            let room = (self.room_to_come()).saturating_add_unsigned(self.over_limit.0);
+        if self.engine.config.room == Room::Ahead && self.engine.room_to_come() < 1 {
+            let room =
+                (self.engine.room_to_come()).saturating_add_unsigned(self.engine.over_limit.0);
             if room < 1 && !fault.urgent {
-                self.stats.waited_for_room += 1;
-                return self.wait_for_room(fault);
+                self.engine.stats.waited_for_room += 1;
+                return self.engine.wait_for_room(fault);
             }
-            self.stats.over_limit += 1;
+            self.engine.stats.over_limit += 1;
         }
         match fresh {
-            true => self.stats.first_touch += 1,
-            false => self.stats.swap_in += 1,
+            true => self.engine.stats.first_touch += 1,
+            false => self.engine.stats.swap_in += 1,
         }
-        self.plan_page(plan, no, fault.page, entry, true);
-        self.plan_window(plan, fault, fresh);
+        self.engine.plan_page(plan, no, fault.page, entry, true);
+        self.engine.plan_window(plan, fault, fresh);
         FaultAnswer::Load
     }
 
+    /// Sets `valid` on the items that are still to be installed. The caller installs them while no
+    /// layout event of the space can be acknowledged, then calls [`Faults::finish`].
+    pub fn validate(&self, items: &mut [LoadItem]) {
+        for item in items {
+            item.valid = self
+                .engine
+                .is_expected(item, self.engine.table.entry(item.no));
+        }
+    }
+
+    /// Ends each item of a plan as its `install` says. Each item is finished exactly once.
+    #[inline(always)] // on the fault path
+    pub fn finish(&mut self, space: SpaceId, items: &mut [LoadItem]) {
+        for item in items {
+            let entry = self.engine.table.entry(item.no);
+            item.valid = self.engine.is_expected(item, entry);
+            if !item.valid {
+                // Dropped or moved while it was loading: the plan had the last reference to the
+                // slot.
+                self.engine.release(item.tier, item.slot);
+                continue;
+            }
+            debug_assert_eq!(item.space, space);
+            match item.install {
+                Install::Done => self.engine.installed(item, entry),
+                Install::NotYet => self.engine.not_installed(item, entry),
+                Install::Lost => self.engine.lost(item),
+            }
+        }
+    }
+}
+
+impl<L: Ledger> Engine<L> {
     /// The page of a fault in a chunk without entries. `None` where there can be none.
     #[inline(never)]
     fn begin_page(&mut self, fault: Fault) -> Option<PageNo> {
@@ -306,14 +357,6 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Sets `valid` on the items that are still to be installed. The caller installs them while no
-    /// layout event of the space can be acknowledged, then calls [`Engine::finish`].
-    pub fn validate(&self, items: &mut [LoadItem]) {
-        for item in items {
-            item.valid = self.is_expected(item, self.table.entry(item.no));
-        }
-    }
-
     /// Whether `item` is still to be installed at its page; `entry` is the page's entry now.
     #[inline]
     fn is_expected(&self, item: &LoadItem, entry: Entry) -> bool {
@@ -322,27 +365,6 @@ impl<L: Ledger> Engine<L> {
         entry.state == PageState::Loading
             && (entry.tier, entry.slot, entry.stamp) == (item.tier, item.slot, item.stamp)
             && self.table.is_at(item.no, item.space, item.page)
-    }
-
-    /// Ends each item of a plan as its `install` says. Each item is finished exactly once.
-    #[inline(always)] // on the fault path
-    pub fn finish(&mut self, space: SpaceId, items: &mut [LoadItem]) {
-        for item in items {
-            let entry = self.table.entry(item.no);
-            item.valid = self.is_expected(item, entry);
-            if !item.valid {
-                // Dropped or moved while it was loading: the plan had the last reference to the
-                // slot.
-                self.release(item.tier, item.slot);
-                continue;
-            }
-            debug_assert_eq!(item.space, space);
-            match item.install {
-                Install::Done => self.installed(item, entry),
-                Install::NotYet => self.not_installed(item, entry),
-                Install::Lost => self.lost(item),
-            }
-        }
     }
 
     #[inline(never)]
@@ -436,51 +458,5 @@ impl<L: Ledger> Engine<L> {
     fn distance(&self, stamp: Stamp) -> PageCount {
         let steps = self.stamp().0.wrapping_sub(stamp.0);
         PageCount(u64::from(steps) * STAMP_EVICTIONS)
-    }
-
-    /// Reports pages of `range` that were resident when their region was attached. They are counted
-    /// now.
-    pub fn found_resident(&mut self, space: SpaceId, range: VirtRange) {
-        self.found(space, range, Arrival::FirstTouch);
-    }
-
-    /// As [`Engine::found_resident`], for pages that the books had elsewhere: they count as no
-    /// newer than they were.
-    pub fn found_again(&mut self, space: SpaceId, range: VirtRange) {
-        self.found(space, range, Arrival::Returned);
-    }
-
-    fn found(&mut self, space: SpaceId, range: VirtRange, arrival: Arrival) {
-        for page in range.pages() {
-            let Ok(no) = self.table.find_or_add(space, page) else {
-                return;
-            };
-            let entry = self.table.entry(no);
-            if entry.state == PageState::Untouched {
-                self.table.set(
-                    no,
-                    Entry {
-                        state: PageState::Resident,
-                        ..entry
-                    },
-                );
-                self.count();
-                self.expected_found = self.expected_found.saturating_sub(1);
-                self.reclaim.insert(no, arrival);
-            }
-        }
-    }
-
-    /// The kernel says that this page is missing, though the books have it as resident and no event
-    /// said otherwise. Guard pages do that. The program itself dropped the content, so the page
-    /// reads as zeros from now on.
-    pub fn vanished(&mut self, space: SpaceId, page: VirtPage) {
-        let Some(no) = self.table.find(space, page) else {
-            return;
-        };
-        if self.table.entry(no).state == PageState::Resident {
-            self.stats.vanished += 1;
-            self.drop_page(no);
-        }
     }
 }

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use rustc_hash::FxHashSet;
-use undercroft_base::{PageCount, PageNo, SpaceId};
+use undercroft_base::{PageNo, SpaceId};
 use undercroft_policy::reclaim::Arrival;
 
-use crate::{Engine, Ledger};
+use crate::{Engine, Evictions, Ledger};
 
 /// Which they are.
 #[derive(Debug, Default)]
@@ -15,16 +15,16 @@ pub(crate) struct Kept {
     /// Spaces of which no page is chosen for the time being: a few.
     pub spaces: FxHashSet<SpaceId>,
     /// Resident pages that the policy does not know. A tree, because it grows in small steps.
-    pages: BTreeSet<(SpaceId, PageNo)>,
+    pub pages: BTreeSet<(SpaceId, PageNo)>,
 }
 
-impl<L: Ledger> Engine<L> {
+impl<L: Ledger> Evictions<'_, L> {
     /// No page of the space is chosen to leave from now on (or may be again, when
-    /// [`Engine::take_back`] is through): its process cannot give any.
+    /// [`Evictions::take_back`] is through): its process cannot give any.
     pub fn pass_over(&mut self, space: SpaceId, on: bool) {
         match on {
-            true => self.kept.spaces.insert(space),
-            false => self.kept.spaces.remove(&space),
+            true => self.engine.kept.spaces.insert(space),
+            false => self.engine.kept.spaces.remove(&space),
         };
     }
 
@@ -33,6 +33,7 @@ impl<L: Ledger> Engine<L> {
     pub fn take_back(&mut self, space: SpaceId, most: usize) -> bool {
         let of_space = (space, PageNo(0))..=(space, PageNo(u32::MAX));
         let pages: Vec<_> = self
+            .engine
             .kept
             .pages
             .range(of_space)
@@ -40,17 +41,14 @@ impl<L: Ledger> Engine<L> {
             .copied()
             .collect();
         for key in &pages {
-            self.kept.pages.remove(key);
-            self.reclaim.insert(key.1, Arrival::Returned);
+            self.engine.kept.pages.remove(key);
+            self.engine.reclaim.insert(key.1, Arrival::Returned);
         }
         !pages.is_empty()
     }
+}
 
-    /// Pages that the policy does not know, because their spaces are passed over.
-    pub fn kept_pages(&self) -> PageCount {
-        PageCount(self.kept.pages.len() as u64)
-    }
-
+impl<L: Ledger> Engine<L> {
     /// Of the victims that the policy named, and knows no more, those of spaces that are passed
     /// over stay.
     #[inline]

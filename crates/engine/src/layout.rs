@@ -2,12 +2,11 @@
 //! event in the kernel's order, while no page of the space can be installed.
 
 use undercroft_base::{
-    Entry, Flags, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
+    Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
-use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
-use crate::{Engine, LedgerFull};
+use crate::{Engine, Layout, LedgerFull};
 
 /// What the caller must still do after a layout event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,46 +22,64 @@ pub const EVERYTHING: VirtRange = VirtRange {
     end: VirtPage(u64::MAX),
 };
 
-impl<L: Ledger> Engine<L> {
+impl<L: Ledger> Layout<'_, L> {
+    /// A new address space of the client.
+    pub fn add_space(&mut self) -> SpaceId {
+        self.engine.table.add_space()
+    }
+
+    /// Locks the pages of `range`, so that they are never evicted, or unlocks them. Returns how
+    /// many are not in memory now: the caller must bring those in, by touching them through the
+    /// client.
+    pub fn lock(&mut self, space: SpaceId, range: VirtRange, on: bool) -> PageCount {
+        let mut absent = 0;
+        for page in range.pages() {
+            let Ok(no) = self.engine.table.find_or_add(space, page) else {
+                continue;
+            };
+            let mut entry = self.engine.table.entry(no);
+            absent += u64::from(matches!(
+                entry.state,
+                PageState::Stored | PageState::Evicting | PageState::Loading
+            ));
+            entry.flags = match on {
+                true => entry.flags.with(Flags::LOCKED),
+                false => entry.flags.without(Flags::LOCKED),
+            };
+            self.engine.table.set(no, entry);
+        }
+        PageCount(absent)
+    }
+
     /// The range is managed from now on.
     pub fn attached(&mut self, space: SpaceId, range: VirtRange) {
-        self.table.add_region(space, range);
+        self.engine.table.add_region(space, range);
     }
 
     /// The program dropped the contents (`MADV_DONTNEED`, `FREE`, `REMOVE`): the pages read as
     /// zeros.
     pub fn removed(&mut self, space: SpaceId, range: VirtRange) -> Effect {
         let mut effect = Effect::default();
-        for (_, no) in self.table.known_pages(space, range) {
-            effect.cancel_batch |= self.drop_page(no);
+        for (_, no) in self.engine.table.known_pages(space, range) {
+            effect.cancel_batch |= self.engine.drop_page(no);
         }
-        self.table.trim(space, range);
+        self.engine.table.trim(space, range);
         effect
     }
 
-    /// What of `range` is known, ascending, at most a chunk each (2 MiB of pages of 4 KiB). A
-    /// caller that may not hold the engine for long gives these, one by one, to
-    /// [`Engine::removed`], [`Engine::remap_pages`], [`Engine::inherit_range`] or
-    /// [`Engine::bequeath`]. No page is looked at. O(chunks of the range, or of the space if
-    /// fewer).
-    pub fn parts(&self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
-        let stretches = self.table.stretches(space, range);
-        stretches.into_iter().map(|part| part.pages).collect()
-    }
-
-    /// The range is no longer managed. The caller drops its pages, by [`Engine::removed`] or
-    /// [`Engine::bury`].
+    /// The range is no longer managed. The caller drops its pages, by [`Layout::removed`] or
+    /// [`Layout::bury`].
     pub fn detached(&mut self, space: SpaceId, range: VirtRange) {
-        self.table.cut_region(space, range);
+        self.engine.table.cut_region(space, range);
     }
 
-    /// As [`Engine::removed`], for large ranges: whole chunks of `parts` are given to the space
+    /// As [`Layout::removed`], for large ranges: whole chunks of `parts` are given to the space
     /// `grave`, and nothing else is done to their pages. The caller drops these later, part by
     /// part, and then removes that space. Until then they count, and hold their slots.
     ///
-    /// * `parts`: of [`Engine::parts`].
+    /// * `parts`: of [`Books::parts`].
     ///
-    /// Cost: O(parts); that of [`Engine::removed`] where a part is less than a chunk.
+    /// Cost: O(parts); that of [`Layout::removed`] where a part is less than a chunk.
     pub fn bury(&mut self, space: SpaceId, parts: &[VirtRange], grave: SpaceId) -> Effect {
         let mut effect = Effect::default();
         // The batch names its pages by address, so what is in it has to be dropped here. A plan
@@ -71,14 +88,14 @@ impl<L: Ledger> Engine<L> {
             return effect;
         };
         let all = VirtRange::new(first.start, last.end);
-        for no in self.batch.numbers() {
-            let (of, page) = self.table.address(no);
+        for no in self.engine.batch.numbers() {
+            let (of, page) = self.engine.table.address(no);
             if of == space && all.contains(page) {
-                effect.cancel_batch |= self.drop_page(no);
+                effect.cancel_batch |= self.engine.drop_page(no);
             }
         }
         for part in parts {
-            if !self.table.give(space, *part, grave) {
+            if !self.engine.table.give(space, *part, grave) {
                 effect.cancel_batch |= self.removed(space, *part).cancel_batch;
             }
         }
@@ -87,7 +104,7 @@ impl<L: Ledger> Engine<L> {
 
     /// The mapping is gone.
     pub fn unmapped(&mut self, space: SpaceId, range: VirtRange) -> Effect {
-        self.table.cut_region(space, range);
+        self.engine.table.cut_region(space, range);
         self.removed(space, range)
     }
 
@@ -110,7 +127,7 @@ impl<L: Ledger> Engine<L> {
         })
     }
 
-    /// The second part of [`Engine::remapped`], after [`Engine::unmapped`] of the new place. A
+    /// The second part of [`Layout::remapped`], after [`Layout::unmapped`] of the new place. A
     /// successor calls it when its predecessor died in that part: the pages that had moved stay,
     /// the rest follow.
     pub fn remap_rest(
@@ -123,18 +140,18 @@ impl<L: Ledger> Engine<L> {
         self.remap_pages(space, from, to)
     }
 
-    /// The mapping moved, as far as managed ranges go. Its pages follow by [`Engine::remap_pages`].
+    /// The mapping moved, as far as managed ranges go. Its pages follow by [`Layout::remap_pages`].
     pub fn region_moved(&mut self, space: SpaceId, from: VirtRange, to: VirtPage) {
         let new = VirtRange::new(to, to.plus(from.count().0));
-        self.table.cut_region(space, from);
-        self.table.add_region(space, new);
+        self.engine.table.cut_region(space, from);
+        self.engine.table.add_region(space, new);
     }
 
     /// Pages keep their contents at a new address. What a fault has begun to fill there meanwhile
     /// is dropped.
     ///
     /// Errors: the ledger has no room for the new place. The pages from there on stay where they
-    /// are: see [`Engine::keeps_nothing`].
+    /// are: see [`Books::keeps_nothing`].
     pub fn remap_pages(
         &mut self,
         space: SpaceId,
@@ -142,29 +159,29 @@ impl<L: Ledger> Engine<L> {
         to: VirtPage,
     ) -> Result<Effect, LedgerFull> {
         let mut effect = Effect::default();
-        for (page, no) in self.table.known_pages(space, from) {
-            let entry = self.table.entry(no);
+        for (page, no) in self.engine.table.known_pages(space, from) {
+            let entry = self.engine.table.entry(no);
             if entry == Entry::UNTOUCHED {
                 continue;
             }
             let target = to.plus(page.0 - from.start.0);
-            let new_no = self.table.find_or_add(space, target)?;
-            if self.table.entry(new_no) != Entry::UNTOUCHED {
-                effect.cancel_batch |= self.drop_page(new_no);
+            let new_no = self.engine.table.find_or_add(space, target)?;
+            if self.engine.table.entry(new_no) != Entry::UNTOUCHED {
+                effect.cancel_batch |= self.engine.drop_page(new_no);
             }
             match entry.state {
                 PageState::Resident if !entry.flags.has(Flags::INHERITED) => {
-                    self.renumber(no, new_no);
+                    self.engine.renumber(no, new_no);
                 }
                 PageState::Evicting => {
-                    self.batch.rekey(no, new_no, target);
+                    self.engine.batch.rekey(no, new_no, target);
                     effect.cancel_batch = true;
                 }
                 _ => {}
             }
             let moved = match entry.state {
                 PageState::Loading if is_zero(entry) => {
-                    self.uncount();
+                    self.engine.uncount();
                     Entry {
                         flags: entry.flags,
                         ..Entry::UNTOUCHED
@@ -173,8 +190,8 @@ impl<L: Ledger> Engine<L> {
                 // The plan has this reference and will drop it. The page at the new address needs
                 // its own.
                 PageState::Loading => {
-                    self.uncount();
-                    self.share(entry.tier, entry.slot);
+                    self.engine.uncount();
+                    self.engine.share(entry.tier, entry.slot);
                     Entry {
                         state: PageState::Stored,
                         ..entry
@@ -184,203 +201,29 @@ impl<L: Ledger> Engine<L> {
             };
             // The new entry is written first. A page that has two entries for a moment can be
             // recognised; one that has none cannot.
-            self.note_move(no, new_no, entry.state == PageState::Evicting);
-            self.table.set(new_no, moved);
-            self.table.set(no, Entry::UNTOUCHED);
-            self.forget_move();
+            self.engine
+                .note_move(no, new_no, entry.state == PageState::Evicting);
+            self.engine.table.set(new_no, moved);
+            self.engine.table.set(no, Entry::UNTOUCHED);
+            self.engine.forget_move();
             if moved.state == PageState::Stored {
-                self.remember_age(new_no, moved);
+                self.engine.remember_age(new_no, moved);
             }
         }
-        self.table.trim(space, from);
+        self.engine.table.trim(space, from);
         Ok(effect)
-    }
-
-    /// The client forked: the child has the parent's pages. The frames of resident pages are
-    /// charged to the parent, until one of the two writes or evicts the page
-    /// ([`Engine::own_frame`]). Stored copies are shared.
-    ///
-    /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros. The caller unmaps
-    ///   ranges marked `MADV_DONTFORK` in the child.
-    ///
-    /// Errors: the ledger is full. The child must be ended; the engine keeps nothing of it.
-    pub fn forked(
-        &mut self,
-        parent: SpaceId,
-        wiped: &[VirtRange],
-    ) -> Result<(SpaceId, Effect), LedgerFull> {
-        let child = self.begin_fork(parent);
-        let mut effect = Effect::default();
-        for part in self.parts(parent, EVERYTHING) {
-            match self.inherit_range(parent, child, part, wiped) {
-                Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
-                Err(full) => {
-                    self.remove_space(child);
-                    return Err(full);
-                }
-            }
-        }
-        Ok((child, effect))
-    }
-
-    /// The child of a fork, with the managed ranges of its parent. Nothing is known of its pages:
-    /// those of each part of [`Engine::parts`] follow by [`Engine::inherit_range`], before anything
-    /// is installed in either.
-    pub fn begin_fork(&mut self, parent: SpaceId) -> SpaceId {
-        let child = self.table.add_space();
-        for region in self.table.regions(parent).to_vec() {
-            self.table.add_region(child, region);
-        }
-        child
-    }
-
-    /// Gives a fork child what its parent has in `range`.
-    ///
-    /// Errors: the ledger is full; see [`Engine::keeps_nothing`].
-    pub fn inherit_range(
-        &mut self,
-        parent: SpaceId,
-        child: SpaceId,
-        range: VirtRange,
-        wiped: &[VirtRange],
-    ) -> Result<Effect, LedgerFull> {
-        let mut effect = Effect::default();
-        for (page, no) in self.table.known_pages(parent, range) {
-            let entry = self.table.entry(no);
-            let zeros = wiped.iter().any(|range| range.contains(page));
-            if entry == Entry::UNTOUCHED || zeros {
-                continue;
-            }
-            let copy = self.table.find_or_add(child, page)?;
-            effect.cancel_batch |= self.copy_page(no, copy);
-        }
-        Ok(effect)
-    }
-
-    /// Whether every page of `range` is in memory or untouched, with no copy below that is needed.
-    /// Where the books have no room for a fork child, or for a new place, it then reads right bytes
-    /// all the same.
-    pub fn keeps_nothing(&self, space: SpaceId, range: VirtRange) -> bool {
-        self.table.known_pages(space, range).all(|(_, no)| {
-            let entry = self.table.entry(no);
-            match entry.state {
-                PageState::Resident | PageState::Untouched => true,
-                PageState::Loading => is_zero(entry),
-                PageState::Evicting | PageState::Stored | PageState::Lost => false,
-            }
-        })
-    }
-
-    /// Gives an untouched page the state of `from`, as a fork does: see [`Engine::forked`]. For a
-    /// caller that has several processes in one space, with their pages at different addresses.
-    ///
-    /// Errors: the ledger is full.
-    pub fn inherit(
-        &mut self,
-        space: SpaceId,
-        page: VirtPage,
-        from: VirtPage,
-    ) -> Result<(), LedgerFull> {
-        let copy = self.table.find_or_add(space, page)?;
-        if let Some(no) = self.table.find(space, from)
-            && no != copy
-            && self.table.entry(copy) == Entry::UNTOUCHED
-        {
-            self.copy_page(no, copy);
-        }
-        Ok(())
-    }
-
-    /// Gives `copy`, an untouched page, the state of the page `no`, as a fork does. True if `no` is
-    /// in the batch in flight.
-    fn copy_page(&mut self, no: PageNo, copy: PageNo) -> bool {
-        let entry = self.table.entry(no);
-        let flags = Flags(entry.flags.0 & Flags::LOCKED.0);
-        let inherited = flags.with(Flags::INHERITED);
-        let theirs = match entry.state {
-            PageState::Untouched | PageState::Lost => Entry { flags, ..entry },
-            PageState::Resident => Entry {
-                state: PageState::Resident,
-                flags: inherited,
-                ..Entry::UNTOUCHED
-            },
-            PageState::Evicting => {
-                if let Some(leader) = self.batch.follow(no, copy) {
-                    self.note_follower(leader, copy);
-                }
-                match entry.flags.has(Flags::RETAINED) {
-                    true => {
-                        self.share(entry.tier, entry.slot);
-                        Entry {
-                            flags: inherited.with(Flags::RETAINED),
-                            ..entry
-                        }
-                    }
-                    false => Entry {
-                        flags: inherited,
-                        ..entry
-                    },
-                }
-            }
-            PageState::Loading if is_zero(entry) => Entry {
-                flags,
-                ..Entry::UNTOUCHED
-            },
-            PageState::Stored | PageState::Loading => {
-                self.share(entry.tier, entry.slot);
-                Entry {
-                    state: PageState::Stored,
-                    flags,
-                    ..entry
-                }
-            }
-        };
-        self.table.set(copy, theirs);
-        if theirs.state == PageState::Stored {
-            // This copy may outlive the parent's, and is then the one to demote.
-            self.remember_age(copy, theirs);
-        }
-        entry.state == PageState::Evicting
-    }
-
-    /// An inherited page has a frame of its own now, or is charged for the shared one. It counts,
-    /// and may be evicted.
-    pub fn own_frame(&mut self, space: SpaceId, page: VirtPage) {
-        let Some(no) = self.table.find(space, page) else {
-            return;
-        };
-        let entry = self.table.entry(no);
-        if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
-            let flags = entry.flags.without(Flags::INHERITED);
-            self.table.set(no, Entry { flags, ..entry });
-            self.count();
-            self.reclaim.insert(no, Arrival::FirstTouch);
-        }
-    }
-
-    /// Ranges of pages of `range` whose frames are charged to a relative. O(known pages of it).
-    pub fn inherited(&self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
-        let mut ranges: Vec<VirtRange> = Vec::new();
-        for (page, no) in self.table.known_pages(space, range) {
-            let entry = self.table.entry(no);
-            if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
-                match ranges.last_mut() {
-                    Some(last) if last.end == page => last.end = page.plus(1),
-                    _ => ranges.push(VirtRange::new(page, page.plus(1))),
-                }
-            }
-        }
-        ranges
     }
 
     /// The address space is gone (exit, exec).
     pub fn remove_space(&mut self, space: SpaceId) -> Effect {
         let effect = self.unmapped(space, EVERYTHING);
-        self.table.remove_space(space);
-        self.waiters.retain(|(of, _)| *of != space);
+        self.engine.table.remove_space(space);
+        self.engine.waiters.retain(|(of, _)| *of != space);
         effect
     }
+}
 
+impl<L: Ledger> Engine<L> {
     /// Forgets one page. True if it was in the batch in flight.
     pub(crate) fn drop_page(&mut self, no: PageNo) -> bool {
         let entry = self.table.entry(no);
@@ -414,12 +257,6 @@ impl<L: Ledger> Engine<L> {
             self.note_dropped(no);
         }
         evicting
-    }
-
-    /// The number of a page that has an entry. For tests.
-    #[doc(hidden)]
-    pub fn page_no(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
-        self.table.find(space, page)
     }
 }
 

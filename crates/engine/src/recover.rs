@@ -7,8 +7,8 @@
 //!    process has which number, nor its managed ranges. The caller keeps the numbers where it keeps
 //!    the descriptors, and reads the ranges from `/proc/PID/maps`.
 //! 3. It applies the layout event that its predecessor had read last and may not have applied.
-//!    [`Engine::removed`], [`Engine::unmapped`] and [`Engine::forked`] may be applied twice; for a
-//!    move see [`Engine::remap_rest`]. The kernel takes an event for acknowledged once it is read,
+//!    [`Layout::removed`], [`Layout::unmapped`] and [`Forks::forked`] may be applied twice; for a
+//!    move see [`Layout::remap_rest`]. The kernel takes an event for acknowledged once it is read,
 //!    so it must have been read into memory that survives. Then it applies the unread events.
 //! 4. [`Engine::reconcile`], with no event unread. The caller frees the slots that no page refers
 //!    to. The pages in its hands are a batch like any other.
@@ -75,7 +75,7 @@ pub trait Found {
 /// A page whose bytes the caller has: an item of the batch, which is `Moved`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InHand {
-    /// The item, for [`Engine::publish`].
+    /// The item, for [`Evictions::publish`].
     pub item: EvictItem,
     /// Whose agent has the bytes.
     pub owner: SpaceId,
@@ -207,7 +207,7 @@ impl<L: Ledger> Engine<L> {
     fn known(&self) -> Vec<(PageNo, Entry)> {
         let everything = VirtRange::new(VirtPage(0), VirtPage(u64::MAX));
         let mut known = Vec::new();
-        for space in self.spaces() {
+        for space in self.books().spaces() {
             for (_, no) in self.table.known_pages(space, everything) {
                 let entry = self.table.entry(no);
                 if entry != Entry::UNTOUCHED {

@@ -27,8 +27,10 @@ impl One {
             undercroft_policy::prefetch::by_name(prefetch).expect("a policy"),
             config,
         );
-        let space = engine.add_space();
-        engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
+        let space = engine.layout().add_space();
+        engine
+            .layout()
+            .attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
         One {
             engine,
             space,
@@ -41,9 +43,10 @@ impl One {
     fn access(&mut self, page: u64, write: bool) -> Vec<u64> {
         let no = self
             .engine
+            .uses()
             .number(self.space, VirtPage(page))
             .expect("room");
-        if self.engine.touch(no, write) {
+        if self.engine.uses().touch(no, write) {
             return Vec::new();
         }
         let fault = Fault {
@@ -53,21 +56,33 @@ impl One {
             thread: ThreadId(1),
             urgent: false,
         };
-        assert_eq!(self.engine.fault(fault, &mut self.plan), FaultAnswer::Load);
+        assert_eq!(
+            self.engine.faults().answer(fault, &mut self.plan),
+            FaultAnswer::Load
+        );
         let (mut left, mut batch, mut wake) = (Vec::new(), Vec::new(), Vec::new());
-        while self.engine.room() < 0 {
-            assert!(self.engine.select(1, &mut batch), "somebody can leave");
-            self.engine.settle(batch[0].at, Taken::Moved, &mut wake);
+        while self.engine.books().room() < 0 {
+            assert!(
+                self.engine.evictions().select(1, &mut batch),
+                "somebody can leave"
+            );
+            self.engine
+                .evictions()
+                .settle(batch[0].at, Taken::Moved, &mut wake);
             self.next_slot += 1;
             let outcome = Outcome::Stored(TierId(0), Slot(self.next_slot));
-            self.engine.publish(batch[0].at, outcome, &mut wake);
+            self.engine
+                .evictions()
+                .publish(batch[0].at, outcome, &mut wake);
             left.push(batch[0].page.0);
         }
         for item in &mut self.plan.items {
             item.install = Install::Done;
         }
-        self.engine.finish(self.space, &mut self.plan.items);
-        self.engine.audit();
+        self.engine
+            .faults()
+            .finish(self.space, &mut self.plan.items);
+        self.engine.books().audit();
         left
     }
 }
@@ -79,11 +94,11 @@ fn memory_is_used_to_the_last_page_and_clock_alone_chooses() {
         for page in 0..frames {
             assert_eq!(one.access(page, false), [0u64; 0], "{frames} frames");
         }
-        assert_eq!(one.engine.resident(), PageCount(frames));
+        assert_eq!(one.engine.books().resident(), PageCount(frames));
         one.access(0, false); // used again: another lap
         let expected = if frames == 1 { 0 } else { 1 };
         assert_eq!(one.access(frames, false), [expected], "{frames} frames");
-        assert_eq!(one.engine.resident(), PageCount(frames));
+        assert_eq!(one.engine.books().resident(), PageCount(frames));
     }
 }
 
@@ -96,23 +111,30 @@ fn a_window_makes_room_for_itself_and_no_page_of_it_leaves_for_the_others() {
     for page in 0..32 {
         one.access(page, false);
     }
-    assert!(one.engine.stats().prefetched > 8, "a scan is read ahead");
-    assert_eq!(one.engine.stats().resident_peak, PageCount(16 + 8));
-    assert_eq!(one.engine.resident(), PageCount(16));
+    assert!(
+        one.engine.books().stats().prefetched > 8,
+        "a scan is read ahead"
+    );
+    assert_eq!(one.engine.books().stats().resident_peak, PageCount(16 + 8));
+    assert_eq!(one.engine.books().resident(), PageCount(16));
 }
 
 #[test]
 fn touch_tells_a_use_from_a_fault() {
     let mut one = One::new(2, "lru", "none");
-    let no = one.engine.number(one.space, VirtPage(7)).expect("room");
-    assert_eq!(one.engine.number(one.space, VirtPage(7)), Ok(no));
-    assert!(!one.engine.touch(no, true));
+    let no = one
+        .engine
+        .uses()
+        .number(one.space, VirtPage(7))
+        .expect("room");
+    assert_eq!(one.engine.uses().number(one.space, VirtPage(7)), Ok(no));
+    assert!(!one.engine.uses().touch(no, true));
     one.access(7, true);
-    assert!(one.engine.touch(no, true));
+    assert!(one.engine.uses().touch(no, true));
     one.access(8, true);
     one.access(7, false);
     assert_eq!(one.access(9, false), [8], "7 was used later");
-    let state = one.engine.entry(one.space, VirtPage(8)).state;
+    let state = one.engine.books().entry(one.space, VirtPage(8)).state;
     assert_eq!(state, PageState::Stored);
 }
 
@@ -125,6 +147,6 @@ fn metadata_is_the_ledger_and_what_the_policy_holds() {
         policy.insert(PageNo(page), Arrival::FirstTouch);
     }
     let least = 512 * 8 + policy.metadata_bytes().0;
-    let metadata = one.engine.metadata_bytes();
+    let metadata = one.engine.books().metadata_bytes();
     assert!((least..least + 512).contains(&metadata), "{metadata}");
 }

@@ -51,8 +51,8 @@ impl World {
     fn new(seed: u64) -> World {
         let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
         let mut engine = common::engine(64, 1 << 20, reclaim);
-        let space = engine.add_space();
-        engine.attached(space, range(0, CHUNKS * CHUNK));
+        let space = engine.layout().add_space();
+        engine.layout().attached(space, range(0, CHUNKS * CHUNK));
         World {
             random: Random(seed * 2 + 1),
             engine,
@@ -95,7 +95,7 @@ impl World {
             urgent: false,
         };
         let mut plan = LoadPlan::default();
-        match self.engine.fault(fault, &mut plan) {
+        match self.engine.faults().answer(fault, &mut plan) {
             FaultAnswer::Load => self.plans.push(plan),
             FaultAnswer::Wait => {}
             other => panic!("{page:?} is missing, and the books say {other:?}"),
@@ -109,7 +109,7 @@ impl World {
         }
         let at = self.random.below(self.plans.len() as u64) as usize;
         let mut plan = self.plans.swap_remove(at);
-        self.engine.validate(&mut plan.items);
+        self.engine.faults().validate(&mut plan.items);
         for item in &mut plan.items {
             if !item.valid {
                 continue;
@@ -123,7 +123,7 @@ impl World {
             assert_eq!(self.memory.insert(item.page, value), None);
             item.install = Install::Done;
         }
-        self.engine.finish(self.space, &mut plan.items);
+        self.engine.faults().finish(self.space, &mut plan.items);
     }
 
     fn evict(&mut self) {
@@ -137,18 +137,22 @@ impl World {
                     Outcome::Stored(TierId(0), Slot(self.next_slot))
                 }
             };
-            return self.engine.publish(item.at, outcome, &mut wake);
+            return self.engine.evictions().publish(item.at, outcome, &mut wake);
         }
         if self.chosen.is_empty() {
-            self.engine.select(6, &mut self.chosen);
+            self.engine.evictions().select(6, &mut self.chosen);
             return;
         }
         for item in std::mem::take(&mut self.chosen) {
-            let here = item.space == self.space && self.engine.is_at(item.at, item.page);
+            let here =
+                item.space == self.space && self.engine.evictions().is_at(item.at, item.page);
             let taken = here.then(|| self.memory.remove(&item.page)).flatten();
             match taken {
                 Some(value) => self.in_hand.push((item, value)),
-                None => self.engine.settle(item.at, Taken::NotTried, &mut wake),
+                None => self
+                    .engine
+                    .evictions()
+                    .settle(item.at, Taken::NotTried, &mut wake),
             }
         }
     }
@@ -159,16 +163,16 @@ impl World {
         let dropped = range(start, (start + count * CHUNK).min(CHUNKS * CHUNK));
         self.written.retain(|page, _| !dropped.contains(*page));
         self.memory.retain(|page, _| !dropped.contains(*page));
-        let grave = self.engine.add_space();
-        let parts = self.engine.parts(self.space, dropped);
+        let grave = self.engine.layout().add_space();
+        let parts = self.engine.books().parts(self.space, dropped);
         // As the manager does: a few at a time, and something else in between.
         for parts in parts.chunks(2) {
-            self.engine.bury(self.space, parts, grave);
+            self.engine.layout().bury(self.space, parts, grave);
             self.evict_published();
         }
         let left = dropped
             .pages()
-            .map(|page| self.engine.entry(self.space, page));
+            .map(|page| self.engine.books().entry(self.space, page));
         assert!({ left }.all(|entry| entry == undercroft_base::Entry::UNTOUCHED));
         self.graves.push(grave);
     }
@@ -184,10 +188,10 @@ impl World {
         let Some(grave) = self.graves.last().copied() else {
             return;
         };
-        match self.engine.parts(grave, EVERYTHING).first() {
-            Some(part) => _ = self.engine.removed(grave, *part),
+        match self.engine.books().parts(grave, EVERYTHING).first() {
+            Some(part) => _ = self.engine.layout().removed(grave, *part),
             None => {
-                self.engine.remove_space(grave);
+                self.engine.layout().remove_space(grave);
                 self.graves.pop();
             }
         }
@@ -213,7 +217,7 @@ impl World {
             _ => self.forget(),
         }
         self.free();
-        self.engine.audit();
+        self.engine.books().audit();
     }
 
     fn end(mut self) {
@@ -227,17 +231,17 @@ impl World {
             self.forget();
         }
         for page in (0..CHUNKS * CHUNK).map(VirtPage) {
-            let known = self.engine.entry(self.space, page);
+            let known = self.engine.books().entry(self.space, page);
             let wanted = self.written.contains_key(&page) || self.memory.contains_key(&page);
             assert!(
                 !wanted || known != undercroft_base::Entry::UNTOUCHED,
                 "{page:?} is lost"
             );
         }
-        self.engine.remove_space(self.space);
+        self.engine.layout().remove_space(self.space);
         self.free();
-        self.engine.audit();
-        assert_eq!((self.engine.resident().0, self.slots.len()), (0, 0));
+        self.engine.books().audit();
+        assert_eq!((self.engine.books().resident().0, self.slots.len()), (0, 0));
     }
 }
 
@@ -256,20 +260,29 @@ fn what_is_buried_never_comes_back_and_is_freed_once() {
 fn whole_chunks_are_buried_untouched_and_the_ends_are_dropped() {
     let mut world = World::new(1);
     let space = world.space;
-    world.engine.found_resident(space, range(0, 4 * CHUNK));
-    let grave = world.engine.add_space();
-    let parts = world.engine.parts(space, range(100, 3 * CHUNK + 100));
-    world.engine.bury(space, &parts, grave);
+    world
+        .engine
+        .discovery()
+        .found_resident(space, range(0, 4 * CHUNK));
+    let grave = world.engine.layout().add_space();
+    let parts = world
+        .engine
+        .books()
+        .parts(space, range(100, 3 * CHUNK + 100));
+    world.engine.layout().bury(space, &parts, grave);
     assert_eq!(
-        world.engine.parts(grave, EVERYTHING),
+        world.engine.books().parts(grave, EVERYTHING),
         [range(512, 1024), range(1024, 1536)]
     );
-    assert_eq!(world.engine.resident().0, 100 + 2 * CHUNK + (CHUNK - 100));
-    assert_eq!(world.engine.parts(space, range(512, 1536)), []);
-    world.engine.audit();
-    world.engine.remove_space(grave);
-    assert_eq!(world.engine.resident().0, 100 + CHUNK - 100);
-    world.engine.audit();
+    assert_eq!(
+        world.engine.books().resident().0,
+        100 + 2 * CHUNK + (CHUNK - 100)
+    );
+    assert_eq!(world.engine.books().parts(space, range(512, 1536)), []);
+    world.engine.books().audit();
+    world.engine.layout().remove_space(grave);
+    assert_eq!(world.engine.books().resident().0, 100 + CHUNK - 100);
+    world.engine.books().audit();
 }
 
 /// A fork child shares a page that is in the batch, and drops it in a large range.
@@ -277,31 +290,44 @@ fn whole_chunks_are_buried_untouched_and_the_ends_are_dropped() {
 fn a_fork_child_that_drops_a_page_in_flight_gets_nothing_of_it() {
     let mut world = World::new(2);
     let parent = world.space;
-    world.engine.found_resident(parent, range(0, 8));
+    world.engine.discovery().found_resident(parent, range(0, 8));
     let mut items = Vec::new();
-    while !world.engine.select(4, &mut items) {}
-    let (child, effect) = world.engine.forked(parent, &[]).expect("room");
+    while !world.engine.evictions().select(4, &mut items) {}
+    let (child, effect) = world.engine.forks().forked(parent, &[]).expect("room");
     assert!(effect.cancel_batch);
-    let grave = world.engine.add_space();
-    let parts = world.engine.parts(child, EVERYTHING);
-    assert!(world.engine.bury(child, &parts, grave).cancel_batch);
+    let grave = world.engine.layout().add_space();
+    let parts = world.engine.books().parts(child, EVERYTHING);
+    assert!(
+        world
+            .engine
+            .layout()
+            .bury(child, &parts, grave)
+            .cancel_batch
+    );
     let mut wake = Vec::new();
     for item in &items {
-        world.engine.settle(item.at, Taken::Moved, &mut wake);
+        world
+            .engine
+            .evictions()
+            .settle(item.at, Taken::Moved, &mut wake);
         let slot = Slot(item.page.0 + 1);
         world
             .engine
+            .evictions()
             .publish(item.at, Outcome::Stored(TierId(0), slot), &mut wake);
         assert_eq!(
-            world.engine.entry(child, item.page),
+            world.engine.books().entry(child, item.page),
             undercroft_base::Entry::UNTOUCHED
         );
     }
-    world.engine.audit();
+    world.engine.books().audit();
     for space in [grave, child, parent] {
-        world.engine.remove_space(space);
+        world.engine.layout().remove_space(space);
     }
     let mut freed = Vec::new();
     world.engine.take_freed(&mut freed);
-    assert_eq!((freed.len(), world.engine.resident().0), (items.len(), 0));
+    assert_eq!(
+        (freed.len(), world.engine.books().resident().0),
+        (items.len(), 0)
+    );
 }

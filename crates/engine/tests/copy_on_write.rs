@@ -12,12 +12,19 @@ const THREAD: ThreadId = ThreadId(1);
 fn family(pages: u64, limit: u64) -> (Engine<VecLedger>, SpaceId, SpaceId) {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(4, limit, reclaim);
-    let parent = engine.add_space();
+    let parent = engine.layout().add_space();
     let all = VirtRange::new(VirtPage(0), VirtPage(pages));
-    engine.attached(parent, all);
-    engine.found_resident(parent, all);
-    let (child, _) = engine.forked(parent, &[]).expect("room in the ledger");
-    assert_eq!(engine.resident().0, pages, "what is shared is counted once");
+    engine.layout().attached(parent, all);
+    engine.discovery().found_resident(parent, all);
+    let (child, _) = engine
+        .forks()
+        .forked(parent, &[])
+        .expect("room in the ledger");
+    assert_eq!(
+        engine.books().resident().0,
+        pages,
+        "what is shared is counted once"
+    );
     (engine, parent, child)
 }
 
@@ -39,14 +46,20 @@ fn whoever_writes_first_costs_one_frame_and_the_second_none() {
             true => (child, parent),
             false => (parent, child),
         };
-        let granted = engine.copy_on_write(write(first, 2), &[true; 4], &[second], |_, _| ());
-        assert_eq!((granted, engine.resident().0), (Ok(4), 12));
-        let granted = engine.copy_on_write(write(second, 2), &[false; 4], &[first], |_, _| ());
-        assert_eq!((granted, engine.resident().0), (Ok(4), 12));
+        let granted =
+            engine
+                .faults()
+                .copy_on_write(write(first, 2), &[true; 4], &[second], |_, _| ());
+        assert_eq!((granted, engine.books().resident().0), (Ok(4), 12));
+        let granted =
+            engine
+                .faults()
+                .copy_on_write(write(second, 2), &[false; 4], &[first], |_, _| ());
+        assert_eq!((granted, engine.books().resident().0), (Ok(4), 12));
         // A scan that finds the same frames changes nothing.
-        engine.own_frame(child, VirtPage(3));
-        assert_eq!(engine.resident().0, 12);
-        engine.audit();
+        engine.forks().own_frame(child, VirtPage(3));
+        assert_eq!(engine.books().resident().0, 12);
+        engine.books().audit();
     }
 }
 
@@ -54,16 +67,18 @@ fn whoever_writes_first_costs_one_frame_and_the_second_none() {
 fn a_run_ends_where_the_room_or_the_pages_end() {
     let (mut engine, parent, child) = family(8, 11);
     let run = |engine: &mut Engine<VecLedger>, space, other, page, most| {
-        engine.copy_on_write(write(space, page), &vec![true; most], &[other], |_, _| ())
+        engine
+            .faults()
+            .copy_on_write(write(space, page), &vec![true; most], &[other], |_, _| ())
     };
     assert_eq!(run(&mut engine, child, parent, 0, 64), Ok(3));
-    assert_eq!(engine.room(), 0);
+    assert_eq!(engine.books().room(), 0);
     // No room: the thread waits, and is listed once.
     for _ in 0..3 {
         let answer = run(&mut engine, child, parent, 3, 64);
         assert_eq!(answer, Err(FaultAnswer::NoRoom));
     }
-    assert_eq!(engine.resident().0, 11);
+    assert_eq!(engine.books().resident().0, 11);
     // Its own pages have their frames already: no room is needed.
     assert_eq!(run(&mut engine, child, parent, 0, 3), Ok(3));
     assert_eq!(run(&mut engine, parent, child, 0, 3), Ok(3));
@@ -72,18 +87,22 @@ fn a_run_ends_where_the_room_or_the_pages_end() {
         urgent: true,
         ..write(child, 3)
     };
-    let urgent = engine.copy_on_write(agent, &[true], &[parent], |_, _| ());
-    assert_eq!((urgent, engine.resident().0), (Ok(1), 12));
+    let urgent = engine
+        .faults()
+        .copy_on_write(agent, &[true], &[parent], |_, _| ());
+    assert_eq!((urgent, engine.books().resident().0), (Ok(1), 12));
     let mut waiters = Vec::new();
-    engine.take_waiters(&mut waiters);
+    engine.faults().take_waiters(&mut waiters);
     assert!(waiters.is_empty(), "there is still none");
-    engine.unmapped(child, VirtRange::new(VirtPage(0), VirtPage(4)));
-    engine.take_waiters(&mut waiters);
+    engine
+        .layout()
+        .unmapped(child, VirtRange::new(VirtPage(0), VirtPage(4)));
+    engine.faults().take_waiters(&mut waiters);
     assert_eq!(waiters, [(child, VirtPage(3))]);
     // Past the last page nothing is known. The page asked for is let through.
     assert_eq!(run(&mut engine, child, parent, 7, 64), Ok(1));
     assert_eq!(run(&mut engine, child, parent, 8, 64), Ok(1));
-    engine.audit();
+    engine.books().audit();
 }
 
 /// Pages without a sharer cost nothing and need no room. No copy is made ahead on a guess.
@@ -91,16 +110,20 @@ fn a_run_ends_where_the_room_or_the_pages_end() {
 fn pages_that_nobody_shares_come_along() {
     let (mut engine, parent, child) = family(8, 8);
     let shared = [false, false, true, false];
-    let granted = engine.copy_on_write(write(child, 2), &shared, &[parent], |_, _| ());
+    let granted = engine
+        .faults()
+        .copy_on_write(write(child, 2), &shared, &[parent], |_, _| ());
     assert_eq!(granted, Ok(2));
     assert_eq!(
-        engine.resident().0,
+        engine.books().resident().0,
         10,
         "two inherited pages turn out to be the child's own"
     );
-    let waits = engine.copy_on_write(write(child, 4), &shared[2..], &[parent], |_, _| ());
+    let waits = engine
+        .faults()
+        .copy_on_write(write(child, 4), &shared[2..], &[parent], |_, _| ());
     assert_eq!(waits, Err(FaultAnswer::NoRoom));
-    engine.audit();
+    engine.books().audit();
 }
 
 /// A page that parent and child share is evicted: the child is charged, and finds the parent's copy
@@ -110,27 +133,33 @@ fn a_shared_page_leaves_with_its_heir_s_and_is_stored_once() {
     let (mut engine, parent, child) = family(8, 1000);
     let page = VirtRange::new(VirtPage(5), VirtPage(6));
     let (mut batch, mut wake, mut freed) = (Vec::new(), Vec::new(), Vec::new());
-    assert!(engine.select_these(parent, &[page], &mut batch));
-    engine.settle(batch[0].at, Taken::Moved, &mut wake);
+    assert!(engine.evictions().select_these(parent, &[page], &mut batch));
+    engine
+        .evictions()
+        .settle(batch[0].at, Taken::Moved, &mut wake);
     assert_eq!(
-        engine.leave_frame(batch[0].at, &[child]),
+        engine.evictions().leave_frame(batch[0].at, &[child]),
         Some((child, VirtPage(5)))
     );
     let stored = Outcome::Stored(TierId(0), Slot(77));
-    engine.publish(batch[0].at, stored, &mut wake);
-    assert_eq!(engine.resident().0, 8, "the child has the frame");
-    assert!(engine.select_these(child, &[page], &mut batch));
+    engine.evictions().publish(batch[0].at, stored, &mut wake);
+    assert_eq!(engine.books().resident().0, 8, "the child has the frame");
+    assert!(engine.evictions().select_these(child, &[page], &mut batch));
     let (tier, slot, _) = batch[0].retained.expect("the parent's copy");
     assert_eq!((tier, slot), (TierId(0), Slot(77)));
-    engine.settle(batch[0].at, Taken::Moved, &mut wake);
-    engine.publish(batch[0].at, Outcome::Clean, &mut wake);
-    assert_eq!(engine.resident().0, 7);
-    engine.audit();
+    engine
+        .evictions()
+        .settle(batch[0].at, Taken::Moved, &mut wake);
+    engine
+        .evictions()
+        .publish(batch[0].at, Outcome::Clean, &mut wake);
+    assert_eq!(engine.books().resident().0, 7);
+    engine.books().audit();
     // The copy lives as long as one of the two needs it.
-    engine.remove_space(parent);
+    engine.layout().remove_space(parent);
     engine.take_freed(&mut freed);
     assert_eq!(freed, []);
-    engine.remove_space(child);
+    engine.layout().remove_space(child);
     engine.take_freed(&mut freed);
     assert_eq!(freed, [(TierId(0), Slot(77))]);
 }
@@ -140,10 +169,18 @@ fn a_shared_page_leaves_with_its_heir_s_and_is_stored_once() {
 #[test]
 fn frames_pass_to_an_heir_when_their_owner_ends() {
     let (mut engine, parent, child) = family(8, 1000);
-    let granted = engine.copy_on_write(write(parent, 0), &[true; 2], &[child], |_, _| ());
-    assert_eq!((granted, engine.resident().0), (Ok(2), 10));
-    engine.bequeath(parent, EVERYTHING, &[child], |_, _| ());
-    engine.remove_space(parent);
-    assert_eq!(engine.resident().0, 8, "each of the child's pages once");
-    engine.audit();
+    let granted = engine
+        .faults()
+        .copy_on_write(write(parent, 0), &[true; 2], &[child], |_, _| ());
+    assert_eq!((granted, engine.books().resident().0), (Ok(2), 10));
+    engine
+        .forks()
+        .bequeath(parent, EVERYTHING, &[child], |_, _| ());
+    engine.layout().remove_space(parent);
+    assert_eq!(
+        engine.books().resident().0,
+        8,
+        "each of the child's pages once"
+    );
+    engine.books().audit();
 }

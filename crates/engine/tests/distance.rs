@@ -56,21 +56,25 @@ fn distance_counts_pages_chosen_whether_they_are_published_or_not() {
         let last = Arc::new(Mutex::new(None));
         let reclaim = Box::new(Noting(Lru::new(), last.clone()));
         let mut engine = common::engine(2, 1000, reclaim);
-        let space = engine.add_space();
-        engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
+        let space = engine.layout().add_space();
+        engine
+            .layout()
+            .attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
         for page in 0..200 {
             common::touch(&mut engine, space, VirtPage(page));
         }
         let (mut batch, mut wake) = (Vec::new(), Vec::new());
-        assert!(engine.select(64, &mut batch));
+        assert!(engine.evictions().select(64, &mut batch));
         for item in &batch[..published] {
-            engine.settle(item.at, Taken::Moved, &mut wake);
-            engine.publish(item.at, Outcome::Fill(7), &mut wake);
+            engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+            engine
+                .evictions()
+                .publish(item.at, Outcome::Fill(7), &mut wake);
         }
         common::touch(&mut engine, space, batch[0].page);
         let distance = PageCount(64);
         let arrival = *last.lock().expect("one thread");
         assert_eq!(arrival, Some(Arrival::SwapIn { distance }), "{published}");
-        engine.audit();
+        engine.books().audit();
     }
 }

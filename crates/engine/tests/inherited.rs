@@ -65,8 +65,10 @@ fn engine(reclaim: Box<dyn Reclaim>, retain: bool) -> Engine<VecLedger> {
 #[test]
 fn touch_of_an_inherited_page_leaves_the_policy_alone() {
     let mut engine = engine(Box::new(Strict::default()), false);
-    let parent = engine.add_space();
-    engine.attached(parent, VirtRange::new(VirtPage(0), VirtPage(512)));
+    let parent = engine.layout().add_space();
+    engine
+        .layout()
+        .attached(parent, VirtRange::new(VirtPage(0), VirtPage(512)));
     let mut plan = LoadPlan::default();
     let fault = Fault {
         space: parent,
@@ -75,15 +77,18 @@ fn touch_of_an_inherited_page_leaves_the_policy_alone() {
         thread: ThreadId(1),
         urgent: false,
     };
-    assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);
+    assert_eq!(engine.faults().answer(fault, &mut plan), FaultAnswer::Load);
     plan.items[0].install = Install::Done;
-    engine.finish(parent, &mut plan.items);
-    let (child, _) = engine.forked(parent, &[]).expect("room in the ledger");
-    let theirs = engine.number(child, VirtPage(3)).expect("room");
-    assert!(engine.touch(theirs, true), "it is in memory");
-    engine.own_frame(child, VirtPage(3));
-    assert!(engine.touch(theirs, true), "and now the policy's");
-    engine.audit();
+    engine.faults().finish(parent, &mut plan.items);
+    let (child, _) = engine
+        .forks()
+        .forked(parent, &[])
+        .expect("room in the ledger");
+    let theirs = engine.uses().number(child, VirtPage(3)).expect("room");
+    assert!(engine.uses().touch(theirs, true), "it is in memory");
+    engine.forks().own_frame(child, VirtPage(3));
+    assert!(engine.uses().touch(theirs, true), "and now the policy's");
+    engine.books().audit();
 }
 
 /// A fork child's pages may also be in the same space as the parent's: inheriting does not depend
@@ -91,47 +96,71 @@ fn touch_of_an_inherited_page_leaves_the_policy_alone() {
 #[test]
 fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
     let mut engine = engine(by_name("lru").expect("a policy"), true);
-    let space = engine.add_space();
-    engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(1024)));
-    engine.found_resident(space, VirtRange::new(VirtPage(1), VirtPage(3)));
+    let space = engine.layout().add_space();
+    engine
+        .layout()
+        .attached(space, VirtRange::new(VirtPage(0), VirtPage(1024)));
+    engine
+        .discovery()
+        .found_resident(space, VirtRange::new(VirtPage(1), VirtPage(3)));
     let (mut batch, mut wake, mut freed) = (Vec::new(), Vec::new(), Vec::new());
-    assert!(engine.select(1, &mut batch));
+    assert!(engine.evictions().select(1, &mut batch));
     assert_eq!(batch[0].page, VirtPage(1));
     // One page in memory, one on its way out, one that was never there. A page that is known
     // already stays as it is.
     for page in 1..4 {
         let to = VirtPage(600 + page);
-        assert_eq!(engine.inherit(space, to, VirtPage(page)), Ok(()));
+        assert_eq!(engine.forks().inherit(space, to, VirtPage(page)), Ok(()));
     }
-    assert_eq!(engine.inherit(space, VirtPage(602), VirtPage(1)), Ok(()));
-    assert_eq!(engine.resident(), PageCount(2), "frames are counted once");
-    let state = |engine: &Engine<VecLedger>, page| engine.entry(space, VirtPage(page)).state;
+    assert_eq!(
+        engine.forks().inherit(space, VirtPage(602), VirtPage(1)),
+        Ok(())
+    );
+    assert_eq!(
+        engine.books().resident(),
+        PageCount(2),
+        "frames are counted once"
+    );
+    let state =
+        |engine: &Engine<VecLedger>, page| engine.books().entry(space, VirtPage(page)).state;
     assert_eq!(state(&engine, 601), PageState::Evicting);
     assert_eq!(state(&engine, 602), PageState::Resident);
     assert_eq!(state(&engine, 603), PageState::Untouched);
     let stored = Outcome::Stored(TierId(0), Slot(5));
-    engine.settle(batch[0].at, Taken::Moved, &mut wake);
-    engine.publish(batch[0].at, stored, &mut wake);
+    engine
+        .evictions()
+        .settle(batch[0].at, Taken::Moved, &mut wake);
+    engine.evictions().publish(batch[0].at, stored, &mut wake);
     assert_eq!(state(&engine, 601), PageState::Stored);
     // The frame of page 2 goes with it. The process that still has the page is charged, and keeps
     // the copy.
-    assert!(engine.select(1, &mut batch));
-    engine.settle(batch[0].at, Taken::Moved, &mut wake);
-    engine.leave_frame_to(batch[0].at, space, VirtPage(602));
-    engine.publish(batch[0].at, Outcome::Stored(TierId(0), Slot(6)), &mut wake);
-    assert_eq!(engine.resident(), PageCount(1));
-    let heir = engine.entry(space, VirtPage(602));
+    assert!(engine.evictions().select(1, &mut batch));
+    engine
+        .evictions()
+        .settle(batch[0].at, Taken::Moved, &mut wake);
+    engine
+        .evictions()
+        .leave_frame_to(batch[0].at, space, VirtPage(602));
+    engine
+        .evictions()
+        .publish(batch[0].at, Outcome::Stored(TierId(0), Slot(6)), &mut wake);
+    assert_eq!(engine.books().resident(), PageCount(1));
+    let heir = engine.books().entry(space, VirtPage(602));
     assert_eq!((heir.state, heir.slot), (PageState::Resident, Slot(6)));
     assert!(heir.flags.has(Flags::RETAINED) && !heir.flags.has(Flags::INHERITED));
     // A copy is freed when no page refers to it.
-    engine.removed(space, VirtRange::new(VirtPage(0), VirtPage(512)));
+    engine
+        .layout()
+        .removed(space, VirtRange::new(VirtPage(0), VirtPage(512)));
     engine.take_freed(&mut freed);
     assert_eq!(freed, []);
-    engine.removed(space, VirtRange::new(VirtPage(512), VirtPage(1024)));
+    engine
+        .layout()
+        .removed(space, VirtRange::new(VirtPage(512), VirtPage(1024)));
     engine.take_freed(&mut freed);
     freed.sort_unstable();
     assert_eq!(freed, [(TierId(0), Slot(5)), (TierId(0), Slot(6))]);
-    engine.audit();
+    engine.books().audit();
 }
 
 /// A page that the books had elsewhere counts as no newer than it was: `active_inactive` puts it
@@ -139,12 +168,18 @@ fn a_page_is_inherited_from_another_of_the_same_space_wherever_that_is() {
 #[test]
 fn a_page_that_is_found_again_is_not_taken_for_a_new_one() {
     let mut engine = engine(by_name("active_inactive").expect("a policy"), false);
-    let space = engine.add_space();
-    engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
-    engine.found_again(space, VirtRange::new(VirtPage(0), VirtPage(2)));
-    engine.found_resident(space, VirtRange::new(VirtPage(2), VirtPage(10)));
+    let space = engine.layout().add_space();
+    engine
+        .layout()
+        .attached(space, VirtRange::new(VirtPage(0), VirtPage(512)));
+    engine
+        .discovery()
+        .found_again(space, VirtRange::new(VirtPage(0), VirtPage(2)));
+    engine
+        .discovery()
+        .found_resident(space, VirtRange::new(VirtPage(2), VirtPage(10)));
     let mut batch = Vec::new();
-    assert!(engine.select(4, &mut batch));
+    assert!(engine.evictions().select(4, &mut batch));
     let pages: Vec<u64> = batch.iter().map(|item| item.page.0).collect();
     // Page 0 had to leave these when page 1 came.
     assert_eq!(pages, [0, 2, 3, 4]);

@@ -13,8 +13,8 @@ fn range(start: u64, end: u64) -> VirtRange {
 fn engine() -> (Engine<VecLedger>, SpaceId) {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(2, 1000, reclaim);
-    let space = engine.add_space();
-    engine.attached(space, range(0, 512));
+    let space = engine.layout().add_space();
+    engine.layout().attached(space, range(0, 512));
     for page in 0..200 {
         common::touch(&mut engine, space, VirtPage(page));
     }
@@ -24,13 +24,15 @@ fn engine() -> (Engine<VecLedger>, SpaceId) {
 /// Names `ranges` and lets the selected pages leave. Returns them.
 fn take(engine: &mut Engine<VecLedger>, space: SpaceId, ranges: &[VirtRange]) -> Vec<u64> {
     let (mut batch, mut wake) = (Vec::new(), Vec::new());
-    let any = engine.select_these(space, ranges, &mut batch);
+    let any = engine.evictions().select_these(space, ranges, &mut batch);
     assert_eq!(any, !batch.is_empty());
     for item in &batch {
-        engine.settle(item.at, Taken::Moved, &mut wake);
-        engine.publish(item.at, Outcome::Fill(0), &mut wake);
+        engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+        engine
+            .evictions()
+            .publish(item.at, Outcome::Fill(0), &mut wake);
     }
-    engine.audit();
+    engine.books().audit();
     batch.iter().map(|item| item.page.0).collect()
 }
 
@@ -39,7 +41,7 @@ fn ranges_that_overlap_name_each_page_once() {
     let (mut engine, space) = engine();
     let named = [range(10, 14), range(12, 16), range(10, 11)];
     assert_eq!(take(&mut engine, space, &named), [10, 11, 12, 13, 14, 15]);
-    let left = engine.entry(space, VirtPage(12));
+    let left = engine.books().entry(space, VirtPage(12));
     assert_eq!(left.state, PageState::Stored);
 }
 
@@ -47,7 +49,7 @@ fn ranges_that_overlap_name_each_page_once() {
 fn pages_that_are_gone_locked_recent_or_untouched_stay() {
     let (mut engine, space) = engine();
     assert_eq!(take(&mut engine, space, &[range(0, 3)]), [0, 1, 2]);
-    assert_eq!(engine.lock(space, range(5, 6), true).0, 0);
+    assert_eq!(engine.layout().lock(space, range(5, 6), true).0, 0);
     assert_eq!(take(&mut engine, space, &[range(0, 8)]), [3, 4, 6, 7]);
     assert_eq!(take(&mut engine, space, &[range(166, 300)]), [166, 167]);
 }

@@ -14,10 +14,12 @@ fn range(start: u64, end: u64) -> VirtRange {
 fn engine(chunks: usize, used: u64) -> (Engine<VecLedger>, SpaceId) {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(chunks, 1 << 20, reclaim);
-    let space = engine.add_space();
-    engine.attached(space, range(0, 1 << 20));
+    let space = engine.layout().add_space();
+    engine.layout().attached(space, range(0, 1 << 20));
     for chunk in 0..used {
-        engine.found_resident(space, range(chunk * 512 + 7, chunk * 512 + 27));
+        engine
+            .discovery()
+            .found_resident(space, range(chunk * 512 + 7, chunk * 512 + 27));
     }
     (engine, space)
 }
@@ -25,11 +27,13 @@ fn engine(chunks: usize, used: u64) -> (Engine<VecLedger>, SpaceId) {
 /// Evicts a few pages of the space, into the entry itself.
 fn evict_some(engine: &mut Engine<VecLedger>) -> Vec<EvictItem> {
     let mut items = Vec::new();
-    engine.select(8, &mut items);
+    engine.evictions().select(8, &mut items);
     let mut wake = Vec::new();
     for item in &items {
-        engine.settle(item.at, Taken::Moved, &mut wake);
-        engine.publish(item.at, Outcome::Fill(5), &mut wake);
+        engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+        engine
+            .evictions()
+            .publish(item.at, Outcome::Fill(5), &mut wake);
     }
     items
 }
@@ -37,14 +41,14 @@ fn evict_some(engine: &mut Engine<VecLedger>) -> Vec<EvictItem> {
 #[test]
 fn parts_are_the_known_chunks_and_no_more() {
     let (engine, space) = engine(16, 3);
-    let parts = engine.parts(space, EVERYTHING);
+    let parts = engine.books().parts(space, EVERYTHING);
     assert_eq!(parts, [range(0, 512), range(512, 1024), range(1024, 1536)]);
     assert_eq!(
-        engine.parts(space, range(100, 600)),
+        engine.books().parts(space, range(100, 600)),
         [range(100, 512), range(512, 600)]
     );
-    assert_eq!(engine.parts(space, range(4096, 8192)), []);
-    assert_eq!(engine.parts(space, range(5, 5)), []);
+    assert_eq!(engine.books().parts(space, range(4096, 8192)), []);
+    assert_eq!(engine.books().parts(space, range(5, 5)), []);
 }
 
 /// Pages leave the parent between the parts of a fork: the child has each page once, there or
@@ -52,18 +56,22 @@ fn parts_are_the_known_chunks_and_no_more() {
 #[test]
 fn a_fork_in_parts_agrees_with_pages_that_leave_meanwhile() {
     let (mut engine, parent) = engine(32, 8);
-    let child = engine.begin_fork(parent);
+    let child = engine.forks().begin_fork(parent);
     let mut gone = Vec::new();
-    for part in engine.parts(parent, EVERYTHING) {
+    for part in engine.books().parts(parent, EVERYTHING) {
         engine
+            .forks()
             .inherit_range(parent, child, part, &[])
             .expect("room in the ledger");
         gone.extend(evict_some(&mut engine).into_iter().map(|item| item.page));
     }
-    engine.audit();
+    engine.books().audit();
     for chunk in 0..8 {
         for page in range(chunk * 512 + 7, chunk * 512 + 27).pages() {
-            let (old, new) = (engine.entry(parent, page), engine.entry(child, page));
+            let (old, new) = (
+                engine.books().entry(parent, page),
+                engine.books().entry(child, page),
+            );
             assert_eq!(old.state == PageState::Stored, gone.contains(&page));
             // What left before its part was copied is stored for both. After it, the child has the
             // frame.
@@ -71,27 +79,38 @@ fn a_fork_in_parts_agrees_with_pages_that_leave_meanwhile() {
         }
     }
     for space in [parent, child] {
-        for part in engine.parts(space, EVERYTHING) {
-            engine.removed(space, part);
-            engine.audit();
+        for part in engine.books().parts(space, EVERYTHING) {
+            engine.layout().removed(space, part);
+            engine.books().audit();
         }
-        engine.remove_space(space);
+        engine.layout().remove_space(space);
     }
-    assert_eq!(engine.resident().0, 0);
+    assert_eq!(engine.books().resident().0, 0);
 }
 
 #[test]
 fn a_full_ledger_takes_back_nothing_that_is_there_and_loses_nothing_stored() {
     let (mut engine, parent) = engine(4, 3);
-    let child = engine.begin_fork(parent);
-    let parts = engine.parts(parent, EVERYTHING);
-    assert!(engine.inherit_range(parent, child, parts[0], &[]).is_ok());
-    let refused = engine.inherit_range(parent, child, parts[1], &[]);
+    let child = engine.forks().begin_fork(parent);
+    let parts = engine.books().parts(parent, EVERYTHING);
+    assert!(
+        engine
+            .forks()
+            .inherit_range(parent, child, parts[0], &[])
+            .is_ok()
+    );
+    let refused = engine.forks().inherit_range(parent, child, parts[1], &[]);
     assert_eq!(refused, Err(LedgerFull));
-    assert!(engine.keeps_nothing(parent, parts[1]), "all of it is there");
-    while engine.entry(parent, VirtPage(519)).state != PageState::Stored {
+    assert!(
+        engine.books().keeps_nothing(parent, parts[1]),
+        "all of it is there"
+    );
+    while engine.books().entry(parent, VirtPage(519)).state != PageState::Stored {
         assert!(!evict_some(&mut engine).is_empty());
     }
-    assert!(!engine.keeps_nothing(parent, parts[1]), "a page is stored");
-    engine.audit();
+    assert!(
+        !engine.books().keeps_nothing(parent, parts[1]),
+        "a page is stored"
+    );
+    engine.books().audit();
 }

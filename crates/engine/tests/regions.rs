@@ -14,7 +14,7 @@ const PAGES: u64 = 40;
 fn regions_are_the_pages_attached_and_not_unmapped() {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(4, 1000, reclaim);
-    let space = engine.add_space();
+    let space = engine.layout().add_space();
     let mut pages = BTreeSet::new();
     let mut state = 1u64;
     let mut random = |below: u64| {
@@ -28,15 +28,15 @@ fn regions_are_the_pages_attached_and_not_unmapped() {
         let range = VirtRange::new(VirtPage(start), VirtPage(start + 1 + random(8)));
         match random(2) {
             0 => {
-                engine.attached(space, range);
+                engine.layout().attached(space, range);
                 pages.extend(range.pages());
             }
             _ => {
-                engine.unmapped(space, range);
+                engine.layout().unmapped(space, range);
                 pages.retain(|page| !range.contains(*page));
             }
         }
-        let regions = engine.regions(space);
+        let regions = engine.books().regions(space);
         let known: Vec<VirtPage> = regions.iter().flat_map(|region| region.pages()).collect();
         assert_eq!(
             known,
@@ -60,8 +60,10 @@ fn regions_are_the_pages_attached_and_not_unmapped() {
 fn pages_that_will_be_found_take_room() {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(100, 100, reclaim);
-    let space = engine.add_space();
-    engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(1000)));
+    let space = engine.layout().add_space();
+    engine
+        .layout()
+        .attached(space, VirtRange::new(VirtPage(0), VirtPage(1000)));
     let mut plan = LoadPlan::default();
     let fault = |page| Fault {
         space,
@@ -70,26 +72,44 @@ fn pages_that_will_be_found_take_room() {
         thread: ThreadId(1),
         urgent: false,
     };
-    engine.expect_found(PageCount(100));
-    assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::NoRoom);
-    assert!(!engine.reclaim_wanted(), "nothing is there to leave");
+    engine.discovery().expect_found(PageCount(100));
+    assert_eq!(
+        engine.faults().answer(fault(500), &mut plan),
+        FaultAnswer::NoRoom
+    );
+    assert!(
+        !engine.books().reclaim_wanted(),
+        "nothing is there to leave"
+    );
     let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
     // A page that is reported takes its own room, not another's. Some are reported twice.
-    engine.found_resident(space, range(0, 60));
-    engine.found_resident(space, range(50, 100));
-    assert_eq!((engine.room(), engine.resident().0), (0, 100));
-    engine.removed(space, range(0, 50));
-    assert_eq!(engine.fault(fault(500), &mut plan), FaultAnswer::Load);
+    engine.discovery().found_resident(space, range(0, 60));
+    engine.discovery().found_resident(space, range(50, 100));
+    assert_eq!(
+        (engine.books().room(), engine.books().resident().0),
+        (0, 100)
+    );
+    engine.layout().removed(space, range(0, 50));
+    assert_eq!(
+        engine.faults().answer(fault(500), &mut plan),
+        FaultAnswer::Load
+    );
     // Fewer than were expected: the missing ones count until all are reported.
-    engine.expect_found(PageCount(49));
-    assert_eq!(engine.fault(fault(501), &mut plan), FaultAnswer::NoRoom);
+    engine.discovery().expect_found(PageCount(49));
+    assert_eq!(
+        engine.faults().answer(fault(501), &mut plan),
+        FaultAnswer::NoRoom
+    );
     let mut waiters = Vec::new();
-    engine.take_waiters(&mut waiters);
+    engine.faults().take_waiters(&mut waiters);
     assert_eq!(waiters, []);
-    engine.expect_found(PageCount(0));
-    engine.take_waiters(&mut waiters);
+    engine.discovery().expect_found(PageCount(0));
+    engine.faults().take_waiters(&mut waiters);
     assert_eq!(waiters.len(), 2);
-    assert_eq!(engine.fault(fault(501), &mut plan), FaultAnswer::Load);
+    assert_eq!(
+        engine.faults().answer(fault(501), &mut plan),
+        FaultAnswer::Load
+    );
 }
 
 /// The thread that makes room must not wait for it. Others do.
@@ -97,9 +117,13 @@ fn pages_that_will_be_found_take_room() {
 fn an_urgent_fault_is_served_without_room() {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(1, 8, reclaim);
-    let space = engine.add_space();
-    engine.attached(space, VirtRange::new(VirtPage(0), VirtPage(64)));
-    engine.found_resident(space, VirtRange::new(VirtPage(0), VirtPage(8)));
+    let space = engine.layout().add_space();
+    engine
+        .layout()
+        .attached(space, VirtRange::new(VirtPage(0), VirtPage(64)));
+    engine
+        .discovery()
+        .found_resident(space, VirtRange::new(VirtPage(0), VirtPage(8)));
     let mut plan = LoadPlan::default();
     let mut answer = |urgent| {
         let fault = Fault {
@@ -109,7 +133,7 @@ fn an_urgent_fault_is_served_without_room() {
             thread: ThreadId(1),
             urgent,
         };
-        engine.fault(fault, &mut plan)
+        engine.faults().answer(fault, &mut plan)
     };
     assert_eq!(answer(false), FaultAnswer::NoRoom);
     assert_eq!(answer(true), FaultAnswer::Load);

@@ -16,9 +16,9 @@ fn range(start: u64, end: u64) -> VirtRange {
 fn engine() -> (Engine<VecLedger>, SpaceId, SpaceId) {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(8, 1000, reclaim);
-    let spaces = (engine.add_space(), engine.add_space());
+    let spaces = (engine.layout().add_space(), engine.layout().add_space());
     for space in [spaces.0, spaces.1] {
-        engine.attached(space, range(0, 512));
+        engine.layout().attached(space, range(0, 512));
         for page in 0..100 {
             common::touch(&mut engine, space, VirtPage(page));
         }
@@ -29,8 +29,8 @@ fn engine() -> (Engine<VecLedger>, SpaceId, SpaceId) {
 /// Sets pages `pages` of `space` aside; the items.
 fn set_aside(engine: &mut Engine<VecLedger>, space: SpaceId, pages: VirtRange) -> Vec<EvictItem> {
     let mut batch = Vec::new();
-    assert!(engine.select_these(space, &[pages], &mut batch));
-    engine.set_aside(&mut batch);
+    assert!(engine.evictions().select_these(space, &[pages], &mut batch));
+    engine.evictions().set_aside(&mut batch);
     batch
 }
 
@@ -39,13 +39,15 @@ fn leave(engine: &mut Engine<VecLedger>) -> Vec<(SpaceId, VirtPage)> {
     let (mut batch, mut wake) = (Vec::new(), Vec::new());
     // Pages that are passed over are met once.
     while {
-        let kept = engine.kept_pages();
-        !engine.select(16, &mut batch) && engine.kept_pages() != kept
+        let kept = engine.books().kept_pages();
+        !engine.evictions().select(16, &mut batch) && engine.books().kept_pages() != kept
     } {}
     for item in &batch {
-        engine.publish(item.at, Outcome::Fill(0), &mut wake);
+        engine
+            .evictions()
+            .publish(item.at, Outcome::Fill(0), &mut wake);
     }
-    engine.audit();
+    engine.books().audit();
     batch.iter().map(|item| (item.space, item.page)).collect()
 }
 
@@ -57,7 +59,7 @@ fn read(engine: &mut Engine<VecLedger>, space: SpaceId, page: u64) -> FaultAnswe
         thread: ThreadId(1),
         urgent: false,
     };
-    engine.fault(fault, &mut LoadPlan::default())
+    engine.faults().answer(fault, &mut LoadPlan::default())
 }
 
 #[test]
@@ -70,27 +72,36 @@ fn others_leave_meanwhile_and_what_was_set_aside_is_settled_or_published_later()
     }
     assert!(left.len() > 32, "others leave");
     assert!(left.iter().all(|(space, _)| *space == other), "{left:?}");
-    assert!(!engine.select_these(still, &[range(8, 20)], &mut Vec::new()));
+    assert!(
+        !engine
+            .evictions()
+            .select_these(still, &[range(8, 20)], &mut Vec::new())
+    );
     // A thread waits for one that turns out to have stayed, and for one that was moved.
     assert_eq!(read(&mut engine, still, 2), FaultAnswer::Wait);
     assert_eq!(read(&mut engine, still, 5), FaultAnswer::Wait);
     let mut wake = Vec::new();
     for item in &items[..4] {
-        assert!(engine.is_at(item.at, item.page));
-        engine.settle(item.at, Taken::NotTried, &mut wake);
+        assert!(engine.evictions().is_at(item.at, item.page));
+        engine
+            .evictions()
+            .settle(item.at, Taken::NotTried, &mut wake);
     }
-    assert_eq!(engine.wanted_mask(&items[4..]), 0b10);
+    assert_eq!(engine.evictions().wanted_mask(&items[4..]), 0b10);
     for item in &items[4..] {
         let stored = Outcome::Stored(TierId(0), Slot(item.page.0));
-        engine.publish(item.at, stored, &mut wake);
+        engine.evictions().publish(item.at, stored, &mut wake);
     }
     wake.sort_unstable();
     assert_eq!(wake, [(still, VirtPage(2)), (still, VirtPage(5))]);
-    engine.pass_over(still, false);
-    while engine.take_back(still, 7) {}
-    engine.audit();
-    assert_eq!(engine.entry(still, VirtPage(3)).state, PageState::Resident);
-    let stored = engine.entry(still, VirtPage(6));
+    engine.evictions().pass_over(still, false);
+    while engine.evictions().take_back(still, 7) {}
+    engine.books().audit();
+    assert_eq!(
+        engine.books().entry(still, VirtPage(3)).state,
+        PageState::Resident
+    );
+    let stored = engine.books().entry(still, VirtPage(6));
     assert_eq!((stored.state, stored.slot), (PageState::Stored, Slot(6)));
     let left: Vec<_> = (0..12).flat_map(|_| leave(&mut engine)).collect();
     assert!(left.iter().any(|(space, _)| *space == still), "{left:?}");
@@ -101,25 +112,28 @@ fn what_happens_to_its_pages_meanwhile_is_what_counts() {
     let (mut engine, still, _) = engine();
     let items = set_aside(&mut engine, still, range(0, 8));
     leave(&mut engine);
-    assert!(engine.removed(still, range(0, 1)).cancel_batch);
-    let effect = engine.remapped(still, range(1, 2), VirtPage(300));
+    assert!(engine.layout().removed(still, range(0, 1)).cancel_batch);
+    let effect = engine.layout().remapped(still, range(1, 2), VirtPage(300));
     assert!(effect.expect("room").cancel_batch);
-    let (child, effect) = engine.forked(still, &[]).expect("room");
+    let (child, effect) = engine.forks().forked(still, &[]).expect("room");
     assert!(effect.cancel_batch);
     leave(&mut engine);
-    assert_eq!(engine.alive_mask(&items[..2]), 0b10);
-    assert!(engine.is_at(items[1].at, VirtPage(300)) && !engine.is_at(items[1].at, items[1].page));
+    assert_eq!(engine.evictions().alive_mask(&items[..2]), 0b10);
+    assert!(
+        engine.evictions().is_at(items[1].at, VirtPage(300))
+            && !engine.evictions().is_at(items[1].at, items[1].page)
+    );
     let mut places = Vec::new();
-    engine.places_of(items[1].at, &mut places);
+    engine.evictions().places_of(items[1].at, &mut places);
     assert_eq!(places, [(still, VirtPage(300)), (child, VirtPage(300))]);
     let mut wake = Vec::new();
     for item in &items {
         let stored = Outcome::Stored(TierId(0), Slot(item.page.0));
-        engine.publish(item.at, stored, &mut wake);
+        engine.evictions().publish(item.at, stored, &mut wake);
     }
-    engine.audit();
+    engine.books().audit();
     let at = |space, page| {
-        let entry = engine.entry(space, VirtPage(page));
+        let entry = engine.books().entry(space, VirtPage(page));
         (entry.state, entry.slot)
     };
     assert_eq!(at(still, 0).0, PageState::Untouched);
@@ -139,10 +153,12 @@ fn several_groups_keep_apart_and_their_places_are_used_again() {
     assert_ne!(one[0].at, two[0].at);
     let mut wake = Vec::new();
     for item in &one {
-        engine.settle(item.at, Taken::NotTried, &mut wake);
+        engine
+            .evictions()
+            .settle(item.at, Taken::NotTried, &mut wake);
     }
-    engine.pass_over(first, false);
-    while engine.take_back(first, 7) {}
+    engine.evictions().pass_over(first, false);
+    while engine.evictions().take_back(first, 7) {}
     leave(&mut engine);
     let three = set_aside(&mut engine, first, range(60, 64));
     assert_eq!(
@@ -150,11 +166,13 @@ fn several_groups_keep_apart_and_their_places_are_used_again() {
         one[0].at.place(),
         "a free place is taken"
     );
-    assert!(engine.removed(second, range(0, 100)).cancel_batch);
-    engine.remove_space(first);
+    assert!(engine.layout().removed(second, range(0, 100)).cancel_batch);
+    engine.layout().remove_space(first);
     for item in two.iter().chain(&three) {
-        assert_eq!(engine.alive_mask(&[*item]), 0);
-        engine.settle(item.at, Taken::NotTried, &mut wake);
+        assert_eq!(engine.evictions().alive_mask(&[*item]), 0);
+        engine
+            .evictions()
+            .settle(item.at, Taken::NotTried, &mut wake);
     }
-    engine.audit();
+    engine.books().audit();
 }

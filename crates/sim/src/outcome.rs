@@ -236,12 +236,16 @@ impl Outcome {
             first_touches: sum(&|c| c.seen.first_touches),
             swap_ins: sum(&|c| c.seen.loads),
             miss_ratio: misses as f64 / references.max(1) as f64,
-            prefetched: sum(&|c| c.engine.stats().prefetched - c.before.prefetched),
+            prefetched: sum(&|c| c.engine.books().stats().prefetched - c.before.prefetched),
             prefetch_hits: sum(&|c| c.seen.ahead_used),
-            evictions: sum(&|c| c.engine.stats().pages_swapped_out - c.before.pages_swapped_out),
-            clean_evictions: sum(&|c| c.engine.stats().clean_dropped - c.before.clean_dropped),
-            zero_evictions: sum(&|c| c.engine.stats().same_filled - c.before.same_filled),
-            demotions: sum(&|c| c.engine.stats().demoted - c.before.demoted),
+            evictions: sum(&|c| {
+                c.engine.books().stats().pages_swapped_out - c.before.pages_swapped_out
+            }),
+            clean_evictions: sum(&|c| {
+                c.engine.books().stats().clean_dropped - c.before.clean_dropped
+            }),
+            zero_evictions: sum(&|c| c.engine.books().stats().same_filled - c.before.same_filled),
+            demotions: sum(&|c| c.engine.books().stats().demoted - c.before.demoted),
             elapsed_seconds: seconds,
             settled_seconds: settled.seconds(),
             times: times(replay.clients.iter().map(|client| client.spent)),

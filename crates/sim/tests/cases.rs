@@ -227,7 +227,7 @@ fn manager_step(world: &mut World, proc: usize, words: &[&str]) -> bool {
         "leave" => {
             let (space, page) = (world.procs[proc].space, range(words[1]).start);
             for _ in 0..100 {
-                if world.engine.entry(space, page).state == PageState::Resident {
+                if world.engine.books().entry(space, page).state == PageState::Resident {
                     reclaim(world, 8);
                 }
             }
@@ -240,6 +240,7 @@ fn manager_step(world: &mut World, proc: usize, words: &[&str]) -> bool {
             let space = world.procs[proc].space;
             world
                 .engine
+                .layout()
                 .lock(space, range(words[1]), words[0] == "lock");
         }
         "limit" => world.engine.set_limit(Bytes(number(words) * PAGE)),
@@ -265,7 +266,7 @@ fn tell(world: &mut World, proc: usize, words: &[&str]) -> Option<String> {
     Some(match words[0] {
         "tell" => {
             let space = world.procs[proc].space;
-            let entry = world.engine.entry(space, range(words[1]).start);
+            let entry = world.engine.books().entry(space, range(words[1]).start);
             match (entry.state, entry.tier) {
                 (PageState::Stored, TierId::FILL) => "stored fill".to_owned(),
                 (PageState::Stored, tier) => format!("stored {}", tier.0),
@@ -281,9 +282,9 @@ fn tell(world: &mut World, proc: usize, words: &[&str]) -> Option<String> {
             let stopped = world.threads.iter().filter(|t| t.doing != Doing::Running);
             format!("stopped {}", stopped.count())
         }
-        "count" => format!("count {}", world.engine.resident().0),
-        "clean" => format!("clean {}", world.engine.stats().clean_dropped),
-        "lost" => format!("lost {}", world.engine.stats().lost),
+        "count" => format!("count {}", world.engine.books().resident().0),
+        "clean" => format!("clean {}", world.engine.books().stats().clean_dropped),
+        "lost" => format!("lost {}", world.engine.books().stats().lost),
         _ => return None,
     })
 }
@@ -295,7 +296,7 @@ fn check(options: &str, script: &str, tells: &str) {
     for line in script.split(';') {
         let words: Vec<&str> = line.split_whitespace().collect();
         told.extend(step(&mut world, &words));
-        world.engine.audit();
+        world.engine.books().audit();
     }
     assert_eq!(told.join("; "), tells, "{script}");
     while world.flights.iter().any(Option::is_some) {

@@ -28,8 +28,8 @@ pub fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
         urgent: false,
     };
     let mut plan = LoadPlan::default();
-    assert_eq!(engine.fault(fault, &mut plan), FaultAnswer::Load);
-    engine.validate(&mut plan.items);
+    assert_eq!(engine.faults().answer(fault, &mut plan), FaultAnswer::Load);
+    engine.faults().validate(&mut plan.items);
     plan.items[0].install = Install::Done;
-    engine.finish(space, &mut plan.items);
+    engine.faults().finish(space, &mut plan.items);
 }

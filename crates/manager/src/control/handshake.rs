@@ -333,7 +333,7 @@ impl Control {
         if let Some(old) = self.shared.processes.of_pid(pid) {
             self.part_with(&old);
         }
-        let space = self.shared.books.engine().add_space();
+        let space = self.shared.books.engine().layout().add_space();
         // Forked before there was anything to manage: no event told of it.
         let family = match hello.kind {
             KIND_FORK => self.family_of(pid),

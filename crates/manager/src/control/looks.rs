@@ -88,7 +88,7 @@ impl Control {
     /// So many pages of these address spaces are in memory and not found yet.
     fn expect(&self, to_find: &HashMap<SpaceId, u64>) {
         let pages = PageCount(to_find.values().sum());
-        self.shared.books.engine().expect_found(pages);
+        self.shared.books.engine().discovery().expect_found(pages);
         self.shared.signals.kick_evictor(); // it lets in who waited for that
     }
 
@@ -109,7 +109,7 @@ impl Control {
 
     /// How near the limit is; where it is reached, everything is managed from here on.
     fn pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
-        let limit = self.shared.books.engine().limit().0;
+        let limit = self.shared.books.engine().books().limit().0;
         let (mut unmanaged, mut to_find) = (0u64, HashMap::new());
         for process in processes
             .iter()
@@ -124,8 +124,8 @@ impl Control {
         let held = self.shared.books.pool_held();
         let (dram, faults) = {
             let mut engine = self.shared.books.engine();
-            engine.set_pool_held(held);
-            (engine.dram_used(), engine.stats().faults)
+            engine.migrations().set_pool_held(held);
+            (engine.books().dram_used(), engine.books().stats().faults)
         };
         self.shared.gauges.note_limit(dram, Bytes(limit));
         let used = unmanaged + dram.0;
@@ -220,7 +220,7 @@ impl Control {
     }
 
     fn note_peaks(&self) {
-        let managed = self.shared.books.engine().managed_pages().0;
+        let managed = self.shared.books.engine().books().managed_pages().0;
         let peak = &self.shared.gauges.managed_pages_peak;
         peak.fetch_max(managed, Ordering::Relaxed);
         for tier in &self.shared.books.tiers {

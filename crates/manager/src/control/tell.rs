@@ -55,11 +55,11 @@ impl Control {
         let held = shared.books.pool_held();
         let (stats, resident, dram) = {
             let mut engine = shared.books.engine();
-            engine.set_pool_held(held);
+            engine.migrations().set_pool_held(held);
             (
-                *engine.stats(),
-                engine.resident().bytes(),
-                engine.dram_used(),
+                *engine.books().stats(),
+                engine.books().resident().bytes(),
+                engine.books().dram_used(),
             )
         };
         let rates = Rates::between(
@@ -104,7 +104,7 @@ impl Control {
         let shared = &self.shared;
         let (stats, metadata) = {
             let engine = shared.books.engine();
-            (*engine.stats(), engine.metadata_bytes())
+            (*engine.books().stats(), engine.books().metadata_bytes())
         };
         let scans = &shared.gauges.scans;
         let count = scans.count.load(Ordering::Relaxed);

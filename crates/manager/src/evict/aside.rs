@@ -92,14 +92,18 @@ pub(super) struct Aside {
 impl Evictor {
     /// Passes a process over until it can be given an order.
     pub(super) fn pass_over(&mut self, process: &Arc<Process>) {
-        self.shared.books.engine().pass_over(process.space, true);
+        self.shared
+            .books
+            .engine()
+            .evictions()
+            .pass_over(process.space, true);
         self.put_aside(process, Vec::new(), Waits::Run);
     }
 
     /// Sets a group of the batch aside, which stays claimed until what it waits for has come.
     pub(super) fn set_aside(&mut self, process: &Arc<Process>, group: &[EvictItem], waits: Waits) {
         let mut items = group.to_vec();
-        self.shared.books.engine().set_aside(&mut items);
+        self.shared.books.engine().evictions().set_aside(&mut items);
         self.put_aside(process, items, waits);
     }
 
@@ -223,11 +227,16 @@ impl Evictor {
         if let (Some(agent), true) = (process.agent.get(), claimed) {
             agent.commands.release();
         }
-        self.shared.books.engine().pass_over(process.space, false);
+        self.shared
+            .books
+            .engine()
+            .evictions()
+            .pass_over(process.space, false);
         while self
             .shared
             .books
             .engine()
+            .evictions()
             .take_back(process.space, EVICT_PAGES_MAX)
         {}
     }

@@ -19,7 +19,8 @@ impl Evictor {
         self.shared
             .books
             .engine()
-            .select_demotions(migration.from, want, &mut self.demotions);
+            .migrations()
+            .select(migration.from, want, &mut self.demotions);
         if self.demotions.is_empty() {
             return false;
         }
@@ -45,9 +46,9 @@ impl Evictor {
             match sum.and_then(|_| stored.next().flatten()) {
                 Some(slot) => {
                     moved += 1;
-                    engine.demoted(*item, migration.to, slot);
+                    engine.migrations().demoted(*item, migration.to, slot);
                 }
-                None => engine.demotion_failed(*item),
+                None => engine.migrations().failed(*item),
             }
         }
         drop(engine);

@@ -28,8 +28,8 @@ impl Evictor {
         match options.when_full {
             WhenFull::Stay => {
                 let mut engine = self.shared.books.engine();
-                let allowed = allowed_over(engine.room());
-                engine.set_over_limit(allowed);
+                let allowed = allowed_over(engine.books().room());
+                engine.faults().set_over_limit(allowed);
             }
             WhenFull::Kill => self
                 .shared

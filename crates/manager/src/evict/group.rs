@@ -62,15 +62,15 @@ impl Evictor {
         for (index, taken) in items {
             if let Some(record) = &self.shared.books.record {
                 self.places.clear();
-                engine.places_of(index, &mut self.places);
+                engine.evictions().places_of(index, &mut self.places);
                 // The first is the page itself, unless the program dropped it; fork children follow.
                 if let Some((space, page)) = self.places.first()
-                    && engine.is_at(index, *page)
+                    && engine.evictions().is_at(index, *page)
                 {
                     record.moved(*space, *page, Movement::Returned);
                 }
             }
-            engine.settle(index, taken, &mut self.wakes);
+            engine.evictions().settle(index, taken, &mut self.wakes);
         }
     }
 
@@ -139,18 +139,20 @@ impl Evictor {
                 let stored = self.stored.iter();
                 for (index, _) in stored.filter(|(_, outcome)| *outcome == Outcome::Clean) {
                     if let Some(item) = group.iter().find(|item| item.at == *index)
-                        && engine.is_at(*index, item.page)
+                        && engine.evictions().is_at(*index, item.page)
                     {
                         record.moved(item.space, item.page, Movement::Clean);
                     }
                 }
             }
-            engine.publish_all(&self.stored, &mut self.wakes);
-            let back = left & engine.wanted_mask(group) | refused;
+            engine
+                .evictions()
+                .publish_all(&self.stored, &mut self.wakes);
+            let back = left & engine.evictions().wanted_mask(group) | refused;
             let next = first_of(left & !back, self.store_pages);
-            let alive = engine.alive_mask(group);
+            let alive = engine.evictions().alive_mask(group);
             for at in places(next & alive) {
-                self.orders[at] = engine.place(group[at].at);
+                self.orders[at] = engine.evictions().tiers_for(group[at].at);
             }
             Turn { back, next, alive }
         };
@@ -188,9 +190,9 @@ impl Evictor {
                 self.leave(group);
                 return Ok(0);
             }
-            let engine = self.shared.books.engine();
+            let mut engine = self.shared.books.engine();
             let pages = group.iter().map(|item| {
-                let stays = engine.is_at(item.at, item.page);
+                let stays = engine.evictions().is_at(item.at, item.page);
                 if stays { item.page.address() } else { 0 }
             });
             agent.commands.post(OP_MOVE, pages)
@@ -284,7 +286,11 @@ impl Evictor {
     /// there.
     fn is_missed(&mut self, index: BatchIndex) -> bool {
         let mut seen = Vec::new();
-        self.shared.books.engine().places_of(index, &mut seen);
+        self.shared
+            .books
+            .engine()
+            .evictions()
+            .places_of(index, &mut seen);
         let mut missed = false;
         for (space, page) in seen {
             let Some(process) = self.shared.processes.get(space) else {
@@ -292,7 +298,11 @@ impl Evictor {
             };
             let _layout = process.layout.read();
             let mut now = Vec::new();
-            self.shared.books.engine().places_of(index, &mut now);
+            self.shared
+                .books
+                .engine()
+                .evictions()
+                .places_of(index, &mut now);
             if !now.contains(&(space, page)) {
                 missed = true; // it moved, or was dropped: whoever comes to it is told
                 continue;
@@ -415,7 +425,7 @@ impl Evictor {
     fn forget_place(&self, space: SpaceId, page: VirtPage) {
         let range = VirtRange::new(page, page.plus(1));
         let mut engine = self.shared.books.engine();
-        engine.removed(space, range);
+        engine.layout().removed(space, range);
         if let Some(record) = &self.shared.books.record {
             record.dropped(space, range);
         }
@@ -442,6 +452,7 @@ impl Evictor {
         self.shared
             .books
             .engine()
+            .evictions()
             .places_of(index, &mut self.places);
         let mut spaces: Vec<SpaceId> = self.places.iter().map(|(space, _)| *space).collect();
         spaces.sort_unstable();
@@ -455,7 +466,11 @@ impl Evictor {
         }
         let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
         let mut now = Vec::new();
-        self.shared.books.engine().places_of(index, &mut now);
+        self.shared
+            .books
+            .engine()
+            .evictions()
+            .places_of(index, &mut now);
         if now != self.places || processes.iter().any(|p| !p.is_settled()) {
             return false; // it moved before the locks were held, or the books are behind
         }
@@ -480,7 +495,7 @@ impl Evictor {
         let mut engine = self.shared.books.engine();
         if let Some(record) = &self.shared.books.record {
             let own = self.places.first();
-            let own = own.is_some_and(|(_, page)| engine.is_at(index, *page));
+            let own = own.is_some_and(|(_, page)| engine.evictions().is_at(index, *page));
             for (at, (space, page)) in self.places.iter().enumerate() {
                 match (own && at == 0, *page == chosen) {
                     (true, true) => record.put_back(*space, *page),
@@ -489,7 +504,9 @@ impl Evictor {
                 }
             }
         }
-        engine.publish(index, Outcome::PutBack, &mut self.wakes);
+        engine
+            .evictions()
+            .publish(index, Outcome::PutBack, &mut self.wakes);
         true
     }
 }

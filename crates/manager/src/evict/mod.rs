@@ -129,7 +129,7 @@ impl Evictor {
         let shared = self.shared.clone();
         loop {
             let kick = shared.signals.evictor_rests();
-            let wanted = shared.books.engine().reclaim_wanted();
+            let wanted = shared.books.engine().books().reclaim_wanted();
             if wanted || shared.signals.stopped() {
                 break;
             }
@@ -168,11 +168,11 @@ impl Evictor {
                 .extend(self.shared.books.tiers.iter().map(MeteredTier::state));
             let (migration, before) = {
                 let mut engine = self.shared.books.engine();
-                engine.set_tiers(self.states.iter().copied());
-                let stats = engine.stats();
+                engine.migrations().set_tiers(self.states.iter().copied());
+                let stats = engine.books().stats();
                 let evicted = (stats.pages_swapped_out, stats.refused_store);
-                let unfinished = engine.reclaim_unfinished().then_some(evicted);
-                (engine.migration(), unfinished)
+                let unfinished = engine.books().reclaim_unfinished().then_some(evicted);
+                (engine.migrations().wanted(), unfinished)
             };
             if let Some(migration) = migration
                 && self.demote(migration)
@@ -213,7 +213,11 @@ impl Evictor {
         }
         self.backoff = Backoff::default();
         self.lent = 0;
-        self.shared.books.engine().set_over_limit(PageCount(0));
+        self.shared
+            .books
+            .engine()
+            .faults()
+            .set_over_limit(PageCount(0));
         self.admit_waiters();
         for tier in &self.shared.books.tiers {
             tier.note_usage();
@@ -225,9 +229,9 @@ impl Evictor {
     fn progress(&self) -> (u64, u64) {
         let held = self.shared.books.pool_held();
         let mut engine = self.shared.books.engine();
-        engine.set_pool_held(held);
-        let (dram, limit) = (engine.dram_used(), engine.limit());
-        let stats = engine.stats();
+        engine.migrations().set_pool_held(held);
+        let (dram, limit) = (engine.books().dram_used(), engine.books().limit());
+        let stats = engine.books().stats();
         let so_far = (stats.pages_swapped_out, stats.refused_store);
         drop(engine);
         self.shared.gauges.note_limit(dram, limit);
@@ -245,7 +249,7 @@ impl Evictor {
 
     /// What was tried did not compress: threads that wait for room are let in, and after `time` other pages are tried.
     fn rest(&mut self, time: Duration) {
-        if self.shared.books.engine().room() < 1 {
+        if self.shared.books.engine().books().room() < 1 {
             self.everything_full();
             self.lent = 0; // what is allowed now has it
             self.admit_waiters();
@@ -261,9 +265,14 @@ impl Evictor {
             let (dram, limit, room, wanted) = {
                 let held = self.shared.books.pool_held();
                 let mut engine = self.shared.books.engine();
-                engine.set_pool_held(held);
-                let wanted = engine.reclaim_unfinished();
-                (engine.dram_used(), engine.limit(), engine.room(), wanted)
+                engine.migrations().set_pool_held(held);
+                let wanted = engine.books().reclaim_unfinished();
+                (
+                    engine.books().dram_used(),
+                    engine.books().limit(),
+                    engine.books().room(),
+                    wanted,
+                )
             };
             self.shared.gauges.note_limit(dram, limit);
             if room < 1 {
@@ -285,8 +294,10 @@ impl Evictor {
     fn lend(&mut self, pages: u64) {
         if pages != self.lent {
             let mut engine = self.shared.books.engine();
-            let allowed = engine.set_over_limit(PageCount(0)).0;
-            engine.set_over_limit(PageCount(allowed.saturating_sub(self.lent) + pages));
+            let allowed = engine.faults().set_over_limit(PageCount(0)).0;
+            engine
+                .faults()
+                .set_over_limit(PageCount(allowed.saturating_sub(self.lent) + pages));
             self.lent = pages;
         }
     }
@@ -300,7 +311,11 @@ impl Evictor {
 
     /// Threads that waited for room may fault again.
     fn admit_waiters(&mut self) {
-        self.shared.books.engine().take_waiters(&mut self.wakes);
+        self.shared
+            .books
+            .engine()
+            .faults()
+            .take_waiters(&mut self.wakes);
         self.shared.processes.wake_pages(&mut self.wakes);
     }
 
@@ -312,7 +327,7 @@ impl Evictor {
         }
         // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
-        let before = self.shared.books.engine().stats().pages_swapped_out;
+        let before = self.shared.books.engine().books().stats().pages_swapped_out;
         let most = self.backoff.pages();
         let any = zeros || self.select_next(&mut items) || self.choose_next(most, &mut items);
         let mut start = 0;
@@ -327,7 +342,7 @@ impl Evictor {
         }
         self.items = items;
         self.zeros_in_vain =
-            zeros && self.shared.books.engine().stats().pages_swapped_out == before;
+            zeros && self.shared.books.engine().books().stats().pages_swapped_out == before;
         self.shared.books.free_released();
         any
     }
@@ -335,13 +350,13 @@ impl Evictor {
     /// The policy's next victims. It may name pages of processes that are passed over first, which
     /// it forgets then: some at a time, because the books are locked meanwhile.
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
-        let select = |engine: &mut Engine<_>, items: &mut _| engine.select(most, items);
+        let select = |engine: &mut Engine<_>, items: &mut _| engine.evictions().select(most, items);
         for _ in 0..LOOKS_MAX {
             let kept = self.kept;
             if self.choose(Movement::Evicted, items, select) {
                 return true;
             }
-            self.kept = self.shared.books.engine().kept_pages();
+            self.kept = self.shared.books.engine().books().kept_pages();
             if self.kept == kept {
                 break;
             }
@@ -374,8 +389,9 @@ impl Evictor {
         ranges: &[VirtRange],
         items: &mut Vec<EvictItem>,
     ) -> bool {
-        let select =
-            |engine: &mut Engine<_>, items: &mut _| engine.select_these(space, ranges, items);
+        let select = |engine: &mut Engine<_>, items: &mut _| {
+            engine.evictions().select_these(space, ranges, items)
+        };
         self.choose(Movement::Named, items, select)
     }
 
@@ -405,7 +421,7 @@ impl Evictor {
         let mut chosen: Option<(SpaceId, Arc<Process>)> = None;
         let mut ranges: Vec<VirtRange> = Vec::new();
         let mut pages = 0;
-        let pressed = self.shared.books.engine().room() < 1;
+        let pressed = self.shared.books.engine().books().room() < 1;
         for _ in 0..ZERO_RUNS_A_BATCH {
             let (space, range) = {
                 let mut runs = self.shared.books.zero_runs.queue();

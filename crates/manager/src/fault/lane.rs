@@ -274,7 +274,7 @@ impl FaultThread {
                 end += 1;
             }
             let items = &mut this.plan.items[start..end];
-            self.shared.books.engine().validate(items);
+            self.shared.books.engine().faults().validate(items);
             let skipped = &this.skipped[start..end];
             let mut at = 0;
             let mut run_max = LOAD_PAGES_MAX;
@@ -353,7 +353,7 @@ impl FaultThread {
             }
             let held = self.shared.books.pool_held();
             let mut engine = self.shared.books.engine();
-            engine.finish(space, items);
+            engine.faults().finish(space, items);
             // With the engine locked, as all that is recorded: in the order of its books.
             if let Some(record) = &self.shared.books.record {
                 let came = |item: &&LoadItem| item.valid && item.install == Install::Done;
@@ -365,7 +365,7 @@ impl FaultThread {
                 }
             }
             engine.take_freed(&mut self.freed);
-            engine.set_pool_held(held);
+            engine.migrations().set_pool_held(held);
             drop(engine);
             this.finished[start..end].fill(true);
             start = end;

@@ -422,12 +422,12 @@ impl FaultThread {
         let answer = {
             let held = self.shared.books.pool_held();
             let mut engine = self.shared.books.engine();
-            engine.set_pool_held(held);
-            let answer = engine.fault(fault, &mut self.lanes[lane].plan);
-            let kick = engine.reclaim_wanted();
+            engine.migrations().set_pool_held(held);
+            let answer = engine.faults().answer(fault, &mut self.lanes[lane].plan);
+            let kick = engine.books().reclaim_wanted();
             if let Some(record) = &self.shared.books.record
                 && answer == FaultAnswer::Wait
-                && engine.entry(fault.space, fault.page).state == PageState::Evicting
+                && engine.books().entry(fault.space, fault.page).state == PageState::Evicting
             {
                 record.waits(fault.space, fault.page, fault.write, fault.thread);
             }
@@ -503,11 +503,16 @@ impl FaultThread {
         if times >= PUZZLED_AFTER {
             process.puzzled.store(0, Ordering::Relaxed);
             let _layout = process.layout.read();
-            let entry = self.shared.books.engine().entry(process.space, page);
+            let entry = self
+                .shared
+                .books
+                .engine()
+                .books()
+                .entry(process.space, page);
             let sure = entry.state == PageState::Resident && process.is_settled();
             if sure && process.uffd.zeropage(range, false).is_ok() {
                 let mut engine = self.shared.books.engine();
-                engine.vanished(process.space, page);
+                engine.discovery().vanished(process.space, page);
                 if let Some(record) = &self.shared.books.record {
                     record.dropped(process.space, range);
                 }

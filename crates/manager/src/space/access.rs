@@ -6,7 +6,7 @@
 //! - The kernel sets the bit of whatever it maps: of the page a fault asked for, which the policy knows of, and of those that
 //!   came along, which nobody may ever use. So a page counts as used from the *second* look on at which it has the same frame:
 //!   one that came, or left and came back, since the last look is only remembered.
-//! - A look is a hint and may be late: pages leave, move and come meanwhile. [`Engine::touch_at`] asks the books under the
+//! - A look is a hint and may be late: pages leave, move and come meanwhile. [`Uses::touch_at`] asks the books under the
 //!   engine's lock, and a batch is let go while a layout event is unread. What is wrong after that costs a wrong guess of the policy.
 //! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held; the time for looking is bounded
 //!   ([`Pace`]), so that large programs are looked at less often than asked for.
@@ -15,7 +15,7 @@
 //! Bits tell of use, not of writes: a page installed through userfaultfd is dirty from the start. So `clock_w`, which keeps what
 //! is written, is first in, first out still.
 //!
-//! [`Engine::touch_at`]: undercroft_engine::Engine::touch_at
+//! [`Uses::touch_at`]: undercroft_engine::Uses::touch_at
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -160,7 +160,7 @@ impl Accesses {
     /// be called when pages begin to leave: a thread's life.
     pub fn on_demand(shared: Arc<Shared>) {
         // Short runs, and those that are only near their limit, do not pay for a scanner.
-        while shared.books.engine().stats().pages_swapped_out == 0 {
+        while shared.books.engine().books().stats().pages_swapped_out == 0 {
             if !sleep(&shared, Pace::AUTO.interval) {
                 return;
             }
@@ -235,7 +235,7 @@ impl Accesses {
 
     /// Whether any page has left since this was asked last.
     fn pages_leave(&mut self) -> bool {
-        let left = self.shared.books.engine().stats().pages_swapped_out;
+        let left = self.shared.books.engine().books().stats().pages_swapped_out;
         std::mem::replace(&mut self.left, left) != left
     }
 
@@ -244,7 +244,13 @@ impl Accesses {
         let (Some(pid), Some(identity)) = (process.pid(), process.identity.get()) else {
             return false;
         };
-        let ranges = self.shared.books.engine().regions(process.space).to_vec();
+        let ranges = self
+            .shared
+            .books
+            .engine()
+            .books()
+            .regions(process.space)
+            .to_vec();
         let blocks = access::blocks_of(&ranges);
         if blocks.is_empty() {
             return false;
@@ -290,7 +296,7 @@ impl Accesses {
             let mut known = 0;
             let mut engine = self.shared.books.engine();
             for page in batch {
-                if engine.touch_at(process.space, *page, false) {
+                if engine.uses().touch_at(process.space, *page, false) {
                     known += 1;
                     if let Some(record) = &self.shared.books.record {
                         record.accessed(process.space, *page);

@@ -19,7 +19,7 @@ pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
     if procfs::status_number(thread, "Threads") != Some(1) {
         return;
     }
-    let regions = books.engine().regions(process.space).to_vec();
+    let regions = books.engine().books().regions(process.space).to_vec();
     for region in regions {
         let _ = process.uffd.write_protect(region, true);
     }
@@ -31,7 +31,12 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     let relatives = shared.processes.relatives(process);
     if relatives.is_empty() {
         // Nobody shares anything any more.
-        let regions = shared.books.engine().regions(process.space).to_vec();
+        let regions = shared
+            .books
+            .engine()
+            .books()
+            .regions(process.space)
+            .to_vec();
         for region in regions {
             let _ = process.uffd.write_protect(region, false);
         }
@@ -61,8 +66,10 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
         let mut engine = shared.books.engine();
         let told = |space, page| shared.books.tell_found(space, page);
         let shares = &sharing[..looked];
-        let answer = engine.copy_on_write(fault, shares, &relatives, told);
-        (answer, engine.reclaim_wanted())
+        let answer = engine
+            .faults()
+            .copy_on_write(fault, shares, &relatives, told);
+        (answer, engine.books().reclaim_wanted())
     };
     if kick {
         shared.signals.kick_evictor();
@@ -129,7 +136,7 @@ pub(crate) fn left(
     let relatives = processes.relatives(process);
     let mut engine = books.engine();
     let heirs: Vec<(SpaceId, VirtPage)> = items
-        .filter_map(|index| engine.leave_frame(index, &relatives))
+        .filter_map(|index| engine.evictions().leave_frame(index, &relatives))
         .inspect(|(space, page)| books.tell_found(*space, *page))
         .collect();
     drop(engine);

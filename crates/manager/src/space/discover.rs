@@ -76,7 +76,12 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         fresh.extend(register(shared, process, agent, vma.range, !begins));
     }
     if process.recount.swap(false, Ordering::AcqRel) {
-        fresh = shared.books.engine().regions(process.space).to_vec();
+        fresh = shared
+            .books
+            .engine()
+            .books()
+            .regions(process.space)
+            .to_vec();
     }
     let _ = set_fair(0); // registered: from here on it may take its time
     for range in fresh {
@@ -89,7 +94,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
 /// Those that the books do not have. What an unread event has yet to take from the books is looked at
 /// again when it has been applied.
 fn unknown<'a>(books: &Books, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vma<'a>> {
-    let regions = books.engine().regions(process.space).to_vec();
+    let regions = books.engine().books().regions(process.space).to_vec();
     of.retain(|vma| {
         !vma.range
             .minus(&regions[vma.range.overlapping(&regions)])
@@ -183,10 +188,10 @@ pub(crate) fn register(
 /// The books have `range` from here on; appends what they did not have to `fresh`.
 fn attach(books: &Books, process: &Process, range: VirtRange, fresh: &mut Vec<VirtRange>) {
     let mut engine = books.engine();
-    let regions = engine.regions(process.space);
+    let regions = engine.books().regions(process.space);
     let holes = &regions[range.overlapping(regions)];
     fresh.extend(range.minus(holes));
-    engine.attached(process.space, range);
+    engine.layout().attached(process.space, range);
 }
 
 /// True for the memory of the shim, which is a mapping of its own.
@@ -197,7 +202,7 @@ fn is_ours(process: &Process, agent: &Agent, range: VirtRange) -> bool {
 /// True when the books have all of `range`.
 fn is_known(books: &Books, process: &Process, range: VirtRange) -> bool {
     let engine = books.engine();
-    let regions = engine.regions(process.space);
+    let regions = engine.books().regions(process.space);
     range.minus(&regions[range.overlapping(regions)]).is_empty()
 }
 
@@ -319,8 +324,11 @@ fn add_present(
         for page in found.pages() {
             let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
             let is_new = books.record.is_some()
-                && engine.entry(process.space, page).state == PageState::Untouched;
-            let inherits = shares && engine.found_shared(process.space, page, relatives);
+                && engine.books().entry(process.space, page).state == PageState::Untouched;
+            let inherits = shares
+                && engine
+                    .discovery()
+                    .found_shared(process.space, page, relatives);
             match (is_new, inherits) {
                 (true, true) => add_page(&mut shared_pages, page),
                 (true, false) => add_page(&mut new, page),
@@ -328,7 +336,7 @@ fn add_present(
             }
             if !inherits {
                 let one = VirtRange::new(page, page.plus(1));
-                engine.found_resident(process.space, one);
+                engine.discovery().found_resident(process.space, one);
             }
         }
         if let Some(record) = &books.record {
@@ -385,7 +393,7 @@ pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, 
             if let Some(record) = &books.record {
                 record.locked(process.space, block);
             }
-            engine.lock(process.space, block, true)
+            engine.layout().lock(process.space, block, true)
         };
         if absent.0 == 0 {
             seen.push(*tid);
@@ -407,10 +415,10 @@ pub(crate) fn note_own_frames(
     let Ok(pagemap) = process.pagemap() else {
         return false;
     };
-    let parts = books.engine().parts(process.space, EVERYTHING);
+    let parts = books.engine().books().parts(process.space, EVERYTHING);
     let mut ranges = Vec::new();
     for part in parts {
-        ranges.extend(books.engine().inherited(process.space, part));
+        ranges.extend(books.engine().books().inherited(process.space, part));
     }
     let any = !ranges.is_empty();
     for range in ranges {
@@ -427,9 +435,9 @@ pub(crate) fn note_own_frames(
             for (at, entry) in entries.enumerate() {
                 if entry.present() && entry.exclusive() {
                     let page = start.plus(at as u64);
-                    let before = engine.resident();
-                    engine.own_frame(process.space, page);
-                    if engine.resident() != before {
+                    let before = engine.books().resident();
+                    engine.forks().own_frame(process.space, page);
+                    if engine.books().resident() != before {
                         books.tell_found(process.space, page);
                     }
                 }

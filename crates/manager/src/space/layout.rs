@@ -34,7 +34,7 @@ fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
     loop {
         let event = lock(&process.order).next(late_ones_come, |range| {
             let engine = shared.books.engine();
-            let regions = engine.regions(process.space);
+            let regions = engine.books().regions(process.space);
             !range.overlapping(regions).is_empty()
         });
         match event {
@@ -78,7 +78,7 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     // What the child does not have, or has as zeros, is found when it first speaks: see `settle_fork_child`.
-    let space = shared.books.engine().begin_fork(parent.space);
+    let space = shared.books.engine().forks().begin_fork(parent.space);
     let child = Process::new(
         space,
         child,
@@ -132,7 +132,12 @@ pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, ze
         return; // killed meanwhile
     }
     let layout = process.layout.write();
-    let regions = shared.books.engine().regions(process.space).to_vec();
+    let regions = shared
+        .books
+        .engine()
+        .books()
+        .regions(process.space)
+        .to_vec();
     for region in regions {
         for absent in region.minus(&present[region.overlapping(&present)]) {
             parts::dropped(shared, process.space, absent, true);

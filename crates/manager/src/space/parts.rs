@@ -94,16 +94,16 @@ fn clear(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool, told
     let mut effect = Effect::default();
     let parts = locked(shared, |engine| {
         if unmapped {
-            engine.detached(space, range);
+            engine.layout().detached(space, range);
         }
-        engine.parts(space, range)
+        engine.books().parts(space, range)
     });
     if parts.len() < MANY || shared.books.record.is_some() {
         let record = shared.books.record.as_ref().filter(|_| told);
         in_parts(
             shared,
             &parts,
-            |engine, part| effect.cancel_batch |= engine.removed(space, part).cancel_batch,
+            |engine, part| effect.cancel_batch |= engine.layout().removed(space, part).cancel_batch,
             |_| {
                 if let Some(record) = record {
                     record.dropped(space, range);
@@ -112,9 +112,9 @@ fn clear(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool, told
         );
         return effect;
     }
-    let grave = shared.books.engine().add_space();
+    let grave = shared.books.engine().layout().add_space();
     for parts in parts.chunks(WHOLE_CHUNKS) {
-        let of_parts = locked(shared, |engine| engine.bury(space, parts, grave));
+        let of_parts = locked(shared, |engine| engine.layout().bury(space, parts, grave));
         effect.cancel_batch |= of_parts.cancel_batch;
     }
     forget_later(shared, Dead::grave(shared, grave));
@@ -135,18 +135,18 @@ pub(crate) fn moved(
     let mut effect = clear(shared, space, new, true, false);
     let mut lost = Ok(());
     let parts = locked(shared, |engine| {
-        engine.region_moved(space, from, to);
-        engine.parts(space, from)
+        engine.layout().region_moved(space, from, to);
+        engine.books().parts(space, from)
     });
     in_parts(
         shared,
         &parts,
         |engine, part| {
             let target = to.plus(part.start.0 - from.start.0);
-            match engine.remap_pages(space, part, target) {
+            match engine.layout().remap_pages(space, part, target) {
                 Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
-                Err(LedgerFull) if engine.keeps_nothing(space, part) => {
-                    effect.cancel_batch |= engine.removed(space, part).cancel_batch;
+                Err(LedgerFull) if engine.books().keeps_nothing(space, part) => {
+                    effect.cancel_batch |= engine.layout().removed(space, part).cancel_batch;
                     shared
                         .gauges
                         .shortages
@@ -176,13 +176,13 @@ pub(crate) fn forked(
 ) -> Result<Effect, LedgerFull> {
     let mut effect = Effect::default();
     let mut lost = Ok(());
-    let parts = locked(shared, |engine| engine.parts(parent, EVERYTHING));
+    let parts = locked(shared, |engine| engine.books().parts(parent, EVERYTHING));
     in_parts(
         shared,
         &parts,
-        |engine, part| match engine.inherit_range(parent, child, part, &[]) {
+        |engine, part| match engine.forks().inherit_range(parent, child, part, &[]) {
             Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
-            Err(LedgerFull) if engine.keeps_nothing(parent, part) => {
+            Err(LedgerFull) if engine.books().keeps_nothing(parent, part) => {
                 shared
                     .gauges
                     .shortages
@@ -217,7 +217,11 @@ pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
     let process = process.clone();
     let mut dead = Dead {
         relatives: shared.processes.relatives(&process),
-        parts: shared.books.engine().parts(process.space, EVERYTHING),
+        parts: shared
+            .books
+            .engine()
+            .books()
+            .parts(process.space, EVERYTHING),
         space: process.space,
         process: Some(process),
         next: 0,
@@ -231,7 +235,7 @@ pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
 impl Dead {
     fn grave(shared: &Shared, space: SpaceId) -> Dead {
         Dead {
-            parts: shared.books.engine().parts(space, EVERYTHING),
+            parts: shared.books.engine().books().parts(space, EVERYTHING),
             space,
             process: None,
             relatives: Vec::new(),
@@ -253,8 +257,10 @@ impl Dead {
                 _ => inherited.push((heir, VirtRange::new(page, page.plus(1)))),
             };
             for part in self.parts.iter().skip(self.next).take(at_once) {
-                engine.bequeath(space, *part, &self.relatives, &mut told);
-                self.cancel_batch |= engine.removed(space, *part).cancel_batch;
+                engine
+                    .forks()
+                    .bequeath(space, *part, &self.relatives, &mut told);
+                self.cancel_batch |= engine.layout().removed(space, *part).cancel_batch;
             }
             self.next = self.next.saturating_add(at_once);
             let done = self.next >= self.parts.len();
@@ -265,7 +271,7 @@ impl Dead {
                         record.found(*heir, *run);
                     }
                 }
-                self.cancel_batch |= engine.remove_space(space).cancel_batch;
+                self.cancel_batch |= engine.layout().remove_space(space).cancel_batch;
             }
             done
         });

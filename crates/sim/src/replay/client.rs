@@ -197,14 +197,14 @@ impl<'a> Client<'a> {
         };
         let chunks = stream.numbers as usize / undercroft_base::CHUNK_PAGES as usize;
         let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);
-        let space = engine.add_space();
+        let space = engine.layout().add_space();
         for number in (0..stream.numbers).step_by(undercroft_base::CHUNK_PAGES as usize) {
-            let no = engine.number(space, VirtPage(u64::from(number)));
+            let no = engine.uses().number(space, VirtPage(u64::from(number)));
             assert_eq!(no, Ok(PageNo(number)), "chunks are numbered in order");
         }
         for (start, end) in &stream.runs {
             let range = VirtRange::new(VirtPage(u64::from(*start)), VirtPage(u64::from(*end)));
-            engine.attached(space, range);
+            engine.layout().attached(space, range);
         }
         let numbers = stream.numbers as usize;
         Ok(Client {
@@ -284,7 +284,7 @@ impl<'a> Client<'a> {
                 self.look_ahead(self.at + done + LOOK_AHEAD);
             }
             let (no, write) = (PageNo(word >> 1), word & 1 != 0);
-            if !self.engine.touch(no, write) {
+            if !self.engine.uses().touch(no, write) {
                 self.at += done;
                 return Stop::Fault(no, write);
             }
@@ -319,7 +319,7 @@ impl<'a> Client<'a> {
             return;
         };
         let look = |word: &u32| {
-            let resident = self.engine.is_resident(PageNo(word >> 1));
+            let resident = self.engine.books().is_resident(PageNo(word >> 1));
             u32::from(resident) + u32::from(self.marks[(word >> 1) as usize])
         };
         std::hint::black_box(next.iter().map(look).sum::<u32>());

@@ -28,7 +28,8 @@ impl Host {
                 }
                 Becomes::Ahead { .. } => {}
                 Becomes::Written => {
-                    if client.engine.entry(client.space, page).state == PageState::Resident {
+                    if client.engine.books().entry(client.space, page).state == PageState::Resident
+                    {
                         client.marks[no.0 as usize] |= DIRTY | WRITTEN;
                     }
                 }
@@ -54,12 +55,12 @@ impl Host {
     /// The page may not leave. Not for the bounds and the policies compared, and never so many that
     /// nothing can leave.
     fn lock(&self, client: &mut Client<'_>, page: VirtPage) {
-        let entry = client.engine.entry(client.space, page);
+        let entry = client.engine.books().entry(client.space, page);
         let may = self.setup.room != Room::AfterPlan && client.locked < client.frames / 8;
         if may && !entry.flags.has(Flags::LOCKED) {
             client.locked += 1;
             let range = VirtRange::new(page, page.plus(1));
-            client.engine.lock(client.space, range, true);
+            client.engine.layout().lock(client.space, range, true);
         }
     }
 
@@ -84,10 +85,12 @@ impl Host {
         let page = VirtPage(u64::from(no.0));
         if let Some(index) = client.take_leaving(no) {
             let (engine, wake) = (&mut client.engine, &mut self.wake);
-            engine.settle(client.batch[index].at, Taken::NotTried, wake);
-        } else if client.engine.entry(client.space, page) == Entry::UNTOUCHED {
+            engine
+                .evictions()
+                .settle(client.batch[index].at, Taken::NotTried, wake);
+        } else if client.engine.books().entry(client.space, page) == Entry::UNTOUCHED {
             let range = VirtRange::new(page, page.plus(1));
-            client.engine.found_again(client.space, range);
+            client.engine.discovery().found_again(client.space, range);
             client.marks[no.0 as usize] |= KNOWN | WRITTEN | DIRTY;
             if self.setup.room != Room::Traced {
                 self.have_room(client, 0)?;
@@ -99,13 +102,16 @@ impl Host {
     /// The page was in memory when the manager first saw its mapping.
     fn find(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
         if !self.own_shared(client, no) {
-            if !client.engine.is_known(no) {
+            if !client.engine.books().is_known(no) {
                 // It was used before; its bytes are unknown.
                 client.marks[no.0 as usize] |= KNOWN | WRITTEN | DIRTY;
             }
             let page = VirtPage(u64::from(no.0));
             let range = VirtRange::new(page, page.plus(1));
-            client.engine.found_resident(client.space, range);
+            client
+                .engine
+                .discovery()
+                .found_resident(client.space, range);
         }
         // A live run may begin above its limit; its evictions then show what leaves.
         if self.setup.room != Room::Traced {
@@ -130,16 +136,16 @@ impl Host {
         let page = |number: u32| VirtPage(u64::from(number));
         for number in first..first + count {
             client.marks[number as usize] = 0;
-            let entry = client.engine.entry(client.space, page(number));
+            let entry = client.engine.books().entry(client.space, page(number));
             client.locked -= u64::from(entry.flags.has(Flags::LOCKED));
         }
         let range = VirtRange::new(page(first), page(first + count));
-        client.engine.removed(client.space, range);
+        client.engine.layout().removed(client.space, range);
         // If its chunk (or the next one) had no other page, that lost its numbers. The numbers
         // freed last are taken first.
         for number in [first + count, first] {
             if number < client.stream.numbers {
-                let no = client.engine.number(client.space, page(number));
+                let no = client.engine.uses().number(client.space, page(number));
                 assert_eq!(no, Ok(PageNo(number)), "a page keeps its number");
             }
         }
@@ -150,7 +156,7 @@ impl Host {
 
 /// The page was used in memory. If the simulation has evicted it, that says nothing.
 fn used(client: &mut Client<'_>, no: PageNo) {
-    let known = client.engine.touch(no, false);
+    let known = client.engine.uses().touch(no, false);
     let mark = &mut client.marks[no.0 as usize];
     if known && *mark & AHEAD != 0 {
         *mark = (*mark & !AHEAD) | KNOWN;

@@ -38,7 +38,7 @@ impl Host {
             return false;
         };
         let virt = |number: u32| VirtPage(u64::from(number));
-        let entry = |number: u32| client.engine.entry(client.space, virt(number));
+        let entry = |number: u32| client.engine.books().entry(client.space, virt(number));
         // A relative has it in a tier, and it is not in memory here.
         let mut others = spaces.relatives(no.0);
         let Some(from) = others.find(|of| entry(*of).state != PageState::Untouched) else {
@@ -53,15 +53,18 @@ impl Host {
     /// Gives an unknown page the state of another, as fork does.
     fn inherit(&mut self, client: &mut Client<'_>, page: u32, from: u32) {
         let virt = |number: u32| VirtPage(u64::from(number));
-        let inherited = client.engine.inherit(client.space, virt(page), virt(from));
+        let inherited = client
+            .engine
+            .forks()
+            .inherit(client.space, virt(page), virt(from));
         assert_eq!(inherited, Ok(()), "all pages have numbers");
-        let entry = client.engine.entry(client.space, virt(page));
+        let entry = client.engine.books().entry(client.space, virt(page));
         if entry.flags.has(Flags::LOCKED) {
             // Always leave some pages that can be evicted.
             let range = VirtRange::new(virt(page), virt(page + 1));
             match client.locked < client.frames / 8 {
                 true => client.locked += 1,
-                false => _ = client.engine.lock(client.space, range, false),
+                false => _ = client.engine.layout().lock(client.space, range, false),
             }
         }
         let mark = client.marks[from as usize] & (WRITTEN | KNOWN);
@@ -105,7 +108,7 @@ impl Host {
         for first in spaces.granules(space) {
             let engine = &client.engine;
             let mut pages = *first..first + granule;
-            if pages.any(|number| engine.is_known(PageNo(number))) {
+            if pages.any(|number| engine.books().is_known(PageNo(number))) {
                 self.drop_pages(client, *first, granule)?;
             }
         }
@@ -115,7 +118,7 @@ impl Host {
     /// Charges a page for its frame, which was a relative's until now; false when it was not.
     pub(super) fn own_shared(&mut self, client: &mut Client<'_>, no: PageNo) -> bool {
         let page = VirtPage(u64::from(no.0));
-        let entry = client.engine.entry(client.space, page);
+        let entry = client.engine.books().entry(client.space, page);
         if entry.state != PageState::Resident || !entry.flags.has(Flags::INHERITED) {
             return false;
         }
@@ -129,11 +132,14 @@ impl Host {
         match batch.position(|(index, item)| leaving(index) && same(item.no.0)) {
             Some(index) => {
                 let at = client.batch[index].at;
-                client.engine.leave_frame_to(at, client.space, page);
+                client
+                    .engine
+                    .evictions()
+                    .leave_frame_to(at, client.space, page);
             }
             None => {
                 client.marks[no.0 as usize] |= DIRTY | WRITTEN;
-                client.engine.own_frame(client.space, page);
+                client.engine.forks().own_frame(client.space, page);
             }
         }
         true
@@ -153,12 +159,15 @@ impl Host {
         let virt = |number: u32| VirtPage(u64::from(number));
         let mut others = spaces.relatives(client.batch[index].no.0);
         let heir = others.find(|of| {
-            let entry = client.engine.entry(client.space, virt(*of));
+            let entry = client.engine.books().entry(client.space, virt(*of));
             entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED)
         });
         if let Some(heir) = heir {
             let at = client.batch[index].at;
-            client.engine.leave_frame_to(at, client.space, virt(heir));
+            client
+                .engine
+                .evictions()
+                .leave_frame_to(at, client.space, virt(heir));
             let mark = &mut client.marks[heir as usize];
             *mark = *mark & !SHARED | LENT; // the next one's turn comes when it leaves
             client.leave_next.push(PageNo(heir));
@@ -174,7 +183,11 @@ impl Host {
             .map(|no| VirtRange::new(virt(no), virt(no).plus(1)))
             .collect();
         let (space, batch) = (client.space, &mut client.batch);
-        match client.engine.select_these(space, &ranges, batch) {
+        match client
+            .engine
+            .evictions()
+            .select_these(space, &ranges, batch)
+        {
             true => batch.len(),
             false => 0,
         }
@@ -188,7 +201,10 @@ impl Host {
         no: PageNo,
     ) -> Result<bool, SetupError> {
         if !self.own_shared(client, no) {
-            let entry = client.engine.entry(client.space, VirtPage(u64::from(no.0)));
+            let entry = client
+                .engine
+                .books()
+                .entry(client.space, VirtPage(u64::from(no.0)));
             if !entry.flags.has(Flags::INHERITED) {
                 client.marks[no.0 as usize] &= !SHARED;
             }

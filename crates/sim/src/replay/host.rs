@@ -79,7 +79,7 @@ impl Host {
             }
             self.expect_window(client, no)?;
         }
-        match client.engine.fault(fault, &mut client.plan) {
+        match client.engine.faults().answer(fault, &mut client.plan) {
             FaultAnswer::Load => {}
             FaultAnswer::Wake => {
                 // Prefetched, and perhaps still on its way.
@@ -110,7 +110,7 @@ impl Host {
             FaultTouch::All => true,
         };
         if touch {
-            client.engine.touch(no, write);
+            client.engine.uses().touch(no, write);
         }
         if loads {
             client.seen.loads += 1;
@@ -123,7 +123,7 @@ impl Host {
     /// Restores the reserve, if there is one and it was used.
     #[inline]
     pub(super) fn reclaim(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
-        match self.setup.room == Room::Ahead && client.engine.reclaim_wanted() {
+        match self.setup.room == Room::Ahead && client.engine.books().reclaim_wanted() {
             true => self.evict_to_reserve(client),
             false => Ok(()),
         }
@@ -132,7 +132,7 @@ impl Host {
     #[inline(never)]
     fn evict_to_reserve(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         self.let_go(client)?;
-        while client.engine.reclaim_unfinished() {
+        while client.engine.books().reclaim_unfinished() {
             if self.evict(client, EVICT_PAGES_MAX)? == 0 {
                 break; // only locked and newest pages are left: live it would try later
             }
@@ -148,9 +148,9 @@ impl Host {
             client.locked > 0 || self.has_pool,
             "{} names no victim among {:?}",
             self.setup.reclaim,
-            client.engine.resident()
+            client.engine.books().resident()
         );
-        client.engine.set_over_limit(PageCount(1 << 40));
+        client.engine.faults().set_over_limit(PageCount(1 << 40));
     }
 
     /// Reads a client's plan and installs it. Returns whether the faulting page came from a tier.
@@ -168,7 +168,10 @@ impl Host {
                 *mark |= AHEAD;
             }
         }
-        client.engine.finish(client.space, &mut client.plan.items);
+        client
+            .engine
+            .faults()
+            .finish(client.space, &mut client.plan.items);
         self.collect(client);
         from_tier
     }
@@ -222,7 +225,7 @@ impl Host {
         client: &mut Client<'_>,
         pages: i64,
     ) -> Result<(), SetupError> {
-        match client.engine.room() < pages {
+        match client.engine.books().room() < pages {
             true => self.make_room(client, pages),
             false => Ok(()),
         }
@@ -232,7 +235,7 @@ impl Host {
     fn make_room(&mut self, client: &mut Client<'_>, pages: i64) -> Result<(), SetupError> {
         if client.leaving != 0 {
             self.let_batch_go(client)?;
-            if client.engine.room() >= pages {
+            if client.engine.books().room() >= pages {
                 return Ok(());
             }
         }
@@ -242,7 +245,7 @@ impl Host {
                 return Ok(());
             }
             client.forced += 1;
-            if client.engine.room() >= pages {
+            if client.engine.books().room() >= pages {
                 return Ok(());
             }
         }
@@ -274,10 +277,10 @@ impl Host {
             }
         }
         let mut tries = 0;
-        while !client.engine.select(want, &mut client.batch) {
+        while !client.engine.evictions().select(want, &mut client.batch) {
             // A policy scans a bounded number of pages a call; two laps find a victim.
             tries += 1;
-            if tries > 4 + client.engine.resident().0 {
+            if tries > 4 + client.engine.books().resident().0 {
                 return 0;
             }
         }
@@ -292,7 +295,10 @@ impl Host {
         index: usize,
     ) -> Result<(), SetupError> {
         let EvictItem { at, no, .. } = client.batch[index];
-        client.engine.settle(at, Taken::Moved, &mut self.wake);
+        client
+            .engine
+            .evictions()
+            .settle(at, Taken::Moved, &mut self.wake);
         let mark = client.marks[no.0 as usize];
         if mark & LENT != 0 {
             self.lend_on(client, index);
@@ -305,7 +311,10 @@ impl Host {
             self.store(client, index)?
         };
         client.marks[no.0 as usize] &= !(DIRTY | AHEAD | LENT);
-        client.engine.publish(at, outcome, &mut self.wake);
+        client
+            .engine
+            .evictions()
+            .publish(at, outcome, &mut self.wake);
         Ok(())
     }
 
@@ -314,7 +323,12 @@ impl Host {
     /// Errors: no tier takes it; [`super::Replay::run`] fills in the references done.
     fn store(&mut self, client: &mut Client<'_>, index: usize) -> Result<Outcome, SetupError> {
         let EvictItem { no, retained, .. } = client.batch[index];
-        for tier in client.engine.place(client.batch[index].at).iter() {
+        for tier in client
+            .engine
+            .evictions()
+            .tiers_for(client.batch[index].at)
+            .iter()
+        {
             let place = usize::from(tier.0);
             if !self.takes(client, place) {
                 continue;
@@ -322,7 +336,7 @@ impl Host {
             let home = client.home + u64::from(no.0);
             let over = retained.is_some_and(|(tier, slot, _)| {
                 (tier, slot) == (tier_id(place), Slot(home))
-                    && !client.engine.is_shared_slot(tier, slot)
+                    && !client.engine.books().is_shared_slot(tier, slot)
             });
             let slot = self.tiers[place].take(home, over);
             client.held[place] += 1;
@@ -335,7 +349,10 @@ impl Host {
     /// Stores the selected page in the last tier, at no cost.
     pub(super) fn store_in_last(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let EvictItem { at, no, .. } = client.batch[0];
-        client.engine.settle(at, Taken::Moved, &mut self.wake);
+        client
+            .engine
+            .evictions()
+            .settle(at, Taken::Moved, &mut self.wake);
         let last = self.tiers.len() - 1;
         if !self.tiers[last].has_room() {
             return Err(SetupError::TiersFull { references: 0 });
@@ -344,7 +361,10 @@ impl Host {
         let slot = self.tiers[last].take(home, false);
         client.held[last] += 1;
         let outcome = Outcome::Stored(tier_id(last), slot);
-        client.engine.publish(at, outcome, &mut self.wake);
+        client
+            .engine
+            .evictions()
+            .publish(at, outcome, &mut self.wake);
         Ok(())
     }
 
@@ -419,7 +439,7 @@ impl Host {
     fn migrate_all(&mut self, client: &mut Client<'_>) {
         loop {
             self.tell_tiers(client);
-            match client.engine.migration() {
+            match client.engine.migrations().wanted() {
                 Some(migration) if self.demote(client, migration) => {}
                 _ => return,
             }
@@ -432,7 +452,10 @@ impl Host {
         for (place, state) in states.iter_mut().enumerate().take(self.tiers.len()) {
             *state = Some(self.state(client, place));
         }
-        client.engine.set_tiers(states.into_iter().flatten());
+        client
+            .engine
+            .migrations()
+            .set_tiers(states.into_iter().flatten());
     }
 
     /// Moves the client's oldest pages of a tier to another. False if none moved.
@@ -443,11 +466,12 @@ impl Host {
         items.clear();
         client
             .engine
-            .select_demotions(migration.from, want, &mut items);
+            .migrations()
+            .select(migration.from, want, &mut items);
         let mut moved = false;
         for item in &items {
             if !self.takes(client, below) {
-                client.engine.demotion_failed(*item);
+                client.engine.migrations().failed(*item);
                 continue;
             }
             let end = self.tiers[place].read(client.clock, item.slot, 1);
@@ -460,7 +484,10 @@ impl Host {
             let slot = self.tiers[below].take(client.home + u64::from(item.no.0), false);
             client.held[below] += 1;
             self.write(client, below, slot);
-            client.engine.demoted(*item, migration.to, slot);
+            client
+                .engine
+                .migrations()
+                .demoted(*item, migration.to, slot);
             moved = true;
         }
         self.demotions = items;
@@ -493,7 +520,7 @@ impl Host {
             }
         }
         let held = Bytes((pool * PAGE_BYTES as f64) as u64);
-        client.engine.set_pool_held(held);
+        client.engine.migrations().set_pool_held(held);
     }
 }
 

@@ -75,7 +75,10 @@ impl Host {
                 self.collect(client);
             }
         } else if client.leaving != 0 {
-            let entry = client.engine.entry(client.space, VirtPage(u64::from(no.0)));
+            let entry = client
+                .engine
+                .books()
+                .entry(client.space, VirtPage(u64::from(no.0)));
             if entry.state == PageState::Evicting {
                 self.let_batch_go(client)?;
             }
@@ -97,8 +100,14 @@ impl Host {
         client.missed = client.at;
         client.marks[no.0 as usize] |= u8::from(write) * (DIRTY | WRITTEN);
         let at = client.batch[index].at;
-        client.engine.settle(at, Taken::Moved, &mut self.wake);
-        client.engine.publish(at, Outcome::PutBack, &mut self.wake);
+        client
+            .engine
+            .evictions()
+            .settle(at, Taken::Moved, &mut self.wake);
+        client
+            .engine
+            .evictions()
+            .publish(at, Outcome::PutBack, &mut self.wake);
         Ok(())
     }
 
@@ -119,7 +128,11 @@ impl Host {
             .map(|page| VirtRange::new(page, page.plus(1)))
             .collect();
         let (space, batch) = (client.space, &mut client.batch);
-        if client.engine.select_these(space, &ranges, batch) {
+        if client
+            .engine
+            .evictions()
+            .select_these(space, &ranges, batch)
+        {
             client.leaving = u64::MAX >> (EVICT_PAGES_MAX - batch.len());
         }
         Ok(())

@@ -104,7 +104,7 @@ impl<'a> Replay<'a> {
             replay.store_everything()?;
         }
         for client in &mut replay.clients {
-            client.before = *client.engine.stats();
+            client.before = *client.engine.books().stats();
         }
         for tier in &mut replay.host.tiers {
             tier.start();
@@ -187,7 +187,7 @@ impl<'a> Replay<'a> {
                     thread: ThreadId(0),
                     urgent: false,
                 };
-                if client.engine.fault(fault, &mut client.plan) != FaultAnswer::Load {
+                if client.engine.faults().answer(fault, &mut client.plan) != FaultAnswer::Load {
                     continue; // prefetched
                 }
                 for item in &mut client.plan.items {
@@ -196,9 +196,12 @@ impl<'a> Replay<'a> {
                         false => Install::NotYet,
                     };
                 }
-                client.engine.finish(client.space, &mut client.plan.items);
-                while client.engine.resident().0 > 0 {
-                    if client.engine.select(1, &mut client.batch) {
+                client
+                    .engine
+                    .faults()
+                    .finish(client.space, &mut client.plan.items);
+                while client.engine.books().resident().0 > 0 {
+                    if client.engine.evictions().select(1, &mut client.batch) {
                         host.store_in_last(client)?;
                     }
                 }

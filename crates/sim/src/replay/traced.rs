@@ -112,7 +112,7 @@ impl Host {
                 pages += 1;
             }
         }
-        while client.leaving != 0 && client.engine.room() < 2 * pages {
+        while client.leaving != 0 && client.engine.books().room() < 2 * pages {
             self.let_next_go(client)?;
             if self.has_pool {
                 self.collect(client);
@@ -130,11 +130,11 @@ impl Host {
         no: PageNo,
         written: bool,
     ) -> Result<(), SetupError> {
-        if !client.engine.is_resident(no) {
+        if !client.engine.books().is_resident(no) {
             self.let_one_go(client, no)?;
             self.load_along(client, no)?;
         }
-        if written && client.engine.is_resident(no) {
+        if written && client.engine.books().is_resident(no) {
             let mark = &mut client.marks[no.0 as usize];
             client.seen.ahead_used += u64::from(*mark & AHEAD != 0);
             *mark = (*mark & !AHEAD) | KNOWN | DIRTY | WRITTEN;
@@ -157,7 +157,7 @@ impl Host {
         if let Some(next) = &client.traced {
             next.set(Window::default()); // of a reference that was no fault
         }
-        let answer = client.engine.fault(fault, &mut client.plan);
+        let answer = client.engine.faults().answer(fault, &mut client.plan);
         assert_eq!(answer, FaultAnswer::Load, "{no:?} is not in memory");
         client.plan.items[0].demanded = false;
         self.have_room(client, 0)?;
@@ -170,7 +170,10 @@ impl Host {
         }
         let mark = &mut client.marks[no.0 as usize];
         *mark = (*mark & !DIRTY) | AHEAD;
-        client.engine.finish(client.space, &mut client.plan.items);
+        client
+            .engine
+            .faults()
+            .finish(client.space, &mut client.plan.items);
         self.collect(client);
         self.reclaim(client)
     }

@@ -69,7 +69,9 @@ impl World {
         if self.sabotaged(Sabotage::SettleAside) {
             let mut wake = Vec::new();
             for item in &items {
-                self.engine.settle(item.at, Taken::NotTried, &mut wake);
+                self.engine
+                    .evictions()
+                    .settle(item.at, Taken::NotTried, &mut wake);
             }
             self.wake_all(wake);
             if let Some(proc) = self.proc_of(space) {
@@ -77,7 +79,7 @@ impl World {
             }
             return true;
         }
-        self.engine.set_aside(&mut items);
+        self.engine.evictions().set_aside(&mut items);
         self.aside.push(Batch {
             items,
             next: 0,
@@ -103,8 +105,8 @@ impl World {
             Some(group) => self.aside.push(group),
             None => {
                 self.saw("set aside: settled");
-                self.engine.pass_over(space, false);
-                while self.engine.take_back(space, 16) {}
+                self.engine.evictions().pass_over(space, false);
+                while self.engine.evictions().take_back(space, 16) {}
                 self.holding.retain(|(owner, _), _| *owner != space);
             }
         }

@@ -19,7 +19,7 @@ impl World {
         let mut all = Vec::new();
         for (at, proc) in self.procs.iter().enumerate().filter(|(_, p)| p.alive) {
             for (page, _) in self.memory.pages(proc.mm) {
-                let entry = self.engine.entry(proc.space, page);
+                let entry = self.engine.books().entry(proc.space, page);
                 if entry != Entry::UNTOUCHED {
                     all.push((at, page, entry));
                 }
@@ -34,7 +34,7 @@ impl World {
         if self.is_down() {
             return;
         }
-        self.engine.audit();
+        self.engine.books().audit();
         if self.procs.iter().any(|proc| !proc.events.is_empty()) {
             return;
         }
@@ -131,7 +131,7 @@ impl World {
     }
 
     fn check_absent(&self, space: SpaceId, mm: Mm, page: VirtPage) {
-        let entry = self.engine.entry(space, page);
+        let entry = self.engine.books().entry(space, page);
         let found = match (entry.state, entry.tier) {
             // Resident in the books, but absent: dropped without an event.
             (PageState::Untouched | PageState::Resident, _) => Some(Content::ZERO),
@@ -174,13 +174,13 @@ impl World {
                 busy |= self.fault_step();
             }
             busy |= self.evict_step();
-            if self.demotion.is_some() || self.engine.room() < 1 {
+            if self.demotion.is_some() || self.engine.books().room() < 1 {
                 busy |= self.demotion_step();
             }
             self.give_back_freed();
             while self.send_a_wake() {}
             idle = if busy { 0 } else { idle + 1 };
-            let stats = self.engine.stats();
+            let stats = self.engine.books().stats();
             let now = stats.pages_swapped_out + stats.swap_in + stats.first_touch + stats.demoted;
             fruitless = if now == done { fruitless + 1 } else { 0 };
             done = now;
@@ -199,10 +199,10 @@ impl World {
                 panic!(
                     "a thread waits for ever, though {page:?} could leave: {:?}; room {}, resident {:?}, used {}, limit {}, full {full}",
                     self.stopped(),
-                    self.engine.room(),
-                    self.engine.resident(),
-                    self.engine.dram_used(),
-                    self.engine.limit(),
+                    self.engine.books().room(),
+                    self.engine.books().resident(),
+                    self.engine.books().dram_used(),
+                    self.engine.books().limit(),
                 );
             }
             // Nothing can leave: all pages are pinned or locked, or the tiers are full.
@@ -216,6 +216,7 @@ impl World {
                 continue;
             }
             self.engine
+                .faults()
                 .set_over_limit(undercroft_base::PageCount(1 << 40));
             self.over_limit = true;
             fruitless = 0;
@@ -227,7 +228,9 @@ impl World {
             idle = 0;
         }
         assert!(self.batch.is_none() && self.aside.is_empty() && self.demotion.is_none());
-        self.engine.set_over_limit(undercroft_base::PageCount(0));
+        self.engine
+            .faults()
+            .set_over_limit(undercroft_base::PageCount(0));
         self.over_limit = false;
         self.check_memory();
         self.check_slots();
@@ -257,7 +260,11 @@ impl World {
             Doing::Running => None,
             Doing::Stopped { page, .. } => {
                 let space = self.procs[thread.proc].space;
-                Some((thread.proc, thread.doing, self.engine.entry(space, page)))
+                Some((
+                    thread.proc,
+                    thread.doing,
+                    self.engine.books().entry(space, page),
+                ))
             }
         };
         self.threads.iter().filter_map(of).collect()
@@ -271,7 +278,7 @@ impl World {
                 continue;
             }
             for (page, advice) in self.memory.pages(proc.mm) {
-                let entry = self.engine.entry(proc.space, page);
+                let entry = self.engine.books().entry(proc.space, page);
                 let present = self.memory.is_present(proc.mm, page);
                 match entry.state {
                     PageState::Untouched => assert!(
@@ -314,8 +321,8 @@ impl World {
         for tier in &self.tiers {
             assert_eq!(tier.live(), [], "slots are left");
         }
-        assert_eq!(self.engine.resident().0, 0);
+        assert_eq!(self.engine.books().resident().0, 0);
         assert_eq!(self.memory.frames_used(), 0);
-        self.engine.audit();
+        self.engine.books().audit();
     }
 }

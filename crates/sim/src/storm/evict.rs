@@ -115,7 +115,7 @@ impl World {
             }
             return !self.calm && self.random.chance(1, 50) && self.start_batch();
         }
-        if self.engine.reclaim_unfinished() {
+        if self.engine.books().reclaim_unfinished() {
             return self.start_batch() | self.take_waiters();
         }
         self.evictor_nap = Some(NAP);
@@ -124,7 +124,7 @@ impl World {
 
     /// A fault has used the reserve. The kick may be lost: the nap ends anyway.
     pub(super) fn kick_evictor(&mut self) {
-        if !self.engine.reclaim_wanted() || self.evictor_nap.is_none() {
+        if !self.engine.books().reclaim_wanted() || self.evictor_nap.is_none() {
             return;
         }
         match self.fails(100) {
@@ -148,7 +148,7 @@ impl World {
             .collect();
         self.holding.retain(|(owner, _), _| aside.contains(owner));
         self.oracle.forget_returning();
-        let any = self.engine.select(want, &mut items);
+        let any = self.engine.evictions().select(want, &mut items);
         for item in &items {
             assert!(
                 self.proc_of(item.space).is_some(),
@@ -158,6 +158,7 @@ impl World {
             assert!(
                 !self
                     .engine
+                    .books()
                     .entry(item.space, item.page)
                     .flags
                     .has(undercroft_base::Flags::LOCKED),
@@ -230,21 +231,28 @@ impl World {
                 });
                 let place = place_of(&batch.items, at);
                 self.holding.insert((item.space, place), content);
-                self.engine.settle(item.at, Taken::Moved, &mut wake);
+                self.engine
+                    .evictions()
+                    .settle(item.at, Taken::Moved, &mut wake);
                 if copied && self.random.chance(3, 4) {
                     let relatives = self.relatives(item.space);
-                    if self.engine.leave_frame(item.at, &relatives).is_some() {
+                    if self
+                        .engine
+                        .evictions()
+                        .leave_frame(item.at, &relatives)
+                        .is_some()
+                    {
                         self.saw("left its frame to an heir");
                     }
                 }
             }
             Err(taken) => {
                 let mut places = Vec::new();
-                self.engine.places_of(item.at, &mut places);
+                self.engine.evictions().places_of(item.at, &mut places);
                 if places.len() > 1 {
                     self.saw("not taken, shared by a fork");
                 }
-                self.engine.settle(item.at, taken, &mut wake);
+                self.engine.evictions().settle(item.at, taken, &mut wake);
                 self.saw(match taken {
                     Taken::Busy => "not taken: busy",
                     _ => "not taken: cancelled",
@@ -252,7 +260,7 @@ impl World {
             }
         }
         if vanished {
-            self.engine.vanished(item.space, item.page);
+            self.engine.discovery().vanished(item.space, item.page);
         }
         self.wake_all(wake);
     }
@@ -265,9 +273,9 @@ impl World {
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
         let item = batch.item(held.at);
-        let outcome = match self.engine.alive_mask(&[item]) {
+        let outcome = match self.engine.evictions().alive_mask(&[item]) {
             0 if self.random.chance(1, 2) => Outcome::PutBack,
-            _ if self.engine.wanted_mask(&[item]) != 0 => Outcome::PutBack,
+            _ if self.engine.evictions().wanted_mask(&[item]) != 0 => Outcome::PutBack,
             _ => self.place(item, held.content),
         };
         self.log(|| {
@@ -296,7 +304,7 @@ impl World {
             }
         }
         self.update_pool();
-        let mut order = self.engine.place(item.at).iter();
+        let mut order = self.engine.evictions().tiers_for(item.at).iter();
         match order.find_map(|tier| self.store_in(tier, &bytes, item.stamp)) {
             Some((tier, slot)) => Outcome::Stored(tier, slot),
             None => Outcome::PutBack,
@@ -323,7 +331,7 @@ impl World {
         let item = batch.item(held.at);
         let mut outcome = outcome;
         if let Outcome::Stored(tier, slot) = outcome
-            && self.engine.wanted_mask(&[item]) != 0
+            && self.engine.evictions().wanted_mask(&[item]) != 0
             && !self.calm
             && self.random.chance(1, 3)
         {
@@ -335,7 +343,7 @@ impl World {
         let mut woken = Vec::new();
         if outcome == Outcome::PutBack {
             let mut places = Vec::new();
-            self.engine.places_of(held.at, &mut places);
+            self.engine.evictions().places_of(held.at, &mut places);
             let at: Vec<_> = places
                 .iter()
                 .map(|(space, page)| (self.proc_of(*space).expect("a live space"), *page))
@@ -360,11 +368,11 @@ impl World {
             }
             woken = places;
         }
-        if self.engine.alive_mask(&[item]) == 0 {
+        if self.engine.evictions().alive_mask(&[item]) == 0 {
             self.saw("published: dropped");
         }
         let mut places = Vec::new();
-        self.engine.places_of(held.at, &mut places);
+        self.engine.evictions().places_of(held.at, &mut places);
         if places.len() > 1 {
             self.saw("published: shared by a fork");
         }
@@ -383,7 +391,9 @@ impl World {
             (Outcome::PutBack, _) => "published: put back, shared",
             (Outcome::Lost, _) => "published: lost",
         });
-        self.engine.publish(held.at, outcome, &mut woken);
+        self.engine
+            .evictions()
+            .publish(held.at, outcome, &mut woken);
         self.log(|| format!("publish {} {outcome:?}", held.at.place()));
         self.batch.as_mut().expect("a batch").held.remove(held_at);
         if !self.sabotaged(Sabotage::ForgetEvictorWake) {
@@ -397,7 +407,8 @@ impl World {
         let mut items = Vec::new();
         let want = migration.pages.0 as usize;
         self.engine
-            .select_demotions(migration.from, want, &mut items);
+            .migrations()
+            .select(migration.from, want, &mut items);
         if items.is_empty() {
             return false;
         }
@@ -423,7 +434,7 @@ impl World {
             self.update_pool();
             // Only a part: the rest is asked for again, after other steps.
             let part = PageCount(1 + self.random.index(12) as u64);
-            let asked = self.engine.migration().map(|asked| Migration {
+            let asked = self.engine.migrations().wanted().map(|asked| Migration {
                 pages: asked.pages.min(part),
                 ..asked
             });
@@ -442,9 +453,9 @@ impl World {
             return true;
         }
         if let Some((item, to, slot)) = demotion.stored.take() {
-            let before = self.engine.stats().demoted;
-            self.engine.demoted(item, to, slot);
-            self.saw(match self.engine.stats().demoted == before {
+            let before = self.engine.books().stats().demoted;
+            self.engine.migrations().demoted(item, to, slot);
+            self.saw(match self.engine.books().stats().demoted == before {
                 true => "demotion: too late",
                 false => "demotion: done",
             });
@@ -455,7 +466,7 @@ impl World {
                 Some((tier, slot)) => {
                     self.demotion.as_mut().expect("going on").stored = Some((item, tier, slot));
                 }
-                None => self.engine.demotion_failed(item),
+                None => self.engine.migrations().failed(item),
             }
         } else if let Some(item) = demotion.items.pop() {
             let mut page = vec![0; PAGE_BYTES];
@@ -466,7 +477,7 @@ impl World {
                     self.demotion.as_mut().expect("going on").stalled = stalled;
                 }
                 Err(_) => {
-                    self.engine.demotion_failed(item);
+                    self.engine.migrations().failed(item);
                     self.saw("demotion: copy gone or damaged");
                 }
             }

@@ -78,7 +78,7 @@ impl World {
             thread: ThreadId(message.thread as u32),
             urgent: false,
         };
-        let answer = self.engine.fault(fault, &mut plan);
+        let answer = self.engine.faults().answer(fault, &mut plan);
         self.log(|| {
             let pages: Vec<_> = plan.items.iter().map(|item| item.page.0).collect();
             format!("fault p{proc} {} -> {answer:?} {pages:?}", message.page.0)
@@ -95,7 +95,8 @@ impl World {
         match answer {
             FaultAnswer::Load => {
                 if !self.over_limit {
-                    let (used, limit) = (self.engine.dram_used(), self.engine.limit());
+                    let (used, limit) =
+                        (self.engine.books().dram_used(), self.engine.books().limit());
                     assert!(used <= limit, "a fault broke the limit: {used} of {limit}");
                 }
                 let got = plan.items.iter().map(|_| Got::Not).collect();
@@ -130,7 +131,7 @@ impl World {
     /// a guard page), zeros are right, and only they let the thread continue.
     fn heal(&mut self, proc: usize, page: VirtPage) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
-        if self.engine.entry(space, page).state == PageState::Resident
+        if self.engine.books().entry(space, page).state == PageState::Resident
             && self.install(mm, page, Content::ZERO).is_ok()
         {
             self.saw("resident page healed");
@@ -233,7 +234,7 @@ impl World {
             false => flight.plan.items.len(),
         };
         let items = &mut flight.plan.items[..count];
-        self.engine.validate(items);
+        self.engine.faults().validate(items);
         if self.sabotaged(Sabotage::InstallUnvalidated) {
             items.iter_mut().for_each(|item| item.valid = true);
         }
@@ -260,7 +261,7 @@ impl World {
             // Not to be killed here: whether the page is lost already, only the ledger would know.
             self.ledger.disarm();
         }
-        self.engine.finish(space, items);
+        self.engine.faults().finish(space, items);
         for page in lost {
             self.damaged(proc, page);
         }

@@ -94,6 +94,7 @@ impl World {
         };
         let answer = self
             .engine
+            .faults()
             .copy_on_write(fault, &shared, &relatives, |_, _| ());
         self.log(|| format!("copy p{proc} {} {shared:?} -> {answer:?}", page.0));
         self.kick_evictor();
@@ -171,19 +172,24 @@ impl World {
     pub fn attach(&mut self, proc: usize, range: VirtRange) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
         self.memory.advise(mm, range, |a| a.registered = true);
-        self.engine.attached(space, range);
+        self.engine.layout().attached(space, range);
         for page in range.pages() {
             if self.memory.is_present(mm, page) {
                 if self.memory.is_shared(mm, page) {
                     let relatives = self.relatives(space);
-                    if self.engine.found_shared(space, page, &relatives) {
+                    if self
+                        .engine
+                        .discovery()
+                        .found_shared(space, page, &relatives)
+                    {
                         self.saw("found shared");
                         continue;
                     }
                 }
                 self.engine
+                    .discovery()
                     .found_resident(space, VirtRange::new(page, page.plus(1)));
-                if self.engine.entry(space, page).state != PageState::Resident {
+                if self.engine.books().entry(space, page).state != PageState::Resident {
                     self.procs[proc].unmanaged_ok = true; // the ledger is full
                 }
             }
@@ -445,13 +451,13 @@ impl World {
         };
         match intake.event {
             Event::Remove(range) => {
-                let effect = self.engine.removed(space, range);
+                let effect = self.engine.layout().removed(space, range);
                 self.effect(effect);
                 self.procs[proc].intake = None;
                 self.wake_range(proc, range);
             }
             Event::Unmap(range) => {
-                let effect = self.engine.unmapped(space, range);
+                let effect = self.engine.layout().unmapped(space, range);
                 self.effect(effect);
                 self.procs[proc].intake = None;
                 self.wake_range(proc, range);
@@ -459,13 +465,13 @@ impl World {
             Event::Remap { from, to, keep_old } => {
                 let new = VirtRange::new(to, to.plus(from.count().0));
                 if !intake.target_cleared {
-                    let effect = self.engine.unmapped(space, new);
+                    let effect = self.engine.layout().unmapped(space, new);
                     self.effect(effect);
                     if let Some(intake) = &mut self.procs[proc].intake {
                         intake.target_cleared = true;
                     }
                 }
-                match self.engine.remap_rest(space, from, to) {
+                match self.engine.layout().remap_rest(space, from, to) {
                     Ok(effect) => self.effect(effect),
                     Err(_) => {
                         self.saw("ledger full at remap");
@@ -476,7 +482,7 @@ impl World {
                 }
                 self.procs[proc].intake = None;
                 if keep_old {
-                    self.engine.attached(space, from);
+                    self.engine.layout().attached(space, from);
                 }
                 self.wake_range(proc, from);
                 self.wake_range(proc, new);
@@ -497,7 +503,7 @@ impl World {
         dropped: Vec<VirtRange>,
     ) {
         let space = self.procs[proc].space;
-        let Ok((child_space, effect)) = self.engine.forked(space, wiped) else {
+        let Ok((child_space, effect)) = self.engine.forks().forked(space, wiped) else {
             self.saw("ledger full at fork");
             self.log(|| "ledger full: the child ends".to_owned());
             self.cancel_batches();
@@ -508,7 +514,7 @@ impl World {
         };
         self.effect(effect);
         for range in dropped {
-            let effect = self.engine.unmapped(child_space, range);
+            let effect = self.engine.layout().unmapped(child_space, range);
             self.effect(effect);
         }
         // Known from here on; before, a successor forks it anew and forgets this one.
@@ -604,8 +610,10 @@ impl World {
         }
         if !self.is_down() {
             let heirs = self.relatives(space);
-            self.engine.bequeath(space, EVERYTHING, &heirs, |_, _| ());
-            let effect = self.engine.remove_space(space);
+            self.engine
+                .forks()
+                .bequeath(space, EVERYTHING, &heirs, |_, _| ());
+            let effect = self.engine.layout().remove_space(space);
             self.effect(effect);
         }
     }
@@ -619,10 +627,10 @@ impl World {
     /// ... of one process.
     pub fn own_frames_of(&mut self, proc: usize) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
-        for range in self.engine.inherited(space, EVERYTHING) {
+        for range in self.engine.books().inherited(space, EVERYTHING) {
             for page in range.pages() {
                 if self.memory.is_present(mm, page) && !self.memory.is_shared(mm, page) {
-                    self.engine.own_frame(space, page);
+                    self.engine.forks().own_frame(space, page);
                     self.saw("frame of its own");
                 }
             }
@@ -637,7 +645,7 @@ impl World {
         let most = if on { 6 } else { 300 };
         if let Some((range, true)) = self.a_range(mm, most) {
             self.log(|| format!("lock p{proc} {}..{} {on}", range.start.0, range.end.0));
-            self.engine.lock(space, range, on);
+            self.engine.layout().lock(space, range, on);
         }
     }
 

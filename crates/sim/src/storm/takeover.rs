@@ -188,7 +188,7 @@ impl World {
         self.seen.retain(|_, times| *times > 0);
         self.ledger.disarm();
         self.register_regions();
-        self.engine.audit();
+        self.engine.books().audit();
         if !self.sabotaged(Sabotage::ForgetWakeAtTakeover) {
             self.wake_everyone();
         }
@@ -289,7 +289,7 @@ impl World {
     /// been written after the zap.
     fn expect_again(&mut self, at: BatchIndex, content: Content) {
         let mut places = Vec::new();
-        self.engine.places_of(at, &mut places);
+        self.engine.evictions().places_of(at, &mut places);
         for (space, page) in places {
             if let Some(proc) = self.proc_of(space)
                 && self.oracle.returned(self.procs[proc].mm, page, content)
@@ -315,7 +315,7 @@ impl World {
                 }
             }
             for range in ranges {
-                self.engine.attached(proc.space, range);
+                self.engine.layout().attached(proc.space, range);
             }
         }
     }
@@ -330,7 +330,9 @@ impl World {
             if let (Doing::Stopped { page, .. }, proc) = (thread.doing, thread.proc) {
                 let space = self.procs[proc].space;
                 let unread = self.procs[proc].messages.iter().any(|m| m.page == page);
-                if stopped && !unread && self.engine.entry(space, page).state != PageState::Resident
+                if stopped
+                    && !unread
+                    && self.engine.books().entry(space, page).state != PageState::Resident
                 {
                     self.saw("takeover: a thread whose fault had been read");
                 }

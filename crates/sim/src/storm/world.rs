@@ -277,7 +277,7 @@ impl World {
     /// A new process with nothing mapped.
     pub fn spawn(&mut self) -> usize {
         let mm = self.memory.add();
-        let space = self.engine.add_space();
+        let space = self.engine.layout().add_space();
         self.adopt(mm, space)
     }
 
@@ -333,7 +333,7 @@ impl World {
     /// Tells the engine what each tier holds. As live, a tier in memory may take a part of the
     /// limit only.
     pub fn update_pool(&mut self) {
-        let limit = self.engine.limit().0;
+        let limit = self.engine.books().limit().0;
         let last = self.tiers.len() - 1;
         let states = self.tiers.iter().enumerate().map(|(at, tier)| {
             let (info, held) = (tier.info(), tier.usage().held);
@@ -355,7 +355,7 @@ impl World {
                 },
             }
         });
-        self.engine.set_tiers(states);
+        self.engine.migrations().set_tiers(states);
     }
 
     /// Frees slots that nothing refers to.
@@ -377,7 +377,7 @@ impl World {
     /// The evictor lets threads in that waited for room; false when there was none.
     pub fn take_waiters(&mut self) -> bool {
         let mut out = Vec::new();
-        self.engine.take_waiters(&mut out);
+        self.engine.faults().take_waiters(&mut out);
         let any = !out.is_empty();
         if !self.sabotaged(Sabotage::ForgetWake) {
             self.wake_all(out);
@@ -446,6 +446,7 @@ impl World {
                 self.over_limit = on;
                 let pages = if on { 1 << 40 } else { 0 };
                 self.engine
+                    .faults()
                     .set_over_limit(undercroft_base::PageCount(pages));
             }
             _ => {

@@ -1,4 +1,5 @@
-//! The body of the fuzz target; a test runs it over random and mutated ledgers too. Hostile words
+//! What must hold of a hostile ledger. `tests/ledger.rs` runs it over random and mutated ones,
+//! `fuzz/fuzz_targets/ledger.rs` over those of the fuzzer. Hostile words
 //! give an error, or an engine whose books are in order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use undercroft_base::{Bytes, Slot, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_policy::{prefetch, reclaim};
 
-use crate::{
+use undercroft_engine::{
     Config, Engine, FlatLedger, Found, Held, Here, LedgerError, Outcome, Recovered, Room, bytes_for,
 };
 
@@ -20,7 +21,7 @@ const SPACES: [SpaceId; 2] = [SpaceId(1), SpaceId(2)];
 /// are written to an empty ledger. Returns how many of the two were accepted.
 ///
 /// Panics when a promise is broken: an accepted ledger must be recovered, and its books must agree.
-pub fn ledger(bytes: &[u8]) -> usize {
+pub fn check(bytes: &[u8]) -> usize {
     let (words, _) = bytes.as_chunks::<8>();
     let raw = words.iter().map(|word| u64::from_le_bytes(*word));
     let raw: Vec<AtomicU64> = raw.map(AtomicU64::new).collect();
@@ -88,13 +89,13 @@ fn recover<M: AsRef<[AtomicU64]> + Send>(
     )?;
     let some = VirtRange::new(VirtPage(0), VirtPage(700));
     match hostile.choose(4) {
-        0 => _ = engine.removed(SPACES[0], some),
-        1 => _ = engine.remapped(SPACES[0], some, VirtPage(2048)),
-        2 => _ = engine.forked(SPACES[1], &[]),
+        0 => _ = engine.layout().removed(SPACES[0], some),
+        1 => _ = engine.layout().remapped(SPACES[0], some, VirtPage(2048)),
+        2 => _ = engine.forks().forked(SPACES[1], &[]),
         _ => {}
     }
     let recovered = engine.reconcile(&mut hostile);
-    engine.audit();
+    engine.books().audit();
     let mut wakes = Vec::new();
     for (at, page) in recovered.in_hand.iter().enumerate() {
         let slot = Slot((1 << 36) + at as u64);
@@ -104,14 +105,20 @@ fn recover<M: AsRef<[AtomicU64]> + Send>(
             Outcome::PutBack,
         ];
         let outcome = outcome[usize::from(hostile.choose(3))];
-        engine.publish(page.item.at, outcome, &mut wakes);
+        engine
+            .evictions()
+            .publish(page.item.at, outcome, &mut wakes);
     }
-    engine.audit();
-    for space in engine.spaces() {
-        engine.remove_space(space);
+    engine.books().audit();
+    for space in engine.books().spaces() {
+        engine.layout().remove_space(space);
     }
-    engine.audit();
-    assert_eq!(engine.resident().0, 0, "pages of no space are counted");
+    engine.books().audit();
+    assert_eq!(
+        engine.books().resident().0,
+        0,
+        "pages of no space are counted"
+    );
     let mut freed = Vec::new();
     engine.take_freed(&mut freed);
     let all = freed.len();

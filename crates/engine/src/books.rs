@@ -1,0 +1,166 @@
+//! What the books say: counts, states and limits.
+
+use undercroft_base::{
+    Bytes, Entry, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage,
+    VirtRange,
+};
+
+use crate::layout::is_zero;
+use crate::ledger::Ledger;
+use crate::{Books, Stats};
+
+impl<'e, L: Ledger> Books<'e, L> {
+    /// DRAM the client costs now: resident managed pages plus what tiers hold.
+    pub fn dram_used(self) -> Bytes {
+        Bytes(self.engine.resident * PAGE_BYTES as u64 + self.engine.pool_held.0)
+    }
+
+    /// Resident managed pages, and pages in flight.
+    pub fn resident(self) -> PageCount {
+        PageCount(self.engine.resident)
+    }
+
+    /// The limit in force.
+    pub fn limit(self) -> Bytes {
+        self.engine.config.limit
+    }
+
+    /// Counters since the start.
+    pub fn stats(self) -> &'e Stats {
+        &self.engine.stats
+    }
+
+    /// Bytes of metadata: the ledger's words, the maps that find them, and the policy's peak.
+    pub fn metadata_bytes(self) -> u64 {
+        self.engine.table.metadata_bytes() + self.engine.reclaim.metadata_bytes().0
+    }
+
+    /// How many pages fit below the limit. Negative when the limit is exceeded.
+    #[inline]
+    pub fn room(self) -> i64 {
+        let limit = self.engine.config.limit.0 as i64;
+        (limit - self.dram_used().0 as i64) >> PAGE_BYTES.trailing_zeros()
+    }
+
+    /// True when less room than the reserve is left: reclaim should start.
+    pub fn reclaim_wanted(self) -> bool {
+        self.room() < self.engine.reserve()
+    }
+
+    /// True while reclaim, once started, should continue: until one and a half reserves are free.
+    pub fn reclaim_unfinished(self) -> bool {
+        self.room() < self.engine.reserve() * 3 / 2
+    }
+
+    /// Whether the page is in memory. O(1). For a caller that has the number ([`Uses::number`]).
+    #[inline]
+    pub fn is_resident(self, no: PageNo) -> bool {
+        self.engine.table.entry(no).state == PageState::Resident
+    }
+
+    /// Whether the page has ever been touched. O(1). For a caller that has the number.
+    #[inline]
+    pub fn is_known(self, no: PageNo) -> bool {
+        self.engine.table.entry(no) != Entry::UNTOUCHED
+    }
+
+    /// Whether several pages refer to the slot. O(1). For the oracle of the storms.
+    pub fn is_shared_slot(self, tier: TierId, slot: Slot) -> bool {
+        self.engine
+            .refs
+            .get(&(tier, slot))
+            .is_some_and(|claims| *claims > 1)
+    }
+
+    /// The entry of a page, for status, takeover and tests.
+    pub fn entry(self, space: SpaceId, page: VirtPage) -> Entry {
+        self.engine
+            .table
+            .find(space, page)
+            .map_or(Entry::UNTOUCHED, |no| self.engine.table.entry(no))
+    }
+
+    /// The managed ranges of a space, sorted.
+    pub fn regions(self, space: SpaceId) -> &'e [VirtRange] {
+        self.engine.table.regions(space)
+    }
+
+    /// The number of pages in all managed ranges, touched or not.
+    pub fn managed_pages(self) -> PageCount {
+        let spaces = self.engine.table.spaces();
+        PageCount(
+            spaces
+                .flat_map(|s| self.engine.table.regions(s))
+                .map(|r| r.count().0)
+                .sum(),
+        )
+    }
+
+    /// Every space of the client.
+    pub fn spaces(self) -> Vec<SpaceId> {
+        self.engine.table.spaces().collect()
+    }
+
+    /// Checks the books against the ledger; panics with the difference. For tests: O(all entries).
+    pub fn audit(self) {
+        let census = self.engine.table.census();
+        let of = |state: PageState| census.get(&(state as u8)).copied().unwrap_or(0);
+        let (inherited, inherited_leaving) = self.engine.table.count_inherited();
+        let resident = of(PageState::Resident) - inherited;
+        let evicting = of(PageState::Evicting) - inherited_leaving;
+        let counted = resident + evicting + of(PageState::Loading);
+        assert_eq!(
+            self.engine.resident, counted,
+            "resident count differs from the ledger: {census:?}"
+        );
+        assert_eq!(
+            self.engine.reclaim.len().0 + self.kept_pages().0,
+            resident,
+            "policy length differs from the ledger"
+        );
+    }
+
+    /// Pages that the policy does not know, because their spaces are passed over.
+    pub fn kept_pages(self) -> PageCount {
+        PageCount(self.engine.kept.pages.len() as u64)
+    }
+
+    /// What of `range` is known, ascending, at most a chunk each (2 MiB of pages of 4 KiB). A
+    /// caller that may not hold the engine for long gives these, one by one, to
+    /// [`Layout::removed`], [`Layout::remap_pages`], [`Forks::inherit_range`] or
+    /// [`Forks::bequeath`]. No page is looked at. O(chunks of the range, or of the space if
+    /// fewer).
+    pub fn parts(self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
+        let stretches = self.engine.table.stretches(space, range);
+        stretches.into_iter().map(|part| part.pages).collect()
+    }
+
+    /// Whether every page of `range` is in memory or untouched, with no copy below that is needed.
+    /// Where the books have no room for a fork child, or for a new place, it then reads right bytes
+    /// all the same.
+    pub fn keeps_nothing(self, space: SpaceId, range: VirtRange) -> bool {
+        self.engine.table.known_pages(space, range).all(|(_, no)| {
+            let entry = self.engine.table.entry(no);
+            match entry.state {
+                PageState::Resident | PageState::Untouched => true,
+                PageState::Loading => is_zero(entry),
+                PageState::Evicting | PageState::Stored | PageState::Lost => false,
+            }
+        })
+    }
+
+    /// Ranges of pages of `range` whose frames are charged to a relative. O(known pages of it).
+    pub fn inherited(self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
+        let mut ranges: Vec<VirtRange> = Vec::new();
+        for (page, no) in self.engine.table.known_pages(space, range) {
+            let entry = self.engine.table.entry(no);
+            if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
+                match ranges.last_mut() {
+                    Some(last) if last.end == page => last.end = page.plus(1),
+                    _ => ranges.push(VirtRange::new(page, page.plus(1))),
+                }
+            }
+        }
+        ranges
+    }
+}

@@ -1,0 +1,92 @@
+//! Corrects the books by what the kernel shows: pages that were in memory before their region was
+//! managed, and pages that are gone without an event.
+
+use undercroft_base::{Entry, Flags, PageCount, PageState, SpaceId, VirtPage, VirtRange};
+use undercroft_policy::reclaim::Arrival;
+
+use crate::ledger::Ledger;
+use crate::{Discovery, Engine};
+
+impl<L: Ledger> Discovery<'_, L> {
+    /// Announces resident pages that [`Discovery::found_resident`] will report. Until then they
+    /// use up room for faults, but nothing is reclaimed for them. 0 when all are reported.
+    pub fn expect_found(&mut self, pages: PageCount) {
+        self.engine.expected_found = pages.0;
+    }
+
+    /// A page was found in the memory of a process that is being attached, and another process
+    /// shares its frame. If one of the older `relatives` has the page too, it becomes inherited and
+    /// is not counted again. False if none has.
+    pub fn found_shared(&mut self, space: SpaceId, page: VirtPage, relatives: &[SpaceId]) -> bool {
+        let mut older = relatives.iter().filter(|of| **of < space);
+        if !older.any(|of| self.engine.is_present(*of, page)) {
+            return false;
+        }
+        let Ok(no) = self.engine.table.find_or_add(space, page) else {
+            return false;
+        };
+        let entry = self.engine.table.entry(no);
+        if entry.state == PageState::Untouched {
+            let flags = entry.flags.with(Flags::INHERITED);
+            let state = PageState::Resident;
+            self.engine.table.set(
+                no,
+                Entry {
+                    state,
+                    flags,
+                    ..entry
+                },
+            );
+        }
+        true
+    }
+
+    /// Reports pages of `range` that were resident when their region was attached. They are counted
+    /// now.
+    pub fn found_resident(&mut self, space: SpaceId, range: VirtRange) {
+        self.engine.found(space, range, Arrival::FirstTouch);
+    }
+
+    /// As [`Discovery::found_resident`], for pages that the books had elsewhere: they count as no
+    /// newer than they were. Only replays need it: live, the pages of a move follow by
+    /// [`Layout::remap_pages`].
+    pub fn found_again(&mut self, space: SpaceId, range: VirtRange) {
+        self.engine.found(space, range, Arrival::Returned);
+    }
+
+    /// The kernel says that this page is missing, though the books have it as resident and no event
+    /// said otherwise. Guard pages do that. The program itself dropped the content, so the page
+    /// reads as zeros from now on.
+    pub fn vanished(&mut self, space: SpaceId, page: VirtPage) {
+        let Some(no) = self.engine.table.find(space, page) else {
+            return;
+        };
+        if self.engine.table.entry(no).state == PageState::Resident {
+            self.engine.stats.vanished += 1;
+            self.engine.drop_page(no);
+        }
+    }
+}
+
+impl<L: Ledger> Engine<L> {
+    fn found(&mut self, space: SpaceId, range: VirtRange, arrival: Arrival) {
+        for page in range.pages() {
+            let Ok(no) = self.table.find_or_add(space, page) else {
+                return;
+            };
+            let entry = self.table.entry(no);
+            if entry.state == PageState::Untouched {
+                self.table.set(
+                    no,
+                    Entry {
+                        state: PageState::Resident,
+                        ..entry
+                    },
+                );
+                self.count();
+                self.expected_found = self.expected_found.saturating_sub(1);
+                self.reclaim.insert(no, arrival);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A fork: the child has what its parent has. Stored copies are shared by count, and the frames of
+//! resident pages are charged to the parent. What happens to those frames later is in `cow.rs`.
+
+use undercroft_base::{Entry, Flags, PageNo, PageState, SpaceId, VirtPage, VirtRange};
+
+use crate::layout::is_zero;
+use crate::ledger::Ledger;
+use crate::{EVERYTHING, Effect, Engine, Forks, LedgerFull};
+
+impl<L: Ledger> Forks<'_, L> {
+    /// The client forked: the child has the parent's pages. The frames of resident pages are
+    /// charged to the parent, until one of the two writes or evicts the page
+    /// ([`Forks::own_frame`]). Stored copies are shared.
+    ///
+    /// * `wiped`: ranges marked `MADV_WIPEONFORK`, which the child sees as zeros. The caller unmaps
+    ///   ranges marked `MADV_DONTFORK` in the child.
+    ///
+    /// Errors: the ledger is full. The child must be ended; the engine keeps nothing of it.
+    pub fn forked(
+        &mut self,
+        parent: SpaceId,
+        wiped: &[VirtRange],
+    ) -> Result<(SpaceId, Effect), LedgerFull> {
+        let child = self.begin_fork(parent);
+        let mut effect = Effect::default();
+        for part in self.engine.books().parts(parent, EVERYTHING) {
+            match self.inherit_range(parent, child, part, wiped) {
+                Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
+                Err(full) => {
+                    self.engine.layout().remove_space(child);
+                    return Err(full);
+                }
+            }
+        }
+        Ok((child, effect))
+    }
+
+    /// The child of a fork, with the managed ranges of its parent. Nothing is known of its pages:
+    /// those of each part of [`Books::parts`] follow by [`Forks::inherit_range`], before anything
+    /// is installed in either.
+    pub fn begin_fork(&mut self, parent: SpaceId) -> SpaceId {
+        let child = self.engine.table.add_space();
+        for region in self.engine.table.regions(parent).to_vec() {
+            self.engine.table.add_region(child, region);
+        }
+        child
+    }
+
+    /// Gives a fork child what its parent has in `range`.
+    ///
+    /// Errors: the ledger is full; see [`Books::keeps_nothing`].
+    pub fn inherit_range(
+        &mut self,
+        parent: SpaceId,
+        child: SpaceId,
+        range: VirtRange,
+        wiped: &[VirtRange],
+    ) -> Result<Effect, LedgerFull> {
+        let mut effect = Effect::default();
+        for (page, no) in self.engine.table.known_pages(parent, range) {
+            let entry = self.engine.table.entry(no);
+            let zeros = wiped.iter().any(|range| range.contains(page));
+            if entry == Entry::UNTOUCHED || zeros {
+                continue;
+            }
+            let copy = self.engine.table.find_or_add(child, page)?;
+            effect.cancel_batch |= self.engine.copy_page(no, copy);
+        }
+        Ok(effect)
+    }
+
+    /// Gives an untouched page the state of `from`, as a fork does: see [`Forks::forked`]. Only
+    /// replays need it: they have a family in one space, with its pages at different addresses.
+    ///
+    /// Errors: the ledger is full.
+    pub fn inherit(
+        &mut self,
+        space: SpaceId,
+        page: VirtPage,
+        from: VirtPage,
+    ) -> Result<(), LedgerFull> {
+        let copy = self.engine.table.find_or_add(space, page)?;
+        if let Some(no) = self.engine.table.find(space, from)
+            && no != copy
+            && self.engine.table.entry(copy) == Entry::UNTOUCHED
+        {
+            self.engine.copy_page(no, copy);
+        }
+        Ok(())
+    }
+}
+
+impl<L: Ledger> Engine<L> {
+    /// Gives `copy`, an untouched page, the state of the page `no`, as a fork does. True if `no` is
+    /// in the batch in flight.
+    fn copy_page(&mut self, no: PageNo, copy: PageNo) -> bool {
+        let entry = self.table.entry(no);
+        let flags = Flags(entry.flags.0 & Flags::LOCKED.0);
+        let inherited = flags.with(Flags::INHERITED);
+        let theirs = match entry.state {
+            PageState::Untouched | PageState::Lost => Entry { flags, ..entry },
+            PageState::Resident => Entry {
+                state: PageState::Resident,
+                flags: inherited,
+                ..Entry::UNTOUCHED
+            },
+            PageState::Evicting => {
+                if let Some(leader) = self.batch.follow(no, copy) {
+                    self.note_follower(leader, copy);
+                }
+                match entry.flags.has(Flags::RETAINED) {
+                    true => {
+                        self.share(entry.tier, entry.slot);
+                        Entry {
+                            flags: inherited.with(Flags::RETAINED),
+                            ..entry
+                        }
+                    }
+                    false => Entry {
+                        flags: inherited,
+                        ..entry
+                    },
+                }
+            }
+            PageState::Loading if is_zero(entry) => Entry {
+                flags,
+                ..Entry::UNTOUCHED
+            },
+            PageState::Stored | PageState::Loading => {
+                self.share(entry.tier, entry.slot);
+                Entry {
+                    state: PageState::Stored,
+                    flags,
+                    ..entry
+                }
+            }
+        };
+        self.table.set(copy, theirs);
+        if theirs.state == PageState::Stored {
+            // This copy may outlive the parent's, and is then the one to demote.
+            self.remember_age(copy, theirs);
+        }
+        entry.state == PageState::Evicting
+    }
+}

@@ -1,0 +1,40 @@
+//! Uses of pages that are in memory. They tell the policy which pages are worth keeping.
+
+use undercroft_base::{Flags, PageNo, PageState, SpaceId, VirtPage};
+
+use crate::ledger::Ledger;
+use crate::{LedgerFull, Uses};
+
+impl<L: Ledger> Uses<'_, L> {
+    /// The page's number, for [`Uses::touch`]. It is the same until the page is dropped. A chunk
+    /// that has no numbers yet takes the lowest free ones.
+    ///
+    /// Errors: the ledger is full. Panics: when the space is not there.
+    pub fn number(&mut self, space: SpaceId, page: VirtPage) -> Result<PageNo, LedgerFull> {
+        self.engine.table.find_or_add(space, page)
+    }
+
+    /// The program used the page, or wrote to it (`write`), as access bits or a trace tell. True if
+    /// the page is in memory; the policy then knows of the use. False if this use is a fault. Cost:
+    /// O(1), no search.
+    #[inline]
+    pub fn touch(&mut self, no: PageNo, write: bool) -> bool {
+        let entry = self.engine.table.entry(no);
+        let resident = entry.state == PageState::Resident;
+        // The frame of an inherited page is charged to a relative, so the policy does not know it.
+        if resident && !entry.flags.has(Flags::INHERITED) && self.engine.is_listed(no) {
+            self.engine.reclaim.touch(no, write);
+        }
+        resident
+    }
+
+    /// As [`Uses::touch`], by address. For a caller whose knowledge is old: the page may have
+    /// left meanwhile. Reserves no entries.
+    #[inline]
+    pub fn touch_at(&mut self, space: SpaceId, page: VirtPage, write: bool) -> bool {
+        match self.engine.table.find(space, page) {
+            Some(no) => self.touch(no, write),
+            None => false,
+        }
+    }
+}
