@@ -3,7 +3,7 @@
 //! Three kinds of source, and each note says which: *paper*, read in the text of one of the five
 //! papers, with its section; *not checked*, from memory of another publication or a data sheet that
 //! was not at hand when it was written down; *assumed*, no source. Vary the last two
-//! (`pcm,read=..`) before believing a conclusion that hangs on one.
+//! (`pcm,read=..`) before believing a conclusion that depends on one.
 //!
 //! The five papers. **PCM** Park and Bahn, "Efficient Management of PCM-based Swap Systems with a
 //! Small Page Size": the law (§III-1); no number of its devices is printed, T_access and T_transfer

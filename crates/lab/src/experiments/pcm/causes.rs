@@ -158,11 +158,13 @@ pub(super) fn causes(cases: &[Case]) -> Table {
     });
     Table {
         title: "Where CLOCK-W is worse, and why: every such case with 512 B pages".to_owned(),
-        text: "Pages more or fewer than under CLOCK, in brackets what that costs in percent of CLOCK's time: a page read at the read's cost, \
-               one written out at the write's; the three add up to the column `time`. Forgotten: pages read back that had left though they were used since the hand last \
-               passed, which CLOCK would have kept for a lap; in brackets those written out on leaving. Laps: pages the hand passed because of their \
-               bit, CLOCK / CLOCK-W; of them in percent those that left without being used again. Counted by a second replay in plain \
-               code (`laps.rs`), whose reads and writes equal the engine's in every case."
+        text: "Pages more or fewer than under CLOCK. In brackets: their cost in percent of CLOCK's time, a page \
+         read at the cost of a read and a page written out at that of a write; the three add up to the column \
+         `time`. Forgotten: pages read back that had left although they were used since the hand last passed; \
+         CLOCK would have kept them for a lap. In brackets: those of them that were written out when they \
+         left. Laps: pages that the hand passed because of their bit, CLOCK / CLOCK-W. Wasted: the percentage \
+         of these that left without being used again. A second replay in plain code (`laps.rs`) counted them; \
+         its reads and writes equal the engine's in every case."
             .to_owned(),
         columns: [
             "trace",

@@ -279,7 +279,8 @@ fn ratios(pairs: &[Pair<'_>], walkers: &[Pair<'_>]) -> Table {
     }
     Table {
         title: "Time under CLOCK-W to time under CLOCK, 512 B pages".to_owned(),
-        text: "Below 1 CLOCK-W is better. First the four programs, then those that walk through their memory in order."
+        text: "Below 1, CLOCK-W is better. The four programs are first; the programs that walk through their memory \
+         in order follow."
             .to_owned(),
         rows,
         columns,

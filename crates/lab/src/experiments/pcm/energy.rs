@@ -114,9 +114,10 @@ fn verdicts(cases: &[Case]) -> Vec<Verdict> {
         .paper(88.1)
         .target(75.0, Some(88.0))
         .difference(
-            "nearly all of it is the disk's own energy while it brings the program in. The paper does not print its constants; its 88.1 % \
-             is close to the 90 % that a tenth of the DRAM saves by itself, so DRAM's refresh must outweigh the disk there, as it does \
-             when the program runs (or waits for its user) much longer than its processor time: see the table by duration.",
+            "nearly all of it is the disk's own energy while it brings the program in. The paper does not print \
+             its constants. Its 88.1 % is close to the 90 % that a tenth of the DRAM saves by itself. So DRAM's \
+             refresh must outweigh the disk there, as it does when the program runs (or waits for its user) much \
+             longer than its processor time: see the table by duration.",
         ),
         Verdict::new("the same, least of the workloads", "%", Better::Higher, least)
             .target(75.0, Some(88.0)),
@@ -132,7 +133,7 @@ fn verdicts(cases: &[Case]) -> Vec<Verdict> {
         );
         verdicts.push(match times == 10_000.0 {
             true => verdict.paper(88.1).difference(
-                "static power of a tenth of the DRAM over a long run: what is left of the paper's figure without its disk.",
+                "static power of a tenth of the DRAM over a long run: the paper's figure without its disk.",
             ),
             false => verdict,
         });

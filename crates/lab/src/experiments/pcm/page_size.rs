@@ -244,10 +244,11 @@ fn fig3_verdicts(
         )
         .paper(58.9)
         .target(40.0, Some(55.0))
-        .difference("the saving is what a program leaves unused of a 4 KB page, so it hangs on the programs (last tables; `bench/pcm-traces` names \
-             those passed over, which save from nothing to 47 %). The paper's are not at hand, and its words, `percent of the footprint of \
-             each workload`, allow equal shares and equal bytes of memory. The open constants matter as well: the larger T_access is \
-             beside T_transfer, the less is saved."),
+        .difference("the saving is the part of a 4 KB page that a program leaves unused, so it depends on the programs \
+         (last tables; `bench/pcm-traces` names the programs passed over, which save from nothing to 47 %). \
+         The paper's programs are not at hand, and its words, `percent of the footprint of each workload`, \
+         allow equal shares and equal bytes of memory. The open constants matter as well: the larger T_access \
+         is beside T_transfer, the less is saved."),
         Verdict::new(
             "the same with equal bytes of memory for both page sizes",
             "%",

@@ -153,7 +153,7 @@ fn verdicts(gains: &[f64], linux: &[f64], walked_saved: &[f64]) -> Vec<Verdict> 
         )
         .paper(51.6)
         .target(35.0, Some(50.0))
-        .difference("what a window costs is what is not used of it before it leaves."),
+        .difference("a window costs the pages of it that leave unused."),
         Verdict::new("the same, largest", "%", Better::Higher, most).paper(80.7),
         Verdict::new(
             "the same against Linux's rule (readahead:8), average",

@@ -13,17 +13,18 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     found.tables = vec![
         facts(
             "Memory and references below the cache",
-            "Ours: memory in pages of 4 KiB / of 512 bytes. The paper does not say which. Chosen for what the program does, its mix and its \
-             footprint among some twenty recorded ones, and not blind to what they save: `bench/pcm-traces/README.md` names those passed \
-             over. Lines drawn, words misspelled and rows updated set the mix; no count was adjusted afterwards.",
+            "Ours: memory in pages of 4 KiB / of 512 bytes. The paper does not say which. The programs were \
+             chosen among some twenty recorded ones, for what they do, their mix and their footprint, and not \
+             blind to what they save: `bench/pcm-traces/README.md` names those passed over. The numbers of lines \
+             drawn, words misspelled and rows updated set the mix; no count was adjusted afterwards.",
             &RECIPES,
             &loaded,
         ),
         programs(
             "Programs",
-            "How one differs from its counterpart: no window system, no network, programs of today, and kinds of work that only resemble the \
-             paper's. All behind one cache, which does not fetch the line a store misses (`validate`): behind one that fetches, no trace \
-             writes more than it reads.",
+            "They differ from the paper's programs: no window system, no network, programs of today, and kinds of \
+             work that only resemble the paper's. All are behind one cache, which does not fetch the line that a \
+             store misses (`validate`): behind a cache that fetches, no trace writes more than it reads.",
             &RECIPES,
         ),
         facts(
