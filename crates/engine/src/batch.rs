@@ -13,7 +13,7 @@ const _: () = assert!(EVICT_PAGES_MAX <= u64::BITS as usize && EVICT_PAGES_MAX <
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchIndex {
     at: u16,
-    /// Counts batches, and wraps. An index that was kept for too long is told by it from those of
+    /// Counts batches, and wraps. By it an index that was kept for too long differs from those of
     /// the next batches.
     batch: u8,
 }
@@ -100,14 +100,14 @@ impl InFlight {
     };
 }
 
-/// The batch in flight, and behind its [`EVICT_PAGES_MAX`] places groups of earlier ones that were
-/// set aside, as many places each.
+/// The batch in flight. Behind its [`EVICT_PAGES_MAX`] places are groups of earlier batches that
+/// were set aside, with as many places each.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub pages: Vec<InFlight>,
     /// Counts batches, and wraps.
     number: u8,
-    /// The same for each place of a group: how many have been there.
+    /// The same for each place of a group: how many groups have been there.
     numbers: Vec<u8>,
     /// Pages of fork children that share a page of the batch: (its place, the child's page).
     pub followers: Vec<(usize, PageNo)>,
@@ -126,7 +126,7 @@ impl Batch {
         self.number = self.number.wrapping_add(1);
     }
 
-    /// What was set aside stays where it is.
+    /// Groups that were set aside stay where they are.
     #[inline(never)]
     fn clear_first_places(&mut self) {
         self.pages[..EVICT_PAGES_MAX].fill(InFlight::NONE);
@@ -148,7 +148,7 @@ impl Batch {
         }
     }
 
-    /// Where a group can be set aside: the first of its places. What was there is void.
+    /// The first place where a group can be set aside. The earlier content of these places is void.
     pub fn aside_place(&mut self) -> usize {
         let free = |at: &usize| {
             let mut places = self.pages.iter().skip(*at).take(EVICT_PAGES_MAX);
@@ -166,7 +166,7 @@ impl Batch {
         base
     }
 
-    /// The number of what is at `place`.
+    /// The batch number of the content of `place`.
     #[inline]
     fn number_at(&self, place: usize) -> u8 {
         match place < EVICT_PAGES_MAX {
@@ -223,7 +223,7 @@ impl Batch {
             .position(|p| p.item.no == no && !p.dead && !p.settled)
     }
 
-    /// The pages in flight that are somebody's, and those of fork children that share them.
+    /// The pages in flight that a process still uses, and those of fork children that share them.
     pub fn numbers(&self) -> Vec<PageNo> {
         let alive = self.pages.iter().filter(|page| !page.dead && !page.settled);
         let followers = self.followers.iter().map(|(_, child)| *child);

@@ -1,4 +1,4 @@
-//! What the books say: counts, states and limits.
+//! The counts, states and limits in the books.
 
 use undercroft_base::{
     Bytes, Entry, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage,
@@ -125,19 +125,17 @@ impl<'e, L: Ledger> Books<'e, L> {
         PageCount(self.engine.kept.pages.len() as u64)
     }
 
-    /// What of `range` is known, ascending, at most a chunk each (2 MiB of pages of 4 KiB). A
+    /// The known parts of `range`, ascending, at most a chunk each (2 MiB of pages of 4 KiB). A
     /// caller that may not hold the engine for long gives these, one by one, to
     /// [`Layout::removed`], [`Layout::remap_pages`], [`Forks::inherit_range`] or
-    /// [`Forks::bequeath`]. No page is looked at. O(chunks of the range, or of the space if
-    /// fewer).
+    /// [`Forks::bequeath`]. No page is read. O(chunks of the range, or of the space if fewer).
     pub fn parts(self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
         let stretches = self.engine.table.stretches(space, range);
         stretches.into_iter().map(|part| part.pages).collect()
     }
 
-    /// Whether every page of `range` is in memory or untouched, with no copy below that is needed.
-    /// Where the books have no room for a fork child, or for a new place, it then reads right bytes
-    /// all the same.
+    /// Whether every page of `range` is in memory or untouched, and needs no stored copy. If so, it
+    /// reads right bytes even where the books have no room for a fork child or for a new place.
     pub fn keeps_nothing(self, space: SpaceId, range: VirtRange) -> bool {
         self.engine.table.known_pages(space, range).all(|(_, no)| {
             let entry = self.engine.table.entry(no);

@@ -105,8 +105,8 @@ impl<L: Ledger> Evictions<'_, L> {
 }
 
 impl<L: Ledger> Forks<'_, L> {
-    /// A part of an address space is about to end. Its frames are charged to the first of their
-    /// heirs. That is one frame too many where the heir had one of its own.
+    /// A part of an address space is about to end. Each of its frames is charged to the first of
+    /// its heirs. If that heir had a frame of its own, one frame too many is counted.
     /// * `told`: receives each page that is charged to another space from now on.
     ///
     /// Cost: O(pages of the part x relatives).

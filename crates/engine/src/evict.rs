@@ -20,9 +20,9 @@ impl<L: Ledger> Evictions<'_, L> {
     #[inline(always)] // on the eviction path
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
         self.engine.victims.clear();
-        // At most half of what is resident is protected. Less is, when nothing else can leave and
-        // there is no room. For under a small limit, beside a large pool or many locked pages, all
-        // others may be recent. Waiting threads would then wait for ever.
+        // At most half of the resident pages are protected. Fewer are, when nothing else can leave
+        // and there is no room. For under a small limit, beside a large pool or many locked pages,
+        // all others may be recent, and waiting threads would wait for ever.
         let mut protected = match self.engine.config.room {
             Room::Ahead => (self.engine.resident / 2).min(RECENT_PAGES as u64) as usize,
             Room::AfterPlan => 0,
@@ -71,13 +71,13 @@ impl<L: Ledger> Evictions<'_, L> {
         self.engine.start_batch(out)
     }
 
-    /// Sets a group of the batch aside, all of one address space: their process has not said which
-    /// of them it moved. They stay `Evicting` beside the batches to come, and are settled or
+    /// Sets a group of the batch aside, all of one address space: their process has not answered
+    /// which of them it moved. They stay `Evicting` beside later batches, and are settled or
     /// published by the indices that `group` has afterwards. No page of their space is chosen until
     /// [`Evictions::pass_over`] ends that.
     ///
-    /// Up to [`notes::ASIDE_GROUPS`] groups are noted for a successor; where it finds a page of a
-    /// further one absent, that is lost.
+    /// Up to [`notes::ASIDE_GROUPS`] groups are noted for a successor. A page of a further group is
+    /// lost if the successor finds it absent.
     pub fn set_aside(&mut self, group: &mut [EvictItem]) {
         let Some(first) = group.first().copied() else {
             return;

@@ -1,5 +1,5 @@
-//! Pages of spaces that are passed over: the policy names them as any others, and they are put out
-//! of its hands as it does, so that it does not come across them again and again.
+//! Pages of spaces that are passed over. The policy names them like any others. Each is then taken
+//! away from the policy, so that it is not named again and again.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use undercroft_policy::reclaim::Arrival;
 
 use crate::{Engine, Evictions, Ledger};
 
-/// Which they are.
+/// The spaces and the pages.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// Spaces of which no page is chosen for the time being: a few.
@@ -19,8 +19,9 @@ pub(crate) struct Kept {
 }
 
 impl<L: Ledger> Evictions<'_, L> {
-    /// No page of the space is chosen to leave from now on (or may be again, when
-    /// [`Evictions::take_back`] is through): its process cannot give any.
+    /// From now on no page of the space is chosen to leave, because its process cannot give any.
+    /// With `on` false pages may be chosen again, once [`Evictions::take_back`] has returned them
+    /// all.
     pub fn pass_over(&mut self, space: SpaceId, on: bool) {
         match on {
             true => self.engine.kept.spaces.insert(space),
@@ -28,8 +29,8 @@ impl<L: Ledger> Evictions<'_, L> {
         };
     }
 
-    /// Tells the policy of up to `most` pages of a space that was passed over; false when it knows
-    /// all of them.
+    /// Gives the policy up to `most` pages of a space that was passed over. False when the policy
+    /// knows all of them.
     pub fn take_back(&mut self, space: SpaceId, most: usize) -> bool {
         let of_space = (space, PageNo(0))..=(space, PageNo(u32::MAX));
         let pages: Vec<_> = self
@@ -49,8 +50,8 @@ impl<L: Ledger> Evictions<'_, L> {
 }
 
 impl<L: Ledger> Engine<L> {
-    /// Of the victims that the policy named, and knows no more, those of spaces that are passed
-    /// over stay.
+    /// Removes pages of spaces that are passed over from the victims: they stay. The policy named
+    /// them and no longer knows them.
     #[inline]
     pub(crate) fn keep_victims(&mut self) {
         if self.kept.spaces.is_empty() {
@@ -72,7 +73,7 @@ impl<L: Ledger> Engine<L> {
         });
     }
 
-    /// A resident page with a frame of its own is one no more: the policy forgets it. True when it
+    /// A page is no longer resident with a frame of its own, so the policy forgets it. True when it
     /// was kept.
     #[inline]
     pub(crate) fn unlist(&mut self, no: PageNo) -> bool {

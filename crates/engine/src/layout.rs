@@ -73,17 +73,18 @@ impl<L: Ledger> Layout<'_, L> {
         self.engine.table.cut_region(space, range);
     }
 
-    /// As [`Layout::removed`], for large ranges: whole chunks of `parts` are given to the space
-    /// `grave`, and nothing else is done to their pages. The caller drops these later, part by
-    /// part, and then removes that space. Until then they count, and hold their slots.
+    /// As [`Layout::removed`], for large ranges. Whole chunks of `parts` are given to the space
+    /// `grave`; nothing else is done to their pages. The caller drops these later, part by part,
+    /// and then removes that space. Until then they count, and hold their slots.
     ///
     /// * `parts`: of [`Books::parts`].
     ///
     /// Cost: O(parts); that of [`Layout::removed`] where a part is less than a chunk.
     pub fn bury(&mut self, space: SpaceId, parts: &[VirtRange], grave: SpaceId) -> Effect {
         let mut effect = Effect::default();
-        // The batch names its pages by address, so what is in it has to be dropped here. A plan
-        // compares the place of its pages with that in the ledger, and finds that they are gone.
+        // The batch names its pages by address, so its pages in the range must be dropped here. A
+        // plan compares the place of its pages with that in the ledger, and finds that they are
+        // gone.
         let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
             return effect;
         };
@@ -108,8 +109,8 @@ impl<L: Ledger> Layout<'_, L> {
         self.removed(space, range)
     }
 
-    /// The mapping moved: its pages keep their contents at the new address. What was there before
-    /// is gone.
+    /// The mapping moved: its pages keep their contents at the new address. The earlier contents of
+    /// that place are gone.
     ///
     /// Errors: the ledger has no room for the new place. The pages from there on are lost, and the
     /// caller must end the client.
@@ -147,8 +148,8 @@ impl<L: Ledger> Layout<'_, L> {
         self.engine.table.add_region(space, new);
     }
 
-    /// Pages keep their contents at a new address. What a fault has begun to fill there meanwhile
-    /// is dropped.
+    /// Pages keep their contents at a new address. If a fault has begun to fill a page there
+    /// meanwhile, that page is dropped.
     ///
     /// Errors: the ledger has no room for the new place. The pages from there on stay where they
     /// are: see [`Books::keeps_nothing`].

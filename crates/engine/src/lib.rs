@@ -120,7 +120,7 @@ pub struct Engine<L> {
     stats: Stats,
 }
 
-/// The pages installed last. They may not leave yet; they are at most half of what is resident.
+/// The pages installed last. They may not leave yet. They are at most half of the resident pages.
 struct Recent {
     pages: [PageNo; limits::RECENT_PAGES],
     next: usize,

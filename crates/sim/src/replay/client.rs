@@ -1,4 +1,4 @@
-//! One client at work: its engine, its references, its clock, and what it has seen.
+//! One client at work: its engine, its references, its clock, and the state of its pages.
 
 use std::sync::Arc;
 
@@ -255,8 +255,8 @@ impl<'a> Client<'a> {
         Some(index)
     }
 
-    /// Runs while pages are in memory, for at most `most` references. The reference that stops it
-    /// is not counted as done.
+    /// Runs while pages are in memory, for at most `most` references. The reference that stops the
+    /// run does not count as done.
     pub fn run(&mut self, most: usize) -> Stop {
         let most = match self.stream.moved.get(self.moved) {
             Some(next) if next.after > self.at => most.min(next.after - self.at),
@@ -310,8 +310,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Reads what the references from `from` on will need, so that it is in cache by then. The
-    /// reads do not depend on each other, so the processor waits for them all at once.
+    /// Reads the data that the references from `from` on will need, so that it is in cache by then.
+    /// The reads do not depend on each other, so the processor waits for all at once.
     #[inline]
     fn look_ahead(&self, from: usize) {
         let references = &self.stream.references;

@@ -33,8 +33,7 @@ impl Host {
                         client.marks[no.0 as usize] |= DIRTY | WRITTEN;
                     }
                 }
-                // If the page has been in memory for longer than live, it may have been changed
-                // before.
+                // If the page has been in memory for longer than live, it may have changed earlier.
                 Becomes::Unchanged if client.missed == moved.after => {
                     client.marks[no.0 as usize] &= !DIRTY;
                 }
@@ -52,8 +51,8 @@ impl Host {
         Ok(())
     }
 
-    /// The page may not leave. Not for the bounds and the policies compared, and never so many that
-    /// nothing can leave.
+    /// The page may not leave. This is not applied to the bounds and the compared policies, and
+    /// never to so many pages that nothing can leave.
     fn lock(&self, client: &mut Client<'_>, page: VirtPage) {
         let entry = client.engine.books().entry(client.space, page);
         let may = self.setup.room != Room::AfterPlan && client.locked < client.frames / 8;
@@ -141,7 +140,7 @@ impl Host {
         }
         let range = VirtRange::new(page(first), page(first + count));
         client.engine.layout().removed(client.space, range);
-        // If its chunk (or the next one) had no other page, that lost its numbers. The numbers
+        // If its chunk (or the next one) had no other page, the chunk lost its numbers. The numbers
         // freed last are taken first.
         for number in [first + count, first] {
             if number < client.stream.numbers {
@@ -154,7 +153,7 @@ impl Host {
     }
 }
 
-/// The page was used in memory. If the simulation has evicted it, that says nothing.
+/// The page was used in memory. If the simulation has evicted it, the use is ignored.
 fn used(client: &mut Client<'_>, no: PageNo) {
     let known = client.engine.uses().touch(no, false);
     let mark = &mut client.marks[no.0 as usize];

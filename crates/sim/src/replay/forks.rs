@@ -21,9 +21,9 @@ impl Host {
         parent: u32,
     ) -> Result<(), SetupError> {
         if child == parent {
-            return Ok(()); // nobody's trace
+            return Ok(()); // no trace has this
         }
-        self.end_space(client, child)?; // that it was empty is the trace's word
+        self.end_space(client, child)?; // the trace says that it was empty
         let stream = client.stream;
         let common = stream.spaces.iter().flat_map(|of| of.common(child, parent));
         for (page, from) in common {
@@ -123,8 +123,8 @@ impl Host {
             return false;
         }
         client.marks[no.0 as usize] &= !SHARED;
-        // The frame's other owner has just left it, with a copy below that serves this one, too; or
-        // it was written to.
+        // The frame's other owner has just left it, and its stored copy serves this page, too. Or
+        // this page was written.
         let spaces = client.stream.spaces.as_ref();
         let same = |number: u32| spaces.is_some_and(|of| of.are_same_page(number, no.0));
         let leaving = |index| client.leaving >> index & 1 == 1;
@@ -145,9 +145,9 @@ impl Host {
         true
     }
 
-    /// Item `index` of the batch leaves, and relatives may have its frame: that is freed when they
-    /// have left, too, so one of them is charged for it and leaves next, as live. When the trace is
-    /// followed, it says so itself.
+    /// Item `index` of the batch leaves. Relatives may have its frame, which is freed only when
+    /// they have left, too. So one of them is charged for it and leaves next, as live. If the trace
+    /// is followed, the trace says so itself.
     #[inline(never)]
     pub(super) fn lend_on(&mut self, client: &mut Client<'_>, index: usize) {
         let Some(spaces) = &client.stream.spaces else {
@@ -193,8 +193,8 @@ impl Host {
         }
     }
 
-    /// A write to a page that was had from a relative, and is in memory; false where it is a
-    /// reference like others.
+    /// A write to a page that came from a relative and is in memory. False if the write is an
+    /// ordinary reference.
     pub(super) fn write_shared(
         &mut self,
         client: &mut Client<'_>,

@@ -134,14 +134,15 @@ impl Host {
         self.let_go(client)?;
         while client.engine.books().reclaim_unfinished() {
             if self.evict(client, EVICT_PAGES_MAX)? == 0 {
-                break; // only locked and newest pages are left: live it would try later
+                break; // only locked and newest pages are left: the live manager would try later
             }
         }
         Ok(())
     }
 
-    /// No page can leave: pages that are not locked may be in a compressed pool as large as the
-    /// rest of the limit. Live the limit is exceeded, too. If some can leave, they leave first.
+    /// No page can leave: the pages that are not locked may be in a compressed pool as large as the
+    /// rest of the limit. Live, the limit is exceeded then, too. If some can leave, they leave
+    /// first.
     #[cold]
     fn exceed(&mut self, client: &mut Client<'_>) {
         assert!(

@@ -46,7 +46,7 @@ const STRETCH: usize = 1 << 20;
 pub struct Replay<'a> {
     /// The clients.
     pub clients: Vec<Client<'a>>,
-    /// What they share.
+    /// The devices and tiers that they share.
     host: Host,
 }
 
@@ -134,7 +134,7 @@ impl<'a> Replay<'a> {
         let starts = (0..clients.len()).map(|at| Reverse((Time::default(), at)));
         let mut queue: BinaryHeap<_> = starts.collect();
         while let Some(Reverse((_, at))) = queue.pop() {
-            // A client that is alone need not return to the queue between its faults.
+            // A client that is alone does not return to the queue between its faults.
             let alone = queue.is_empty();
             let client = &mut clients[at];
             let mut told = client.at;
@@ -211,7 +211,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// When everything is done, deferred writes included; and the longest of the clients' own
+    /// When everything was done, deferred writes included; and the longest of the clients' own
     /// times.
     pub fn finish(&mut self) -> (Time, Time) {
         let clients = self.clients.iter().map(|client| client.clock);

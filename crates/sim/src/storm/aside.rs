@@ -1,4 +1,4 @@
-//! Agents that are late with an order: the group is set aside, and other batches leave meanwhile.
+//! Agents that are late with a command: the group is set aside, and other batches leave meanwhile.
 
 use undercroft_base::SpaceId;
 use undercroft_engine::Taken;
@@ -8,16 +8,17 @@ use super::evict::{Batch, place_of};
 use super::setup::Sabotage;
 use super::world::World;
 
-/// Groups aside that a successor is told of.
+/// Most groups aside that are noted for a successor.
 const ASIDE_MAX: usize = 3;
 
 impl World {
-    /// Whether agents may be late in this storm: in a third of all.
+    /// Whether agents may be late in this storm: in a third of all storms.
     fn agents_are_late(&self) -> bool {
         mix(self.setup.seed ^ 0xa51d).is_multiple_of(3) || self.sabotaged(Sabotage::SettleAside)
     }
 
-    /// One thing about a late agent, or about what was set aside; false when there was none.
+    /// Takes one step of a late agent, or with a group that was set aside; false when there was
+    /// none.
     pub(super) fn late_step(&mut self) -> bool {
         if self.calm {
             return !self.aside.is_empty() && self.aside_step();
@@ -32,19 +33,19 @@ impl World {
         }
     }
 
-    /// Nothing of what was chosen may be moved any more; what has been, has.
+    /// No further page of the batch may be moved. Pages that were moved stay moved.
     pub(super) fn cancel_batches(&mut self) {
         for batch in self.batch.iter_mut().chain(&mut self.aside) {
             batch.cancelled = true;
         }
     }
 
-    /// Whether nothing of the space may be chosen.
+    /// Whether no page of the space may be chosen.
     pub(super) fn is_aside(&self, space: SpaceId) -> bool {
         self.aside.iter().any(|group| group.items[0].space == space)
     }
 
-    /// Gives the order about the next group of the batch up, of which nothing is known yet.
+    /// Gives the command for the next undecided group of the batch up.
     fn set_group_aside(&mut self) -> bool {
         let Some(batch) = &mut self.batch else {
             return false;
@@ -90,13 +91,13 @@ impl World {
         true
     }
 
-    /// Lets a late agent, or the evictor with what it has moved, do one thing.
+    /// Takes one step of a late agent, or of the evictor with the pages it moved.
     fn aside_step(&mut self) -> bool {
         let at = self.random.index(self.aside.len());
         let mut group = self.aside.swap_remove(at);
         let space = group.items[0].space;
         if group.next < group.items.len() && !group.cancelled && self.random.chance(1, 3) {
-            group.cancelled = true; // it sees that the order was given up
+            group.cancelled = true; // it sees that the command was given up
             self.saw("set aside: cancelled");
         }
         let other = self.batch.replace(group);

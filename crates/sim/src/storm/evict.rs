@@ -64,7 +64,7 @@ impl Batch {
 }
 
 impl World {
-    /// Lets the evictor do one thing. False if there was nothing to do.
+    /// Takes one step of the evictor. False if there was nothing to do.
     pub fn evict_step(&mut self) -> bool {
         if self.late_step() {
             return true;
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// Does one thing about the batch; false when that has to wait.
+    /// Takes one step with the batch; false when that has to wait.
     pub(super) fn batch_step(&mut self) -> bool {
         let calm = self.calm;
         let batch = self.batch.as_mut().expect("a batch");
@@ -105,8 +105,8 @@ impl World {
         true
     }
 
-    /// The evictor has no batch. It sleeps until it is kicked, or its nap is over; lets waiting
-    /// threads in; begins a batch.
+    /// The evictor has no batch. It sleeps until it is kicked or its nap is over, lets waiting
+    /// threads in, or begins a batch.
     fn evictor_turn(&mut self) -> bool {
         if let Some(left) = self.evictor_nap {
             self.evictor_nap = left.checked_sub(1);
@@ -357,7 +357,7 @@ impl World {
             for (proc, page) in &at {
                 let mm = self.procs[*proc].mm;
                 match self.install(mm, *page, held.content) {
-                    // It is there already, from the last try, which got no further.
+                    // It is there already, from the last try, which did not finish.
                     Ok(()) | Err(Refusal::Exists) => {}
                     Err(_) => again = true,
                 }
@@ -424,7 +424,7 @@ impl World {
         true
     }
 
-    /// Lets the demoter do one thing. False if there was nothing to do.
+    /// Takes one step of the demoter. False if there was nothing to do.
     pub fn demotion_step(&mut self) -> bool {
         let calm = self.calm;
         if (0..self.tiers.len()).any(|at| self.hangs(TierId(at as u8))) {
@@ -432,13 +432,13 @@ impl World {
         }
         let Some(demotion) = &mut self.demotion else {
             self.update_pool();
-            // Only a part: the rest is asked for again, after other steps.
+            // Only a part: the engine is asked again, after other steps.
             let part = PageCount(1 + self.random.index(12) as u64);
             let asked = self.engine.migrations().wanted().map(|asked| Migration {
                 pages: asked.pages.min(part),
                 ..asked
             });
-            // Now and then a page moves without being asked for: the engine cannot tell.
+            // Now and then a page moves although the engine did not ask: it cannot tell.
             let from = self.random.index(self.tiers.len());
             let any = from + 1 < self.tiers.len() && self.random.chance(1, 20);
             let any = any.then(|| Migration {

@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// One thing changes, for the worse or the better.
+    /// Changes one thing, for the worse or the better.
     pub(super) fn fail_some(&mut self) {
         let at = self.random.index(self.tiers.len());
         let is_file = self.tiers[at].info().kind == TierKind::File;
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Whether a request to the tier is held up for now.
+    /// Whether requests to the tier hang for now.
     pub(super) fn hangs(&mut self, tier: TierId) -> bool {
         let until = self.hung_until.get(tier.0 as usize).copied().unwrap_or(0);
         let hangs = !self.calm && self.steps < until;
@@ -124,7 +124,7 @@ impl World {
         done
     }
 
-    /// UFFDIO_WAKE, or the wake-up of COPY: threads stopped at the page try again.
+    /// UFFDIO_WAKE, or the wake-up by COPY: threads stopped at the page try again.
     pub fn wake(&mut self, proc: usize, page: VirtPage) {
         self.procs[proc].messages.retain(|m| m.page != page);
         for at in 0..self.threads.len() {
@@ -152,7 +152,7 @@ impl World {
         }
     }
 
-    /// Wakes what the engine says: some at once, some later and in another order.
+    /// Wakes the threads that the engine names: some at once, some later and in another order.
     pub fn wake_all(&mut self, wake: Vec<(SpaceId, VirtPage)>) {
         for (space, page) in wake {
             if self.fails(500) {

@@ -42,7 +42,7 @@ impl World {
         })
     }
 
-    /// Lets one fault thread do one thing. False if there was nothing to do.
+    /// Takes one step of one fault thread. False if there was nothing to do.
     pub fn fault_step(&mut self) -> bool {
         let at = self.random.index(self.flights.len());
         match self.flights[at].is_some() {
@@ -186,8 +186,8 @@ impl World {
         }
     }
 
-    /// Loads one page as the fault threads do: from a file once more when it did not verify; what
-    /// is in RAM does not change.
+    /// Loads one page as the fault threads do. A copy in a file that does not verify is read once
+    /// more; a copy in RAM does not change.
     fn load(&mut self, item: LoadItem) -> Got {
         let (slot, stamp) = (item.slot, item.stamp);
         let from = &self.tiers[item.tier.0 as usize];
@@ -223,8 +223,8 @@ impl World {
         }
     }
 
-    /// Validate, install, finish: no layout event is read meanwhile. Sometimes only some of the
-    /// plan.
+    /// Validates, installs, finishes; no layout event is read meanwhile. Sometimes only a part of
+    /// the plan.
     fn commit(&mut self, at: usize) {
         let mut flight = self.flights[at].take().expect("in flight");
         let (proc, space) = (flight.proc, flight.plan.space);
@@ -258,7 +258,8 @@ impl World {
         let lost = |item: &&LoadItem| item.valid && item.install == Install::Lost;
         let lost: Vec<VirtPage> = items.iter().filter(lost).map(|item| item.page).collect();
         if !lost.is_empty() {
-            // Not to be killed here: whether the page is lost already, only the ledger would know.
+            // The manager must not die here: only the ledger would know whether the page is lost
+            // already.
             self.ledger.disarm();
         }
         self.engine.faults().finish(space, items);
@@ -292,14 +293,14 @@ impl World {
         }
         for (page, valid, install) in done {
             match valid && install == Install::Done {
-                true => self.wake(proc, page), // COPY does that
+                true => self.wake(proc, page), // COPY wakes the thread
                 false => self.wake_all(vec![(space, page)]),
             }
         }
     }
 
-    /// No copy of the page verifies. Where it is by now, and who else has it, tell the events that
-    /// nobody has read.
+    /// No copy of the page verifies. The unread events say where the page is by now, and which
+    /// other spaces have it.
     fn damaged(&mut self, proc: usize, page: VirtPage) {
         let mut page = page;
         let mut children = Vec::new();
@@ -330,7 +331,7 @@ impl World {
         }
     }
 
-    /// A bug on purpose: what the plan loads is freed before it is loaded.
+    /// A bug on purpose: the slots of the plan are freed before they are loaded.
     fn free_early(&mut self, plan: &LoadPlan) {
         for item in plan.items.iter().filter(|item| item.tier != TierId::FILL) {
             let tier = &self.tiers[item.tier.0 as usize];

@@ -1,4 +1,5 @@
-//! The program: its threads touch pages, it changes its address space, and the kernel tells of it.
+//! The program. Its threads touch pages, it changes its address space, and the kernel raises
+//! events.
 
 use std::collections::HashMap;
 
@@ -74,8 +75,8 @@ impl World {
         }
     }
 
-    /// A write to a page that a fork relative shares asks for its copy first, where the page is
-    /// protected; true: no room for it.
+    /// A write to a protected page that a fork relative shares asks for its copy first. True: there
+    /// is no room for the copy.
     fn waits_to_copy(&mut self, thread: usize, page: VirtPage) -> bool {
         let proc = self.threads[thread].proc;
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
@@ -106,13 +107,13 @@ impl World {
         answer.is_err()
     }
 
-    /// All other spaces, as if all were relatives: a wrong guess costs room, never a byte.
+    /// All other spaces, as if all were relatives. A wrong guess costs room, never a byte.
     pub fn relatives(&self, space: SpaceId) -> Vec<SpaceId> {
         let others = self.procs.iter().filter(|p| p.alive && p.space != space);
         others.map(|p| p.space).collect()
     }
 
-    /// Lets one thread that can run touch one page; false when none can.
+    /// Lets one thread that can run touch one page. False when none can run.
     pub fn program_step(&mut self) -> bool {
         let can_run = |thread: &usize| {
             let thread = &self.threads[*thread];
@@ -160,7 +161,7 @@ impl World {
         Some((VirtRange::new(start, end), registered))
     }
 
-    /// Maps `range` and has the manager find and register it: what a program has at attach.
+    /// Maps `range`, and the manager finds and registers it: memory that a program has at attach.
     pub fn map_attached(&mut self, proc: usize, range: VirtRange) {
         let mm = self.procs[proc].mm;
         self.memory.map(mm, range);
@@ -197,7 +198,7 @@ impl World {
         self.log(|| format!("attach p{proc} {}..{}", range.start.0, range.end.0));
     }
 
-    /// ... some mapping that is not registered.
+    /// ... a mapping that is not registered.
     pub fn attach_some(&mut self) {
         let Some(proc) = self.a_proc() else { return };
         let mm = self.procs[proc].mm;
@@ -215,7 +216,8 @@ impl World {
 
     fn free_place(&mut self, count: u64) -> VirtPage {
         if count <= 16 && self.random.chance(1, 2) {
-            // Alone in its chunk of the ledger, which is given back and used anew often.
+            // Alone in its chunk of the ledger, so that the chunk is often given back and used
+            // again.
             return VirtPage((1 << 20) + 512 * self.random.below(24) + self.random.below(4));
         }
         let arena = ARENAS[self.random.index(ARENAS.len())];
@@ -240,8 +242,8 @@ impl World {
         let mm = self.procs[proc].mm;
         let alive = self.procs.iter().filter(|proc| proc.alive).count();
         if self.procs[proc].zap.is_some() {
-            // While a zap is on its way only a fork is modelled: others would race with it in the
-            // program.
+            // While a zap is pending, only forks are modelled: in a real program, other changes
+            // would race with the zap.
             if alive < PROCS_MAX && self.random.chance(1, 10) {
                 self.procs[proc].unmanaged_ok = true;
                 self.begin_fork(proc);
@@ -311,7 +313,7 @@ impl World {
         match self.random.below(3) {
             0 if self.is_down() => {}
             0 => self.attach(proc, range),
-            // A registered mapping that grew in place: the engine is not told.
+            // A registered mapping that grew in place: no event tells the engine.
             1 => self.memory.advise(mm, range, |a| a.registered = true),
             _ => {}
         }
@@ -323,7 +325,7 @@ impl World {
         self.procs[proc].events.push_back(event);
     }
 
-    /// The program drops contents; the kernel tells first, if registered.
+    /// The program drops contents. If the range is registered, the kernel sends the event first.
     pub fn begin_remove(&mut self, proc: usize, range: VirtRange, registered: bool) {
         let mm = self.procs[proc].mm;
         match registered {
@@ -335,7 +337,7 @@ impl World {
         }
     }
 
-    /// The program unmaps; `over`: something else is mapped there at once, unregistered.
+    /// The program unmaps a range. `over`: something else is mapped there at once, unregistered.
     pub fn begin_unmap(&mut self, proc: usize, range: VirtRange, registered: bool, over: bool) {
         let mm = self.procs[proc].mm;
         self.memory.unmap(mm, range);
@@ -364,8 +366,8 @@ impl World {
         }
         let mut mapped = new.pages().filter_map(|page| self.memory.advice(mm, page));
         if mapped.any(|advice| advice.registered) && (!registered || self.random.chance(1, 2)) {
-            // The kernel tells of the place taken first (and for a move of unregistered memory
-            // tells only that).
+            // The kernel reports the overwritten place first (and for a move of unregistered memory
+            // only that).
             self.send(proc, Event::Unmap(new));
         }
         self.memory.remap(mm, from, to, keep_old);
@@ -413,7 +415,7 @@ impl World {
         true
     }
 
-    /// Reads one event, by which the kernel takes it for acknowledged, and applies it.
+    /// Reads one event, which acknowledges it, and applies it.
     pub fn read_event(&mut self, proc: usize) {
         let mm = self.procs[proc].mm;
         let event = self.procs[proc].events.pop_front().expect("an event");
@@ -442,8 +444,8 @@ impl World {
         self.apply_intake(proc);
     }
 
-    /// Applies the event that was read last. May be done again by a successor, from any point where
-    /// the first try ended.
+    /// Applies the event that was read last. A successor may repeat this, from any point where the
+    /// first try ended.
     pub(super) fn apply_intake(&mut self, proc: usize) {
         let space = self.procs[proc].space;
         let Some(intake) = self.procs[proc].intake.clone() else {
@@ -517,7 +519,8 @@ impl World {
             let effect = self.engine.layout().unmapped(child_space, range);
             self.effect(effect);
         }
-        // Known from here on; before, a successor forks it anew and forgets this one.
+        // Known from here on. If the manager dies earlier, a successor forks the child anew and
+        // forgets this one.
         self.procs[proc].intake = None;
         let unmanaged_ok = self.procs[proc].unmanaged_ok;
         let child = self.adopt(child, child_space);
@@ -534,7 +537,7 @@ impl World {
         };
         let mm = self.procs[proc].mm;
         if !self.procs[proc].events.is_empty() {
-            return false; // a fork on its way: keep the order simple
+            return false; // a fork event is unread: keep the order simple
         }
         let Zap { range, saved } = self.procs[proc].zap.take().expect("a zap");
         self.log(|| format!("zap p{proc} {}..{}", range.start.0, range.end.0));
@@ -545,9 +548,9 @@ impl World {
             let in_hand = |content| self.holding.values().any(|held| *held == content);
             match has {
                 _ if self.memory.is_absent(mm, page) => {}
-                // What was lost since stays lost: the manager does not hear of the zap.
+                // Pages that were lost since stay lost: the manager does not hear of the zap.
                 Expect::Error if since => {}
-                // Put back, and not published: a successor may put it back again.
+                // Put back and not published, so a successor may put it back again.
                 Expect::Reads(content) if since && in_hand(content) => {
                     self.oracle.zero_or(mm, page, content);
                 }
@@ -555,7 +558,7 @@ impl World {
             }
         }
         for (page, had) in saved {
-            // The page was dropped in between. What it held at the acknowledgement must not come
+            // The page was dropped in between. Its contents at the acknowledgement must not come
             // back.
             if self.memory.is_absent(mm, page) && self.oracle.expect(mm, page) == had {
                 self.oracle.zero(mm, page);
@@ -584,7 +587,7 @@ impl World {
         self.oracle.exit(mm);
         self.holding.retain(|(owner, _), _| *owner != space);
         self.orders.retain(|(owner, ..)| *owner != space);
-        // Its threads are gone; their numbers go on in other processes.
+        // Its threads are gone. Their numbers are reused in other processes.
         let other = (0..self.procs.len()).find(|at| self.procs[*at].alive);
         match other {
             Some(other) => {
@@ -618,7 +621,7 @@ impl World {
         }
     }
 
-    /// Fork children's pages whose sharing was broken count from now on.
+    /// Counts the pages of fork children whose sharing was broken.
     pub fn own_frames(&mut self) {
         let Some(proc) = self.a_proc() else { return };
         self.own_frames_of(proc);
@@ -649,7 +652,7 @@ impl World {
         }
     }
 
-    /// A device pins or lets go of pages.
+    /// A device pins or releases pages.
     pub fn pin_some(&mut self) {
         let Some(proc) = self.a_proc() else { return };
         let mm = self.procs[proc].mm;
@@ -662,7 +665,7 @@ impl World {
         }
     }
 
-    /// A guard page comes and goes: the kernel drops a present page and tells no one.
+    /// A guard page comes and goes: the kernel drops a present page without an event.
     pub fn guard_some(&mut self) {
         let Some(proc) = self.a_proc() else { return };
         if self.busy_with_layout(proc) {

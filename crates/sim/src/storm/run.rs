@@ -1,4 +1,4 @@
-//! Runs a storm, or many on several threads, and says how each ended.
+//! Runs a storm, or many on several threads, and reports how each ended.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use super::world::World;
 /// Most steps for each operation asked for: ends a storm whose world has stopped.
 const STEPS_PER_OPERATION: u64 = 20;
 
-/// What happened in a storm.
+/// The counts of a storm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Storms.
@@ -28,7 +28,7 @@ pub struct Tally {
     pub operations: u64,
     /// Pages touched by the programs.
     pub accesses: u64,
-    /// How often what was met.
+    /// How often each case was met.
     pub seen: BTreeMap<&'static str, u64>,
 }
 
@@ -50,20 +50,20 @@ impl Tally {
 pub struct Failure {
     /// File and line; the same bug found again has the same.
     pub place: String,
-    /// What it said.
+    /// Its message.
     pub message: String,
-    /// In which step; the one after the last: at the end.
+    /// The step in which it failed; the one after the last: at the end.
     pub step: u64,
-    /// What happened before it, oldest first.
+    /// The events before it, oldest first.
     pub history: Vec<String>,
 }
 
 /// How a storm ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// What happened in it.
+    /// Its counts.
     pub tally: Tally,
-    /// What to run to see it again.
+    /// The storm to run to see it again.
     pub recipe: Recipe,
     /// Why it failed, if it did.
     pub failure: Option<Failure>,
@@ -147,12 +147,12 @@ fn drive(setup: &Setup, mut next: impl FnMut(&World) -> Option<u64>) -> (Tally, 
 }
 
 thread_local! {
-    /// While this thread runs a storm: the last panic's place and message.
+    /// While this thread runs a storm: place and message of the last panic.
     static CAUGHT: RefCell<Option<(String, String)>> = const { RefCell::new(None) };
     static CAPTURING: RefCell<bool> = const { RefCell::new(false) };
 }
 
-/// Runs `act`; where and why it panicked, if it did. Nothing is printed.
+/// Runs `act`. Returns where and why it panicked, if it did. Nothing is printed.
 fn capture(act: impl FnOnce()) -> Option<(String, String)> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -162,7 +162,7 @@ fn capture(act: impl FnOnce()) -> Option<(String, String)> {
                 return before(panic);
             }
             let place = panic.location().map_or(String::new(), |location| {
-                // The same whatever folder it was compiled in.
+                // The same path, whatever folder it was compiled in.
                 let file = location.file().replace('\\', "/");
                 let short = file
                     .rsplit_once("crates/")
@@ -195,7 +195,7 @@ fn message_of(payload: &(dyn Any + Send)) -> String {
 
 /// Runs the storms of `seeds` on `threads` threads, each of `operations` operations.
 ///
-/// * `change`: what every setup gets besides.
+/// * `change`: a change that is made to every setup.
 /// * `done`: called for each storm that ended, by one thread at a time.
 ///
 /// Goes on after a failure while `done` returns true.

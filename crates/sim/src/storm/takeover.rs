@@ -1,8 +1,8 @@
 //! A manager dies between any two words it writes, and a successor takes over from its ledger.
 //!
-//! What it had in progress is gone: plans, the batch, slots to free, faults it had read, wake-ups
-//! it had not sent. What is left: the kernel's side, the tiers, the ledger, the last event read,
-//! the holding areas, and the agents with their last order.
+//! All that it had in progress is gone: plans, the batch, slots to free, faults it had read,
+//! wake-ups it had not sent. This is left: the kernel's side, the tiers, the ledger, the last event
+//! read, the holding areas, and the agents with their last command.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -28,7 +28,7 @@ impl World {
         self.down_for.is_some()
     }
 
-    /// Kills the manager now and then: at once, or some words further on.
+    /// Now and then kills the manager: at once, or some words later.
     pub(super) fn maybe_kill(&mut self) {
         if self.is_down() || self.setup.kills == 0 {
             return;
@@ -54,7 +54,7 @@ impl World {
         }
     }
 
-    /// The manager is no more.
+    /// The manager is dead.
     pub fn killed(&mut self) {
         self.ledger.disarm();
         self.log(|| "the manager is killed".to_owned());
@@ -79,7 +79,7 @@ impl World {
             if batch.cancelled {
                 continue;
             }
-            // An agent of each has an order, which it goes on with.
+            // An agent of each has a command, which it continues.
             let space = batch.items.get(batch.next).map(|item| item.space);
             for at in batch.next..batch.items.len() {
                 let item = batch.items[at];
@@ -98,7 +98,7 @@ impl World {
         self.over_limit = false;
         self.calm = false;
         self.down_for = Some(self.random.below(DOWN_MAX));
-        // Pages that were installed and not finished belong to no plan any more.
+        // Pages that were installed but not finished no longer belong to a plan.
         self.procs.iter_mut().for_each(|p| p.unmanaged_ok = true);
     }
 
@@ -130,8 +130,8 @@ impl World {
         {
             self.saw("agent goes on without its manager");
             self.holding.insert((owner, place), content);
-            // The program has it dropped, and the kernel would a moment later: nobody puts it back
-            // for that moment.
+            // The program has it dropped, and the kernel would drop it a moment later. The page is
+            // not put back for that moment.
             let Proc { mm, intake, .. } = &self.procs[proc];
             if let Some(intake) = intake
                 && let Event::Remove(range) = intake.event
@@ -284,9 +284,9 @@ impl World {
         });
     }
 
-    /// A page in hand that its predecessor had put back, and a late zap dropped: a successor cannot
-    /// know, and puts it back. What was written after the REMOVE was acknowledged may as well have
-    /// been written after the zap.
+    /// A page in hand that the predecessor had put back, and that a late zap dropped. A successor
+    /// cannot know that, and puts it back again. Bytes written after the REMOVE was acknowledged
+    /// may as well have been written after the zap.
     fn expect_again(&mut self, at: BatchIndex, content: Content) {
         let mut places = Vec::new();
         self.engine.evictions().places_of(at, &mut places);
@@ -342,13 +342,13 @@ impl World {
     }
 }
 
-/// What a successor sees.
+/// What a successor finds.
 struct Kernel<'a> {
     memory: &'a Memory,
     procs: &'a [Proc],
     holding: &'a BTreeMap<(SpaceId, usize), Content>,
     forget: bool,
-    /// It was asked for bytes that went with their process.
+    /// It asked for bytes that were lost with their process.
     gone: bool,
 }
 

@@ -39,8 +39,8 @@ pub struct Message {
     pub thread: usize,
 }
 
-/// A layout change the kernel has made (or, for `Remove`, is about to), whose event no one has
-/// read.
+/// A layout change that the kernel has made (or, for `Remove`, is about to make). Its event is
+/// unread.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The contents are about to be dropped.
@@ -60,9 +60,9 @@ pub enum Event {
     Fork {
         /// The child's memory.
         child: Mm,
-        /// What it sees as zeros.
+        /// The ranges that it sees as zeros.
         wiped: Vec<VirtRange>,
-        /// What it does not have.
+        /// The ranges that it does not have.
         dropped: Vec<VirtRange>,
     },
 }
@@ -70,18 +70,18 @@ pub enum Event {
 /// An event that was read.
 #[derive(Clone, Debug)]
 pub struct Intake {
-    /// What it says.
+    /// The event.
     pub event: Event,
-    /// A move: what was known of the new place has been forgotten, and must not be again.
+    /// For a move: the pages at the new place have been forgotten, and must not be forgotten again.
     pub target_cleared: bool,
 }
 
 /// A REMOVE that was acknowledged: the kernel drops the pages some time later.
 #[derive(Clone, Debug)]
 pub struct Zap {
-    /// What will be dropped.
+    /// The range that will be dropped.
     pub range: VirtRange,
-    /// What the pages that were present at the acknowledgement had to read as.
+    /// The contents that present pages had to have at the acknowledgement.
     pub saved: Vec<(VirtPage, Expect)>,
 }
 
@@ -97,12 +97,12 @@ pub struct Proc {
     pub messages: VecDeque<Message>,
     /// Unread layout events in its userfaultfd.
     pub events: VecDeque<Event>,
-    /// The event that was read last and may not be in the books yet. In memory that survives the
-    /// manager, because the kernel takes an event for acknowledged when it was read.
+    /// The event that was read last and may not be in the books yet. It is in memory that survives
+    /// the manager, because reading an event acknowledges it.
     pub intake: Option<Intake>,
-    /// What the kernel is about to drop.
+    /// Ranges that the kernel is about to drop.
     pub zap: Option<Zap>,
-    /// Pages may be present that the engine knows nothing of.
+    /// Pages may be present that the engine does not know.
     pub unmanaged_ok: bool,
 }
 
@@ -124,17 +124,17 @@ pub enum Doing {
 pub struct Thread {
     /// Index of its process.
     pub proc: usize,
-    /// What it is doing.
+    /// Its state.
     pub doing: Doing,
     /// The page it touched last.
     pub cursor: VirtPage,
-    /// How far on the next one is.
+    /// The distance to the next one.
     pub stride: i64,
 }
 
 /// One client, its kernel, its tiers and its manager.
 pub struct World {
-    /// What it was made of.
+    /// The setup that it was made from.
     pub setup: Setup,
     /// The manager's engine; while the manager is dead, the dead one's.
     pub engine: Engine<StormLedger>,
@@ -152,39 +152,39 @@ pub struct World {
     pub procs: Vec<Proc>,
     /// Threads of all processes.
     pub threads: Vec<Thread>,
-    /// What each fault thread of the manager has in progress.
+    /// The work in progress of each fault thread of the manager.
     pub flights: Vec<Option<Flight>>,
-    /// What the evictor has in progress.
+    /// The evictor's work in progress.
     pub batch: Option<Batch>,
     /// Groups of earlier batches, each of one space, whose agents have not answered.
     pub aside: Vec<Batch>,
     /// Bytes the agents have moved out: (whose agent, place in its holding area). Survives the
     /// manager.
     pub holding: BTreeMap<(SpaceId, usize), Content>,
-    /// What the demoter has in progress.
+    /// The demoter's work in progress.
     pub demotion: Option<Demotion>,
-    /// Taken from the engine, not yet given back to the tiers.
+    /// Slots taken from the engine and not yet given back to the tiers.
     pub freed: Vec<(TierId, Slot)>,
     /// Wake-ups decided and not yet sent.
     pub wakes: Vec<(SpaceId, VirtPage)>,
     /// Turns for which the evictor sleeps, unless it is kicked.
     pub evictor_nap: Option<u64>,
-    /// For each tier, until which step nothing that it was asked for is done.
+    /// For each tier: the step until which it does nothing that it is asked for.
     pub hung_until: Vec<u64>,
     /// How the space fails.
     pub space_rates: SpaceRates,
     /// While the manager is dead: steps until its successor takes over.
     pub down_for: Option<u64>,
-    /// Orders an agent was given by a manager that is dead: (whose agent, place, page).
+    /// Commands that a dead manager gave to agents: (whose agent, place, page).
     pub(super) orders: Vec<(SpaceId, usize, VirtPage)>,
-    /// What happened last.
+    /// The last events, for the history of a failure.
     pub history: VecDeque<String>,
     /// Number of the step.
     pub steps: u64,
     /// Pages touched by the program.
     pub accesses: u64,
-    /// Things that happened, but in calm phases: accesses, decisions, pages installed, taken,
-    /// stored, published; events.
+    /// Operations outside calm phases: accesses, decisions, pages installed, taken, stored and
+    /// published, events.
     pub operations: u64,
     /// Nothing fails, no thread starts anything new.
     pub calm: bool,
@@ -192,7 +192,7 @@ pub struct World {
     pub over_limit: bool,
     /// Only numbered contents are written: no page is clean or filled by chance.
     pub plain: bool,
-    /// How often what was seen: a run that never meets a case proves nothing about it.
+    /// How often each case was met. A run that never meets a case proves nothing about it.
     pub seen: BTreeMap<&'static str, u64>,
     /// Pages whose bytes this step may have changed.
     pub(super) touched: Vec<(Mm, VirtPage)>,
@@ -259,12 +259,12 @@ impl World {
         self.setup.sabotage == Some(how)
     }
 
-    /// Counts `what`.
+    /// Counts a case.
     pub fn saw(&mut self, what: &'static str) {
         *self.seen.entry(what).or_default() += 1;
     }
 
-    /// Notes what happens, for the history of a failure; an operation.
+    /// Notes an operation for the history of a failure.
     pub fn log(&mut self, text: impl FnOnce() -> String) {
         self.operations += u64::from(!self.calm);
         if self.history.len() == HISTORY {
@@ -281,7 +281,7 @@ impl World {
         self.adopt(mm, space)
     }
 
-    /// A process the kernel and the engine know already.
+    /// A process that the kernel and the engine already know.
     pub fn adopt(&mut self, mm: Mm, space: SpaceId) -> usize {
         self.procs.push(Proc {
             mm,
@@ -311,7 +311,7 @@ impl World {
         (!alive.is_empty()).then(|| alive[self.random.index(alive.len())])
     }
 
-    /// Something to write.
+    /// Contents to write.
     pub fn new_content(&mut self) -> Content {
         self.next_content += 1;
         match self.random.below(16) {
@@ -322,7 +322,7 @@ impl World {
         }
     }
 
-    /// Does what the engine asks for after a layout event.
+    /// Carries out the engine's answer to a layout event.
     pub fn effect(&mut self, effect: Effect) {
         if effect.cancel_batch && (self.batch.is_some() || !self.aside.is_empty()) {
             self.cancel_batches();
@@ -330,8 +330,8 @@ impl World {
         }
     }
 
-    /// Tells the engine what each tier holds. As live, a tier in memory may take a part of the
-    /// limit only.
+    /// Reports to the engine what each tier holds. As live, a tier in memory may take only a part
+    /// of the limit.
     pub fn update_pool(&mut self) {
         let limit = self.engine.books().limit().0;
         let last = self.tiers.len() - 1;
@@ -358,7 +358,7 @@ impl World {
         self.engine.migrations().set_tiers(states);
     }
 
-    /// Frees slots that nothing refers to.
+    /// Frees slots that no page refers to.
     pub fn give_back_freed(&mut self) {
         self.engine.take_freed(&mut self.freed);
         for (tier, slot) in std::mem::take(&mut self.freed) {
@@ -385,9 +385,9 @@ impl World {
         any
     }
 
-    /// Takes step `number`, then checks what it touched; every so often everything.
+    /// Takes step `number`, then checks the pages it touched. At intervals checks everything.
     ///
-    /// Panics with what is wrong: every assertion that fails here is a bug of the engine, of a
+    /// Panics with the difference: every assertion that fails here is a bug of the engine, of a
     /// policy, or of this runtime.
     pub fn take_step(&mut self, number: u64) {
         self.begin(number);
@@ -404,7 +404,7 @@ impl World {
         }
     }
 
-    /// Random numbers from here on are those of step `number`.
+    /// From here on, random numbers are those of step `number`.
     pub(super) fn begin(&mut self, number: u64) {
         self.steps = number;
         let seed = mix(self.setup.seed ^ mix(number));
@@ -414,7 +414,7 @@ impl World {
         }
     }
 
-    /// One random step of anything.
+    /// Takes one random step.
     fn step(&mut self) {
         if let Some(left) = self.down_for {
             return self.step_without_manager(left);
