@@ -5,9 +5,9 @@ import java.nio.charset.StandardCharsets;
 /**
  * The JSON document a value is stored in.
  *
- * <p>YCSB's deterministic values are strings of decimal hash codes, which LZ4 cannot shrink; real records carry names,
- * types and defaults around their values. With this envelope redis' memory compresses about 3:1, so half of it in DRAM
- * is possible for compressed memory at all.
+ * <p>YCSB's deterministic values are strings of decimal hash codes, which LZ4 cannot shrink. Real records have names,
+ * types and defaults around their values. With this envelope redis' memory compresses about 3:1. Without it, compressed
+ * memory could not hold all of it in half the DRAM.
  */
 final class Envelope {
   private static final String BEFORE_VALUE =
