@@ -26,8 +26,8 @@ struct Search<'a> {
     replays_max: u32,
 }
 
-/// Shrinks what [`super::run`] or [`super::replay`] ended with; `None` when it did not fail, or
-/// does not fail again.
+/// Shrinks the storm that [`super::run()`] or [`super::replay`] ended with. `None` when it did not
+/// fail, or does not fail again.
 ///
 /// Cost: at most `replays_max` replays, each shorter than the last one that failed.
 pub fn minimise(ended: &Ended, replays_max: u32) -> Option<Minimised> {
