@@ -36,10 +36,16 @@ pub enum Becomes {
     /// The program dropped its content.
     Dropped,
     /// The live manager evicted it. The simulation's own policy decides whether it does so too.
-    Evicted,
+    Evicted {
+        /// Number of the live batch: pages of two batches that follow each other differ in it.
+        batch: u16,
+    },
     /// The same, but the live manager named it, not its policy. A simulation that follows evictions
     /// names it, too.
-    Named,
+    Named {
+        /// As of `Evicted`.
+        batch: u16,
+    },
     /// The next reference faults on it before it is out, so it is put back.
     Recalled,
     /// Live it could not leave after all, or its mapping was moved to here.
@@ -203,9 +209,10 @@ impl Collector {
                 {
                     written(brought, address, moved);
                 }
+                let batch = event.thread;
                 match movement {
-                    Movement::Named => Becomes::Named,
-                    _ => Becomes::Evicted,
+                    Movement::Named => Becomes::Named { batch },
+                    _ => Becomes::Evicted { batch },
                 }
             }
             Kind::Movement(Movement::Clean) => {
@@ -295,6 +302,8 @@ impl Collector {
 mod tests {
     use super::*;
 
+    const EVICTED: Becomes = Becomes::Evicted { batch: 0 };
+
     /// A live trace of entries by page, with its movements: (references before, page, what).
     fn collected(entries: &[(u64, Kind)]) -> (MemoryTrace, Vec<(usize, u64, Becomes)>) {
         let mut collector = Collector::new(true);
@@ -337,15 +346,15 @@ mod tests {
             (1, gone),
         ];
         let (_, short) = collected(&entries);
-        use Becomes::{Evicted, Used, Written};
+        use Becomes::{Used, Written};
         let expected = [
             (2, 2, Written), // the second reference, before the evictions that follow it
             (2, 1, Used),
-            (2, 1, Evicted),
-            (2, 2, Evicted),
+            (2, 1, EVICTED),
+            (2, 2, EVICTED),
             (4, 1, Written),
-            (4, 2, Evicted),
-            (4, 1, Evicted),
+            (4, 2, EVICTED),
+            (4, 1, EVICTED),
         ];
         assert_eq!(short, expected);
     }
@@ -368,11 +377,8 @@ mod tests {
             (1, clean),
         ];
         let (_, short) = collected(&entries);
-        let left = (1, 1, Becomes::Evicted);
-        assert_eq!(
-            short,
-            [left, (1, 1, Becomes::Recalled), (2, 1, Becomes::Evicted)]
-        );
+        let left = (1, 1, EVICTED);
+        assert_eq!(short, [left, (1, 1, Becomes::Recalled), (2, 1, EVICTED)]);
     }
 
     #[test]
@@ -387,8 +393,8 @@ mod tests {
         );
         let entries = [(1, write), (0, ended), (0, forked), (1, gone), (1, clean)];
         let (_, short) = collected(&entries);
-        use Becomes::{Ended, Evicted, Forked};
-        let expected = [(1, 0, Ended), (1, 0, Forked { parent: 0 }), (1, 1, Evicted)];
+        use Becomes::{Ended, Forked};
+        let expected = [(1, 0, Ended), (1, 0, Forked { parent: 0 }), (1, 1, EVICTED)];
         assert_eq!(short, expected); // as far as is known, the write did change something
     }
 
@@ -445,18 +451,18 @@ mod tests {
         ];
         let (trace, short) = collected(&entries);
         assert!(trace.tells_ahead());
-        use Becomes::{Ahead, Evicted, Unchanged, Written};
+        use Becomes::{Ahead, Unchanged, Written};
         let expected = [
             (1, 1, Written),
             (1, 2, Ahead { written: false }),
             (1, 3, Ahead { written: true }),
-            (1, 1, Evicted),
-            (1, 2, Evicted),
-            (1, 3, Evicted),
+            (1, 1, EVICTED),
+            (1, 2, EVICTED),
+            (1, 3, EVICTED),
             (2, 1, Unchanged), // by the second reference, a write
             (3, 2, Written),
-            (3, 1, Evicted),
-            (3, 2, Evicted),
+            (3, 1, EVICTED),
+            (3, 2, EVICTED),
             (3, 3, Ahead { written: false }),
         ];
         assert_eq!(short, expected);

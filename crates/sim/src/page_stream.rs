@@ -400,10 +400,10 @@ mod tests {
             what,
         };
         let moved = [
-            of(0, Becomes::Evicted),
-            of(4 * mib2, Becomes::Evicted),
+            of(0, Becomes::Evicted { batch: 0 }),
+            of(4 * mib2, Becomes::Evicted { batch: 0 }),
             of(mib2 + 4096, Becomes::Dropped),
-            of(9 * mib2 + 4096, Becomes::Evicted),
+            of(9 * mib2 + 4096, Becomes::Evicted { batch: 0 }),
         ];
         let built = PageStream::build_moved("test", &packed, &moved, 4096).expect("few pages");
         let mut numbers: Vec<_> = built.moved.iter().map(|moved| moved.number).collect();

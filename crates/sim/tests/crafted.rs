@@ -46,10 +46,11 @@ fn page(random: &mut Random) -> u64 {
 }
 
 fn becomes(random: &mut Random) -> Becomes {
+    let batch = random.below(2) as u16;
     match random.below(14) {
         0 => Becomes::Found,
         1 => Becomes::Dropped,
-        2 => Becomes::Named,
+        2 => Becomes::Named { batch },
         3 => Becomes::Recalled,
         4 => Becomes::Returned,
         5 if random.below(4) == 0 => Becomes::Locked,
@@ -63,7 +64,7 @@ fn becomes(random: &mut Random) -> Becomes {
         10 => Becomes::Forked {
             parent: (NUMBERS[random.below(SPACES) as usize] + random.below(16) / 15) as u16,
         },
-        _ => Becomes::Evicted,
+        _ => Becomes::Evicted { batch },
     }
 }
 

@@ -3,13 +3,16 @@
 
 #![allow(clippy::unwrap_used)] // everything here is a test helper
 
-use undercroft_sim::memory_trace::Becomes::{self, Ended, Evicted, Forked, Found, Named, Shared};
+use undercroft_sim::memory_trace::Becomes::{self, Ended, Forked, Found, Shared};
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Memory, Room, Setup};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, Outcome, PageStream, simulate};
 
 const PAGE: u64 = 4096;
+
+const EVICTED: Becomes = Becomes::Evicted { batch: 0 };
+const NAMED: Becomes = Becomes::Named { batch: 0 };
 
 /// Bytes from one address space to the next.
 const SPACE: u64 = 1 << 47;
@@ -115,11 +118,11 @@ fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
     // with the child's.
     let mut live = Live::default();
     (0..3).for_each(|page| live.write(0, page));
-    live.tell(0, 0, Evicted);
+    live.tell(0, 0, EVICTED);
     live.write(0, 3);
     live.fork(0, 1);
-    live.tell(0, 1, Evicted);
-    live.tell(0, 2, Evicted);
+    live.tell(0, 1, EVICTED);
+    live.tell(0, 2, EVICTED);
     live.tell(1, 2, Found);
     live.read(1, 1);
     live.read(1, 2);
@@ -208,12 +211,12 @@ fn processes_that_had_a_number_one_after_the_other_are_not_each_others_children(
 fn a_page_that_leaves_after_its_relatives_is_not_written_again() {
     let mut live = Live::default();
     (0..3).for_each(|page| live.write(0, page));
-    live.tell(0, 0, Evicted);
+    live.tell(0, 0, EVICTED);
     live.write(0, 3);
     live.fork(0, 1);
-    live.tell(0, 2, Evicted);
+    live.tell(0, 2, EVICTED);
     live.tell(1, 1, Found); // charged for the frame of page 1, and it leaves
-    live.tell(1, 1, Named);
+    live.tell(1, 1, NAMED);
     live.read(1, 1);
     let outcome = live.run(|s| s.room = Room::Traced);
     assert_eq!((outcome.evictions, outcome.clean_evictions), (3, 1));

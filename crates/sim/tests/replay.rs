@@ -7,8 +7,7 @@ use undercroft_base::Nanos;
 use undercroft_model::device::profiles;
 use undercroft_seeded::Random;
 use undercroft_sim::memory_trace::Becomes::{
-    self, Ahead, Dropped, Evicted, Found, Locked, Named, Recalled, Returned, Unchanged, Used,
-    Written,
+    self, Ahead, Dropped, Found, Locked, Recalled, Returned, Unchanged, Used, Written,
 };
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
@@ -16,6 +15,9 @@ use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, Outcome, Sweep, simulate};
 
 const PAGE: u64 = 4096;
+
+const EVICTED: Becomes = Becomes::Evicted { batch: 0 };
+const NAMED: Becomes = Becomes::Named { batch: 0 };
 
 /// `count` references to `footprint` pages, skewed; every `writes`th of ten writes.
 fn skewed(count: u64, footprint: u64, writes: u64, seed: u64) -> Vec<u64> {
@@ -408,7 +410,7 @@ fn room_made_ahead_keeps_a_reserve_and_hits_no_more_than_without() {
 fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     let references = [1, 2, 3, 1, 2, 3];
     // Two pages left after the third reference, whichever they are.
-    let evicted = [(3, 7, Evicted), (3, 8, Evicted)];
+    let evicted = [(3, 7, EVICTED), (3, 8, EVICTED)];
     let ignored = run(&live(&references, &evicted), pages(3));
     assert_eq!((ignored.misses, ignored.evictions), (3, 0));
     let followed = run(&live(&references, &evicted), |s| {
@@ -433,18 +435,23 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     let one = traced(&references, &[&evicted[..], &[(4, 2, Recalled)]].concat());
     assert_eq!((one.misses, one.evictions), (5, 1));
     // The next batch evicts page 2, and names 3.
-    let more = [(4, 9, Evicted), (4, 2, Recalled), (5, 3, Recalled)];
+    let more = [(4, 9, EVICTED), (4, 2, Recalled), (5, 3, Recalled)];
     let more = [&both[..3], &more].concat();
     let more = traced(&references, &more);
     assert_eq!((more.misses, more.evictions), (6, 1));
     // Page 1 stayed after all. So it does when it may not leave.
     let stayed = traced(&references, &[&evicted[..], &[(3, 1, Returned)]].concat());
     assert_eq!((stayed.misses, stayed.evictions), (4, 1));
+    // It is out when the next batch begins. If it stayed all the same, it is in memory again.
+    let next = Becomes::Evicted { batch: 1 };
+    let late = [(3, 7, EVICTED), (3, 8, next), (3, 1, Returned)];
+    let late = traced(&references, &late);
+    assert_eq!((late.misses, late.evictions), (4, 2));
     let last = |moved: &[_]| traced(&[1, 2, 3, 1], moved).misses;
     assert_eq!(last(&evicted[..1]), 4);
     assert_eq!(last(&[&[(0, 1, Locked)], &evicted[..1]].concat()), 3);
     // More than there are.
-    let many: Vec<_> = (0..100).map(|page| (3, page, Evicted)).collect();
+    let many: Vec<_> = (0..100).map(|page| (3, page, EVICTED)).collect();
     let followed = run(&live(&references, &many), |s| {
         pages(3)(s);
         s.room = Room::Traced;
@@ -456,7 +463,7 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
 fn a_run_that_began_above_its_limit_evicts_no_more_than_it_did() {
     // Twelve pages, and room for ten; four left before the first fault.
     let mut moved: Vec<_> = (0..12).map(|page| (0, page, Found)).collect();
-    moved.extend((0..4).map(|page| (0, page, Evicted)));
+    moved.extend((0..4).map(|page| (0, page, EVICTED)));
     let of = |room, moved: &[_]| {
         run(&live(&[20], moved), |s| {
             pages(10)(s);
@@ -485,12 +492,12 @@ fn pages_that_the_manager_named_leave_whatever_the_policy_says() {
         );
         run.misses - 200
     };
-    assert_eq!(misses(70, Named, Room::Traced), 1);
-    assert_eq!(misses(0, Named, Room::Traced), 0);
-    assert_eq!(misses(70, Evicted, Room::Traced), 0);
-    assert_eq!(misses(0, Evicted, Room::Traced), 1);
+    assert_eq!(misses(70, NAMED, Room::Traced), 1);
+    assert_eq!(misses(0, NAMED, Room::Traced), 0);
+    assert_eq!(misses(70, EVICTED, Room::Traced), 0);
+    assert_eq!(misses(0, EVICTED, Room::Traced), 1);
     // The compared policies decide for themselves.
-    assert_eq!(misses(70, Named, Room::Ahead), 0);
+    assert_eq!(misses(70, NAMED, Room::Ahead), 0);
 }
 
 #[test]
@@ -498,9 +505,9 @@ fn where_no_page_may_leave_a_traced_eviction_comes_to_nothing() {
     // Page 1 is locked, and page 2 is the newest: no page can be named while there is room.
     let moved = [
         (0, 1, Locked),
-        (2, 2, Evicted),
-        (3, 1, Evicted),
-        (3, 2, Evicted),
+        (2, 2, EVICTED),
+        (3, 1, EVICTED),
+        (3, 2, EVICTED),
     ];
     for reclaim in ["lru", "clock", "active_inactive"] {
         let outcome = run(&live(&[1, 2, 3], &moved), |s| {
@@ -586,7 +593,7 @@ fn a_window_comes_with_its_fault_also_where_its_room_or_its_pages_were_still_on_
     // 23 of 24 pages. Eleven leave. By the next fault at least as many are out as its window of
     // three takes.
     let references: Vec<u64> = (0..23).chain([30, 7]).collect();
-    let mut moved: Vec<_> = (0..11).map(|page| (23, page, Evicted)).collect();
+    let mut moved: Vec<_> = (0..11).map(|page| (23, page, EVICTED)).collect();
     let along = |after, page| (after, page, Ahead { written: false });
     moved.extend([31, 32, 33].map(|page| along(24, page)));
     // The last of the batch come back: they are out by then.

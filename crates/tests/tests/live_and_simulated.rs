@@ -27,9 +27,10 @@ const LOOP_APART_MAX: f64 = 1.0;
 /// (seen: 0.0 to 0.2).
 const SHARED_APART_MAX: f64 = 0.5;
 
-/// For fork children that write what they share (seen: 0.0 in 19 of 20 runs; -1.4 and -1.5 on a
-/// busy machine, for a cause that is not known yet).
-const FORKED_APART_MAX: f64 = 3.0;
+/// The same, if the manager gave up commands (seen: -0.3 to -2.9, with 1 to 9 of them). It does so
+/// when an agent has no CPU for 25 ms, and then passes over all pages of that process for a while.
+/// A trace does not tell of that.
+const GIVEN_UP_APART_MAX: f64 = 5.0;
 
 /// Pages that may be on their way out together.
 const EVICTION_BATCH: f64 = 64.0;
@@ -355,6 +356,18 @@ fn expected(live: &Outcome, trace: &str) -> [f64; 2] {
     [faults(live), left]
 }
 
+/// How far the replay of a run of several processes may be off, in percent.
+fn apart_max(live: &Outcome) -> f64 {
+    let given_up = live.number("manager.orders_given_up").expect("a report");
+    if given_up == 0.0 {
+        return SHARED_APART_MAX;
+    }
+    say(&format!(
+        "{given_up} commands were given up: the replay may be {GIVEN_UP_APART_MAX} % off"
+    ));
+    GIVEN_UP_APART_MAX
+}
+
 fn json<'a>(words: impl IntoIterator<Item = &'a str>) -> Value {
     let text = Job::new(undercroft()).args(words).run().expect(0).text();
     serde_json::from_str(&text).expect("JSON")
@@ -461,7 +474,7 @@ fn processes_that_share_a_limit_fault_as_often_in_the_simulator() {
             by[0], by[1]
         ));
         assert!(expected[0] > 5_000.0, "{expected:?} prove nothing");
-        assert!(by.iter().all(|by| by.abs() < SHARED_APART_MAX), "{by:?}");
+        assert!(by.iter().all(|by| by.abs() < apart_max(&live)), "{by:?}");
     }
 }
 
@@ -507,7 +520,7 @@ fn fork_children_fault_as_often_in_the_simulator() {
         ));
         check_turns(&trace, 10_000);
         assert!(expected[0] > 10_000.0, "{expected:?} prove nothing");
-        assert!(by.iter().all(|by| by.abs() < FORKED_APART_MAX), "{by:?}");
+        assert!(by.iter().all(|by| by.abs() < apart_max(&live)), "{by:?}");
     }
 }
 
@@ -565,7 +578,7 @@ fn a_program_that_drops_memory_faults_as_often_in_the_simulator() {
             by[0], by[1], by[2]
         ));
         assert!(expected[0] > 20_000.0, "{expected:?} prove nothing");
-        assert!(by.iter().all(|by| by.abs() < SHARED_APART_MAX), "{by:?}");
+        assert!(by.iter().all(|by| by.abs() < apart_max(&live)), "{by:?}");
     }
 }
 

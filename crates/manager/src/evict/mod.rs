@@ -406,9 +406,7 @@ impl Evictor {
         let mut engine = self.shared.books.engine();
         let any = select(&mut engine, items);
         if let (Some(record), true) = (&self.shared.books.record, any) {
-            for item in items.iter() {
-                record.moved(item.space, item.page, movement);
-            }
+            record.left(movement, items.iter().map(|item| (item.space, item.page)));
         }
         any
     }

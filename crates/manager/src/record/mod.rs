@@ -47,6 +47,8 @@ enum What {
     Fault { write: bool, thread: ThreadId },
     /// So many of them moved.
     Moved(Movement, u64),
+    /// It was chosen to leave, in the batch of that number.
+    Left(Movement, u16),
     /// So many were dropped by the program: those of them that the trace told of.
     Dropped(u64),
     /// So many were given another address.
@@ -85,6 +87,8 @@ struct Inbox {
     queue: Mutex<Queue>,
     wake: Condvar,
     dropped: AtomicU64,
+    /// Batches of evictions so far.
+    batches: AtomicU64,
     started: Instant,
 }
 
@@ -145,6 +149,7 @@ impl Record {
             }),
             wake: Condvar::new(),
             dropped: AtomicU64::new(0),
+            batches: AtomicU64::new(0),
             started: Instant::now(),
         });
         let out = Out::new(inbox.clone(), path, TraceWriter::new(output, header)?);
@@ -165,6 +170,14 @@ impl Record {
     /// A page came or left without a reference.
     pub fn moved(&self, space: SpaceId, page: VirtPage, movement: Movement) {
         self.push(space, page, What::Moved(movement, 1));
+    }
+
+    /// A batch of pages was chosen to leave, as `movement`.
+    pub fn left(&self, movement: Movement, pages: impl Iterator<Item = (SpaceId, VirtPage)>) {
+        let batch = self.inbox.batches.fetch_add(1, Ordering::Relaxed) as u16;
+        for (space, page) in pages {
+            self.push(space, page, What::Left(movement, batch));
+        }
     }
 
     /// A page in memory was used. Dropped sooner than anything else: a look at a large program finds very many.
@@ -437,7 +450,7 @@ mod tests {
         let (space, thread) = (SpaceId(3), ThreadId(9));
         let found = recorded(|record| {
             record.found(space, pages(10, 13));
-            record.moved(space, VirtPage(11), Movement::Evicted);
+            record.left(Movement::Evicted, [(space, VirtPage(11))].into_iter());
             record.fault(space, VirtPage(20), true, thread);
             record.dropped(space, pages(0, 100));
             record.dropped(space, pages(0, 100));
@@ -461,7 +474,7 @@ mod tests {
             record.found(space, pages(10, 12));
             record.found(space, pages(50, 51));
             record.found(space, pages(12, 13));
-            record.moved(space, VirtPage(12), Movement::Evicted);
+            record.left(Movement::Evicted, [(space, VirtPage(12))].into_iter());
             record.remapped(space, pages(10, 13), VirtPage(49));
             record.dropped(space, pages(0, 100));
         });
@@ -475,7 +488,7 @@ mod tests {
         let space = SpaceId(0);
         let found = recorded(|record| {
             for page in [1, 2, 3] {
-                record.moved(space, VirtPage(page), Movement::Evicted);
+                record.left(Movement::Evicted, [(space, VirtPage(page))].into_iter());
             }
             record.waits(space, VirtPage(1), true, ThreadId(5));
             record.waits(space, VirtPage(1), false, ThreadId(6));
@@ -510,7 +523,7 @@ mod tests {
             for page in [10, 11, 12, 20] {
                 record.accessed(space, VirtPage(page)); // 12 and 20 are a fork child's, say
             }
-            record.moved(space, VirtPage(11), Movement::Evicted);
+            record.left(Movement::Evicted, [(space, VirtPage(11))].into_iter());
             record.accessed(space, VirtPage(10));
             record.accessed(SpaceId(1), VirtPage(11));
         });
@@ -564,7 +577,7 @@ mod tests {
         record.forked(parent, other); // nothing is known of it yet
         record.ended(other);
         record.found(parent, pages(10, 12));
-        record.moved(parent, VirtPage(11), Movement::Evicted);
+        record.left(Movement::Evicted, [(parent, VirtPage(11))].into_iter());
         record.forked(parent, child);
         record.dropped(parent, pages(0, 100));
         record.accessed(child, VirtPage(10));

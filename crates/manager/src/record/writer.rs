@@ -139,7 +139,7 @@ impl<W: Write> Out<W> {
             What::Dropped(_) | What::Remapped(..) | What::Ended => {
                 self.spaces.get(&seen.space).copied()
             }
-            What::Fault { .. } | What::Moved(..) => self.client(seen.space),
+            What::Fault { .. } | What::Moved(..) | What::Left(..) => self.client(seen.space),
         };
         let Some(client) = client else {
             return Ok(());
@@ -182,12 +182,14 @@ impl<W: Write> Out<W> {
                     // The others are no news of where the page is.
                     if movement.is_arrival() {
                         known.insert(page, true);
-                    } else if matches!(movement, Movement::Evicted | Movement::Named) {
-                        known.insert(page, false);
                     }
                     put(page, moved(movement), 0)?;
                 }
                 Ok(())
+            }
+            What::Left(movement, batch) => {
+                known.insert(first, false);
+                put(first, moved(movement), batch)
             }
             What::Dropped(count) => {
                 for (page, _) in known.take(first..first + count) {

@@ -41,7 +41,9 @@ impl Host {
                 Becomes::Recalled => client.recalled_at = moved.after + 1,
                 Becomes::Locked => self.lock(client, page),
                 Becomes::Used => used(client, no),
-                Becomes::Evicted | Becomes::Named => self.evict_batch(client, moved)?,
+                Becomes::Evicted { .. } | Becomes::Named { .. } => {
+                    self.evict_batch(client, moved)?
+                }
                 Becomes::Returned => self.return_page(client, no)?,
                 Becomes::Shared if self.share(client, no) => {}
                 Becomes::Found | Becomes::Shared => self.find(client, no)?,
@@ -73,7 +75,7 @@ impl Host {
         let start = client.moved - 1;
         client.moved = start + count;
         match (self.setup.room, first.what) {
-            (Room::Traced, Becomes::Named) => self.evict_these(client, start, count),
+            (Room::Traced, Becomes::Named { .. }) => self.evict_these(client, start, count),
             (Room::Traced, _) => self.evict_so_many(client, count),
             _ => Ok(()),
         }
@@ -87,7 +89,14 @@ impl Host {
             engine
                 .evictions()
                 .settle(client.batch[index].at, Taken::NotTried, wake);
-        } else if client.engine.books().entry(client.space, page) == Entry::UNTOUCHED {
+            return Ok(());
+        }
+        // It was in an order that was given up, whose answer came when other batches had left. Its
+        // copy here is of no use.
+        if client.engine.books().entry(client.space, page).state == PageState::Stored {
+            self.drop_pages(client, no.0, 1)?;
+        }
+        if client.engine.books().entry(client.space, page) == Entry::UNTOUCHED {
             let range = VirtRange::new(page, page.plus(1));
             client.engine.discovery().found_again(client.space, range);
             client.marks[no.0 as usize] |= KNOWN | WRITTEN | DIRTY;

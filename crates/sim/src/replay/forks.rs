@@ -79,7 +79,7 @@ impl Host {
         let mut stays = 0;
         if client.leaving != 0 {
             let next = client.stream.moved[client.moved..].iter();
-            let until = |what| matches!(what, Becomes::Evicted | Becomes::Named);
+            let until = |what| matches!(what, Becomes::Evicted { .. } | Becomes::Named { .. });
             for moved in next.take_while(|moved| !until(moved.what)) {
                 if matches!(moved.what, Becomes::Returned | Becomes::Recalled)
                     && let Some(index) = client.on_its_way(PageNo(moved.number))
