@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use undercroft_base::VirtRange;
+use undercroft_base::{VirtPage, VirtRange};
 use undercroft_sys::access::{AccessError, AccessScanner, BlockScan, ClearRefs, blocks_of, clear};
 use undercroft_sys::process::PidFd;
 
@@ -24,6 +24,26 @@ fn scanner() -> AccessScanner {
         Ok(scanner) => scanner,
         Err(error) => crate::skip(&format!("no access bits here: {error}")),
     }
+}
+
+/// Whether this machine runs DAMON on its memory. Some times a second that clears the bit of one
+/// page in each of its thousands of regions.
+fn damon_runs() -> bool {
+    let Ok(threads) = std::fs::read_dir("/sys/kernel/mm/damon/admin/kdamonds") else {
+        return false;
+    };
+    let state = |of: std::fs::DirEntry| std::fs::read_to_string(of.path().join("state"));
+    threads
+        .flatten()
+        .any(|of| state(of).is_ok_and(|state| state.trim() == "on"))
+}
+
+/// `found` are the pages of `touched`, all of them; where DAMON runs, but for one in two hundred.
+fn assert_found(found: &[usize], touched: &[usize]) {
+    let lost = touched.iter().filter(|page| !found.contains(page)).count();
+    let most = if damon_runs() { touched.len() / 200 } else { 0 };
+    assert!(lost <= most, "{lost} of {} pages were lost", touched.len());
+    assert_eq!(found.len(), touched.len() - lost, "others were found");
 }
 
 /// (present, accessed) pages of a range of a process.
@@ -68,8 +88,9 @@ fn a_scan_finds_exactly_the_pages_that_were_touched() {
     for page in &touched {
         area.fill(*page, 1);
     }
-    let found = look(&mut scanner, own, area.range());
-    assert_eq!(found, (touched.clone(), touched.clone()));
+    let (present, accessed) = look(&mut scanner, own, area.range());
+    assert_eq!(present, touched);
+    assert_found(&accessed, &touched);
     let myself = PidFd::open(own).unwrap();
     clear(myself.as_fd(), &[area.range()]).unwrap();
     let left = look(&mut scanner, own, area.range());
@@ -90,7 +111,8 @@ fn a_scan_finds_exactly_the_pages_that_were_touched() {
         present.len(),
         accessed.len()
     );
-    assert_eq!((present, accessed), (touched, again));
+    assert_eq!(present, touched);
+    assert_found(&accessed, &again);
 }
 
 fn clear_refs_clears_every_bit_of_a_process_and_no_other() {
@@ -199,22 +221,33 @@ fn a_scan_costs_nanoseconds_a_page() {
     let all = ClearRefs::open(std::process::id()).unwrap();
     let myself = PidFd::open(std::process::id()).unwrap();
     let (mut scans, mut clears, mut colds) = (Vec::new(), Vec::new(), Vec::new());
+    let mut whole_rounds = 0;
     for _ in 0..9 {
         (0..pages).for_each(|page| area.write(page, 1));
         let began = Instant::now();
-        let mut found = 0;
-        let blocks = blocks_of(&[area.range()]);
-        let result = scanner.scan(std::process::id(), &blocks, |block| {
-            found += block
-                .accessed
-                .iter()
-                .map(|word| word.count_ones())
-                .sum::<u32>();
+        let mut blocks = Vec::new();
+        let wanted = blocks_of(&[area.range()]);
+        let result = scanner.scan(std::process::id(), &wanted, |block| {
+            blocks.push((block.start, block.accessed));
         });
         result.unwrap();
         scans.push(began.elapsed());
-        // Reclaim, and DAMON if the machine runs it, clear single bits at the same time.
-        assert!(found as usize + pages / 100 >= pages, "{found} of {pages}");
+        let is_used = |page: VirtPage| {
+            let of = blocks
+                .iter()
+                .find(|(start, _)| (*start..start.plus(512)).contains(&page));
+            of.is_some_and(|(start, used)| {
+                let at = (page.0 - start.0) as usize;
+                used[at / 64] >> (at % 64) & 1 == 1
+            })
+        };
+        let found = area.range().pages().filter(|page| is_used(*page)).count();
+        let lost = pages - found;
+        assert!(
+            lost <= if damon_runs() { pages / 200 } else { 0 },
+            "{lost} of {pages}"
+        );
+        whole_rounds += usize::from(found == pages);
         let began = Instant::now();
         all.clear().unwrap();
         clears.push(began.elapsed());
@@ -224,6 +257,10 @@ fn a_scan_costs_nanoseconds_a_page() {
         colds.push(began.elapsed());
         (0..pages).for_each(|page| area.write(page, 1));
     }
+    assert!(
+        whole_rounds >= 6,
+        "{whole_rounds} of 9 rounds found all pages"
+    );
     let each = |times: &mut Vec<std::time::Duration>| {
         times.sort();
         times[times.len() / 2].as_nanos() as f64 / pages as f64
