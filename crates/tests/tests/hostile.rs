@@ -201,6 +201,50 @@ fn no_thread_keeps_rights_that_the_program_gave_up() {
     }
 }
 
+/// By the kernel's word: the manager is filtered and gains no rights, the program is as it was.
+#[test]
+fn the_manager_gives_up_rights_and_the_program_keeps_its_own() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(
+            "the_manager_gives_up_rights_and_the_program_keeps_its_own",
+            "a plain run has no manager",
+        );
+    }
+    // The program's parent is the keeper. Its children are the manager and the program.
+    let script = "for child in $(cat /proc/$PPID/task/*/children); do
+                    echo of $(tr '\\0' ' ' < /proc/$child/cmdline | cut -c-18)
+                    grep -E '^(NoNewPrivs|Seccomp):' /proc/$child/status
+                  done";
+    let text = Job::new("sh")
+        .args(["-c", script])
+        .limit(48 * MIB)
+        .run()
+        .expect(0)
+        .text();
+    let own = std::fs::read_to_string("/proc/self/status").expect("a status");
+    let line = |name: &str| -> String {
+        let found = own.lines().find(|line| line.starts_with(name));
+        found.expect("the kernel says it").replace('\t', " ")
+    };
+    let of = |who: &str| -> Vec<String> {
+        let mut lines = text.lines().skip_while(|line| *line != format!("of {who}"));
+        lines
+            .by_ref()
+            .skip(1)
+            .take(2)
+            .map(|line| line.replace('\t', " "))
+            .collect()
+    };
+    let manager = of("undercroft manager");
+    assert_eq!(manager, ["NoNewPrivs: 1", "Seccomp: 2"], "{text}");
+    assert_eq!(
+        of("sh -c for child in"),
+        [line("NoNewPrivs:"), line("Seccomp:")],
+        "{text}"
+    );
+}
+
 #[test]
 fn a_filter_that_kills_kills_nobody_who_does_not_call() {
     let _turn = one_at_a_time();
