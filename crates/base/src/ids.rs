@@ -111,6 +111,11 @@ impl VirtRange {
         }
     }
 
+    /// The range of one page.
+    pub fn one(page: VirtPage) -> VirtRange {
+        VirtRange::new(page, page.plus(1))
+    }
+
     /// The range of the addresses `[start, end)`, both page-aligned.
     pub fn of_addresses(start: u64, end: u64) -> VirtRange {
         VirtRange::new(VirtPage::of(start), VirtPage::of(end))

@@ -273,7 +273,9 @@ impl Control {
             None => self.fork_child(hello.nonce, beacon, pid)?,
         };
         let staging_area = VirtRange::of_addresses(ready.staging, holding);
-        process.uffd.register(staging_area, RegisterMode::MISSING)?;
+        process
+            .memory
+            .register(staging_area, RegisterMode::MISSING)?;
         let _ = process.identity.set(Identity {
             pid,
             pidfd: pidfd.into(),
@@ -299,7 +301,7 @@ impl Control {
             crate::space::cow::protect(&self.shared.books, &process, pid); // its one thread waits for the answer
         }
         self.look_soon();
-        let given = [process.uffd.as_fd()];
+        let given = [process.memory.as_fd()];
         fdpass::send(greeting.socket.as_fd(), &answer(false), &given)
     }
 

@@ -20,6 +20,7 @@ use crate::books::page_of;
 use crate::space::agent::{Agent, Readiness};
 use crate::space::command::{Done, NotDone};
 use crate::space::discover::settle_without_agent;
+use crate::space::port::{Space, Wake};
 use crate::space::process::Process;
 
 /// Longest wait for an answer, which takes some 50 us where the agent has a CPU; and for that of an
@@ -307,7 +308,7 @@ impl Evictor {
                 missed = true; // it moved, or was dropped: whoever comes to it is told
                 continue;
             }
-            match process.uffd.poison(VirtRange::new(page, page.plus(1))) {
+            match process.memory.poison(VirtRange::one(page)) {
                 Err(UffdError::Exists { .. } | UffdError::ClientGone) => {}
                 // Also where the layout changes: the books say what a fault is told.
                 _ => missed = true,
@@ -409,7 +410,7 @@ impl Evictor {
     /// Installs one page in one process, whose layout is locked. `age`: it has been tried for so
     /// long.
     fn put_at(&self, process: &Process, page: VirtPage, bytes: &[u8], age: Duration) -> Put {
-        match process.uffd.copy(page, bytes, false) {
+        match process.memory.install(page, bytes, Wake::Now) {
             Ok(()) | Err(UffdError::Exists { .. } | UffdError::ClientGone) => Put::There,
             // The mapping went away: its event is on the way, and tells where to, or that nobody
             // wants it. Where there is none (shmat with SHM_REMAP), nobody does.
@@ -423,7 +424,7 @@ impl Evictor {
     /// Nothing is mapped at this place of a page of the batch: it is as if the program had dropped
     /// it.
     fn forget_place(&self, space: SpaceId, page: VirtPage) {
-        let range = VirtRange::new(page, page.plus(1));
+        let range = VirtRange::one(page);
         let mut engine = self.shared.books.engine();
         engine.layout().removed(space, range);
         if let Some(record) = &self.shared.books.record {

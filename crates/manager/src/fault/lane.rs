@@ -1,22 +1,24 @@
 //! Plans being served: their pages are loaded, from memory at once or from a device by the ring,
 //! and installed.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use undercroft_base::{
-    FailKind, LoadError, Loaded, PAGE_BYTES, SpaceId, ThreadId, TierId, VirtPage, VirtRange,
-    page_checksum,
+    FailKind, LoadError, Loaded, PAGE_BYTES, SpaceId, ThreadId, TierId, VirtRange, page_checksum,
 };
+
 use undercroft_engine::limits::LOAD_PAGES_MAX;
-use undercroft_engine::{Install, LoadItem, LoadPlan};
+use undercroft_engine::{Install, LoadItem};
 use undercroft_sys::ring::Ring;
-use undercroft_sys::uffd::UffdError;
 use undercroft_trace::Movement;
 
 use super::FaultThread;
+use super::install::{Load, Loads};
 use crate::books::metered::MeteredTier;
+use crate::space::port::Space;
 use crate::space::process::Process;
 use crate::sync::lock;
 
@@ -25,39 +27,28 @@ const FREE_BATCH: usize = 64;
 
 /// One plan being served; its pages are `LOAD_PAGES_MAX` pages of the ring's arena.
 pub(super) struct Lane {
-    pub(super) plan: LoadPlan,
-    /// Per item: reads still in flight (1), or ready to be installed (0).
-    pending: [bool; LOAD_PAGES_MAX],
-    /// Per item: installed or given up.
-    finished: [bool; LOAD_PAGES_MAX],
-    /// Per item: not to be installed this time.
-    skipped: [bool; LOAD_PAGES_MAX],
+    pub(super) loads: Loads,
     process: Option<Arc<Process>>,
     /// Who faulted.
     thread: ThreadId,
     started: Instant,
     read_at: Instant,
     installed: Instant,
+    /// Reads, each of a run of items.
     in_flight: usize,
-    /// Per item: its read has failed once and was started again.
-    retried: [bool; LOAD_PAGES_MAX],
 }
 
 impl Lane {
     pub(super) fn new() -> Lane {
         let now = Instant::now();
         Lane {
-            plan: LoadPlan::default(),
-            pending: [false; LOAD_PAGES_MAX],
-            finished: [false; LOAD_PAGES_MAX],
-            skipped: [false; LOAD_PAGES_MAX],
+            loads: Loads::new(),
             process: None,
             thread: ThreadId(0),
             started: now,
             read_at: now,
             installed: now,
             in_flight: 0,
-            retried: [false; LOAD_PAGES_MAX],
         }
     }
 }
@@ -84,7 +75,7 @@ impl FaultThread {
         self.install_ready(lane);
         let this = &self.lanes[lane];
         if this.in_flight == 0 {
-            let items = &this.plan.items;
+            let items = &this.loads.plan.items;
             if items.len() == 1 && !items[0].fresh {
                 let times = [arrived, read, decided, loaded, this.installed];
                 self.shared.gauges.breakdown.add(times);
@@ -113,19 +104,16 @@ impl FaultThread {
         let base = lane * LOAD_PAGES_MAX;
         let this = &mut self.lanes[lane];
         this.in_flight = 0;
-        this.retried.fill(false);
         // A run of items whose copies follow each other on the device: (fd, offset of its end,
         // first, count).
         let mut run: Option<(i32, u64, usize, usize)> = None;
-        let fresh = this.plan.items[0].fresh;
-        for at in 0..this.plan.items.len() {
-            this.pending[at] = false;
-            this.finished[at] = false;
-            this.skipped[at] = false;
+        let fresh = this.loads.plan.items[0].fresh;
+        for at in 0..this.loads.plan.items.len() {
+            this.loads.states[at] = Load::Ready;
             if fresh {
                 continue;
             }
-            let item = this.plan.items[at];
+            let item = this.loads.plan.items[at];
             let Some(page) = self.ring.arena_mut().page_mut(base + at) else {
                 continue;
             };
@@ -137,7 +125,7 @@ impl FaultThread {
             match metered.load(item.slot, item.stamp, page) {
                 Ok(Loaded::Done) => {}
                 Ok(Loaded::Read { fd, offset }) => {
-                    this.pending[at] = true;
+                    this.loads.states[at] = Load::Reading { again: false };
                     match &mut run {
                         Some((f, end, first, count))
                             if *f == fd && *end == offset && *first + *count == at =>
@@ -153,7 +141,7 @@ impl FaultThread {
                         }
                     }
                 }
-                Err(_) => this.plan.items[at].install = Install::Lost,
+                Err(_) => this.loads.states[at] = Load::Lost,
             }
         }
         if let Some(run) = run {
@@ -181,7 +169,7 @@ impl FaultThread {
             if self.lanes[lane].process.is_some() {
                 self.install_ready(lane);
                 if self.lanes[lane].in_flight == 0 {
-                    served = Some(self.lanes[lane].plan.space);
+                    served = Some(self.lanes[lane].loads.plan.space);
                     self.release_lane(lane);
                 }
             }
@@ -198,8 +186,8 @@ impl FaultThread {
         this.in_flight -= 1;
         let took = this.read_at.elapsed().as_nanos() as u64;
         for at in first..first + count {
-            this.pending[at] = false;
-            let item = this.plan.items[at];
+            let retried = this.loads.states[at] == Load::Reading { again: true };
+            let item = this.loads.plan.items[at];
             let metered = &self.shared.books.tiers[item.tier.0 as usize];
             let verified = at - first < got
                 && self
@@ -212,186 +200,109 @@ impl FaultThread {
                     });
             lock(&metered.read_latency).saturating_record(took);
             if verified {
+                this.loads.states[at] = Load::Ready;
                 continue;
             }
             metered.errors.fetch_add(1, Ordering::Relaxed);
             // One more try, one page at a time: a transient error or a short read must not cost the
             // page.
-            if !std::mem::replace(&mut this.retried[at], true)
-                && let Ok(Loaded::Read { fd, offset }) = reload(metered, &item)
-            {
-                this.pending[at] = true;
+            if !retried && let Ok(Loaded::Read { fd, offset }) = reload(metered, &item) {
+                this.loads.states[at] = Load::Reading { again: true };
                 again = true;
                 let run = (fd, offset + PAGE_BYTES as u64, at, 1);
                 start_read(&mut self.ring, this, lane, base, run);
                 continue;
             }
             // A page brought along is not given up: if it is asked for, it is read once more.
-            if item.demanded {
-                this.plan.items[at].install = Install::Lost;
-            } else {
-                this.skipped[at] = true;
-            }
+            this.loads.states[at] = match item.demanded {
+                true => Load::Lost,
+                false => Load::Skipped,
+            };
         }
         if again {
             let _ = self.ring.submit(0);
         }
     }
 
-    /// Step 4: installs what is ready and not yet finished, the whole of each contiguous run in one
-    /// call.
+    /// Step 4: installs what is ready, the whole of each contiguous run in one call.
     fn install_ready(&mut self, lane: usize) {
         let base = lane * LOAD_PAGES_MAX;
-        let this = &mut self.lanes[lane];
-        let Some(process) = this.process.clone() else {
+        let Some(process) = self.lanes[lane].process.clone() else {
             return;
         };
-        let count = this.plan.items.len();
-        let space = this.plan.space;
-        // Whoever waits for one of these pages runs on, or faults again where it was not installed.
+        // Whoever waits for one of these pages goes on, or faults again where it was not installed.
         let mut wake: Option<VirtRange> = None;
-        let mut note_wake = |page: VirtPage| {
-            let range = wake.unwrap_or(VirtRange::new(page, page));
-            wake = Some(VirtRange::new(
-                range.start.min(page),
-                range.end.max(page.plus(1)),
-            ));
-        };
+        let mut demanded = false;
         let layout = process.layout.read();
         if !process.is_settled() {
-            this.skipped[..count].fill(true);
+            self.lanes[lane].loads.skip_ready();
         }
-        let mut start = 0;
-        let mut demanded_done = false;
-        while start < count {
-            // The next stretch of items that are ready.
-            if this.pending[start] || this.finished[start] {
-                start += 1;
-                continue;
-            }
-            let mut end = start + 1;
-            while end < count && !this.pending[end] && !this.finished[end] {
-                end += 1;
-            }
-            let items = &mut this.plan.items[start..end];
-            self.shared.books.engine().faults().validate(items);
-            let skipped = &this.skipped[start..end];
-            let mut at = 0;
-            let mut run_max = LOAD_PAGES_MAX;
-            while at < items.len() {
-                if !items[at].valid || items[at].install == Install::Lost || skipped[at] {
-                    at += 1;
-                    continue;
-                }
-                let mut stop = at + 1;
-                while stop < items.len()
-                    && stop - at < run_max
-                    && is_copied(&items[stop], this.plan.write)
-                        == is_copied(&items[at], this.plan.write)
-                    && items[stop].valid
-                    && items[stop].install != Install::Lost
-                    && !skipped[stop]
-                    && items[stop].page == items[stop - 1].page.plus(1)
-                {
-                    stop += 1;
-                }
-                let page = items[at].page;
-                let ahead = items[at].fresh && !is_copied(&items[at], this.plan.write);
-                let result = match items[at].fresh {
-                    true if ahead => {
-                        let range = VirtRange::new(page, page.plus((stop - at) as u64));
-                        process.uffd.zeropage(range, true)
-                    }
-                    true => {
-                        let zeros = &self.zeros[..(stop - at) * PAGE_BYTES];
-                        process.uffd.copy(page, zeros, true)
-                    }
-                    false => {
-                        let from = base + start + at;
-                        match self.ring.arena().pages(from, from + stop - at) {
-                            Some(bytes) => process.uffd.copy(page, bytes, true),
-                            None => Err(UffdError::LayoutChanging { done: 0 }),
-                        }
-                    }
-                };
-                let across = matches!(result, Err(UffdError::NotMapped { done: 0 }));
-                let (done, exists) = match result {
-                    Ok(()) => (stop - at, false),
-                    Err(UffdError::Exists { done }) => (done as usize, true),
-                    Err(
-                        UffdError::LayoutChanging { done }
-                        | UffdError::NotMapped { done }
-                        | UffdError::NoMemory { done }
-                        | UffdError::Busy { done },
-                    ) => (done as usize, false),
-                    Err(_) => (0, false),
-                };
-                for item in &mut items[at..at + done] {
-                    item.install = Install::Done;
-                }
-                if done > 0 && ahead {
-                    let zeros = VirtRange::new(page, page.plus(done as u64));
-                    self.shared.books.zero_runs.note(space, zeros);
-                }
-                at += done;
-                if exists && at < stop {
-                    // Somebody else's page is there. A fresh page may be one that is about to be
-                    // dropped, so it is left untouched in our books.
-                    if !items[at].fresh {
-                        items[at].install = Install::Done;
-                    }
-                    at += 1;
-                } else if across && stop - at > 1 {
-                    run_max = (stop - at) / 2; // the run spans two mappings: shorter ones do not
-                } else if at < stop {
-                    at = stop; // refused for now: back to where it was
-                }
-            }
-            for item in items.iter() {
-                demanded_done |= item.demanded;
-                note_wake(item.page);
-            }
-            let held = self.shared.books.pool_held();
-            let mut engine = self.shared.books.engine();
-            engine.faults().finish(space, items);
-            // With the engine locked, as all that is recorded: in the order of its books.
-            if let Some(record) = &self.shared.books.record {
-                let came = |item: &&LoadItem| item.valid && item.install == Install::Done;
-                for item in items.iter().filter(came) {
-                    match item.demanded {
-                        true => record.fault(space, item.page, this.plan.write, this.thread),
-                        false => record.moved(space, item.page, Movement::Ahead),
-                    }
-                }
-            }
-            engine.take_freed(&mut self.freed);
-            engine.migrations().set_pool_held(held);
-            drop(engine);
-            this.finished[start..end].fill(true);
-            start = end;
+        let mut from = 0;
+        while let Some(part) = self.lanes[lane].loads.next_part(from) {
+            from = part.end;
+            let loads = &mut self.lanes[lane].loads;
+            let books = &self.shared.books;
+            let items = &mut loads.plan.items[part.clone()];
+            demanded |= items.iter().any(|item| item.demanded);
+            books.engine().faults().validate(items);
+            let (space, arena) = (loads.plan.space, self.ring.arena());
+            loads.install(
+                part.clone(),
+                &process.memory,
+                |run| arena.pages(base + run.start, base + run.end),
+                &self.zeros,
+                |zeros| books.zero_runs.note(space, zeros),
+            );
+            let pages = loads.pages(part.clone());
+            let so_far = wake.unwrap_or(pages);
+            wake = Some(VirtRange::new(
+                so_far.start.min(pages.start),
+                so_far.end.max(pages.end),
+            ));
+            self.record_and_finish(lane, part);
         }
         drop(layout);
+        let this = &mut self.lanes[lane];
         this.installed = Instant::now();
-        if demanded_done {
+        if demanded {
             let took = this.installed.duration_since(this.started).as_nanos() as u64;
             lock(&self.shared.gauges.fault_latency).saturating_record(took);
         }
         // Last, with no lock held: who is woken runs on this CPU, and may do so at once, in this
         // thread's place.
         if let Some(range) = wake {
-            let _ = process.uffd.wake(range);
+            process.memory.wake(range);
         }
         // Freeing takes the tier's lock and may give memory back to the system: not for each fault.
         if self.freed.len() >= FREE_BATCH {
             self.shared.books.free_slots(&mut self.freed);
         }
     }
-}
 
-/// A fresh page that is written to gets a frame of its own; one that only comes along, or is read,
-/// the shared zero page, which is the only installation that never takes the place of a guard page.
-fn is_copied(item: &LoadItem, write: bool) -> bool {
-    !item.fresh || (write && item.demanded)
+    /// Tells the engine, and the trace, what became of the items of `part`.
+    fn record_and_finish(&mut self, lane: usize, part: Range<usize>) {
+        let this = &mut self.lanes[lane];
+        let (space, write) = (this.loads.plan.space, this.loads.plan.write);
+        let books = &self.shared.books;
+        let held = books.pool_held();
+        let items = this.loads.results(part.clone());
+        let mut engine = books.engine();
+        engine.faults().finish(space, items);
+        // With the engine locked, as all that is recorded: in the order of its books.
+        if let Some(record) = &books.record {
+            let came = |item: &&LoadItem| item.valid && item.install == Install::Done;
+            for item in items.iter().filter(came) {
+                match item.demanded {
+                    true => record.fault(space, item.page, write, this.thread),
+                    false => record.moved(space, item.page, Movement::Ahead),
+                }
+            }
+        }
+        engine.take_freed(&mut self.freed);
+        engine.migrations().set_pool_held(held);
+        drop(engine);
+        this.loads.states[part].fill(Load::Finished);
+    }
 }
 
 /// Reads a run of pages that follow each other on the device.

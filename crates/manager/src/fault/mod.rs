@@ -4,6 +4,9 @@
 //! eviction, never logs.
 
 mod awake;
+mod install;
+#[cfg(test)]
+mod install_tests;
 mod lane;
 
 use std::collections::HashMap;
@@ -23,6 +26,7 @@ use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 use crate::fault::awake::Awake;
 use crate::gauges::scale::{is_out_of_descriptors, note_hold};
 use crate::space::agent::Agent;
+use crate::space::port::{Space, Wake};
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::processes::Change;
 use crate::space::shared::Shared;
@@ -247,14 +251,14 @@ impl FaultThread {
     fn poll(&mut self, process: Arc<Process>) {
         let key = u64::from(process.space.0);
         let data = epoll::EventData::new_u64(key);
-        if epoll::add(&self.epoll, &process.uffd, data, epoll::EventFlags::IN).is_ok() {
+        if epoll::add(&self.epoll, &process.memory, data, epoll::EventFlags::IN).is_ok() {
             self.known.insert(key, process);
         }
     }
 
     fn leave(&mut self, key: u64) {
         if let Some(process) = self.known.remove(&key) {
-            let _ = epoll::delete(&self.epoll, &process.uffd);
+            let _ = epoll::delete(&self.epoll, &process.memory);
         }
     }
 
@@ -294,7 +298,14 @@ impl FaultThread {
     fn leave_unread(&mut self, process: &Arc<Process>) {
         let key = u64::from(process.space.0);
         let data = epoll::EventData::new_u64(key);
-        if epoll::modify(&self.epoll, &process.uffd, data, epoll::EventFlags::empty()).is_ok() {
+        if epoll::modify(
+            &self.epoll,
+            &process.memory,
+            data,
+            epoll::EventFlags::empty(),
+        )
+        .is_ok()
+        {
             self.later.push((key, Instant::now() + COME_BACK));
         }
     }
@@ -309,7 +320,7 @@ impl FaultThread {
                 && let Some(process) = known.get(key)
             {
                 let data = epoll::EventData::new_u64(*key);
-                let _ = epoll::modify(epoll, &process.uffd, data, epoll::EventFlags::IN);
+                let _ = epoll::modify(epoll, &process.memory, data, epoll::EventFlags::IN);
             }
             now < *at
         });
@@ -323,7 +334,7 @@ impl FaultThread {
         if agent.is_some_and(|agent| !lets_read(process, agent)) {
             return Intake::Unread;
         }
-        match process.uffd.read_messages(&mut self.messages) {
+        match process.memory.events(&mut self.messages) {
             Ok(messages) => {
                 for message in messages {
                     match message {
@@ -370,8 +381,8 @@ impl FaultThread {
             // The books are behind the kernel for the moment, and nothing can be installed: who
             // faulted faults again.
             for fault in self.faults.drain(..).chain(self.writes.drain(..)) {
-                let page = VirtRange::new(fault.page, fault.page.plus(1));
-                let _ = process.uffd.wake(page);
+                let page = VirtRange::one(fault.page);
+                process.memory.wake(page);
             }
         }
         if let Some(agent) = agent {
@@ -423,7 +434,9 @@ impl FaultThread {
             let held = self.shared.books.pool_held();
             let mut engine = self.shared.books.engine();
             engine.migrations().set_pool_held(held);
-            let answer = engine.faults().answer(fault, &mut self.lanes[lane].plan);
+            let answer = engine
+                .faults()
+                .answer(fault, &mut self.lanes[lane].loads.plan);
             let kick = engine.books().reclaim_wanted();
             if let Some(record) = &self.shared.books.record
                 && answer == FaultAnswer::Wait
@@ -443,12 +456,12 @@ impl FaultThread {
             return self.carry_out(lane, process, fault.thread, times);
         }
         self.idle.push(lane);
-        let page = VirtRange::new(fault.page, fault.page.plus(1));
+        let page = VirtRange::one(fault.page);
         if answer == FaultAnswer::Wait && fault.urgent {
             // The agent waits for a page of its own batch, which went away without an event: it
             // would wait for ever.
             let _layout = process.layout.read();
-            let _ = process.uffd.zeropage(page, false);
+            let _ = process.memory.zero(page, Wake::Now);
             return;
         }
         match answer {
@@ -464,8 +477,8 @@ impl FaultThread {
                         .fetch_add(1, Ordering::Relaxed);
                 }
                 let _layout = process.layout.read();
-                if process.uffd.zeropage(page, false).is_err() {
-                    let _ = process.uffd.wake(page);
+                if process.memory.zero(page, Wake::Now).is_err() {
+                    process.memory.wake(page);
                 }
             }
         }
@@ -484,9 +497,13 @@ impl FaultThread {
         let at = lane * LOAD_PAGES_MAX;
         if let Some(page) = self.ring.arena().pages(at, at + 1) {
             let _layout = process.layout.read();
-            if process.uffd.copy(process.beacon, page, false).is_err() {
-                let range = VirtRange::new(process.beacon, process.beacon.plus(1));
-                let _ = process.uffd.wake(range);
+            if process
+                .memory
+                .install(process.beacon, page, Wake::Now)
+                .is_err()
+            {
+                let range = VirtRange::one(process.beacon);
+                process.memory.wake(range);
             }
         }
         self.idle.push(lane);
@@ -498,7 +515,7 @@ impl FaultThread {
     /// mapping has held nothing but the shared zero page and is not registered for write
     /// protection.
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
-        let range = VirtRange::new(page, page.plus(1));
+        let range = VirtRange::one(page);
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;
         if times >= PUZZLED_AFTER {
             process.puzzled.store(0, Ordering::Relaxed);
@@ -510,7 +527,7 @@ impl FaultThread {
                 .books()
                 .entry(process.space, page);
             let sure = entry.state == PageState::Resident && process.is_settled();
-            if sure && process.uffd.zeropage(range, false).is_ok() {
+            if sure && process.memory.zero(range, Wake::Now).is_ok() {
                 let mut engine = self.shared.books.engine();
                 engine.discovery().vanished(process.space, page);
                 if let Some(record) = &self.shared.books.record {
@@ -518,14 +535,14 @@ impl FaultThread {
                 }
             }
         }
-        let _ = process.uffd.wake(range);
+        process.memory.wake(range);
         self.shared.books.free_released();
     }
 
     /// No copy verifies: every access fails from now on, rather than read wrong bytes.
     fn poison(&mut self, process: &Arc<Process>, page: VirtPage) {
-        let range = VirtRange::new(page, page.plus(1));
-        match process.uffd.poison(range) {
+        let range = VirtRange::one(page);
+        match process.memory.poison(range) {
             // The layout changes: whoever faulted faults again, and this is tried again.
             Ok(()) | Err(UffdError::LayoutChanging { .. }) => {}
             Err(_) => self
@@ -533,7 +550,7 @@ impl FaultThread {
                 .signals
                 .doom("a page's stored copy failed to verify, and the kernel cannot poison it"),
         }
-        let _ = process.uffd.wake(range);
+        process.memory.wake(range);
     }
 }
 
@@ -557,12 +574,12 @@ fn lets_read(process: &Process, agent: &Agent) -> bool {
 /// agent clears away; never while an order is carried out, which would meet a page that it did not
 /// move.
 fn fill_staging(process: &Process, agent: &Agent, page: VirtPage) {
-    let range = VirtRange::new(page, page.plus(1));
+    let range = VirtRange::one(page);
     let layout = process.layout.write();
     if agent.commands.is_idle() {
         agent.commands.has_strays(); // seen with the next command: it needs the lock
-        let _ = process.uffd.zeropage(range, true);
+        let _ = process.memory.zero(range, Wake::Later);
     }
     drop(layout);
-    let _ = process.uffd.wake(range);
+    process.memory.wake(range);
 }

@@ -187,19 +187,18 @@ fn try_run(
     }
 }
 
+/// Starts the manager and waits until it is ready.
 fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::Result<Manager> {
     let listener = dir.listen(SHIM_SOCKET, SocketType::SEQPACKET, 0o777)?;
     let status = dir.listen(STATUS_SOCKET, SocketType::STREAM, 0o600)?;
     let ledger = SharedMemory::create("uc-ledger", ledger::bytes_for(LEDGER_CHUNKS))?;
     let (link, theirs) = UnixStream::pair()?;
-    let command = options
-        .command
-        .iter()
-        .map(|part| part.to_string_lossy().into_owned())
-        .collect();
+    let command = options.command.iter();
     let launch = Launch {
         options: options.client.clone(),
-        command,
+        command: command
+            .map(|part| part.to_string_lossy().into_owned())
+            .collect(),
         keeper: std::process::id(),
         shim: (dir.path(SHIM_LINK).canonicalize()?, dir.path(SHIM_SOCKET)),
         listener: listener.as_raw_fd(),
@@ -216,23 +215,29 @@ fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::
         theirs.as_fd(),
     ];
     inherited.extend(tiers.iter().flat_map(OpenTier::descriptors));
-    let (mut log, said) = Log::new()?;
-    let program = std::env::current_exe()?;
-    let mut command = Command::new(program);
+    let (log, said) = Log::new()?;
+    let child = spawn_manager(&launch, &inherited, said)?;
+    drop(theirs);
+    wait_until_ready(child, link, log)
+}
+
+fn spawn_manager(launch: &Launch, inherited: &[BorrowedFd<'_>], said: Stdio) -> io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
     command
         .arg0("undercroft")
         .arg("manager")
-        .arg(serde_json::to_string(&launch)?)
+        .arg(serde_json::to_string(launch)?)
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(said)
         .process_group(0); // a Ctrl-C at the terminal is for the program
-    inherit::only(&mut command, &inherited);
-    let spawned = command.spawn();
-    drop(command); // our copy of the pipe's other end
-    let mut child = spawned?;
-    drop(theirs);
+    inherit::only(&mut command, inherited);
+    command.spawn() // our copy of the pipe's other end goes with `command`
+}
+
+/// Errors: the manager cannot serve; it has ended.
+fn wait_until_ready(mut child: Child, link: UnixStream, mut log: Log) -> io::Result<Manager> {
     let pidfd = PidFd::open(child.id())?;
     let mut lines = BufReader::new(link.try_clone()?);
     link.set_read_timeout(Some(READY))?;

@@ -8,6 +8,7 @@ use undercroft_engine::{BatchIndex, Fault, FaultAnswer};
 use undercroft_sys::procfs;
 
 use crate::books::Books;
+use crate::space::port::Space;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
@@ -21,13 +22,13 @@ pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
     }
     let regions = books.engine().books().regions(process.space).to_vec();
     for region in regions {
-        let _ = process.uffd.write_protect(region, true);
+        let _ = process.memory.protect(region, true);
     }
 }
 
 /// A thread writes to a protected page: the protection goes, and the thread goes on, as soon as there is room for the copy.
 pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
-    let page = VirtRange::new(fault.page, fault.page.plus(1));
+    let page = VirtRange::one(fault.page);
     let relatives = shared.processes.relatives(process);
     if relatives.is_empty() {
         // Nobody shares anything any more.
@@ -38,7 +39,7 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
             .regions(process.space)
             .to_vec();
         for region in regions {
-            let _ = process.uffd.write_protect(region, false);
+            let _ = process.memory.protect(region, false);
         }
     }
     let mut copies = process.trail.guess(fault.page.0);
@@ -53,7 +54,7 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
         {
             if looked == 0 && entry.present() && !entry.write_protected() {
                 // Another thread was first.
-                let _ = process.uffd.wake(page);
+                process.memory.wake(page);
                 return;
             }
             sharing[looked] = entry.present() && !entry.exclusive();
@@ -80,18 +81,18 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
             process.trail.went(fault.page.0, granted, copies as u64);
             let range = VirtRange::new(fault.page, fault.page.plus(granted));
             // Wakes whoever waits there.
-            if process.uffd.write_protect(range, false).is_err() {
+            if process.memory.protect(range, false).is_err() {
                 // It reaches over the end of a mapping, or the layout changes: each page for itself, or a fault more. What stays
                 // protected has been charged, and is again when it is written to: too much, until it leaves.
                 for page in range.pages() {
-                    let _ = (process.uffd).write_protect(VirtRange::new(page, page.plus(1)), false);
+                    let _ = process.memory.protect(VirtRange::one(page), false);
                 }
-                let _ = process.uffd.wake(page);
+                process.memory.wake(page);
             }
         }
         Err(FaultAnswer::NoRoom) => {}
         Err(_) => {
-            let _ = process.uffd.wake(page);
+            process.memory.wake(page);
         }
     }
 }
@@ -117,8 +118,8 @@ pub(crate) fn leaving(
             .and_then(|mut entries| entries.next())
             .is_some_and(|entry| entry.present() && !entry.exclusive());
         if is_shared {
-            let range = VirtRange::new(page, page.plus(1));
-            let _ = process.uffd.write_protect(range, false);
+            let range = VirtRange::one(page);
+            let _ = process.memory.protect(range, false);
             sharing |= 1 << at;
         }
     }
@@ -141,7 +142,7 @@ pub(crate) fn left(
         .collect();
     drop(engine);
     for (space, page) in heirs {
-        let one = VirtRange::new(page, page.plus(1));
+        let one = VirtRange::one(page);
         books.leave_next.note(space, one);
     }
 }

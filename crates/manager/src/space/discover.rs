@@ -52,10 +52,10 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     if procfs::read_maps(pid, text).is_err() {
         return;
     }
-    let beacon = VirtRange::new(process.beacon, process.beacon.plus(1));
+    let beacon = VirtRange::one(process.beacon);
     let begins = !process.managed.swap(true, Ordering::AcqRel);
     if begins {
-        let _ = process.uffd.register(beacon, RegisterMode::MISSING);
+        let _ = process.memory.register(beacon, RegisterMode::MISSING);
     }
     let mut locked = Vec::new();
     if procfs::status_number(pid, "VmLck").unwrap_or(0) > LOCKED_MIN {
@@ -164,7 +164,7 @@ pub(crate) fn register(
             .flatten();
         if let Some(wide) = wide
             && process
-                .uffd
+                .memory
                 .register(wide, RegisterMode::MISSING_WP)
                 .is_ok()
         {
@@ -225,7 +225,7 @@ fn register_whole(
         // Refused: it is gone, or of a kind that cannot be registered, and stays the kernel's.
         // Nothing is protected yet (see `crate::space::cow`).
         if process
-            .uffd
+            .memory
             .register(range, RegisterMode::MISSING_WP)
             .is_err()
         {
@@ -335,7 +335,7 @@ fn add_present(
                 (false, _) => {}
             }
             if !inherits {
-                let one = VirtRange::new(page, page.plus(1));
+                let one = VirtRange::one(page);
                 engine.discovery().found_resident(process.space, one);
             }
         }
@@ -353,7 +353,7 @@ fn add_present(
 fn add_page(runs: &mut Vec<VirtRange>, page: VirtPage) {
     match runs.last_mut() {
         Some(last) if last.end == page => last.end = page.plus(1),
-        _ => runs.push(VirtRange::new(page, page.plus(1))),
+        _ => runs.push(VirtRange::one(page)),
     }
 }
 

@@ -9,6 +9,7 @@ use undercroft_sys::uffd::{Message, Uffd};
 use crate::gauges::scale::is_out_of_descriptors;
 use crate::placement::Placement;
 use crate::space::parts;
+use crate::space::port::Space;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
@@ -73,7 +74,7 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
         process.recheck.add(range);
     }
     // Whoever waits on a page that is no longer there faults again, and is answered by what is true now.
-    let _ = process.uffd.wake(range);
+    process.memory.wake(range);
 }
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {

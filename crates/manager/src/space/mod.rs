@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod agent;
+pub(crate) mod anonymous;
 pub(crate) mod command;
 pub(crate) mod cow;
 pub(crate) mod discover;
@@ -9,6 +10,7 @@ pub(crate) mod graves;
 pub(crate) mod layout;
 pub(crate) mod order;
 pub(crate) mod parts;
+pub(crate) mod port;
 pub(crate) mod process;
 pub(crate) mod processes;
 pub(crate) mod shared;

@@ -254,7 +254,7 @@ impl Dead {
             let mut told = |heir, page: VirtPage| match inherited.last_mut() {
                 _ if shared.books.record.is_none() => {}
                 Some((of, run)) if (*of, run.end) == (heir, page) => run.end = page.plus(1),
-                _ => inherited.push((heir, VirtRange::new(page, page.plus(1)))),
+                _ => inherited.push((heir, VirtRange::one(page))),
             };
             for part in self.parts.iter().skip(self.next).take(at_once) {
                 engine

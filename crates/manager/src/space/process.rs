@@ -10,10 +10,11 @@ use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs;
-use undercroft_sys::uffd::{NOWHERE, Uffd};
+use undercroft_sys::uffd::Uffd;
 
 use crate::placement::pin::Program;
 use crate::space::agent::Agent;
+use crate::space::anonymous::Anonymous;
 use crate::space::order::EventOrder;
 use crate::space::trail::Trail;
 use crate::sync::lock;
@@ -72,7 +73,7 @@ impl Recheck {
 /// it announces itself.
 pub(crate) struct Process {
     pub space: SpaceId,
-    pub uffd: Uffd,
+    pub memory: Anonymous,
     /// Written while messages are read and layout events applied; read while pages are installed.
     /// So no page is installed between an event's acknowledgement and its bookkeeping.
     pub layout: RwLock<()>,
@@ -131,7 +132,7 @@ impl Process {
     ) -> Process {
         Process {
             space,
-            uffd,
+            memory: Anonymous::new(uffd),
             layout: RwLock::new(()),
             order: Mutex::default(),
             identity: OnceLock::new(),
@@ -235,21 +236,15 @@ impl Process {
         (at.is_empty() && whole.intersect(range) == range).then_some(whole)
     }
 
-    /// True when the address space no longer exists (exec or exit). Asks with an installation where
-    /// no program maps anything: it is refused, for one reason or the other.
+    /// True when the address space no longer exists (exec or exit). `zeros`: any page.
     pub fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
-        use undercroft_sys::uffd::UffdError;
-        self.uffd.copy(NOWHERE, zeros, true) == Err(UffdError::ClientGone)
+        self.memory.is_gone(zeros)
     }
 
     /// True when a layout event waits to be read: what the kernel shows of the address space is
-    /// then ahead of the books. Asks with a change of protection where nothing is mapped, which is
-    /// refused for one reason or the other.
+    /// then ahead of the books.
     pub fn event_pending(&self) -> bool {
-        use undercroft_sys::uffd::UffdError;
-        let nowhere = VirtRange::new(NOWHERE, NOWHERE.plus(1));
-        let asked = self.uffd.write_protect(nowhere, false);
-        matches!(asked, Err(UffdError::LayoutChanging { .. }))
+        self.memory.is_event_pending()
     }
 
     /// True when every layout event read is in the books. Asked with the layout lock held.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 
+use crate::space::port::Space;
 use crate::space::process::Process;
 use crate::sync::lock;
 
@@ -124,7 +125,7 @@ impl Processes {
     pub fn wake_pages(&self, pages: &mut Vec<(SpaceId, VirtPage)>) {
         for (space, page) in pages.drain(..) {
             if let Some(process) = self.get(space) {
-                let _ = process.uffd.wake(VirtRange::new(page, page.plus(1)));
+                process.memory.wake(VirtRange::one(page));
             }
         }
     }

@@ -123,7 +123,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
         "lab::simulated::markdown",
         "one page, from its head to its notes",
     ),
-    ("manager::keeper::start_manager", "to be cut"),
     ("manager::scenes::events", "one scene, told step by step"),
     ("manager::writer::write", "one arm an event"),
     (
@@ -162,9 +161,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
     ),
     ("trace::spec::part", "one arm a generator"),
 ];
-
-/// Functions over [`LONGEST_LINES_MAX`] lines, still to be cut, and how many they have.
-pub const LONGEST_FUNCTIONS: &[(&str, usize)] = &[("manager::lane::install_ready", 146)];
 
 /// Circles between files or folders that lie beside each other: (crate, members), still to be cut.
 pub const CIRCLES: &[(&str, &[&str])] = &[
@@ -214,7 +210,7 @@ pub const MANAGER_ORDER: &[(&str, &[&str])] = &[
         ],
     ),
     ("evict", &["backoff", "aside", "group", "demote", "full"]),
-    ("fault", &["awake", "lane"]),
+    ("fault", &["awake", "install", "lane"]),
     ("gauges", &["latency", "limit", "scale"]),
     ("keeper", &["voice", "passing", "place", "status"]),
     ("placement", &["pin"]),
@@ -223,6 +219,8 @@ pub const MANAGER_ORDER: &[(&str, &[&str])] = &[
     (
         "space",
         &[
+            "port",
+            "anonymous",
             "command",
             "agent",
             "order",
