@@ -1,7 +1,7 @@
 //! Makes the shim's shared object with the same compiler, so that the binary can embed it.
 //!
-//! The shim is a crate of the workspace, where it is checked and linted. A program wants it as a small
-//! shared object without the standard library, which Cargo cannot make beside the rest.
+//! The shim is a crate of the workspace, where it is checked and linted. A program wants it as a
+//! small shared object without the standard library, which Cargo cannot make beside the rest.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

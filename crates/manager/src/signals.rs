@@ -22,8 +22,8 @@ pub(crate) struct Signals {
     evictor_sleeps: AtomicBool,
     /// Eventfd of the control thread: there is something to forget.
     control_kick: OwnedFd,
-    /// Records of new mappings were lost: the control thread looks at everything anew.
-    pub look_again: AtomicBool,
+    /// Records of new mappings were lost: the control thread reads all mappings anew.
+    pub discover_again: AtomicBool,
     /// Why the client must be ended, once something decided so.
     doom: Mutex<Option<String>>,
     stop: AtomicBool,
@@ -44,7 +44,7 @@ impl Signals {
             evict_kick: AtomicU32::new(0),
             evictor_sleeps: AtomicBool::new(false),
             control_kick: new_eventfd()?,
-            look_again: AtomicBool::new(false),
+            discover_again: AtomicBool::new(false),
             doom: Mutex::default(),
             stop: AtomicBool::new(false),
         })

@@ -1,4 +1,5 @@
-//! The ledger in a memfd: the page table that survives the manager. Its layout is `engine/src/ledger.rs`'s.
+//! The ledger in a memfd: the page table that survives the manager. Its layout is drawn in
+//! `engine/src/ledger.rs`.
 
 use std::io;
 use std::sync::atomic::AtomicU64;

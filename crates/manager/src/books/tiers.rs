@@ -1,4 +1,5 @@
-//! Builds the tiers of a run: the keeper opens what must survive the manager, the manager puts tiers over it.
+//! Builds the tiers of a run. The keeper opens what must survive the manager; the manager puts
+//! tiers over it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -107,7 +108,8 @@ impl OpenTier {
     }
 }
 
-/// Pages that may wait to be written: a 64th of the limit, at most 1 MiB, or none where that is less than two batches of the evictor.
+/// Pages that may wait to be written: a 64th of the limit, at most 1 MiB. None where that is less
+/// than two batches of the evictor.
 fn waiting_pages(limit: u64) -> usize {
     let pages = (limit / 64 / PAGE_BYTES as u64).min(WAITING_PAGES_MAX as u64) as usize;
     if pages < 2 * EVICT_PAGES_MAX {
@@ -116,7 +118,8 @@ fn waiting_pages(limit: u64) -> usize {
     pages
 }
 
-/// DRAM that pages take while they wait to be written, where all of them go to a file: below a RAM tier none may ever wait.
+/// DRAM that pages take while they wait to be written, where all of them go to a file. Below a RAM
+/// tier no page ever waits.
 pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
     let pages = match options.tiers.first().map(|spec| parse(spec)) {
         Some(Ok(TierSpec::File(_))) => waiting_pages(options.memory_max),
@@ -125,7 +128,8 @@ pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
     Bytes((pages * PAGE_BYTES) as u64)
 }
 
-/// What the manager inherits of one tier: memory, and file or device with its name and usable bytes.
+/// What the manager inherits of one tier: memory, and file or device with its name and usable
+/// bytes.
 pub(crate) type Inherited = (SharedMemory, Option<(OwnedFd, String, u64)>);
 
 /// Puts the tiers over inherited descriptors.

@@ -295,12 +295,12 @@ impl Control {
             discover::manage(&self.shared, &process, &mut self.maps);
         } else if hello.kind == KIND_FORK {
             // A fork doubles what can be written to: it is looked at while the child waits.
-            self.look_around();
+            self.check();
         }
         if hello.kind == KIND_FORK && process.parent.is_none() {
             crate::space::cow::protect(&self.shared.books, &process, pid); // its one thread waits for the answer
         }
-        self.look_soon();
+        self.check_soon();
         let given = [process.memory.as_fd()];
         fdpass::send(greeting.socket.as_fd(), &answer(false), &given)
     }

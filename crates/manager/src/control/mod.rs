@@ -2,10 +2,11 @@
 //! sets the manager up.
 
 mod beside;
+mod check;
 pub(crate) mod ending;
 mod handshake;
 mod launch;
-mod looks;
+
 mod start;
 mod tell;
 
@@ -67,9 +68,9 @@ struct Control {
     maps: String,
     pagemap: Vec<u8>,
     last_faults: u64,
-    /// Between two looks while the client is managed.
+    /// Between two checks while the client is managed.
     tick: Duration,
-    look_at: Instant,
+    check_at: Instant,
     /// The program with which the keeper has stopped.
     paused: Option<u32>,
     /// Something that is gone has not been forgotten whole.
@@ -106,7 +107,8 @@ impl Control {
 
     /// Until the keeper says that the client has ended, or is gone itself.
     fn run(&mut self) -> Over {
-        // Until the client is managed: every millisecond that a look comes late, it may grow by megabytes.
+        // Until the client is managed: in a millisecond that a check comes late, it may grow by
+        // megabytes.
         let _ = process::set_fifo(0, 1);
         loop {
             let accepts = self.greetings.listens();
@@ -122,7 +124,7 @@ impl Control {
             let greeted = fds.len();
             let sockets = self.greetings.sockets();
             fds.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
-            let wait = self.until_look();
+            let wait = self.until_check();
             let wait = self.greetings.due().map_or(wait, |due| due.min(wait));
             let wait = if self.forgets { Duration::ZERO } else { wait };
             let timeout = rustix::fs::Timespec {
@@ -163,7 +165,7 @@ impl Control {
                 return Over::Orphaned;
             }
             self.wake_keeper();
-            self.look_if_due();
+            self.check_if_due();
             self.shared
                 .gauges
                 .shortages

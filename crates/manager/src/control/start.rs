@@ -42,7 +42,8 @@ use crate::space::watch::{self, Watch};
 ///
 /// Errors: set-up failed; nothing was registered yet.
 pub fn serve(launch: Launch) -> io::Result<()> {
-    // A thread that fails takes the manager with it: the keeper then ends the program, and nothing runs on half served.
+    // A thread that fails takes the manager with it. The keeper then ends the program, and nothing
+    // runs on half served.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         report(info);
@@ -139,7 +140,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         pagemap: vec![0; 4096 * 8],
         last_faults: 0,
         tick: Duration::ZERO,
-        look_at: Instant::now(),
+        check_at: Instant::now(),
         paused: None,
         forgets: false,
         ends: epoll::create(epoll::CreateFlags::CLOEXEC)?,

@@ -108,7 +108,7 @@ impl Control {
         };
         let scans = &shared.gauges.scans;
         let count = scans.count.load(Ordering::Relaxed);
-        let looked = count > 0 || matches!(shared.options.access_scan, AccessScan::Every(_));
+        let scanned = count > 0 || matches!(shared.options.access_scan, AccessScan::Every(_));
         let metadata = metadata + scans.metadata.load(Ordering::Relaxed);
         let latencies: Vec<_> = shared
             .books
@@ -163,7 +163,7 @@ impl Control {
             unmanaged_for_long: self.presence.missed,
             fault_breakdown: shared.gauges.breakdown.mean(),
             policies: self.policies(),
-            access_scans: looked.then(|| AccessScans {
+            access_scans: scanned.then(|| AccessScans {
                 count,
                 seconds: scans.nanos.load(Ordering::Relaxed) as f64 / 1e9,
                 pages_used: scans.pages_used.load(Ordering::Relaxed),

@@ -19,12 +19,12 @@ use crate::books::page_of;
 use crate::space::agent::{Agent, Readiness};
 use crate::space::process::Process;
 
-/// Between two looks at those that wait: an eighth of the time that the youngest has waited.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-const LOOK_MAX: Duration = Duration::from_millis(100);
+/// Between two visits to those that wait: an eighth of the time that the youngest has waited.
+const REVISIT_EVERY: Duration = Duration::from_millis(5);
+const REVISIT_MAX: Duration = Duration::from_millis(100);
 
-/// So many are looked at in a row.
-const LOOKS: usize = 32;
+/// So many are visited in a row.
+const REVISITS: usize = 32;
 
 /// How long an answer is waited for where nothing else can leave: an agent is late on a machine
 /// that has much to do, too.
@@ -109,7 +109,7 @@ impl Evictor {
 
     fn put_aside(&mut self, process: &Arc<Process>, items: Vec<EvictItem>, waits: Waits) {
         let since = self.shared.elapsed();
-        self.look_aside_at = self.look_aside_at.min(since + LOOK_EVERY);
+        self.revisit_at = self.revisit_at.min(since + REVISIT_EVERY);
         self.aside.push_back(Aside {
             process: process.clone(),
             items,
@@ -119,18 +119,18 @@ impl Evictor {
     }
 
     /// Goes on with what need not wait any longer. Cost while nothing does: one comparison.
-    pub(super) fn look_aside(&mut self) {
+    pub(super) fn revisit(&mut self) {
         let now = self.shared.elapsed();
-        if self.aside.is_empty() || now < self.look_aside_at {
+        if self.aside.is_empty() || now < self.revisit_at {
             return;
         }
-        let mut youngest = LOOK_MAX;
-        for _ in 0..self.aside.len().min(LOOKS) {
+        let mut youngest = REVISIT_MAX;
+        for _ in 0..self.aside.len().min(REVISITS) {
             let Some(mut aside) = self.aside.pop_front() else {
                 break;
             };
             let before = std::mem::discriminant(&aside.waits);
-            match self.look_at(&aside.process, &aside.items, aside.waits, now - aside.since) {
+            match self.revisit_one(&aside.process, &aside.items, aside.waits, now - aside.since) {
                 Some(waits) => {
                     if before != std::mem::discriminant(&waits) {
                         aside.since = now;
@@ -142,7 +142,7 @@ impl Evictor {
             }
             self.shared.processes.wake_pages(&mut self.wakes);
         }
-        self.look_aside_at = now + youngest.max(LOOK_EVERY);
+        self.revisit_at = now + youngest.max(REVISIT_EVERY);
         self.shared.books.free_released();
     }
 
@@ -155,8 +155,8 @@ impl Evictor {
         self.aside.iter().any(due)
     }
 
-    /// One look; what there is still to wait for. `age`: it has waited for so long.
-    fn look_at(
+    /// Revisits one; what there is still to wait for. `age`: it has waited for so long.
+    fn revisit_one(
         &mut self,
         process: &Arc<Process>,
         items: &[EvictItem],

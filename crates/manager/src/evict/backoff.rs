@@ -1,4 +1,5 @@
-//! How the evictor goes on when batches free nothing for lack of room below: when it rests, how long, and how much it tries then.
+//! How the evictor goes on when batches free nothing for lack of room below: when it rests, for how
+//! long, and how many pages it tries then.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ const REST: Duration = Duration::from_millis(1);
 const REST_MAX_FULL: Duration = Duration::from_millis(32);
 const REST_MAX_UNFIT: Duration = Duration::from_millis(16);
 
-/// Pages that try whether there is room again where every tier is full: each is moved out and back in vain.
+/// Pages of a trial where every tier is full. Each is moved out and back in vain.
 const TRIAL_PAGES: usize = 4;
 
 /// See the module.
@@ -52,7 +53,8 @@ impl Backoff {
         self.pages
     }
 
-    /// A batch freed something. After a trial the next ones grow step by step: there may be room for few.
+    /// A batch freed something. After a trial the next batches grow step by step: there may be room
+    /// for few.
     pub fn freed(&mut self) {
         *self = Backoff {
             pages: (2 * self.pages).min(EVICT_PAGES_MAX),

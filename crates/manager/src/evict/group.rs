@@ -19,7 +19,7 @@ use super::aside::{GivenUp, Waits, all_of};
 use crate::books::page_of;
 use crate::space::agent::{Agent, Readiness};
 use crate::space::command::{Done, NotDone};
-use crate::space::discover::settle_without_agent;
+use crate::space::discover::apply_events_without_agent;
 use crate::space::port::{Space, Wake};
 use crate::space::process::Process;
 
@@ -64,7 +64,8 @@ impl Evictor {
             if let Some(record) = &self.shared.books.record {
                 self.places.clear();
                 engine.evictions().places_of(index, &mut self.places);
-                // The first is the page itself, unless the program dropped it; fork children follow.
+                // The first is the page itself, unless the program dropped it; fork children
+                // follow.
                 if let Some((space, page)) = self.places.first()
                     && engine.evictions().is_at(index, *page)
                 {
@@ -132,7 +133,8 @@ impl Evictor {
     }
 
     /// Publishes what was stored last, and wakes who waits for it. Returns what is next with the
-    /// pages in hand: `left`, of which no tier has taken those `refused`. The engine is locked once.
+    /// pages in hand: `left`, of which no tier has taken those `refused`. The engine is locked
+    /// once.
     fn publish(&mut self, group: &[EvictItem], left: u64, refused: u64) -> Turn {
         let turn = {
             let mut engine = self.shared.books.engine();
@@ -180,14 +182,14 @@ impl Evictor {
         agent: &Agent,
         group: &[EvictItem],
     ) -> Result<u64, Waits> {
-        self.settle_events(process);
+        self.apply_events(process);
         let pages = group.iter().map(|item| item.page);
         let sharing = crate::space::cow::leaving(&self.shared.processes, process, pages);
         let seq = {
             // An event acknowledged before this is in the books; one acknowledged after it cancels
             // the command.
             let _layout = process.layout.read();
-            if !process.is_settled() {
+            if !process.has_applied_all() {
                 self.leave(group);
                 return Ok(0);
             }
@@ -253,14 +255,14 @@ impl Evictor {
     }
 
     /// Applies what waited for a late event, if none is on its way.
-    fn settle_events(&self, process: &Process) {
-        if process.is_settled() {
+    fn apply_events(&self, process: &Process) {
+        if process.has_applied_all() {
             return;
         }
         let _layout = process.layout.write();
         match process.agent.get() {
-            Some(agent) => _ = settle_without_agent(&self.shared, process, agent),
-            None => _ = crate::space::layout::settle(&self.shared, process),
+            Some(agent) => _ = apply_events_without_agent(&self.shared, process, agent),
+            None => _ = crate::space::layout::apply_events(&self.shared, process),
         }
     }
 
@@ -463,7 +465,7 @@ impl Evictor {
             .filter_map(|space| self.shared.processes.get(*space))
             .collect();
         for process in &processes {
-            self.settle_events(process);
+            self.apply_events(process);
         }
         let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
         let mut now = Vec::new();
@@ -472,7 +474,7 @@ impl Evictor {
             .engine()
             .evictions()
             .places_of(index, &mut now);
-        if now != self.places || processes.iter().any(|p| !p.is_settled()) {
+        if now != self.places || processes.iter().any(|p| !p.has_applied_all()) {
             return false; // it moved before the locks were held, or the books are behind
         }
         let bytes = page_of(&self.buffer, at);

@@ -42,7 +42,7 @@ const ZERO_PAGES_MIN: u64 = 16;
 
 /// Times that the policy is asked for a batch, while it names pages of processes that are passed
 /// over.
-const LOOKS_MAX: usize = 64;
+const ASKS_MAX: usize = 64;
 
 /// Pages lent above the limit each time that nothing can leave for the moment.
 const LEND_STEP: u64 = 16;
@@ -79,9 +79,9 @@ pub(crate) struct Evictor {
     warned: bool,
     /// Pages lent above the limit while nothing can leave for the moment.
     lent: u64,
-    /// Processes that give no pages for the time being, and when to look at them next.
+    /// Processes that give no pages for the time being, and when to visit them next.
     aside: VecDeque<Aside>,
-    look_aside_at: Duration,
+    revisit_at: Duration,
     /// Pages of theirs that the policy has forgotten.
     kept: PageCount,
 }
@@ -111,7 +111,7 @@ impl Evictor {
             warned: false,
             lent: 0,
             aside: VecDeque::new(),
-            look_aside_at: Duration::ZERO,
+            revisit_at: Duration::ZERO,
             kept: PageCount(0),
         })
     }
@@ -136,10 +136,10 @@ impl Evictor {
             // Room may have come without us (the program gave memory back): nobody else lets the
             // waiting in.
             self.admit_waiters();
-            self.look_aside();
+            self.revisit();
             let nap = match self.aside.is_empty() {
                 true => NAP,
-                false => self.look_aside_at.saturating_sub(shared.elapsed()).min(NAP),
+                false => self.revisit_at.saturating_sub(shared.elapsed()).min(NAP),
             };
             if !shared.signals.evictor_sleep(kick, nap) {
                 shared
@@ -161,7 +161,7 @@ impl Evictor {
             if self.forgets_some() {
                 continue;
             }
-            self.look_aside();
+            self.revisit();
             let locks = engine_locks();
             self.states.clear();
             self.states
@@ -224,8 +224,8 @@ impl Evictor {
         }
     }
 
-    /// Tells the books what the tiers hold, and notes the limit. Returns how many pages have left so
-    /// far, and how many no tier took.
+    /// Tells the books what the tiers hold, and notes the limit. Returns how many pages have left
+    /// so far, and how many no tier took.
     fn progress(&self) -> (u64, u64) {
         let held = self.shared.books.pool_held();
         let mut engine = self.shared.books.engine();
@@ -247,7 +247,8 @@ impl Evictor {
         left
     }
 
-    /// What was tried did not compress: threads that wait for room are let in, and after `time` other pages are tried.
+    /// The pages that were tried did not compress. Threads that wait for room are let in, and after
+    /// `time` other pages are tried.
     fn rest(&mut self, time: Duration) {
         if self.shared.books.engine().books().room() < 1 {
             self.everything_full();
@@ -280,7 +281,7 @@ impl Evictor {
                 self.lent = 0; // what is allowed now has it
             }
             self.admit_waiters();
-            self.look_aside();
+            self.revisit();
             let over = self.shared.elapsed() >= until;
             if over || !wanted || self.shared.signals.stopped() {
                 return;
@@ -351,7 +352,7 @@ impl Evictor {
     /// it forgets then: some at a time, because the books are locked meanwhile.
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
         let select = |engine: &mut Engine<_>, items: &mut _| engine.evictions().select(most, items);
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..ASKS_MAX {
             let kept = self.kept;
             if self.choose(Movement::Evicted, items, select) {
                 return true;

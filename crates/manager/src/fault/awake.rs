@@ -86,7 +86,7 @@ impl Awake {
             if !awake && limit.is_some() {
                 return Ok(());
             }
-            awake = awake && self.looks_again(Instant::now());
+            awake = awake && self.stays_awake(Instant::now());
         }
     }
 
@@ -96,7 +96,7 @@ impl Awake {
 
     /// Nothing has come when it was looked for at `now`: whether to look again at once, rather than
     /// to sleep.
-    fn looks_again(&mut self, now: Instant) -> bool {
+    fn stays_awake(&mut self, now: Instant) -> bool {
         if !self.is_rested(now) {
             return false;
         }
@@ -147,7 +147,7 @@ mod tests {
     /// Looks every `step` from `from` on for at most `time`; how long it was told to.
     fn waits(awake: &mut Awake, from: Instant, step: Duration, time: Duration) -> Duration {
         let mut now = from;
-        while awake.looks_again(now) && now < from + time {
+        while awake.stays_awake(now) && now < from + time {
             now += step;
         }
         now - from
@@ -163,8 +163,8 @@ mod tests {
             assert_eq!(waits(&mut awake, now, STEP, LONG), LOOK_MAX);
             now += LONG;
         }
-        assert!(!awake.looks_again(now - LONG + REST_MIN / 2));
-        assert!(awake.looks_again(now), "it rests for ever");
+        assert!(!awake.stays_awake(now - LONG + REST_MIN / 2));
+        assert!(awake.stays_awake(now), "it rests for ever");
         awake.found();
         // One that comes in time makes up for those that did not.
         for _ in 0..10 {
@@ -181,11 +181,11 @@ mod tests {
         let (mut awake, mut now) = (Awake::default(), Instant::now());
         let mut rest = REST_MIN;
         for _ in 0..10 {
-            assert!(awake.looks_again(now));
+            assert!(awake.stays_awake(now));
             now += TAKEN;
-            assert!(!awake.looks_again(now));
+            assert!(!awake.stays_awake(now));
             assert!(
-                !awake.looks_again(now + rest - STEP),
+                !awake.stays_awake(now + rest - STEP),
                 "a rest below {rest:?}"
             );
             now += rest;
@@ -193,28 +193,28 @@ mod tests {
         }
         assert_eq!(rest, REST_MAX);
         for _ in 0..CALM {
-            assert!(awake.looks_again(now));
+            assert!(awake.stays_awake(now));
             awake.found();
         }
-        assert!(awake.looks_again(now));
-        assert!(!awake.looks_again(now + TAKEN));
+        assert!(awake.stays_awake(now));
+        assert!(!awake.stays_awake(now + TAKEN));
         now += TAKEN + REST_MIN;
         // What needed no wait proves nothing: the second rest is twice as long as the first.
         for _ in 0..CALM {
             awake.found();
         }
-        assert!(awake.looks_again(now));
-        assert!(!awake.looks_again(now + TAKEN));
+        assert!(awake.stays_awake(now));
+        assert!(!awake.stays_awake(now + TAKEN));
         awake.found();
-        assert!(!awake.looks_again(now + TAKEN + REST_MIN));
+        assert!(!awake.stays_awake(now + TAKEN + REST_MIN));
         now += TAKEN + 2 * REST_MIN;
-        assert!(awake.looks_again(now));
+        assert!(awake.stays_awake(now));
         for _ in 0..CALM {
             awake.found();
         }
-        assert!(awake.looks_again(now));
-        assert!(!awake.looks_again(now + TAKEN));
-        assert!(!awake.looks_again(now + TAKEN + 3 * REST_MIN));
-        assert!(awake.looks_again(now + TAKEN + 4 * REST_MIN));
+        assert!(awake.stays_awake(now));
+        assert!(!awake.stays_awake(now + TAKEN));
+        assert!(!awake.stays_awake(now + TAKEN + 3 * REST_MIN));
+        assert!(awake.stays_awake(now + TAKEN + 4 * REST_MIN));
     }
 }

@@ -234,7 +234,7 @@ impl FaultThread {
         let mut wake: Option<VirtRange> = None;
         let mut demanded = false;
         let layout = process.layout.read();
-        if !process.is_settled() {
+        if !process.has_applied_all() {
             self.lanes[lane].loads.skip_ready();
         }
         let mut from = 0;

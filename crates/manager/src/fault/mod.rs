@@ -138,7 +138,7 @@ impl FaultThread {
         let _ = process::set_affinity(0, &[cpu]);
         let (mut events, mut keys) = (Vec::with_capacity(EVENTS_MAX), Vec::new());
         while !self.shared.signals.stopped() {
-            self.look_around();
+            self.follow_processes();
             // Something is being read, for the only thread that faults.
             let lone_read = self.alone && self.idle.len() < LANES;
             let limit = (!self.later.is_empty()).then_some(COME_BACK);
@@ -217,7 +217,7 @@ impl FaultThread {
     }
 
     /// Follows changes of the set of processes and of this thread's turn.
-    fn look_around(&mut self) {
+    fn follow_processes(&mut self) {
         let generation = self.shared.processes.generation();
         let active = self.shared.placement.is_active(self.index);
         if generation == self.generation && active == self.active {
@@ -226,7 +226,7 @@ impl FaultThread {
         self.generation = generation;
         let news = self.shared.processes.news(self.index);
         if active == self.active {
-            // Whoever sleeps looks at all when it is its turn.
+            // A thread that sleeps hears of all when it is its turn.
             for change in news.into_iter().filter(|_| active) {
                 match change {
                     Change::Came(process) => self.poll(process),
@@ -286,7 +286,7 @@ impl FaultThread {
         self.writes.dedup_by_key(|fault| fault.page);
         for fault in self.writes.drain(..) {
             let zeros = &self.zeros[..PAGE_BYTES];
-            crate::space::layout::settle_fork_child(&self.shared, process, fault.thread.0, zeros);
+            crate::space::layout::correct_fork_child(&self.shared, process, fault.thread.0, zeros);
             crate::space::cow::written(&self.shared, process, fault);
         }
         any
@@ -377,7 +377,7 @@ impl FaultThread {
                 .signals
                 .doom(&format!("reading the program's faults failed: {error}")),
         }
-        if !crate::space::layout::settle(&self.shared, process) {
+        if !crate::space::layout::apply_events(&self.shared, process) {
             // The books are behind the kernel for the moment, and nothing can be installed: who
             // faulted faults again.
             for fault in self.faults.drain(..).chain(self.writes.drain(..)) {
@@ -399,7 +399,7 @@ impl FaultThread {
 
     /// Steps 2 to 4 of one fault: decide, load, install.
     fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
-        crate::space::layout::settle_fork_child(
+        crate::space::layout::correct_fork_child(
             &self.shared,
             process,
             fault.thread.0,
@@ -526,7 +526,7 @@ impl FaultThread {
                 .engine()
                 .books()
                 .entry(process.space, page);
-            let sure = entry.state == PageState::Resident && process.is_settled();
+            let sure = entry.state == PageState::Resident && process.has_applied_all();
             if sure && process.memory.zero(range, Wake::Now).is_ok() {
                 let mut engine = self.shared.books.engine();
                 engine.discovery().vanished(process.space, page);
@@ -554,8 +554,8 @@ impl FaultThread {
     }
 }
 
-/// Keeps the agent from moving pages while messages are read. False when it does not let go in time;
-/// who has not let go of one thread is not waited for by the next.
+/// Keeps the agent from moving pages while messages are read. False when it does not let go in
+/// time. One thread waits for such an agent; the next does not.
 fn lets_read(process: &Process, agent: &Agent) -> bool {
     let began = std::cell::Cell::new(None);
     let patient = || {

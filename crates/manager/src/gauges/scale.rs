@@ -1,6 +1,6 @@
-//! What the program's size asks of the manager: how long locks are held where many pages change, and
-//! what could not be had and was done without. Counted where it was noticed, told of in the report,
-//! and what was missing by the control thread, once each.
+//! What large programs cost: how long locks are held where many pages change, and what could not be
+//! had. It is counted where it is noticed, and is in the report. The control thread tells of each
+//! shortage once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

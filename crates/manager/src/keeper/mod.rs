@@ -1,5 +1,5 @@
-//! The keeper: owns one run. Opens what must survive the manager, starts the manager and the program, waits for both, and never lets a
-//! program run on without its manager.
+//! The keeper owns one run. It opens what must survive the manager, starts the manager and the
+//! program, waits for both, and never lets a program run on without its manager.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -41,7 +41,8 @@ use voice::Voice;
 /// Status when Undercroft, not the program, failed.
 pub const OUR_FAILURE: i32 = 125;
 
-/// Chunks of the ledger: 2 MiB of address space each, 1 TiB in all. Sparse: only used ones take memory.
+/// Chunks of the ledger: 2 MiB of address space each, 1 TiB in all. It is sparse: only used chunks
+/// take memory.
 const LEDGER_CHUNKS: usize = 1 << 19;
 
 /// How long the manager may take to be ready.

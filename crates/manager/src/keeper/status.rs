@@ -10,7 +10,8 @@ use crate::report::Snapshot;
 /// Longest one manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The snapshots of all runs that answer, by process id of the keeper. A run that ends meanwhile is left out.
+/// The snapshots of all runs that answer, by process id of the keeper. A run that ends meanwhile is
+/// left out.
 pub fn snapshots() -> Vec<Snapshot> {
     let mut found: Vec<Snapshot> = bases()
         .into_iter()

@@ -1,5 +1,6 @@
-//! Which pages of an address space a trace has told of, and whether they are in memory. 160 bytes for each 2 MiB that has such pages,
-//! so that a fork child's may begin as a copy of its parent's.
+//! The pages of an address space that a trace has told of, and whether they are in memory. 160
+//! bytes for each 2 MiB that has such pages, so that a fork child's may begin as a copy of its
+//! parent's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -49,7 +50,8 @@ impl Known {
         chunk.is_some_and(|chunk| chunk.told[word] & chunk.there[word] & bit != 0)
     }
 
-    /// Forgets the pages of a range; which those were that the trace told of, ascending, and whether they were in memory.
+    /// Forgets the pages of a range. Returns those that the trace told of, ascending, and whether
+    /// each was in memory.
     pub fn take(&mut self, range: Range<u64>) -> Vec<(u64, bool)> {
         let mut taken = Vec::new();
         let chunks = range.start / PAGES..range.end.div_ceil(PAGES);

@@ -1,11 +1,14 @@
-//! Records a live run as a trace: page faults, and how pages came and left otherwise. A thread of its own writes the file.
+//! Records a live run as a trace: page faults, and how pages came and left otherwise. A thread of
+//! its own writes the file.
 //!
-//! Whatever changes where a page is calls here with the engine still locked, so the queue has the order of the engine's books:
-//! an eviction stands after the fault that brought the page, and before the one that brings it back. Nothing here waits for
-//! the file: what does not fit the queue is dropped and counted.
+//! Whatever changes where a page is calls here with the engine still locked, so the queue has the
+//! order of the engine's books: an eviction stands after the fault that brought the page, and
+//! before the one that brings it back. Nothing here waits for the file: what does not fit the queue
+//! is dropped and counted.
 //!
-//! One client of the trace is one address space; a number whose address space has ended is taken again. What is recorded is what the
-//! manager sees: uses of pages in memory raise no fault, and nothing but a look at access bits tells of them.
+//! One client of the trace is one address space; a number whose address space has ended is taken
+//! again. What is recorded is what the manager sees: uses of pages in memory raise no fault, and
+//! nothing but a scan of access bits tells of them.
 
 mod known;
 mod writer;
@@ -25,10 +28,12 @@ use crate::sync::lock;
 
 use writer::Out;
 
-/// Entries that wait to be written: a quarter of a second of the most faults and evictions a CPU can do.
+/// Entries that wait to be written: a quarter of a second of the most faults and evictions a CPU
+/// can do.
 const QUEUE_MAX: usize = 1 << 16;
 
-/// Entries on top of those for forks and ends of processes, without which all that follows of a process is misread.
+/// Entries on top of those for forks and ends of processes, without which all that follows of a
+/// process is misread.
 const QUEUE_SPARE: usize = 1 << 12;
 
 /// Entries from which on the writer is woken before its time.
@@ -99,8 +104,8 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Starts a trace in a new file, and its writer. * `settings`: options of the run, beside the version: docs/formats/trace.md has
-    /// those that the simulator reads.
+    /// Starts a trace in a new file, and its writer. * `settings`: options of the run, beside the
+    /// version: docs/formats/trace.md has those that the simulator reads.
     /// * `accesses`: uses of pages in memory are recorded, too.
     ///
     /// Errors: the file cannot be made, or not written.
@@ -180,7 +185,8 @@ impl Record {
         }
     }
 
-    /// A page in memory was used. Dropped sooner than anything else: a look at a large program finds very many.
+    /// A page in memory was used. Dropped sooner than anything else: a scan of a large program
+    /// finds very many.
     pub fn accessed(&self, space: SpaceId, page: VirtPage) {
         {
             let mut queue = lock(&self.inbox.queue);
@@ -210,7 +216,7 @@ impl Record {
         self.push(space, range.start, What::Moved(Movement::Found, count));
     }
 
-    /// Pages that are in memory in frames that relatives are charged for, and were not in the books.
+    /// Pages in memory that were not in the books, in frames that relatives are charged for.
     pub fn shared(&self, space: SpaceId, range: VirtRange) {
         let count = range.count().0;
         self.push(space, range.start, What::Moved(Movement::Shared, count));
@@ -244,7 +250,8 @@ impl Record {
         self.push(space, from.start, What::Remapped(count, to));
     }
 
-    /// A thread faulted on a page that is on its way out, and waits: [`Record::recalled`], or it faults again.
+    /// A thread faulted on a page that is on its way out, and waits: [`Record::recalled`], or it
+    /// faults again.
     pub fn waits(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
         let place = (space, page);
         let mut queue = lock(&self.inbox.queue);
@@ -257,7 +264,8 @@ impl Record {
         }
     }
 
-    /// A page that had been taken out came back: for a thread that waits for it, which is a fault, or because nobody took it.
+    /// A page that had been taken out came back: for a thread that waits for it, which is a fault,
+    /// or because nobody took it.
     pub fn put_back(&self, space: SpaceId, page: VirtPage) {
         let mut queue = lock(&self.inbox.queue);
         let at = queue.waiting.iter().position(|w| w.place == (space, page));
@@ -318,7 +326,8 @@ impl Record {
         }
     }
 
-    /// Writes what waits and ends the trace; how much is not in it. Waits for the file. 0 when called again.
+    /// Writes the queue and ends the trace. Waits for the file. Returns how many entries are not in
+    /// it; 0 when called again.
     pub fn finish(&self) -> Result<u64, String> {
         let Some(writer) = lock(&self.writer).take() else {
             return Ok(0);
@@ -389,7 +398,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.uct");
         let (record, go) = stalled(&path);
-        // What the writer has taken, what it writes from there (blocks of as many entries as the queue), and what waits.
+        // What the writer has taken, what it writes from there (blocks of as many entries as the
+        // queue), and what waits.
         let most = 3 * QUEUE_MAX as u64;
         for page in 0..most {
             record.fault(SpaceId(0), VirtPage(page), false, ThreadId(1));
@@ -552,7 +562,8 @@ mod tests {
         let path = folder.path().join("t.uct");
         let (record, go) = stalled(&path);
         let (space, thread) = (SpaceId(0), ThreadId(1));
-        // Uses of pages in memory only are written, and more than these are what the writer stalls over.
+        // Uses of pages in memory only are written, and more than these are what the writer stalls
+        // over.
         record.found(space, pages(0, 8 * QUEUE_MAX as u64));
         for page in 0..4 * QUEUE_MAX as u64 {
             record.accessed(space, VirtPage(2 * page)); // no runs

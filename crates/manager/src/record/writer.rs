@@ -1,4 +1,5 @@
-//! Writes what was recorded to the trace's file, in a thread of its own: numbers for what it names, and what is known of pages.
+//! Writes what was recorded to the trace's file, in a thread of its own. Numbers the address
+//! spaces, and knows which pages the trace has told of.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
@@ -86,7 +87,8 @@ impl<W: Write> Out<W> {
         }
     }
 
-    /// The client of an address space that the trace is to tell of; `None` when there are too many, or it has ended.
+    /// The client of an address space that the trace is to tell of; `None` when there are too many,
+    /// or it has ended.
     fn client(&mut self, space: SpaceId) -> Option<u16> {
         if let Some(client) = self.spaces.get(&space) {
             return Some(*client);
@@ -134,8 +136,8 @@ impl<W: Write> Out<W> {
     fn write(&mut self, seen: Seen) -> Result<(), WriteError> {
         let client = match seen.what {
             What::Forked { parent } => return self.write_fork(seen, parent),
-            // Of an address space that the trace has not told of nothing is known to be gone; most processes end before memory runs
-            // short.
+            // Nothing is known to be gone of an address space that the trace has not told of. Most
+            // processes end before memory runs short.
             What::Dropped(_) | What::Remapped(..) | What::Ended => {
                 self.spaces.get(&seen.space).copied()
             }
@@ -202,7 +204,8 @@ impl<W: Write> Out<W> {
                 for (page, _) in &pages {
                     put(*page, moved(Movement::Dropped), 0)?;
                 }
-                // What was out before is unknown at its new place: nothing says so of a page that is not in memory.
+                // What was out before is unknown at its new place: nothing says so of a page that
+                // is not in memory.
                 for (page, _) in pages.iter().filter(|(_, there)| *there) {
                     known.insert(page - first + to.0, true);
                     put(page - first + to.0, moved(Movement::Returned), 0)?;

@@ -1,7 +1,9 @@
-//! What a run tells afterwards (the report file, JSON version 1) and while it lasts (a snapshot), with plain inputs.
+//! What a run tells: the report at its end (a file, JSON version 1), and a snapshot while it lasts.
+//! Inputs are plain values.
 //!
-//! Everything is in base units: seconds, bytes, counts. Field names are a promise to readers: a test compares them.
-//! Adding a field keeps `schema_version`; renaming or removing one raises it.
+//! Everything is in base units: seconds, bytes, counts. Field names are a promise to readers: a
+//! test compares them. A new field keeps `schema_version`; a field that is renamed or removed
+//! raises it.
 
 mod summary;
 #[cfg(test)]
@@ -65,18 +67,18 @@ pub struct Report {
     pub policies: Policies,
     /// The engine's counters.
     pub counters: Counters,
-    /// Looks at which pages in memory were used; null where nothing was looked at, and no interval was asked for.
+    /// Scans of access bits. Null where none was made, and no interval was asked for.
     pub access_scans: Option<AccessScans>,
 }
 
-/// What looking at Accessed bits came to.
+/// What the scans of Accessed bits came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AccessScans {
     /// Looks at all processes.
     pub count: u64,
     /// Time they took, on CPUs of the manager's own where there are such.
     pub seconds: f64,
-    /// Pages found used, once for each look.
+    /// Pages found used, once for each scan.
     pub pages_used: u64,
 }
 
@@ -210,7 +212,8 @@ pub struct Policies {
     pub prefetch: String,
 }
 
-/// The engine's counters that have no place above; see `undercroft_engine::Stats` for their meaning.
+/// The engine's counters that have no place above; see `undercroft_engine::Stats` for their
+/// meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Faults of pages already on their way or already there.
@@ -235,8 +238,8 @@ pub struct Counters {
     pub over_limit: u64,
 }
 
-/// Mean times of the parts of a fault that loads one page from a memory tier. What the program sees beyond their sum is the
-/// notification (fault to fault thread) and the wake-up (fault thread to program).
+/// Mean times of the parts of a fault that loads one page from a memory tier. The program also sees
+/// the notification (fault to fault thread) and the wake-up (fault thread to program).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FaultBreakdown {
     /// How many such faults.

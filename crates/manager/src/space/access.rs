@@ -1,19 +1,24 @@
-//! Tells the reclaim policy which pages in memory were used: a thread looks at Accessed bits at an interval, off the fault path.
+//! Tells the reclaim policy which pages in memory were used. A thread scans Accessed bits at an
+//! interval, off the fault path.
 //!
 //! ```text
-//!   each interval, each managed process:  scan -> used = bit set, and the same frame as at the last look -> touch -> clear
+//!   each interval, each managed process:
+//!     scan -> used = bit set, and the same frame as at the last scan -> touch -> clear
 //! ```
-//! - The kernel sets the bit of whatever it maps: of the page a fault asked for, which the policy knows of, and of those that
-//!   came along, which nobody may ever use. So a page counts as used from the *second* look on at which it has the same frame:
-//!   one that came, or left and came back, since the last look is only remembered.
-//! - A look is a hint and may be late: pages leave, move and come meanwhile. [`Uses::touch_at`] asks the books under the
-//!   engine's lock, and a batch is let go while a layout event is unread. What is wrong after that costs a wrong guess of the policy.
-//! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held; the time for looking is bounded
-//!   ([`Pace`]), so that large programs are looked at less often than asked for.
-//! - Unless an interval is asked for, nothing is looked at, and no scanner made, while no page leaves: then no order is needed.
+//! - The kernel sets the bit of every page it maps: of the page that a fault asked for, which the
+//!   policy knows of, and of those that came along, which may never be used. So a page counts as
+//!   used from the *second* scan on at which it has the same frame. A page that came since the last
+//!   scan is only remembered.
+//! - A scan is a hint and may be late: pages leave, move and come meanwhile. [`Uses::touch_at`]
+//!   asks the books under the engine's lock, and a batch is let go while a layout event is unread.
+//!   What is wrong after that costs a wrong guess of the policy.
+//! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held.
+//!   [`Pace`] bounds the time, so large programs are scanned less often than asked for.
+//! - Unless an interval is asked for, no scanner is made, and no bit is read, while no page leaves:
+//!   no order of pages is needed then.
 //!
-//! Bits tell of use, not of writes: a page installed through userfaultfd is dirty from the start. So `clock_w`, which keeps what
-//! is written, is first in, first out still.
+//! Bits tell of use, not of writes: a page installed through userfaultfd is dirty from the start.
+//! So `clock_w`, which keeps what is written, is still first in, first out.
 //!
 //! [`Uses::touch_at`]: undercroft_engine::Uses::touch_at
 
@@ -34,11 +39,11 @@ use crate::space::shared::Shared;
 /// Pages told to the engine under one hold of its lock: some 5 us.
 const TOUCH_PAGES: usize = 64;
 
-/// How often to look.
+/// How often to scan.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     interval: Duration,
-    /// Of the time, at most one part in so many goes into looking.
+    /// Of the time, at most one part in so many goes into scans.
     share: u32,
     /// Only while pages leave.
     on_demand: bool,
@@ -64,17 +69,17 @@ impl Pace {
 /// What it costs to remember a block: its frames, and its place in the table.
 const BLOCK_BYTES: u64 = BLOCK_PAGES + size_of::<(VirtPage, Frames)>() as u64;
 
-/// The frames of one block's pages at the last look: 0 = none.
+/// The frames of one block's pages at the last scan: 0 = none.
 type Frames = Box<[u8; BLOCK_PAGES as usize]>;
 
-/// What was seen of one address space at the last look; blocks without pages in memory are left out.
+/// What the last scan saw of one address space. Blocks without pages in memory are left out.
 #[derive(Default)]
 struct Last {
     blocks: HashMap<VirtPage, Frames>,
 }
 
 impl Last {
-    /// Appends the pages of `block` that were used since the last look, and remembers the block.
+    /// Appends the pages of `block` that were used since the last scan, and remembers the block.
     fn used(&mut self, block: &BlockScan, next: &mut Last, out: &mut Vec<VirtPage>) {
         let mut frames = match self.blocks.remove(&block.start) {
             Some(before) => {
@@ -92,7 +97,8 @@ impl Last {
     }
 }
 
-/// The parts of `ranges` in the blocks that begin at `starts`; both ascending. Neighbours are one range.
+/// The parts of `ranges` in the blocks that begin at `starts`; both ascend. Neighbours are one
+/// range.
 fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
     let mut parts: Vec<VirtRange> = Vec::new();
     let mut starts = starts.iter().peekable();
@@ -129,13 +135,13 @@ pub(crate) struct Accesses {
     shared: Arc<Shared>,
     scanner: AccessScanner,
     pace: Pace,
-    /// Pages that had left at the last look.
+    /// Pages that had left at the last scan.
     left: u64,
     last: HashMap<SpaceId, Last>,
     used: Vec<VirtPage>,
     /// Blocks with bits set.
     set: Vec<VirtPage>,
-    /// A look failed, which was said.
+    /// A scan failed, and the user was told.
     failed: bool,
     /// Where the kernel refuses to clear by range.
     refused: HashSet<SpaceId>,
@@ -151,13 +157,13 @@ impl Accesses {
         })
     }
 
-    /// Looks at `interval` until the run ends: a thread's life.
+    /// Scans at `interval` until the run ends: a thread's life.
     pub fn every(shared: Arc<Shared>, scanner: AccessScanner, interval: Duration) {
         Accesses::new(shared, scanner, Pace::every(interval)).run();
     }
 
-    /// Looks while pages leave, until the run ends; not at all on a machine that gives no access bits (`doctor` tells why). To
-    /// be called when pages begin to leave: a thread's life.
+    /// Scans while pages leave, until the run ends: a thread's life. Returns on a machine that
+    /// gives no access bits (`doctor` tells why). To be called when pages begin to leave.
     pub fn on_demand(shared: Arc<Shared>) {
         // Short runs, and those that are only near their limit, do not pay for a scanner.
         while shared.books.engine().books().stats().pages_swapped_out == 0 {
@@ -185,7 +191,7 @@ impl Accesses {
         }
     }
 
-    /// Looks until the run ends.
+    /// Scans until the run ends.
     fn run(mut self) {
         let mut pause = self.pace.interval;
         while sleep(&self.shared, pause) {
@@ -200,20 +206,21 @@ impl Accesses {
             let lives = |space: &SpaceId| processes.iter().any(|p| p.space == *space);
             self.last.retain(|space, _| lives(space));
             self.refused.retain(lives);
-            let mut looked = false;
+            let mut scanned = false;
             for process in &processes {
                 if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
                     let has_relatives = !self.shared.processes.relatives(process).is_empty();
-                    // Bits of what relatives share are cleared under the lock that installations wait for: only when asked for.
+                    // Bits of shared pages are cleared under the lock that installations wait for:
+                    // only when asked for.
                     let refused = has_relatives || self.refused.contains(&process.space);
                     match refused && self.pace.on_demand {
                         true => _ = self.last.remove(&process.space),
-                        false => looked |= self.look(process, has_relatives),
+                        false => scanned |= self.scan(process, has_relatives),
                     }
                 }
             }
             let took = began.elapsed();
-            if looked {
+            if scanned {
                 let scans = &self.shared.gauges.scans;
                 scans.count.fetch_add(1, Ordering::Relaxed);
                 let nanos = took.as_nanos() as u64;
@@ -240,7 +247,7 @@ impl Accesses {
     }
 
     /// One process: scan, touch, clear. False when there was nothing to see.
-    fn look(&mut self, process: &Process, has_relatives: bool) -> bool {
+    fn scan(&mut self, process: &Process, has_relatives: bool) -> bool {
         let (Some(pid), Some(identity)) = (process.pid(), process.identity.get()) else {
             return false;
         };
@@ -269,7 +276,8 @@ impl Accesses {
         match scanned {
             Ok(()) => {}
             Err(AccessError::Gone) => return false,
-            // It worked when the run began. Policies go on without; the report counts no more looks.
+            // It worked when the run began. Policies go on without; the report counts no more
+            // scans.
             Err(error) => {
                 if !std::mem::replace(&mut self.failed, true) {
                     crate::log::warn(&format!("pages cannot be looked at any more: {error}"));
@@ -289,7 +297,7 @@ impl Accesses {
     /// Tells the engine of the pages used, and the trace.
     fn tell(&self, process: &Process) {
         for batch in self.used.chunks(TOUCH_PAGES) {
-            // What was seen may be ahead of the books: a mapping that moved is at its new place already.
+            // The scan may be ahead of the books: a mapping that moved is at its new place already.
             if process.event_pending() || !process.is_alive() {
                 continue;
             }
@@ -312,9 +320,9 @@ impl Accesses {
         }
     }
 
-    /// Clears the bits. Those of pages that fork relatives share are cleared by `clear_refs` only, which on the other hand
-    /// leaves cached translations alone: pages then look unused though they were; and installations wait for it, so it is done only
-    /// when looking was asked for.
+    /// Clears the bits. Bits of pages that fork relatives share are cleared by `clear_refs` only.
+    /// That leaves cached translations alone, so used pages may look unused; and installations wait
+    /// for it. So it is done only when an interval was asked for.
     fn clear(
         &mut self,
         space: SpaceId,
@@ -375,21 +383,21 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_used_from_the_second_look_on_and_only_in_the_same_frame() {
+    fn a_page_is_used_from_the_second_scan_on_and_only_in_the_same_frame() {
         let mut last = Last::default();
-        let mut look = |pages: &[(usize, u8, bool)]| -> Vec<u64> {
+        let mut scan = |pages: &[(usize, u8, bool)]| -> Vec<u64> {
             let (mut next, mut used) = (Last::default(), Vec::new());
             last.used(&block(pages), &mut next, &mut used);
             last = next;
             used.iter().map(|page| page.0 - 512).collect()
         };
-        assert_eq!(look(&[(1, 7, true), (2, 8, true), (3, 9, false)]), [0; 0]);
+        assert_eq!(scan(&[(1, 7, true), (2, 8, true), (3, 9, false)]), [0; 0]);
         // 2 left and came back; 4 is new; 3 is used for the first time.
         assert_eq!(
-            look(&[(1, 7, true), (2, 5, true), (3, 9, true), (4, 6, true)]),
+            scan(&[(1, 7, true), (2, 5, true), (3, 9, true), (4, 6, true)]),
             [1, 3]
         );
-        assert_eq!(look(&[(1, 7, false), (2, 5, true), (4, 6, true)]), [2, 4]);
-        assert_eq!(look(&[(3, 9, true)]), [0; 0], "it was away meanwhile");
+        assert_eq!(scan(&[(1, 7, false), (2, 5, true), (4, 6, true)]), [2, 4]);
+        assert_eq!(scan(&[(3, 9, true)]), [0; 0], "it was away meanwhile");
     }
 }

@@ -1,6 +1,7 @@
-//! Fork relatives share frames until one of them writes. A child's pages are write-protected, so that each copy the kernel makes for
-//! such a write is counted, and waits for room, before it is made. Protection serves the limit only: where it is missing, as in the
-//! parent, a look at the child's pages finds what it has alone ([`crate::space::discover::note_own_frames`]).
+//! Fork relatives share frames until one of them writes. A child's pages are write-protected. So
+//! each copy that the kernel makes for a write is counted, and waits for room, before it is made.
+//! Protection serves the limit only. Where it is missing, as in the parent, a scan of the child's
+//! pages finds those it has alone ([`crate::space::discover::note_own_frames`]).
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::limits::COPY_PAGES_MAX;
@@ -13,8 +14,9 @@ use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 
-/// Protects all pages of a fork child whose one thread, `thread`, waits for us. Not its parent's, and not later: the kernel's write when a thread
-/// ends, which wakes whoever joins it, is not delivered where a page is protected.
+/// Protects all pages of a fork child whose one thread, `thread`, waits for us. Not its parent's,
+/// and not later: when a thread ends, the kernel writes to wake the one that joins it, and that
+/// write is not delivered where a page is protected.
 pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
     // A child that did not announce itself may have come far by now.
     if procfs::status_number(thread, "Threads") != Some(1) {
@@ -26,7 +28,8 @@ pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
     }
 }
 
-/// A thread writes to a protected page: the protection goes, and the thread goes on, as soon as there is room for the copy.
+/// A thread writes to a protected page. As soon as there is room for the copy the protection goes,
+/// and the thread goes on.
 pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     let page = VirtRange::one(fault.page);
     let relatives = shared.processes.relatives(process);
@@ -82,8 +85,9 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
             let range = VirtRange::new(fault.page, fault.page.plus(granted));
             // Wakes whoever waits there.
             if process.memory.protect(range, false).is_err() {
-                // It reaches over the end of a mapping, or the layout changes: each page for itself, or a fault more. What stays
-                // protected has been charged, and is again when it is written to: too much, until it leaves.
+                // It reaches over the end of a mapping, or the layout changes: each page for
+                // itself, or one more fault. A page that stays protected has been charged, and is
+                // charged again when it is written to: too much, until it leaves.
                 for page in range.pages() {
                     let _ = process.memory.protect(VirtRange::one(page), false);
                 }
@@ -97,8 +101,9 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     }
 }
 
-/// Pages of a group that is about to be taken out; bit i = page i shares its frame with relatives. Those lose their protection, so that
-/// the agent, which breaks the sharing, does not have to ask for each.
+/// The pages of a group, about to be taken out, that share their frames with relatives: bit i =
+/// page i. They lose their protection, so that the agent, which breaks the sharing, does not have
+/// to ask for each.
 pub(crate) fn leaving(
     processes: &Processes,
     process: &Process,

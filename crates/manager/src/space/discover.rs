@@ -17,7 +17,7 @@ use undercroft_sys::uffd::RegisterMode;
 use crate::books::Books;
 use crate::signals::Signals;
 use crate::space::agent::Agent;
-use crate::space::layout::settle;
+use crate::space::layout::apply_events;
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::shared::Shared;
 use crate::sync::lock;
@@ -30,7 +30,7 @@ const SCAN_PAGES: u64 = 4096;
 /// refuses to move locked pages out anyway, and each thread has one: its control block.
 const LOCKED_MIN: u64 = 4096;
 
-/// Times that a mapping may change under its registration before it is left to the next look.
+/// Times that a mapping may change under its registration before it is left to the next check.
 const REGISTER_TRIES_MAX: usize = 8;
 
 /// Longest wait for the events of a process to be read, before its pages are counted another time.
@@ -91,8 +91,8 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     lock_threads(&shared.books, &shared.signals, process, pid);
 }
 
-/// Those that the books do not have. What an unread event has yet to take from the books is looked at
-/// again when it has been applied.
+/// The mappings that the books do not have. Where an unread event has yet to take something from
+/// the books, the mapping is tried again when the event has been applied.
 fn unknown<'a>(books: &Books, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vma<'a>> {
     let regions = books.engine().books().regions(process.space).to_vec();
     of.retain(|vma| {
@@ -129,9 +129,9 @@ pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
 /// kernel splits what lies at the ends of a registration, and pieces that got pages of their own
 /// never merge again: mremap over them then fails, which without us it would not.
 ///
-/// * `wide`: registers all between the nearest mappings that cannot be managed, in one call. Whatever
-///   the program does there meanwhile, no end of the registration is inside a mapping. For one or two
-///   new mappings; the kernel looks at each in the range.
+/// * `wide`: registers all between the nearest mappings that cannot be managed, in one call.
+///   Whatever the program does there meanwhile, no end of the registration is inside a mapping. For
+///   one or two new mappings; the kernel looks at each in the range.
 pub(crate) fn register(
     shared: &Shared,
     process: &Process,
@@ -168,7 +168,7 @@ pub(crate) fn register(
                 .register(wide, RegisterMode::MISSING_WP)
                 .is_ok()
         {
-            // What else is new there has a record of its own, or is found by the next look.
+            // What else is new there has a record of its own, or is found by the next check.
             if let Ok(Some(now)) = maps.at_or_above(mapping.range.start)
                 && now.private_anonymous
                 && now.range.intersect(wide) == now.range
@@ -285,7 +285,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         {
             shares.extend(entries.map(|entry| entry.present() && !entry.exclusive()));
         }
-        if process.event_pending() || !settle_without_agent(shared, process, agent) {
+        if process.event_pending() || !apply_events_without_agent(shared, process, agent) {
             drop(layout);
             if !process.is_alive() {
                 return;
@@ -357,19 +357,23 @@ fn add_page(runs: &mut Vec<VirtRange>, page: VirtPage) {
     }
 }
 
-/// As [`settle`], with the agent (for as long as that may be waited for) kept from moving pages
-/// meanwhile.
-pub(crate) fn settle_without_agent(shared: &Shared, process: &Process, agent: &Agent) -> bool {
+/// As [`apply_events`], with the agent kept from moving pages meanwhile. False when it does not let
+/// go in time, or an event has to wait.
+pub(crate) fn apply_events_without_agent(
+    shared: &Shared,
+    process: &Process,
+    agent: &Agent,
+) -> bool {
     if lock(&process.order).asks() {
         let began = Instant::now();
         let patient = || began.elapsed() < EXCLUDE_MAX;
         if !(agent.commands).exclude_agent(|| !agent.has_ended(), patient) {
             return false;
         }
-        settle(shared, process);
+        apply_events(shared, process);
         agent.commands.admit_agent();
     }
-    process.is_settled()
+    process.has_applied_all()
 }
 
 /// Locks the control blocks of threads not seen before.

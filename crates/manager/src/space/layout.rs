@@ -1,4 +1,5 @@
-//! Layout events of a client, applied while its layout lock is held for writing: nothing is installed meanwhile.
+//! Layout events of a client. They are applied while its layout lock is held for writing, so
+//! nothing is installed meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,20 +16,22 @@ use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 use crate::sync::lock;
 
-/// Takes one event other than a fault, in the order the kernel gave it; applies what can be applied by now.
+/// Takes one event other than a fault, in the kernel's order, and applies what can be applied by
+/// now.
 pub(crate) fn heard(shared: &Shared, process: &Process, event: Message) {
     lock(&process.order).push(event);
     apply_all(shared, process, true);
 }
 
-/// True when every event heard of has been applied. Events wait for a late one ([`crate::space::order`]); when the kernel has none on its
-/// way, they wait no longer. The caller holds the layout lock for writing, and no agent is moving pages.
-pub(crate) fn settle(shared: &Shared, process: &Process) -> bool {
+/// True when every event that was read has been applied. Events wait for a late one
+/// ([`crate::space::order`]), as long as the kernel may have one on its way. The caller holds the
+/// layout lock for writing, and no agent is moving pages.
+pub(crate) fn apply_events(shared: &Shared, process: &Process) -> bool {
     if lock(&process.order).asks() && !process.event_pending() {
         apply_all(shared, process, false);
         lock(&process.order).forget_vacated();
     }
-    process.is_settled()
+    process.has_applied_all()
 }
 
 fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
@@ -73,12 +76,14 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
         // was gone.
         process.recheck.add(range);
     }
-    // Whoever waits on a page that is no longer there faults again, and is answered by what is true now.
+    // A thread that waits on a page that is no longer there faults again, and is answered by what
+    // is true then.
     process.memory.wake(range);
 }
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
-    // What the child does not have, or has as zeros, is found when it first speaks: see `settle_fork_child`.
+    // `correct_fork_child` finds what the child does not have, or has as zeros, when it first
+    // speaks.
     let space = shared.books.engine().forks().begin_fork(parent.space);
     let child = Process::new(
         space,
@@ -111,10 +116,11 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     }
 }
 
-/// Corrects what the books have of a fork child by its own mappings: those marked `MADV_DONTFORK` are absent, those marked
-/// `MADV_WIPEONFORK` are zeros. Called before the first page of the child is served, while its one thread (`tid`) waits, so that
-/// the marks are those of the fork. Reads the child's smaps: a few ms a GiB, once.
-pub(crate) fn settle_fork_child(shared: &Shared, process: &Process, tid: u32, zeros: &[u8]) {
+/// Corrects a fork child's books by its own mappings: those marked `MADV_DONTFORK` are absent,
+/// those marked `MADV_WIPEONFORK` are zeros. Called before the first page of the child is served,
+/// while its one thread (`tid`) waits, so that the marks are those of the fork. Reads the child's
+/// smaps: a few ms a GiB, once.
+pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, zeros: &[u8]) {
     if process.parent.is_none() || process.settled.swap(true, Ordering::AcqRel) {
         return;
     }

@@ -1,25 +1,28 @@
-//! The order of layout events: the kernel reports a change only after it has let go of the address space, so that another thread's
-//! change of the same addresses can be made, and reported, first.
+//! The order of layout events. The kernel reports a change only after it has let go of the address
+//! space. So another thread's change of the same addresses can be made, and reported, first.
 //!
-//! A mapping can only move to where nothing is. So a move to a place that the books still have in use tells that an event
-//! about that place is late: the move waits, and what follows it, until the late one has been read. The same holds for the
-//! end of the old place, which the kernel reports as an event of its own after each move.
+//! A mapping can only move to where nothing is. So a move to a place that the books still have in
+//! use shows that an event about that place is late. The move waits, and everything after it, until
+//! the late event has been read. The same holds for the end of the old place, which the kernel
+//! reports as an event of its own after each move.
 
 use std::collections::VecDeque;
 
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_sys::uffd::Message;
 
-/// Old places remembered at once; more are forgotten once the kernel says that no event is on its way.
+/// Old places remembered at once. More are forgotten once the kernel says that no event is on its
+/// way.
 pub(crate) const VACATED_MAX: usize = 64;
 
 /// Events of one address space that were read and cannot be applied yet.
 #[derive(Default)]
 pub(crate) struct EventOrder {
-    /// As many as the program's threads raise while one of them is between its change and its report.
+    /// At most what the program's threads raise while one of them is between its change and its
+    /// report.
     waiting: VecDeque<Message>,
-    /// Where mappings moved away from, until the kernel has reported those places unmapped. After `MREMAP_DONTUNMAP` it
-    /// never does.
+    /// Where mappings moved away from, until the kernel has reported those places unmapped. After
+    /// `MREMAP_DONTUNMAP` it never does.
     vacated: Vec<VirtRange>,
 }
 
@@ -38,8 +41,10 @@ impl EventOrder {
         self.waiting.push_back(event);
     }
 
-    /// The next event to apply; `used` tells whether the books have a managed page range there. `late_ones_come`: events
-    /// may still be on their way; otherwise nothing is waited for.
+    /// The next event to apply.
+    ///
+    /// * `late_ones_come`: events may still be on their way. Otherwise nothing is waited for.
+    /// * `used`: whether the books have a managed page in the range.
     pub fn next(
         &mut self,
         late_ones_come: bool,
@@ -89,7 +94,7 @@ impl EventOrder {
     }
 
     /// True when every event read has been applied.
-    pub fn is_settled(&self) -> bool {
+    pub fn has_applied_all(&self) -> bool {
         self.waiting.is_empty()
     }
 
@@ -186,12 +191,12 @@ mod tests {
             [remap(range(50, 52), 10), remap(range(20, 22), 50)],
         );
         assert_eq!(books.labels(), "10a 11a 20b 21b ", "B's move waits");
-        assert!(!order.is_settled());
+        assert!(!order.has_applied_all());
         books.read(
             &mut order,
             [Message::Unmap(range(20, 22)), Message::Unmap(range(50, 52))],
         );
-        assert!(order.is_settled());
+        assert!(order.has_applied_all());
         assert_eq!(books.labels(), "10a 11a 50b 51b ");
     }
 
@@ -224,23 +229,24 @@ mod tests {
         );
         books.read(&mut order, [Message::Unmap(range(20, 22))]);
         assert_eq!(books.labels(), "51b 52b ");
-        assert!(order.is_settled());
+        assert!(order.has_applied_all());
     }
 
     #[test]
     fn without_a_late_event_nothing_waits() {
         let (mut books, mut order) = (Books::default(), EventOrder::default());
         books.put(range(10, 12), 'a');
-        // MREMAP_DONTUNMAP: the old place is never reported unmapped, and something moves there later.
+        // MREMAP_DONTUNMAP: the old place is never reported unmapped, and something moves there
+        // later.
         books.read(
             &mut order,
             [remap(range(10, 12), 50), remap(range(50, 52), 10)],
         );
-        assert!(!order.is_settled() && order.asks());
+        assert!(!order.has_applied_all() && order.asks());
         books.drain(&mut order, false);
         order.forget_vacated();
         assert_eq!(books.labels(), "10a 11a ");
-        assert!(order.is_settled() && !order.asks());
+        assert!(order.has_applied_all() && !order.asks());
     }
 
     #[test]

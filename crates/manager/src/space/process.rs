@@ -19,7 +19,7 @@ use crate::space::order::EventOrder;
 use crate::space::trail::Trail;
 use crate::sync::lock;
 
-/// The first page above what `vm.mmap_min_addr` keeps free, and the first beyond a process's addresses.
+/// The first page above what `vm.mmap_min_addr` keeps free, and the first beyond all addresses.
 const LOWEST: VirtPage = VirtPage(16);
 const BEYOND: VirtPage = VirtPage(0x7_ffff_ffff);
 
@@ -45,7 +45,7 @@ pub(crate) struct Ticket {
     pub thread: u32,
 }
 
-/// Ranges to look at again; a few, or one that holds them all.
+/// Ranges to be discovered again; a few, or one that holds them all.
 #[derive(Default)]
 pub(crate) struct Recheck(Mutex<Vec<VirtRange>>);
 
@@ -112,7 +112,7 @@ pub(crate) struct Process {
     pub threads_seen: Mutex<Vec<u32>>,
     /// Good for one announcement.
     pub ticket: Mutex<Option<Ticket>>,
-    /// Mappings that cannot be managed, as of the last look: ascending.
+    /// Mappings that cannot be managed, as of the last discovery: ascending.
     pub fences: Mutex<Vec<VirtRange>>,
     /// Where mappings went away: what is there now is to be looked at once more.
     pub recheck: Recheck,
@@ -174,7 +174,7 @@ impl Process {
     }
 
     /// What it maps is to be looked at: it is not managed yet, or could not be counted.
-    pub fn wants_look(&self) -> bool {
+    pub fn wants_discovery(&self) -> bool {
         let recount = self.recount.load(Ordering::Relaxed) && !self.unread.load(Ordering::Relaxed);
         recount || !self.managed.load(Ordering::Relaxed)
     }
@@ -226,7 +226,8 @@ impl Process {
         Ok(&identity.ok_or(io::ErrorKind::NotFound)?.maps)
     }
 
-    /// All between the nearest mappings that cannot be managed; `None` when one of them is in `range`.
+    /// All between the nearest mappings that cannot be managed. `None` when one of them is in
+    /// `range`.
     pub fn between_fences(&self, range: VirtRange) -> Option<VirtRange> {
         let fences = lock(&self.fences);
         let at = range.overlapping(&fences);
@@ -248,8 +249,8 @@ impl Process {
     }
 
     /// True when every layout event read is in the books. Asked with the layout lock held.
-    pub fn is_settled(&self) -> bool {
-        lock(&self.order).is_settled()
+    pub fn has_applied_all(&self) -> bool {
+        lock(&self.order).has_applied_all()
     }
 
     pub fn kill(&self) {

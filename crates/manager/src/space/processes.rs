@@ -1,5 +1,6 @@
-//! Which address spaces there are, found by space, by process id and by family, and what has changed
-//! since a fault thread looked. What each fork, exec and exit costs does not grow with their number.
+//! Which address spaces there are, found by space, by process id and by family, and what has
+//! changed since a fault thread asked. The cost of a fork, exec or exit does not grow with their
+//! number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use undercroft_engine::limits::COPY_PAGES_MAX;
 
-/// Where the writes of a process have got to. Several fault threads may use it at once: a wrong guess costs a fault.
+/// Where the writes of a process have got to. Several fault threads may use it at once: a wrong
+/// guess costs a fault.
 #[derive(Default)]
 pub(crate) struct Trail {
     next: AtomicU64,
@@ -12,7 +13,8 @@ pub(crate) struct Trail {
 }
 
 impl Trail {
-    /// Copies worth charging for a write at `page`: twice as many as the last time where it goes on from there, else one.
+    /// Copies worth charging for a write at `page`: twice as many as the last time if it goes on
+    /// from there, else one.
     pub fn guess(&self, page: u64) -> u64 {
         match self.next.load(Ordering::Relaxed) == page {
             true => (2 * self.copies.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX),

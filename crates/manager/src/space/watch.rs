@@ -1,9 +1,9 @@
 //! Hears of new mappings the moment they are made, and registers them before they are used.
 //!
-//! One thread a CPU (at most eight in all) with real-time priority: the kernel's record of a mapping
-//! wakes the one on the CPU of the thread that made it, ahead of that thread's return to its program.
-//! Without permission for either it is late, never wrong: what was touched meanwhile is counted when it
-//! is registered.
+//! One thread a CPU (at most eight in all) with real-time priority. The kernel's record of a
+//! mapping wakes the thread on the CPU where it was made, ahead of that program's return. Without
+//! permission for either this is late, never wrong: pages touched meanwhile are counted when the
+//! mapping is registered.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -31,8 +31,8 @@ pub(crate) fn new() -> Watch {
     Arc::new(Mutex::new(Sideband::idle(Wake::EachRecord).ok()))
 }
 
-/// The rings of all CPUs, one share for each thread that is to listen; none where the kernel refuses
-/// the watch.
+/// The rings of all CPUs, in one share for each thread that is to listen. None where the kernel
+/// refuses the watch.
 pub(crate) fn shares(watch: &Watch) -> Vec<Vec<Ring>> {
     let rings = lock(watch)
         .as_mut()
@@ -88,7 +88,7 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
                     shared.placement.pin.started(ptid, tid);
                     threads.extend((pid == ppid).then_some(pid));
                 }
-                Record::Lost(_) => shared.signals.look_again.store(true, Ordering::Relaxed),
+                Record::Lost(_) => shared.signals.discover_again.store(true, Ordering::Relaxed),
                 _ => {}
             });
         }

@@ -1,9 +1,12 @@
-//! The memory and the kernel of the model: atomics that may read stale, futexes, and one thing at a time that is broken on purpose.
+//! The memory and the kernel of the model: atomics that may read stale, futexes, and one thing at a
+//! time that is broken on purpose.
 //!
-//! `loom` takes sequentially consistent accesses for acquire and release only, but knows such *fences*. So an SC store is a release
-//! store that is remembered, and an SC load after one is a fence and an acquire load: two threads that each store and then load get
-//! what Dekker's needs, and what is weakened on either side loses it. That is no more than the language promises for the accesses
-//! themselves. It is more in one way: the fences also order what other accesses did before and after, as `xchg` does.
+//! `loom` takes sequentially consistent accesses for acquire and release only, but knows such
+//! *fences*. So an SC store is a release store that is remembered, and an SC load after one is a
+//! fence and an acquire load: two threads that each store and then load get what Dekker's needs,
+//! and what is weakened on either side loses it. That is no more than the language promises for the
+//! accesses themselves. It is more in one way: the fences also order what other accesses did before
+//! and after, as `xchg` does.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -54,7 +57,8 @@ pub struct Page {
 pub type Made = (Access, Word, Ordering);
 
 thread_local! {
-    /// Accesses made by the models of this thread, each once. (`loom` runs all threads of a model on one.)
+    /// Accesses made by the models of this thread, each once. (`loom` runs all threads of a model
+    /// on one.)
     static MADE: RefCell<Vec<Made>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -172,7 +176,8 @@ impl Shared for Side {
         }
     }
 
-    /// A limit never passes by itself: who would be woken late only because a limit saves it is never woken here.
+    /// A limit never passes by itself: who would be woken late only because a limit saves it is
+    /// never woken here.
     fn wait(&self, word: Word, expected: u32, limit: Option<Duration>) {
         let place = self.place(word);
         let late = place

@@ -65,9 +65,6 @@ pub const FILE_LINES_MAX: usize = 800;
 pub const COMMENT_WIDTH_MAX: usize = 100;
 pub const TEXT_WIDTH_MAX: usize = 120;
 
-/// Crates whose comments are not wrapped yet.
-pub const WIDE_CRATES: &[&str] = &["manager"];
-
 /// Most lines of a function, and of a function in [`LONG_FUNCTIONS`].
 pub const FUNCTION_LINES_MAX: usize = 70;
 pub const LONGEST_LINES_MAX: usize = 100;

@@ -1,7 +1,7 @@
 //! How files look: first line, length, width of comments and of Markdown.
 
-use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, TEXT_WIDTH_MAX, WIDE_CRATES};
-use super::tree::{Tree, crate_of};
+use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, TEXT_WIDTH_MAX};
+use super::tree::Tree;
 
 /// Files whose first line is not their job.
 pub fn heads(tree: &Tree) -> Vec<String> {
@@ -23,19 +23,13 @@ pub fn file_lengths(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Comments that are too wide, and crates that need no excuse any more.
+/// Comments that are too wide.
 pub fn comments(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
-    let mut excused = Vec::new();
     for (path, text) in &tree.sources {
         for (at, line) in text.lines().enumerate() {
             let comment = line.trim_start().starts_with("//");
-            if !comment || line.chars().count() <= COMMENT_WIDTH_MAX {
-                continue;
-            }
-            if WIDE_CRATES.contains(&crate_of(path)) {
-                excused.push(crate_of(path));
-            } else {
+            if comment && line.chars().count() > COMMENT_WIDTH_MAX {
                 wrong.push(format!(
                     "{path}:{}: a comment over {COMMENT_WIDTH_MAX} columns",
                     at + 1
@@ -43,8 +37,6 @@ pub fn comments(tree: &Tree) -> Vec<String> {
             }
         }
     }
-    let unneeded = WIDE_CRATES.iter().filter(|name| !excused.contains(name));
-    wrong.extend(unneeded.map(|name| format!("{name} has none: take it out of WIDE_CRATES")));
     wrong
 }
 

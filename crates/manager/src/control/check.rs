@@ -1,4 +1,4 @@
-//! The control thread's look around: pressure, discovery, and what no event tells.
+//! The control thread's check: pressure, discovery, and what no event tells.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,36 +15,39 @@ use crate::space::access::Accesses;
 use crate::space::discover;
 use crate::space::process::Process;
 
-/// How often the control thread looks around at least, while the client is busy, and at most.
+/// Time between two checks: the most, the least while the client is busy, and the least before
+/// pressure.
 const TICK_MAX: Duration = Duration::from_millis(100);
 const TICK_BUSY: Duration = Duration::from_millis(5);
 const TICK_MIN: Duration = Duration::from_micros(500);
 
-/// Longest that a look which took long makes the next one wait.
+/// Longest that a check which took long makes the next one wait.
 const REST_MAX: Duration = Duration::from_millis(250);
 
-/// Room that is left when a program is first managed, as a part of the limit; in a small one it is [`SLACK_MIN`], or a quarter of it.
+/// Room that is left when a program is first managed, as a part of the limit. In a small limit it
+/// is [`SLACK_MIN`], or a quarter of it.
 const SLACK_PART: u64 = 16;
 const SLACK_MIN: u64 = 16 << 20;
 
-/// Fastest growth of a program that is to be noticed in time, bytes a second (first touch of fresh memory).
+/// Fastest growth of a program that is noticed in time, in bytes a second: first touch of fresh
+/// memory.
 const GROWTH: f64 = 4e9;
 
-/// What a look finds before it looks at any mapping.
+/// What a check finds before it reads any mapping.
 struct Pressure {
-    /// This look is the one that begins to manage.
+    /// This check is the one that begins to manage.
     begins: bool,
     /// Pages of each address space that are in memory and not found yet.
     to_find: HashMap<SpaceId, u64>,
     /// Page faults so far.
     faults: u64,
-    /// Until the next look, while nothing is managed.
+    /// Until the next check, while nothing is managed.
     wait: Duration,
 }
 
 impl Control {
     /// Pages are about to leave: from now on it may pay to know which are used.
-    fn look_on_demand(&self) {
+    fn scan_on_demand(&self) {
         if self.shared.options.access_scan != AccessScan::Auto {
             return;
         }
@@ -57,32 +60,35 @@ impl Control {
         }
     }
 
-    /// Time until the next look; below a second.
-    pub(super) fn until_look(&self) -> Duration {
-        let wait = self.look_at.saturating_duration_since(Instant::now());
+    /// Time until the next check; below a second.
+    pub(super) fn until_check(&self) -> Duration {
+        let wait = self.check_at.saturating_duration_since(Instant::now());
         wait.min(TICK_MAX)
     }
 
-    /// Something has changed: the next look is not to wait for its turn.
-    pub(super) fn look_soon(&mut self) {
+    /// Something has changed: the next check is not to wait for its turn.
+    pub(super) fn check_soon(&mut self) {
         let within = if self.managing { TICK_BUSY } else { TICK_MIN };
         let at = self.rest_until.max(Instant::now() + within);
-        self.look_at = self.look_at.min(at);
+        self.check_at = self.check_at.min(at);
     }
 
-    /// Before pressure a look costs next to nothing, and is due whenever something happens; then, and where there are many processes, a fifth of the time goes into looking at most, but for looks of
-    /// more than [`REST_MAX`] / 5.
-    pub(super) fn look_if_due(&mut self) {
+    /// Checks the program if it is time to.
+    ///
+    /// - Before pressure a check costs next to nothing, and is due whenever something happens.
+    /// - Then, and where there are many processes, checks take a fifth of the time at most.
+    /// - A check of more than [`REST_MAX`] / 5 is followed by a rest of [`REST_MAX`] only.
+    pub(super) fn check_if_due(&mut self) {
         let began = Instant::now();
-        if self.managing && began < self.look_at {
+        if self.managing && began < self.check_at {
             return;
         }
-        let tick = self.look_around();
+        let tick = self.check();
         self.rest_until = match self.managing {
             true => began + (5 * began.elapsed()).min(REST_MAX),
             false => began + 4 * began.elapsed(),
         };
-        self.look_at = self.rest_until.max(began + tick);
+        self.check_at = self.rest_until.max(began + tick);
     }
 
     /// So many pages of these address spaces are in memory and not found yet.
@@ -92,13 +98,14 @@ impl Control {
         self.shared.signals.kick_evictor(); // it lets in who waited for that
     }
 
-    /// Discovers what is new in a process; `everything`: wherever it may be. True when it has changed.
-    fn look_at(&mut self, process: &Arc<Process>, pid: u32, everything: bool) -> bool {
+    /// Discovers what is new in a process. `everything`: wherever it may be. True when it has
+    /// changed.
+    fn check_process(&mut self, process: &Arc<Process>, pid: u32, everything: bool) -> bool {
         let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
         let size = size.unwrap_or_default().virtual_size.0;
         let before = self.virtual_sizes.insert(process.space, size);
         let again = process.recheck.take();
-        if everything || before != Some(size) || process.wants_look() {
+        if everything || before != Some(size) || process.wants_discovery() {
             discover::manage(&self.shared, process, &mut self.maps);
             return true;
         }
@@ -108,7 +115,7 @@ impl Control {
     }
 
     /// How near the limit is; where it is reached, everything is managed from here on.
-    fn pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
+    fn check_pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
         let limit = self.shared.books.engine().books().limit().0;
         let (mut unmanaged, mut to_find) = (0u64, HashMap::new());
         for process in processes
@@ -135,7 +142,7 @@ impl Control {
             self.managing = true;
             // What is there counts before it has been found: faults are served meanwhile.
             self.expect(&to_find);
-            self.look_on_demand();
+            self.scan_on_demand();
             for process in processes {
                 self.watch(process);
             }
@@ -151,14 +158,14 @@ impl Control {
     }
 
     /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
-    pub(super) fn look_around(&mut self) -> Duration {
+    pub(super) fn check(&mut self) -> Duration {
         let processes = self.shared.processes.all();
         let Pressure {
             begins,
             mut to_find,
             faults,
             wait,
-        } = self.pressure(&processes);
+        } = self.check_pressure(&processes);
         if !self.managing {
             return wait;
         }
@@ -167,11 +174,11 @@ impl Control {
         let everything = self
             .shared
             .signals
-            .look_again
+            .discover_again
             .swap(false, Ordering::Relaxed);
         let mut growing = false;
-        // A fork child takes frames of its own without a fault of ours: only a look tells.
-        let (mut forked, mut looking) = (false, Duration::ZERO);
+        // A fork child takes frames of its own without a fault of ours: only a check finds them.
+        let (mut forked, mut checking) = (false, Duration::ZERO);
         for process in &processes {
             let running = |_: &u32| !process.exited.load(Ordering::Relaxed);
             let Some(pid) = process.pid().filter(running) else {
@@ -180,7 +187,7 @@ impl Control {
                 }
                 continue;
             };
-            if self.look_at(process, pid, everything) {
+            if self.check_process(process, pid, everything) {
                 growing = true;
                 if begins {
                     to_find.remove(&process.space);
@@ -205,14 +212,14 @@ impl Control {
                     &process,
                     &mut self.pagemap,
                 );
-                looking += began.elapsed();
+                checking += began.elapsed();
             }
         }
         let busy = growing || forked || faults != self.last_faults;
         self.last_faults = faults;
         self.tick = match busy {
-            // At most a twentieth of the time goes into looking.
-            true => TICK_BUSY.max(looking * 20).min(TICK_MAX),
+            // At most a twentieth of the time goes into this.
+            true => TICK_BUSY.max(checking * 20).min(TICK_MAX),
             false => (self.tick * 2).clamp(TICK_BUSY, TICK_MAX),
         };
         self.note_peaks();
