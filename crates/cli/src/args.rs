@@ -8,6 +8,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_base::Bytes;
 use undercroft_manager::options::{AccessScan, WhenFull};
+use undercroft_tier::spec::TierSpec;
 
 use crate::trace::args::TraceArgs;
 use crate::values::{self, MemoryMax};
@@ -100,7 +101,7 @@ pub struct RunArgs {
     /// Where cold pages go, fastest first; repeat for more. `undercroft tiers` lists the kinds.
     /// Default: ram, then a file in $UNDERCROFT_DIR or the temporary directory
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = values::tier)]
-    pub tiers: Vec<String>,
+    pub tiers: Vec<TierSpec>,
 
     /// Size of the managed pages; only 4K is available
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::page_size)]

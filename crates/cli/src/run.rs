@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use undercroft_base::{Bytes, TierId};
 use undercroft_manager::options::{ClientOptions, RunOptions};
+use undercroft_tier::spec::{FileSpec, RamSpec, TierSpec};
 
 use crate::args::RunArgs;
 use crate::failure::{Failure, status};
@@ -48,7 +49,7 @@ pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     }
     Ok(RunOptions {
         client: ClientOptions {
-            memory_max,
+            memory_max: Bytes(memory_max),
             tiers,
             reclaim: args.reclaim,
             prefetch: args.prefetch,
@@ -75,13 +76,19 @@ pub fn physical_memory() -> Result<Bytes, Failure> {
 }
 
 /// `ram`, then a nameless file in the tier directory.
-fn default_tiers() -> Result<Vec<String>, Failure> {
+fn default_tiers() -> Result<Vec<TierSpec>, Failure> {
     let directory = tier_directory(
         std::env::var_os("UNDERCROFT_DIR").map(PathBuf::from),
         std::env::temp_dir(),
     )?;
     match directory.to_str() {
-        Some(text) if !text.contains(',') => Ok(vec!["ram".to_owned(), format!("file:{text}")]),
+        Some(text) if !text.contains(',') => Ok(vec![
+            TierSpec::Ram(RamSpec::default()),
+            TierSpec::File(FileSpec {
+                path: directory,
+                size: None,
+            }),
+        ]),
         _ => Err(Failure::new(
             status::RUN_FAILED,
             format!("cannot use {} for the file tier", directory.display()),

@@ -142,12 +142,9 @@ pub fn prefetch(text: &str) -> Result<String, String> {
         .map_err(|error| error.to_string())
 }
 
-/// `--tier`: a tier specification in its canonical form. It stays text, because the manager opens
-/// it.
-pub fn tier(text: &str) -> Result<String, String> {
-    text.parse::<TierSpec>()
-        .map(|spec| spec.to_string())
-        .map_err(|error| error.to_string())
+/// `--tier`: a tier specification.
+pub fn tier(text: &str) -> Result<TierSpec, String> {
+    text.parse::<TierSpec>().map_err(|error| error.to_string())
 }
 
 /// `lab run --footprint`: whole MiB.
@@ -221,7 +218,10 @@ mod tests {
 
     #[test]
     fn tiers_are_parsed_here_not_in_the_manager() {
-        assert_eq!(tier("ram, zstd").as_deref(), Ok("ram,zstd"));
+        assert_eq!(
+            tier("ram, zstd").map(|spec| spec.to_string()).as_deref(),
+            Ok("ram,zstd")
+        );
         assert!(
             tier("tape:/dev/st0")
                 .expect_err("tape")

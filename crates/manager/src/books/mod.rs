@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtPage};
 use undercroft_engine::Engine;
+use undercroft_policy::place::TIERS_MAX;
 use undercroft_trace::Movement;
 
 use self::ledger::MemfdLedger;
@@ -20,6 +21,9 @@ use crate::sync::lock;
 
 /// Tries before a thread sleeps for the engine: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
+
+// The engine's numbers for tiers, and the policy's.
+const _: () = assert!(TierId::MAX <= TIERS_MAX);
 
 thread_local! {
     /// How often this thread has locked the engine. One instruction a lock.

@@ -9,9 +9,9 @@ use undercroft_base::{Bytes, PAGE_BYTES};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_policy::place::pool_percent;
 use undercroft_sys::mapping::SharedMemory;
-use undercroft_tier::file::{Backing, FileTier, WAITING_PAGES_MAX};
-use undercroft_tier::ram::RamPool;
-use undercroft_tier::spec::TierSpec;
+use undercroft_tier::file::{Backing, BackingError, FileTier, FileTierError, WAITING_PAGES_MAX};
+use undercroft_tier::ram::{RamPool, RamPoolError};
+use undercroft_tier::spec::{RamSpec, TierSpec};
 
 use crate::books::metered::MeteredTier;
 use crate::options::ClientOptions;
@@ -27,42 +27,55 @@ pub struct TierLaunch {
 
 /// What the keeper holds of one tier.
 #[derive(Debug)]
-pub struct OpenTier {
+pub(crate) struct OpenTier {
     memory: SharedMemory,
     backing: Option<Backing>,
 }
 
-fn parse(spec: &str) -> io::Result<TierSpec> {
-    spec.parse()
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{error}")))
+/// Why a tier cannot be had; the text has the fix.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TierError {
+    /// Memory for a pool or a table, or its descriptor.
+    #[error("memory for a tier: {0}")]
+    Memory(#[from] io::Error),
+    /// A file or device cannot be used.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// The pool does not take its memory.
+    #[error(transparent)]
+    Pool(#[from] RamPoolError),
+    /// The file tier does not take its table.
+    #[error(transparent)]
+    File(#[from] FileTierError),
+    /// What was inherited is not what the options say.
+    #[error("tier {0} was handed over without its file")]
+    NotInherited(usize),
 }
 
-fn ram_capacity(options: &ClientOptions, index: usize) -> io::Result<Bytes> {
-    let TierSpec::Ram(ram) = parse(&options.tiers[index])? else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let limit = Bytes(options.memory_max.min(physical_memory()));
+/// What the pool that is tier `index` may hold.
+fn ram_capacity(options: &ClientOptions, index: usize, ram: &RamSpec) -> Bytes {
+    let limit = options.memory_max.min(physical_memory());
     let percent = pool_percent(index + 1 == options.tiers.len());
     let default = Bytes((limit.0 as f64 * f64::from(percent) / 100.0) as u64);
-    Ok(ram.max.map_or(default, |max| max.resolve(limit)))
+    ram.max.map_or(default, |max| max.resolve(limit))
 }
 
-fn physical_memory() -> u64 {
+fn physical_memory() -> Bytes {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    kib.map_or(u64::MAX / 2, |kib| kib * 1024)
+    Bytes(kib.map_or(u64::MAX / 2, |kib| kib * 1024))
 }
 
 /// Opens what each tier keeps its pages in.
 ///
 /// Errors: the specification, or the file or device, with the fix in the text.
-pub fn open(options: &ClientOptions) -> io::Result<Vec<OpenTier>> {
+pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, TierError> {
     let mut tiers = Vec::new();
     for (index, spec) in options.tiers.iter().enumerate() {
-        tiers.push(match parse(spec)? {
-            TierSpec::Ram(_) => {
-                let reserve = RamPool::reserve_for(ram_capacity(options, index)?);
+        tiers.push(match spec {
+            TierSpec::Ram(ram) => {
+                let reserve = RamPool::reserve_for(ram_capacity(options, index, ram));
                 let memory = SharedMemory::create("uc-ram-tier", reserve.0 as usize)?;
                 OpenTier {
                     memory,
@@ -70,8 +83,7 @@ pub fn open(options: &ClientOptions) -> io::Result<Vec<OpenTier>> {
                 }
             }
             TierSpec::File(file) => {
-                let opened = Backing::open(&file.path, file.size);
-                let backing = opened.map_err(|error| io::Error::other(error.to_string()))?;
+                let backing = Backing::open(&file.path, file.size)?;
                 let table = FileTier::table_bytes(backing.bytes());
                 let memory = SharedMemory::create("uc-slot-table", table)?;
                 OpenTier {
@@ -110,8 +122,8 @@ impl OpenTier {
 
 /// Pages that may wait to be written: a 64th of the limit, at most 1 MiB. None where that is less
 /// than two batches of the evictor.
-fn waiting_pages(limit: u64) -> usize {
-    let pages = (limit / 64 / PAGE_BYTES as u64).min(WAITING_PAGES_MAX as u64) as usize;
+fn waiting_pages(limit: Bytes) -> usize {
+    let pages = (limit.0 / 64 / PAGE_BYTES as u64).min(WAITING_PAGES_MAX as u64) as usize;
     if pages < 2 * EVICT_PAGES_MAX {
         return 0;
     }
@@ -121,8 +133,8 @@ fn waiting_pages(limit: u64) -> usize {
 /// DRAM that pages take while they wait to be written, where all of them go to a file. Below a RAM
 /// tier no page ever waits.
 pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
-    let pages = match options.tiers.first().map(|spec| parse(spec)) {
-        Some(Ok(TierSpec::File(_))) => waiting_pages(options.memory_max),
+    let pages = match options.tiers.first() {
+        Some(TierSpec::File(_)) => waiting_pages(options.memory_max),
         _ => 0,
     };
     Bytes((pages * PAGE_BYTES) as u64)
@@ -136,21 +148,20 @@ pub(crate) type Inherited = (SharedMemory, Option<(OwnedFd, String, u64)>);
 pub(crate) fn build(
     options: &ClientOptions,
     inherited: Vec<Inherited>,
-) -> io::Result<Vec<MeteredTier>> {
+) -> Result<Vec<MeteredTier>, TierError> {
     let mut tiers = Vec::new();
     for (index, (memory, backing)) in inherited.into_iter().enumerate() {
-        let other = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
-        let tier: Box<dyn undercroft_base::Tier> = match (parse(&options.tiers[index])?, backing) {
+        let tier: Box<dyn undercroft_base::Tier> = match (&options.tiers[index], backing) {
             (TierSpec::Ram(ram), _) => {
-                let capacity = ram_capacity(options, index)?;
-                Box::new(RamPool::new(memory, ram.compressor, capacity).map_err(|e| other(&e))?)
+                let capacity = ram_capacity(options, index, ram);
+                Box::new(RamPool::new(memory, ram.compressor, capacity)?)
             }
             (TierSpec::File(_), Some((fd, name, bytes))) => {
                 let backing = Backing::inherit(fd, name, Bytes(bytes))?;
-                let tier = FileTier::new(backing, memory).map_err(|e| other(&e))?;
+                let tier = FileTier::new(backing, memory)?;
                 Box::new(tier.write_behind(waiting_pages(options.memory_max)))
             }
-            (TierSpec::File(_), None) => return Err(io::ErrorKind::InvalidInput.into()),
+            (TierSpec::File(_), None) => return Err(TierError::NotInherited(index)),
         };
         tiers.push(MeteredTier::new(tier));
     }
@@ -163,7 +174,7 @@ mod tests {
 
     #[test]
     fn pages_that_wait_take_a_64th_of_the_limit_or_a_mebibyte_at_most() {
-        let of = |mib: u64| waiting_pages(mib << 20);
+        let of = |mib: u64| waiting_pages(Bytes(mib << 20));
         assert_eq!([0, 1, 31].map(of), [0, 0, 0]);
         assert_eq!([32, 48, 64, 1 << 20].map(of), [128, 192, 256, 256]);
     }

@@ -21,6 +21,9 @@ const TICK_MAX: Duration = Duration::from_millis(100);
 const TICK_BUSY: Duration = Duration::from_millis(5);
 const TICK_MIN: Duration = Duration::from_micros(500);
 
+const _: () = assert!(TICK_MIN.as_nanos() < TICK_BUSY.as_nanos());
+const _: () = assert!(TICK_BUSY.as_nanos() < TICK_MAX.as_nanos());
+
 /// Longest that a check which took long makes the next one wait.
 const REST_MAX: Duration = Duration::from_millis(250);
 

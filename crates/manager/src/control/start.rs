@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use undercroft_base::Bytes;
 use undercroft_engine::{Config, Engine, Room, Stats};
+use undercroft_policy::UnknownPolicy;
 use undercroft_sys::access::AccessScanner;
 use undercroft_sys::interrupts;
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 use undercroft_sys::probe::{self, State};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::restrict;
-use undercroft_sys::uffd::{Features, UffdDevice};
+use undercroft_sys::uffd::{Features, UffdDevice, UffdError};
 
 use super::Control;
 use super::beside::Presence;
@@ -24,6 +25,7 @@ use super::ending::{self, Mark};
 use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
 use crate::books::metered::MeteredTier;
+use crate::books::tiers::TierError;
 use crate::books::{Books, ledger, tiers};
 use crate::evict::Evictor;
 use crate::fault::FaultThread;
@@ -57,23 +59,50 @@ pub fn serve(launch: Launch) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether userfaultfds that see everything may be made here; the error names the fix.
-fn check_permissions() -> io::Result<()> {
-    let device = UffdDevice::open().map_err(|error| {
-        let why = match error.kind() {
-            io::ErrorKind::NotFound => "the kernel has no /dev/userfaultfd (Linux 6.1 or newer is needed)".to_owned(),
-            _ => format!("/dev/userfaultfd: {error}; no permission: run as root, or give this user read and write on it"),
-        };
-        io::Error::new(error.kind(), why)
+/// Why a manager cannot serve. Nothing is registered then. The text has the fix.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("the kernel has no /dev/userfaultfd (Linux 6.1 or newer is needed)")]
+    NoDevice,
+    #[error(
+        "/dev/userfaultfd: {0}; no permission: run as root, or give this user read and write on it"
+    )]
+    Device(io::Error),
+    #[error(
+        "userfaultfd fork events: {0}; without them a fork child would read zeros. Run as root or \
+         with CAP_SYS_PTRACE"
+    )]
+    NoForkEvents(UffdError),
+    #[error("{detail}; {fix}")]
+    SwapIsOn { detail: String, fix: String },
+    #[error(transparent)]
+    Policy(#[from] UnknownPolicy),
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    #[error("{0}")]
+    Trace(String),
+    /// A system call of the set-up.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// Whether userfaultfds that see everything may be made here.
+fn check_permissions() -> Result<(), StartError> {
+    let device = UffdDevice::open().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => StartError::NoDevice,
+        _ => StartError::Device(error),
     })?;
-    device.create()?.api(Features::EVENTS.with(Features::THREAD_ID)).map_err(|error| {
-        io::Error::other(format!(
-            "userfaultfd fork events: {error}; without them a fork child would read zeros. Run as root or with CAP_SYS_PTRACE"
-        ))
-    })?;
+    let features = Features::EVENTS.with(Features::THREAD_ID);
+    device
+        .create()?
+        .api(features)
+        .map_err(StartError::NoForkEvents)?;
     let swap = probe::swap_now();
     match swap.state {
-        State::Missing => Err(io::Error::other(format!("{}; {}", swap.detail, swap.fix))),
+        State::Missing => Err(StartError::SwapIsOn {
+            detail: swap.detail,
+            fix: swap.fix,
+        }),
         _ => Ok(()),
     }
 }
@@ -110,7 +139,7 @@ impl Memories {
     }
 }
 
-fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
+fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     process::raise_open_files_limit();
     process::spare_from_oom();
     check_permissions()?;
@@ -143,7 +172,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> io::Result<()> {
         check_at: Instant::now(),
         paused: None,
         forgets: false,
-        ends: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+        ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,
         presence: Presence::new(Instant::now()),
         rest_until: Instant::now(),
         last_snapshot: (Instant::now(), Stats::default()),
@@ -195,20 +224,16 @@ fn start_threads(
     Ok(threads)
 }
 
-fn invalid(error: impl std::fmt::Display) -> io::Error {
-    io::Error::other(error.to_string())
-}
-
 /// What the threads share.
-fn share(launch: &Launch, memories: Memories) -> io::Result<Arc<Shared>> {
+fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError> {
     let options = &launch.options;
     let files = memories.tiers.iter();
     let disk_cpu = files
         .filter_map(|(_, backing)| backing.as_ref())
         .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
         .next();
-    let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim).map_err(invalid)?;
-    let prefetch = undercroft_policy::prefetch::by_name(&options.prefetch).map_err(invalid)?;
+    let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim)?;
+    let prefetch = undercroft_policy::prefetch::by_name(&options.prefetch)?;
     let tiers = tiers::build(options, memories.tiers)?;
     let config = config(options, &tiers);
     let record = record(launch)?;
@@ -234,7 +259,7 @@ fn share(launch: &Launch, memories: Memories) -> io::Result<Arc<Shared>> {
 fn config(options: &ClientOptions, tiers: &[MeteredTier]) -> Config {
     let count = tiers.len();
     Config {
-        limit: Bytes(options.memory_max),
+        limit: options.memory_max,
         retain: tiers.iter().map(|t| !t.is_ram()).collect(),
         // What has to be read from a device first stays where it is.
         demotes: (0..count)
@@ -245,14 +270,14 @@ fn config(options: &ClientOptions, tiers: &[MeteredTier]) -> Config {
 }
 
 /// The trace of `--trace`, if it is wanted.
-fn record(launch: &Launch) -> io::Result<Option<Record>> {
+fn record(launch: &Launch) -> Result<Option<Record>, StartError> {
     let options = &launch.options;
     let Some(path) = &options.trace else {
         return Ok(None);
     };
     let mut settings = format!(
         "--memory-max {} --policy {} --prefetch {}",
-        options.memory_max, options.reclaim, options.prefetch
+        options.memory_max.0, options.reclaim, options.prefetch
     );
     match tiers::write_behind(options) {
         Bytes(0) => {}
@@ -267,5 +292,5 @@ fn record(launch: &Launch) -> io::Result<Option<Record>> {
     }
     let accesses = options.access_scan != AccessScan::Never;
     let record = Record::create(path, &launch.command, &settings, accesses);
-    record.map(Some).map_err(invalid)
+    record.map(Some).map_err(StartError::Trace)
 }

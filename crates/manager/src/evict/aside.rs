@@ -45,6 +45,11 @@ const AGENT_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often that is asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
+// A late answer is not waited for longer than its process may live; every visit comes before that.
+const _: () = assert!(ANSWER_DUE.as_nanos() < END_AFTER.as_nanos());
+const _: () = assert!(END_AFTER.as_nanos() < PLACE_AFTER.as_nanos());
+const _: () = assert!(REVISIT_MAX.as_nanos() < GOING_MAX.as_nanos());
+
 /// What is waited for.
 pub(super) enum Waits {
     /// That the process can be given an order.

@@ -1,6 +1,6 @@
 //! What is done when no tier has room and the limit is reached.
 
-use undercroft_base::{Bytes, PageCount};
+use undercroft_base::PageCount;
 
 use super::Evictor;
 use crate::options::WhenFull;
@@ -16,7 +16,7 @@ impl Evictor {
         if !std::mem::replace(&mut self.warned, true) {
             crate::log::say(&format!(
                 "every tier is full and the memory limit of {} is reached; {}",
-                Bytes(options.memory_max),
+                options.memory_max,
                 match options.when_full {
                     WhenFull::Stay =>
                         "pages stay in memory above the limit. \

@@ -19,6 +19,7 @@ use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process;
 use undercroft_trace::Movement;
+use undercroft_wire::protocol::STAGING_PAGES;
 
 use self::aside::Aside;
 use crate::books::engine_locks;
@@ -52,6 +53,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// Longest sleep while threads may be waiting for room that others make.
 const NAP: Duration = Duration::from_millis(100);
+
+// One command takes a whole batch, and a set of its pages is one word.
+const _: () = assert!(EVICT_PAGES_MAX == STAGING_PAGES && EVICT_PAGES_MAX <= 64);
+const _: () = assert!(COMPRESS_PAGES <= EVICT_PAGES_MAX && WRITE_PAGES <= EVICT_PAGES_MAX);
+const _: () = assert!(ZERO_PAGES_MIN <= EVICT_PAGES_MAX as u64);
 
 pub(crate) struct Evictor {
     shared: Arc<Shared>,

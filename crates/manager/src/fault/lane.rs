@@ -25,6 +25,9 @@ use crate::sync::lock;
 /// Slots freed at a time; until then they count as held: at most 64 x 3.5 KiB.
 const FREE_BATCH: usize = 64;
 
+// A token has 16 bits for the place of a read in its plan, and as many for its length.
+const _: () = assert!(LOAD_PAGES_MAX <= 0xffff);
+
 /// One plan being served; its pages are `LOAD_PAGES_MAX` pages of the ring's arena.
 pub(super) struct Lane {
     pub(super) loads: Loads,

@@ -128,7 +128,7 @@ fn try_run(
 ) -> io::Result<End> {
     process::become_subreaper()?;
     let dir = RunDir::create()?;
-    let tiers = tiers::open(&options.client)?;
+    let tiers = tiers::open(&options.client).map_err(io::Error::other)?;
     if tiers.iter().any(OpenTier::is_in_memory) && !options.client.quiet {
         voice.say("warning: a tier's file lies in a memory file system, so it saves no memory");
     }
@@ -137,8 +137,9 @@ fn try_run(
     let early: Vec<Received> = std::iter::from_fn(|| signals.next()).collect();
     let mut program = match start_program(options, &dir, signals) {
         Ok(program) => program,
-        Err((status, why)) => {
-            voice.say(&why);
+        Err(error) => {
+            voice.say(&error.to_string());
+            let status = error.status();
             let _ = finish(&mut manager, status, Duration::ZERO, voice);
             return Ok(End::Status(status));
         }
@@ -332,12 +333,33 @@ fn preload(before: Option<&OsStr>, shim: &Path) -> OsString {
     value
 }
 
-/// Starts the program with the shim; the error is (status, text).
+/// Why a program was not started.
+#[derive(Debug, thiserror::Error)]
+enum NotStarted {
+    #[error("{0}: not found")]
+    NotFound(String),
+    #[error("{0}: not executable")]
+    NotExecutable(String),
+    #[error("{0}: cannot be started: {1}")]
+    Failed(String, io::Error),
+}
+
+impl NotStarted {
+    /// What a shell would exit with.
+    fn status(&self) -> i32 {
+        match self {
+            NotStarted::NotFound(_) => 127,
+            NotStarted::NotExecutable(_) | NotStarted::Failed(..) => 126,
+        }
+    }
+}
+
+/// Starts the program with the shim.
 fn start_program(
     options: &RunOptions,
     dir: &RunDir,
     signals: &Signals,
-) -> Result<Child, (i32, String)> {
+) -> Result<Child, NotStarted> {
     let name = &options.command[0];
     let before = std::env::var_os("LD_PRELOAD");
     let mut command = Command::new(name);
@@ -351,11 +373,11 @@ fn start_program(
     signals.put_back_in(&mut command);
     let spawned = command.spawn();
     spawned.map_err(|error| {
-        let shown = Path::new(name).display();
+        let shown = Path::new(name).display().to_string();
         match error.kind() {
-            io::ErrorKind::NotFound => (127, format!("{shown}: not found")),
-            io::ErrorKind::PermissionDenied => (126, format!("{shown}: not executable")),
-            _ => (126, format!("{shown}: cannot be started: {error}")),
+            io::ErrorKind::NotFound => NotStarted::NotFound(shown),
+            io::ErrorKind::PermissionDenied => NotStarted::NotExecutable(shown),
+            _ => NotStarted::Failed(shown, error),
         }
     })
 }

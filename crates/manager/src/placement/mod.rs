@@ -17,6 +17,10 @@ use crate::placement::pin::{Pin, Program};
 /// Most fault threads.
 pub(crate) const FAULT_THREADS_MAX: usize = 8;
 
+// The active ones are bits of one word.
+const _: () = assert!(FAULT_THREADS_MAX <= 64);
+const _: () = assert!(SAMPLE_NS < SAMPLE_BOUND_NS && SAMPLE_BOUND_NS < STICKY_NS);
+
 /// How often the CPU of a faulting thread is looked up.
 const SAMPLE_NS: u64 = 1_000_000;
 
