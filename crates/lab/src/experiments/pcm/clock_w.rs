@@ -135,14 +135,17 @@ fn reasons(
 ) -> String {
     let [reads_clean, reads_written, writes] = classes(cases);
     format!(
-        "{worse} of {} cases are worse, {worse_shown} of {} in the paper's setting (512 B, four programs). CLOCK-W forgets reads: a \
-         page that is only being read leaves at the hand's next visit, and is read back. Of the {} worse cases with 512 B pages \
-         {reads_clean} are worse mostly by reads of pages that are never written, {reads_written} by reads of pages written at other times, and \
-         {writes} by write-outs: there pages are written, then only read, then written again (the ring of a decompressor), and leave in \
-         between, written out once more. Every one is in the table of causes, with the pages read back that CLOCK would have \
-         kept. Our rule is the paper's word for word; writing pages out in passing is far worse, and counting reads as well is \
-         better but still not always. The dearer a write, the fewer cases (tables below). That CLOCK-W is never worse holds for the \
-         paper's traces, not for ours.",
+        "{worse} of {} cases are worse, {worse_shown} of {} in the paper's setting (512 B, four \
+         programs). CLOCK-W forgets reads: a page that is only being read leaves at the hand's \
+         next visit, and is read back. Of the {} worse cases with 512 B pages {reads_clean} are \
+         worse mostly by reads of pages that are never written, {reads_written} by reads of pages \
+         written at other times, and {writes} by write-outs: there pages are written, then only \
+         read, then written again (the ring of a decompressor), and leave in between, written out \
+         once more. Every one is in the table of causes, with the pages read back that CLOCK \
+         would have kept. Our rule is the paper's word for word; writing pages out in passing is \
+         far worse, and counting reads as well is better but still not always. The dearer a \
+         write, the fewer cases (tables below). That CLOCK-W is never worse holds for the paper's \
+         traces, not for ours.",
         all.len(),
         shown.len(),
         reads_clean + reads_written + writes,
