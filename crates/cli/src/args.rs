@@ -108,7 +108,8 @@ pub struct RunArgs {
     pub page_size: Bytes,
 
     /// Policy that chooses the pages to evict: active_inactive, clock, clock_w or lru
-    #[arg(long = "policy", value_name = "NAME", default_value = values::RECLAIM_DEFAULT, value_parser = values::reclaim)]
+    #[arg(long = "policy", value_name = "NAME", value_parser = values::reclaim)]
+    #[arg(default_value = values::RECLAIM_DEFAULT)]
     pub reclaim: String,
 
     /// Policy that chooses the pages to load along with a fault: majority, readahead[:PAGES],

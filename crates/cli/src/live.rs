@@ -21,7 +21,8 @@ pub fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
             code::RUN_FAILED,
             "the manager cannot serve",
             &why,
-            "`undercroft manager` is started by `undercroft run`, not by hand; `undercroft doctor` says what is missing",
+            "`undercroft manager` is started by `undercroft run`, not by hand; `undercroft doctor` \
+             says what is missing",
         )
     };
     let text = arguments

@@ -173,7 +173,8 @@ mod tests {
     fn tier_directory_avoids_a_temporary_directory_that_is_memory() {
         if !is_memory(Path::new("/dev/shm")) || is_memory(Path::new("/var/tmp")) {
             crate::failure::skip(
-                "tier_directory_avoids_a_temporary_directory_that_is_memory: needs /dev/shm on tmpfs and /var/tmp on a disk",
+                "tier_directory_avoids_a_temporary_directory_that_is_memory: needs /dev/shm on \
+                 tmpfs and /var/tmp on a disk",
             );
             return;
         }

@@ -49,7 +49,8 @@ const TIER_KINDS: &[TierKindHelp] = &[
         kind: "file",
         syntax: "file:PATH[,size=SIZE]",
         example: "file:/var/swap,size=20G",
-        meaning: "A new file, a block device, or a directory to make a nameless file in. Nothing of it outlives the run.",
+        meaning: "A new file, a block device, or a directory to make a nameless file in. Nothing of \
+                  it outlives the run.",
         options: &[TierOption {
             name: "size=SIZE",
             default: "all of a block device; for a file, what the disk leaves",

@@ -28,7 +28,8 @@ pub struct StormArgs {
     pub first_seed: u64,
 
     /// Operations of each storm: accesses, decisions, pages loaded, evicted, stored
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub ops: u64,
 
     /// Storms at a time [default: one a processor]

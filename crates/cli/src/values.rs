@@ -107,10 +107,14 @@ pub fn page_size(text: &str) -> Result<Bytes, String> {
     let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
     match size.0 {
         bytes if bytes == PAGE_BYTES as u64 => Ok(size),
-        bytes if bytes == 2 << 20 => {
-            Err("2 MiB pages are not available yet, because only memory of 4 KiB pages is managed; leave the option out".to_owned())
-        }
-        _ => Err(format!("{size} is no page size of this machine; leave the option out or use 4K")),
+        bytes if bytes == 2 << 20 => Err(
+            "2 MiB pages are not available yet, because only memory of 4 KiB pages is managed; \
+                 leave the option out"
+                .to_owned(),
+        ),
+        _ => Err(format!(
+            "{size} is no page size of this machine; leave the option out or use 4K"
+        )),
     }
 }
 

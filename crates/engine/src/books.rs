@@ -52,7 +52,8 @@ impl<'e, L: Ledger> Books<'e, L> {
         self.room() < self.engine.reserve() * 3 / 2
     }
 
-    /// Whether the page is in memory. O(1). For a caller that has the number ([`Uses::number`]).
+    /// Whether the page is in memory. O(1). For a caller that has the number
+    /// ([`Uses::number`](crate::Uses::number)).
     #[inline]
     pub fn is_resident(self, no: PageNo) -> bool {
         self.engine.table.entry(no).state == PageState::Resident
@@ -127,8 +128,11 @@ impl<'e, L: Ledger> Books<'e, L> {
 
     /// The known parts of `range`, ascending, at most a chunk each (2 MiB of pages of 4 KiB). A
     /// caller that may not hold the engine for long gives these, one by one, to
-    /// [`Layout::removed`], [`Layout::remap_pages`], [`Forks::inherit_range`] or
-    /// [`Forks::bequeath`]. No page is read. O(chunks of the range, or of the space if fewer).
+    /// [`Layout::removed`](crate::Layout::removed),
+    /// [`Layout::remap_pages`](crate::Layout::remap_pages),
+    /// [`Forks::inherit_range`](crate::Forks::inherit_range) or
+    /// [`Forks::bequeath`](crate::Forks::bequeath). No page is read. O(chunks of the range, or of
+    /// the space if fewer).
     pub fn parts(self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
         let stretches = self.engine.table.stretches(space, range);
         stretches.into_iter().map(|part| part.pages).collect()

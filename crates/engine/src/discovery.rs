@@ -49,7 +49,7 @@ impl<L: Ledger> Discovery<'_, L> {
 
     /// As [`Discovery::found_resident`], for pages that the books had elsewhere: they count as no
     /// newer than they were. Only replays need it: live, the pages of a move follow by
-    /// [`Layout::remap_pages`].
+    /// [`Layout::remap_pages`](crate::Layout::remap_pages).
     pub fn found_again(&mut self, space: SpaceId, range: VirtRange) {
         self.engine.found(space, range, Arrival::Returned);
     }

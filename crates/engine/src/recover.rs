@@ -2,14 +2,16 @@
 //! flight by what the client's memory shows.
 //!
 //! The successor's walk. Meanwhile nothing else installs or moves pages of the client.
-//! 1. It stops the agents: no order of the dead manager may still be carried out.
+//! 1. It stops the agents: no command of the dead manager may still be carried out.
 //! 2. [`Engine::recover`], with the spaces whose processes live. The ledger does not say which
 //!    process has which number, nor its managed ranges. The caller keeps the numbers where it keeps
 //!    the descriptors, and reads the ranges from `/proc/PID/maps`.
 //! 3. It applies the layout event that its predecessor had read last and may not have applied.
-//!    [`Layout::removed`], [`Layout::unmapped`] and [`Forks::forked`] may be applied twice; for a
-//!    move see [`Layout::remap_rest`]. The kernel takes an event for acknowledged once it is read,
-//!    so it must have been read into memory that survives. Then it applies the unread events.
+//!    [`Layout::removed`](crate::Layout::removed), [`Layout::unmapped`](crate::Layout::unmapped)
+//!    and [`Forks::forked`](crate::Forks::forked) may be applied twice; for a move see
+//!    [`Layout::remap_rest`](crate::Layout::remap_rest). The kernel takes an event for acknowledged
+//!    once it is read, so it must have been read into memory that survives. Then it applies the
+//!    unread events.
 //! 4. [`Engine::reconcile`], with no event unread. The caller frees the slots that no page refers
 //!    to. The pages in its hands are a batch like any other.
 //! 5. It wakes every thread: faults that the dead manager had read are not reported again.
@@ -19,8 +21,9 @@
 //! | Resident | stays | reads as zeros: the program dropped it |
 //! | Loading, fresh | Untouched, and unknown: a REMOVE may be about to drop it | Untouched |
 //! | Loading | Resident: the load had installed it | Stored |
-//! | Evicting | Resident: never left, or was put back | in the holding area: in hand; else the
-//! program dropped it |
+//! | Evicting | Resident: never left, or was put back | in hand if the holding area has it [^1] |
+//!
+//! [^1]: Else the program dropped it.
 //!
 //! A page in hand may have been put back, and then dropped by the zap of a REMOVE that was
 //! acknowledged before. It then comes back as if it had been written after the zap. That is wrong
@@ -75,7 +78,7 @@ pub trait Found {
 /// A page whose bytes the caller has: an item of the batch, which is `Moved`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InHand {
-    /// The item, for [`Evictions::publish`].
+    /// The item, for [`Evictions::publish`](crate::Evictions::publish).
     pub item: EvictItem,
     /// Whose agent has the bytes.
     pub owner: SpaceId,

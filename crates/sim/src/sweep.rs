@@ -127,7 +127,8 @@ impl Sweep {
                     "--prefetch",
                     TRACED,
                     "the trace tells of no page that was brought along",
-                    "record one with `undercroft run --trace` and a --prefetch, or name a policy: none, majority, readahead, window",
+                    "record one with `undercroft run --trace` and a --prefetch, or name a policy: \
+                     none, majority, readahead, window",
                 ));
             }
             if setup.page_bytes < trace.granule_bytes {

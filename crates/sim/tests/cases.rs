@@ -348,7 +348,8 @@ fn page_found_present_between_a_remove_and_its_zap_is_not_taken_for_a_fresh_one(
     // back afterwards.
     check(
         "",
-        "write 0..64; remove-event 5; repeat 5; fault; load; finish; tell 5; read 64..128; lock 0..5; lock 6..128; zap; \
+        "write 0..64; remove-event 5; repeat 5; fault; load; finish; tell 5; read 64..128; lock \
+         0..5; lock 6..128; zap; \
          read 5; tell 5",
         "untouched; resident",
     );
@@ -377,7 +378,8 @@ fn slot_is_freed_only_after_its_page_is_installed() {
 fn remap_during_load_keeps_the_slot_for_the_new_address() {
     check(
         "",
-        "write 0..64; reclaim 1; stop 0; fault; load; keep 0..8 to 100; finish; tell 0; tell 100; slots 0; read 100; read 0; \
+        "write 0..64; reclaim 1; stop 0; fault; load; keep 0..8 to 100; finish; tell 0; tell 100; \
+         slots 0; read 100; read 0; \
          slots 0",
         "untouched; stored 0; slots 1; slots 0",
     );
@@ -405,7 +407,8 @@ fn remove_during_eviction_discards_the_bytes() {
 fn fork_of_an_evicting_page_shares_its_slot() {
     check(
         "",
-        "write 0..64; select 1; take; fork; store; publish; tell 0; p1 tell 0; slots 0; read 0; slots 0; p1 read 0; slots 0",
+        "write 0..64; select 1; take; fork; store; publish; tell 0; p1 tell 0; slots 0; read 0; \
+         slots 0; p1 read 0; slots 0",
         "stored 0; stored 0; slots 1; slots 1; slots 0",
     );
 }
@@ -425,7 +428,8 @@ fn fork_child_put_back_keeps_its_claim_on_the_retained_copy() {
     // once too often.
     check(
         "retain",
-        "write 0..64; reclaim 3; write 0..3; read 64..100; lock 3..100; select 2; take; fork; bad 0; bad 1; store; publish; \
+        "write 0..64; reclaim 3; write 0..3; read 64..100; lock 3..100; select 2; take; fork; bad \
+         0; bad 1; store; publish; \
          tell 0; p1 tell 0; slots 0; p1 remove 0..64; slots 0; remove 0..64; slots 0",
         "resident; resident; slots 3; slots 3; slots 0",
     );
@@ -552,7 +556,8 @@ fn stale_plan_does_not_touch_a_page_that_has_its_number_now() {
     // The exit gives the chunk back; the next process gets it, and faults at the same offset.
     check(
         "",
-        "stop 0; fault; exit; spawn; p1 stop 0; p1 fault; load; finish; p1 tell 0; count; load; finish; p1 tell 0; count",
+        "stop 0; fault; exit; spawn; p1 stop 0; p1 fault; load; finish; p1 tell 0; count; load; \
+         finish; p1 tell 0; count",
         "loading; count 1; resident; count 1",
     );
 }

@@ -78,7 +78,8 @@ static OBJECT: &[u8] = include_bytes!("../bpf/access.bpf.o");
 pub enum AccessError {
     /// The kernel does not let this process load the program.
     #[error(
-        "the kernel refused {0} (not permitted): run as root or with CAP_BPF and CAP_PERFMON, on a kernel that is not locked down for confidentiality"
+        "the kernel refused {0} (not permitted): run as root or with CAP_BPF and CAP_PERFMON, on a \
+         kernel that is not locked down for confidentiality"
     )]
     NotPermitted(&'static str),
     /// The kernel does not describe its own types.
@@ -98,7 +99,8 @@ pub enum AccessError {
     FiveLevels,
     /// No base of the direct map fits the page tables.
     #[error(
-        "where the kernel maps memory was not found, so page tables cannot be walked (encrypted memory, or a kernel that is built otherwise): {0}"
+        "where the kernel maps memory was not found, so page tables cannot be walked (encrypted \
+         memory, or a kernel that is built otherwise): {0}"
     )]
     NotCalibrated(&'static str),
     /// Another refusal, with the verifier's last words.
@@ -545,7 +547,8 @@ mod tests {
 
     #[test]
     fn end_of_memory_is_that_of_the_highest_zone_that_has_any() {
-        let zones = "Node 0, zone   DMA\n  pages free 3\n        spanned  4095\n        present  3997\n  start_pfn:           1\n\
+        let zones = "Node 0, zone   DMA\n  pages free 3\n        spanned  4095\n        present  \
+                     3997\n  start_pfn:           1\n\
                      Node 0, zone  Normal\n        spanned  5000000\n  start_pfn:           1048576\n\
                      Node 0, zone  Movable\n        spanned  0\n  start_pfn:           9999999\n";
         assert_eq!(end_of_memory(zones), Some(6_048_576 * 4096));

@@ -65,7 +65,8 @@ fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
         "all operations were done"
     );
     say(&format!(
-        "asfuzz seed {} tiers {:?} {before:?} {options:?}: {} operations (+ {} in fork children), {} pages checked, {wall:.1?}",
+        "asfuzz seed {} tiers {:?} {before:?} {options:?}: {} operations (+ {} in fork children), \
+         {} pages checked, {wall:.1?}",
         case.seed,
         case.tiers,
         line("ops"),

@@ -179,7 +179,8 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
             let by = std::array::from_fn(|at| 100.0 * (of[at] / expected[at] - 1.0));
             let [misses, evictions, came]: [f64; 3] = by;
             say(&format!(
-                "{policy}, recorded with {recorded_with}, {prefetch:?}, room {room}: of {expected:?} faults, evictions, brought \
+                "{policy}, recorded with {recorded_with}, {prefetch:?}, room {room}: of \
+                 {expected:?} faults, evictions, brought \
                  along {misses:+.2} %, {evictions:+.2} %, {came:+.2} %"
             ));
             by

@@ -136,7 +136,8 @@ fn sqlite_in_memory_is_identical() {
 PRAGMA temp_store = MEMORY;
 CREATE TABLE item(id INTEGER PRIMARY KEY, kind INTEGER, name TEXT, body BLOB);
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 120000)
-INSERT INTO item SELECT i, i * 7919 % 1009, 'name ' || (i * 104729 % 1000003), hex(i * 2654435761) || printf('%.*c', 200 + i % 300, 'x') FROM n;
+INSERT INTO item SELECT i, i * 7919 % 1009, 'name ' || (i * 104729 % 1000003), hex(i * 2654435761)
+  || printf('%.*c', 200 + i % 300, 'x') FROM n;
 CREATE INDEX by_name ON item(name);
 CREATE INDEX by_kind ON item(kind, id);
 UPDATE item SET body = body || name WHERE kind % 5 = 0;

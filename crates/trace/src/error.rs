@@ -45,7 +45,8 @@ pub enum TraceError {
     },
     /// A checksum does not fit the bytes it covers.
     #[error(
-        "byte {offset}: the checksum of {of} that begins at byte {begin} is {stored:#010x}, its bytes give {computed:#010x}: the file is corrupt"
+        "byte {offset}: the checksum of {of} that begins at byte {begin} is {stored:#010x}, its \
+         bytes give {computed:#010x}: the file is corrupt"
     )]
     Checksum {
         /// Where the checksum is stored.

@@ -676,7 +676,15 @@ proptest! {
             _ => Event { kind: Kind::Movement(Movement::ALL[n / 2 % Movement::ALL.len()]), ..Event::from(*reference) },
         });
         let events: Vec<Event> = moved.collect();
-        let bytes = write_events(Header { movements: true, accesses: true, locks: true, batch_details: true, forks: true, ..header }, &events, u64::MAX);
+        let header = Header {
+            movements: true,
+            accesses: true,
+            locks: true,
+            batch_details: true,
+            forks: true,
+            ..header
+        };
+        let bytes = write_events(header, &events, u64::MAX);
         prop_assert_eq!(read_events(&bytes).unwrap(), events);
     }
 }

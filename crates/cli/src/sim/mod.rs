@@ -51,7 +51,8 @@ fn replay(args: &ReplayArgs) -> Result<(), Failure> {
         && let Some(other) = args.prefetch.iter().find(|name| *name != TRACED)
     {
         eprintln!(
-            "undercroft: {name} was recorded with prefetch, and uses of pages brought along are not in it: what --prefetch \
+            "undercroft: {name} was recorded with prefetch, and uses of pages brought along are not \
+             in it: what --prefetch \
                  {other} would have done is only guessed at; --prefetch traced brings along what came along live"
         );
     }

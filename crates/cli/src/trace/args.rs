@@ -127,10 +127,10 @@ const RECORD_HELP: &str = "Examples:
   undercroft trace record --out gcc.uct --cache 2M,16,64 -- /usr/lib/gcc/x86_64-linux-gnu/12/cc1 big.i
   undercroft trace record --out all.uct --cache none -- ./prog
 
-Valgrind's lackey does the recording: about two million references a second, so that a second of the program can take half
-an hour. It sees the program's own accesses, not
-those the kernel makes for it; threads run one at a time and are not told apart; programs it executes are not
-followed, so name the program itself, not a script around it. Time counts references before the cache.
+Valgrind's lackey does the recording: about two million references a second, so that a second of the program
+can take half an hour. It sees the program's own accesses, not those that the kernel makes for it. Threads run
+one at a time and are not told apart. Programs that it executes are not followed, so name the program itself,
+not a script around it. Time counts references before the cache.
 
 Exit status: the program's own; 128+n when signal n ended it; 125 undercroft failed; 2 wrong usage.";
 
@@ -223,8 +223,9 @@ const GENERATE_HELP: &str = "Patterns and their own keys (default):
   phases    phases=N (10), set=PAGES  one set of pages after the other (a tenth of the pages)
   scan_hot  hot=PAGES, share=X (0.8)  a hot set (a tenth) gets a share of the references, a scan the rest
 
-Keys of all: pages (10000), refs (10 a page; sequential 1), writes=SHARE (0), dirty=SHARE of pages that are ever written (1),
-seed, client (0). Of the whole trace, with the first pattern: page=SIZE (4K), gap=NANOSECONDS between references (100).
+Keys of all: pages (10000), refs (10 a page; sequential 1), writes=SHARE (0), dirty=SHARE of pages that are
+ever written (1), seed, client (0). Of the whole trace, with the first pattern: page=SIZE (4K),
+gap=NANOSECONDS between references (100).
 Patterns joined by + are mixed in proportion to their references, each in its own range of addresses.
 
 Examples:

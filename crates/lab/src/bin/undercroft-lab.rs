@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: undercroft-lab list
-       undercroft-lab run NAME --out DIR [--small] [--rounds N] [--footprint-mib N] [--undercroft BINARY] [--swap-dir DIR]
+       undercroft-lab run NAME --out DIR [--small] [--rounds N] [--footprint-mib N]
+                      [--undercroft BINARY] [--swap-dir DIR]
        undercroft-lab plot RESULTS.json DIR";
 
 fn main() -> ExitCode {

@@ -166,7 +166,8 @@ fn write_source(path: &Path, functions: usize) -> anyhow::Result<()> {
         };
         writeln!(
             text,
-            "__attribute__((noinline)) unsigned f{number}(unsigned x) {{ unsigned s = {number}; for (unsigned i = 0; i < (x & 15); i++) {{ s += (x * {}u) >> (i & 7); if (s & 1) s ^= {call}; }} return s; }}",
+            "__attribute__((noinline)) unsigned f{number}(unsigned x) {{ unsigned s = {number}; for \
+             (unsigned i = 0; i < (x & 15); i++) {{ s += (x * {}u) >> (i & 7); if (s & 1) s ^= {call}; }} return s; }}",
             number * 2 + 3
         )
         .context("format C source")?;

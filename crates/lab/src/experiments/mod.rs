@@ -33,7 +33,8 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
     (
         ExperimentInfo {
             name: "patterns",
-            about: "memory patterns under equal total DRAM: RAM tier against zram and zswap, file tier against a swap file",
+            about: "memory patterns under equal total DRAM: RAM tier against zram and zswap, file \
+                    tier against a swap file",
         },
         patterns::run,
     ),
@@ -89,7 +90,8 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
     (
         ExperimentInfo {
             name: "pcm-traces",
-            about: "records the four programs of the PCM experiments under valgrind, into $UNDERCROFT_TRACES or the user's cache",
+            about: "records the four programs of the PCM experiments under valgrind, into \
+                    $UNDERCROFT_TRACES or the user's cache",
         },
         pcm::traces,
     ),
@@ -162,7 +164,8 @@ impl Lab {
                 let beside = here.with_file_name("undercroft-touch");
                 if !beside.exists() {
                     bail!(
-                        "the workload program {} does not exist; build it with `cargo build --release -p undercroft-lab`",
+                        "the workload program {} does not exist; build it with `cargo build \
+                         --release -p undercroft-lab`",
                         beside.display()
                     );
                 }

@@ -172,7 +172,9 @@ mod tests {
 
     #[test]
     fn parse_csv_reads_redis_benchmark() {
-        let text = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\"SET\",\"1000.50\",\"0.5\",\"0.1\",\"0.4\",\"0.6\",\"0.7\",\"1.0\"\n";
+        let text = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\
+                    \"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\
+                    \"SET\",\"1000.50\",\"0.5\",\"0.1\",\"0.4\",\"0.6\",\"0.7\",\"1.0\"\n";
         let (case, values) = parse_csv(text).expect("well-formed");
         assert_eq!(
             (case.as_str(), values["ops_per_second"], values["p99_ns"]),

@@ -48,7 +48,8 @@ pub enum RigError {
     OtherSwap(String),
     /// The data does not compress enough to fit into the budget at all.
     #[error(
-        "budget {budget} cannot hold the data: the compressed part alone takes {compressed}; use a larger share or a file"
+        "budget {budget} cannot hold the data: the compressed part alone takes {compressed}; use a \
+         larger share or a file"
     )]
     BudgetTooSmall {
         /// Total DRAM asked for.

@@ -6,15 +6,15 @@
 //! written, and a clean page with a copy in a tier is dropped. The engine decides that; the replay
 //! only tells whether the bytes changed. Then the plan is read from the tiers and installed.
 //!
-//! With [`Room::Ahead`] pages leave as live: in batches, after a fault that used the reserve, until
-//! one and a half reserves are free. Here that takes no time. The live evictor works while the
-//! program continues.
+//! With [`Room::Ahead`](crate::setup::Room::Ahead) pages leave as live: in batches, after a fault
+//! that used the reserve, until one and a half reserves are free. Here that takes no time. The live
+//! evictor works while the program continues.
 //!
 //! A live trace also records other events. Pages that were found in memory or dropped by the
 //! program are always followed (`follow.rs`). So are forks and ends of processes (`forks.rs`): all
 //! address spaces of a live run are pages of one client and one engine. Evictions (`leaving.rs`)
-//! and prefetched pages (`traced.rs`) are followed with [`Room::Traced`] only. Otherwise the
-//! policies under test decide.
+//! and prefetched pages (`traced.rs`) are followed with
+//! [`Room::Traced`](crate::setup::Room::Traced) only. Otherwise the policies under test decide.
 
 mod client;
 mod follow;

@@ -197,7 +197,8 @@ impl World {
             }
             if let Some(page) = self.could_leave() {
                 panic!(
-                    "a thread waits for ever, though {page:?} could leave: {:?}; room {}, resident {:?}, used {}, limit {}, full {full}",
+                    "a thread waits for ever, though {page:?} could leave: {:?}; room {}, resident \
+                     {:?}, used {}, limit {}, full {full}",
                     self.stopped(),
                     self.engine.books().room(),
                     self.engine.books().resident(),

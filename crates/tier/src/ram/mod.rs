@@ -63,7 +63,11 @@ const IDLE_SHARE: u64 = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum RamPoolError {
     /// The memory has no room for one block, or slots would not fit a page entry.
-    #[error("a RAM pool cannot have {0} of address space (from {min} to {max})", min = RamPool::reserve_for(Bytes(0)), max = Bytes(RESERVE_MAX))]
+    #[error(
+        "a RAM pool cannot have {0} of address space (from {min} to {max})",
+        min = RamPool::reserve_for(Bytes(0)),
+        max = Bytes(RESERVE_MAX)
+    )]
     Reserve(Bytes),
     /// `recover` found no pool of this version.
     #[error("the shared memory holds no RAM pool of this version")]

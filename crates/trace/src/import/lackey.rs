@@ -121,7 +121,8 @@ mod tests {
 
     #[test]
     fn lines_of_every_kind_become_touches() {
-        let text = "==7== Lackey, an example Valgrind tool\n\nI  04001000,3\n L 1ffeffe7e0,8\n S 1ffeffe7d8,4\n M 0421c7cc,16\n==7== bye\n";
+        let text = "==7== Lackey, an example Valgrind tool\n\nI  04001000,3\n L 1ffeffe7e0,8\n S \
+                    1ffeffe7d8,4\n M 0421c7cc,16\n==7== bye\n";
         let got: Vec<(u64, u64, u32, Access)> = read(text)
             .into_iter()
             .map(|touch| touch.expect("a good line"))

@@ -23,17 +23,17 @@ pub fn file_lengths(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Comments that are too wide.
+/// Comments and other lines that are too wide. `rustfmt` leaves both alone, strings too.
 pub fn comments(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for (path, text) in &tree.sources {
         for (at, line) in text.lines().enumerate() {
-            let comment = line.trim_start().starts_with("//");
-            if comment && line.chars().count() > COMMENT_WIDTH_MAX {
-                wrong.push(format!(
-                    "{path}:{}: a comment over {COMMENT_WIDTH_MAX} columns",
-                    at + 1
-                ));
+            let (what, most) = match line.trim_start().starts_with("//") {
+                true => ("a comment", COMMENT_WIDTH_MAX),
+                false => ("a line", TEXT_WIDTH_MAX),
+            };
+            if line.chars().count() > most {
+                wrong.push(format!("{path}:{}: {what} over {most} columns", at + 1));
             }
         }
     }
@@ -88,6 +88,7 @@ mod tests {
         assert_eq!(found(&format!("// {wide}\n")), 1);
         assert_eq!(found(&format!("// {}\n", &wide[2..])), 0);
         assert_eq!(found(&format!("let a = \"{wide}\";\n")), 0);
+        assert_eq!(found(&format!("let a = \"{wide}{wide}\";\n")), 1);
         let wide = "x".repeat(121);
         assert_eq!(markdown(&tree_of("a.md", &wide)).len(), 1);
         assert_eq!(markdown(&tree_of("a.md", &format!("|{wide}"))).len(), 0);

@@ -227,7 +227,8 @@ pub(super) fn readings(loaded: &[Loaded]) -> anyhow::Result<Table> {
     });
     Ok(Table {
         title: "How it depends on how the paper is read".to_owned(),
-        text: "512 B pages, our four programs, against CLOCK. The paper: the dirty bit is used *instead of* the reference bit; the hand clears \
+        text: "512 B pages, our four programs, against CLOCK. The paper: the dirty bit is used \
+               *instead of* the reference bit; the hand clears \
                it and backs it up, so that the page is still written out when it leaves."
             .to_owned(),
         columns: ["reading", "cases worse", "worst ratio", "mean ratio"]

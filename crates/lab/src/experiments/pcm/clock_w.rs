@@ -383,7 +383,8 @@ fn sensitivity(pairs: &[Pair<'_>]) -> Table {
     }
     Table {
         title: "How it depends on the open constants".to_owned(),
-        text: "All cases. The paper's introduction has writes of 4 to 10 times a read; ours take 2.7. T_access and T_transfer have the \
+        text: "All cases. The paper's introduction has writes of 4 to 10 times a read; ours take \
+               2.7. T_access and T_transfer have the \
                same ratio, so at one page size nothing else matters."
             .to_owned(),
         columns: ["a write takes", "cases worse", "worst ratio", "mean ratio"]

@@ -39,11 +39,14 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
     };
     found.model.extend([
         format!(
-            "PCM system: 512 B pages, CLOCK, DRAM of 10 % of the footprint. Disk system: 4 KB pages, Linux's read-ahead of 8, DRAM of \
-             100 % of the footprint, every page read once. Both run the program's own {PROGRAM_NS} ns for each of its references before \
+            "PCM system: 512 B pages, CLOCK, DRAM of 10 % of the footprint. Disk system: 4 KB \
+             pages, Linux's read-ahead of 8, DRAM of \
+             100 % of the footprint, every page read once. Both run the program's own {PROGRAM_NS} \
+             ns for each of its references before \
              the cache (assumed; varied below) and wait for their device."
         ),
-        "Energy: DRAM static (refresh and standby, for the DRAM the system has, while it runs) and dynamic (each reference, each page \
+        "Energy: DRAM static (refresh and standby, for the DRAM the system has, while it runs) and \
+         dynamic (each reference, each page \
          copied in or out), transfers of the device, and the share of its idle power that the stored bytes have in its \
          capacity. Constants and sources: `model/src/device/profiles.rs`."
             .to_owned(),
@@ -229,8 +232,12 @@ fn durations(cases: &[Case]) -> Table {
     });
     Table {
         title: "How the saving depends on how long the program runs, percent".to_owned(),
-        text: "Down: the program's own time. With everything; and with DRAM alone, the devices' energy left out on both sides.".to_owned(),
-        columns: ["program time", "everything", "DRAM alone"].map(str::to_owned).to_vec(),
+        text: "Down: the program's own time. With everything; and with DRAM alone, the devices' \
+               energy left out on both sides."
+            .to_owned(),
+        columns: ["program time", "everything", "DRAM alone"]
+            .map(str::to_owned)
+            .to_vec(),
         rows: rows.to_vec(),
     }
 }

@@ -66,8 +66,10 @@ pub(in crate::experiments) fn fig2(lab: &Lab, results: &mut Results) -> anyhow::
         ..Simulated::default()
     };
     found.model.push(
-        "Disk: 7200 turns a minute, seek + rotation + transfer, each page at its own place in address order; 4 us of kernel path \
-         and 4 us of context switches a fault; write-outs are waited for, as the paper's sum has it. The paper does not name \
+        "Disk: 7200 turns a minute, seek + rotation + transfer, each page at its own place in \
+         address order; 4 us of kernel path \
+         and 4 us of context switches a fault; write-outs are waited for, as the paper's sum has \
+         it. The paper does not name \
          its disk or the memory of this figure; 50 % here, 10 % in the table."
             .to_owned(),
     );
@@ -129,7 +131,10 @@ pub(in crate::experiments) fn fig2(lab: &Lab, results: &mut Results) -> anyhow::
         )
         .paper(4.0)
         .target(count, None)
-        .difference("a program that goes through its memory in order uses whole pages, and saves T_access with larger ones."),
+        .difference(
+            "a program that goes through its memory in order uses whole pages, and saves \
+                     T_access with larger ones.",
+        ),
         Verdict::new(
             "workloads for which 4 KB or more is the best page size on the disk",
             "count",
@@ -185,7 +190,8 @@ pub(in crate::experiments) fn fig3(lab: &Lab, results: &mut Results) -> anyhow::
         "Programs that walk through their memory in order, percent saved",
         &walked,
     );
-    table.text = "Four programs of about the same mixes and sizes, chosen first, by mix and size alone, and kept for comparison: \
+    table.text = "Four programs of about the same mixes and sizes, chosen first, by mix and size \
+                  alone, and kept for comparison: \
                   they use whole pages, so small ones gain little. They are not in the claims above."
         .to_owned();
     found.tables.push(table);
@@ -321,8 +327,10 @@ fn sensitivity(runs: &[SimulatedRun]) -> Table {
     }
     Table {
         title: "How the average depends on the open constants, percent saved".to_owned(),
-        text: "Down: T_access; across: T_transfer, and writes against reads. The runs are the same, their time is the formula's."
-            .to_owned(),
+        text:
+            "Down: T_access; across: T_transfer, and writes against reads. The runs are the same, \
+               their time is the formula's."
+                .to_owned(),
         columns: [
             "T_access",
             "T_transfer x 1",
@@ -363,9 +371,11 @@ fn same_bytes(title: &str, loaded: &[Loaded]) -> anyhow::Result<(Table, Vec<f64>
     columns.push("mean".to_owned());
     let table = Table {
         title: title.to_owned(),
-        text: "Across: memory in percent of the footprint in pages of 4 KB, so many bytes for both page sizes. The paper's words, \
+        text:
+            "Across: memory in percent of the footprint in pages of 4 KB, so many bytes for both \
+               page sizes. The paper's words, \
                `percent of the footprint of each workload`, allow both readings."
-            .to_owned(),
+                .to_owned(),
         columns,
         rows,
     };

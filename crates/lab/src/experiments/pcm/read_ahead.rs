@@ -22,7 +22,8 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
         ..Simulated::default()
     };
     found.model.push(
-        "A window of N brings the next N pages along with every fault, used or not (`window:N`); each page pays its own T_access. \
+        "A window of N brings the next N pages along with every fault, used or not (`window:N`); \
+         each page pays its own T_access. \
          For comparison Linux's own rule, which stops where nothing is used (`readahead:8`)."
             .to_owned(),
     );
@@ -136,7 +137,10 @@ fn open_constants(loaded: &[Loaded], runs: &[SimulatedRun]) -> anyhow::Result<Ta
     }
     Ok(Table {
         title: "How the average depends on the open constants, percent saved".to_owned(),
-        text: "T_access and T_transfer have the same ratio of writes to reads, so at one page size nothing else matters.".to_owned(),
+        text:
+            "T_access and T_transfer have the same ratio of writes to reads, so at one page size \
+               nothing else matters."
+                .to_owned(),
         columns: ["a write takes", "saved"].map(str::to_owned).to_vec(),
         rows,
     })

@@ -106,7 +106,8 @@ pub(super) fn recorded_at(directory: &Path, name: &str) -> anyhow::Result<Loaded
     let path = directory.join(format!("{name}.trace"));
     let bytes = std::fs::read(&path).with_context(|| {
         format!(
-            "the trace {} is missing; make the set with `undercroft lab run pcm-traces --out DIR` (valgrind, some minutes), \
+            "the trace {} is missing; make the set with `undercroft lab run pcm-traces --out DIR` \
+             (valgrind, some minutes), \
              or try --small, which generates its own",
             path.display()
         )
@@ -184,12 +185,15 @@ pub(super) fn base() -> Setup {
 /// The rules of [`base`] in words, for the results.
 pub(super) fn model() -> Vec<String> {
     vec![
-        "Every page lies on the device before the first reference, so a first touch reads it; a page that was written is \
+        "Every page lies on the device before the first reference, so a first touch reads it; a \
+         page that was written is \
          written back when it leaves memory, one that was not is dropped. Nothing is written back at the end."
             .to_owned(),
         format!(
-            "PCM: a read takes {} ns, a write {} ns (bytes in the page); no kernel path, no context switch. The paper leaves \
-             these constants to its reference 24; ours are those of Lee et al., ISCA 2009, see `model/src/device/profiles.rs`.",
+            "PCM: a read takes {} ns, a write {} ns (bytes in the page); no kernel path, no context \
+             switch. The paper leaves \
+             these constants to its reference 24; ours are those of Lee et al., ISCA 2009, see \
+             `model/src/device/profiles.rs`.",
             law(PCM, false),
             law(PCM, true)
         ),

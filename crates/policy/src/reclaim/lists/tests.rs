@@ -465,6 +465,7 @@ fn print_times(pages: u32, percent: u32) {
     });
     let bytes = lists.held_bytes_peak().0 as f64 / f64::from(pages);
     println!(
-        "{pages} pages, {percent:>3} %: ns: fill {fill:.0}, touch {touch:.0}, to back {to_back:.0}, hand {hand:.0}, replace {replace:.0}; {bytes:.2} bytes a page"
+        "{pages} pages, {percent:>3} %: ns: fill {fill:.0}, touch {touch:.0}, to back {to_back:.0}, \
+         hand {hand:.0}, replace {replace:.0}; {bytes:.2} bytes a page"
     );
 }
