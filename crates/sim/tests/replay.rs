@@ -459,6 +459,25 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     assert_eq!((followed.misses, followed.evictions), (6, 3));
 }
 
+/// Live, the room of pages that wait to be written is the program's while none wait.
+#[test]
+fn a_run_whose_evictor_was_late_evicts_when_it_did() {
+    let references: Vec<u64> = (0..128).collect();
+    let of = |room, frames| {
+        let moved: Vec<_> = (0..64).map(|page| (129, page, EVICTED)).collect();
+        run(&live(&[&references[..], &[0, 127]].concat(), &moved), |s| {
+            pages(frames)(s);
+            s.room = room;
+        })
+    };
+    // Two pages more than 126 frames: page 0 is still there when it is used again.
+    let late = of(Room::Traced, 126);
+    assert_eq!((late.misses, late.evictions), (128, 64));
+    // More than that room: it had to leave before.
+    assert_eq!(of(Room::Traced, 120).misses, 129);
+    assert_eq!(of(Room::AfterPlan, 126).misses, 129);
+}
+
 #[test]
 fn a_run_that_began_above_its_limit_evicts_no_more_than_it_did() {
     // Twelve pages, and room for ten; four left before the first fault.

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pty.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,10 @@ int main(int argc, char **argv) {
         at++;
     pid_t child = forkpty(&terminal, NULL, NULL, NULL);
     if (child == 0) {
+        // As in a fresh session, whoever runs the tests (a shell ignores these for background jobs).
+        signal(SIGINT, SIG_DFL);
+        signal(SIGQUIT, SIG_DFL);
+        signal(SIGHUP, SIG_DFL);
         execvp(argv[at + 1], argv + at + 1);
         _exit(97);
     }
