@@ -240,8 +240,8 @@ impl Host {
                 return Ok(());
             }
         }
-        // Live, pages that wait to be written have a 64th of the limit at most. While none wait, and
-        // the evictor is late, the program has that room too.
+        // Live, pages that wait to be written have a 64th of the limit at most. While none wait,
+        // and the evictor is late, the program has that room too.
         let spare = client.frames / 63;
         if self.setup.room == Room::Traced && client.engine.books().room() + spare as i64 >= pages {
             client.engine.faults().set_over_limit(PageCount(spare));
