@@ -10,7 +10,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use undercroft_base::{Bytes, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, page_checksum};
+use undercroft_base::{
+    Bytes, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierUsage, page_checksum,
+};
 use undercroft_seeded::{Page, Pages};
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_tier::file::{Backing, FileTier};
@@ -111,56 +113,26 @@ fn store(tier: &dyn Tier, pages: &[Page], checksums: &[u64], slots: &mut Vec<Opt
     }
 }
 
+fn checksums(pages: &[Page]) -> Vec<u64> {
+    let each = pages.iter().map(|page| page_checksum(page, Stamp(1)));
+    each.collect()
+}
+
+/// Stores, loads and frees all pages in a pool of compressed memory, then frees at random.
 fn ram(pages: &[Page], compressor: Compressor) -> Result<(), Failure> {
     let capacity = Bytes(pages.len() as u64 * 2 * PAGE_BYTES as u64 + (16 << 20));
     let reserve = RamPool::reserve_for(capacity).0 as usize;
     let memory = SharedMemory::create("tier-cost", reserve)?;
     let pool = RamPool::new(memory, compressor, capacity)?;
     pool.warm_thread();
-    let checksums: Vec<_> = pages
-        .iter()
-        .map(|page| page_checksum(page, Stamp(1)))
-        .collect();
+    let checksums = checksums(pages);
     let mut slots = Vec::with_capacity(pages.len());
-    let (mut cold, mut free_all) = (f64::MAX, f64::MAX);
-    for _ in 0..ROUNDS {
-        let start = cpu_nanos();
-        store(&pool, pages, &checksums, &mut slots);
-        cold = cold.min((cpu_nanos() - start) / pages.len() as f64);
-        let taken: Vec<_> = slots.iter().copied().flatten().collect();
-        let start = cpu_nanos();
-        for slots in taken.chunks(BATCH) {
-            pool.free(slots);
-        }
-        free_all = free_all.min((cpu_nanos() - start) / taken.len() as f64);
-    }
+    let (cold, free_all) = fill_and_empty(&pool, pages, &checksums, &mut slots);
     store(&pool, pages, &checksums, &mut slots);
     let usage = pool.usage();
-    // Steady state: each batch replaces an older one.
-    let mut warm = f64::MAX;
-    for _ in 0..ROUNDS {
-        let mut nanos = 0.0;
-        for at in (0..pages.len()).step_by(BATCH) {
-            let end = (at + BATCH).min(pages.len());
-            let old: Vec<_> = slots[at..end].iter().copied().flatten().collect();
-            pool.free(&old);
-            let mut new = Vec::with_capacity(BATCH);
-            let start = cpu_nanos();
-            store(&pool, &pages[at..end], &checksums[at..end], &mut new);
-            nanos += cpu_nanos() - start;
-            slots[at..end].copy_from_slice(&new);
-        }
-        warm = warm.min(nanos / pages.len() as f64);
-    }
+    let warm = replace(&pool, pages, &checksums, &mut slots);
     let taken: Vec<_> = slots.iter().copied().flatten().collect();
-    let mut page = [0; PAGE_BYTES];
-    let mut failures = 0;
-    let load = best(taken.len(), || {
-        for &slot in &taken {
-            failures += u64::from(pool.load(slot, Stamp(1), &mut page).is_err());
-        }
-    });
-    assert_eq!(failures, 0, "a load failed");
+    let load = load_all(&pool, &taken);
     println!(
         "ram {compressor}: store {cold:.0} into new memory, {warm:.0} into reused; load {load:.0}; free {free_all:.0} \
          with giving memory back; incompressible {}",
@@ -173,30 +145,90 @@ fn ram(pages: &[Page], compressor: Compressor) -> Result<(), Failure> {
         usage.stored.0 as f64 / usage.logical.0 as f64,
         usage.held,
         usage.held.0 as f64 / usage.logical.0 as f64,
-        usage.held.0 as f64 / usage.stored.0 as f64
+        held_of_stored(&usage)
     );
+    fragment_and_compact(&pool, taken, pages.len());
+    Ok(())
+}
+
+/// Nanoseconds a page to store into an empty pool, and to free: the best of several rounds.
+fn fill_and_empty(
+    pool: &RamPool,
+    pages: &[Page],
+    checksums: &[u64],
+    slots: &mut Vec<Option<Slot>>,
+) -> (f64, f64) {
+    let (mut cold, mut free_all) = (f64::MAX, f64::MAX);
+    for _ in 0..ROUNDS {
+        let start = cpu_nanos();
+        store(pool, pages, checksums, slots);
+        cold = cold.min((cpu_nanos() - start) / pages.len() as f64);
+        let taken: Vec<_> = slots.iter().copied().flatten().collect();
+        let start = cpu_nanos();
+        for slots in taken.chunks(BATCH) {
+            pool.free(slots);
+        }
+        free_all = free_all.min((cpu_nanos() - start) / taken.len() as f64);
+    }
+    (cold, free_all)
+}
+
+/// Nanoseconds a page to store in the steady state, in which each batch replaces an older one.
+fn replace(pool: &RamPool, pages: &[Page], checksums: &[u64], slots: &mut [Option<Slot>]) -> f64 {
+    let mut warm = f64::MAX;
+    for _ in 0..ROUNDS {
+        let mut nanos = 0.0;
+        for at in (0..pages.len()).step_by(BATCH) {
+            let end = (at + BATCH).min(pages.len());
+            let old: Vec<_> = slots[at..end].iter().copied().flatten().collect();
+            pool.free(&old);
+            let mut new = Vec::with_capacity(BATCH);
+            let start = cpu_nanos();
+            store(pool, &pages[at..end], &checksums[at..end], &mut new);
+            nanos += cpu_nanos() - start;
+            slots[at..end].copy_from_slice(&new);
+        }
+        warm = warm.min(nanos / pages.len() as f64);
+    }
+    warm
+}
+
+/// Nanoseconds a page to load. Panics: if a load fails.
+fn load_all(pool: &RamPool, taken: &[Slot]) -> f64 {
+    let mut page = [0; PAGE_BYTES];
+    let mut failures = 0;
+    let load = best(taken.len(), || {
+        for &slot in taken {
+            failures += u64::from(pool.load(slot, Stamp(1), &mut page).is_err());
+        }
+    });
+    assert_eq!(failures, 0, "a load failed");
+    load
+}
+
+fn held_of_stored(usage: &TierUsage) -> f64 {
+    usage.held.0 as f64 / usage.stored.0 as f64
+}
+
+/// Frees slots of `left` at random, down to a quarter of `pages`, then compacts. Prints how much
+/// memory the pool holds for what it stores.
+fn fragment_and_compact(pool: &RamPool, mut left: Vec<Slot>, pages: usize) {
     let mut random = Pages::new(2);
-    let mut left = taken;
     for percent in [75, 50, 25] {
-        while left.len() > pages.len() * percent / 100 {
+        while left.len() > pages * percent / 100 {
             let at = random.below(left.len() as u64) as usize;
             pool.free(&[left.swap_remove(at)]);
         }
-        let usage = pool.usage();
-        println!(
-            "  after random frees to {percent} %: held {:.2} of stored",
-            usage.held.0 as f64 / usage.stored.0 as f64
-        );
+        let held = held_of_stored(&pool.usage());
+        println!("  after random frees to {percent} %: held {held:.2} of stored");
     }
     let start = cpu_nanos();
     let blocks = pool.compact(usize::MAX);
-    let usage = pool.usage();
     println!(
         "  compacted: held {:.2} of stored; {blocks} blocks emptied, {:.0} ns each with giving memory back",
-        usage.held.0 as f64 / usage.stored.0 as f64,
+        held_of_stored(&pool.usage()),
         (cpu_nanos() - start) / blocks.max(1) as f64
     );
-    Ok(())
 }
 
 fn file(pages: &[Page]) -> Result<(), Failure> {
@@ -205,10 +237,7 @@ fn file(pages: &[Page]) -> Result<(), Failure> {
     let direct = backing.is_direct();
     let table = SharedMemory::create("tier-cost", FileTier::table_bytes(size))?;
     let tier = FileTier::new(backing, table)?;
-    let checksums: Vec<_> = pages
-        .iter()
-        .map(|page| page_checksum(page, Stamp(1)))
-        .collect();
+    let checksums = checksums(pages);
     let mut slots = Vec::with_capacity(pages.len());
     let mut times = Vec::new();
     for _ in 0..2 {

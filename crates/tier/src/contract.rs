@@ -180,83 +180,101 @@ fn load_any(subject: &Subject<'_>, oracle: &Oracle, random: &mut Pages, context:
     true
 }
 
+/// What the threads of [`concurrent_loads`] share.
+#[derive(Default)]
+struct Scene {
+    /// Pages that are stored.
+    live: RwLock<Oracle>,
+    /// Pages that are being freed, or were.
+    doomed: RwLock<Oracle>,
+    done: AtomicBool,
+    /// Loads of live pages.
+    loads: AtomicU64,
+    /// Loads of freed pages that were noticed.
+    stale: AtomicU64,
+}
+
+impl Scene {
+    /// Loads live slots until the end; every byte must be right.
+    fn load_live(&self, subject: &Subject<'_>, seed: u64) {
+        let mut random = Pages::new(seed);
+        while !self.done.load(Relaxed) {
+            let live = self.live.read().expect("the worker lives");
+            let loaded = load_any(subject, &live, &mut random, "concurrent load");
+            self.loads.fetch_add(u64::from(loaded), Relaxed);
+        }
+    }
+
+    /// Loads slots that are being freed until the end; other bytes must be noticed.
+    fn load_doomed(&self, subject: &Subject<'_>) {
+        while !self.done.load(Relaxed) {
+            let doomed = self.doomed.read().expect("the worker lives").clone();
+            for (slot, (page, stamp)) in doomed {
+                match subject.load(slot, stamp) {
+                    Ok(loaded) => assert!(loaded == page, "{slot:?}: wrong bytes unnoticed"),
+                    Err(LoadError::Corrupt) => _ = self.stale.fetch_add(1, Relaxed),
+                    Err(LoadError::Failed(kind)) => panic!("{slot:?}: {kind:?}"),
+                }
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Stores some pages, and frees as many as are too many.
+    fn store_and_free(&self, subject: &Subject<'_>, random: &mut Pages, round: u32) {
+        let pages: Vec<_> = (0..32)
+            .map(|_| (random.mixed(), Stamp(random.number() as u16)))
+            .collect();
+        let results = store_all(subject.tier, &pages);
+        let mut victims = Oracle::new();
+        {
+            let mut live = self.live.write().expect("readers live");
+            for ((page, stamp), result) in pages.into_iter().zip(results) {
+                if let Ok(slot) = result {
+                    let old = live.insert(slot, (Box::new(page), stamp));
+                    assert!(old.is_none(), "round {round}: {slot:?} given twice");
+                }
+            }
+            while live.len() > 600 {
+                let Some(slot) = any_slot(&live, random) else {
+                    break;
+                };
+                victims.extend(live.remove_entry(&slot));
+            }
+        }
+        *self.doomed.write().expect("readers live") = victims.clone();
+        let slots: Vec<_> = victims.keys().copied().collect();
+        subject.tier.free(&slots);
+    }
+}
+
 /// Two threads load live slots and one loads slots that are being freed, while a worker stores and
 /// frees.
 pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
-    let live = RwLock::new(Oracle::new());
-    let doomed = RwLock::new(Oracle::new());
-    let done = AtomicBool::new(false);
-    let (loads, stale) = (AtomicU64::new(0), AtomicU64::new(0));
+    let scene = Scene::default();
     std::thread::scope(|scope| {
         for thread in 0..2 {
-            let (live, done, loads) = (&live, &done, &loads);
-            scope.spawn(move || {
-                let mut random = Pages::new(seed ^ (thread + 1));
-                while !done.load(Relaxed) {
-                    let live = live.read().expect("the worker lives");
-                    let loaded = load_any(subject, &live, &mut random, "concurrent load");
-                    loads.fetch_add(u64::from(loaded), Relaxed);
-                }
-            });
+            let scene = &scene;
+            scope.spawn(move || scene.load_live(subject, seed ^ (thread + 1)));
         }
-        scope.spawn(|| {
-            while !done.load(Relaxed) {
-                let doomed = doomed.read().expect("the worker lives").clone();
-                for (slot, (page, stamp)) in doomed {
-                    match subject.load(slot, stamp) {
-                        Ok(loaded) => assert!(loaded == page, "{slot:?}: wrong bytes unnoticed"),
-                        Err(LoadError::Corrupt) => _ = stale.fetch_add(1, Relaxed),
-                        Err(LoadError::Failed(kind)) => panic!("{slot:?}: {kind:?}"),
-                    }
-                }
-                std::thread::yield_now();
-            }
-        });
+        scope.spawn(|| scene.load_doomed(subject));
         let mut random = Pages::new(seed);
         let work = || {
-            for round in 0..300u32 {
-                let pages: Vec<_> = (0..32)
-                    .map(|_| (random.mixed(), Stamp(random.number() as u16)))
-                    .collect();
-                let results = store_all(subject.tier, &pages);
-                let mut victims = Oracle::new();
-                {
-                    let mut live = live.write().expect("readers live");
-                    for ((page, stamp), result) in pages.into_iter().zip(results) {
-                        if let Ok(slot) = result {
-                            let old = live.insert(slot, (Box::new(page), stamp));
-                            assert!(old.is_none(), "round {round}: {slot:?} given twice");
-                        }
-                    }
-                    while live.len() > 600 {
-                        let Some(slot) = any_slot(&live, &mut random) else {
-                            break;
-                        };
-                        victims.extend(live.remove_entry(&slot));
-                    }
-                }
-                *doomed.write().expect("readers live") = victims.clone();
-                subject
-                    .tier
-                    .free(&victims.keys().copied().collect::<Vec<_>>());
+            for round in 0..300 {
+                scene.store_and_free(subject, &mut random, round);
             }
         };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        done.store(true, Relaxed);
+        scene.done.store(true, Relaxed);
         if let Err(panic) = outcome {
             std::panic::resume_unwind(panic);
         }
     });
-    println!(
-        "concurrent: {} loads, {} reads of freed slots noticed",
-        loads.load(Relaxed),
-        stale.load(Relaxed)
-    );
-    assert!(
-        loads.load(Relaxed) > 0,
-        "nothing was loaded while pages were stored"
-    );
-    let left = live.into_inner().expect("threads ended well");
+    let loads = scene.loads.into_inner();
+    let stale = scene.stale.into_inner();
+    println!("concurrent: {loads} loads, {stale} reads of freed slots noticed");
+    assert!(loads > 0, "nothing was loaded while pages were stored");
+    let left = scene.live.into_inner().expect("threads ended well");
     subject.tier.free(&left.keys().copied().collect::<Vec<_>>());
     becomes_empty(subject);
 }

@@ -7,9 +7,9 @@ use std::io::Read;
 
 use crate::error::TraceError;
 use crate::format::header::Header;
+use crate::format::totals::Totals;
 use crate::reader::TraceReader;
 use crate::reference::{Access, Kind, Reference};
-use crate::writer::Totals;
 
 /// One reference to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

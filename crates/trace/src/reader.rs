@@ -4,13 +4,13 @@
 use std::io::{self, Read};
 
 use crate::error::TraceError;
-use crate::format::header::{Header, not_a_trace};
+use crate::format::header::{Header, corrupt, not_a_trace};
+use crate::format::totals::Totals;
 use crate::format::{
     BLOCK_BYTES, BLOCK_REFERENCES_MAX, BLOCK_TAG, END_BYTES, END_MOVEMENTS_BYTES, END_TAG,
     HEADER_BYTES, MAGIC, block, checksum, u32_at, u64_at,
 };
 use crate::reference::{Event, Movement, Reference};
-use crate::writer::Totals;
 
 /// Reads one trace, a block at a time, with about 4 MiB of memory. Iterate it, or take whole blocks
 /// with [`TraceReader::next_block`], which is faster; both give references only.
@@ -154,6 +154,7 @@ impl<R: Read> TraceReader<R> {
         Ok(false)
     }
 
+    /// Reads a block after its head, checks it, and appends its entries to `out`.
     fn read_block<T: block::Entry>(
         &mut self,
         begin: u64,
@@ -168,53 +169,47 @@ impl<R: Read> TraceReader<R> {
             granularity: self.header.granularity,
             clients: self.header.clients.len(),
         };
-        let corrupt = |at: u64, why: String| TraceError::Corrupt {
-            offset: begin + at,
-            why,
-        };
-        if count == 0 || count > BLOCK_REFERENCES_MAX {
-            return Err(corrupt(4, format!("a block claims {count} entries")));
-        }
-        let most = block::columns_bytes_max(count);
-        if columns as usize > most {
-            return Err(corrupt(
-                8,
-                format!("a block claims {columns} bytes of columns"),
-            ));
-        }
-        if frame as usize > zstd::zstd_safe::compress_bound(most) {
-            return Err(corrupt(
-                12,
-                format!("a block claims a frame of {frame} bytes"),
-            ));
-        }
+        check_sizes(begin, [count, columns, frame])?;
         self.frame.resize(frame as usize, 0);
         self.input.fill(&mut self.frame, "a block", begin)?;
         let computed = checksum(self.chain, &[head, &self.frame]);
         self.chain = self.input.checksum(computed, "a block", begin)?;
         // The checksum fits, so an error from here on was made on purpose.
         if claims.first_time < self.seen.time_end || claims.last_time < claims.first_time {
-            return Err(corrupt(16, "time goes back".to_owned()));
+            return Err(corrupt(begin + 16, "time goes back".to_owned()));
         }
+        self.decompress(begin, columns as usize)?;
+        block::decode(&self.columns, &claims, out).map_err(|(at, why)| {
+            let why = format!("in the block that begins here, byte {at} of its columns: {why}");
+            corrupt(begin, why)
+        })?;
+        block::count(&self.columns[..claims.count], &mut self.seen);
+        self.check_announced(begin)?;
+        self.seen.blocks += 1;
+        self.seen.time_end = claims.last_time;
+        Ok(())
+    }
+
+    /// Unpacks the frame into `self.columns`. Errors: no zstd frame, or not one of `bytes`.
+    fn decompress(&mut self, begin: u64, bytes: usize) -> Result<(), TraceError> {
         self.columns.clear();
-        self.columns.reserve(columns as usize);
+        self.columns.reserve(bytes);
         let got = self
             .decompressor
             .decompress_to_buffer(&self.frame, &mut self.columns)
-            .map_err(|error| corrupt(BLOCK_BYTES as u64, format!("the zstd frame: {error}")))?;
-        if got != columns as usize {
-            return Err(corrupt(
-                8,
-                format!("a block claims {columns} bytes of columns, it has {got}"),
-            ));
+            .map_err(|error| {
+                let at = begin + BLOCK_BYTES as u64;
+                corrupt(at, format!("the zstd frame: {error}"))
+            })?;
+        if got != bytes {
+            let why = format!("a block claims {bytes} bytes of columns, it has {got}");
+            return Err(corrupt(begin + 8, why));
         }
-        block::decode(&self.columns, &claims, out).map_err(|(at, why)| {
-            corrupt(
-                0,
-                format!("in the block that begins here, byte {at} of its columns: {why}"),
-            )
-        })?;
-        block::count(&self.columns[..claims.count], &mut self.seen);
+        Ok(())
+    }
+
+    /// Errors: a movement was seen of a kind that the header does not announce.
+    fn check_announced(&self, begin: u64) -> Result<(), TraceError> {
         for (kind, what) in [
             (Movement::Accessed, "a use of a page in memory"),
             (Movement::Locked, "a locked page"),
@@ -226,11 +221,9 @@ impl<R: Read> TraceReader<R> {
         ] {
             if self.seen.moved(kind) > 0 && !self.header.announces(kind) {
                 let why = format!("{what}, and the header does not announce any");
-                return Err(corrupt(0, why));
+                return Err(corrupt(begin, why));
             }
         }
-        self.seen.blocks += 1;
-        self.seen.time_end = claims.last_time;
         Ok(())
     }
 
@@ -247,17 +240,7 @@ impl<R: Read> TraceReader<R> {
                 computed,
             });
         }
-        let said = Totals {
-            blocks: u64_at(end, 8),
-            instructions: u64_at(end, 24),
-            reads: u64_at(end, 32),
-            writes: u64_at(end, 40),
-            time_end: u64_at(end, 48),
-            movements: std::array::from_fn(|at| match at < self.header.movement_kinds() {
-                true => u64_at(end, 56 + 8 * at),
-                false => 0,
-            }),
-        };
+        let said = Totals::decode(end, self.header.movement_kinds());
         let seen = Totals {
             time_end: said.time_end,
             ..self.seen
@@ -303,6 +286,24 @@ impl<R: Read> Iterator for TraceReader<R> {
         self.given += 1;
         Some(Ok(reference))
     }
+}
+
+/// Errors: a block claims more entries, or more bytes, than a block can have.
+fn check_sizes(begin: u64, [count, columns, frame]: [u32; 3]) -> Result<(), TraceError> {
+    if count == 0 || count > BLOCK_REFERENCES_MAX {
+        let why = format!("a block claims {count} entries");
+        return Err(corrupt(begin + 4, why));
+    }
+    let most = block::columns_bytes_max(count);
+    if columns as usize > most {
+        let why = format!("a block claims {columns} bytes of columns");
+        return Err(corrupt(begin + 8, why));
+    }
+    if frame as usize > zstd::zstd_safe::compress_bound(most) {
+        let why = format!("a block claims a frame of {frame} bytes");
+        return Err(corrupt(begin + 12, why));
+    }
+    Ok(())
 }
 
 /// The input, and how many bytes were read.

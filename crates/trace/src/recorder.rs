@@ -5,8 +5,9 @@ use std::io::Write;
 use crate::cache::{Cache, CacheCounts, CacheSpec};
 use crate::error::WriteError;
 use crate::format::header::Header;
+use crate::format::totals::Totals;
 use crate::touch::Touch;
-use crate::writer::{Totals, TraceWriter};
+use crate::writer::TraceWriter;
 
 /// Writes the trace of a stream of touches.
 pub struct Recorder<W: Write> {

@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 use undercroft_base::Bytes;
+use undercroft_trace::analyse::AccessCounts;
 use undercroft_trace::format::VERSION;
 use undercroft_trace::pages::PageTraceError;
-use undercroft_trace::{Analysis, Header, Movement, Sampling, Totals};
+use undercroft_trace::{Analysis, Header, Movement, ReuseDistances, Sampling, Totals};
 
 use super::args::InfoArgs;
 use super::files::{bad_trace, reader};
@@ -61,6 +62,17 @@ struct References {
     instructions: u64,
     reads: u64,
     writes: u64,
+}
+
+impl References {
+    fn of(counts: AccessCounts) -> References {
+        References {
+            total: counts.total(),
+            instructions: counts.instructions,
+            reads: counts.reads,
+            writes: counts.writes,
+        }
+    }
 }
 
 /// Pages that came or left without a reference. No curve counts them.
@@ -126,6 +138,18 @@ struct Footprint {
     written_bytes: u64,
 }
 
+impl Footprint {
+    fn of(analysis: &Analysis, page_bytes: u64) -> Footprint {
+        let (pages, written) = (analysis.footprint_pages(), analysis.written_pages());
+        Footprint {
+            pages,
+            bytes: pages.saturating_mul(page_bytes),
+            written_pages: written,
+            written_bytes: written.saturating_mul(page_bytes),
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct ClientInfo {
     name: String,
@@ -134,12 +158,39 @@ struct ClientInfo {
     pages_written: u64,
 }
 
+impl ClientInfo {
+    fn each(header: &Header, analysis: &Analysis) -> Vec<ClientInfo> {
+        let clients = header.clients.iter().zip(analysis.clients());
+        clients
+            .map(|(name, counts)| ClientInfo {
+                name: name.clone(),
+                references: References::of(counts.accesses),
+                pages: counts.pages,
+                pages_written: counts.pages_written,
+            })
+            .collect()
+    }
+}
+
 /// Distances from `pages_from` up to `pages_to`, which is not included.
 #[derive(Serialize)]
 struct Octave {
     pages_from: u64,
     pages_to: u64,
     references: f64,
+}
+
+impl Octave {
+    fn each(distances: &ReuseDistances) -> Vec<Octave> {
+        let octaves = distances.histogram().into_iter();
+        octaves
+            .map(|(from, references)| Octave {
+                pages_from: from,
+                pages_to: (2 * from).max(1),
+                references,
+            })
+            .collect()
+    }
 }
 
 #[derive(Serialize)]
@@ -214,12 +265,6 @@ fn collect(
         miss_ratio,
     };
     let shares = SHARES.iter().map(|share| (pages * share).div_ceil(100));
-    let references = |counts: undercroft_trace::analyse::AccessCounts| References {
-        total: counts.total(),
-        instructions: counts.instructions,
-        reads: counts.reads,
-        writes: counts.writes,
-    };
     let (time_first, time_last) = analysis.times().unwrap_or_default();
     Info {
         schema_version: SCHEMA_VERSION,
@@ -238,38 +283,15 @@ fn collect(
         time_last,
         time_end: totals.time_end,
         page_bytes,
-        references: references(accesses),
+        references: References::of(accesses),
         movements: header.movements.then(|| Movements::of(totals, header)),
         reads_per_write: accesses.reads_per_write(),
-        footprint: Footprint {
-            pages,
-            bytes: pages.saturating_mul(page_bytes),
-            written_pages: analysis.written_pages(),
-            written_bytes: analysis.written_pages().saturating_mul(page_bytes),
-        },
-        clients: header
-            .clients
-            .iter()
-            .zip(analysis.clients())
-            .map(|(name, counts)| ClientInfo {
-                name: name.clone(),
-                references: references(counts.accesses),
-                pages: counts.pages,
-                pages_written: counts.pages_written,
-            })
-            .collect(),
+        footprint: Footprint::of(analysis, page_bytes),
+        clients: ClientInfo::each(header, analysis),
         sampled: distances.is_sampled(),
         sample_rate: distances.rate(),
         first_touches: distances.first_touches(),
-        reuse_distances: distances
-            .histogram()
-            .into_iter()
-            .map(|(from, references)| Octave {
-                pages_from: from,
-                pages_to: (2 * from).max(1),
-                references,
-            })
-            .collect(),
+        reuse_distances: Octave::each(distances),
         miss_ratio_curve: curve
             .points(pages, POINTS)
             .into_iter()

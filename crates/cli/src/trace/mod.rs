@@ -10,8 +10,8 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_base::Bytes;
+use undercroft_trace::Totals;
 use undercroft_trace::import::{ImportError, csv, csv::Csv, lackey::Lackey};
-use undercroft_trace::writer::Totals;
 use undercroft_trace::{Generator, Header, Recorder, TimeUnit, Touch, TraceWriter, WriteError};
 
 use crate::failure::{Failure, status};

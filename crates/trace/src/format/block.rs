@@ -5,8 +5,8 @@
 //! instructions, reads, writes and each kind of movement have addresses of their own. A block can
 //! be read without the blocks before it.
 
+use super::totals::Totals;
 use super::{REFERENCE_BYTES_MAX, varint};
-use crate::Totals;
 use crate::reference::{Access, Event, Kind, Movement, Reference};
 
 /// Bits of a kind: the access, or [`MOVEMENT`].

@@ -294,7 +294,7 @@ pub(crate) fn not_a_trace(offset: usize, found: &[u8]) -> TraceError {
     }
 }
 
-fn corrupt(offset: u64, why: String) -> TraceError {
+pub(crate) fn corrupt(offset: u64, why: String) -> TraceError {
     TraceError::Corrupt { offset, why }
 }
 

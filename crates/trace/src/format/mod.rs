@@ -7,6 +7,7 @@
 
 pub(crate) mod block;
 pub(crate) mod header;
+pub(crate) mod totals;
 pub(crate) mod varint;
 
 /// First bytes of every trace.

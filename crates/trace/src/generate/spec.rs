@@ -128,6 +128,33 @@ struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
+    /// Splits `key=value,key=value`. Errors: no value, a key that is not known here, one that is
+    /// there twice.
+    ///
+    /// * `own`: options of this pattern alone.
+    fn parse(text: &'a str, pattern: &str, own: &[&str]) -> Result<Self, SpecError> {
+        let mut options = Options { given: Vec::new() };
+        let words = text.split(',').map(str::trim);
+        for word in words.filter(|word| !word.is_empty()) {
+            let (key, value) = word
+                .split_once('=')
+                .ok_or_else(|| SpecError::NoValue(word.to_owned()))?;
+            if ![&COMMON[..], &WHOLE, own].concat().contains(&key) {
+                return Err(SpecError::Key {
+                    pattern: pattern.to_owned(),
+                    key: key.to_owned(),
+                    known: [own, &COMMON, &WHOLE].concat().join(", "),
+                });
+            }
+            if options.given.iter().any(|(known, _)| *known == key) {
+                return Err(SpecError::Twice(key.to_owned()));
+            }
+            options.given.push((key, value));
+        }
+        Ok(options)
+    }
+
+    /// Takes one option; `default` if it was not given.
     fn take<T>(
         &mut self,
         key: &'static str,
@@ -197,6 +224,7 @@ fn page_shift(text: &str) -> Result<u8, String> {
     }
 }
 
+/// Parses one pattern. The first one (`index` 0) also sets what holds for the whole trace.
 fn part(text: &str, index: usize, whole: &mut Spec) -> Result<Part, SpecError> {
     let (name, rest) = text.split_once(':').unwrap_or((text, ""));
     let own: &[&str] = match name {
@@ -207,69 +235,13 @@ fn part(text: &str, index: usize, whole: &mut Spec) -> Result<Part, SpecError> {
         "scan_hot" => &["hot", "share"],
         _ => return Err(SpecError::Pattern(name.to_owned())),
     };
-    let mut options = Options { given: Vec::new() };
-    for word in rest
-        .split(',')
-        .map(str::trim)
-        .filter(|word| !word.is_empty())
-    {
-        let (key, value) = word
-            .split_once('=')
-            .ok_or_else(|| SpecError::NoValue(word.to_owned()))?;
-        if ![&COMMON[..], &WHOLE, own].concat().contains(&key) {
-            return Err(SpecError::Key {
-                pattern: name.to_owned(),
-                key: key.to_owned(),
-                known: [own, &COMMON, &WHOLE].concat().join(", "),
-            });
-        }
-        if options.given.iter().any(|(known, _)| *known == key) {
-            return Err(SpecError::Twice(key.to_owned()));
-        }
-        options.given.push((key, value));
-    }
-    let (page, gap) = (
-        options.take("page", whole.page_shift, page_shift)?,
-        options.take("gap", whole.gap, number)?,
-    );
-    if index > 0 && page != whole.page_shift {
-        return Err(wrong(
-            "page",
-            1u64 << page,
-            "not that of the first pattern; give it there only",
-        ));
-    }
-    if index > 0 && gap != whole.gap {
-        return Err(wrong(
-            "gap",
-            gap,
-            "not that of the first pattern; give it there only",
-        ));
-    }
-    (whole.page_shift, whole.gap) = (page, gap);
+    let mut options = Options::parse(rest, name, own)?;
+    take_whole(&mut options, index, whole)?;
     let pages = options.take("pages", 10_000, count)?;
     if pages > PAGES_MAX {
         return Err(wrong("pages", pages, "at most 2^40 pages"));
     }
-    let pattern = match name {
-        "strided" => Pattern::Strided {
-            stride: options.take("stride", 16.min(pages), count)?,
-        },
-        "loop" => Pattern::Loop,
-        "uniform" => Pattern::Uniform,
-        "zipf" => Pattern::Zipf {
-            theta: options.take("theta", 0.99, theta)?,
-        },
-        "phases" => Pattern::Phases {
-            phases: options.take("phases", 10, count)?,
-            set: options.take("set", pages.div_ceil(10), count)?,
-        },
-        "scan_hot" => Pattern::ScanHot {
-            hot: options.take("hot", pages.div_ceil(10), count)?,
-            share: options.take("share", 0.8, share)?,
-        },
-        _ => Pattern::Sequential,
-    };
+    let pattern = pattern(name, pages, &mut options)?;
     let refs_default = match pattern {
         Pattern::Sequential => pages,
         _ => pages.saturating_mul(10),
@@ -288,6 +260,44 @@ fn part(text: &str, index: usize, whole: &mut Spec) -> Result<Part, SpecError> {
     };
     check(&part)?;
     Ok(part)
+}
+
+/// Takes the options of the whole trace. Errors: a later part has others than the first.
+fn take_whole(options: &mut Options<'_>, index: usize, whole: &mut Spec) -> Result<(), SpecError> {
+    const WHY: &str = "not that of the first pattern; give it there only";
+    let page = options.take("page", whole.page_shift, page_shift)?;
+    let gap = options.take("gap", whole.gap, number)?;
+    if index > 0 && page != whole.page_shift {
+        return Err(wrong("page", 1u64 << page, WHY));
+    }
+    if index > 0 && gap != whole.gap {
+        return Err(wrong("gap", gap, WHY));
+    }
+    (whole.page_shift, whole.gap) = (page, gap);
+    Ok(())
+}
+
+/// Takes the options of the pattern `name` over `pages` pages.
+fn pattern(name: &str, pages: u64, options: &mut Options<'_>) -> Result<Pattern, SpecError> {
+    Ok(match name {
+        "strided" => Pattern::Strided {
+            stride: options.take("stride", 16.min(pages), count)?,
+        },
+        "loop" => Pattern::Loop,
+        "uniform" => Pattern::Uniform,
+        "zipf" => Pattern::Zipf {
+            theta: options.take("theta", 0.99, theta)?,
+        },
+        "phases" => Pattern::Phases {
+            phases: options.take("phases", 10, count)?,
+            set: options.take("set", pages.div_ceil(10), count)?,
+        },
+        "scan_hot" => Pattern::ScanHot {
+            hot: options.take("hot", pages.div_ceil(10), count)?,
+            share: options.take("share", 0.8, share)?,
+        },
+        _ => Pattern::Sequential,
+    })
 }
 
 /// Checks that the options of a pattern fit each other.

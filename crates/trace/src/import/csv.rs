@@ -104,6 +104,8 @@ impl<R: BufRead> Csv<R> {
         self.has_time
     }
 
+    /// The next line as a touch. A line of `M` is two, a read and a write: the second waits in
+    /// `pending`.
     fn advance(&mut self) -> Result<Option<Touch>, ImportError> {
         loop {
             if !self.lines.advance()? {
@@ -113,45 +115,12 @@ impl<R: BufRead> Csv<R> {
                 break;
             }
         }
-        let text = std::str::from_utf8(&self.lines.line)
-            .map_err(|_| self.lines.wrong("the line is not text"))?;
-        let mut fields: [Option<&str>; 6] = [None; 6];
-        let mut count = 0;
-        for field in text.split(',') {
-            if let Some(column) = self.columns.get(count) {
-                fields[*column] = Some(field.trim());
-            }
-            count += 1;
-        }
-        if count != self.columns.len() {
-            let expected = self.columns.len();
-            return Err(self
-                .lines
-                .wrong(format!("{count} values for {expected} columns")));
-        }
-        let field = |column: usize, most: u64| match fields[column] {
-            None => Ok(None),
-            Some(text) => number(text)
-                .filter(|number| *number <= most)
-                .map(Some)
-                .ok_or_else(|| {
-                    self.lines.wrong(format!(
-                        "{} `{text}` is not a number up to {most}",
-                        NAMES[column]
-                    ))
-                }),
-        };
-        let (access, modify) = match fields[ACCESS].unwrap_or_default() {
-            "I" | "i" => (Access::Instruction, false),
-            "R" | "r" | "L" => (Access::Read, false),
-            "W" | "w" | "S" => (Access::Write, false),
-            "M" => (Access::Read, true),
-            _ => {
-                return Err(self
-                    .lines
-                    .wrong("the access is not one of I, R, W, L, S, M"));
-            }
-        };
+        let fields = self.fields()?;
+        let (access, modify) = access_of(fields[ACCESS].unwrap_or_default()).ok_or_else(|| {
+            self.lines
+                .wrong("the access is not one of I, R, W, L, S, M")
+        })?;
+        let field = |column: usize, most: u64| self.number(column, fields[column], most);
         let time = field(TIME, u64::MAX)?.unwrap_or(self.touches);
         let touch = Touch {
             time,
@@ -179,6 +148,46 @@ impl<R: BufRead> Csv<R> {
         }
         Ok(Some(touch))
     }
+
+    /// The line's values, by their place in `NAMES`. Errors: more or fewer than there are columns.
+    fn fields(&self) -> Result<[Option<&str>; NAMES.len()], ImportError> {
+        let text = std::str::from_utf8(&self.lines.line)
+            .map_err(|_| self.lines.wrong("the line is not text"))?;
+        let mut fields = [None; NAMES.len()];
+        let mut count = 0;
+        for field in text.split(',') {
+            if let Some(column) = self.columns.get(count) {
+                fields[*column] = Some(field.trim());
+            }
+            count += 1;
+        }
+        if count != self.columns.len() {
+            let expected = self.columns.len();
+            let why = format!("{count} values for {expected} columns");
+            return Err(self.lines.wrong(why));
+        }
+        Ok(fields)
+    }
+
+    /// The number in a column, which is at most `most`; `None` if the file has no such column.
+    fn number(
+        &self,
+        column: usize,
+        text: Option<&str>,
+        most: u64,
+    ) -> Result<Option<u64>, ImportError> {
+        let Some(text) = text else {
+            return Ok(None);
+        };
+        match number(text).filter(|number| *number <= most) {
+            Some(number) => Ok(Some(number)),
+            None => {
+                let name = NAMES[column];
+                let why = format!("{name} `{text}` is not a number up to {most}");
+                Err(self.lines.wrong(why))
+            }
+        }
+    }
 }
 
 impl<R: BufRead> Iterator for Csv<R> {
@@ -195,6 +204,17 @@ impl<R: BufRead> Iterator for Csv<R> {
         self.failed = result.is_err();
         result.transpose()
     }
+}
+
+/// The first access that a letter stands for, and whether a write of the same bytes follows.
+fn access_of(letter: &str) -> Option<(Access, bool)> {
+    Some(match letter {
+        "I" | "i" => (Access::Instruction, false),
+        "R" | "r" | "L" => (Access::Read, false),
+        "W" | "w" | "S" => (Access::Write, false),
+        "M" => (Access::Read, true),
+        _ => return None,
+    })
 }
 
 fn number(text: &str) -> Option<u64> {

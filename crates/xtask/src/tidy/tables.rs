@@ -72,10 +72,6 @@ pub const LONGEST_LINES_MAX: usize = 100;
 /// Functions over [`FUNCTION_LINES_MAX`] lines, as `crate::name`, and why each stays whole.
 pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
     (
-        "cli::info::collect",
-        "one pass over a trace that feeds all figures",
-    ),
-    (
         "cli::record::record",
         "the order of set-up and clean-up around valgrind",
     ),
@@ -143,20 +139,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
         "tests::servers::redis_session",
         "one session, told step by step",
     ),
-    (
-        "tier::contract::concurrent_loads",
-        "one scene of several threads",
-    ),
-    (
-        "tier::tier_cost::ram",
-        "an example: measures, told in order",
-    ),
-    ("trace::csv::advance", "one arm a column"),
-    (
-        "trace::reader::read_block",
-        "the block format, field by field",
-    ),
-    ("trace::spec::part", "one arm a generator"),
 ];
 
 /// Circles between files or folders that lie beside each other: (crate, members), still to be cut.
@@ -168,7 +150,6 @@ pub const CIRCLES: &[(&str, &[&str])] = &[
     ("shim", &["affinity", "threads"]),
     ("sim", &["client", "host", "traced"]),
     ("sim", &["evict", "failures", "faults", "world"]),
-    ("trace", &["format", "writer"]),
 ];
 
 /// The files and folders of the manager, by their folder (the first is the crate's root), lowest
