@@ -16,6 +16,7 @@ pub mod touch;
 
 pub use plot::{Curve, Curves, draw_curves};
 
+use anyhow::Context;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -77,7 +78,7 @@ pub fn run(name: &str, options: &RunOptions) -> anyhow::Result<results::Results>
     if let Err(error) = &ended {
         results.failures.push(format!("ended early: {error:#}"));
     }
-    results.write(&options.out)?;
+    publish(&results, &options.out)?;
     ended?;
     if let Some(first) = results.failures.first() {
         anyhow::bail!(
@@ -91,5 +92,11 @@ pub fn run(name: &str, options: &RunOptions) -> anyhow::Result<results::Results>
 
 /// Draws the plots of an existing results file again, and writes `results.md`, into `out`.
 pub fn plot(results: &Path, out: &Path) -> anyhow::Result<()> {
-    results::Results::read(results)?.write(out)
+    publish(&results::Results::read(results)?, out)
+}
+
+/// Writes the results and their plots into `out`.
+fn publish(results: &results::Results, out: &Path) -> anyhow::Result<()> {
+    results.write(out)?;
+    plot::draw(results, out).context("draw the plots")
 }

@@ -2,7 +2,8 @@
 
 use super::{Lab, or_skip, phase_sample, progress, run_touch};
 use crate::results::{Better, Results, Target};
-use crate::rig::{Plain, Rig, TierChoice};
+use crate::rig::{Outcome, Plain, Rig, TierChoice, Zram};
+use crate::touch::PhaseLine;
 use std::collections::BTreeMap;
 use undercroft_base::Bytes;
 
@@ -31,64 +32,54 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let swap = Bytes(footprint_mib << 22);
     let mut rigs: Vec<Box<dyn Rig>> = vec![Box::new(Plain)];
     rigs.extend(lab.undercroft(TierChoice::Ram, swap));
-    rigs.push(Box::new(crate::rig::Zram { swap }));
+    rigs.push(Box::new(Zram { swap }));
     let cases = [("below the limit", above), ("beyond the limit", below)];
     for round in 0..rounds {
         for (case, limit) in cases {
             for rig in &rigs {
+                let name = rig.name();
                 progress(&format!(
-                    "first-touch: round {} of {rounds}, {}, {case}",
-                    round + 1,
-                    rig.name()
+                    "first-touch: round {} of {rounds}, {name}, {case}",
+                    round + 1
                 ));
-                let Some((lines, outcome)) =
-                    or_skip(results, run_touch(rig.as_ref(), limit, &command))?
-                else {
-                    continue;
-                };
-                for line in lines.iter().skip(1) {
-                    // The first is warm-up: the host allocates guest memory lazily.
-                    results.samples.push(phase_sample(
-                        round,
-                        rig.name(),
-                        case.to_owned(),
-                        line,
-                        &outcome,
-                    ));
+                let done = run_touch(rig.as_ref(), limit, &command);
+                if let Some((lines, outcome)) = or_skip(results, done)? {
+                    record(results, round, name, case, &lines, outcome);
                 }
-                results.keep(
-                    rig.name(),
-                    format!("{} {case}", rig.name()),
-                    outcome.facts,
-                    outcome.report,
-                );
             }
         }
     }
+    compare(results);
+    Ok(())
+}
+
+fn record(
+    results: &mut Results,
+    round: usize,
+    rig: &str,
+    case: &str,
+    lines: &[PhaseLine],
+    outcome: Outcome,
+) {
+    // The first is warm-up: the host allocates guest memory lazily.
+    for line in lines.iter().skip(1) {
+        let sample = phase_sample(round, rig, case.to_owned(), line, &outcome);
+        results.samples.push(sample);
+    }
+    let label = format!("{rig} {case}");
+    results.keep(rig, label, outcome.facts, outcome.report);
+}
+
+fn compare(results: &mut Results) {
     let target = Some(Target {
         must: 1.3,
         aim: Some(1.1),
     });
-    results.compare(
-        "below the limit",
-        "mean_ns",
-        ("undercroft-ram", "plain"),
-        Better::Lower,
-        target,
-    );
-    results.compare(
-        "beyond the limit",
-        "mean_ns",
-        ("undercroft-ram", "zram"),
-        Better::Lower,
-        None,
-    );
-    results.compare(
-        "below the limit",
-        "mean_ns",
-        ("zram", "plain"),
-        Better::Lower,
-        None,
-    );
-    Ok(())
+    for (case, pair, target) in [
+        ("below the limit", ("undercroft-ram", "plain"), target),
+        ("beyond the limit", ("undercroft-ram", "zram"), None),
+        ("below the limit", ("zram", "plain"), None),
+    ] {
+        results.compare(case, "mean_ns", pair, Better::Lower, target);
+    }
 }

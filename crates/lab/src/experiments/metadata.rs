@@ -1,10 +1,10 @@
 //! Undercroft's own memory for each managed page: private memory and ledger of its processes, above
 //! that of a tiny client.
 
-use super::{Lab, idle, progress, skip};
-use crate::results::{Better, Results, Sample, Target};
+use super::{Lab, progress, skip, sleeper};
+use crate::results::{BOUND, Better, Results, Sample, Target};
 use crate::rig::{MemoryUse, Rig, TierChoice};
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
@@ -63,14 +63,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
             values,
             memory,
         });
-        let values = BTreeMap::from([("bytes_per_page".to_owned(), MUST_BYTES)]);
-        results.samples.push(Sample {
-            round,
-            rig: "bound".into(),
-            case: "own memory".into(),
-            values,
-            memory: Default::default(),
-        });
+        results.add_bound(round, "own memory", "bytes_per_page", MUST_BYTES);
     }
     let target = Target {
         must: 1.0,
@@ -79,7 +72,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     results.compare(
         "own memory",
         "bytes_per_page",
-        (rig.name(), "bound"),
+        (rig.name(), BOUND),
         Better::Lower,
         Some(target),
     );
@@ -93,39 +86,30 @@ fn own_bytes(
     rig: &dyn Rig,
     footprint_mib: u64,
 ) -> anyhow::Result<(u64, MemoryUse, Option<serde_json::Value>)> {
-    let command = lab.touch([
-        "--footprint-mib",
-        &footprint_mib.to_string(),
-        "--sleep-seconds",
-        "2",
-    ]);
-    let mut running = rig.set_up(Bytes(footprint_mib << 19))?.spawn(&command)?;
-    while running.lines_so_far().is_empty() {
-        ensure!(
-            running.is_running() && !crate::interrupt::requested(),
-            "the client ended before it had filled its memory"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let limit = Bytes(footprint_mib << 19);
+    let running = sleeper::start(lab, rig, limit, footprint_mib, 2)?;
     std::thread::sleep(Duration::from_millis(500));
     let mut total = 0;
-    for pid in idle::family(running.id()) {
-        let text =
-            fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).context("read smaps_rollup")?;
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("Pss:"))
-            .context("no Pss line")?;
-        let kib: u64 = line
-            .trim()
-            .trim_end_matches("kB")
-            .trim()
-            .parse()
-            .context("Pss is not a number")?;
-        total += kib * 1024;
+    for pid in sleeper::family(running.id()) {
+        total += pss_bytes(pid)?;
     }
-    let outcome = running
-        .finish()?
-        .successful(rig.name(), "sleeping client")?;
+    let outcome = sleeper::finish(running, rig)?;
     Ok((total, outcome.memory, outcome.report))
+}
+
+/// The PSS of a process.
+fn pss_bytes(pid: u32) -> anyhow::Result<u64> {
+    let text =
+        fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).context("read smaps_rollup")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss:"))
+        .context("no Pss line")?;
+    let kib: u64 = line
+        .trim()
+        .trim_end_matches("kB")
+        .trim()
+        .parse()
+        .context("Pss is not a number")?;
+    Ok(kib * 1024)
 }

@@ -11,6 +11,7 @@ mod pcm;
 mod redis_benchmark;
 mod redis_server;
 mod redis_ycsb;
+mod sleeper;
 
 use crate::results::{Results, Sample};
 use crate::rig::{

@@ -50,50 +50,45 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     rigs.push(Box::new(SwapFile { swap, directory }));
     for round in 0..rounds {
         for rig in &rigs {
+            let name = rig.name();
             progress(&format!(
-                "redis-benchmark: round {} of {rounds}, {}",
-                round + 1,
-                rig.name()
+                "redis-benchmark: round {} of {rounds}, {name}",
+                round + 1
             ));
-            let run = or_skip(results, one_run(lab, rig.as_ref(), budget, keys, requests))?;
-            let Some((cases, outcome)) = run else {
-                continue;
-            };
-            for (case, values) in cases {
-                let rig = rig.name().to_owned();
-                results.samples.push(Sample {
-                    round,
-                    rig,
-                    case,
-                    values,
-                    memory: outcome.memory.clone(),
-                });
+            let done = one_run(lab, rig.as_ref(), budget, keys, requests);
+            if let Some((cases, outcome)) = or_skip(results, done)? {
+                record(results, round, name, cases, outcome);
             }
-            results.keep(
-                rig.name(),
-                rig.name().to_owned(),
-                outcome.facts,
-                outcome.report,
-            );
         }
     }
-    for (subject, baseline) in [
+    compare(results);
+    Ok(())
+}
+
+fn record(results: &mut Results, round: usize, rig: &str, cases: Cases, outcome: Outcome) {
+    for (case, values) in cases {
+        results.samples.push(Sample {
+            round,
+            rig: rig.to_owned(),
+            case,
+            values,
+            memory: outcome.memory.clone(),
+        });
+    }
+    results.keep(rig, rig.to_owned(), outcome.facts, outcome.report);
+}
+
+fn compare(results: &mut Results) {
+    for pair in [
         ("undercroft-file", "swapfile"),
         ("undercroft-file", "plain"),
         ("swapfile", "plain"),
     ] {
         for case in ["SET", "GET"] {
-            results.compare(
-                case,
-                "ops_per_second",
-                (subject, baseline),
-                Better::Higher,
-                None,
-            );
-            results.compare(case, "p99_ns", (subject, baseline), Better::Lower, None);
+            results.compare(case, "ops_per_second", pair, Better::Higher, None);
+            results.compare(case, "p99_ns", pair, Better::Lower, None);
         }
     }
-    Ok(())
 }
 
 /// Starts a server, runs SET over all keys and GET. Then checks the length of every key.

@@ -3,6 +3,7 @@
 
 mod machine;
 mod markdown;
+mod numbers;
 mod simulated;
 
 use crate::rig::{Calibration, Facts, MemoryUse};
@@ -12,11 +13,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 pub use machine::Machine;
-pub(crate) use simulated::number;
+pub(crate) use numbers::number;
 pub use simulated::{Figure, Panel, Simulated, SimulatedRun, Table, TraceFacts, Verdict};
 
 /// Version of the layout of `results.json`.
 pub const SCHEMA_VERSION: u32 = 1;
+
+/// The rig that stands for a bound: see [`Results::add_bound`].
+pub(crate) const BOUND: &str = "bound";
 
 /// The findings of one `lab run`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -180,6 +184,17 @@ impl Results {
         self.reports.extend(report.map(|report| (label, report)));
     }
 
+    /// Adds the bound of a metric as a rig of its own, so that its row is a ratio like every other.
+    pub(crate) fn add_bound(&mut self, round: usize, case: &str, metric: &str, bound: f64) {
+        self.samples.push(Sample {
+            round,
+            rig: BOUND.to_owned(),
+            case: case.to_owned(),
+            values: BTreeMap::from([(metric.to_owned(), bound)]),
+            memory: MemoryUse::default(),
+        });
+    }
+
     /// All values of a metric, in round order.
     pub fn values(&self, rig: &str, case: &str, metric: &str) -> Vec<f64> {
         let matching = self
@@ -283,14 +298,12 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes `results.json`, `results.md` and the plots into `out`, which is created if missing.
+    /// Writes `results.json` and `results.md` into `out`, which is created if missing.
     pub fn write(&self, out: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
         let json = serde_json::to_string_pretty(self).context("results as JSON")? + "\n";
         std::fs::write(out.join("results.json"), json).context("write results.json")?;
-        std::fs::write(out.join("results.md"), markdown::table(self))
-            .context("write results.md")?;
-        crate::plot::draw(self, out).context("draw the plots")
+        std::fs::write(out.join("results.md"), markdown::page(self)).context("write results.md")
     }
 }
 

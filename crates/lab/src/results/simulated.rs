@@ -2,9 +2,7 @@
 //! pictures made from them.
 
 use super::Better;
-use super::markdown::{bound, reached};
 use serde::{Deserialize, Serialize};
-use std::fmt::Write;
 
 /// All findings of one simulated experiment. None of them was measured on a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -212,93 +210,6 @@ pub struct Panel {
     pub series: Vec<(String, Vec<f64>)>,
 }
 
-/// The whole of `results.md` after the head.
-pub(super) fn markdown(text: &mut String, simulated: &Simulated) -> std::fmt::Result {
-    writeln!(
-        text,
-        "Everything here is **simulated**: the live engine and policies in virtual time, over models of devices.\n"
-    )?;
-    if !simulated.verdicts.is_empty() {
-        let header = "| measure | paper | must | aim | ours | reached |\n|---|--:|--:|--:|--:|---|";
-        writeln!(text, "## Claims\n\n{header}")?;
-        for verdict in &simulated.verdicts {
-            let reached = reached(verdict.must_reached, verdict.aim_reached);
-            writeln!(
-                text,
-                "| {} ({}) | {} | {} | {} | {} | {reached} |",
-                verdict.measure,
-                verdict.unit,
-                bound(verdict.paper),
-                bound(verdict.must),
-                bound(verdict.aim),
-                number(verdict.ours)
-            )?;
-        }
-        writeln!(text)?;
-        for verdict in &simulated.verdicts {
-            if !verdict.difference.is_empty() {
-                writeln!(text, "- {}: {}", verdict.measure, verdict.difference)?;
-            }
-        }
-        writeln!(text)?;
-    }
-    for figure in &simulated.figures {
-        writeln!(text, "![{}]({}.svg)\n", figure.title, figure.name)?;
-    }
-    for table in &simulated.tables {
-        writeln!(text, "## {}\n", table.title)?;
-        if !table.text.is_empty() {
-            writeln!(text, "{}\n", table.text)?;
-        }
-        writeln!(text, "| {} |", table.columns.join(" | "))?;
-        let rest = table.columns.len().saturating_sub(1);
-        writeln!(text, "|---|{}", "--:|".repeat(rest))?;
-        for row in &table.rows {
-            writeln!(text, "| {} |", row.join(" | "))?;
-        }
-        writeln!(text)?;
-    }
-    if !simulated.model.is_empty() {
-        writeln!(text, "## Model\n")?;
-        for line in &simulated.model {
-            writeln!(text, "- {line}")?;
-        }
-        writeln!(text)?;
-    }
-    if !simulated.traces.is_empty() {
-        writeln!(
-            text,
-            "## Traces\n\n| name | identity | program | recorder |\n|---|---|---|---|"
-        )?;
-        for trace in &simulated.traces {
-            writeln!(
-                text,
-                "| {} | `{}` | `{}` | {} |",
-                trace.name, trace.identity, trace.command, trace.source
-            )?;
-        }
-        writeln!(text)?;
-    }
-    writeln!(
-        text,
-        "Simulations: {}, each in `results.json`.\n",
-        simulated.runs.len()
-    )
-}
-
-/// A value for a table: four significant digits at most.
-pub(crate) fn number(value: f64) -> String {
-    if value == 0.0 || !value.is_finite() {
-        return format!("{value}");
-    }
-    let digits = (3 - value.abs().log10().floor() as i32).clamp(0, 9);
-    let text = format!("{value:.*}", digits as usize);
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,18 +229,6 @@ mod tests {
         assert!(!changed.recomputes());
         let worst = Verdict::new("worst", "", Better::Lower, 1.01).target(1.0, None);
         assert_eq!(worst.must_reached, Some(false));
-    }
-
-    #[test]
-    fn numbers_have_four_digits_at_most() {
-        for (value, text) in [
-            (0.0, "0"),
-            (12345.6, "12346"),
-            (58.9, "58.9"),
-            (0.012345, "0.01235"),
-        ] {
-            assert_eq!(number(value), text);
-        }
     }
 
     #[test]

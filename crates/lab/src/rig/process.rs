@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -69,66 +69,21 @@ impl Stage {
     /// Starts `command` on this stage.
     pub fn spawn(self, command: &CommandLine) -> Result<Running, RigError> {
         let words: Vec<OsString> = self.prefix.iter().chain(&command.words).cloned().collect();
-        let mut process = match &self.cgroup {
-            Some(cgroup) => {
-                // The shell puts itself into the group and becomes the command, so no page is
-                // charged elsewhere.
-                let mut shell = Command::new("sh");
-                shell
-                    .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
-                    .arg(cgroup.procs())
-                    .args(&words);
-                shell
-            }
-            None => {
-                let mut direct = Command::new(&words[0]);
-                direct.args(&words[1..]);
-                direct
-            }
-        };
+        let mut process = self.process(&words);
         process.stdin(Stdio::null());
-        match &command.stdout {
-            Stdout::Lines => process.stdout(Stdio::piped()),
-            Stdout::File(path) => {
-                let what = || RigError::failed(format!("write {}", path.display()));
-                let file = File::create(path).map_err(what())?;
-                process
-                    .stderr(file.try_clone().map_err(what())?)
-                    .stdout(file)
-            }
-        };
+        command.stdout.connect(&mut process)?;
         let program = words[0].to_string_lossy().into_owned();
         let mut child = process
             .spawn()
             .map_err(RigError::failed(format!("start {program}")))?;
         let lines = Arc::new(Mutex::new(Vec::new()));
-        let reader = child.stdout.take().map(|stdout| {
-            let lines = lines.clone();
-            std::thread::spawn(move || {
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    lines
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .push(line);
-                }
-            })
-        });
+        let reader = child
+            .stdout
+            .take()
+            .map(|stdout| keep_lines(stdout, lines.clone()));
         let done = Arc::new(AtomicBool::new(false));
         let stored_peak = Arc::new(AtomicU64::new(0));
-        let sampler = self.meter.path().map(|path| {
-            let (done, peak, zram) = (
-                done.clone(),
-                stored_peak.clone(),
-                matches!(self.meter, StoreMeter::Zram(_)),
-            );
-            std::thread::spawn(move || {
-                while !done.load(Ordering::Relaxed) {
-                    let text = fs::read_to_string(&path).unwrap_or_default();
-                    peak.fetch_max(stored_bytes(&text, zram).unwrap_or(0), Ordering::Relaxed);
-                    std::thread::sleep(SAMPLE_EVERY);
-                }
-            })
-        });
+        let sampler = self.meter.start(&done, &stored_peak);
         Ok(Running {
             child,
             began: Instant::now(),
@@ -140,9 +95,69 @@ impl Stage {
             stage: self,
         })
     }
+
+    /// The command that runs `words`, inside the stage's cgroup if it has one.
+    fn process(&self, words: &[OsString]) -> Command {
+        let Some(cgroup) = &self.cgroup else {
+            let mut direct = Command::new(&words[0]);
+            direct.args(&words[1..]);
+            return direct;
+        };
+        // The shell puts itself into the group and becomes the command, so no page is charged
+        // elsewhere.
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
+            .arg(cgroup.procs())
+            .args(words);
+        shell
+    }
+}
+
+impl Stdout {
+    /// Connects the output of `process` with where it goes.
+    fn connect(&self, process: &mut Command) -> Result<(), RigError> {
+        match self {
+            Stdout::Lines => process.stdout(Stdio::piped()),
+            Stdout::File(path) => {
+                let what = || RigError::failed(format!("write {}", path.display()));
+                let file = File::create(path).map_err(what())?;
+                let twin = file.try_clone().map_err(what())?;
+                process.stderr(twin).stdout(file)
+            }
+        };
+        Ok(())
+    }
+}
+
+/// Starts the thread that keeps the lines of `stdout`.
+fn keep_lines(stdout: ChildStdout, lines: Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            lines
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(line);
+        }
+    })
 }
 
 impl StoreMeter {
+    /// Starts the thread that keeps the largest stored size in `peak` until `done`; `None` if there
+    /// is nothing to read.
+    fn start(&self, done: &Arc<AtomicBool>, peak: &Arc<AtomicU64>) -> Option<JoinHandle<()>> {
+        let path = self.path()?;
+        let zram = matches!(self, StoreMeter::Zram(_));
+        let (done, peak) = (done.clone(), peak.clone());
+        Some(std::thread::spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                let text = fs::read_to_string(&path).unwrap_or_default();
+                peak.fetch_max(stored_bytes(&text, zram).unwrap_or(0), Ordering::Relaxed);
+                std::thread::sleep(SAMPLE_EVERY);
+            }
+        }))
+    }
+
     fn path(&self) -> Option<PathBuf> {
         match self {
             StoreMeter::None => None,

@@ -83,39 +83,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
         "cli::trace::recorded_program_has_the_references_it_made",
         "one session, told step by step",
     ),
-    (
-        "lab::first_touch::run",
-        "an experiment in order: parameters, rigs, rows, notes",
-    ),
-    (
-        "lab::idle::run",
-        "an experiment in order: parameters, rigs, rows, notes",
-    ),
-    (
-        "lab::markdown::write_all",
-        "one page, from its head to its notes",
-    ),
-    (
-        "lab::metadata::run",
-        "an experiment in order: parameters, rigs, rows, notes",
-    ),
-    (
-        "lab::page_size::fig2",
-        "an experiment in order: parameters, rigs, rows, notes",
-    ),
-    ("lab::process::spawn", "to be cut"),
-    (
-        "lab::record::run",
-        "an experiment in order: parameters, rigs, rows, notes",
-    ),
-    (
-        "lab::redis_benchmark::run",
-        "an experiment in order: parameters, rigs, rows, notes",
-    ),
-    (
-        "lab::simulated::markdown",
-        "one page, from its head to its notes",
-    ),
     ("manager::scenes::events", "one scene, told step by step"),
     ("manager::writer::write", "one arm an event"),
     (
@@ -143,10 +110,6 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
 
 /// Circles between files or folders that lie beside each other: (crate, members), still to be cut.
 pub const CIRCLES: &[(&str, &[&str])] = &[
-    ("lab", &["plot", "results"]),
-    ("lab", &["causes", "clock_w"]),
-    ("lab", &["record", "study"]),
-    ("lab", &["markdown", "simulated"]),
     ("shim", &["affinity", "threads"]),
     ("sim", &["client", "host", "traced"]),
     ("sim", &["evict", "failures", "faults", "world"]),

@@ -1,9 +1,10 @@
 //! Why CLOCK-W is slower than CLOCK where it is: which pages it reads back, what it writes out,
 //! which laps were useless. And whether another reading of the paper would be better.
 
-use super::clock_w::Pair;
 use super::laps::{self, Laps, Rule};
-use super::study::{Constants, Loaded, MEMORY_PERCENT, PCM, Pages, mean};
+use super::load::Loaded;
+use super::pairs::Pair;
+use super::study::{Constants, MEMORY_PERCENT, PCM, Pages, mean};
 use crate::results::{Figure, Panel, SimulatedRun, Table};
 use anyhow::ensure;
 

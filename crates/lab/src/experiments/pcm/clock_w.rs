@@ -2,15 +2,13 @@
 //! Where CLOCK-W is worse: why.
 
 use super::causes::{Case, causes, causes_figure, classes, explain, readings};
-use super::study::{
-    Constants, Loaded, MEMORY_PERCENT, PAGE_BYTES, PCM, Pages, base, generated, load, mean, model,
-    walkers,
-};
+use super::load::{Loaded, generated, load, walkers};
+use super::pairs::{Pair, both, pairs};
+use super::study::{Constants, MEMORY_PERCENT, PAGE_BYTES, PCM, mean, model};
 use crate::experiments::{Lab, progress};
 use crate::results::{
     Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, Verdict, number,
 };
-use undercroft_sim::Setup;
 use undercroft_sim::setup::FaultTouch;
 
 /// Patterns beside the recorded programs, from all reads to nearly all writes.
@@ -48,49 +46,6 @@ const GENERATORS: [(&str, &str); 8] = [
         "phases:page=512,pages=8000,refs=200000,writes=0.4,dirty=0.5,seed=18",
     ),
 ];
-
-/// One trace, page size and memory under both policies.
-pub(super) struct Pair<'a> {
-    pub(super) clock: &'a SimulatedRun,
-    pub(super) clock_w: &'a SimulatedRun,
-}
-
-impl Pair<'_> {
-    fn ratio(&self, time: impl Fn(&SimulatedRun) -> f64) -> f64 {
-        time(self.clock_w) / time(self.clock)
-    }
-}
-
-/// CLOCK's runs with their CLOCK-W twins, which follow them.
-fn pairs(runs: &[SimulatedRun]) -> Vec<Pair<'_>> {
-    runs.chunks_exact(2)
-        .map(|pair| Pair {
-            clock: &pair[0],
-            clock_w: &pair[1],
-        })
-        .collect()
-}
-
-fn both(
-    trace: &Loaded,
-    page_bytes: u64,
-    percents: &[f64],
-    touches: [FaultTouch; 2],
-) -> anyhow::Result<Vec<SimulatedRun>> {
-    let pages = Pages::of(trace, page_bytes)?;
-    let mut runs = Vec::new();
-    for percent in percents {
-        for (reclaim, touch) in ["clock", "clock_w"].into_iter().zip(touches) {
-            let setup = Setup {
-                reclaim: reclaim.to_owned(),
-                fault_touch: touch,
-                ..base()
-            };
-            runs.push(pages.simulate(*percent, &setup)?.1);
-        }
-    }
-    Ok(runs)
-}
 
 /// Every recorded program under both policies, with every page size and memory.
 fn programs<'a>(

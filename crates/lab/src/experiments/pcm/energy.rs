@@ -1,6 +1,7 @@
 //! `pcm-fig6`: energy of a tenth of the DRAM with PCM against all of it with a disk.
 
-use super::study::{HDD, Loaded, Pages, base, load, mean, model, reference_time, tier};
+use super::load::{Loaded, load};
+use super::study::{HDD, Pages, base, mean, model, reference_time, tier};
 use crate::experiments::{Lab, progress};
 use crate::results::{
     Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, Verdict, number,

@@ -131,7 +131,8 @@ fn leave(ring: &mut VecDeque<u32>, pages: &mut [u16], rule: Rule, laps: &mut Lap
 
 #[cfg(test)]
 mod tests {
-    use super::super::study::{Pages, base, generated};
+    use super::super::load::generated;
+    use super::super::study::{Pages, base};
     use super::*;
     use undercroft_sim::Setup;
 

@@ -1,8 +1,9 @@
 //! `pcm-fig2` and `pcm-fig3`: time over the page size, PCM and disk, and over memory.
 
+use super::load::{Loaded, load, walkers};
 use super::study::{
-    Constants, HDD, Loaded, MEMORY_PERCENT, PAGE_BYTES, PCM, Pages, base, find, load, mean, model,
-    size_name, tier, walkers,
+    Constants, HDD, MEMORY_PERCENT, PAGE_BYTES, PCM, Pages, base, find, mean, model, size_name,
+    tier,
 };
 use crate::experiments::{Lab, progress};
 use crate::results::{
@@ -57,95 +58,143 @@ fn line(
     each.collect()
 }
 
+/// The memory of figure 2, in percent.
+const FIG2_PERCENT: f64 = 50.0;
+
+/// The devices of figure 2, with their short names.
+const FIG2_DEVICES: [(&str, &str); 2] = [(PCM, "pcm"), (HDD, "hdd")];
+
+/// One line of figure 2: a program's time over the page size.
+struct Line {
+    trace: String,
+    device: &'static str,
+    percent: f64,
+    /// Seconds, one for each of [`PAGE_BYTES`].
+    times: Vec<f64>,
+}
+
+impl Line {
+    /// The page size with the least time.
+    fn best(&self) -> u64 {
+        let times = PAGE_BYTES.into_iter().zip(&self.times);
+        let least = times.min_by(|a, b| a.1.total_cmp(b.1));
+        least.map_or(PAGE_BYTES[0], |(bytes, _)| bytes)
+    }
+}
+
 /// PCM is best with small pages; a disk is best with large ones.
 pub(in crate::experiments) fn fig2(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
-    const PERCENT: f64 = 50.0;
-    let percents = [10.0, PERCENT];
+    let percents = [10.0, FIG2_PERCENT];
     let mut found = Simulated {
         model: model(),
         ..Simulated::default()
     };
     found.model.push(
         "Disk: 7200 turns a minute, seek + rotation + transfer, each page at its own place in \
-         address order; 4 us of kernel path \
-         and 4 us of context switches a fault; write-outs are waited for, as the paper's sum has \
-         it. The paper does not name \
-         its disk or the memory of this figure; 50 % here, 10 % in the table."
+         address order; 4 us of kernel path and 4 us of context switches a fault; write-outs are \
+         waited for, as the paper's sum has it. The paper does not name its disk or the memory of \
+         this figure; 50 % here, 10 % in the table."
             .to_owned(),
     );
     let loaded = load(lab, &mut found)?;
-    for name in [PCM, HDD] {
-        found
-            .runs
-            .extend(sweep(&loaded, name, &PAGE_BYTES, &percents)?);
-    }
-    let (mut pcm_best, mut disk_best, mut rows) = (0, 0, Vec::new());
-    for (device, name) in [(PCM, "pcm"), (HDD, "hdd")] {
-        let mut figure = Figure {
-            name: format!("fig2-{name}"),
-            title: format!("Total time on {name} over the page size, memory {PERCENT} %"),
-            x_label: "page size".to_owned(),
-            y_label: "seconds".to_owned(),
-            ..Figure::default()
-        };
+    let mut lines = Vec::new();
+    for (tier_text, device) in FIG2_DEVICES {
+        let runs = sweep(&loaded, tier_text, &PAGE_BYTES, &percents)?;
         for trace in &loaded {
-            let trace = &trace.facts.name;
             for percent in percents {
-                let times = line(&found.runs, trace, device, percent)?;
-                let best = (0..times.len())
-                    .min_by(|a, b| times[*a].total_cmp(&times[*b]))
-                    .unwrap_or(0);
-                if percent == PERCENT {
-                    pcm_best += usize::from(device == PCM && PAGE_BYTES[best] == 512);
-                    disk_best += usize::from(device == HDD && PAGE_BYTES[best] >= 4096);
-                    figure.panels.push(Panel {
-                        title: trace.clone(),
-                        places: places(),
-                        series: vec![(name.to_owned(), times.clone())],
-                    });
-                }
-                let mut row = vec![format!("{trace}, {name}, {percent} %")];
-                row.extend(times.iter().map(|time| number(*time)));
-                row.push(size_name(PAGE_BYTES[best]));
-                rows.push(row);
+                let trace = trace.facts.name.clone();
+                let times = line(&runs, &trace, tier_text, percent)?;
+                lines.push(Line {
+                    trace,
+                    device,
+                    percent,
+                    times,
+                });
             }
         }
-        found.figures.push(figure);
+        found.runs.extend(runs);
     }
+    let figures = FIG2_DEVICES.iter();
+    found.figures = figures
+        .map(|(_, device)| fig2_figure(device, &lines))
+        .collect();
+    found.tables.push(fig2_table(&lines));
+    found.verdicts = fig2_verdicts(&lines, loaded.len());
+    results.simulated = Some(found);
+    Ok(())
+}
+
+/// A panel for each program on `device`.
+fn fig2_figure(device: &str, lines: &[Line]) -> Figure {
+    let shown = lines
+        .iter()
+        .filter(|line| line.device == device && line.percent == FIG2_PERCENT);
+    let panels = shown.map(|line| Panel {
+        title: line.trace.clone(),
+        places: places(),
+        series: vec![(device.to_owned(), line.times.clone())],
+    });
+    Figure {
+        name: format!("fig2-{device}"),
+        title: format!("Total time on {device} over the page size, memory {FIG2_PERCENT} %"),
+        x_label: "page size".to_owned(),
+        y_label: "seconds".to_owned(),
+        panels: panels.collect(),
+        ..Figure::default()
+    }
+}
+
+fn fig2_table(lines: &[Line]) -> Table {
+    let rows = lines.iter().map(|line| {
+        let mut row = vec![format!(
+            "{}, {}, {} %",
+            line.trace, line.device, line.percent
+        )];
+        row.extend(line.times.iter().map(|time| number(*time)));
+        row.push(size_name(line.best()));
+        row
+    });
     let mut columns = vec!["seconds".to_owned()];
     columns.extend(places());
     columns.push("best".to_owned());
-    found.tables.push(Table {
+    Table {
         title: "Time over the page size".to_owned(),
+        rows: rows.collect(),
         columns,
-        rows,
         ..Table::default()
-    });
-    let count = loaded.len() as f64;
-    found.verdicts = vec![
+    }
+}
+
+/// For how many of the `programs` the paper's page size is the best.
+fn fig2_verdicts(lines: &[Line], programs: usize) -> Vec<Verdict> {
+    let count = |device: &str, is_best: fn(u64) -> bool| {
+        let shown = lines
+            .iter()
+            .filter(|line| line.device == device && line.percent == FIG2_PERCENT);
+        shown.filter(|line| is_best(line.best())).count() as f64
+    };
+    vec![
         Verdict::new(
             "workloads for which 512 B is the best page size on PCM",
             "count",
             Better::Higher,
-            pcm_best as f64,
+            count("pcm", |bytes| bytes == 512),
         )
         .paper(4.0)
-        .target(count, None)
+        .target(programs as f64, None)
         .difference(
             "a program that goes through its memory in order uses whole pages, and saves \
-                     T_access with larger ones.",
+             T_access with larger ones.",
         ),
         Verdict::new(
             "workloads for which 4 KB or more is the best page size on the disk",
             "count",
             Better::Higher,
-            disk_best as f64,
+            count("hdd", |bytes| bytes >= 4096),
         )
         .paper(4.0)
-        .target(count, None),
-    ];
-    results.simulated = Some(found);
-    Ok(())
+        .target(programs as f64, None),
+    ]
 }
 
 /// Shares of time saved by 512-byte pages against 4 KiB, over traces and memory sizes, in percent.

@@ -1,6 +1,7 @@
 //! `pcm-fig4`: time over the read-ahead window, pages of 512 bytes in a tenth of the footprint.
 
-use super::study::{Constants, Loaded, PCM, Pages, base, find, load, mean, model, walkers};
+use super::load::{Loaded, load, walkers};
+use super::study::{Constants, PCM, Pages, base, find, mean, model};
 use crate::experiments::{Lab, progress};
 use crate::results::{
     Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, Verdict, number,

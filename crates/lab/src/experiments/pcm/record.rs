@@ -7,8 +7,8 @@
 //! cache and inputs, and one of the trace. The inputs are made anew each time. Remove either file
 //! to record the trace again.
 
+use super::load::{Loaded, directory, recorded_at};
 use super::recipes::{RECIPES, Recipe};
-use super::study::{self, Loaded};
 use super::walkers::WALKERS;
 use crate::experiments::{Lab, progress, skip};
 use crate::results::{Results, Simulated};
@@ -17,20 +17,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use xxhash_rust::xxh3::Xxh3;
-
-/// Where recorded traces are. Errors: no home directory is known.
-pub(super) fn directory() -> anyhow::Result<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    if let Some(directory) = set("UNDERCROFT_TRACES") {
-        return Ok(directory.into());
-    }
-    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| set("HOME").map(|home| Path::new(&home).join(".cache")));
-    let cache = cache.context(
-        "where traces go is unknown: HOME is not set; set UNDERCROFT_TRACES to a directory",
-    )?;
-    Ok(cache.join("undercroft/traces"))
-}
 
 /// Records all of them. In small runs: one tiny program, into the results' directory.
 pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
@@ -41,8 +27,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
         );
         return Ok(());
     };
-    let mut found = Simulated::default();
-    if lab.options.small {
+    let traces = if lab.options.small {
         let missing = ["valgrind", "sort"].into_iter().find(|name| !exists(name));
         if let Some(missing) = missing {
             let why =
@@ -50,25 +35,31 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             skip(results, &why);
             return Ok(());
         }
-        let lines: Vec<String> = (0..2000u64)
-            .map(|at| format!("{}\n", undercroft_seeded::finish(at)))
-            .collect();
-        fs::write(lab.options.out.join("lines"), lines.concat())?;
-        let command = ["sort", "lines"].map(str::to_owned);
-        record(
-            binary,
-            &lab.options.out,
-            &command,
-            None,
-            "16K,8,64",
-            &lab.options.out.join("sort.trace"),
-        )?;
-        found
-            .traces
-            .push(study::recorded_at(&lab.options.out, "sort")?.facts);
-        results.simulated = Some(found);
-        return Ok(());
-    }
+        vec![record_sort(binary, &lab.options.out)?]
+    } else {
+        record_all(binary, results)?
+    };
+    results.simulated = Some(Simulated {
+        traces: traces.into_iter().map(|loaded| loaded.facts).collect(),
+        ..Simulated::default()
+    });
+    Ok(())
+}
+
+/// Records `sort` over a few lines, in `out`.
+fn record_sort(binary: &Path, out: &Path) -> anyhow::Result<Loaded> {
+    let lines: Vec<String> = (0..2000u64)
+        .map(|at| format!("{}\n", undercroft_seeded::finish(at)))
+        .collect();
+    fs::write(out.join("lines"), lines.concat())?;
+    let command = ["sort", "lines"].map(str::to_owned);
+    let trace = out.join("sort.trace");
+    record(binary, out, &command, None, "16K,8,64", &trace)?;
+    recorded_at(out, "sort")
+}
+
+/// Records every program that has no trace of its recipe yet.
+fn record_all(binary: &Path, results: &mut Results) -> anyhow::Result<Vec<Loaded>> {
     let directory = directory()?;
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     ensure!(
@@ -85,37 +76,41 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
             );
         }
     }
-    for recipe in RECIPES.iter().chain(&WALKERS) {
-        let command = (recipe.command)()?;
-        let inputs = Inputs::make(&directory, recipe)?;
-        let made_of = digest(recipe, &command, &inputs.0)?;
-        let loaded = match kept(&directory, recipe.name, made_of) {
-            Some(loaded) => {
-                let note = format!("{} was there already and is kept", recipe.name);
-                results.notes.push(note);
-                loaded
-            }
-            None => {
-                progress(&format!("recording {}: {}", recipe.name, recipe.about));
-                let trace = directory.join(format!("{}.trace", recipe.name));
-                record(
-                    binary,
-                    &inputs.0,
-                    &command,
-                    recipe.stdin,
-                    recipe.cache,
-                    &trace,
-                )?;
-                let loaded = study::recorded_at(&directory, recipe.name)?;
-                // The note is written last: a recording that breaks off leaves a trace without it.
-                keep(&directory, recipe.name, made_of, &loaded)?;
-                loaded
-            }
-        };
-        found.traces.push(loaded.facts);
+    let recipes = RECIPES.iter().chain(&WALKERS);
+    recipes
+        .map(|recipe| keep_or_record(binary, &directory, recipe, results))
+        .collect()
+}
+
+/// The trace of a recipe: the one that is there, if it was made of the same; else a new one.
+fn keep_or_record(
+    binary: &Path,
+    directory: &Path,
+    recipe: &Recipe,
+    results: &mut Results,
+) -> anyhow::Result<Loaded> {
+    let command = (recipe.command)()?;
+    let inputs = Inputs::make(directory, recipe)?;
+    let made_of = digest(recipe, &command, &inputs.0)?;
+    if let Some(loaded) = kept(directory, recipe.name, made_of) {
+        let note = format!("{} was there already and is kept", recipe.name);
+        results.notes.push(note);
+        return Ok(loaded);
     }
-    results.simulated = Some(found);
-    Ok(())
+    progress(&format!("recording {}: {}", recipe.name, recipe.about));
+    let trace = directory.join(format!("{}.trace", recipe.name));
+    record(
+        binary,
+        &inputs.0,
+        &command,
+        recipe.stdin,
+        recipe.cache,
+        &trace,
+    )?;
+    let loaded = recorded_at(directory, recipe.name)?;
+    // The note is written last: a recording that breaks off leaves a trace without it.
+    keep(directory, recipe.name, made_of, &loaded)?;
+    Ok(loaded)
 }
 
 /// A directory with the inputs of a recipe. It is removed when this value is dropped.
@@ -177,7 +172,7 @@ fn made_text(made_of: u64, loaded: &Loaded) -> String {
 /// The existing trace, if it was made of this and has not changed since.
 fn kept(directory: &Path, name: &str, made_of: u64) -> Option<Loaded> {
     let text = fs::read_to_string(made(directory, name)).ok()?;
-    let loaded = study::recorded_at(directory, name).ok()?;
+    let loaded = recorded_at(directory, name).ok()?;
     (text == made_text(made_of, &loaded)).then_some(loaded)
 }
 
@@ -264,7 +259,7 @@ mod tests {
         let directory = place.path();
         write_trace(directory, 1);
         assert!(kept(directory, "t", 7).is_none(), "it may be part of one");
-        let loaded = study::recorded_at(directory, "t").expect("a trace");
+        let loaded = recorded_at(directory, "t").expect("a trace");
         keep(directory, "t", 7, &loaded).expect("a note");
         assert!(kept(directory, "t", 7).is_some());
         assert!(kept(directory, "t", 8).is_none(), "another recipe");

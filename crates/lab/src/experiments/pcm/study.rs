@@ -1,25 +1,18 @@
-//! What the figures share: the traces in memory, one simulation after the other, time by the
-//! paper's formula.
+//! What the figures share: the paper's rules, one simulation after the other, time by the paper's
+//! formula.
 //!
 //! The paper's rules (§III-1): every page lies on the device before the program starts, so a first
 //! touch reads it. PCM is on the memory bus, so a fault pays neither kernel path nor context
 //! switch. A fault that needs a frame waits for the write-out. The repeated access after a fault
 //! sets the page's bits, as a processor does.
 
-use crate::experiments::{Lab, progress};
-use crate::results::{Simulated, SimulatedRun, TraceFacts};
+use super::load::Loaded;
+use crate::results::{SimulatedRun, TraceFacts};
 use anyhow::Context;
-use std::fs::File;
-use std::io::BufReader;
-use std::path::Path;
 use undercroft_base::Nanos;
 use undercroft_sim::setup::{FaultTouch, Initial, Memory, Setup, TierKind, TierSpec};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{MemoryTrace, Outcome, PageStream, open, simulate};
-use undercroft_trace::{Analysis, Generator, Sampling, Spec, TraceReader};
-
-use super::recipes;
-use super::record;
+use undercroft_sim::{Outcome, PageStream, simulate};
 
 /// DRAM in percent of the footprint, as the paper's axis.
 pub(super) const MEMORY_PERCENT: [f64; 11] = [
@@ -34,141 +27,6 @@ pub(super) fn size_name(bytes: u64) -> String {
     match bytes < 1024 {
         true => bytes.to_string(),
         false => format!("{}K", bytes >> 10),
-    }
-}
-
-/// One trace, ready to be simulated.
-pub(super) struct Loaded {
-    pub(super) facts: TraceFacts,
-    pub(super) trace: MemoryTrace,
-}
-
-/// The four traces: recorded ones or, in small runs, generated ones of similar mixes.
-pub(super) fn load(lab: &Lab, found: &mut Simulated) -> anyhow::Result<Vec<Loaded>> {
-    of_recipes(lab, found, &recipes::RECIPES)
-}
-
-/// The four traces of programs that walk through their memory in order.
-pub(super) fn walkers(lab: &Lab, found: &mut Simulated) -> anyhow::Result<Vec<Loaded>> {
-    of_recipes(lab, found, &super::walkers::WALKERS)
-}
-
-fn of_recipes(
-    lab: &Lab,
-    found: &mut Simulated,
-    recipes: &[recipes::Recipe],
-) -> anyhow::Result<Vec<Loaded>> {
-    let mut all = Vec::new();
-    for recipe in recipes {
-        progress(&format!("reading {}", recipe.name));
-        let loaded = match lab.options.small {
-            true => generated(recipe.name, recipe.small)?,
-            false => recorded(recipe.name)?,
-        };
-        found.traces.push(loaded.facts.clone());
-        all.push(loaded);
-    }
-    Ok(all)
-}
-
-/// A generated trace. * `text`: its description.
-pub(super) fn generated(name: &str, text: &str) -> anyhow::Result<Loaded> {
-    let spec: Spec = text
-        .parse()
-        .with_context(|| format!("the trace `{text}`"))?;
-    let mut generator = Generator::new(spec);
-    let header = generator.header();
-    let time_end = generator.time_end();
-    let mut analyses = analyses(&header)?;
-    for reference in generator.by_ref() {
-        for analysis in &mut analyses {
-            analysis.add(reference)?;
-        }
-    }
-    let facts = facts(
-        name,
-        &analyses,
-        text,
-        "generated",
-        text.to_owned(),
-        time_end,
-    );
-    let trace = open::open(text)?;
-    Ok(Loaded { facts, trace })
-}
-
-fn recorded(name: &str) -> anyhow::Result<Loaded> {
-    recorded_at(&record::directory()?, name)
-}
-
-/// The trace `NAME.trace` in `directory`.
-pub(super) fn recorded_at(directory: &Path, name: &str) -> anyhow::Result<Loaded> {
-    let path = directory.join(format!("{name}.trace"));
-    let bytes = std::fs::read(&path).with_context(|| {
-        format!(
-            "the trace {} is missing; make the set with `undercroft lab run pcm-traces --out DIR` \
-             (valgrind, some minutes), \
-             or try --small, which generates its own",
-            path.display()
-        )
-    })?;
-    let hash = xxhash_rust::xxh3::xxh3_64(&bytes);
-    let mut reader = TraceReader::new(BufReader::new(File::open(&path)?))?;
-    let header = reader.header().clone();
-    let mut analyses = analyses(&header)?;
-    let mut block = Vec::new();
-    while reader.next_block(&mut block)? {
-        for reference in block.drain(..) {
-            for analysis in &mut analyses {
-                analysis.add(reference)?;
-            }
-        }
-    }
-    let time_end = reader.totals().map_or(0, |totals| totals.time_end);
-    let command = header.command.join(" ");
-    let identity = format!("{hash:016x}");
-    let facts = facts(
-        name,
-        &analyses,
-        &command,
-        &header.source,
-        identity,
-        time_end,
-    );
-    let mut trace = open::open(&path.display().to_string())?;
-    trace.name = name.to_owned();
-    Ok(Loaded { facts, trace })
-}
-
-/// The footprint in pages of 512 bytes and of 4 KiB.
-fn analyses(header: &undercroft_trace::Header) -> anyhow::Result<[Analysis; 2]> {
-    let none = Sampling::Pages(1);
-    Ok([
-        Analysis::new(header, 9, none)?,
-        Analysis::new(header, 12, none)?,
-    ])
-}
-
-fn facts(
-    name: &str,
-    [small, large]: &[Analysis; 2],
-    command: &str,
-    source: &str,
-    identity: String,
-    program_references: u64,
-) -> TraceFacts {
-    let counts = small.accesses();
-    TraceFacts {
-        name: name.to_owned(),
-        identity,
-        command: command.to_owned(),
-        source: source.to_owned(),
-        instruction_reads: counts.instructions,
-        data_reads: counts.reads,
-        data_writes: counts.writes,
-        footprint_4k_bytes: large.footprint_pages() * 4096,
-        footprint_512_bytes: small.footprint_pages() * 512,
-        program_references,
     }
 }
 
@@ -346,6 +204,7 @@ pub(super) fn mean(values: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::load::generated;
     use super::*;
 
     #[test]

@@ -1,7 +1,7 @@
 //! `pcm-table1`: our traces beside the paper's.
 
+use super::load::{Loaded, load, walkers};
 use super::recipes::{RECIPES, Recipe};
-use super::study::{Loaded, load, walkers};
 use super::walkers::WALKERS;
 use crate::experiments::Lab;
 use crate::results::{Results, Simulated, Table, TraceFacts};
