@@ -78,6 +78,8 @@ pub(crate) struct InFlight {
     pub dead: bool,
     pub wanted: bool,
     pub settled: bool,
+    /// The program moved the page after it was chosen.
+    pub moved: bool,
     /// The heir of its frame: see [`Evictions::leave_frame`](crate::Evictions::leave_frame).
     pub heir: Option<(SpaceId, VirtPage)>,
 }
@@ -96,6 +98,7 @@ impl InFlight {
         dead: true,
         wanted: false,
         settled: true,
+        moved: false,
         heir: None,
     };
 }
@@ -257,6 +260,7 @@ impl Batch {
         if let Some(at) = self.position(old) {
             self.pages[at].item.no = new;
             self.pages[at].item.page = page;
+            self.pages[at].moved = true;
         }
         for follower in &mut self.followers {
             if follower.1 == old {

@@ -10,7 +10,7 @@ use undercroft_policy::reclaim::Arrival;
 use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::COPY_PAGES_MAX;
-use crate::{Engine, Evictions, Fault, FaultAnswer, Faults, Forks, Room};
+use crate::{Engine, Evictions, Fault, FaultAnswer, Faults, Forks, PageEvent, Room};
 
 impl<L: Ledger> Faults<'_, L> {
     /// A thread is about to write to a write-protected page, whose frame relatives may share. The
@@ -21,7 +21,6 @@ impl<L: Ledger> Faults<'_, L> {
     ///
     /// * `shared`: for each page from the faulting one on, whether its frame is shared now. At most
     ///   [`COPY_PAGES_MAX`] are used.
-    /// * `told`: receives each page that is counted from now on, with its space.
     ///
     /// `Ok`: how many pages (at least 1) may lose their protection. `Err`: what to do instead, as
     /// for [`Faults::answer`].
@@ -32,7 +31,6 @@ impl<L: Ledger> Faults<'_, L> {
         fault: Fault,
         shared: &[bool],
         relatives: &[SpaceId],
-        mut told: impl FnMut(SpaceId, VirtPage),
     ) -> Result<u64, FaultAnswer> {
         self.engine.stats.write_protect += 1;
         let mut granted = 0;
@@ -70,7 +68,6 @@ impl<L: Ledger> Faults<'_, L> {
             }
             if let Some(payer) = payer {
                 self.engine.forks().own_frame(payer, page);
-                told(payer, page);
             }
             granted += 1;
         }
@@ -107,16 +104,9 @@ impl<L: Ledger> Evictions<'_, L> {
 impl<L: Ledger> Forks<'_, L> {
     /// A part of an address space is about to end. Each of its frames is charged to the first of
     /// its heirs. If that heir had a frame of its own, one frame too many is counted.
-    /// * `told`: receives each page that is charged to another space from now on.
     ///
     /// Cost: O(pages of the part x relatives).
-    pub fn bequeath(
-        &mut self,
-        space: SpaceId,
-        range: VirtRange,
-        relatives: &[SpaceId],
-        mut told: impl FnMut(SpaceId, VirtPage),
-    ) {
+    pub fn bequeath(&mut self, space: SpaceId, range: VirtRange, relatives: &[SpaceId]) {
         if relatives.is_empty() {
             return;
         }
@@ -127,7 +117,6 @@ impl<L: Ledger> Forks<'_, L> {
             }
             if let Some(heir) = self.engine.heir(page, relatives) {
                 self.own_frame(heir, page);
-                told(heir, page);
             }
         }
     }
@@ -143,6 +132,7 @@ impl<L: Ledger> Forks<'_, L> {
             let flags = entry.flags.without(Flags::INHERITED);
             self.engine.table.set(no, Entry { flags, ..entry });
             self.engine.count();
+            self.engine.tell_page(space, page, PageEvent::Found);
             self.engine.reclaim.insert(no, Arrival::FirstTouch);
         }
     }

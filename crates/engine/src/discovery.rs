@@ -5,7 +5,7 @@ use undercroft_base::{Entry, Flags, PageCount, PageState, SpaceId, VirtPage, Vir
 use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
-use crate::{Discovery, Engine};
+use crate::{BookEvent, Discovery, Engine, PageEvent};
 
 impl<L: Ledger> Discovery<'_, L> {
     /// Announces resident pages that [`Discovery::found_resident`] will report. Until then they
@@ -37,6 +37,7 @@ impl<L: Ledger> Discovery<'_, L> {
                     ..entry
                 },
             );
+            self.engine.tell_page(space, page, PageEvent::FoundShared);
         }
         true
     }
@@ -64,6 +65,8 @@ impl<L: Ledger> Discovery<'_, L> {
         if self.engine.table.entry(no).state == PageState::Resident {
             self.engine.stats.vanished += 1;
             self.engine.drop_page(no);
+            let one = VirtRange::new(page, page.plus(1));
+            self.engine.tell(BookEvent::Dropped(space, one));
         }
     }
 }
@@ -84,6 +87,7 @@ impl<L: Ledger> Engine<L> {
                     },
                 );
                 self.count();
+                self.tell_page(space, page, PageEvent::Found);
                 self.expected_found = self.expected_found.saturating_sub(1);
                 self.reclaim.insert(no, arrival);
             }

@@ -12,7 +12,7 @@ use undercroft_policy::reclaim::{Arrival, Verdict};
 use crate::batch::{BatchIndex, EvictItem, InFlight, Outcome, Taken};
 use crate::ledger::Ledger;
 use crate::limits::{EVICT_PAGES_MAX, RECENT_PAGES, SELECT_SCAN_MAX};
-use crate::{Engine, Evictions, Room, notes};
+use crate::{BookEvent, Engine, Evictions, PageEvent, Room, notes};
 
 impl<L: Ledger> Evictions<'_, L> {
     /// Starts a batch of up to `want` victims, sorted by space and address. False when there is
@@ -32,7 +32,7 @@ impl<L: Ledger> Evictions<'_, L> {
             protected /= 2;
             self.engine.name_victims(want, protected);
         }
-        self.engine.start_batch(out)
+        self.engine.start_batch(PageEvent::Chosen, out)
     }
 
     /// As [`Evictions::select`], but the caller names the victims: up to a batch of evictable pages
@@ -47,7 +47,7 @@ impl<L: Ledger> Evictions<'_, L> {
     ) -> bool {
         self.engine.victims.clear();
         if self.engine.kept.spaces.contains(&space) {
-            return self.engine.start_batch(out);
+            return self.engine.start_batch(PageEvent::Named, out);
         }
         for page in ranges.iter().flat_map(|range| range.pages()) {
             if self.engine.victims.len() == EVICT_PAGES_MAX {
@@ -68,7 +68,7 @@ impl<L: Ledger> Evictions<'_, L> {
                 self.engine.victims.push(no);
             }
         }
-        self.engine.start_batch(out)
+        self.engine.start_batch(PageEvent::Named, out)
     }
 
     /// Sets a group of the batch aside, all of one address space: their process has not answered
@@ -164,6 +164,7 @@ impl<L: Ledger> Evictions<'_, L> {
         assert!(!page.settled, "an evicted page is published once");
         page.settled = true;
         let (dead, no, stamp) = (page.dead, page.item.no, page.item.stamp);
+        let (moved, place) = (page.moved, (page.item.space, page.item.page));
         let heir = page.heir;
         if page.wanted {
             self.engine.add_places(at, wake);
@@ -172,11 +173,22 @@ impl<L: Ledger> Evictions<'_, L> {
         if !dead {
             claims += u32::from(self.engine.publish_one(no, stamp, outcome));
             match outcome {
-                Outcome::PutBack => self.engine.put_back(at),
+                Outcome::PutBack => {
+                    let what = match moved {
+                        true => PageEvent::Stayed,
+                        false => PageEvent::PutBack,
+                    };
+                    self.engine.tell_page(place.0, place.1, what);
+                    self.engine.put_back(at);
+                }
                 Outcome::Lost => self.engine.uncount(),
                 _ => {
                     self.engine.uncount();
                     self.engine.stats.pages_swapped_out += 1;
+                    if outcome == Outcome::Clean && !moved {
+                        self.engine
+                            .tell_page(place.0, place.1, PageEvent::LeftClean);
+                    }
                 }
             }
         }
@@ -201,7 +213,7 @@ impl<L: Ledger> Evictions<'_, L> {
 impl<L: Ledger> Engine<L> {
     /// Makes the victims the batch. The policy has already forgotten them.
     #[inline(always)] // on the eviction path
-    fn start_batch(&mut self, out: &mut Vec<EvictItem>) -> bool {
+    fn start_batch(&mut self, how: PageEvent, out: &mut Vec<EvictItem>) -> bool {
         debug_assert!(
             (self.batch.pages.iter().take(EVICT_PAGES_MAX)).all(|p| p.settled),
             "one batch at a time"
@@ -243,12 +255,26 @@ impl<L: Ledger> Engine<L> {
                 dead: false,
                 wanted: false,
                 settled: false,
+                moved: false,
                 heir: None,
             };
             self.batch.put(at, page);
             out.push(item);
         }
+        if self.journal.is_some() {
+            self.tell_batch(how, out);
+        }
         !out.is_empty()
+    }
+
+    #[inline(never)]
+    fn tell_batch(&mut self, how: PageEvent, items: &[EvictItem]) {
+        if !items.is_empty() {
+            self.tell(BookEvent::BatchBegan);
+        }
+        for item in items {
+            self.tell_page(item.space, item.page, how);
+        }
     }
 
     /// Has the policy name victims. None is locked, and none is of the newest `protected` pages.
@@ -317,7 +343,9 @@ impl<L: Ledger> Engine<L> {
                 },
             );
         }
-        if !self.batch.pages[at].dead {
+        let InFlight { dead, item, .. } = self.batch.pages[at];
+        if !dead {
+            self.tell_page(item.space, item.page, PageEvent::Stayed);
             self.back_to_resident(at, Arrival::Returned);
         }
         self.batch.pages[at].settled = true;
@@ -360,6 +388,8 @@ impl<L: Ledger> Engine<L> {
                     },
                 );
                 self.count();
+                let (space, page) = self.table.address(child);
+                self.tell_page(space, page, PageEvent::Found);
                 self.reclaim.insert(child, Arrival::Returned);
             }
         }

@@ -12,7 +12,7 @@ use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
 use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITERS_MAX};
-use crate::{Engine, Faults, Room};
+use crate::{BookEvent, Engine, Faults, PageEvent, Room};
 
 /// One fault message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,20 +87,23 @@ pub struct LoadItem {
 /// The pages of one fault, in ascending address order. The plan is reused and never grows.
 #[derive(Debug)]
 pub struct LoadPlan {
-    /// The address space.
-    pub space: SpaceId,
+    /// What it is for. Fresh pages of a write get a frame of their own.
+    pub fault: Fault,
     /// At most [`LOAD_PAGES_MAX`].
     pub items: Vec<LoadItem>,
-    /// True when the fault was a write. Fresh pages then get a frame of their own.
-    pub write: bool,
 }
 
 impl Default for LoadPlan {
     fn default() -> LoadPlan {
         LoadPlan {
-            space: SpaceId(0),
+            fault: Fault {
+                space: SpaceId(0),
+                page: VirtPage(0),
+                write: false,
+                thread: ThreadId(0),
+                urgent: false,
+            },
             items: Vec::with_capacity(LOAD_PAGES_MAX),
-            write: false,
         }
     }
 }
@@ -135,8 +138,7 @@ impl<L: Ledger> Faults<'_, L> {
     #[inline(always)] // on the fault path
     pub fn answer(&mut self, fault: Fault, plan: &mut LoadPlan) -> FaultAnswer {
         plan.items.clear();
-        plan.space = fault.space;
-        plan.write = fault.write;
+        plan.fault = fault;
         self.engine.stats.faults += 1;
         let Some(no) = self
             .engine
@@ -149,7 +151,7 @@ impl<L: Ledger> Faults<'_, L> {
         let entry = self.engine.table.entry(no);
         let fresh = entry.state == PageState::Untouched;
         if !fresh && entry.state != PageState::Stored {
-            return self.engine.fault_again(no, entry.state);
+            return self.engine.fault_again(fault, no, entry.state);
         }
         if self.engine.config.room == Room::Ahead && self.engine.room_to_come() < 1 {
             let room =
@@ -179,9 +181,10 @@ impl<L: Ledger> Faults<'_, L> {
         }
     }
 
-    /// Ends each item of a plan as its `install` says. Each item is finished exactly once.
+    /// Ends each item of the plan of `fault` as its `install` says. Each item is finished exactly
+    /// once.
     #[inline(always)] // on the fault path
-    pub fn finish(&mut self, space: SpaceId, items: &mut [LoadItem]) {
+    pub fn finish(&mut self, fault: Fault, items: &mut [LoadItem]) {
         for item in items {
             let entry = self.engine.table.entry(item.no);
             item.valid = self.engine.is_expected(item, entry);
@@ -191,9 +194,9 @@ impl<L: Ledger> Faults<'_, L> {
                 self.engine.release(item.tier, item.slot);
                 continue;
             }
-            debug_assert_eq!(item.space, space);
+            debug_assert_eq!(item.space, fault.space);
             match item.install {
-                Install::Done => self.engine.installed(item, entry),
+                Install::Done => self.engine.installed(fault, item, entry),
                 Install::NotYet => self.engine.not_installed(item, entry),
                 Install::Lost => self.engine.lost(item),
             }
@@ -213,7 +216,7 @@ impl<L: Ledger> Engine<L> {
 
     /// Answers a fault on a page that is neither new nor stored: nothing is loaded for it.
     #[inline(never)]
-    fn fault_again(&mut self, no: PageNo, state: PageState) -> FaultAnswer {
+    fn fault_again(&mut self, fault: Fault, no: PageNo, state: PageState) -> FaultAnswer {
         if state == PageState::Lost {
             return FaultAnswer::Lost;
         }
@@ -222,6 +225,12 @@ impl<L: Ledger> Engine<L> {
             PageState::Resident => FaultAnswer::Wake,
             PageState::Evicting => {
                 self.batch.want(no);
+                self.tell(BookEvent::Waits {
+                    space: fault.space,
+                    page: fault.page,
+                    write: fault.write,
+                    thread: fault.thread,
+                });
                 FaultAnswer::Wait
             }
             _ => FaultAnswer::Wait, // it is loading
@@ -269,7 +278,7 @@ impl<L: Ledger> Engine<L> {
         self.count();
         plan.items.push(LoadItem {
             no,
-            space: plan.space,
+            space: plan.fault.space,
             page,
             tier,
             slot,
@@ -396,7 +405,7 @@ impl<L: Ledger> Engine<L> {
     }
 
     #[inline(always)] // on the fault path
-    fn installed(&mut self, item: &LoadItem, entry: Entry) {
+    fn installed(&mut self, fault: Fault, item: &LoadItem, entry: Entry) {
         let mut flags = entry.flags.without(Flags::PREFETCHED);
         if !item.demanded {
             flags = flags.with(Flags::PREFETCHED);
@@ -426,6 +435,23 @@ impl<L: Ledger> Engine<L> {
         self.table.set(item.no, resident);
         self.reclaim.insert(item.no, arrival);
         self.recent.push(item.no);
+        if self.journal.is_some() {
+            self.tell_installed(fault, item);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_installed(&mut self, fault: Fault, item: &LoadItem) {
+        let (space, page) = (item.space, item.page);
+        match item.demanded {
+            true => self.tell(BookEvent::Faulted {
+                space,
+                page,
+                write: fault.write,
+                thread: fault.thread,
+            }),
+            false => self.tell_page(space, page, PageEvent::CameAlong),
+        }
     }
 
     /// The entry of a page that was loaded from a tier: `anew`, unless the tier keeps the copy.

@@ -5,7 +5,7 @@ use undercroft_base::{Entry, Flags, PageNo, PageState, SpaceId, VirtPage, VirtRa
 
 use crate::layout::is_zero;
 use crate::ledger::Ledger;
-use crate::{EVERYTHING, Effect, Engine, Forks, LedgerFull};
+use crate::{BookEvent, EVERYTHING, Effect, Engine, Forks, LedgerFull};
 
 impl<L: Ledger> Forks<'_, L> {
     /// The client forked: the child has the parent's pages. The frames of resident pages are
@@ -32,7 +32,16 @@ impl<L: Ledger> Forks<'_, L> {
                 }
             }
         }
+        self.end_fork(parent, child);
+        for range in wiped {
+            self.engine.tell(BookEvent::Dropped(child, *range));
+        }
         Ok((child, effect))
+    }
+
+    /// All parts of the parent were inherited, or are unmanaged in the child.
+    pub fn end_fork(&mut self, parent: SpaceId, child: SpaceId) {
+        self.engine.tell(BookEvent::Forked { parent, child });
     }
 
     /// The child of a fork, with the managed ranges of its parent. Nothing is known of its pages:

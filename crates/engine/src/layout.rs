@@ -6,7 +6,7 @@ use undercroft_base::{
 };
 
 use crate::ledger::Ledger;
-use crate::{Engine, Layout, LedgerFull};
+use crate::{BookEvent, Engine, Layout, LedgerFull};
 
 /// What the caller must still do after a layout event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +48,9 @@ impl<L: Ledger> Layout<'_, L> {
             };
             self.engine.table.set(no, entry);
         }
+        if on {
+            self.engine.tell(BookEvent::Locked(space, range));
+        }
         PageCount(absent)
     }
 
@@ -64,6 +67,7 @@ impl<L: Ledger> Layout<'_, L> {
             effect.cancel_batch |= self.engine.drop_page(no);
         }
         self.engine.table.trim(space, range);
+        self.engine.tell(BookEvent::Dropped(space, range));
         effect
     }
 
@@ -96,8 +100,9 @@ impl<L: Ledger> Layout<'_, L> {
             }
         }
         for part in parts {
-            if !self.engine.table.give(space, *part, grave) {
-                effect.cancel_batch |= self.removed(space, *part).cancel_batch;
+            match self.engine.table.give(space, *part, grave) {
+                true => self.engine.tell(BookEvent::Dropped(space, *part)),
+                false => effect.cancel_batch |= self.removed(space, *part).cancel_batch,
             }
         }
         effect
@@ -166,7 +171,11 @@ impl<L: Ledger> Layout<'_, L> {
                 continue;
             }
             let target = to.plus(page.0 - from.start.0);
-            let new_no = self.engine.table.find_or_add(space, target)?;
+            let Ok(new_no) = self.engine.table.find_or_add(space, target) else {
+                let before = VirtRange::new(from.start, page);
+                self.engine.tell(BookEvent::Moved(space, before, to));
+                return Err(LedgerFull);
+            };
             if self.engine.table.entry(new_no) != Entry::UNTOUCHED {
                 effect.cancel_batch |= self.engine.drop_page(new_no);
             }
@@ -212,11 +221,19 @@ impl<L: Ledger> Layout<'_, L> {
             }
         }
         self.engine.table.trim(space, from);
+        self.engine.tell(BookEvent::Moved(space, from, to));
         Ok(effect)
+    }
+
+    /// The address space is gone (exit, exec). A caller that forgets its pages part by part says so
+    /// first; [`Layout::remove_space`] ends that.
+    pub fn ending(&mut self, space: SpaceId) {
+        self.engine.tell(BookEvent::Ended(space));
     }
 
     /// The address space is gone (exit, exec).
     pub fn remove_space(&mut self, space: SpaceId) -> Effect {
+        self.ending(space);
         let effect = self.unmapped(space, EVERYTHING);
         self.engine.table.remove_space(space);
         self.engine.waiters.retain(|(of, _)| *of != space);

@@ -23,6 +23,7 @@ mod discovery;
 mod evict;
 mod fault;
 mod fork;
+mod journal;
 mod kept;
 mod layout;
 mod ledger;
@@ -36,6 +37,7 @@ mod uses;
 mod views;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, TierId, VirtPage};
@@ -45,6 +47,7 @@ use undercroft_policy::reclaim::Reclaim;
 
 pub use batch::{BatchIndex, EvictItem, Outcome, Taken};
 pub use fault::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
+pub use journal::{BookEvent, Journal, PageEvent};
 pub use layout::{EVERYTHING, Effect};
 pub use ledger::{FlatLedger, Ledger, LedgerError, NOTE_WORDS, VecLedger, bytes_for};
 pub use migrate::DemoteItem;
@@ -118,6 +121,8 @@ pub struct Engine<L> {
     over_limit: PageCount,
     victims: Vec<PageNo>,
     stats: Stats,
+    /// Who hears of every change.
+    journal: Option<Arc<dyn Journal>>,
 }
 
 /// The pages installed last. They may not leave yet. They are at most half of the resident pages.
@@ -193,6 +198,7 @@ impl<L: Ledger> Engine<L> {
             over_limit: PageCount(0),
             victims: Vec::with_capacity(limits::EVICT_PAGES_MAX),
             stats: Stats::default(),
+            journal: None,
         }
     }
 

@@ -262,6 +262,7 @@ impl<L: Ledger> Engine<L> {
                 dead: no.is_none(),
                 wanted: false,
                 settled: note.is_none(),
+                moved: false,
                 heir: None,
             });
         }

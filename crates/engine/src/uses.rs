@@ -3,7 +3,7 @@
 use undercroft_base::{Flags, PageNo, PageState, SpaceId, VirtPage};
 
 use crate::ledger::Ledger;
-use crate::{LedgerFull, Uses};
+use crate::{LedgerFull, PageEvent, Uses};
 
 impl<L: Ledger> Uses<'_, L> {
     /// The page's number, for [`Uses::touch`]. It is the same until the page is dropped. A chunk
@@ -33,7 +33,13 @@ impl<L: Ledger> Uses<'_, L> {
     #[inline]
     pub fn touch_at(&mut self, space: SpaceId, page: VirtPage, write: bool) -> bool {
         match self.engine.table.find(space, page) {
-            Some(no) => self.touch(no, write),
+            Some(no) => {
+                let used = self.touch(no, write);
+                if used {
+                    self.engine.tell_page(space, page, PageEvent::Used);
+                }
+                used
+            }
             None => false,
         }
     }

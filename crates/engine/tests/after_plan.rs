@@ -81,7 +81,7 @@ impl One {
         }
         self.engine
             .faults()
-            .finish(self.space, &mut self.plan.items);
+            .finish(self.plan.fault, &mut self.plan.items);
         self.engine.books().audit();
         left
     }

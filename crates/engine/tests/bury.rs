@@ -123,7 +123,7 @@ impl World {
             assert_eq!(self.memory.insert(item.page, value), None);
             item.install = Install::Done;
         }
-        self.engine.faults().finish(self.space, &mut plan.items);
+        self.engine.faults().finish(plan.fault, &mut plan.items);
     }
 
     fn evict(&mut self) {

@@ -46,15 +46,13 @@ fn whoever_writes_first_costs_one_frame_and_the_second_none() {
             true => (child, parent),
             false => (parent, child),
         };
-        let granted =
-            engine
-                .faults()
-                .copy_on_write(write(first, 2), &[true; 4], &[second], |_, _| ());
+        let granted = engine
+            .faults()
+            .copy_on_write(write(first, 2), &[true; 4], &[second]);
         assert_eq!((granted, engine.books().resident().0), (Ok(4), 12));
-        let granted =
-            engine
-                .faults()
-                .copy_on_write(write(second, 2), &[false; 4], &[first], |_, _| ());
+        let granted = engine
+            .faults()
+            .copy_on_write(write(second, 2), &[false; 4], &[first]);
         assert_eq!((granted, engine.books().resident().0), (Ok(4), 12));
         // A scan that finds the same frames changes nothing.
         engine.forks().own_frame(child, VirtPage(3));
@@ -69,7 +67,7 @@ fn a_run_ends_where_the_room_or_the_pages_end() {
     let run = |engine: &mut Engine<VecLedger>, space, other, page, most| {
         engine
             .faults()
-            .copy_on_write(write(space, page), &vec![true; most], &[other], |_, _| ())
+            .copy_on_write(write(space, page), &vec![true; most], &[other])
     };
     assert_eq!(run(&mut engine, child, parent, 0, 64), Ok(3));
     assert_eq!(engine.books().room(), 0);
@@ -87,9 +85,7 @@ fn a_run_ends_where_the_room_or_the_pages_end() {
         urgent: true,
         ..write(child, 3)
     };
-    let urgent = engine
-        .faults()
-        .copy_on_write(agent, &[true], &[parent], |_, _| ());
+    let urgent = engine.faults().copy_on_write(agent, &[true], &[parent]);
     assert_eq!((urgent, engine.books().resident().0), (Ok(1), 12));
     let mut waiters = Vec::new();
     engine.faults().take_waiters(&mut waiters);
@@ -112,7 +108,7 @@ fn pages_that_nobody_shares_come_along() {
     let shared = [false, false, true, false];
     let granted = engine
         .faults()
-        .copy_on_write(write(child, 2), &shared, &[parent], |_, _| ());
+        .copy_on_write(write(child, 2), &shared, &[parent]);
     assert_eq!(granted, Ok(2));
     assert_eq!(
         engine.books().resident().0,
@@ -121,7 +117,7 @@ fn pages_that_nobody_shares_come_along() {
     );
     let waits = engine
         .faults()
-        .copy_on_write(write(child, 4), &shared[2..], &[parent], |_, _| ());
+        .copy_on_write(write(child, 4), &shared[2..], &[parent]);
     assert_eq!(waits, Err(FaultAnswer::NoRoom));
     engine.books().audit();
 }
@@ -171,11 +167,9 @@ fn frames_pass_to_an_heir_when_their_owner_ends() {
     let (mut engine, parent, child) = family(8, 1000);
     let granted = engine
         .faults()
-        .copy_on_write(write(parent, 0), &[true; 2], &[child], |_, _| ());
+        .copy_on_write(write(parent, 0), &[true; 2], &[child]);
     assert_eq!((granted, engine.books().resident().0), (Ok(2), 10));
-    engine
-        .forks()
-        .bequeath(parent, EVERYTHING, &[child], |_, _| ());
+    engine.forks().bequeath(parent, EVERYTHING, &[child]);
     engine.layout().remove_space(parent);
     assert_eq!(
         engine.books().resident().0,

@@ -79,7 +79,7 @@ fn touch_of_an_inherited_page_leaves_the_policy_alone() {
     };
     assert_eq!(engine.faults().answer(fault, &mut plan), FaultAnswer::Load);
     plan.items[0].install = Install::Done;
-    engine.faults().finish(parent, &mut plan.items);
+    engine.faults().finish(plan.fault, &mut plan.items);
     let (child, _) = engine
         .forks()
         .forked(parent, &[])

@@ -31,5 +31,5 @@ pub fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
     assert_eq!(engine.faults().answer(fault, &mut plan), FaultAnswer::Load);
     engine.faults().validate(&mut plan.items);
     plan.items[0].install = Install::Done;
-    engine.faults().finish(space, &mut plan.items);
+    engine.faults().finish(plan.fault, &mut plan.items);
 }

@@ -6,12 +6,11 @@ pub(crate) mod runs;
 pub(crate) mod tiers;
 
 use std::cell::Cell;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtPage};
+use undercroft_base::{Bytes, PAGE_BYTES, Slot, TierId};
 use undercroft_engine::Engine;
 use undercroft_policy::place::TIERS_MAX;
-use undercroft_trace::Movement;
 
 use self::ledger::MemfdLedger;
 use self::metered::MeteredTier;
@@ -40,8 +39,8 @@ pub(crate) fn engine_locks() -> u64 {
 pub(crate) struct Books {
     engine: Mutex<Engine<MemfdLedger>>,
     pub tiers: Vec<MeteredTier>,
-    /// The trace of `--trace`. Told with the engine locked.
-    pub record: Option<Record>,
+    /// The trace of `--trace`, which the engine tells what happens.
+    pub record: Option<Arc<Record>>,
     /// Zero pages that were mapped for reads. They count in full and are worth nothing while
     /// unwritten.
     pub zero_runs: Runs,
@@ -51,10 +50,14 @@ pub(crate) struct Books {
 
 impl Books {
     pub fn new(
-        engine: Engine<MemfdLedger>,
+        mut engine: Engine<MemfdLedger>,
         tiers: Vec<MeteredTier>,
         record: Option<Record>,
     ) -> Books {
+        let record = record.map(Arc::new);
+        if let Some(record) = &record {
+            engine.set_journal(record.clone());
+        }
         Books {
             engine: Mutex::new(engine),
             tiers,
@@ -80,13 +83,6 @@ impl Books {
     /// DRAM that tiers hold now.
     pub fn pool_held(&self) -> Bytes {
         Bytes(self.tiers.iter().map(|t| t.tier.dram().0).sum())
-    }
-
-    /// Tells the trace of a page that counts from now on. With the engine locked.
-    pub fn tell_found(&self, space: SpaceId, page: VirtPage) {
-        if let Some(record) = &self.record {
-            record.moved(space, page, Movement::Found);
-        }
     }
 
     /// Gives slots that nothing refers to back to their tiers. Not called with the engine locked.

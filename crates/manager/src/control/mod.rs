@@ -297,7 +297,7 @@ impl Control {
 
     /// Ends the trace of `--trace` and tells what it lacks.
     fn end_record(&self) {
-        match self.shared.books.record.as_ref().map(Record::finish) {
+        match self.shared.books.record.as_deref().map(Record::finish) {
             None | Some(Ok(0)) => {}
             Some(Ok(dropped)) => {
                 log::warn(&format!(

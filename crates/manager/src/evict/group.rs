@@ -11,7 +11,6 @@ use undercroft_base::{
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{BatchIndex, EvictItem, Outcome, Taken};
 use undercroft_sys::uffd::UffdError;
-use undercroft_trace::Movement;
 use undercroft_wire::protocol::OP_MOVE;
 
 use super::Evictor;
@@ -61,17 +60,6 @@ impl Evictor {
     fn stay(&mut self, items: impl Iterator<Item = (BatchIndex, Taken)>) {
         let mut engine = self.shared.books.engine();
         for (index, taken) in items {
-            if let Some(record) = &self.shared.books.record {
-                self.places.clear();
-                engine.evictions().places_of(index, &mut self.places);
-                // The first is the page itself, unless the program dropped it; fork children
-                // follow.
-                if let Some((space, page)) = self.places.first()
-                    && engine.evictions().is_at(index, *page)
-                {
-                    record.moved(*space, *page, Movement::Returned);
-                }
-            }
             engine.evictions().settle(index, taken, &mut self.wakes);
         }
     }
@@ -138,16 +126,6 @@ impl Evictor {
     fn publish(&mut self, group: &[EvictItem], left: u64, refused: u64) -> Turn {
         let turn = {
             let mut engine = self.shared.books.engine();
-            if let Some(record) = &self.shared.books.record {
-                let stored = self.stored.iter();
-                for (index, _) in stored.filter(|(_, outcome)| *outcome == Outcome::Clean) {
-                    if let Some(item) = group.iter().find(|item| item.at == *index)
-                        && engine.evictions().is_at(*index, item.page)
-                    {
-                        record.moved(item.space, item.page, Movement::Clean);
-                    }
-                }
-            }
             engine
                 .evictions()
                 .publish_all(&self.stored, &mut self.wakes);
@@ -429,9 +407,6 @@ impl Evictor {
         let range = VirtRange::one(page);
         let mut engine = self.shared.books.engine();
         engine.layout().removed(space, range);
-        if let Some(record) = &self.shared.books.record {
-            record.dropped(space, range);
-        }
     }
 
     /// As [`Evictor::put_back`], again and again for a moment.
@@ -450,7 +425,7 @@ impl Evictor {
     /// False: not now, because of one of the processes that have it. `age`: it has been tried for
     /// so long.
     pub(super) fn put_back(&mut self, item: &EvictItem, at: usize, age: Duration) -> bool {
-        let (index, chosen) = (item.at, item.page);
+        let index = item.at;
         self.places.clear();
         self.shared
             .books
@@ -496,17 +471,6 @@ impl Evictor {
             return false;
         }
         let mut engine = self.shared.books.engine();
-        if let Some(record) = &self.shared.books.record {
-            let own = self.places.first();
-            let own = own.is_some_and(|(_, page)| engine.evictions().is_at(index, *page));
-            for (at, (space, page)) in self.places.iter().enumerate() {
-                match (own && at == 0, *page == chosen) {
-                    (true, true) => record.put_back(*space, *page),
-                    (true, false) => record.moved(*space, *page, Movement::Returned),
-                    (false, _) => record.moved(*space, *page, Movement::Found),
-                }
-            }
-        }
         engine
             .evictions()
             .publish(index, Outcome::PutBack, &mut self.wakes);

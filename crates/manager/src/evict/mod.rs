@@ -13,17 +13,15 @@ use std::time::Duration;
 
 use undercroft_base::{PageCount, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
-use undercroft_engine::{BatchIndex, DemoteItem, Engine, EvictItem, Outcome};
+use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Outcome};
 use undercroft_policy::place::{TIERS_MAX, TierOrder, TierState};
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process;
-use undercroft_trace::Movement;
 use undercroft_wire::protocol::STAGING_PAGES;
 
 use self::aside::Aside;
 use crate::books::engine_locks;
-use crate::books::ledger::MemfdLedger;
 use crate::books::metered::MeteredTier;
 use crate::evict::backoff::{Backoff, Next};
 use crate::space::parts;
@@ -329,9 +327,6 @@ impl Evictor {
     fn evict_batch(&mut self) -> bool {
         let mut items = std::mem::take(&mut self.items);
         self.unfit = false;
-        if let Some(record) = &self.shared.books.record {
-            record.nobody_waits(); // every page of the last batch is settled
-        }
         // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.books.engine().books().stats().pages_swapped_out;
@@ -357,10 +352,9 @@ impl Evictor {
     /// The policy's next victims. It may name pages of processes that are passed over first, which
     /// it forgets then: some at a time, because the books are locked meanwhile.
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
-        let select = |engine: &mut Engine<_>, items: &mut _| engine.evictions().select(most, items);
         for _ in 0..ASKS_MAX {
             let kept = self.kept;
-            if self.choose(Movement::Evicted, items, select) {
+            if self.shared.books.engine().evictions().select(most, items) {
                 return true;
             }
             self.kept = self.shared.books.engine().books().kept_pages();
@@ -396,26 +390,8 @@ impl Evictor {
         ranges: &[VirtRange],
         items: &mut Vec<EvictItem>,
     ) -> bool {
-        let select = |engine: &mut Engine<_>, items: &mut _| {
-            engine.evictions().select_these(space, ranges, items)
-        };
-        self.choose(Movement::Named, items, select)
-    }
-
-    /// Starts a batch as `select` says. A trace has the pages as evicted from here on, as
-    /// `movement`: it is here that the policy decides.
-    fn choose(
-        &self,
-        movement: Movement,
-        items: &mut Vec<EvictItem>,
-        select: impl FnOnce(&mut Engine<MemfdLedger>, &mut Vec<EvictItem>) -> bool,
-    ) -> bool {
         let mut engine = self.shared.books.engine();
-        let any = select(&mut engine, items);
-        if let (Some(record), true) = (&self.shared.books.record, any) {
-            record.left(movement, items.iter().map(|item| (item.space, item.page)));
-        }
-        any
+        engine.evictions().select_these(space, ranges, items)
     }
 
     /// Zero pages that were mapped for reads and are still unwritten go first: they are counted

@@ -159,7 +159,7 @@ impl Loads {
     /// the shared zero page.
     fn source(&self, at: usize) -> Source {
         let item = &self.plan.items[at];
-        match (item.fresh, self.plan.write && item.demanded) {
+        match (item.fresh, self.plan.fault.write && item.demanded) {
             (true, true) => Source::Zeros,
             (true, false) => Source::ZeroPage,
             (false, _) => Source::Loaded,

@@ -196,8 +196,9 @@ impl Bed {
             };
             self.loads
                 .install(part.clone(), &self.memory, loaded, &self.zeros, |_| {});
+            let fault = self.loads.plan.fault;
             let items = self.loads.results(part.clone());
-            self.engine.faults().finish(self.space, items);
+            self.engine.faults().finish(fault, items);
             self.loads.states[part].fill(Load::Finished);
         }
     }

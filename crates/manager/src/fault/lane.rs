@@ -7,13 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use undercroft_base::{
-    FailKind, LoadError, Loaded, PAGE_BYTES, SpaceId, ThreadId, TierId, VirtRange, page_checksum,
+    FailKind, LoadError, Loaded, PAGE_BYTES, SpaceId, TierId, VirtRange, page_checksum,
 };
 
+use undercroft_engine::LoadItem;
 use undercroft_engine::limits::LOAD_PAGES_MAX;
-use undercroft_engine::{Install, LoadItem};
 use undercroft_sys::ring::Ring;
-use undercroft_trace::Movement;
 
 use super::FaultThread;
 use super::install::{Load, Loads};
@@ -32,8 +31,6 @@ const _: () = assert!(LOAD_PAGES_MAX <= 0xffff);
 pub(super) struct Lane {
     pub(super) loads: Loads,
     process: Option<Arc<Process>>,
-    /// Who faulted.
-    thread: ThreadId,
     started: Instant,
     read_at: Instant,
     installed: Instant,
@@ -47,7 +44,6 @@ impl Lane {
         Lane {
             loads: Loads::new(),
             process: None,
-            thread: ThreadId(0),
             started: now,
             read_at: now,
             installed: now,
@@ -61,18 +57,11 @@ impl FaultThread {
     /// device has, the reads are started, and [`FaultThread::complete_reads`] installs it.
     ///
     /// * `times`: when the message was there, was read, and was decided on.
-    pub(super) fn carry_out(
-        &mut self,
-        lane: usize,
-        process: &Arc<Process>,
-        thread: ThreadId,
-        times: [Instant; 3],
-    ) {
+    pub(super) fn carry_out(&mut self, lane: usize, process: &Arc<Process>, times: [Instant; 3]) {
         let [arrived, read, decided] = times;
         let this = &mut self.lanes[lane];
         this.process = Some(process.clone());
         this.started = arrived;
-        this.thread = thread;
         self.load(lane);
         let loaded = Instant::now();
         self.install_ready(lane);
@@ -172,7 +161,7 @@ impl FaultThread {
             if self.lanes[lane].process.is_some() {
                 self.install_ready(lane);
                 if self.lanes[lane].in_flight == 0 {
-                    served = Some(self.lanes[lane].loads.plan.space);
+                    served = Some(self.lanes[lane].loads.plan.fault.space);
                     self.release_lane(lane);
                 }
             }
@@ -248,7 +237,7 @@ impl FaultThread {
             let items = &mut loads.plan.items[part.clone()];
             demanded |= items.iter().any(|item| item.demanded);
             books.engine().faults().validate(items);
-            let (space, arena) = (loads.plan.space, self.ring.arena());
+            let (space, arena) = (loads.plan.fault.space, self.ring.arena());
             loads.install(
                 part.clone(),
                 &process.memory,
@@ -262,7 +251,7 @@ impl FaultThread {
                 so_far.start.min(pages.start),
                 so_far.end.max(pages.end),
             ));
-            self.record_and_finish(lane, part);
+            self.finish_part(lane, part);
         }
         drop(layout);
         let this = &mut self.lanes[lane];
@@ -282,25 +271,15 @@ impl FaultThread {
         }
     }
 
-    /// Tells the engine, and the trace, what became of the items of `part`.
-    fn record_and_finish(&mut self, lane: usize, part: Range<usize>) {
+    /// Tells the engine what became of the items of `part`.
+    fn finish_part(&mut self, lane: usize, part: Range<usize>) {
         let this = &mut self.lanes[lane];
-        let (space, write) = (this.loads.plan.space, this.loads.plan.write);
+        let fault = this.loads.plan.fault;
         let books = &self.shared.books;
         let held = books.pool_held();
         let items = this.loads.results(part.clone());
         let mut engine = books.engine();
-        engine.faults().finish(space, items);
-        // With the engine locked, as all that is recorded: in the order of its books.
-        if let Some(record) = &books.record {
-            let came = |item: &&LoadItem| item.valid && item.install == Install::Done;
-            for item in items.iter().filter(came) {
-                match item.demanded {
-                    true => record.fault(space, item.page, write, this.thread),
-                    false => record.moved(space, item.page, Movement::Ahead),
-                }
-            }
-        }
+        engine.faults().finish(fault, items);
         engine.take_freed(&mut self.freed);
         engine.migrations().set_pool_held(held);
         drop(engine);

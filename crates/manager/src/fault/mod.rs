@@ -438,12 +438,6 @@ impl FaultThread {
                 .faults()
                 .answer(fault, &mut self.lanes[lane].loads.plan);
             let kick = engine.books().reclaim_wanted();
-            if let Some(record) = &self.shared.books.record
-                && answer == FaultAnswer::Wait
-                && engine.books().entry(fault.space, fault.page).state == PageState::Evicting
-            {
-                record.waits(fault.space, fault.page, fault.write, fault.thread);
-            }
             drop(engine);
             if kick {
                 self.shared.signals.kick_evictor();
@@ -453,7 +447,7 @@ impl FaultThread {
         if answer == FaultAnswer::Load {
             process.puzzled.store(0, Ordering::Relaxed);
             let times = [arrived, read, Instant::now()];
-            return self.carry_out(lane, process, fault.thread, times);
+            return self.carry_out(lane, process, times);
         }
         self.idle.push(lane);
         let page = VirtRange::one(fault.page);
@@ -530,9 +524,6 @@ impl FaultThread {
             if sure && process.memory.zero(range, Wake::Now).is_ok() {
                 let mut engine = self.shared.books.engine();
                 engine.discovery().vanished(process.space, page);
-                if let Some(record) = &self.shared.books.record {
-                    record.dropped(process.space, range);
-                }
             }
         }
         process.memory.wake(range);

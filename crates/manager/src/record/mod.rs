@@ -1,10 +1,8 @@
 //! Records a live run as a trace: page faults, and how pages came and left otherwise. A thread of
 //! its own writes the file.
 //!
-//! Whatever changes where a page is calls here with the engine still locked, so the queue has the
-//! order of the engine's books: an eviction stands after the fault that brought the page, and
-//! before the one that brings it back. Nothing here waits for the file: what does not fit the queue
-//! is dropped and counted.
+//! The engine tells all of it ([`Journal`]), while it is locked: so the queue has the order of its
+//! books. Nothing here waits for the file: what does not fit the queue is dropped and counted.
 //!
 //! One client of the trace is one address space; a number whose address space has ended is taken
 //! again. What is recorded is what the manager sees: uses of pages in memory raise no fault, and
@@ -21,7 +19,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage};
+use undercroft_engine::{BookEvent, Journal, PageEvent};
 use undercroft_trace::{Header, Movement, TimeUnit, TraceWriter};
 
 use crate::sync::lock;
@@ -38,6 +37,9 @@ const QUEUE_SPARE: usize = 1 << 12;
 
 /// Entries from which on the writer is woken before its time.
 const QUEUE_FULL: usize = QUEUE_MAX / 4;
+
+/// What is told page by page of many pages in a row.
+const RUNS: [Movement; 3] = [Movement::Found, Movement::Shared, Movement::Accessed];
 
 /// Longest an entry waits.
 const NAP: Duration = Duration::from_millis(50);
@@ -167,93 +169,83 @@ impl Record {
         })
     }
 
-    /// A fault that brought a page in. Fault path: no allocation, no I/O.
-    pub fn fault(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
-        self.push(space, page, What::Fault { write, thread });
-    }
-
-    /// A page came or left without a reference.
-    pub fn moved(&self, space: SpaceId, page: VirtPage, movement: Movement) {
-        self.push(space, page, What::Moved(movement, 1));
-    }
-
-    /// A batch of pages was chosen to leave, as `movement`.
-    pub fn left(&self, movement: Movement, pages: impl Iterator<Item = (SpaceId, VirtPage)>) {
-        let batch = self.inbox.batches.fetch_add(1, Ordering::Relaxed) as u16;
-        for (space, page) in pages {
-            self.push(space, page, What::Left(movement, batch));
+    /// Takes note of what the engine tells. Fault path: no allocation, no I/O.
+    fn take(&self, event: BookEvent) {
+        match event {
+            BookEvent::Faulted {
+                space,
+                page,
+                write,
+                thread,
+            } => self.push(space, page, What::Fault { write, thread }),
+            BookEvent::Waits {
+                space,
+                page,
+                write,
+                thread,
+            } => self.waits((space, page), write, thread),
+            BookEvent::BatchBegan => {
+                self.inbox.batches.fetch_add(1, Ordering::Relaxed);
+                lock(&self.inbox.queue).waiting.clear();
+            }
+            BookEvent::Page(space, page, PageEvent::Chosen) => {
+                self.push(space, page, What::Left(Movement::Evicted, self.batch()));
+            }
+            BookEvent::Page(space, page, PageEvent::Named) => {
+                self.push(space, page, What::Left(Movement::Named, self.batch()));
+            }
+            BookEvent::Page(space, page, PageEvent::PutBack) => self.put_back(space, page),
+            BookEvent::Page(space, page, what) => self.moved(space, page, movement(what), 1),
+            BookEvent::Locked(space, range) => {
+                self.moved(space, range.start, Movement::Locked, range.count().0);
+            }
+            BookEvent::Dropped(space, range) => {
+                self.push(space, range.start, What::Dropped(range.count().0));
+            }
+            BookEvent::Moved(space, from, to) => {
+                let count = from.count().0;
+                self.push(space, to, What::Dropped(count));
+                self.push(space, from.start, What::Remapped(count, to));
+            }
+            BookEvent::Forked { parent, child } => {
+                self.push(child, VirtPage(0), What::Forked { parent });
+            }
+            BookEvent::Ended(space) => self.push(space, VirtPage(0), What::Ended),
         }
     }
 
-    /// A page in memory was used. Dropped sooner than anything else: a scan of a large program
-    /// finds very many.
-    pub fn accessed(&self, space: SpaceId, page: VirtPage) {
+    /// The number of the batch in flight. It wraps.
+    fn batch(&self) -> u16 {
+        self.inbox.batches.load(Ordering::Relaxed) as u16
+    }
+
+    /// Pages came or left without a reference. Those that follow each other are one entry: a
+    /// discovery and a scan tell of very many. Uses are dropped sooner than anything else.
+    fn moved(&self, space: SpaceId, page: VirtPage, movement: Movement, pages: u64) {
+        let mut queue = lock(&self.inbox.queue);
+        if movement == Movement::Accessed && queue.seen.len() >= QUEUE_MAX / 2 {
+            self.inbox.dropped.fetch_add(pages, Ordering::Relaxed);
+            return;
+        }
+        if let Some(Seen {
+            space: last,
+            page: first,
+            what: What::Moved(same, count),
+            ..
+        }) = queue.seen.last_mut()
+            && (*last, *same) == (space, movement)
+            && first.plus(*count) == page
+            && RUNS.contains(&movement)
         {
-            let mut queue = lock(&self.inbox.queue);
-            if queue.seen.len() >= QUEUE_MAX / 2 {
-                self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
-                return;
-            }
-            if let Some(Seen {
-                space: last,
-                page: first,
-                what: What::Moved(Movement::Accessed, count),
-                ..
-            }) = queue.seen.last_mut()
-                && *last == space
-                && first.plus(*count) == page
-            {
-                *count += 1;
-                return;
-            }
+            *count += pages;
+            return;
         }
-        self.moved(space, page, Movement::Accessed);
+        self.push_all(queue, space, page, &[What::Moved(movement, pages)]);
     }
 
-    /// Pages that are in memory, and were not in the books.
-    pub fn found(&self, space: SpaceId, range: VirtRange) {
-        let count = range.count().0;
-        self.push(space, range.start, What::Moved(Movement::Found, count));
-    }
-
-    /// Pages in memory that were not in the books, in frames that relatives are charged for.
-    pub fn shared(&self, space: SpaceId, range: VirtRange) {
-        let count = range.count().0;
-        self.push(space, range.start, What::Moved(Movement::Shared, count));
-    }
-
-    /// Pages that may not leave from now on.
-    pub fn locked(&self, space: SpaceId, range: VirtRange) {
-        let count = range.count().0;
-        self.push(space, range.start, What::Moved(Movement::Locked, count));
-    }
-
-    /// The program dropped what it had in `range`, or there is nothing mapped any more.
-    pub fn dropped(&self, space: SpaceId, range: VirtRange) {
-        self.push(space, range.start, What::Dropped(range.count().0));
-    }
-
-    /// The address space is gone, with what it had.
-    pub fn ended(&self, space: SpaceId) {
-        self.push(space, VirtPage(0), What::Ended);
-    }
-
-    /// The address space begins, with what its parent has.
-    pub fn forked(&self, parent: SpaceId, child: SpaceId) {
-        self.push(child, VirtPage(0), What::Forked { parent });
-    }
-
-    /// The program moved a mapping; what was at its new place is gone.
-    pub fn remapped(&self, space: SpaceId, from: VirtRange, to: VirtPage) {
-        let count = from.count().0;
-        self.push(space, to, What::Dropped(count));
-        self.push(space, from.start, What::Remapped(count, to));
-    }
-
-    /// A thread faulted on a page that is on its way out, and waits: [`Record::recalled`], or it
-    /// faults again.
-    pub fn waits(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
-        let place = (space, page);
+    /// A thread faulted on a page that is on its way out, and waits: [`Record::put_back`] follows,
+    /// or it faults again.
+    fn waits(&self, place: (SpaceId, VirtPage), write: bool, thread: ThreadId) {
         let mut queue = lock(&self.inbox.queue);
         if queue.waiting.iter().all(|w| w.place != place) {
             queue.waiting.push(Waiting {
@@ -266,7 +258,7 @@ impl Record {
 
     /// A page that had been taken out came back: for a thread that waits for it, which is a fault,
     /// or because nobody took it.
-    pub fn put_back(&self, space: SpaceId, page: VirtPage) {
+    fn put_back(&self, space: SpaceId, page: VirtPage) {
         let mut queue = lock(&self.inbox.queue);
         let at = queue.waiting.iter().position(|w| w.place == (space, page));
         match at.map(|at| queue.waiting.swap_remove(at)) {
@@ -284,11 +276,6 @@ impl Record {
                 self.push_all(queue, space, page, &[returned]);
             }
         }
-    }
-
-    /// No page is on its way out.
-    pub fn nobody_waits(&self) {
-        lock(&self.inbox.queue).waiting.clear();
     }
 
     fn push(&self, space: SpaceId, page: VirtPage, what: What) {
@@ -341,9 +328,30 @@ impl Record {
     }
 }
 
+impl Journal for Record {
+    fn note(&self, event: BookEvent) {
+        self.take(event);
+    }
+}
+
+/// What the trace calls it.
+fn movement(what: PageEvent) -> Movement {
+    match what {
+        PageEvent::CameAlong => Movement::Ahead,
+        PageEvent::Chosen => Movement::Evicted,
+        PageEvent::Named => Movement::Named,
+        PageEvent::Stayed | PageEvent::PutBack => Movement::Returned,
+        PageEvent::LeftClean => Movement::Clean,
+        PageEvent::Found => Movement::Found,
+        PageEvent::FoundShared => Movement::Shared,
+        PageEvent::Used => Movement::Accessed,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use undercroft_base::VirtRange;
     use undercroft_trace::{Access, Event, Kind, TraceReader};
 
     #[test]
@@ -369,6 +377,32 @@ mod tests {
             .collect();
         let (r, w) = (Access::Read, Access::Write);
         assert_eq!(short, [(0, 100, r, 0), (1, 100, w, 1), (0, 101, w, 0)]);
+    }
+
+    /// What the engine tells, in short.
+    impl Record {
+        fn fault(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
+            self.note(BookEvent::Faulted {
+                space,
+                page,
+                write,
+                thread,
+            });
+        }
+
+        fn page(&self, space: SpaceId, page: u64, what: PageEvent) {
+            self.note(BookEvent::Page(space, VirtPage(page), what));
+        }
+
+        fn found(&self, space: SpaceId, range: VirtRange) {
+            for page in range.pages() {
+                self.page(space, page.0, PageEvent::Found);
+            }
+        }
+
+        fn forked(&self, parent: SpaceId, child: SpaceId) {
+            self.note(BookEvent::Forked { parent, child });
+        }
     }
 
     /// A sink that takes nothing until it is told to.
@@ -460,10 +494,10 @@ mod tests {
         let (space, thread) = (SpaceId(3), ThreadId(9));
         let found = recorded(|record| {
             record.found(space, pages(10, 13));
-            record.left(Movement::Evicted, [(space, VirtPage(11))].into_iter());
+            record.page(space, 11, PageEvent::Chosen);
             record.fault(space, VirtPage(20), true, thread);
-            record.dropped(space, pages(0, 100));
-            record.dropped(space, pages(0, 100));
+            record.note(BookEvent::Dropped(space, pages(0, 100)));
+            record.note(BookEvent::Dropped(space, pages(0, 100)));
             record.fault(space, VirtPage(10), false, thread);
         });
         let moved = |page, movement| (page, Kind::Movement(movement));
@@ -484,9 +518,9 @@ mod tests {
             record.found(space, pages(10, 12));
             record.found(space, pages(50, 51));
             record.found(space, pages(12, 13));
-            record.left(Movement::Evicted, [(space, VirtPage(12))].into_iter());
-            record.remapped(space, pages(10, 13), VirtPage(49));
-            record.dropped(space, pages(0, 100));
+            record.page(space, 12, PageEvent::Chosen);
+            record.note(BookEvent::Moved(space, pages(10, 13), VirtPage(49)));
+            record.note(BookEvent::Dropped(space, pages(0, 100)));
         });
         let moved: Vec<u64> = found[5..].iter().map(|(page, _)| *page).collect();
         // Nothing of page 12 at its new place: it is out.
@@ -498,14 +532,14 @@ mod tests {
         let space = SpaceId(0);
         let found = recorded(|record| {
             for page in [1, 2, 3] {
-                record.left(Movement::Evicted, [(space, VirtPage(page))].into_iter());
+                record.page(space, page, PageEvent::Chosen);
             }
-            record.waits(space, VirtPage(1), true, ThreadId(5));
-            record.waits(space, VirtPage(1), false, ThreadId(6));
-            record.waits(space, VirtPage(3), true, ThreadId(5));
-            record.put_back(space, VirtPage(1));
-            record.put_back(space, VirtPage(2));
-            record.nobody_waits(); // page 3 was stored after all; its thread faults again
+            record.waits((space, VirtPage(1)), true, ThreadId(5));
+            record.waits((space, VirtPage(1)), false, ThreadId(6));
+            record.waits((space, VirtPage(3)), true, ThreadId(5));
+            record.page(space, 1, PageEvent::PutBack);
+            record.page(space, 2, PageEvent::PutBack);
+            record.note(BookEvent::BatchBegan); // page 3 was stored after all; its thread faults again
             record.fault(space, VirtPage(3), true, ThreadId(5));
         });
         let returned = Kind::Movement(Movement::Returned);
@@ -519,7 +553,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let record = Record::create(&folder.path().join("t.uct"), &[], "", false).unwrap();
         for space in 0..2 * u32::from(CLIENTS) {
-            record.ended(SpaceId(space));
+            record.note(BookEvent::Ended(SpaceId(space)));
         }
         record.fault(SpaceId(1000), VirtPage(1), false, ThreadId(1));
         assert_eq!(record.finish(), Ok(0));
@@ -531,11 +565,11 @@ mod tests {
         let found = recorded(|record| {
             record.found(space, pages(10, 12));
             for page in [10, 11, 12, 20] {
-                record.accessed(space, VirtPage(page)); // 12 and 20 are a fork child's, say
+                record.page(space, page, PageEvent::Used); // 12 and 20 are a fork child's, say
             }
-            record.left(Movement::Evicted, [(space, VirtPage(11))].into_iter());
-            record.accessed(space, VirtPage(10));
-            record.accessed(SpaceId(1), VirtPage(11));
+            record.page(space, 11, PageEvent::Chosen);
+            record.page(space, 10, PageEvent::Used);
+            record.page(SpaceId(1), 11, PageEvent::Used);
         });
         let used = |page| (page, Kind::Movement(Movement::Accessed));
         let evicted = (11, Kind::Movement(Movement::Evicted));
@@ -547,8 +581,8 @@ mod tests {
         let space = SpaceId(0);
         let found = recorded(|record| {
             record.found(space, pages(10, 11));
-            record.locked(space, pages(10, 12)); // 11 is not in memory
-            record.dropped(space, pages(0, 100));
+            record.note(BookEvent::Locked(space, pages(10, 12))); // 11 is not in memory
+            record.note(BookEvent::Dropped(space, pages(0, 100)));
         });
         let [found_, locked, dropped] =
             [Movement::Found, Movement::Locked, Movement::Dropped].map(Kind::Movement);
@@ -566,7 +600,7 @@ mod tests {
         // over.
         record.found(space, pages(0, 8 * QUEUE_MAX as u64));
         for page in 0..4 * QUEUE_MAX as u64 {
-            record.accessed(space, VirtPage(2 * page)); // no runs
+            record.page(space, 2 * page, PageEvent::Used); // no runs
         }
         let before = record.inbox.dropped.load(Ordering::Relaxed);
         assert!(before > 0, "uses have no bound");
@@ -586,15 +620,15 @@ mod tests {
         let spaces = [3, 4, 5, 6].map(SpaceId);
         let [parent, child, other, grandchild] = spaces;
         record.forked(parent, other); // nothing is known of it yet
-        record.ended(other);
+        record.note(BookEvent::Ended(other));
         record.found(parent, pages(10, 12));
-        record.left(Movement::Evicted, [(parent, VirtPage(11))].into_iter());
+        record.page(parent, 11, PageEvent::Chosen);
         record.forked(parent, child);
-        record.dropped(parent, pages(0, 100));
-        record.accessed(child, VirtPage(10));
-        record.accessed(child, VirtPage(11)); // out
-        record.dropped(child, pages(10, 11));
-        record.ended(child);
+        record.note(BookEvent::Dropped(parent, pages(0, 100)));
+        record.page(child, 10, PageEvent::Used);
+        record.page(child, 11, PageEvent::Used); // out
+        record.note(BookEvent::Dropped(child, pages(10, 11)));
+        record.note(BookEvent::Ended(child));
         record.found(other, pages(7, 8));
         record.forked(other, grandchild);
         assert_eq!(record.finish(), Ok(0));
@@ -634,7 +668,7 @@ mod tests {
             }
         }
         record.forked(parent, child);
-        record.ended(parent);
+        record.note(BookEvent::Ended(parent));
         record.found(parent, pages(1, 2));
         drop(go);
         record.finish().unwrap();

@@ -306,9 +306,6 @@ impl Accesses {
             for page in batch {
                 if engine.uses().touch_at(process.space, *page, false) {
                     known += 1;
-                    if let Some(record) = &self.shared.books.record {
-                        record.accessed(process.space, *page);
-                    }
                 }
             }
             drop(engine);

@@ -68,11 +68,8 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     let looked = looked.max(1); // what cannot be looked at is taken to be shared
     let (answer, kick) = {
         let mut engine = shared.books.engine();
-        let told = |space, page| shared.books.tell_found(space, page);
         let shares = &sharing[..looked];
-        let answer = engine
-            .faults()
-            .copy_on_write(fault, shares, &relatives, told);
+        let answer = engine.faults().copy_on_write(fault, shares, &relatives);
         (answer, engine.books().reclaim_wanted())
     };
     if kick {
@@ -143,7 +140,6 @@ pub(crate) fn left(
     let mut engine = books.engine();
     let heirs: Vec<(SpaceId, VirtPage)> = items
         .filter_map(|index| engine.evictions().leave_frame(index, &relatives))
-        .inspect(|(space, page)| books.tell_found(*space, *page))
         .collect();
     drop(engine);
     for (space, page) in heirs {

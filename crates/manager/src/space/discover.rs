@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PageState, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::EVERYTHING;
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Category;
@@ -319,41 +319,15 @@ fn add_present(
     shares: &[bool],
 ) {
     let mut engine = books.engine();
-    let (mut new, mut shared_pages) = (Vec::new(), Vec::new());
     for (found, _) in present {
         for page in found.pages() {
             let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
-            let is_new = books.record.is_some()
-                && engine.books().entry(process.space, page).state == PageState::Untouched;
-            let inherits = shares
-                && engine
-                    .discovery()
-                    .found_shared(process.space, page, relatives);
-            match (is_new, inherits) {
-                (true, true) => add_page(&mut shared_pages, page),
-                (true, false) => add_page(&mut new, page),
-                (false, _) => {}
-            }
-            if !inherits {
+            let mut books = engine.discovery();
+            if !shares || !books.found_shared(process.space, page, relatives) {
                 let one = VirtRange::one(page);
-                engine.discovery().found_resident(process.space, one);
+                books.found_resident(process.space, one);
             }
         }
-        if let Some(record) = &books.record {
-            new.iter().for_each(|run| record.found(process.space, *run));
-            let runs = shared_pages.iter();
-            runs.for_each(|run| record.shared(process.space, *run));
-        }
-        new.clear();
-        shared_pages.clear();
-    }
-}
-
-/// Appends a page behind all of `runs`.
-fn add_page(runs: &mut Vec<VirtRange>, page: VirtPage) {
-    match runs.last_mut() {
-        Some(last) if last.end == page => last.end = page.plus(1),
-        _ => runs.push(VirtRange::one(page)),
     }
 }
 
@@ -394,9 +368,6 @@ pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, 
         let block = VirtRange::new(first, last.plus(1));
         let absent = {
             let mut engine = books.engine();
-            if let Some(record) = &books.record {
-                record.locked(process.space, block);
-            }
             engine.layout().lock(process.space, block, true)
         };
         if absent.0 == 0 {
@@ -439,11 +410,7 @@ pub(crate) fn note_own_frames(
             for (at, entry) in entries.enumerate() {
                 if entry.present() && entry.exclusive() {
                     let page = start.plus(at as u64);
-                    let before = engine.books().resident();
                     engine.forks().own_frame(process.space, page);
-                    if engine.books().resident() != before {
-                        books.tell_found(process.space, page);
-                    }
                 }
             }
             start = start.plus(count);

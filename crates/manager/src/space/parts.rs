@@ -45,7 +45,7 @@ fn locked<T>(shared: &Shared, work: impl FnOnce(&mut Locked) -> T) -> T {
     done
 }
 
-/// A trace is told of whole changes only: with one all is done in one hold.
+/// A trace hears of a fork as a whole: with one, a change is made in one hold.
 fn at_once(shared: &Shared, chunks: usize) -> usize {
     match &shared.books.record {
         Some(_) => usize::MAX,
@@ -86,11 +86,6 @@ fn pause() {
 
 /// The program dropped the contents of `range`, or (`unmapped`) the mapping itself.
 pub(crate) fn dropped(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool) -> Effect {
-    clear(shared, space, range, unmapped, true)
-}
-
-/// * `told`: whether the trace hears of it.
-fn clear(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool, told: bool) -> Effect {
     let mut effect = Effect::default();
     let parts = locked(shared, |engine| {
         if unmapped {
@@ -99,16 +94,11 @@ fn clear(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool, told
         engine.books().parts(space, range)
     });
     if parts.len() < MANY || shared.books.record.is_some() {
-        let record = shared.books.record.as_ref().filter(|_| told);
         in_parts(
             shared,
             &parts,
             |engine, part| effect.cancel_batch |= engine.layout().removed(space, part).cancel_batch,
-            |_| {
-                if let Some(record) = record {
-                    record.dropped(space, range);
-                }
-            },
+            |_| {},
         );
         return effect;
     }
@@ -131,8 +121,7 @@ pub(crate) fn moved(
     to: VirtPage,
 ) -> Result<Effect, LedgerFull> {
     let new = VirtRange::new(to, to.plus(from.count().0));
-    // The trace has the move alone.
-    let mut effect = clear(shared, space, new, true, false);
+    let mut effect = dropped(shared, space, new, true);
     let mut lost = Ok(());
     let parts = locked(shared, |engine| {
         engine.layout().region_moved(space, from, to);
@@ -156,11 +145,7 @@ pub(crate) fn moved(
                 Err(LedgerFull) => lost = Err(LedgerFull),
             }
         },
-        |_| {
-            if let Some(record) = &shared.books.record {
-                record.remapped(space, from, to);
-            }
-        },
+        |_| {},
     );
     lost.map(|()| effect)
 }
@@ -191,11 +176,7 @@ pub(crate) fn forked(
             }
             Err(LedgerFull) => lost = Err(LedgerFull),
         },
-        |_| {
-            if let Some(record) = &shared.books.record {
-                record.forked(parent, child);
-            }
-        },
+        |engine| engine.forks().end_fork(parent, child),
     );
     lost.map(|()| effect)
 }
@@ -249,28 +230,17 @@ impl Dead {
         let space = self.space;
         let at_once = at_once(shared, CHUNKS);
         let _layout = self.process.as_ref().map(|process| process.layout.write());
-        let mut inherited: Vec<(SpaceId, VirtRange)> = Vec::new();
         let done = locked(shared, |engine| {
-            let mut told = |heir, page: VirtPage| match inherited.last_mut() {
-                _ if shared.books.record.is_none() => {}
-                Some((of, run)) if (*of, run.end) == (heir, page) => run.end = page.plus(1),
-                _ => inherited.push((heir, VirtRange::one(page))),
-            };
+            if self.next == 0 {
+                engine.layout().ending(space);
+            }
             for part in self.parts.iter().skip(self.next).take(at_once) {
-                engine
-                    .forks()
-                    .bequeath(space, *part, &self.relatives, &mut told);
+                engine.forks().bequeath(space, *part, &self.relatives);
                 self.cancel_batch |= engine.layout().removed(space, *part).cancel_batch;
             }
             self.next = self.next.saturating_add(at_once);
             let done = self.next >= self.parts.len();
             if done {
-                if let (Some(record), Some(_)) = (&shared.books.record, &self.process) {
-                    record.ended(space);
-                    for (heir, run) in &inherited {
-                        record.found(*heir, *run);
-                    }
-                }
                 self.cancel_batch |= engine.layout().remove_space(space).cancel_batch;
             }
             done

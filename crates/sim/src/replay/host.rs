@@ -172,7 +172,7 @@ impl Host {
         client
             .engine
             .faults()
-            .finish(client.space, &mut client.plan.items);
+            .finish(client.plan.fault, &mut client.plan.items);
         self.collect(client);
         from_tier
     }

@@ -199,7 +199,7 @@ impl<'a> Replay<'a> {
                 client
                     .engine
                     .faults()
-                    .finish(client.space, &mut client.plan.items);
+                    .finish(client.plan.fault, &mut client.plan.items);
                 while client.engine.books().resident().0 > 0 {
                     if client.engine.evictions().select(1, &mut client.batch) {
                         host.store_in_last(client)?;

@@ -15,7 +15,7 @@ use super::world::{Doing, World};
 const CALM_STEPS_MAX: usize = 200_000;
 
 impl World {
-    fn entries(&self) -> Vec<(usize, VirtPage, Entry)> {
+    pub(super) fn entries(&self) -> Vec<(usize, VirtPage, Entry)> {
         let mut all = Vec::new();
         for (at, proc) in self.procs.iter().enumerate().filter(|(_, p)| p.alive) {
             for (page, _) in self.memory.pages(proc.mm) {
@@ -28,6 +28,36 @@ impl World {
         all
     }
 
+    /// Pages that the books have in memory. No event waits.
+    pub(super) fn in_memory(&self) -> impl Iterator<Item = (SpaceId, VirtPage, Entry)> {
+        self.entries()
+            .into_iter()
+            .map(|(proc, page, entry)| (self.procs[proc].space, page, entry))
+            .filter(|(_, _, entry)| entry.state == PageState::Resident)
+    }
+
+    /// The listener knows what is in memory. Of pages whose frames relatives are charged for it may
+    /// miss some: a page that stays does not say which children share it.
+    pub(super) fn check_heard(&self) {
+        let heard = self.heard.pages();
+        for (space, page, entry) in self.in_memory() {
+            let told = heard.contains(&(space, page));
+            let inherited = entry.flags.has(Flags::INHERITED);
+            assert!(
+                told || inherited,
+                "nothing told that {space:?} {page:?} came"
+            );
+        }
+        for (space, page) in heard.iter() {
+            let state = self.engine.books().entry(*space, *page).state;
+            assert_eq!(
+                state,
+                PageState::Resident,
+                "nothing told that {space:?} {page:?} left"
+            );
+        }
+    }
+
     /// Every slot that a tier holds is known, and every known slot is held. While an event waits,
     /// the engine knows pages by their old addresses, so this check waits, too.
     pub fn check_slots(&mut self) {
@@ -38,6 +68,7 @@ impl World {
         if self.procs.iter().any(|proc| !proc.events.is_empty()) {
             return;
         }
+        self.check_heard();
         self.engine.take_freed(&mut self.freed);
         let mut claims: BTreeMap<(TierId, Slot), Vec<String>> = BTreeMap::new();
         let mut claim = |tier: TierId, slot: Slot, who: String| {

@@ -227,13 +227,13 @@ impl World {
     /// the plan.
     fn commit(&mut self, at: usize) {
         let mut flight = self.flights[at].take().expect("in flight");
-        let (proc, space) = (flight.proc, flight.plan.space);
+        let (proc, space) = (flight.proc, flight.plan.fault.space);
         let mm = self.procs[proc].mm;
         let count = match !self.calm && self.random.chance(1, 4) {
             true => 1 + self.random.index(flight.plan.items.len()),
             false => flight.plan.items.len(),
         };
-        let items = &mut flight.plan.items[..count];
+        let (fault, items) = (flight.plan.fault, &mut flight.plan.items[..count]);
         self.engine.faults().validate(items);
         if self.sabotaged(Sabotage::InstallUnvalidated) {
             items.iter_mut().for_each(|item| item.valid = true);
@@ -262,7 +262,7 @@ impl World {
             // already.
             self.ledger.disarm();
         }
-        self.engine.faults().finish(space, items);
+        self.engine.faults().finish(fault, items);
         for page in lost {
             self.damaged(proc, page);
         }

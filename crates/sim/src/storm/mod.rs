@@ -11,6 +11,7 @@ mod check;
 mod evict;
 mod failures;
 mod faults;
+mod heard;
 mod ledger;
 mod minimise;
 mod program;

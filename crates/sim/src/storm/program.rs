@@ -96,7 +96,7 @@ impl World {
         let answer = self
             .engine
             .faults()
-            .copy_on_write(fault, &shared, &relatives, |_, _| ());
+            .copy_on_write(fault, &shared, &relatives);
         self.log(|| format!("copy p{proc} {} {shared:?} -> {answer:?}", page.0));
         self.kick_evictor();
         self.saw(match answer {
@@ -613,9 +613,7 @@ impl World {
         }
         if !self.is_down() {
             let heirs = self.relatives(space);
-            self.engine
-                .forks()
-                .bequeath(space, EVERYTHING, &heirs, |_, _| ());
+            self.engine.forks().bequeath(space, EVERYTHING, &heirs);
             let effect = self.engine.layout().remove_space(space);
             self.effect(effect);
         }

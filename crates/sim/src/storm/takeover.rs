@@ -6,12 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 
 use undercroft_base::{PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{BatchIndex, Engine, Found, Held as HeldWhere, Here, Recovered};
 use undercroft_model::{Content, Memory};
 
 use super::evict::{Batch, Held, place_of};
+use super::heard::Heard;
 use super::ledger::Killed;
 use super::setup::Sabotage;
 use super::world::{Doing, Event, Proc, World, config_of, policies};
@@ -168,6 +170,9 @@ impl World {
         self.update_pool();
         self.catch_up();
         let recovered = self.reconcile();
+        let pages = self.in_memory().map(|(space, page, _)| (space, page));
+        self.heard = Arc::new(Heard::of(pages.collect()));
+        self.engine.set_journal(self.heard.clone());
         self.log(|| format!("taken over: {recovered:?}"));
         self.free_unclaimed(&recovered);
         self.resume_batch(&recovered);

@@ -2,6 +2,7 @@
 //! a time, with anything else happening between the steps.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use undercroft_base::{Bytes, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_engine::{Config, Effect, Engine};
@@ -12,6 +13,7 @@ use undercroft_seeded::{Random, mix};
 use super::evict::{Batch, Demotion};
 use super::failures::SpaceRates;
 use super::faults::Flight;
+use super::heard::Heard;
 use super::ledger::StormLedger;
 use super::setup::{Sabotage, Setup};
 
@@ -138,6 +140,8 @@ pub struct World {
     pub setup: Setup,
     /// The manager's engine; while the manager is dead, the dead one's.
     pub engine: Engine<StormLedger>,
+    /// Listens to the engine.
+    pub heard: Arc<Heard>,
     /// The ledger's memory, which survives the manager.
     pub ledger: StormLedger,
     /// The kernel.
@@ -203,12 +207,14 @@ impl World {
     /// An empty world: no process, nothing fails.
     pub fn new(setup: Setup) -> World {
         let ledger = StormLedger::new(setup.ledger_chunks);
-        let engine = Engine::new(
+        let mut engine = Engine::new(
             ledger.clone(),
             policies::reclaim(&setup),
             policies::prefetch(&setup),
             config_of(&setup),
         );
+        let heard = Arc::new(Heard::default());
+        engine.set_journal(heard.clone());
         let tiers: Vec<FakeTier> = setup
             .tiers
             .iter()
@@ -221,6 +227,7 @@ impl World {
             .collect();
         World {
             engine,
+            heard,
             ledger,
             memory: Memory::default(),
             oracle: Oracle::default(),

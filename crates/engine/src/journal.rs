@@ -1,0 +1,105 @@
+//! What happens to the books, told as it happens. The engine is locked or owned by one thread, so
+//! the order of the events is that of the books: an eviction comes after the fault that brought the
+//! page, and before the one that brings it back.
+
+use std::sync::Arc;
+
+use undercroft_base::{SpaceId, ThreadId, VirtPage, VirtRange};
+
+use crate::Engine;
+
+/// One change of the books. Pages are named where they are now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BookEvent {
+    /// A fault brought a page in.
+    Faulted {
+        /// Its address space.
+        space: SpaceId,
+        /// Its place.
+        page: VirtPage,
+        /// The access was a write.
+        write: bool,
+        /// Whose fault it was.
+        thread: ThreadId,
+    },
+    /// A thread faulted on a page of the batch, and waits. [`PageEvent::PutBack`] follows, or the
+    /// thread faults again.
+    Waits {
+        /// Its address space.
+        space: SpaceId,
+        /// Its place.
+        page: VirtPage,
+        /// The access was a write.
+        write: bool,
+        /// Who waits.
+        thread: ThreadId,
+    },
+    /// A batch begins: no page of the one before is on its way out.
+    BatchBegan,
+    /// Something happened to one page.
+    Page(SpaceId, VirtPage, PageEvent),
+    /// These pages may not leave from now on.
+    Locked(SpaceId, VirtRange),
+    /// The program dropped what it had in the range, or nothing is mapped there any more.
+    Dropped(SpaceId, VirtRange),
+    /// The pages of a range moved to the place that begins with the page. What was there is gone.
+    Moved(SpaceId, VirtRange, VirtPage),
+    /// The child begins with what its parent has.
+    Forked {
+        /// The parent.
+        parent: SpaceId,
+        /// The child.
+        child: SpaceId,
+    },
+    /// The address space is gone, with all it had. It may be told twice.
+    Ended(SpaceId),
+}
+
+/// What happened to one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageEvent {
+    /// It came with a fault on another page.
+    CameAlong,
+    /// The policy chose it to leave.
+    Chosen,
+    /// The caller named it to leave.
+    Named,
+    /// It was chosen, and stays: it could not be taken, or it has moved meanwhile.
+    Stayed,
+    /// It left without a write: its copy below is still good.
+    LeftClean,
+    /// It had been taken out, and is put back.
+    PutBack,
+    /// It is in memory, and counts from now on.
+    Found,
+    /// It is in memory, in a frame that a relative is charged for.
+    FoundShared,
+    /// It is in memory, and was used.
+    Used,
+}
+
+/// Hears what happens. It is called with the engine locked, so it may not wait.
+pub trait Journal: Send + Sync {
+    /// Takes note of one event.
+    fn note(&self, event: BookEvent);
+}
+
+impl<L> Engine<L> {
+    /// Tells `journal` all that happens from now on.
+    pub fn set_journal(&mut self, journal: Arc<dyn Journal>) {
+        self.journal = Some(journal);
+    }
+
+    /// Tells the listener, if there is one. Cost: one branch without.
+    #[inline(always)]
+    pub(crate) fn tell(&self, event: BookEvent) {
+        if let Some(journal) = &self.journal {
+            journal.note(event);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn tell_page(&self, space: SpaceId, page: VirtPage, what: PageEvent) {
+        self.tell(BookEvent::Page(space, page, what));
+    }
+}
