@@ -26,6 +26,7 @@ use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 use super::Control;
 use crate::gauges::scale::is_out_of_descriptors;
 use crate::space::agent::{Agent, Proof};
+use crate::space::anonymous::Anonymous;
 use crate::space::command::Commands;
 use crate::space::discover;
 use crate::space::process::{Identity, Process};
@@ -341,7 +342,8 @@ impl Control {
             KIND_FORK => self.family_of(pid),
             _ => None,
         };
-        Ok(Arc::new(Process::new(space, uffd, beacon, None, family)))
+        let memory = Arc::new(Anonymous::new(uffd));
+        Ok(Arc::new(Process::new(space, memory, beacon, None, family)))
     }
 
     /// The family of the process that forked `pid`, if it is known.

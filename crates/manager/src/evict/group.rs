@@ -19,7 +19,7 @@ use crate::books::page_of;
 use crate::space::agent::{Agent, Readiness};
 use crate::space::command::{Done, NotDone};
 use crate::space::discover::apply_events_without_agent;
-use crate::space::port::{Space, Wake};
+use crate::space::port::Wake;
 use crate::space::process::Process;
 
 /// Longest wait for an answer, which takes some 50 us where the agent has a CPU; and for that of an

@@ -90,7 +90,7 @@ impl Loads {
     pub fn install<'a>(
         &mut self,
         part: Range<usize>,
-        memory: &impl Space,
+        memory: &dyn Space,
         loaded: impl Fn(Range<usize>) -> Option<&'a [u8]>,
         zeros: &[u8],
         zeroed: impl Fn(VirtRange),

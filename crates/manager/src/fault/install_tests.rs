@@ -1,91 +1,17 @@
 //! Plans of a real engine are installed in a model of the kernel's memory, which refuses as the
 //! kernel does. Afterwards every page has its own bytes, or is where it was.
 
-use std::cell::{Cell, RefCell};
-use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageState, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange,
 };
 use undercroft_engine::{Config, Engine, EvictItem, Fault, FaultAnswer, Outcome, Room, VecLedger};
 use undercroft_model::content::Content;
-use undercroft_model::memory::{Memory, Mm, Refusal};
-use undercroft_sys::uffd::{MessageBuf, Messages, UffdError};
 
 use super::install::{Load, Loads};
+use crate::space::model::ModelMemory;
 use crate::space::port::{Space, Wake};
-
-/// The model's memory behind the port.
-struct ModelMemory {
-    memory: RefCell<Memory>,
-    mm: Mm,
-    /// A mapping begins here: no call reaches over it.
-    cut: VirtPage,
-    /// Pages until a layout event comes.
-    until_event: Cell<u64>,
-    calls: Cell<u32>,
-}
-
-impl ModelMemory {
-    fn put(&self, range: VirtRange, content: impl Fn(usize) -> Content) -> Result<(), UffdError> {
-        self.calls.set(self.calls.get() + 1);
-        if range.start < self.cut && self.cut < range.end {
-            return Err(UffdError::NotMapped { done: 0 });
-        }
-        for (at, page) in range.pages().enumerate() {
-            let done = at as u64;
-            if self.until_event.get() == 0 {
-                return Err(UffdError::LayoutChanging { done });
-            }
-            self.until_event.set(self.until_event.get() - 1);
-            let put = self.memory.borrow_mut().install(self.mm, page, content(at));
-            put.map_err(|refusal| match refusal {
-                Refusal::Exists => UffdError::Exists { done },
-                Refusal::NotMapped => UffdError::NotMapped { done },
-                Refusal::LayoutChanging => UffdError::LayoutChanging { done },
-                Refusal::NoMemory => UffdError::NoMemory { done },
-            })?;
-        }
-        Ok(())
-    }
-}
-
-impl Space for ModelMemory {
-    fn events<'a>(&self, _: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
-        unreachable!("an installation reads no events")
-    }
-
-    fn install(&self, at: VirtPage, bytes: &[u8], wake: Wake) -> Result<(), UffdError> {
-        assert_eq!(
-            wake,
-            Wake::Later,
-            "no thread is woken before the books are right"
-        );
-        let range = VirtRange::new(at, at.plus((bytes.len() / PAGE_BYTES) as u64));
-        let page = |at: usize| Content::of(&bytes[at * PAGE_BYTES..][..PAGE_BYTES]);
-        self.put(range, |at| page(at).expect("whole pages"))
-    }
-
-    fn zero(&self, range: VirtRange, wake: Wake) -> Result<(), UffdError> {
-        assert_eq!(
-            wake,
-            Wake::Later,
-            "no thread is woken before the books are right"
-        );
-        self.put(range, |_| Content::ZERO)
-    }
-
-    fn wake(&self, _: VirtRange) {}
-
-    fn protect(&self, _: VirtRange, _: bool) -> Result<(), UffdError> {
-        Ok(())
-    }
-
-    fn poison(&self, range: VirtRange) -> Result<(), UffdError> {
-        let done = self.memory.borrow_mut().poison(self.mm, range.start);
-        done.map_err(|_| UffdError::LayoutChanging { done: 0 })
-    }
-}
 
 /// The first of the pages.
 const FIRST: u64 = 512;
@@ -119,20 +45,10 @@ impl Bed {
         let space = engine.layout().add_space();
         let range = VirtRange::new(VirtPage(FIRST), VirtPage(FIRST + PAGES));
         engine.layout().attached(space, range);
-        let mut memory = Memory::default();
-        let mm = memory.add();
-        memory.map(mm, range);
-        memory.advise(mm, range, |advice| advice.registered = true);
         let mut bed = Bed {
             engine,
             space,
-            memory: ModelMemory {
-                memory: RefCell::new(memory),
-                mm,
-                cut: VirtPage(0),
-                until_event: Cell::new(u64::MAX),
-                calls: Cell::new(0),
-            },
+            memory: ModelMemory::new(range),
             loads: Loads::new(),
             zeros: vec![0; PAGES as usize * PAGE_BYTES],
         };
@@ -201,13 +117,14 @@ impl Bed {
             self.engine.faults().finish(fault, items);
             self.loads.states[part].fill(Load::Finished);
         }
+        let waking = self.memory.waking_calls.load(Relaxed);
+        assert_eq!(waking, 0, "no thread is woken before the books are right");
     }
 
     /// Every page in memory has its own bytes, and the books say of each what the memory does.
     fn check(&self, states: &[PageState], fresh: bool) {
-        let memory = self.memory.memory.borrow();
         for (page, state) in (FIRST..).map(VirtPage).zip(states) {
-            let here = memory.peek(self.memory.mm, page);
+            let here = self.memory.peek(page);
             let right = match fresh {
                 true => Content::ZERO,
                 false => content(page),
@@ -229,7 +146,7 @@ fn a_plan_is_installed_by_one_call() {
         bed.check(&states, fresh);
         let here = states.iter().filter(|s| **s == PageState::Resident).count();
         assert!(here > 1, "{states:?}: nothing came along");
-        assert_eq!(bed.memory.calls.get(), 1);
+        assert_eq!(bed.memory.calls.load(Relaxed), 1);
     }
 }
 
@@ -238,7 +155,11 @@ fn a_written_fresh_page_has_a_frame_of_its_own() {
     let mut bed = Bed::new(true);
     let states = bed.fault(FIRST, true);
     bed.check(&states, true);
-    assert_eq!(bed.memory.calls.get(), 2, "one COPY, then one ZEROPAGE");
+    assert_eq!(
+        bed.memory.calls.load(Relaxed),
+        2,
+        "one COPY, then one ZEROPAGE"
+    );
 }
 
 /// Wherever an event comes, the pages installed before it stay, and the others are as they were.
@@ -247,12 +168,12 @@ fn an_event_at_each_page_loses_none() {
     for fresh in [false, true] {
         for event in 0..PAGES {
             let mut bed = Bed::new(fresh);
-            bed.memory.until_event.set(event);
+            bed.memory.until_event.store(event, Relaxed);
             let states = bed.fault(FIRST, false);
             bed.check(&states, fresh);
             let here = states.iter().filter(|s| **s == PageState::Resident).count();
             assert!(here as u64 <= event);
-            bed.memory.until_event.set(u64::MAX);
+            bed.memory.until_event.store(u64::MAX, Relaxed);
             let states = (FIRST..FIRST + PAGES).map(|page| bed.fault(page, false));
             let last = states.last().expect("a state");
             bed.check(&last, fresh);
@@ -266,7 +187,7 @@ fn an_event_at_each_page_loses_none() {
 fn a_run_over_two_mappings_is_halved() {
     for cut in 1..PAGES {
         let mut bed = Bed::new(false);
-        bed.memory.cut = VirtPage(FIRST + cut);
+        bed.memory.cut.store(FIRST + cut, Relaxed);
         let states = bed.fault(FIRST, false);
         bed.check(&states, false);
         let here = states.iter().filter(|s| **s == PageState::Resident).count();
@@ -283,11 +204,10 @@ fn a_page_that_exists_is_not_replaced() {
             let mut bed = Bed::new(fresh);
             let page = VirtPage(FIRST + there);
             let own = Content::fill(7);
-            let mm = bed.memory.mm;
-            let put = bed.memory.memory.borrow_mut().install(mm, page, own);
+            let put = bed.memory.install(page, &own.bytes(), Wake::Later);
             assert_eq!(put, Ok(()));
             let states = bed.fault(FIRST, false);
-            assert_eq!(bed.memory.memory.borrow().peek(mm, page), Some(own));
+            assert_eq!(bed.memory.peek(page), Some(own));
             let state = states[there as usize];
             match fresh {
                 true => assert_eq!(state, PageState::Untouched),
@@ -333,7 +253,6 @@ fn what_is_skipped_or_lost_is_not_installed() {
             PageState::Resident,
         ]
     );
-    let memory = bed.memory.memory.borrow();
-    let here = |at: u64| memory.peek(bed.memory.mm, VirtPage(FIRST + at)).is_some();
+    let here = |at: u64| bed.memory.peek(VirtPage(FIRST + at)).is_some();
     assert_eq!([0, 1, 2, 3].map(here), [true, false, false, true]);
 }

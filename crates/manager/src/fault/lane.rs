@@ -17,7 +17,6 @@ use undercroft_sys::ring::Ring;
 use super::FaultThread;
 use super::install::{Load, Loads};
 use crate::books::metered::MeteredTier;
-use crate::space::port::Space;
 use crate::space::process::Process;
 use crate::sync::lock;
 
@@ -240,7 +239,7 @@ impl FaultThread {
             let (space, arena) = (loads.plan.fault.space, self.ring.arena());
             loads.install(
                 part.clone(),
-                &process.memory,
+                &*process.memory,
                 |run| arena.pages(base + run.start, base + run.end),
                 &self.zeros,
                 |zeros| books.zero_runs.note(space, zeros),

@@ -8,6 +8,8 @@ mod install;
 #[cfg(test)]
 mod install_tests;
 mod lane;
+#[cfg(test)]
+mod model_tests;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +28,7 @@ use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 use crate::fault::awake::Awake;
 use crate::gauges::scale::{is_out_of_descriptors, note_hold};
 use crate::space::agent::Agent;
-use crate::space::port::{Space, Wake};
+use crate::space::port::Wake;
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::processes::Change;
 use crate::space::shared::Shared;

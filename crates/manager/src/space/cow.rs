@@ -9,7 +9,6 @@ use undercroft_engine::{BatchIndex, Fault, FaultAnswer};
 use undercroft_sys::procfs;
 
 use crate::books::Books;
-use crate::space::port::Space;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;

@@ -9,8 +9,8 @@ use undercroft_sys::uffd::{Message, Uffd};
 
 use crate::gauges::scale::is_out_of_descriptors;
 use crate::placement::Placement;
+use crate::space::anonymous::Anonymous;
 use crate::space::parts;
-use crate::space::port::Space;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
@@ -87,7 +87,7 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     let space = shared.books.engine().forks().begin_fork(parent.space);
     let child = Process::new(
         space,
-        child,
+        Arc::new(Anonymous::new(child)),
         parent.beacon,
         Some(parent.space),
         Some(parent.family),

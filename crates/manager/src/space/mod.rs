@@ -8,6 +8,8 @@ pub(crate) mod cow;
 pub(crate) mod discover;
 pub(crate) mod graves;
 pub(crate) mod layout;
+#[cfg(test)]
+pub(crate) mod model;
 pub(crate) mod order;
 pub(crate) mod parts;
 pub(crate) mod port;

@@ -1,12 +1,14 @@
 //! The port of a client's memory: what the fault path and the eviction path ask of it. A kind of
-//! memory is one file beside this one; `anonymous.rs` is the first.
+//! memory is one file beside this one: `anonymous.rs` is that of processes, `model.rs` that of
+//! tests.
 //!
 //! Pages are taken out by the client's agent (`agent.rs`), not here.
 
 use std::io;
+use std::os::fd::AsFd;
 
 use undercroft_base::{VirtPage, VirtRange};
-use undercroft_sys::uffd::{MessageBuf, Messages, UffdError};
+use undercroft_sys::uffd::{MessageBuf, Messages, NOWHERE, RegisterMode, UffdError};
 
 /// When the threads that wait for a page go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,10 +19,13 @@ pub(crate) enum Wake {
     Later,
 }
 
-/// The memory of one address space. Calls are static: none costs more than its system call.
+/// The memory of one address space. Its descriptor is readable while messages are pending.
 ///
 /// An error tells in `done` how many pages from the start of the range were installed.
-pub(crate) trait Space {
+pub(crate) trait Space: AsFd + Send + Sync {
+    /// Has faults in the range told of, in what is mapped there.
+    fn register(&self, range: VirtRange, mode: RegisterMode) -> Result<(), UffdError>;
+
     /// Reads pending messages. A layout event that was read is acknowledged: the client goes on.
     fn events<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>>;
 
@@ -38,4 +43,17 @@ pub(crate) trait Space {
 
     /// Every access to the missing pages of the range fails from now on.
     fn poison(&self, range: VirtRange) -> Result<(), UffdError>;
+
+    /// True when the address space no longer exists (exit or exec). Asks with an installation where
+    /// no program maps anything: it is refused, for one reason or the other. `page`: any page.
+    fn is_gone(&self, page: &[u8]) -> bool {
+        self.install(NOWHERE, page, Wake::Later) == Err(UffdError::ClientGone)
+    }
+
+    /// True when a layout event waits to be read. Asks with a change of protection where nothing is
+    /// mapped: it is refused, for one reason or the other.
+    fn is_event_pending(&self) -> bool {
+        let asked = self.protect(VirtRange::one(NOWHERE), false);
+        matches!(asked, Err(UffdError::LayoutChanging { .. }))
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
@@ -10,12 +10,11 @@ use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs;
-use undercroft_sys::uffd::Uffd;
 
 use crate::placement::pin::Program;
 use crate::space::agent::Agent;
-use crate::space::anonymous::Anonymous;
 use crate::space::order::EventOrder;
+use crate::space::port::Space;
 use crate::space::trail::Trail;
 use crate::sync::lock;
 
@@ -73,7 +72,7 @@ impl Recheck {
 /// it announces itself.
 pub(crate) struct Process {
     pub space: SpaceId,
-    pub memory: Anonymous,
+    pub memory: Arc<dyn Space>,
     /// Written while messages are read and layout events applied; read while pages are installed.
     /// So no page is installed between an event's acknowledgement and its bookkeeping.
     pub layout: RwLock<()>,
@@ -125,14 +124,14 @@ impl Process {
     /// the process it came from by fork.
     pub fn new(
         space: SpaceId,
-        uffd: Uffd,
+        memory: Arc<dyn Space>,
         beacon: VirtPage,
         parent: Option<SpaceId>,
         family: Option<SpaceId>,
     ) -> Process {
         Process {
             space,
-            memory: Anonymous::new(uffd),
+            memory,
             layout: RwLock::new(()),
             order: Mutex::default(),
             identity: OnceLock::new(),

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 
-use crate::space::port::Space;
 use crate::space::process::Process;
 use crate::sync::lock;
 

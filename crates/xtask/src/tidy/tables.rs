@@ -162,6 +162,7 @@ pub const MANAGER_ORDER: &[(&str, &[&str])] = &[
         &[
             "port",
             "anonymous",
+            "model",
             "command",
             "agent",
             "order",

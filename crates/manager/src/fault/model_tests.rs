@@ -1,0 +1,349 @@
+//! Fault threads as they run, on a model of the kernel's memory: threads of a pretend program touch
+//! and drop pages at random while others are taken out. Each page reads as its program wrote it.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use undercroft_base::{Bytes, PAGE_BYTES, SpaceId, Store, StoreError, TierId};
+use undercroft_base::{VirtPage, VirtRange, page_checksum};
+use undercroft_engine::limits::EVICT_PAGES_MAX;
+use undercroft_engine::{Config, Engine, EvictItem, Outcome, Room, Taken};
+use undercroft_model::content::Content;
+use undercroft_model::memory::Touch;
+use undercroft_seeded::Random;
+use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::maps::Maps;
+use undercroft_sys::pagemap::Pagemap;
+use undercroft_sys::process::{self, PidFd};
+
+use super::FaultThread;
+use crate::books::{Books, ledger, tiers};
+use crate::gauges::Gauges;
+use crate::options::{AccessScan, ClientOptions, WhenFull};
+use crate::placement::Placement;
+use crate::signals::Signals;
+use crate::space::graves::Graves;
+use crate::space::model::ModelMemory;
+use crate::space::process::{Identity, Process};
+use crate::space::processes::Processes;
+use crate::space::shared::Shared;
+
+const FIRST: VirtPage = VirtPage(512);
+/// Pages of the program, and those that it may keep.
+const PAGES: u64 = 1536;
+const KEPT: u64 = 384;
+/// Threads of the program. Each has every so many-th page for its own.
+const THREADS: u64 = 3;
+const CHUNKS: usize = 16;
+
+/// A manager without control thread, evictor and keeper, and its one address space.
+struct Bed {
+    shared: Arc<Shared>,
+    memory: Arc<ModelMemory>,
+    process: Arc<Process>,
+    threads: Vec<JoinHandle<()>>,
+    /// Where a page is about to be dropped.
+    drops: AtomicU64,
+}
+
+fn options(tier: &str) -> ClientOptions {
+    ClientOptions {
+        memory_max: Bytes(KEPT * PAGE_BYTES as u64),
+        tiers: vec![tier.parse().expect("a tier")],
+        reclaim: "active_inactive".to_owned(),
+        prefetch: "readahead".to_owned(),
+        when_full: WhenFull::Stay,
+        quiet: true,
+        trace: None,
+        access_scan: AccessScan::Never,
+    }
+}
+
+/// What the keeper opens and the manager inherits.
+fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
+    let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
+    let opened = tiers::open(options).expect("tiers").into_iter();
+    let inherited = opened.map(|tier| {
+        let fds = tier.descriptors();
+        let memory = SharedMemory::from_fd(own(fds[0])).expect("memory");
+        let backing = tier.launch().backing;
+        let backing = backing.map(|(_, name, bytes)| (own(fds[1]), name, bytes));
+        (memory, backing)
+    });
+    inherited.collect()
+}
+
+fn shared(options: ClientOptions) -> Arc<Shared> {
+    let tiers = tiers::build(&options, inherited(&options)).expect("tiers");
+    let config = Config {
+        limit: options.memory_max,
+        retain: vec![!tiers[0].is_ram()],
+        demotes: vec![false],
+        room: Room::Ahead,
+    };
+    let memory = SharedMemory::create("ledger", ledger::bytes_for(CHUNKS)).expect("memory");
+    let ledger = ledger::create(memory, CHUNKS).expect("a ledger");
+    let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim).expect("a policy");
+    let prefetch = undercroft_policy::prefetch::by_name(&options.prefetch).expect("a policy");
+    let engine = Engine::new(ledger, reclaim, prefetch, config);
+    let placement = Placement::new(None);
+    let fault_threads = placement.cpus.len();
+    Arc::new(Shared {
+        books: Books::new(engine, tiers, None),
+        processes: Processes::new(fault_threads),
+        graves: Graves::default(),
+        gauges: Gauges::new(),
+        signals: Signals::new(fault_threads).expect("eventfds"),
+        placement,
+        options,
+        started: Instant::now(),
+    })
+}
+
+/// The program's threads are those of the test: the manager looks up where they run.
+fn this_process() -> Identity {
+    let pid = std::process::id();
+    Identity {
+        pid,
+        pidfd: PidFd::open(pid).expect("a pidfd"),
+        pagemap: Pagemap::open(pid).expect("a pagemap"),
+        maps: Maps::open(pid).expect("maps"),
+    }
+}
+
+impl Bed {
+    fn new(tier: &str) -> Bed {
+        let shared = shared(options(tier));
+        let range = VirtRange::new(FIRST, FIRST.plus(PAGES));
+        let memory = Arc::new(ModelMemory::new(range));
+        let space = {
+            let mut engine = shared.books.engine();
+            let space = engine.layout().add_space();
+            engine.layout().attached(space, range);
+            space
+        };
+        let beacon = VirtPage(1 << 20);
+        let process = Arc::new(Process::new(space, memory.clone(), beacon, None, None));
+        let _ = process.identity.set(this_process());
+        shared.add_process(&process);
+        let start = |index| {
+            let thread = FaultThread::new(shared.clone(), index).expect("a fault thread");
+            std::thread::spawn(move || thread.run())
+        };
+        let threads = (0..shared.signals.fault_threads()).map(start).collect();
+        Bed {
+            shared,
+            memory,
+            process,
+            threads,
+            drops: AtomicU64::new(FIRST.0),
+        }
+    }
+
+    /// Takes pages out until told to stop, as an evictor does, without the agent's protocol.
+    fn evict(&self, over: &AtomicBool) {
+        let mut batch = Vec::new();
+        while !over.load(Ordering::Relaxed) {
+            let chosen = {
+                let mut engine = self.shared.books.engine();
+                let wanted = engine.books().reclaim_wanted();
+                wanted && engine.evictions().select(EVICT_PAGES_MAX, &mut batch)
+            };
+            match chosen {
+                true => self.evict_batch(&batch),
+                false => std::thread::sleep(Duration::from_micros(20)),
+            }
+            let mut waiters = Vec::new();
+            (self.shared.books.engine().faults()).take_waiters(&mut waiters);
+            self.shared.processes.wake_pages(&mut waiters);
+        }
+    }
+
+    fn evict_batch(&self, batch: &[EvictItem]) {
+        let mut wake = Vec::new();
+        let taken = self.take_out(batch, &mut wake);
+        let contents: Vec<_> = taken.iter().map(|(_, content)| content.bytes()).collect();
+        let mut stores: Vec<Store<'_>> = taken
+            .iter()
+            .zip(&contents)
+            .map(|((item, _), page)| Store {
+                page,
+                stamp: item.stamp,
+                checksum: page_checksum(page, item.stamp),
+                result: Err(StoreError::Full),
+            })
+            .collect();
+        self.shared.books.tiers[0].tier.store(&mut stores);
+        let stored = taken.iter().zip(&stores).map(|((item, _), store)| {
+            let slot = store.result.expect("room in the tier");
+            (item.at, Outcome::Stored(TierId(0), slot))
+        });
+        let stored: Vec<_> = stored.collect();
+        let mut engine = self.shared.books.engine();
+        engine.evictions().publish_all(&stored, &mut wake);
+        drop(engine);
+        self.shared.processes.wake_pages(&mut wake);
+        self.shared.books.free_released();
+    }
+
+    /// The pages of the batch that could be taken; the others stay. No event is read meanwhile.
+    fn take_out<'a>(
+        &self,
+        batch: &'a [EvictItem],
+        wake: &mut Vec<(SpaceId, VirtPage)>,
+    ) -> Vec<(&'a EvictItem, Content)> {
+        let _layout = self.process.layout.read();
+        let mut taken = Vec::new();
+        for item in batch {
+            let is_at = |item: &EvictItem| {
+                let mut engine = self.shared.books.engine();
+                engine.evictions().is_at(item.at, item.page)
+            };
+            match is_at(item).then(|| self.memory.move_out(item.page)) {
+                Some(Ok(content)) => taken.push((item, content)),
+                _ => {
+                    let mut engine = self.shared.books.engine();
+                    engine.evictions().settle(item.at, Taken::NotTried, wake);
+                }
+            }
+        }
+        taken
+    }
+
+    /// Pages for a RAM tier are compressible.
+    fn content(&self, number: u64) -> Content {
+        match self.shared.books.tiers[0].is_ram() {
+            true => Content::fill(number as u32),
+            false => Content::numbered(number),
+        }
+    }
+
+    /// Keeps the calling thread on one CPU, so that fault threads of all CPUs are at work. Returns
+    /// its number.
+    fn stay_on_a_cpu(&self, thread: u64) -> u32 {
+        let cpus = &self.shared.placement.cpus;
+        let cpu = cpus[thread as usize % cpus.len()];
+        process::set_affinity(0, &[cpu]).expect("a CPU of its own");
+        process::thread_id()
+    }
+
+    /// What one thread of the program does to its pages, `steps` times; it knows what they hold.
+    fn use_pages(&self, own: u64, steps: u64) {
+        let tid = self.stay_on_a_cpu(own);
+        let mut random = Random::new(own);
+        let mut holds = vec![Content::ZERO; (PAGES / THREADS) as usize];
+        let page = |at: usize| FIRST.plus(at as u64 * THREADS + own);
+        for step in 0..steps {
+            let at = random.index(holds.len());
+            let expected = Touch::Done(holds[at]);
+            match random.below(20) {
+                0 => {
+                    self.drops.store(page(at).0, Ordering::Relaxed);
+                    self.memory.discard(VirtRange::one(page(at)));
+                    holds[at] = Content::ZERO;
+                }
+                1..8 => {
+                    let new = self.content(step << 8 | own);
+                    let before = self.memory.touch(page(at), Some(new), tid);
+                    assert_eq!(before, expected, "{:?}, step {step}", page(at));
+                    holds[at] = new;
+                }
+                _ => {
+                    let read = self.memory.touch(page(at), None, tid);
+                    assert_eq!(read, expected, "{:?}, step {step}", page(at));
+                }
+            }
+        }
+        for (at, held) in holds.iter().enumerate() {
+            let read = self.memory.touch(page(at), None, tid);
+            assert_eq!(read, Touch::Done(*held), "{:?} in the end", page(at));
+        }
+    }
+
+    /// Reads pages of all threads, mostly those that are being dropped.
+    fn read_along(&self, goes_on: &AtomicBool) {
+        let tid = self.stay_on_a_cpu(THREADS);
+        let mut random = Random::new(THREADS);
+        while goes_on.load(Ordering::Relaxed) {
+            let page = match random.chance(1, 8) {
+                true => FIRST.plus(random.below(PAGES)),
+                false => VirtPage(self.drops.load(Ordering::Relaxed)),
+            };
+            let read = self.memory.touch(page, None, tid);
+            assert!(matches!(read, Touch::Done(_)), "{read:?}");
+        }
+    }
+
+    /// Runs the program to its end. Returns how many pages came in from the tier.
+    fn run(mut self, steps: u64) -> u64 {
+        let (reads, over) = (AtomicBool::new(true), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.evict(&over));
+            let reader = scope.spawn(|| self.read_along(&reads));
+            let this = &self;
+            let threads = (0..THREADS).map(|own| scope.spawn(move || this.use_pages(own, steps)));
+            let threads: Vec<_> = threads.collect();
+            let ends: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            reads.store(false, Ordering::Relaxed);
+            let read = reader.join(); // it may wait for room
+            over.store(true, Ordering::Relaxed);
+            read.expect("right pages");
+            ends.into_iter().for_each(|end| end.expect("right pages"));
+        });
+        assert_eq!(self.shared.signals.doomed(), None);
+        self.stop();
+        let engine = self.shared.books.engine();
+        engine.books().stats().pages_swapped_in
+    }
+
+    fn stop(&mut self) {
+        self.shared.signals.stop();
+        for thread in self.threads.drain(..) {
+            thread.join().expect("a fault thread that ends");
+        }
+    }
+}
+
+#[test]
+fn each_page_reads_as_it_was_written_from_memory() {
+    let came = Bed::new("ram").run(20_000);
+    assert!(came > 10_000, "{came} pages came back");
+}
+
+#[test]
+fn each_page_reads_as_it_was_written_from_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let spec = format!("file:{},size=16M", folder.path().join("spill").display());
+    let came = Bed::new(&spec).run(10_000);
+    assert!(came > 5_000, "{came} pages came back");
+}
+
+#[test]
+fn a_page_whose_bytes_are_lost_is_poisoned() {
+    let mut bed = Bed::new("ram");
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let content = Content::fill(1);
+    for page in 0..KEPT / 2 {
+        // The first is no longer among the newest.
+        bed.memory.touch(FIRST.plus(page), Some(content), tid);
+    }
+    {
+        let mut engine = bed.shared.books.engine();
+        let (mut batch, mut wake) = (Vec::new(), Vec::new());
+        let one = [VirtRange::one(FIRST)];
+        assert!(
+            engine
+                .evictions()
+                .select_these(bed.process.space, &one, &mut batch)
+        );
+        assert_eq!(bed.memory.move_out(FIRST), Ok(content));
+        engine
+            .evictions()
+            .publish(batch[0].at, Outcome::Lost, &mut wake);
+    }
+    assert_eq!(bed.memory.touch(FIRST, None, tid), Touch::Poisoned);
+    bed.stop();
+}

@@ -1,0 +1,256 @@
+//! The model's memory behind the port, for tests. Threads of a pretend program fault on it and
+//! wait, as on a userfaultfd. Their messages come through a pipe, in the kernel's form.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_model::content::Content;
+use undercroft_model::memory::{Memory, Mm, MoveRefusal, Refusal, Touch};
+use undercroft_sys::uffd::{MessageBuf, Messages, NOWHERE, RegisterMode, Uffd, UffdError};
+
+use super::port::{Space, Wake};
+use crate::sync::lock;
+
+/// Message numbers of the kernel.
+const FAULT: u64 = 0x12;
+const REMOVE: u64 = 0x15;
+
+/// A thread that waits longer has been forgotten.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+
+/// Faults on one page before it is served, at most.
+const FAULTS_MAX: u32 = 10_000;
+
+/// One call in so many is slow. It takes four times as long as a removal does after its event.
+const SLOW_CALL: u32 = 4;
+const DELAY: Duration = Duration::from_micros(50);
+
+/// One address space of the model.
+pub(crate) struct ModelMemory {
+    kernel: Mutex<Kernel>,
+    changed: Condvar,
+    mm: Mm,
+    messages: Uffd,
+    sender: OwnedFd,
+    /// A mapping begins here: no call reaches over it.
+    pub cut: AtomicU64,
+    /// Pages that can be installed until a layout event comes.
+    pub until_event: AtomicU64,
+    /// Calls that install, and those of them that wake threads.
+    pub calls: AtomicU32,
+    pub waking_calls: AtomicU32,
+}
+
+struct Kernel {
+    memory: Memory,
+    /// Where threads wait, by the number of their wait.
+    waiting: BTreeMap<u64, VirtPage>,
+    waits: u64,
+    /// Messages that were not read yet: whether each is a layout event.
+    pending: VecDeque<bool>,
+    layout_events: u64,
+    acknowledged: u64,
+}
+
+impl ModelMemory {
+    /// Memory that is mapped and registered in `range`, and empty.
+    pub fn new(range: VirtRange) -> ModelMemory {
+        let mut memory = Memory::default();
+        let mm = memory.add();
+        memory.map(mm, range);
+        memory.advise(mm, range, |advice| advice.registered = true);
+        let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
+        let (messages, sender) = pipe_with(flags).expect("a pipe");
+        ModelMemory {
+            kernel: Mutex::new(Kernel {
+                memory,
+                waiting: BTreeMap::new(),
+                waits: 0,
+                pending: VecDeque::new(),
+                layout_events: 0,
+                acknowledged: 0,
+            }),
+            changed: Condvar::new(),
+            mm,
+            messages: Uffd::from(messages),
+            sender,
+            cut: AtomicU64::new(0),
+            until_event: AtomicU64::new(u64::MAX),
+            calls: AtomicU32::new(0),
+            waking_calls: AtomicU32::new(0),
+        }
+    }
+
+    /// What the page holds, if it is in memory. No access of the program.
+    pub fn peek(&self, page: VirtPage) -> Option<Content> {
+        lock(&self.kernel).memory.peek(self.mm, page)
+    }
+
+    /// A thread of the program reads the page, or writes `write` to it. It waits where the page is
+    /// missing.
+    pub fn touch(&self, page: VirtPage, write: Option<Content>, thread: u32) -> Touch {
+        let mut kernel = lock(&self.kernel);
+        for _ in 0..FAULTS_MAX {
+            match kernel.memory.touch(self.mm, page, write) {
+                Touch::Fault => {}
+                touched => return touched,
+            }
+            kernel.waits += 1;
+            let wait = kernel.waits;
+            kernel.waiting.insert(wait, page);
+            let flags = u64::from(write.is_some());
+            let message = [FAULT, flags, page.address(), u64::from(thread)];
+            self.send(&mut kernel, message);
+            let waits = |kernel: &mut Kernel| kernel.waiting.contains_key(&wait);
+            let (woken, timeout) = self
+                .changed
+                .wait_timeout_while(kernel, FORGOTTEN, waits)
+                .expect("no thread failed");
+            assert!(!timeout.timed_out(), "a thread waits for {page:?} for ever");
+            kernel = woken;
+        }
+        panic!("a thread faults on {page:?} again and again");
+    }
+
+    /// The program drops what it has in the range. Returns when that is done, which is after the
+    /// event was read.
+    pub fn discard(&self, range: VirtRange) {
+        let mut kernel = lock(&self.kernel);
+        kernel.memory.begin_change(self.mm);
+        let message = [REMOVE, range.start.address(), range.end.address(), 0];
+        self.send(&mut kernel, message);
+        let event = kernel.layout_events;
+        let unread = |kernel: &mut Kernel| kernel.acknowledged < event;
+        let (mut kernel, timeout) = self
+            .changed
+            .wait_timeout_while(kernel, FORGOTTEN, unread)
+            .expect("no thread failed");
+        assert!(!timeout.timed_out(), "an event is not read");
+        kernel.memory.end_change(self.mm);
+        drop(kernel);
+        // As in the kernel: a page that is installed now is dropped, and no event tells of it.
+        std::thread::sleep(DELAY);
+        lock(&self.kernel).memory.zap(self.mm, range);
+    }
+
+    /// UFFDIO_MOVE to where the manager reads it.
+    pub fn move_out(&self, page: VirtPage) -> Result<Content, MoveRefusal> {
+        lock(&self.kernel).memory.move_out(self.mm, page)
+    }
+
+    fn send(&self, kernel: &mut Kernel, message: [u64; 4]) {
+        let is_event = message[0] != FAULT;
+        kernel.pending.push_back(is_event);
+        kernel.layout_events += u64::from(is_event);
+        let bytes: Vec<u8> = message.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let sent = rustix::io::write(&self.sender, &bytes);
+        assert_eq!(sent, Ok(bytes.len()), "room for a message");
+    }
+
+    fn put(
+        &self,
+        range: VirtRange,
+        wake: Wake,
+        content: impl Fn(usize) -> Content,
+    ) -> Result<(), UffdError> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        if call % SLOW_CALL == SLOW_CALL - 1 {
+            std::thread::sleep(4 * DELAY);
+        }
+        let cut = VirtPage(self.cut.load(Ordering::Relaxed));
+        if range.start < cut && cut < range.end {
+            return Err(UffdError::NotMapped { done: 0 });
+        }
+        let mut kernel = lock(&self.kernel);
+        for (at, page) in range.pages().enumerate() {
+            let done = at as u64;
+            let until_event = self.until_event.load(Ordering::Relaxed);
+            if until_event == 0 {
+                return Err(UffdError::LayoutChanging { done });
+            }
+            self.until_event.store(until_event - 1, Ordering::Relaxed);
+            let put = kernel.memory.install(self.mm, page, content(at));
+            put.map_err(|refusal| refused(refusal, done))?;
+        }
+        drop(kernel);
+        if wake == Wake::Now {
+            self.waking_calls.fetch_add(1, Ordering::Relaxed);
+            self.wake(range);
+        }
+        Ok(())
+    }
+}
+
+fn refused(refusal: Refusal, done: u64) -> UffdError {
+    match refusal {
+        Refusal::Exists => UffdError::Exists { done },
+        Refusal::NotMapped => UffdError::NotMapped { done },
+        Refusal::LayoutChanging => UffdError::LayoutChanging { done },
+        Refusal::NoMemory => UffdError::NoMemory { done },
+    }
+}
+
+impl AsFd for ModelMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.messages.as_fd()
+    }
+}
+
+impl Space for ModelMemory {
+    fn register(&self, range: VirtRange, _: RegisterMode) -> Result<(), UffdError> {
+        let mut kernel = lock(&self.kernel);
+        (kernel.memory).advise(self.mm, range, |advice| advice.registered = true);
+        Ok(())
+    }
+
+    fn events<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
+        let mut kernel = lock(&self.kernel);
+        let messages = self.messages.read_messages(buffer)?;
+        let read = kernel.pending.drain(..messages.len());
+        let events = read.filter(|is_event| *is_event).count() as u64;
+        kernel.acknowledged += events;
+        self.changed.notify_all();
+        Ok(messages)
+    }
+
+    fn install(&self, at: VirtPage, bytes: &[u8], wake: Wake) -> Result<(), UffdError> {
+        let range = VirtRange::new(at, at.plus((bytes.len() / PAGE_BYTES) as u64));
+        let page = |at: usize| Content::of(&bytes[at * PAGE_BYTES..][..PAGE_BYTES]);
+        self.put(range, wake, |at| page(at).expect("whole pages"))
+    }
+
+    fn zero(&self, range: VirtRange, wake: Wake) -> Result<(), UffdError> {
+        self.put(range, wake, |_| Content::ZERO)
+    }
+
+    fn wake(&self, range: VirtRange) {
+        let waiting = &mut lock(&self.kernel).waiting;
+        waiting.retain(|_, page| !range.contains(*page));
+        self.changed.notify_all();
+    }
+
+    fn protect(&self, range: VirtRange, on: bool) -> Result<(), UffdError> {
+        assert!(
+            range == VirtRange::one(NOWHERE) && !on,
+            "the model has no write protection"
+        );
+        match lock(&self.kernel).memory.is_changing(self.mm) {
+            true => Err(UffdError::LayoutChanging { done: 0 }),
+            false => Err(UffdError::NotMapped { done: 0 }),
+        }
+    }
+
+    fn poison(&self, range: VirtRange) -> Result<(), UffdError> {
+        for (done, page) in range.pages().enumerate() {
+            let put = lock(&self.kernel).memory.poison(self.mm, page);
+            put.map_err(|refusal| refused(refusal, done as u64))?;
+        }
+        Ok(())
+    }
+}
