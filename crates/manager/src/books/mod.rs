@@ -8,7 +8,7 @@ pub(crate) mod tiers;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use undercroft_base::{Bytes, PAGE_BYTES, Slot, TierId};
+use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtRange};
 use undercroft_engine::Engine;
 use undercroft_policy::place::TIERS_MAX;
 
@@ -83,6 +83,11 @@ impl Books {
     /// DRAM that tiers hold now.
     pub fn pool_held(&self) -> Bytes {
         Bytes(self.tiers.iter().map(|t| t.tier.dram().0).sum())
+    }
+
+    /// The managed ranges of a space, as they are now.
+    pub fn regions(&self, space: SpaceId) -> Vec<VirtRange> {
+        self.engine().books().regions(space).to_vec()
     }
 
     /// Gives slots that nothing refers to back to their tiers. Not called with the engine locked.

@@ -263,28 +263,24 @@ impl Evictor {
         self.publish(group, 0, 0);
     }
 
+    /// Where an item has to be put back, as of now.
+    fn places_of(&self, index: BatchIndex) -> Vec<(SpaceId, VirtPage)> {
+        let mut places = Vec::new();
+        let mut engine = self.shared.books.engine();
+        engine.evictions().places_of(index, &mut places);
+        places
+    }
+
     /// Whether a page of the batch is missing anywhere where it can still be seen; it is poisoned
     /// there.
     fn is_missed(&mut self, index: BatchIndex) -> bool {
-        let mut seen = Vec::new();
-        self.shared
-            .books
-            .engine()
-            .evictions()
-            .places_of(index, &mut seen);
         let mut missed = false;
-        for (space, page) in seen {
+        for (space, page) in self.places_of(index) {
             let Some(process) = self.shared.processes.get(space) else {
                 continue;
             };
             let _layout = process.layout.read();
-            let mut now = Vec::new();
-            self.shared
-                .books
-                .engine()
-                .evictions()
-                .places_of(index, &mut now);
-            if !now.contains(&(space, page)) {
+            if !self.places_of(index).contains(&(space, page)) {
                 missed = true; // it moved, or was dropped: whoever comes to it is told
                 continue;
             }
@@ -426,13 +422,8 @@ impl Evictor {
     /// so long.
     pub(super) fn put_back(&mut self, item: &EvictItem, at: usize, age: Duration) -> bool {
         let index = item.at;
-        self.places.clear();
-        self.shared
-            .books
-            .engine()
-            .evictions()
-            .places_of(index, &mut self.places);
-        let mut spaces: Vec<SpaceId> = self.places.iter().map(|(space, _)| *space).collect();
+        let places = self.places_of(index);
+        let mut spaces: Vec<SpaceId> = places.iter().map(|(space, _)| *space).collect();
         spaces.sort_unstable();
         spaces.dedup();
         let processes: Vec<Arc<Process>> = spaces
@@ -443,18 +434,12 @@ impl Evictor {
             self.apply_events(process);
         }
         let _layouts: Vec<_> = processes.iter().map(|p| p.layout.read()).collect();
-        let mut now = Vec::new();
-        self.shared
-            .books
-            .engine()
-            .evictions()
-            .places_of(index, &mut now);
-        if now != self.places || processes.iter().any(|p| !p.has_applied_all()) {
+        if self.places_of(index) != places || processes.iter().any(|p| !p.has_applied_all()) {
             return false; // it moved before the locks were held, or the books are behind
         }
         let bytes = page_of(&self.buffer, at);
         let mut there = true;
-        for (space, page) in &self.places {
+        for (space, page) in &places {
             let Some(process) = processes.iter().find(|p| p.space == *space) else {
                 continue; // gone
             };

@@ -65,7 +65,6 @@ pub(crate) struct Evictor {
     zeros: Vec<(VirtRange, Category)>,
     /// Of the last batch, of zero pages, nothing left.
     zeros_in_vain: bool,
-    places: Vec<(SpaceId, VirtPage)>,
     /// What is stored, and still to be published.
     stored: Vec<(BatchIndex, Outcome)>,
     /// Tiers to try for each page that is stored next, by its place in the group.
@@ -104,7 +103,6 @@ impl Evictor {
             wakes: Vec::with_capacity(EVICT_PAGES_MAX),
             zeros: Vec::new(),
             zeros_in_vain: false,
-            places: Vec::new(),
             stored: Vec::with_capacity(EVICT_PAGES_MAX),
             orders: [TierOrder::default(); EVICT_PAGES_MAX],
             states: Vec::with_capacity(TIERS_MAX),

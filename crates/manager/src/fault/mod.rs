@@ -204,8 +204,8 @@ impl FaultThread {
         for (space, page) in pages {
             let process = self.shared.processes.get(space);
             // A fork child's books are right when it has spoken.
-            let settled = |p: &Process| p.parent.is_none() || p.settled.load(Ordering::Acquire);
-            if let Some(process) = process.filter(|p| settled(p)) {
+            let corrected = |p: &Process| p.parent.is_none() || p.corrected.load(Ordering::Acquire);
+            if let Some(process) = process.filter(|p| corrected(p)) {
                 let fault = Fault {
                     space,
                     page,
@@ -466,11 +466,7 @@ impl FaultThread {
             FaultAnswer::Lost => self.poison(process, fault.page),
             FaultAnswer::Unmanaged => {
                 if process.is_alive() {
-                    self.shared
-                        .gauges
-                        .shortages
-                        .table
-                        .fetch_add(1, Ordering::Relaxed);
+                    self.shared.gauges.shortages.no_entry();
                 }
                 let _layout = process.layout.read();
                 if process.memory.zero(page, Wake::Now).is_err() {

@@ -32,6 +32,11 @@ const DESCRIPTORS: u64 = 1;
 const TABLE: u64 = 2;
 
 impl Shortages {
+    /// The ledger had no room for a page, which goes on unmanaged.
+    pub fn no_entry(&self) {
+        self.table.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// A descriptor could not be had.
     pub fn no_descriptor(&self) {
         self.descriptors.fetch_add(1, Ordering::Relaxed);

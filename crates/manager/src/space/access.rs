@@ -251,13 +251,7 @@ impl Accesses {
         let (Some(pid), Some(identity)) = (process.pid(), process.identity.get()) else {
             return false;
         };
-        let ranges = self
-            .shared
-            .books
-            .engine()
-            .books()
-            .regions(process.space)
-            .to_vec();
+        let ranges = self.shared.books.regions(process.space);
         let blocks = access::blocks_of(&ranges);
         if blocks.is_empty() {
             return false;

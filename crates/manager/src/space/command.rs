@@ -9,7 +9,7 @@ use std::time::Duration;
 use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
 
-use undercroft_wire::command::{self as halves, Shared, Waited, Word};
+use undercroft_wire::command::{self as both_sides, Shared, Waited, Word};
 use undercroft_wire::protocol::{CPU_WORDS, CommandPage, STAGING_PAGES};
 
 /// One agent's command page.
@@ -115,20 +115,20 @@ impl Commands {
             .compare_exchange(tid, 0, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// See [`halves::claim`].
+    /// See [`both_sides::claim`].
     pub fn claim(&self) -> bool {
-        halves::claim(self)
+        both_sides::claim(self)
     }
 
-    /// See [`halves::release`].
+    /// See [`both_sides::release`].
     pub fn release(&self) {
-        halves::release(self);
+        both_sides::release(self);
     }
 
-    /// Posts an order about `pages`, one at a time; returns its number. See [`halves::post`] for
+    /// Posts an order about `pages`, one at a time; returns its number. See [`both_sides::post`] for
     /// what must be locked.
     pub fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
-        halves::post(self, || {
+        both_sides::post(self, || {
             let mut count = 0;
             for (slot, page) in self.pages().iter().zip(pages) {
                 slot.store(page, Ordering::Relaxed);
@@ -147,11 +147,11 @@ impl Commands {
         alive: impl Fn() -> bool,
         patient: impl Fn() -> bool,
     ) -> Result<Done, NotDone> {
-        match halves::wait(self, seq, alive, patient) {
+        match both_sides::wait(self, seq, alive, patient) {
             Waited::Answered => Ok(self.done()),
             Waited::Gone => Err(NotDone::Gone),
             Waited::Late => {
-                halves::give_up(self, seq);
+                both_sides::give_up(self, seq);
                 Err(NotDone::GivenUp)
             }
         }
@@ -159,7 +159,7 @@ impl Commands {
 
     /// The result of command `seq`, which was given up, once the agent has answered all the same.
     pub fn answer_to(&self, seq: u32) -> Option<Done> {
-        halves::is_answered(self, seq).then(|| self.done())
+        both_sides::is_answered(self, seq).then(|| self.done())
     }
 
     fn done(&self) -> Done {
@@ -187,26 +187,26 @@ impl Commands {
         self.load(Word::Done, Ordering::Acquire) == self.load(Word::Seq, Ordering::Acquire)
     }
 
-    /// See [`halves::cancel`].
+    /// See [`both_sides::cancel`].
     pub fn cancel(&self) {
-        halves::cancel(self);
+        both_sides::cancel(self);
     }
 
-    /// See [`halves::exclude_agent`].
+    /// See [`both_sides::exclude_agent`].
     #[must_use]
     pub fn exclude_agent(&self, alive: impl Fn() -> bool, patient: impl Fn() -> bool) -> bool {
-        halves::exclude_agent(self, alive, patient)
+        both_sides::exclude_agent(self, alive, patient)
     }
 
-    /// See [`halves::admit_agent`].
+    /// See [`both_sides::admit_agent`].
     pub fn admit_agent(&self) {
-        halves::admit_agent(self);
+        both_sides::admit_agent(self);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::halves::READER_SLEEPS;
+    use super::both_sides::READER_SLEEPS;
     use super::*;
 
     fn page() -> Commands {

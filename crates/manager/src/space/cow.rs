@@ -21,7 +21,7 @@ pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
     if procfs::status_number(thread, "Threads") != Some(1) {
         return;
     }
-    let regions = books.engine().books().regions(process.space).to_vec();
+    let regions = books.regions(process.space);
     for region in regions {
         let _ = process.memory.protect(region, true);
     }
@@ -34,12 +34,7 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     let relatives = shared.processes.relatives(process);
     if relatives.is_empty() {
         // Nobody shares anything any more.
-        let regions = shared
-            .books
-            .engine()
-            .books()
-            .regions(process.space)
-            .to_vec();
+        let regions = shared.books.regions(process.space);
         for region in regions {
             let _ = process.memory.protect(region, false);
         }

@@ -76,12 +76,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         fresh.extend(register(shared, process, agent, vma.range, !begins));
     }
     if process.recount.swap(false, Ordering::AcqRel) {
-        fresh = shared
-            .books
-            .engine()
-            .books()
-            .regions(process.space)
-            .to_vec();
+        fresh = shared.books.regions(process.space);
     }
     let _ = set_fair(0); // registered: from here on it may take its time
     for range in fresh {
@@ -94,7 +89,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
 /// The mappings that the books do not have. Where an unread event has yet to take something from
 /// the books, the mapping is tried again when the event has been applied.
 fn unknown<'a>(books: &Books, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vma<'a>> {
-    let regions = books.engine().books().regions(process.space).to_vec();
+    let regions = books.regions(process.space);
     of.retain(|vma| {
         !vma.range
             .minus(&regions[vma.range.overlapping(&regions)])

@@ -121,7 +121,7 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
 /// while its one thread (`tid`) waits, so that the marks are those of the fork. Reads the child's
 /// smaps: a few ms a GiB, once.
 pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, zeros: &[u8]) {
-    if process.parent.is_none() || process.settled.swap(true, Ordering::AcqRel) {
+    if process.parent.is_none() || process.corrected.swap(true, Ordering::AcqRel) {
         return;
     }
     let tid = host_number(&shared.processes, process, tid);
@@ -139,12 +139,7 @@ pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, z
         return; // killed meanwhile
     }
     let layout = process.layout.write();
-    let regions = shared
-        .books
-        .engine()
-        .books()
-        .regions(process.space)
-        .to_vec();
+    let regions = shared.books.regions(process.space);
     for region in regions {
         for absent in region.minus(&present[region.overlapping(&present)]) {
             parts::dropped(shared, process.space, absent, true);

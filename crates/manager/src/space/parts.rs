@@ -136,11 +136,7 @@ pub(crate) fn moved(
                 Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
                 Err(LedgerFull) if engine.books().keeps_nothing(space, part) => {
                     effect.cancel_batch |= engine.layout().removed(space, part).cancel_batch;
-                    shared
-                        .gauges
-                        .shortages
-                        .table
-                        .fetch_add(1, Ordering::Relaxed);
+                    shared.gauges.shortages.no_entry();
                 }
                 Err(LedgerFull) => lost = Err(LedgerFull),
             }
@@ -168,11 +164,7 @@ pub(crate) fn forked(
         |engine, part| match engine.forks().inherit_range(parent, child, part, &[]) {
             Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
             Err(LedgerFull) if engine.books().keeps_nothing(parent, part) => {
-                shared
-                    .gauges
-                    .shortages
-                    .table
-                    .fetch_add(1, Ordering::Relaxed);
+                shared.gauges.shortages.no_entry();
             }
             Err(LedgerFull) => lost = Err(LedgerFull),
         },

@@ -94,7 +94,7 @@ pub(crate) struct Process {
     /// be counted too.
     pub recount: AtomicBool,
     /// A fork child's books have been corrected by its own mappings.
-    pub settled: AtomicBool,
+    pub corrected: AtomicBool,
     /// Registered with the kernel: pressure has come.
     pub managed: AtomicBool,
     /// The process has exited; its address space may live on in another that shares it.
@@ -142,7 +142,7 @@ impl Process {
             trail: Trail::default(),
             counting: AtomicU32::new(0),
             recount: AtomicBool::new(false),
-            settled: AtomicBool::new(false),
+            corrected: AtomicBool::new(false),
             managed: AtomicBool::new(false),
             exited: AtomicBool::new(false),
             gone: AtomicBool::new(false),
