@@ -10,7 +10,7 @@ use std::time::Instant;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use undercroft_sim::storm::{self, Ended, Minimised, Recipe, Sabotage, Setup, Tally};
+use undercroft_sim::storm::{self, Ended, Minimised, Recipe, Sabotage, StormSetup, Tally};
 
 use crate::failure::{Failure, status};
 use crate::show;
@@ -158,7 +158,7 @@ fn run(args: &StormArgs) -> (Tally, Vec<Ended>) {
     let bar = bar(args.seeds);
     let mut failed = Vec::new();
     let seeds = args.first_seed..args.first_seed.saturating_add(args.seeds);
-    let change = |setup: &mut Setup| setup.sabotage = args.sabotage;
+    let change = |setup: &mut StormSetup| setup.sabotage = args.sabotage;
     let tally = storm::run_seeds(seeds, args.ops, threads, change, |ended| {
         bar.inc(1);
         if ended.failure.is_some() {

@@ -127,9 +127,8 @@ impl MemoryTrace {
 #[derive(Default)]
 pub(crate) struct Collector {
     streams: Vec<(Vec<u64>, Vec<Moved>)>,
-    /// Of a live trace, by address and number of earlier spaces with this client number: what
-    /// loaded the page, and what loaded it before its last eviction.
-    came: FxHashMap<(u64, u32), (Brought, Option<Brought>)>,
+    /// Of a live trace: what loaded the page, and what loaded it before its last eviction.
+    came: FxHashMap<Page, (Brought, Option<Brought>)>,
     /// How many address spaces with each client number have ended.
     ended: FxHashMap<u16, u32>,
     /// The address spaces that a live trace names.
@@ -140,6 +139,9 @@ pub(crate) struct Collector {
 /// Addresses that a process of a live run can have (page tables of four levels). Beyond them, pages
 /// of two processes could be confused.
 pub(crate) const SPACE_BYTES: u64 = 1 << 47;
+
+/// A page of a live trace: its address, and how many spaces with this client number ended before.
+type Page = (u64, u32);
 
 /// What loaded a page.
 #[derive(Clone, Copy, Debug)]
@@ -173,6 +175,63 @@ impl Collector {
 
     /// Takes one entry. Keeps the movements that no policy decides, and when pages were evicted.
     pub fn add(&mut self, event: Event) {
+        let (client, mut address, page) = self.place(&event);
+        let batch = event.thread;
+        let movement = match event.kind {
+            Kind::Access(access) => return self.add_reference(client, page, access.is_write()),
+            Kind::Movement(movement) => movement,
+        };
+        let what = match movement {
+            Movement::Found => Becomes::Found,
+            Movement::Shared if self.live => Becomes::Shared,
+            Movement::Shared => Becomes::Found,
+            Movement::Dropped => Becomes::Dropped,
+            Movement::Evicted => {
+                self.leaves(client, page);
+                Becomes::Evicted { batch }
+            }
+            Movement::Named => {
+                self.leaves(client, page);
+                Becomes::Named { batch }
+            }
+            Movement::Clean => return self.left_clean(client, page),
+            Movement::Accessed => Becomes::Used,
+            Movement::Ahead => {
+                self.came(page, Brought::Ahead(self.streams[client].1.len()));
+                Becomes::Ahead { written: false }
+            }
+            Movement::Returned => {
+                self.came_back(page);
+                Becomes::Returned
+            }
+            Movement::Recalled => {
+                self.came_back(page);
+                Becomes::Recalled
+            }
+            Movement::Locked => Becomes::Locked,
+            // Clients of other traces share nothing, and none begins after another.
+            Movement::Forked | Movement::Ended if !self.live => return,
+            Movement::Forked => Becomes::Forked {
+                parent: event.thread,
+            },
+            Movement::Ended => {
+                *self.ended.entry(event.client).or_default() += 1;
+                Becomes::Ended
+            }
+        };
+        if !what.is_of_a_page() {
+            address = SPACE_BYTES * u64::from(event.client);
+        }
+        let (references, moved) = &mut self.streams[client];
+        moved.push(Moved {
+            after: references.len(),
+            address,
+            what,
+        });
+    }
+
+    /// Where an entry belongs: the client, the address, and the page in `came`.
+    fn place(&mut self, event: &Event) -> (usize, u64, Page) {
         let mut client = usize::from(event.client);
         let mut address = event.address;
         let mut life = 0;
@@ -185,86 +244,51 @@ impl Collector {
         if client >= self.streams.len() {
             self.streams.resize_with(client + 1, Default::default);
         }
-        let came_key = (address, life);
-        let (references, moved) = &mut self.streams[client];
-        let what = match event.kind {
-            Kind::Access(access) => {
-                let write = u64::from(access.is_write()) * WRITE;
-                if self.live {
-                    let brought = Brought::Reference(references.len());
-                    let came = self.came.entry(came_key);
-                    came.or_insert((brought, None)).0 = brought;
-                }
-                references.push(address << 1 | write);
-                return;
-            }
-            Kind::Movement(Movement::Found) => Becomes::Found,
-            Kind::Movement(Movement::Shared) if self.live => Becomes::Shared,
-            Kind::Movement(Movement::Shared) => Becomes::Found,
-            Kind::Movement(Movement::Dropped) => Becomes::Dropped,
-            Kind::Movement(movement @ (Movement::Evicted | Movement::Named)) => {
-                // Not known to be clean yet: see below, or it was written.
-                if let Some(came) = self.came.get_mut(&came_key)
-                    && let Some(brought) = came.1.replace(came.0)
-                {
-                    written(brought, address, moved);
-                }
-                let batch = event.thread;
-                match movement {
-                    Movement::Named => Becomes::Named { batch },
-                    _ => Becomes::Evicted { batch },
-                }
-            }
-            Kind::Movement(Movement::Clean) => {
-                let came = self.came.get_mut(&came_key);
-                match came.and_then(|came| came.1.take()) {
-                    Some(Brought::Reference(at)) if references[at] & WRITE != 0 => {
-                        moved.push(Moved {
-                            after: at + 1,
-                            address,
-                            what: Becomes::Unchanged,
-                        });
-                    }
-                    _ => {}
-                }
-                return;
-            }
-            Kind::Movement(Movement::Accessed) => Becomes::Used,
-            Kind::Movement(Movement::Ahead) => {
-                let brought = Brought::Ahead(moved.len());
-                let came = self.came.entry(came_key);
-                came.or_insert((brought, None)).0 = brought;
-                Becomes::Ahead { written: false }
-            }
-            Kind::Movement(movement @ (Movement::Returned | Movement::Recalled)) => {
-                // Its bytes are unknown: that eviction came to nothing.
-                if let Some(came) = self.came.get_mut(&came_key) {
-                    came.1 = None;
-                }
-                match movement {
-                    Movement::Recalled => Becomes::Recalled,
-                    _ => Becomes::Returned,
-                }
-            }
-            Kind::Movement(Movement::Locked) => Becomes::Locked,
-            // Clients of other traces share nothing, and none begins after another.
-            Kind::Movement(Movement::Forked | Movement::Ended) if !self.live => return,
-            Kind::Movement(Movement::Forked) => Becomes::Forked {
-                parent: event.thread,
-            },
-            Kind::Movement(Movement::Ended) => {
-                *self.ended.entry(event.client).or_default() += 1;
-                Becomes::Ended
-            }
-        };
-        if !what.is_of_a_page() {
-            address = SPACE_BYTES * u64::from(event.client);
+        (client, address, (address, life))
+    }
+
+    fn add_reference(&mut self, client: usize, page: Page, write: bool) {
+        if self.live {
+            self.came(page, Brought::Reference(self.streams[client].0.len()));
         }
-        moved.push(Moved {
-            after: references.len(),
-            address,
-            what,
-        });
+        let write = u64::from(write) * WRITE;
+        self.streams[client].0.push(page.0 << 1 | write);
+    }
+
+    fn came(&mut self, page: Page, brought: Brought) {
+        self.came.entry(page).or_insert((brought, None)).0 = brought;
+    }
+
+    /// A page was chosen to leave. Whether it had been written is not known yet:
+    /// [`Collector::left_clean`] may follow. Otherwise it had.
+    fn leaves(&mut self, client: usize, page: Page) {
+        if let Some(came) = self.came.get_mut(&page)
+            && let Some(brought) = came.1.replace(came.0)
+        {
+            written(brought, page.0, &mut self.streams[client].1);
+        }
+    }
+
+    /// The page that left last had not been changed since it was loaded.
+    fn left_clean(&mut self, client: usize, page: Page) {
+        let (references, moved) = &mut self.streams[client];
+        let came = self.came.get_mut(&page);
+        if let Some(Brought::Reference(at)) = came.and_then(|came| came.1.take())
+            && references[at] & WRITE != 0
+        {
+            moved.push(Moved {
+                after: at + 1,
+                address: page.0,
+                what: Becomes::Unchanged,
+            });
+        }
+    }
+
+    /// Its eviction came to nothing, so its bytes are unknown.
+    fn came_back(&mut self, page: Page) {
+        if let Some(came) = self.came.get_mut(&page) {
+            came.1 = None;
+        }
     }
 
     /// The finished trace; see [`MemoryTrace::collect`].

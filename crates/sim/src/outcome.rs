@@ -6,7 +6,7 @@ use undercroft_model::device::{Counters, profiles};
 
 use crate::replay::tiers::Tier;
 use crate::replay::{Replay, Spent};
-use crate::setup::{Setup, TierKind};
+use crate::setup::{Setup, TierModel};
 
 const GIB: f64 = (1u64 << 30) as f64;
 const YEAR_SECONDS: f64 = 365.25 * 86_400.0;
@@ -371,7 +371,7 @@ fn tier_outcome(tier: &Tier, seconds: f64, page_bytes: u64) -> TierOutcome {
             + done.worn_bytes as f64 * energy.write_j_per_byte
             + busy * energy.busy_watts
     });
-    let is_pool = matches!(tier.spec.kind, TierKind::Pool { .. });
+    let is_pool = matches!(tier.spec.kind, TierModel::Pool { .. });
     let pages = |pages: u64| if is_pool { pages * page_bytes } else { 0 };
     let endurance = profile.and_then(|profile| profile.endurance_writes);
     let lifetime = |capacity: f64| {

@@ -100,6 +100,44 @@ impl Chunks {
         Ok(self.last.1 * CHUNK_PAGES + (page % per_chunk) as u32)
     }
 
+    /// Packed references with page numbers, as [`PageStream::references`].
+    fn number_references(
+        &mut self,
+        packed: &[u64],
+        page_bytes: u64,
+    ) -> Result<Vec<u32>, TooManyPages> {
+        let shift = page_bytes.trailing_zeros() + 1;
+        let mut references = Vec::with_capacity(packed.len());
+        for word in packed {
+            let number = self.number_of(word >> shift)?;
+            references.push(number << 1 | (word & WRITE) as u32);
+        }
+        Ok(references)
+    }
+
+    /// Movements with page numbers.
+    fn number_moved(
+        &mut self,
+        moved: &[Moved],
+        page_bytes: u64,
+    ) -> Result<Vec<MovedPage>, TooManyPages> {
+        let shift = page_bytes.trailing_zeros() + 1;
+        let mut numbered = Vec::with_capacity(moved.len());
+        for moved in moved {
+            let number = match moved.what.is_of_a_page() {
+                // References lose their top bit in the same way.
+                true => self.number_of((moved.address << 1) >> shift)?,
+                false => (moved.address / SPACE_BYTES) as u32,
+            };
+            numbered.push(MovedPage {
+                after: moved.after,
+                number,
+                what: moved.what,
+            });
+        }
+        Ok(numbered)
+    }
+
     /// A page that has a number in a child needs one in its parent, and in the parent's parent;
     /// otherwise it could not be inherited. This runs from the end to the beginning, so that the
     /// processes that had a number in turn are told apart. `named`: the pages that need a number,
@@ -161,6 +199,172 @@ impl Chunks {
     }
 }
 
+/// The chunks of a trace in the order of their addresses.
+struct ByAddress {
+    /// Chunks in the order of addresses, by their number until now.
+    order: Vec<u32>,
+    /// The reverse: the new number of each chunk.
+    ranks: Vec<u32>,
+}
+
+impl ByAddress {
+    /// * `places`: the place of each chunk.
+    fn new(places: &[u64]) -> ByAddress {
+        let mut order: Vec<u32> = (0..places.len() as u32).collect();
+        order.sort_unstable_by_key(|at| places[*at as usize]);
+        let mut ranks = vec![0; order.len()];
+        for (rank, at) in order.iter().enumerate() {
+            ranks[*at as usize] = rank as u32;
+        }
+        ByAddress { order, ranks }
+    }
+
+    /// The new number of a page.
+    fn number(&self, number: u32) -> u32 {
+        self.ranks[(number / CHUNK_PAGES) as usize] * CHUNK_PAGES + number % CHUNK_PAGES
+    }
+
+    /// The flags of pages, in the new order.
+    fn sort(&self, flags: &[bool]) -> Vec<bool> {
+        let chunk = |at: &u32| *at as usize * PER_CHUNK..(*at as usize + 1) * PER_CHUNK;
+        let flags = self.order.iter().flat_map(|at| &flags[chunk(at)]);
+        flags.copied().collect()
+    }
+
+    /// The places of chunks, in the new order.
+    fn places(&self, places: &[u64]) -> Vec<u64> {
+        self.order.iter().map(|at| places[*at as usize]).collect()
+    }
+}
+
+/// The pages of a trace in the order of addresses, in whole chunks.
+struct Pages {
+    /// Pages of the footprint.
+    touched: Vec<bool>,
+    /// Pages that need a number.
+    named: Vec<bool>,
+    /// The place of each chunk.
+    places: Vec<u64>,
+    /// Chunks of an address space.
+    space_chunks: u64,
+}
+
+/// The granules that have numbers. Granules without a named page have none.
+struct Granules {
+    /// Pages of a granule.
+    size: usize,
+    /// The granules that have numbers, ascending.
+    kept: Vec<usize>,
+    /// The new number of the first page of each granule that has numbers.
+    firsts: Vec<u32>,
+}
+
+impl Granules {
+    /// The largest granules with which few numbers are empty.
+    fn choose(named: &[bool]) -> Granules {
+        let distinct = named.iter().filter(|named| **named).count();
+        let kept = |size: usize| -> Vec<usize> {
+            let granules = named.chunks(size).enumerate();
+            granules
+                .filter(|(_, pages)| pages.iter().any(|named| *named))
+                .map(|(at, _)| at)
+                .collect()
+        };
+        let (size, kept) = [PER_CHUNK, 64, 8]
+            .into_iter()
+            .map(|size| (size, kept(size)))
+            .find(|(size, kept)| kept.len() * size <= NUMBERS_SMALL.max(8 * distinct))
+            .unwrap_or_else(|| (1, kept(1)));
+        let mut firsts = vec![0; named.len() / size];
+        for (rank, at) in kept.iter().enumerate() {
+            firsts[*at] = (rank * size) as u32;
+        }
+        Granules { size, kept, firsts }
+    }
+
+    /// How many numbers there are.
+    fn numbers(&self) -> usize {
+        self.kept.len() * self.size
+    }
+
+    /// The new number of a page.
+    fn number(&self, number: u32) -> u32 {
+        let number = number as usize;
+        self.firsts[number / self.size] + (number % self.size) as u32
+    }
+
+    /// Granules in a row whose pages are neighbours in memory: half-open runs of new numbers.
+    fn runs(&self, pages: &Pages) -> Vec<(u32, u32)> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let mut before = None;
+        for at in &self.kept {
+            let first = at * self.size;
+            let chunk = pages.places[first / PER_CHUNK];
+            let place = chunk * PER_CHUNK as u64 + (first % PER_CHUNK) as u64;
+            let (start, size) = (self.firsts[*at], self.size as u32);
+            match runs.last_mut() {
+                Some(run) if before == Some(place) => run.1 = start + size,
+                _ => runs.push((start, start + size)),
+            }
+            before = Some(place + u64::from(size));
+        }
+        runs
+    }
+
+    /// The address spaces of the new numbers, if the trace has forks or ends.
+    fn spaces(&self, pages: &Pages, moved: &[MovedPage]) -> Option<Spaces> {
+        let relates =
+            |moved: &MovedPage| matches!(moved.what, Becomes::Forked { .. } | Becomes::Shared);
+        let related = moved.iter().any(relates);
+        if !related && moved.iter().all(|moved| moved.what != Becomes::Ended) {
+            return None;
+        }
+        let per_chunk = PER_CHUNK / self.size;
+        let owners = self.kept.iter().map(|at| {
+            let chunk = pages.places[at / per_chunk];
+            let in_space = chunk % pages.space_chunks;
+            let place = in_space * per_chunk as u64 + (at % per_chunk) as u64;
+            ((chunk / pages.space_chunks) as u32, place)
+        });
+        Some(Spaces::new(self.size as u32, owners, related))
+    }
+}
+
+/// Which pages are of the footprint, and which need a number. Pages that only movements name have
+/// numbers, too, but are not part of the footprint.
+fn touched_and_named(
+    references: &[u32],
+    moved: &[MovedPage],
+    pages: usize,
+) -> (Vec<bool>, Vec<bool>) {
+    let mut touched = vec![false; pages];
+    for word in references {
+        touched[(*word >> 1) as usize] = true;
+    }
+    let mut named = vec![false; pages];
+    for moved in moved.iter().filter(|moved| moved.what.is_of_a_page()) {
+        named[moved.number as usize] = true;
+        touched[moved.number as usize] |= matches!(
+            moved.what,
+            Becomes::Found | Becomes::Shared | Becomes::Returned | Becomes::Ahead { .. }
+        );
+    }
+    for (named, touched) in named.iter_mut().zip(&touched) {
+        *named |= touched;
+    }
+    (touched, named)
+}
+
+/// Gives the page of each reference and movement another number.
+fn renumber(references: &mut [u32], moved: &mut [MovedPage], number: impl Fn(u32) -> u32) {
+    for word in references {
+        *word = number(*word >> 1) << 1 | (*word & 1);
+    }
+    for moved in moved.iter_mut().filter(|moved| moved.what.is_of_a_page()) {
+        moved.number = number(moved.number);
+    }
+}
+
 /// Most chunks that are numbered before granules shrink: page numbers have 30 bits.
 const CHUNKS_MAX: usize = 1 << 20;
 
@@ -183,161 +387,51 @@ impl PageStream {
         moved: &[Moved],
         page_bytes: u64,
     ) -> Result<PageStream, TooManyPages> {
-        let shift = page_bytes.trailing_zeros() + 1;
         let mut chunks = Chunks::new(TooManyPages { page_bytes });
-        let mut references = Vec::with_capacity(packed.len());
-        for word in packed {
-            let number = chunks.number_of(word >> shift)?;
-            references.push(number << 1 | (word & WRITE) as u32);
-        }
-        let mut moves = Vec::with_capacity(moved.len());
-        for moved in moved {
-            let space = (moved.address / SPACE_BYTES) as u32;
-            let number = match moved.what.is_of_a_page() {
-                // References lose their top bit in the same way.
-                true => chunks.number_of((moved.address << 1) >> shift)?,
-                false => space,
-            };
-            moves.push(MovedPage {
-                after: moved.after,
-                number,
-                what: moved.what,
-            });
-        }
-        let mut touched = vec![false; chunks.pages()];
-        for word in &references {
-            touched[(*word >> 1) as usize] = true;
-        }
-        let of_pages = moves.iter().filter(|moved| moved.what.is_of_a_page());
-        let mut named = vec![false; chunks.pages()];
-        for moved in of_pages {
-            named[moved.number as usize] = true;
-            touched[moved.number as usize] |= matches!(
-                moved.what,
-                Becomes::Found | Becomes::Shared | Becomes::Returned | Becomes::Ahead { .. }
-            );
-        }
-        // Pages that only movements name have numbers, too, but are not part of the footprint.
-        for (named, touched) in named.iter_mut().zip(&touched) {
-            *named |= touched;
-        }
+        let mut references = chunks.number_references(packed, page_bytes)?;
+        let mut moved = chunks.number_moved(moved, page_bytes)?;
+        let (mut touched, mut named) = touched_and_named(&references, &moved, chunks.pages());
         let space_chunks = SPACE_BYTES / page_bytes / u64::from(CHUNK_PAGES);
-        chunks.hand_down(&references, &moves, space_chunks, &mut named)?;
+        chunks.hand_down(&references, &moved, space_chunks, &mut named)?;
         touched.resize(named.len(), false);
-        let mut order: Vec<u32> = (0..chunks.list.len() as u32).collect();
-        order.sort_unstable_by_key(|at| chunks.list[*at as usize]);
-        let mut ranks = vec![0; order.len()];
-        for (rank, at) in order.iter().enumerate() {
-            ranks[*at as usize] = rank as u32;
-        }
-        let ranked = |number: u32| {
-            ranks[(number / CHUNK_PAGES) as usize] * CHUNK_PAGES + number % CHUNK_PAGES
-        };
-        for word in &mut references {
-            *word = ranked(*word >> 1) << 1 | (*word & 1);
-        }
-        for moved in &mut moves {
-            if moved.what.is_of_a_page() {
-                moved.number = ranked(moved.number);
-            }
-        }
-        let in_order = |flags: Vec<bool>| -> Vec<bool> {
-            let chunk = |at: &u32| *at as usize * PER_CHUNK..(*at as usize + 1) * PER_CHUNK;
-            order
-                .iter()
-                .flat_map(|at| &flags[chunk(at)])
-                .copied()
-                .collect()
-        };
-        let (touched, named) = (in_order(touched), in_order(named));
-        let firsts: Vec<u64> = order.iter().map(|at| chunks.list[*at as usize]).collect();
-        let mut stream = PageStream::numbered(
-            name,
-            references,
-            moves,
-            &touched,
-            &named,
-            &firsts,
+        let order = ByAddress::new(&chunks.list);
+        renumber(&mut references, &mut moved, |number| order.number(number));
+        let pages = Pages {
+            touched: order.sort(&touched),
+            named: order.sort(&named),
+            places: order.places(&chunks.list),
             space_chunks,
-        );
+        };
+        let mut stream = PageStream::numbered(name, references, moved, &pages);
         // Granules of one page that were found together.
         stream.moved.dedup();
         Ok(stream)
     }
 
-    /// Leaves out untouched granules where that pays, and finds the runs. `firsts`: the place of
-    /// each chunk. `named`: pages that need a number. `touched`: pages of the footprint.
+    /// Leaves out untouched granules where that pays, and finds the runs.
     fn numbered(
         name: &str,
         mut references: Vec<u32>,
         mut moved: Vec<MovedPage>,
-        touched: &[bool],
-        named: &[bool],
-        firsts: &[u64],
-        space_chunks: u64,
+        pages: &Pages,
     ) -> PageStream {
-        let distinct = named.iter().filter(|touched| **touched).count();
-        let kept = |granule: usize| -> Vec<usize> {
-            let granules = named.chunks(granule).enumerate();
-            granules
-                .filter(|(_, pages)| pages.iter().any(|touched| *touched))
-                .map(|(at, _)| at)
-                .collect()
-        };
-        let (granule, kept) = [PER_CHUNK, 64, 8]
-            .into_iter()
-            .map(|granule| (granule, kept(granule)))
-            .find(|(granule, kept)| kept.len() * granule <= NUMBERS_SMALL.max(8 * distinct))
-            .unwrap_or_else(|| (1, kept(1)));
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        let mut new_number = vec![0u32; touched.len() / granule];
-        let mut before = None;
-        for (rank, at) in kept.iter().enumerate() {
-            let first = at * granule;
-            let place = firsts[first / PER_CHUNK] * PER_CHUNK as u64 + (first % PER_CHUNK) as u64;
-            let start = (rank * granule) as u32;
-            new_number[*at] = start;
-            match runs.last_mut() {
-                Some(run) if before == Some(place) => run.1 = start + granule as u32,
-                _ => runs.push((start, start + granule as u32)),
-            }
-            before = Some(place + granule as u64);
-        }
-        let renumber = |number: usize| new_number[number / granule] + (number % granule) as u32;
+        let granules = Granules::choose(&pages.named);
         // Also if whole chunks are left out.
-        if kept.len() * granule != touched.len() {
-            for word in &mut references {
-                *word = renumber((*word >> 1) as usize) << 1 | (*word & 1);
-            }
-            for moved in &mut moved {
-                if moved.what.is_of_a_page() {
-                    moved.number = renumber(moved.number as usize);
-                }
-            }
-        }
-        let touched = (0..touched.len()).filter(|number| touched[*number]);
-        let related =
-            |moved: &MovedPage| matches!(moved.what, Becomes::Forked { .. } | Becomes::Shared);
-        let related = moved.iter().any(related);
-        let ends = moved.iter().any(|moved| moved.what == Becomes::Ended);
-        let spaces = (related || ends).then(|| {
-            let per_chunk = PER_CHUNK / granule;
-            let owners = kept.iter().map(|at| {
-                let chunk = firsts[at / per_chunk];
-                let place = chunk % space_chunks * per_chunk as u64 + (at % per_chunk) as u64;
-                ((chunk / space_chunks) as u32, place)
+        if granules.numbers() != pages.named.len() {
+            renumber(&mut references, &mut moved, |number| {
+                granules.number(number)
             });
-            Spaces::new(granule as u32, owners, related)
-        });
+        }
+        let touched = (0..).zip(&pages.touched).filter(|(_, touched)| **touched);
         PageStream {
-            spaces,
+            spaces: granules.spaces(pages, &moved),
             name: name.to_owned(),
             writes: references.iter().map(|word| u64::from(word & 1)).sum(),
             references,
             moved,
-            runs,
-            numbers: ((kept.len() * granule) as u32).next_multiple_of(CHUNK_PAGES),
-            touched: touched.map(renumber).collect(),
+            runs: granules.runs(pages),
+            numbers: (granules.numbers() as u32).next_multiple_of(CHUNK_PAGES),
+            touched: touched.map(|(number, _)| granules.number(number)).collect(),
         }
     }
 

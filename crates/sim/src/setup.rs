@@ -121,7 +121,7 @@ pub fn prefetch(text: &str) -> Result<String, SetupError> {
 
 /// Where a page is kept on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum DeviceLayout {
     /// Each page has its own place, in the order of addresses, so neighbours stay neighbours.
     Home,
     /// The next free place, cyclically: pages written together are stored together.
@@ -143,14 +143,14 @@ pub struct TierSpec {
     /// As the user wrote it.
     pub text: String,
     /// What it is.
-    pub kind: TierKind,
+    pub kind: TierModel,
     /// Most bytes of pages it holds. `None`: no limit.
     pub size: Option<Bytes>,
 }
 
-/// What a tier is.
+/// How a tier is modelled.
 #[derive(Clone, Debug, PartialEq)]
-pub enum TierKind {
+pub enum TierModel {
     /// Compressed DRAM, inside the memory limit.
     Pool {
         /// Bytes of a page for a byte of memory.
@@ -163,7 +163,7 @@ pub enum TierKind {
         /// Its constants.
         profile: Box<Profile>,
         /// Where pages are kept.
-        layout: Layout,
+        layout: DeviceLayout,
         /// What waits for write-outs.
         write_out: WriteOut,
     },
@@ -197,9 +197,9 @@ impl FromStr for TierSpec {
     }
 }
 
-fn kind(name: &str) -> Option<TierKind> {
+fn kind(name: &str) -> Option<TierModel> {
     if name == "ram" {
-        return Some(TierKind::Pool {
+        return Some(TierModel::Pool {
             ratio: RATIO_DEFAULT,
             max_percent: None,
         });
@@ -209,9 +209,9 @@ fn kind(name: &str) -> Option<TierKind> {
         Attach::Memory => WriteOut::Wait,
         Attach::Block => WriteOut::Behind,
     };
-    Some(TierKind::Device {
+    Some(TierModel::Device {
         profile: Box::new(profile),
-        layout: Layout::Home,
+        layout: DeviceLayout::Home,
         write_out,
     })
 }
@@ -219,8 +219,8 @@ fn kind(name: &str) -> Option<TierKind> {
 impl TierSpec {
     fn keys(&self) -> String {
         match self.kind {
-            TierKind::Pool { .. } => "keys of ram: ratio=3, max=50%, size=64M".to_owned(),
-            TierKind::Device { .. } => {
+            TierModel::Pool { .. } => "keys of ram: ratio=3, max=50%, size=64M".to_owned(),
+            TierModel::Device { .. } => {
                 "keys: size=1G, layout=home|log, write=wait|behind, channels=N, endurance=1e7, \
                  price=DOLLARS, read=ACCESS_NS+NS_PER_BYTE, write_time=ACCESS_NS+NS_PER_BYTE"
                     .to_owned()
@@ -242,8 +242,8 @@ impl TierSpec {
             return Ok(());
         }
         match (&mut self.kind, key) {
-            (TierKind::Pool { ratio, .. }, "ratio") => *ratio = number(1.01)?,
-            (TierKind::Pool { max_percent, .. }, "max") => {
+            (TierModel::Pool { ratio, .. }, "ratio") => *ratio = number(1.01)?,
+            (TierModel::Pool { max_percent, .. }, "max") => {
                 let percent = value.strip_suffix('%').unwrap_or(value);
                 let percent: f64 = percent.parse().map_err(|_| "not a percentage")?;
                 if !(percent > 0.0 && percent <= 95.0) {
@@ -251,21 +251,21 @@ impl TierSpec {
                 }
                 *max_percent = Some(percent);
             }
-            (TierKind::Device { layout, .. }, "layout") => {
+            (TierModel::Device { layout, .. }, "layout") => {
                 *layout = match value {
-                    "home" => Layout::Home,
-                    "log" => Layout::Log,
+                    "home" => DeviceLayout::Home,
+                    "log" => DeviceLayout::Log,
                     _ => return Err("no such layout".to_owned()),
                 }
             }
-            (TierKind::Device { write_out, .. }, "write") => {
+            (TierModel::Device { write_out, .. }, "write") => {
                 *write_out = match value {
                     "wait" => WriteOut::Wait,
                     "behind" => WriteOut::Behind,
                     _ => return Err("no such way to write".to_owned()),
                 }
             }
-            (TierKind::Device { profile, .. }, key) => match key {
+            (TierModel::Device { profile, .. }, key) => match key {
                 "channels" => profile.channels = number(1.0)? as u32,
                 "endurance" => profile.endurance_writes = Some(number(1.0)?),
                 "price" => profile.dollars_per_gib = number(0.0)?,
@@ -281,8 +281,8 @@ impl TierSpec {
     /// The kind's name: `ram`, `pcm`, ...
     pub fn name(&self) -> &str {
         match &self.kind {
-            TierKind::Pool { .. } => "ram",
-            TierKind::Device { profile, .. } => profile.name,
+            TierModel::Pool { .. } => "ram",
+            TierModel::Device { profile, .. } => profile.name,
         }
     }
 }
@@ -367,7 +367,7 @@ pub enum FaultTouch {
 
 /// When pages leave to make room for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum SimRoom {
     /// When a page is about to come and there is no room: memory is used to the last page.
     AfterPlan,
     /// As in the live manager: in batches that keep a reserve free.
@@ -376,13 +376,13 @@ pub enum Room {
     Traced,
 }
 
-impl fmt::Display for Room {
+impl fmt::Display for SimRoom {
     /// As the user writes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Room::AfterPlan => "after",
-            Room::Ahead => "ahead",
-            Room::Traced => "traced",
+            SimRoom::AfterPlan => "after",
+            SimRoom::Ahead => "ahead",
+            SimRoom::Traced => "traced",
         })
     }
 }
@@ -411,7 +411,7 @@ pub struct Setup {
     /// Context switches of a fault.
     pub context_switch: Cost,
     /// When room for a fault is made: at the last moment, or ahead of it as in the live manager.
-    pub room: Room,
+    pub room: SimRoom,
     /// For `random`.
     pub seed: u64,
 }
@@ -434,7 +434,7 @@ impl Default for Setup {
             reference_time: Nanos(0),
             software: Cost::Auto,
             context_switch: Cost::Auto,
-            room: Room::AfterPlan,
+            room: SimRoom::AfterPlan,
             seed: 1,
         }
     }
@@ -540,7 +540,7 @@ mod tests {
         let spec: TierSpec = "pcm,size=1M,read=10+0.5,channels=4,layout=log,write=behind"
             .parse()
             .expect("valid");
-        let TierKind::Device {
+        let TierModel::Device {
             profile,
             layout,
             write_out,
@@ -550,7 +550,7 @@ mod tests {
         };
         assert_eq!(
             (profile.channels, *layout, *write_out),
-            (4, Layout::Log, WriteOut::Behind)
+            (4, DeviceLayout::Log, WriteOut::Behind)
         );
         assert_eq!(profile.read.time(100), Time::from_ns(60.0));
         assert_eq!(spec.size, Some(Bytes(1 << 20)));

@@ -24,7 +24,7 @@
 use undercroft_base::{Bytes, PageCount, PageState, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::FailRates;
 use undercroft_policy::place::Migration;
-use undercroft_sim::storm::{Doing, Message, PAGE, Setup, Thread, TierSetup, WhenFull, World};
+use undercroft_sim::storm::{Doing, Message, PAGE, StormSetup, Thread, TierSetup, WhenFull, World};
 
 /// The oldest page of the first tier goes to the second.
 const DOWN: Migration = Migration {
@@ -36,7 +36,7 @@ const BASE: u64 = 512;
 const REGION: u64 = 400;
 
 fn world(options: &str) -> World {
-    let mut setup = Setup {
+    let mut setup = StormSetup {
         seed: 1,
         reclaim: "lru",
         prefetch: "none",

@@ -4,7 +4,7 @@
 use undercroft_base::PAGE_BYTES;
 use undercroft_seeded::Random;
 use undercroft_sim::memory_trace::{Becomes, Moved};
-use undercroft_sim::setup::{Initial, Memory, Room, Setup, TRACED};
+use undercroft_sim::setup::{Initial, Memory, Setup, SimRoom, TRACED};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, simulate};
 
@@ -131,8 +131,12 @@ fn crafted_live_traces_are_replayed_to_their_end_under_every_rule() {
             page_bytes: [4096, 4096, 4096, 512, 16384, 2 << 20][random.below(6) as usize],
             reclaim: one_of(&mut random, &RECLAIM),
             prefetch: one_of(&mut random, &[TRACED, TRACED, "none", "majority"]),
-            room: [Room::AfterPlan, Room::Ahead, Room::Traced, Room::Traced]
-                [random.below(4) as usize],
+            room: [
+                SimRoom::AfterPlan,
+                SimRoom::Ahead,
+                SimRoom::Traced,
+                SimRoom::Traced,
+            ][random.below(4) as usize],
             tiers: tiers
                 .iter()
                 .map(|tier| tier.parse().expect("a tier"))

@@ -5,7 +5,7 @@
 
 use undercroft_sim::memory_trace::Becomes::{self, Ended, Forked, Found, Shared};
 use undercroft_sim::memory_trace::Moved;
-use undercroft_sim::setup::{Memory, Room, Setup};
+use undercroft_sim::setup::{Memory, Setup, SimRoom};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, Outcome, PageStream, simulate};
 
@@ -126,7 +126,7 @@ fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
     live.tell(1, 2, Found);
     live.read(1, 1);
     live.read(1, 2);
-    let outcome = live.run(|s| s.room = Room::Traced);
+    let outcome = live.run(|s| s.room = SimRoom::Traced);
     assert_eq!(
         counts(&outcome).0,
         4,
@@ -218,7 +218,7 @@ fn a_page_that_leaves_after_its_relatives_is_not_written_again() {
     live.tell(1, 1, Found); // charged for the frame of page 1, and it leaves
     live.tell(1, 1, NAMED);
     live.read(1, 1);
-    let outcome = live.run(|s| s.room = Room::Traced);
+    let outcome = live.run(|s| s.room = SimRoom::Traced);
     assert_eq!((outcome.evictions, outcome.clean_evictions), (3, 1));
     assert_eq!(outcome.tiers[0].pages_written, 2);
 }

@@ -10,7 +10,7 @@ use undercroft_sim::memory_trace::Becomes::{
     self, Ahead, Dropped, Found, Locked, Recalled, Returned, Unchanged, Used, Written,
 };
 use undercroft_sim::memory_trace::Moved;
-use undercroft_sim::setup::{Cost, Initial, Memory, Room, Setup, SetupError};
+use undercroft_sim::setup::{Cost, Initial, Memory, Setup, SetupError, SimRoom};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{MemoryTrace, Outcome, Sweep, simulate};
 
@@ -393,16 +393,19 @@ fn room_made_ahead_keeps_a_reserve_and_hits_no_more_than_without() {
                 s.room = room;
             })
         };
-        let (after, ahead) = (of(Room::AfterPlan, 1024), of(Room::Ahead, 1024));
+        let (after, ahead) = (of(SimRoom::AfterPlan, 1024), of(SimRoom::Ahead, 1024));
         // A reserve of 32 pages, 48 after a batch; batches of 64 exceed that.
         assert_eq!(ahead.evictions % 64, 0, "{reclaim}");
         let held = ahead.misses - ahead.evictions;
         assert!((1024 - 32 - 64..=1024 - 32).contains(&held), "{held}");
         assert!(ahead.misses > after.misses, "{reclaim}");
-        let small = of(Room::AfterPlan, 1024 - 32 - 64);
+        let small = of(SimRoom::AfterPlan, 1024 - 32 - 64);
         assert!(ahead.misses < small.misses * 101 / 100, "{reclaim}");
         // A limit without a reserve is served, too.
-        assert_eq!(of(Room::Ahead, 1).misses, of(Room::AfterPlan, 1).misses);
+        assert_eq!(
+            of(SimRoom::Ahead, 1).misses,
+            of(SimRoom::AfterPlan, 1).misses
+        );
     }
 }
 
@@ -415,14 +418,14 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     assert_eq!((ignored.misses, ignored.evictions), (3, 0));
     let followed = run(&live(&references, &evicted), |s| {
         pages(3)(s);
-        s.room = Room::Traced;
+        s.room = SimRoom::Traced;
     });
     // LRU names 1 and 2; both come back.
     assert_eq!((followed.misses, followed.evictions), (5, 2));
     let traced = |references: &[u64], moved: &[_]| {
         run(&live(references, moved), |s| {
             pages(16)(s);
-            s.room = Room::Traced;
+            s.room = SimRoom::Traced;
         })
     };
     // With more room they need not be out before the program needs them again. They are, unless the
@@ -454,7 +457,7 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     let many: Vec<_> = (0..100).map(|page| (3, page, EVICTED)).collect();
     let followed = run(&live(&references, &many), |s| {
         pages(3)(s);
-        s.room = Room::Traced;
+        s.room = SimRoom::Traced;
     });
     assert_eq!((followed.misses, followed.evictions), (6, 3));
 }
@@ -471,11 +474,11 @@ fn a_run_whose_evictor_was_late_evicts_when_it_did() {
         })
     };
     // Two pages more than 126 frames: page 0 is still there when it is used again.
-    let late = of(Room::Traced, 126);
+    let late = of(SimRoom::Traced, 126);
     assert_eq!((late.misses, late.evictions), (128, 64));
     // More than that room: it had to leave before.
-    assert_eq!(of(Room::Traced, 120).misses, 129);
-    assert_eq!(of(Room::AfterPlan, 126).misses, 129);
+    assert_eq!(of(SimRoom::Traced, 120).misses, 129);
+    assert_eq!(of(SimRoom::AfterPlan, 126).misses, 129);
 }
 
 #[test]
@@ -489,11 +492,11 @@ fn a_run_that_began_above_its_limit_evicts_no_more_than_it_did() {
             s.room = room;
         })
     };
-    assert_eq!(of(Room::Traced, &moved).evictions, 4);
+    assert_eq!(of(SimRoom::Traced, &moved).evictions, 4);
     // The bounds and the compared policies keep to the limit. So does a replay that follows no more
     // than that.
-    assert_eq!(of(Room::AfterPlan, &moved).evictions, 3);
-    assert_eq!(of(Room::Traced, &moved[..12]).evictions, 3);
+    assert_eq!(of(SimRoom::AfterPlan, &moved).evictions, 3);
+    assert_eq!(of(SimRoom::Traced, &moved[..12]).evictions, 3);
 }
 
 #[test]
@@ -511,12 +514,12 @@ fn pages_that_the_manager_named_leave_whatever_the_policy_says() {
         );
         run.misses - 200
     };
-    assert_eq!(misses(70, NAMED, Room::Traced), 1);
-    assert_eq!(misses(0, NAMED, Room::Traced), 0);
-    assert_eq!(misses(70, EVICTED, Room::Traced), 0);
-    assert_eq!(misses(0, EVICTED, Room::Traced), 1);
+    assert_eq!(misses(70, NAMED, SimRoom::Traced), 1);
+    assert_eq!(misses(0, NAMED, SimRoom::Traced), 0);
+    assert_eq!(misses(70, EVICTED, SimRoom::Traced), 0);
+    assert_eq!(misses(0, EVICTED, SimRoom::Traced), 1);
     // The compared policies decide for themselves.
-    assert_eq!(misses(70, NAMED, Room::Ahead), 0);
+    assert_eq!(misses(70, NAMED, SimRoom::Ahead), 0);
 }
 
 #[test]
@@ -532,7 +535,7 @@ fn where_no_page_may_leave_a_traced_eviction_comes_to_nothing() {
         let outcome = run(&live(&[1, 2, 3], &moved), |s| {
             pages(16)(s);
             s.reclaim = reclaim.to_owned();
-            s.room = Room::Traced;
+            s.room = SimRoom::Traced;
         });
         assert_eq!(outcome.misses, 3, "{reclaim}");
         assert!(outcome.evictions <= 1, "{reclaim}");
@@ -543,7 +546,7 @@ fn where_no_page_may_leave_a_traced_eviction_comes_to_nothing() {
 fn memory_without_end_is_as_much_as_the_trace_needs() {
     let outcome = run(&live(&[1, 2, 3, 1], &[]), |s| {
         pages(u64::MAX)(s);
-        s.room = Room::Ahead;
+        s.room = SimRoom::Ahead;
     });
     assert_eq!((outcome.misses, outcome.evictions), (3, 0));
 }
@@ -620,7 +623,7 @@ fn a_window_comes_with_its_fault_also_where_its_room_or_its_pages_were_still_on_
     let outcome = run(&live(&references, &moved), |s| {
         prefetch("traced")(s);
         pages(24)(s);
-        s.room = Room::Traced;
+        s.room = SimRoom::Traced;
     });
     assert_eq!((outcome.misses, outcome.prefetched), (25, 6));
     assert_eq!(outcome.tiers[0].read_requests, 25);

@@ -5,7 +5,9 @@
 
 #![allow(clippy::unwrap_used)] // everything here is a test
 
-use undercroft_sim::storm::{Ended, Recipe, Sabotage, Setup, minimise, replay, run, run_seeds};
+use undercroft_sim::storm::{
+    Ended, Recipe, Sabotage, StormSetup, minimise, replay, run, run_seeds,
+};
 
 /// Seeds that fail when a bug that was found here and fixed is put back. Each was put back once to
 /// check.
@@ -144,7 +146,7 @@ fn tell(ended: &Ended) -> ! {
 #[test]
 fn regression_seeds_do_not_fail() {
     for (seed, story) in REGRESSIONS {
-        let ended = run(&Setup::of_seed(seed), OPERATIONS_LONG);
+        let ended = run(&StormSetup::of_seed(seed), OPERATIONS_LONG);
         if ended.failure.is_some() {
             println!("{story}: back");
             tell(&ended);
@@ -203,11 +205,11 @@ fn every_byte_is_what_the_oracle_expects_in_every_storm() {
 
 #[test]
 fn same_seed_is_the_same_storm() {
-    let setup = Setup::of_seed(3);
+    let setup = StormSetup::of_seed(3);
     let (one, other) = (run(&setup, 3000), run(&setup, 3000));
     assert_eq!(one, other);
     assert_eq!(replay(&one.recipe).tally, one.tally);
-    assert_ne!(run(&Setup::of_seed(4), 3000).tally, one.tally);
+    assert_ne!(run(&StormSetup::of_seed(4), 3000).tally, one.tally);
 }
 
 /// Each bug of the runtime that can be put in is found within few seeds, shrunk, and fails in the

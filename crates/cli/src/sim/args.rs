@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Nanos;
-use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, Room, TierSpec};
+use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, TierSpec};
 
 /// `undercroft sim`.
 #[derive(Debug, Args)]
@@ -170,12 +170,12 @@ pub enum RoomArg {
     Traced,
 }
 
-impl From<RoomArg> for Room {
-    fn from(arg: RoomArg) -> Room {
+impl From<RoomArg> for SimRoom {
+    fn from(arg: RoomArg) -> SimRoom {
         match arg {
-            RoomArg::After => Room::AfterPlan,
-            RoomArg::Ahead => Room::Ahead,
-            RoomArg::Traced => Room::Traced,
+            RoomArg::After => SimRoom::AfterPlan,
+            RoomArg::Ahead => SimRoom::Ahead,
+            RoomArg::Traced => SimRoom::Traced,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_sim::open::{OpenError, open};
-use undercroft_sim::setup::{Memory, Room, Setup, SetupError, TRACED, TierSpec};
+use undercroft_sim::setup::{Memory, Setup, SetupError, SimRoom, TRACED, TierSpec};
 use undercroft_sim::table::{Style, csv, table};
 use undercroft_sim::{MemoryTrace, Results, Sweep};
 
@@ -85,7 +85,7 @@ fn sweep(args: &ReplayArgs) -> Sweep {
     let base = Setup {
         initial: args.initial.into(),
         fault_touch: args.fault_touch.into(),
-        room: args.room.map_or(Room::AfterPlan, Room::from),
+        room: args.room.map_or(SimRoom::AfterPlan, SimRoom::from),
         reference_time: args.reference_time,
         software: args.software,
         context_switch: args.context_switch,
@@ -133,7 +133,7 @@ fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
         && sweep.reclaim == [reclaim.as_str()]
         && sweep.prefetch == [along];
     if same && args.room.is_none() {
-        sweep.base.room = Room::Traced;
+        sweep.base.room = SimRoom::Traced;
     }
     if std::io::stderr().is_terminal() {
         let room = sweep.base.room;

@@ -176,7 +176,7 @@ impl Device {
     }
 
     /// Finishes all deferred writes. Returns when the last request is complete.
-    pub fn settle(&mut self) -> Time {
+    pub fn finish_writes(&mut self) -> Time {
         while self.start_oldest().is_some() {}
         self.channels
             .iter()
@@ -300,7 +300,7 @@ mod tests {
             read.start, write,
             "behind the one that has started, before nine others"
         );
-        let end = device.settle();
+        let end = device.finish_writes();
         assert_eq!(end, read.end + Time(write.0 * 9));
         assert_eq!(device.counters().writes, 10);
     }

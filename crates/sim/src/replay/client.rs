@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use hdrhistogram::Histogram;
-use undercroft_base::{Bytes, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange};
-use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Stats, VecLedger};
+use undercroft_base::{Bytes, CHUNK_PAGES, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange};
+use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
 use undercroft_model::device::Time;
+use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
 use crate::page_stream::PageStream;
-use crate::replay::traced::{NextWindow, Traced};
-use crate::setup::{Room, Setup, SetupError, TRACED, TierKind};
+use crate::replay::next_window::{NextWindow, Traced};
+use crate::setup::{Setup, SetupError, SimRoom, TRACED, TierModel};
 
 /// The page differs from its stored copy, if it has one.
 pub const DIRTY: u8 = 1;
@@ -151,6 +152,78 @@ pub enum Stop {
     End,
 }
 
+/// A policy, and its other end if the replay tells it what comes.
+type Told<P, E> = (Box<P>, Option<Arc<E>>);
+
+/// The reclaim policy of a setup.
+fn reclaim_of(
+    setup: &Setup,
+    stream: &PageStream,
+    seed: u64,
+) -> Result<Told<dyn Reclaim, Future>, SetupError> {
+    match setup.reclaim.as_str() {
+        "random" => Ok((Box::new(RandomReclaim::new(seed)), None)),
+        "belady" => {
+            let future = Arc::new(Future::new(&stream.references, stream.numbers));
+            Ok((Box::new(Belady::new(future.clone())), Some(future)))
+        }
+        name => match undercroft_policy::reclaim::by_name(name) {
+            Ok(policy) => Ok((policy, None)),
+            Err(error) => Err(SetupError::option("--reclaim", name, error.to_string(), "")),
+        },
+    }
+}
+
+/// The prefetch policy of a setup.
+fn prefetch_of(setup: &Setup) -> Result<Told<dyn Prefetch, NextWindow>, SetupError> {
+    match setup.prefetch.as_str() {
+        TRACED => {
+            let next = Arc::new(NextWindow::default());
+            Ok((Box::new(Traced::new(next.clone())), Some(next)))
+        }
+        name => match undercroft_policy::prefetch::by_name(name) {
+            Ok(policy) => Ok((policy, None)),
+            Err(error) => Err(SetupError::option(
+                "--prefetch",
+                name,
+                error.to_string(),
+                "",
+            )),
+        },
+    }
+}
+
+/// The engine's configuration of a client with `frames` of memory. A page of the simulation is a
+/// page of the engine, whatever its size.
+fn config_of(setup: &Setup, frames: u64) -> Config {
+    let count = setup.tiers.len();
+    let device = |at: usize| matches!(setup.tiers[at].kind, TierModel::Device { .. });
+    Config {
+        limit: Bytes(frames * PAGE_BYTES as u64),
+        retain: (0..count).map(device).collect(),
+        demotes: (0..count).map(|at| at + 1 < count).collect(),
+        room: match setup.room {
+            SimRoom::AfterPlan => Room::AfterPlan,
+            SimRoom::Ahead | SimRoom::Traced => Room::Ahead,
+        },
+    }
+}
+
+/// Adds the client's one address space, with a mapping for each run. The numbers of its pages are
+/// those of the stream.
+fn add_pages(engine: &mut Engine<VecLedger>, stream: &PageStream) -> SpaceId {
+    let space = engine.layout().add_space();
+    for number in (0..stream.numbers).step_by(CHUNK_PAGES as usize) {
+        let no = engine.uses().number(space, VirtPage(u64::from(number)));
+        assert_eq!(no, Ok(PageNo(number)), "chunks are numbered in order");
+    }
+    for (start, end) in &stream.runs {
+        let range = VirtRange::new(VirtPage(u64::from(*start)), VirtPage(u64::from(*end)));
+        engine.layout().attached(space, range);
+    }
+    space
+}
+
 impl<'a> Client<'a> {
     /// A client before its first reference.
     ///
@@ -162,50 +235,12 @@ impl<'a> Client<'a> {
         home: u64,
         seed: u64,
     ) -> Result<Client<'a>, SetupError> {
-        let mut future = None;
-        let reclaim: Box<dyn Reclaim> = match setup.reclaim.as_str() {
-            "random" => Box::new(RandomReclaim::new(seed)),
-            "belady" => {
-                let shared = Arc::new(Future::new(&stream.references, stream.numbers));
-                future = Some(shared.clone());
-                Box::new(Belady::new(shared))
-            }
-            name => undercroft_policy::reclaim::by_name(name)
-                .map_err(|error| SetupError::option("--reclaim", name, error.to_string(), ""))?,
-        };
-        let mut traced = None;
-        let prefetch = match setup.prefetch.as_str() {
-            TRACED => {
-                let next = Arc::new(NextWindow::default());
-                traced = Some(next.clone());
-                Box::new(Traced::new(next))
-            }
-            name => undercroft_policy::prefetch::by_name(name)
-                .map_err(|error| SetupError::option("--prefetch", name, error.to_string(), ""))?,
-        };
-        let count = setup.tiers.len();
-        let device = |at: usize| matches!(setup.tiers[at].kind, TierKind::Device { .. });
-        let config = Config {
-            // A page of the simulation is a page of the engine, whatever its size.
-            limit: Bytes(frames * PAGE_BYTES as u64),
-            retain: (0..count).map(device).collect(),
-            demotes: (0..count).map(|at| at + 1 < count).collect(),
-            room: match setup.room {
-                Room::AfterPlan => undercroft_engine::Room::AfterPlan,
-                Room::Ahead | Room::Traced => undercroft_engine::Room::Ahead,
-            },
-        };
-        let chunks = stream.numbers as usize / undercroft_base::CHUNK_PAGES as usize;
+        let (reclaim, future) = reclaim_of(setup, stream, seed)?;
+        let (prefetch, traced) = prefetch_of(setup)?;
+        let config = config_of(setup, frames);
+        let chunks = stream.numbers as usize / CHUNK_PAGES as usize;
         let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);
-        let space = engine.layout().add_space();
-        for number in (0..stream.numbers).step_by(undercroft_base::CHUNK_PAGES as usize) {
-            let no = engine.uses().number(space, VirtPage(u64::from(number)));
-            assert_eq!(no, Ok(PageNo(number)), "chunks are numbered in order");
-        }
-        for (start, end) in &stream.runs {
-            let range = VirtRange::new(VirtPage(u64::from(*start)), VirtPage(u64::from(*end)));
-            engine.layout().attached(space, range);
-        }
+        let space = add_pages(&mut engine, stream);
         let numbers = stream.numbers as usize;
         Ok(Client {
             stream,
@@ -222,7 +257,7 @@ impl<'a> Client<'a> {
             marks: vec![0; numbers],
             ahead_until: Time::default(),
             home,
-            held: vec![0; count],
+            held: vec![0; setup.tiers.len()],
             plan: LoadPlan::default(),
             batch: Vec::new(),
             leaving: 0,

@@ -9,7 +9,7 @@ use super::client::{AHEAD, Client, DIRTY, KNOWN, WRITTEN};
 use super::host::Host;
 use crate::memory_trace::Becomes;
 use crate::page_stream::MovedPage;
-use crate::setup::{Room, SetupError};
+use crate::setup::{SetupError, SimRoom};
 
 impl Host {
     /// Applies the movements before the next reference of a client.
@@ -57,7 +57,7 @@ impl Host {
     /// never to so many pages that nothing can leave.
     fn lock(&self, client: &mut Client<'_>, page: VirtPage) {
         let entry = client.engine.books().entry(client.space, page);
-        let may = self.setup.room != Room::AfterPlan && client.locked < client.frames / 8;
+        let may = self.setup.room != SimRoom::AfterPlan && client.locked < client.frames / 8;
         if may && !entry.flags.has(Flags::LOCKED) {
             client.locked += 1;
             let range = VirtRange::new(page, page.plus(1));
@@ -75,8 +75,8 @@ impl Host {
         let start = client.moved - 1;
         client.moved = start + count;
         match (self.setup.room, first.what) {
-            (Room::Traced, Becomes::Named { .. }) => self.evict_these(client, start, count),
-            (Room::Traced, _) => self.evict_so_many(client, count),
+            (SimRoom::Traced, Becomes::Named { .. }) => self.evict_these(client, start, count),
+            (SimRoom::Traced, _) => self.evict_so_many(client, count),
             _ => Ok(()),
         }
     }
@@ -100,7 +100,7 @@ impl Host {
             let range = VirtRange::new(page, page.plus(1));
             client.engine.discovery().found_again(client.space, range);
             client.marks[no.0 as usize] |= KNOWN | WRITTEN | DIRTY;
-            if self.setup.room != Room::Traced {
+            if self.setup.room != SimRoom::Traced {
                 self.have_room(client, 0)?;
             }
         }
@@ -122,7 +122,7 @@ impl Host {
                 .found_resident(client.space, range);
         }
         // A live run may begin above its limit; its evictions then show what leaves.
-        if self.setup.room != Room::Traced {
+        if self.setup.room != SimRoom::Traced {
             self.have_room(client, 0)?;
         }
         self.reclaim(client)

@@ -10,7 +10,7 @@ use undercroft_base::{Flags, PageNo, PageState, VirtPage, VirtRange};
 use super::client::{Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 use super::host::Host;
 use crate::memory_trace::Becomes;
-use crate::setup::{Room, SetupError};
+use crate::setup::{SetupError, SimRoom};
 
 impl Host {
     /// Begins the address space `child`. It has what `parent` has, where both have numbers.
@@ -153,7 +153,7 @@ impl Host {
         let Some(spaces) = &client.stream.spaces else {
             return;
         };
-        if self.setup.room == Room::Traced {
+        if self.setup.room == SimRoom::Traced {
             return;
         }
         let virt = |number: u32| VirtPage(u64::from(number));

@@ -14,7 +14,7 @@ use undercroft_policy::place::{LatencyClass, Migration, TIERS_MAX, TierState, po
 
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 use super::tiers::{Tier, tier_id};
-use crate::setup::{FaultTouch, Initial, Room, Setup, SetupError, TierKind};
+use crate::setup::{FaultTouch, Initial, Setup, SetupError, SimRoom, TierModel};
 
 /// Devices and tiers, which the clients of a replay share.
 pub struct Host {
@@ -46,7 +46,7 @@ impl Host {
             has_pool: setup
                 .tiers
                 .iter()
-                .any(|tier| matches!(tier.kind, TierKind::Pool { .. })),
+                .any(|tier| matches!(tier.kind, TierModel::Pool { .. })),
             setup: setup.clone(),
         }
     }
@@ -73,7 +73,7 @@ impl Host {
         // A recalled page needs no room, and no other page is loaded with it.
         let recalled = client.recalled_at == client.at && client.on_its_way(no).is_some();
         if !recalled {
-            if self.setup.room != Room::AfterPlan {
+            if self.setup.room != SimRoom::AfterPlan {
                 self.have_room(client, 1)?;
                 self.let_one_go(client, no)?;
             }
@@ -123,7 +123,7 @@ impl Host {
     /// Restores the reserve, if there is one and it was used.
     #[inline]
     pub(super) fn reclaim(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
-        match self.setup.room == Room::Ahead && client.engine.books().reclaim_wanted() {
+        match self.setup.room == SimRoom::Ahead && client.engine.books().reclaim_wanted() {
             true => self.evict_to_reserve(client),
             false => Ok(()),
         }
@@ -243,7 +243,9 @@ impl Host {
         // Live, pages that wait to be written have a 64th of the limit at most. While none wait,
         // and the evictor is late, the program has that room too.
         let spare = client.frames / 63;
-        if self.setup.room == Room::Traced && client.engine.books().room() + spare as i64 >= pages {
+        if self.setup.room == SimRoom::Traced
+            && client.engine.books().room() + spare as i64 >= pages
+        {
             client.engine.faults().set_over_limit(PageCount(spare));
             return Ok(());
         }
@@ -390,7 +392,7 @@ impl Host {
     /// Whether a tier has room for one more page of the client.
     fn takes(&self, client: &Client<'_>, place: usize) -> bool {
         let tier = &self.tiers[place];
-        let TierKind::Pool { ratio, .. } = tier.spec.kind else {
+        let TierModel::Pool { ratio, .. } = tier.spec.kind else {
             return tier.has_room();
         };
         let held = (client.held[place] + 1) as f64 / ratio;
@@ -399,7 +401,7 @@ impl Host {
 
     /// The share of the limit, in percent, that the pool at `place` may take.
     fn pool_percent(&self, place: usize) -> f64 {
-        let TierKind::Pool { max_percent, .. } = self.tiers[place].spec.kind else {
+        let TierModel::Pool { max_percent, .. } = self.tiers[place].spec.kind else {
             return 0.0;
         };
         let last = place + 1 == self.tiers.len();
@@ -413,7 +415,7 @@ impl Host {
         let bytes = |pages: f64| Bytes((pages * PAGE_BYTES as f64) as u64);
         let free = tier.free_pages() as f64;
         match tier.spec.kind {
-            TierKind::Pool { ratio, .. } => {
+            TierModel::Pool { ratio, .. } => {
                 let held = client.held[place] as f64 / ratio;
                 let share = client.frames as f64 * self.pool_percent(place) / 100.0;
                 TierState {
@@ -424,7 +426,7 @@ impl Host {
                     demotes: false, // the engine knows
                 }
             }
-            TierKind::Device { .. } => TierState {
+            TierModel::Device { .. } => TierState {
                 capacity: bytes(tier.held() as f64 + free),
                 held: bytes(tier.held() as f64),
                 dram: Bytes(0),

@@ -6,21 +6,23 @@
 //! written, and a clean page with a copy in a tier is dropped. The engine decides that; the replay
 //! only tells whether the bytes changed. Then the plan is read from the tiers and installed.
 //!
-//! With [`Room::Ahead`](crate::setup::Room::Ahead) pages leave as live: in batches, after a fault
-//! that used the reserve, until one and a half reserves are free. Here that takes no time. The live
-//! evictor works while the program continues.
+//! With [`SimRoom::Ahead`](crate::setup::SimRoom::Ahead) pages leave as live: in batches, after a
+//! fault that used the reserve, until one and a half reserves are free. Here that takes no time.
+//! The live evictor works while the program continues.
 //!
 //! A live trace also records other events. Pages that were found in memory or dropped by the
 //! program are always followed (`follow.rs`). So are forks and ends of processes (`forks.rs`): all
 //! address spaces of a live run are pages of one client and one engine. Evictions (`leaving.rs`)
 //! and prefetched pages (`traced.rs`) are followed with
-//! [`Room::Traced`](crate::setup::Room::Traced) only. Otherwise the policies under test decide.
+//! [`SimRoom::Traced`](crate::setup::SimRoom::Traced) only. Otherwise the policies under test
+//! decide.
 
 mod client;
 mod follow;
 mod forks;
 mod host;
 mod leaving;
+mod next_window;
 pub mod tiers;
 mod traced;
 
@@ -216,7 +218,7 @@ impl<'a> Replay<'a> {
     pub fn finish(&mut self) -> (Time, Time) {
         let clients = self.clients.iter().map(|client| client.clock);
         let elapsed = clients.max().unwrap_or_default();
-        let idle = self.host.tiers.iter_mut().map(Tier::settle).max();
+        let idle = self.host.tiers.iter_mut().map(Tier::finish_writes).max();
         (elapsed, idle.unwrap_or_default().max(elapsed))
     }
 

@@ -3,7 +3,7 @@
 use undercroft_base::{Bytes, Slot, TierId};
 use undercroft_model::device::{Attach, Device, Time, profiles};
 
-use crate::setup::{Layout, TierKind, TierSpec, WriteOut};
+use crate::setup::{DeviceLayout, TierModel, TierSpec, WriteOut};
 
 /// Counts of a tier, besides its device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,8 +40,8 @@ impl Tier {
     ///   was at the fork, and its parent's.
     pub fn new(spec: &TierSpec, page_bytes: u64, homes: Option<u64>) -> Tier {
         let device = match &spec.kind {
-            TierKind::Pool { .. } => None,
-            TierKind::Device { profile, .. } => Some(Device::new((**profile).clone())),
+            TierModel::Pool { .. } => None,
+            TierModel::Device { profile, .. } => Some(Device::new((**profile).clone())),
         };
         Tier {
             counters: TierCounters::default(),
@@ -64,8 +64,8 @@ impl Tier {
     /// Bytes of pages in a byte of memory. `None` for a device.
     pub fn ratio(&self) -> Option<f64> {
         match self.spec.kind {
-            TierKind::Pool { ratio, .. } => Some(ratio),
-            TierKind::Device { .. } => None,
+            TierModel::Pool { ratio, .. } => Some(ratio),
+            TierModel::Device { .. } => None,
         }
     }
 
@@ -103,8 +103,8 @@ impl Tier {
         self.held += 1;
         self.counters.pages_peak = self.counters.pages_peak.max(self.held);
         match self.spec.kind {
-            TierKind::Device {
-                layout: Layout::Log,
+            TierModel::Device {
+                layout: DeviceLayout::Log,
                 ..
             } => Slot(self.slots.take()),
             _ => Slot(
@@ -119,8 +119,8 @@ impl Tier {
     pub fn free(&mut self, slot: Slot) {
         assert!(self.held > 0, "more pages left the tier than came");
         self.held -= 1;
-        if let TierKind::Device {
-            layout: Layout::Log,
+        if let TierModel::Device {
+            layout: DeviceLayout::Log,
             ..
         } = self.spec.kind
         {
@@ -142,7 +142,7 @@ impl Tier {
         let (offset, bytes) = (slot.0 * self.page_bytes, self.page_bytes);
         let behind = matches!(
             self.spec.kind,
-            TierKind::Device {
+            TierModel::Device {
                 write_out: WriteOut::Behind,
                 ..
             }
@@ -174,8 +174,10 @@ impl Tier {
     }
 
     /// Finishes deferred work. Returns when the device is idle.
-    pub fn settle(&mut self) -> Time {
-        self.device.as_mut().map_or(Time::default(), Device::settle)
+    pub fn finish_writes(&mut self) -> Time {
+        self.device
+            .as_mut()
+            .map_or(Time::default(), Device::finish_writes)
     }
 }
 

@@ -7,88 +7,19 @@
 //! (`Becomes::Ahead`).
 //!
 //! There are two ways. If the live fault is a fault here, too, its pages come through the engine's
-//! prefetch port, so that one request reads all: [`NextWindow::expect`] sets the window before the
+//! prefetch port, so that one request reads all: `NextWindow::expect` sets the window before the
 //! engine asks. [`Host::bring_along`] loads the others where the trace names them. Those are pages
 //! of a window with gaps, of a fault that is a hit here, of another thread's fault, or below the
 //! faulting page (the trace names a window in the order of addresses).
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
-
 use undercroft_base::{PageNo, ThreadId, TierId, VirtPage};
 use undercroft_engine::{Fault, FaultAnswer, Install};
-use undercroft_policy::prefetch::{FaultSeen, Prefetch, WINDOW_MAX, Window};
+use undercroft_policy::prefetch::Window;
 
 use super::client::{AHEAD, Client, DIRTY, KNOWN, WRITTEN};
 use super::host::Host;
 use crate::memory_trace::Becomes;
-use crate::page_stream::MovedPage;
-use crate::setup::{Room, SetupError};
-
-/// The window of the current fault.
-#[derive(Debug, Default)]
-pub struct NextWindow {
-    stride: AtomicI64,
-    count: AtomicU32,
-}
-
-impl NextWindow {
-    /// Sets the window of the next fault, which is at `no`, the reference before `after`. `moved`
-    /// are the movements from there on. The window is their first pages, as long as they are
-    /// equally spaced.
-    pub fn expect(&self, no: PageNo, after: usize, moved: &[MovedPage]) {
-        let mut window = Window::default();
-        let ahead = |moved: &&MovedPage| {
-            moved.after == after && matches!(moved.what, Becomes::Ahead { .. })
-        };
-        // Entries about the fault itself come before.
-        let itself = |moved: &&MovedPage| {
-            moved.after == after && matches!(moved.what, Becomes::Written | Becomes::Unchanged)
-        };
-        let moved = moved.iter().skip_while(itself);
-        let ahead = moved.take_while(ahead).take(WINDOW_MAX as usize);
-        for (page, steps) in ahead.zip(1..) {
-            let distance = i64::from(page.number) - i64::from(no.0);
-            if steps == 1 {
-                window.stride = distance;
-            } else if distance != window.stride * steps {
-                break;
-            }
-            window.count += 1;
-        }
-        self.set(window);
-    }
-
-    fn set(&self, window: Window) {
-        self.stride.store(window.stride, Ordering::Relaxed);
-        self.count.store(window.count, Ordering::Relaxed);
-    }
-}
-
-/// Answers each fault with the expected window, once.
-pub struct Traced {
-    next: Arc<NextWindow>,
-}
-
-impl Traced {
-    /// * `next`: where the replay sets the window.
-    pub fn new(next: Arc<NextWindow>) -> Traced {
-        Traced { next }
-    }
-}
-
-impl Prefetch for Traced {
-    fn on_fault(&mut self, _fault: FaultSeen) -> Window {
-        Window {
-            stride: self.next.stride.load(Ordering::Relaxed),
-            count: self.next.count.swap(0, Ordering::Relaxed),
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        crate::setup::TRACED
-    }
-}
+use crate::setup::{SetupError, SimRoom};
 
 impl Host {
     /// Called before the fault at `no`, the last reference done. Pages that left with a live
@@ -144,7 +75,7 @@ impl Host {
 
     /// As [`Host::serve`], but without a faulting or waiting thread.
     fn load_along(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
-        if self.setup.room != Room::AfterPlan {
+        if self.setup.room != SimRoom::AfterPlan {
             self.have_room(client, 1)?;
         }
         let fault = Fault {

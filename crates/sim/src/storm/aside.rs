@@ -4,8 +4,8 @@ use undercroft_base::SpaceId;
 use undercroft_engine::Taken;
 use undercroft_seeded::mix;
 
-use super::evict::{Batch, place_of};
 use super::setup::Sabotage;
+use super::work::{Eviction, place_of};
 use super::world::World;
 
 /// Most groups aside that are noted for a successor.
@@ -81,7 +81,7 @@ impl World {
             return true;
         }
         self.engine.evictions().set_aside(&mut items);
-        self.aside.push(Batch {
+        self.aside.push(Eviction {
             items,
             next: 0,
             cancelled: false,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use undercroft_base::{Entry, Flags, PageState, Slot, SpaceId, Tier, TierId, VirtPage};
+use undercroft_base::{Entry, Flags, PageCount, PageState, Slot, SpaceId, Tier, TierId, VirtPage};
 use undercroft_engine::Outcome;
 use undercroft_model::oracle::Expect;
 use undercroft_model::{Content, Mm};
@@ -200,16 +200,7 @@ impl World {
         let (mut idle, mut fruitless, mut done) = (0, 0, 0);
         for step in 0.. {
             assert!(step < CALM_STEPS_MAX, "no end in {step} calm steps");
-            let mut busy = self.event_step() | self.zap_step();
-            for _ in 0..self.flights.len() {
-                busy |= self.fault_step();
-            }
-            busy |= self.evict_step();
-            if self.demotion.is_some() || self.engine.books().room() < 1 {
-                busy |= self.demotion_step();
-            }
-            self.give_back_freed();
-            while self.send_a_wake() {}
+            let busy = self.calm_step();
             idle = if busy { 0 } else { idle + 1 };
             let stats = self.engine.books().stats();
             let now = stats.pages_swapped_out + stats.swap_in + stats.first_touch + stats.demoted;
@@ -226,49 +217,79 @@ impl World {
             if !stopped {
                 break;
             }
-            if let Some(page) = self.could_leave() {
-                panic!(
-                    "a thread waits for ever, though {page:?} could leave: {:?}; room {}, resident \
-                     {:?}, used {}, limit {}, full {full}",
-                    self.stopped(),
-                    self.engine.books().room(),
-                    self.engine.books().resident(),
-                    self.engine.books().dram_used(),
-                    self.engine.books().limit(),
-                );
-            }
+            self.check_none_could_leave(full);
             // Nothing can leave: all pages are pinned or locked, or the tiers are full.
-            if self.setup.when_full == WhenFull::Kill {
-                self.saw("everything full: the client is ended");
-                for proc in 0..self.procs.len() {
-                    if self.procs[proc].alive {
-                        self.exit(proc);
-                    }
+            match self.setup.when_full {
+                WhenFull::Kill => {
+                    self.saw("everything full: the client is ended");
+                    self.exit_all();
                 }
-                continue;
+                WhenFull::Stay => {
+                    self.set_over_limit(true);
+                    assert!(
+                        self.take_waiters() || full,
+                        "a thread is stopped and nobody will wake it: {:?}",
+                        self.stopped()
+                    );
+                    (idle, fruitless) = (0, 0);
+                }
             }
-            self.engine
-                .faults()
-                .set_over_limit(undercroft_base::PageCount(1 << 40));
-            self.over_limit = true;
-            fruitless = 0;
-            assert!(
-                self.take_waiters() || full,
-                "a thread is stopped and nobody will wake it: {:?}",
-                self.stopped()
-            );
-            idle = 0;
         }
         assert!(self.batch.is_none() && self.aside.is_empty() && self.demotion.is_none());
-        self.engine
-            .faults()
-            .set_over_limit(undercroft_base::PageCount(0));
-        self.over_limit = false;
+        self.set_over_limit(false);
         self.check_memory();
         self.check_slots();
         self.check_bytes();
         self.calm = false;
         self.set_failures(true);
+    }
+
+    /// One step of each part of the manager. False if nothing was to be done.
+    fn calm_step(&mut self) -> bool {
+        let mut busy = self.event_step() | self.zap_step();
+        for _ in 0..self.flights.len() {
+            busy |= self.fault_step();
+        }
+        busy |= self.evict_step();
+        if self.demotion.is_some() || self.engine.books().room() < 1 {
+            busy |= self.demotion_step();
+        }
+        self.give_back_freed();
+        while self.send_a_wake() {}
+        busy
+    }
+
+    /// A thread waits for room. No page could make some.
+    fn check_none_could_leave(&self, full: bool) {
+        let Some(page) = self.could_leave() else {
+            return;
+        };
+        let books = self.engine.books();
+        panic!(
+            "a thread waits for ever, though {page:?} could leave: {:?}; room {}, resident {:?}, \
+             used {}, limit {}, full {full}",
+            self.stopped(),
+            books.room(),
+            books.resident(),
+            books.dram_used(),
+            books.limit(),
+        );
+    }
+
+    /// Whether faults may exceed the limit.
+    pub(super) fn set_over_limit(&mut self, on: bool) {
+        self.over_limit = on;
+        let pages = PageCount(if on { 1 << 40 } else { 0 });
+        self.engine.faults().set_over_limit(pages);
+    }
+
+    /// Every process exits.
+    fn exit_all(&mut self) {
+        for proc in 0..self.procs.len() {
+            if self.procs[proc].alive {
+                self.exit(proc);
+            }
+        }
     }
 
     /// A page that could be evicted, if the last tier has room.
@@ -342,11 +363,7 @@ impl World {
         self.ledger.disarm();
         self.calm_down();
         self.set_failures(false);
-        for proc in 0..self.procs.len() {
-            if self.procs[proc].alive {
-                self.exit(proc);
-            }
-        }
+        self.exit_all();
         self.calm_down();
         self.set_failures(false);
         self.give_back_freed();

@@ -1,66 +1,41 @@
 //! The evictor and the demoter: select, take out, store, publish, with other steps between.
 
 use undercroft_base::{
-    PAGE_BYTES, PageCount, Slot, Stamp, Store, StoreError, Tier, TierId, fill_word, page_checksum,
+    PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Store, StoreError, Tier, TierId, VirtPage,
+    fill_word, page_checksum,
 };
-use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Outcome, Taken};
+use undercroft_engine::{EvictItem, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
 
 use undercroft_policy::place::Migration;
 
 use super::setup::Sabotage;
+use super::work::{Demotion, Eviction, TakenOut, place_of};
 use super::world::World;
 
 /// Most turns that the evictor sleeps while threads may be waiting for room that others make.
 const NAP: u64 = 20;
 
-/// A page that the evictor has taken out.
-#[derive(Clone, Copy, Debug)]
-pub struct Held {
-    /// Which item of the batch.
-    pub at: BatchIndex,
-    /// Its bytes.
-    pub content: Content,
-    /// Its outcome, when it is ready to be published.
-    pub outcome: Option<Outcome>,
-}
-
-/// The evictor's work in progress.
+/// What came of moving a page out.
 #[derive(Debug)]
-pub struct Batch {
-    /// The selected pages.
-    pub items: Vec<EvictItem>,
-    /// The next item to take out.
-    pub next: usize,
-    /// No more may be taken out.
-    pub cancelled: bool,
-    /// The pages taken out.
-    pub held: Vec<Held>,
-    /// Turns it misses.
-    pub stalled: u64,
+enum MovedOut {
+    /// The agent has its bytes. `copied`: relatives may still have its frame.
+    Yes { content: Content, copied: bool },
+    /// It stays.
+    Not(Taken),
+    /// There is no page.
+    Vanished,
 }
 
-/// The demoter's work in progress.
-#[derive(Debug)]
-pub struct Demotion {
-    /// Where the pages go.
-    pub to: TierId,
-    /// Not yet begun.
-    pub items: Vec<DemoteItem>,
-    /// Read from the old tier.
-    pub loaded: Option<(DemoteItem, Box<[u8]>)>,
-    /// Written to the new tier.
-    pub stored: Option<(DemoteItem, TierId, Slot)>,
-    /// Turns it misses.
-    pub stalled: u64,
-}
-
-impl Batch {
-    /// The item that has this index.
-    fn item(&self, at: BatchIndex) -> EvictItem {
-        let item = self.items.iter().find(|item| item.at == at);
-        *item.expect("an item of the batch")
-    }
+/// What came of putting a page back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Back {
+    /// It is there, in every space that has it.
+    Everywhere,
+    /// Events of a space are read first.
+    AfterEvents,
+    /// A space refused for now.
+    Again,
 }
 
 impl World {
@@ -170,7 +145,7 @@ impl World {
             format!("select {pages:?}")
         });
         let stalled = self.stall();
-        self.batch = any.then_some(Batch {
+        self.batch = any.then_some(Eviction {
             stalled,
             items,
             next: 0,
@@ -187,82 +162,95 @@ impl World {
         let (Some(item), cancelled) = (batch.items.get(at).copied(), batch.cancelled) else {
             return;
         };
-        let mut wake = Vec::new();
-        let mut vanished = false;
-        let mut copied = false;
-        let taken = match (cancelled, self.proc_of(item.space)) {
-            (true, _) => Err(Taken::NotTried),
-            (false, None) => panic!("{item:?}: its space went without a cancel"),
-            (false, Some(proc)) => {
-                let mm = self.procs[proc].mm;
-                let mut moved = match self.fails(self.space_rates.move_again) {
-                    true => {
-                        self.saw("space: EAGAIN of a move");
-                        Err(MoveRefusal::LayoutChanging)
-                    }
-                    false => self.memory.move_out(mm, item.page),
-                };
-                if moved == Err(MoveRefusal::Busy) && (self.calm || self.random.chance(3, 4)) {
-                    copied = self.memory.is_shared(mm, item.page);
-                    self.memory.break_sharing(mm, item.page);
-                    moved = self.memory.move_out(mm, item.page);
-                }
-                match moved {
-                    Ok(content) => Ok(content),
-                    Err(MoveRefusal::Busy) => Err(Taken::Busy),
-                    Err(MoveRefusal::LayoutChanging) => Err(Taken::NotTried),
-                    Err(MoveRefusal::Missing) => {
-                        vanished = true;
-                        Err(Taken::NotTried)
-                    }
-                    Err(MoveRefusal::NotMapped) => panic!("{item:?} is not mapped"),
-                }
-            }
+        let moved = match cancelled {
+            true => MovedOut::Not(Taken::NotTried),
+            false => self.try_to_move(item),
         };
-        self.log(|| format!("take {at} {} -> {taken:?}", item.page.0));
-        let batch = self.batch.as_mut().expect("a batch");
-        batch.next += 1;
-        match taken {
-            Ok(content) => {
-                batch.held.push(Held {
-                    at: item.at,
-                    content,
-                    outcome: None,
-                });
-                let place = place_of(&batch.items, at);
-                self.holding.insert((item.space, place), content);
-                self.engine
-                    .evictions()
-                    .settle(item.at, Taken::Moved, &mut wake);
-                if copied && self.random.chance(3, 4) {
-                    let relatives = self.relatives(item.space);
-                    if self
-                        .engine
-                        .evictions()
-                        .leave_frame(item.at, &relatives)
-                        .is_some()
-                    {
-                        self.saw("left its frame to an heir");
-                    }
-                }
-            }
-            Err(taken) => {
-                let mut places = Vec::new();
-                self.engine.evictions().places_of(item.at, &mut places);
-                if places.len() > 1 {
-                    self.saw("not taken, shared by a fork");
-                }
+        self.log(|| format!("take {at} {} -> {moved:?}", item.page.0));
+        self.batch.as_mut().expect("a batch").next += 1;
+        let mut wake = Vec::new();
+        match moved {
+            MovedOut::Yes { content, copied } => {
+                let taken = Taken::Moved;
+                self.hold(item, at, content);
                 self.engine.evictions().settle(item.at, taken, &mut wake);
-                self.saw(match taken {
-                    Taken::Busy => "not taken: busy",
-                    _ => "not taken: cancelled",
-                });
+                if copied {
+                    self.leave_frame(item);
+                }
             }
-        }
-        if vanished {
-            self.engine.discovery().vanished(item.space, item.page);
+            MovedOut::Not(taken) => self.stay(item, taken, &mut wake),
+            MovedOut::Vanished => {
+                self.stay(item, Taken::NotTried, &mut wake);
+                self.engine.discovery().vanished(item.space, item.page);
+            }
         }
         self.wake_all(wake);
+    }
+
+    /// The agent moves a page, and may break the sharing of its frame for that.
+    fn try_to_move(&mut self, item: EvictItem) -> MovedOut {
+        let Some(proc) = self.proc_of(item.space) else {
+            panic!("{item:?}: its space went without a cancel");
+        };
+        let mm = self.procs[proc].mm;
+        let mut moved = match self.fails(self.space_rates.move_again) {
+            true => {
+                self.saw("space: EAGAIN of a move");
+                Err(MoveRefusal::LayoutChanging)
+            }
+            false => self.memory.move_out(mm, item.page),
+        };
+        let mut copied = false;
+        if moved == Err(MoveRefusal::Busy) && (self.calm || self.random.chance(3, 4)) {
+            copied = self.memory.is_shared(mm, item.page);
+            self.memory.break_sharing(mm, item.page);
+            moved = self.memory.move_out(mm, item.page);
+        }
+        match moved {
+            Ok(content) => MovedOut::Yes { content, copied },
+            Err(MoveRefusal::Busy) => MovedOut::Not(Taken::Busy),
+            Err(MoveRefusal::LayoutChanging) => MovedOut::Not(Taken::NotTried),
+            Err(MoveRefusal::Missing) => MovedOut::Vanished,
+            Err(MoveRefusal::NotMapped) => panic!("{item:?} is not mapped"),
+        }
+    }
+
+    /// Item `at` of the batch has been moved out, into its agent's holding area.
+    fn hold(&mut self, item: EvictItem, at: usize, content: Content) {
+        let batch = self.batch.as_mut().expect("a batch");
+        batch.held.push(TakenOut {
+            at: item.at,
+            content,
+            outcome: None,
+        });
+        let place = place_of(&batch.items, at);
+        self.holding.insert((item.space, place), content);
+    }
+
+    /// Mostly, the manager notices that relatives still have the frame of an item.
+    fn leave_frame(&mut self, item: EvictItem) {
+        if !self.random.chance(3, 4) {
+            return;
+        }
+        let relatives = self.relatives(item.space);
+        let heir = self.engine.evictions().leave_frame(item.at, &relatives);
+        if heir.is_some() {
+            self.saw("left its frame to an heir");
+        }
+    }
+
+    /// An item was not taken out.
+    fn stay(&mut self, item: EvictItem, taken: Taken, wake: &mut Vec<(SpaceId, VirtPage)>) {
+        let mut places = Vec::new();
+        self.engine.evictions().places_of(item.at, &mut places);
+        if places.len() > 1 {
+            self.saw("not taken, shared by a fork");
+        }
+        self.engine.evictions().settle(item.at, taken, wake);
+        self.saw(match taken {
+            Taken::Busy => "not taken: busy",
+            _ => "not taken: cancelled",
+        });
     }
 
     /// Stores one page that was taken out, unless a tier hangs.
@@ -329,50 +317,73 @@ impl World {
         let batch = self.batch.as_ref().expect("a batch");
         let held = batch.held[held_at];
         let item = batch.item(held.at);
-        let mut outcome = outcome;
+        let outcome = self.outcome_now(item, outcome);
+        let mut woken = Vec::new();
+        if outcome == Outcome::PutBack {
+            let back = self.put_back(&held);
+            if back != Back::Everywhere {
+                self.batch.as_mut().expect("a batch").held[held_at].outcome = Some(outcome);
+                return back == Back::Again;
+            }
+            self.engine.evictions().places_of(held.at, &mut woken);
+        }
+        self.saw_published(item, outcome);
+        self.engine
+            .evictions()
+            .publish(held.at, outcome, &mut woken);
+        self.log(|| format!("publish {} {outcome:?}", held.at.place()));
+        self.batch.as_mut().expect("a batch").held.remove(held_at);
+        if !self.sabotaged(Sabotage::ForgetEvictorWake) {
+            self.wake_all(woken);
+        }
+        true
+    }
+
+    /// A page that was stored may be put back instead, if a thread wants it by now.
+    fn outcome_now(&mut self, item: EvictItem, outcome: Outcome) -> Outcome {
         if let Outcome::Stored(tier, slot) = outcome
             && self.engine.evictions().wanted_mask(&[item]) != 0
             && !self.calm
             && self.random.chance(1, 3)
         {
-            // Stored, but now a thread wants it: putting it back is allowed, too.
             self.tiers[tier.0 as usize].free(&[slot]);
             self.update_pool();
-            outcome = Outcome::PutBack;
+            return Outcome::PutBack;
         }
-        let mut woken = Vec::new();
-        if outcome == Outcome::PutBack {
-            let mut places = Vec::new();
-            self.engine.evictions().places_of(held.at, &mut places);
-            let at: Vec<_> = places
-                .iter()
-                .map(|(space, page)| (self.proc_of(*space).expect("a live space"), *page))
-                .collect();
-            let waits = |(proc, _): &(usize, _)| self.memory.is_changing(self.procs[*proc].mm);
-            if at.iter().any(waits) {
-                self.batch.as_mut().expect("a batch").held[held_at].outcome = Some(outcome);
-                return false; // the event is read first
-            }
-            let mut again = false;
-            for (proc, page) in &at {
-                let mm = self.procs[*proc].mm;
-                match self.install(mm, *page, held.content) {
-                    // It is there already, from the last try, which did not finish.
-                    Ok(()) | Err(Refusal::Exists) => {}
-                    Err(_) => again = true,
-                }
-            }
-            if again {
-                self.batch.as_mut().expect("a batch").held[held_at].outcome = Some(outcome);
-                return true;
-            }
-            woken = places;
+        outcome
+    }
+
+    /// Installs a page where it came from, in each space that has it.
+    fn put_back(&mut self, held: &TakenOut) -> Back {
+        let mut places = Vec::new();
+        self.engine.evictions().places_of(held.at, &mut places);
+        let at: Vec<_> = places
+            .iter()
+            .map(|(space, page)| (self.proc_of(*space).expect("a live space"), *page))
+            .collect();
+        let waits = |(proc, _): &(usize, _)| self.memory.is_changing(self.procs[*proc].mm);
+        if at.iter().any(waits) {
+            return Back::AfterEvents;
         }
+        let mut back = Back::Everywhere;
+        for (proc, page) in &at {
+            let mm = self.procs[*proc].mm;
+            match self.install(mm, *page, held.content) {
+                // It is there already, from the last try, which did not finish.
+                Ok(()) | Err(Refusal::Exists) => {}
+                Err(_) => back = Back::Again,
+            }
+        }
+        back
+    }
+
+    /// Counts which case the publication of an item is.
+    fn saw_published(&mut self, item: EvictItem, outcome: Outcome) {
         if self.engine.evictions().alive_mask(&[item]) == 0 {
             self.saw("published: dropped");
         }
         let mut places = Vec::new();
-        self.engine.evictions().places_of(held.at, &mut places);
+        self.engine.evictions().places_of(item.at, &mut places);
         if places.len() > 1 {
             self.saw("published: shared by a fork");
         }
@@ -391,15 +402,6 @@ impl World {
             (Outcome::PutBack, _) => "published: put back, shared",
             (Outcome::Lost, _) => "published: lost",
         });
-        self.engine
-            .evictions()
-            .publish(held.at, outcome, &mut woken);
-        self.log(|| format!("publish {} {outcome:?}", held.at.place()));
-        self.batch.as_mut().expect("a batch").held.remove(held_at);
-        if !self.sabotaged(Sabotage::ForgetEvictorWake) {
-            self.wake_all(woken);
-        }
-        true
     }
 
     /// Starts a migration. False if there is nothing to move.
@@ -486,11 +488,4 @@ impl World {
         }
         true
     }
-}
-
-/// The place of item `at` of a batch in its agent's holding area: its number among those of its
-/// space.
-pub(super) fn place_of(items: &[EvictItem], at: usize) -> usize {
-    let space = items[at].space;
-    at - items.partition_point(|item| item.space < space)
 }

@@ -4,21 +4,11 @@
 use undercroft_base::{SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::{Content, FailRates, Mm, Refusal};
 
+use super::work::SpaceRates;
 use super::world::{Doing, World};
 
 /// Longest time a device hangs, in steps.
 const HANG_MAX: u64 = 600;
-
-/// How often the space refuses, in 1000 calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SpaceRates {
-    /// EAGAIN of an installation, though no event waits.
-    pub again: u64,
-    /// ENOMEM of an installation.
-    pub no_memory: u64,
-    /// EAGAIN of a move.
-    pub move_again: u64,
-}
 
 impl World {
     /// True `rate` times in 1000, while failures are on.

@@ -6,32 +6,8 @@ use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
 use undercroft_model::{Content, Refusal};
 
 use super::setup::Sabotage;
-use super::world::{Event, Message, World};
-
-/// The result of loading one page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Got {
-    /// Nothing yet.
-    Not,
-    /// Its bytes, verified.
-    Content(Content),
-    /// Nothing this time. A demanded page is loaded once more.
-    Again,
-    /// Nothing for good.
-    Lost,
-}
-
-/// One fault thread's work in progress.
-pub struct Flight {
-    /// Its process.
-    pub proc: usize,
-    /// The plan.
-    pub plan: LoadPlan,
-    /// The result of each item.
-    pub got: Vec<Got>,
-    /// Turns it misses: some loads are slow.
-    pub stalled: u64,
-}
+use super::work::{Flight, Got};
+use super::world::{LayoutEvent, Message, World};
 
 impl World {
     /// Whether a plan in progress has the slot.
@@ -227,20 +203,41 @@ impl World {
     /// the plan.
     fn commit(&mut self, at: usize) {
         let mut flight = self.flights[at].take().expect("in flight");
-        let (proc, space) = (flight.proc, flight.plan.fault.space);
-        let mm = self.procs[proc].mm;
+        let (proc, fault) = (flight.proc, flight.plan.fault);
         let count = match !self.calm && self.random.chance(1, 4) {
             true => 1 + self.random.index(flight.plan.items.len()),
             false => flight.plan.items.len(),
         };
-        let (fault, items) = (flight.plan.fault, &mut flight.plan.items[..count]);
+        let items = &mut flight.plan.items[..count];
         self.engine.faults().validate(items);
         if self.sabotaged(Sabotage::InstallUnvalidated) {
             items.iter_mut().for_each(|item| item.valid = true);
         }
-        for (item, got) in items.iter_mut().zip(&flight.got) {
+        self.install_loaded(proc, items, &flight.got);
+        self.finish(proc, fault, items);
+        let done: Vec<_> = items
+            .iter()
+            .map(|item| (item.page, item.valid && item.install == Install::Done))
+            .collect();
+        flight.plan.items.drain(..count);
+        flight.got.drain(..count);
+        if !flight.plan.items.is_empty() {
+            self.flights[at] = Some(flight);
+        }
+        for (page, installed) in done {
+            match installed {
+                true => self.wake(proc, page), // COPY wakes the thread
+                false => self.wake_all(vec![(fault.space, page)]),
+            }
+        }
+    }
+
+    /// Installs the items that are still expected and were loaded. Each has its `install` then.
+    fn install_loaded(&mut self, proc: usize, items: &mut [LoadItem], got: &[Got]) {
+        let mm = self.procs[proc].mm;
+        for (item, got) in items.iter_mut().zip(got) {
             if !item.valid {
-                *self.seen.entry("dropped while loading").or_default() += 1;
+                self.saw("dropped while loading");
                 continue;
             }
             item.install = match got {
@@ -255,6 +252,10 @@ impl World {
                 Got::Not | Got::Again => Install::NotYet,
             };
         }
+    }
+
+    /// Reports the items to the engine. The program will miss the bytes of those that are lost.
+    fn finish(&mut self, proc: usize, fault: Fault, items: &mut [LoadItem]) {
         let lost = |item: &&LoadItem| item.valid && item.install == Install::Lost;
         let lost: Vec<VirtPage> = items.iter().filter(lost).map(|item| item.page).collect();
         if !lost.is_empty() {
@@ -266,36 +267,18 @@ impl World {
         for page in lost {
             self.damaged(proc, page);
         }
-        let installs: Vec<Install> = items.iter().map(|item| item.install).collect();
-        let done: Vec<_> = items
-            .iter()
-            .map(|item| (item.page, item.valid, item.install))
-            .collect();
-        self.operations += if self.calm { 0 } else { done.len() as u64 };
+        self.operations += if self.calm { 0 } else { items.len() as u64 };
         self.log(|| {
-            let told: Vec<_> = done
-                .iter()
-                .map(|(page, valid, install)| (page.0, *valid, *install))
-                .collect();
-            format!("finish p{proc} {told:?}")
+            let told = items.iter();
+            let told = told.map(|item| (item.page.0, item.valid, item.install));
+            format!("finish p{proc} {:?}", told.collect::<Vec<_>>())
         });
-        for install in installs {
-            self.saw(match install {
+        for item in items {
+            self.saw(match item.install {
                 Install::NotYet => "install: not yet",
                 Install::Done => "install: done",
                 Install::Lost => "install: lost",
             });
-        }
-        flight.plan.items.drain(..count);
-        flight.got.drain(..count);
-        if !flight.plan.items.is_empty() {
-            self.flights[at] = Some(flight);
-        }
-        for (page, valid, install) in done {
-            match valid && install == Install::Done {
-                true => self.wake(proc, page), // COPY wakes the thread
-                false => self.wake_all(vec![(space, page)]),
-            }
         }
     }
 
@@ -306,16 +289,16 @@ impl World {
         let mut children = Vec::new();
         for event in &self.procs[proc].events {
             match event {
-                Event::Remap { from, to, .. } if from.contains(page) => {
+                LayoutEvent::Remap { from, to, .. } if from.contains(page) => {
                     page = to.plus(page.0 - from.start.0);
                 }
-                Event::Remap { from, to, .. }
+                LayoutEvent::Remap { from, to, .. }
                     if to.0 <= page.0 && page.0 < to.0 + from.count().0 =>
                 {
                     return;
                 }
-                Event::Unmap(range) if range.contains(page) => return,
-                Event::Fork {
+                LayoutEvent::Unmap(range) if range.contains(page) => return,
+                LayoutEvent::Fork {
                     child,
                     wiped,
                     dropped,

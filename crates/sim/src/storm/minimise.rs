@@ -6,7 +6,7 @@
 
 use super::recipe::Recipe;
 use super::run::{Ended, Failure, replay};
-use super::setup::Setup;
+use super::setup::StormSetup;
 
 /// The result of shrinking.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Search<'_> {
     }
 
     /// Takes a storm over if it fails at the same place.
-    fn fails(&mut self, setup: &Setup, steps: Vec<u64>) -> bool {
+    fn fails(&mut self, setup: &StormSetup, steps: Vec<u64>) -> bool {
         if self.is_spent() {
             return false;
         }

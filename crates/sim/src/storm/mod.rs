@@ -2,9 +2,10 @@
 //! interleavings.
 //!
 //! `world.rs` does what the live manager does, one small step at a time (`faults.rs`, `evict.rs`),
-//! beside a program that touches and changes its memory (`program.rs`), devices and a kernel that
-//! fail (`failures.rs`), and managers that die (`takeover.rs`). A byte oracle is asked after every
-//! step (`check.rs`). `run.rs` runs seeds, `minimise.rs` shrinks one that failed, and `recipe.rs`
+//! with what is under way in `work.rs`, beside a program that touches and changes its memory
+//! (`program.rs`), devices and a kernel that fail (`failures.rs`), and managers that die
+//! (`takeover.rs`). A byte oracle is asked after every step (`check.rs`), and so is a listener of
+//! the engine (`heard.rs`). `run.rs` runs seeds, `minimise.rs` shrinks one that failed, and `recipe.rs`
 //! writes it down.
 mod aside;
 mod check;
@@ -19,14 +20,13 @@ mod recipe;
 mod run;
 mod setup;
 mod takeover;
+mod work;
 mod world;
 
-pub use evict::{Batch, Demotion, Held};
-pub use failures::SpaceRates;
-pub use faults::{Flight, Got};
 pub use ledger::StormLedger;
 pub use minimise::{Minimised, minimise};
 pub use recipe::{Recipe, RecipeError, check as check_recipe};
 pub use run::{Ended, Failure, Tally, replay, run, run_seeds};
-pub use setup::{Sabotage, Setup, TierSetup, WhenFull};
+pub use setup::{Sabotage, StormSetup, TierSetup, WhenFull};
+pub use work::{Demotion, Eviction, Flight, Got, SpaceRates, TakenOut};
 pub use world::*;

@@ -7,7 +7,7 @@ use undercroft_base::{Bytes, PageState, SpaceId, ThreadId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Fault};
 use undercroft_model::{Touch, oracle::Expect};
 
-use super::world::{Doing, Event, Intake, Message, PAGE, Thread, World, Zap};
+use super::world::{Doing, Intake, LayoutEvent, Message, PAGE, Thread, World, Zap};
 
 const ARENAS: [u64; 4] = [100, 1500, 2900, 1 << 24];
 const ARENA_PAGES: u64 = 700;
@@ -319,7 +319,7 @@ impl World {
         }
     }
 
-    fn send(&mut self, proc: usize, event: Event) {
+    fn send(&mut self, proc: usize, event: LayoutEvent) {
         self.log(|| format!("kernel p{proc} {event:?}"));
         self.memory.begin_change(self.procs[proc].mm);
         self.procs[proc].events.push_back(event);
@@ -329,7 +329,7 @@ impl World {
     pub fn begin_remove(&mut self, proc: usize, range: VirtRange, registered: bool) {
         let mm = self.procs[proc].mm;
         match registered {
-            true => self.send(proc, Event::Remove(range)),
+            true => self.send(proc, LayoutEvent::Remove(range)),
             false => {
                 self.memory.zap(mm, range);
                 self.oracle.zero_range(mm, range);
@@ -343,7 +343,7 @@ impl World {
         self.memory.unmap(mm, range);
         self.oracle.zero_range(mm, range);
         if registered {
-            self.send(proc, Event::Unmap(range));
+            self.send(proc, LayoutEvent::Unmap(range));
         }
         if over {
             self.memory.map(mm, range);
@@ -368,12 +368,12 @@ impl World {
         if mapped.any(|advice| advice.registered) && (!registered || self.random.chance(1, 2)) {
             // The kernel reports the overwritten place first (and for a move of unregistered memory
             // only that).
-            self.send(proc, Event::Unmap(new));
+            self.send(proc, LayoutEvent::Unmap(new));
         }
         self.memory.remap(mm, from, to, keep_old);
         self.oracle.remap(mm, from, to);
         if registered {
-            self.send(proc, Event::Remap { from, to, keep_old });
+            self.send(proc, LayoutEvent::Remap { from, to, keep_old });
         }
     }
 
@@ -394,7 +394,7 @@ impl World {
         for range in wiped.iter().chain(&dropped) {
             self.oracle.zero_range(child, *range);
         }
-        let event = Event::Fork {
+        let event = LayoutEvent::Fork {
             child,
             wiped,
             dropped,
@@ -422,12 +422,12 @@ impl World {
         self.memory.end_change(mm);
         self.log(|| format!("event p{proc} {event:?}"));
         self.saw(match event {
-            Event::Remove(_) => "event: remove",
-            Event::Unmap(_) => "event: unmap",
-            Event::Remap { .. } => "event: remap",
-            Event::Fork { .. } => "event: fork",
+            LayoutEvent::Remove(_) => "event: remove",
+            LayoutEvent::Unmap(_) => "event: unmap",
+            LayoutEvent::Remap { .. } => "event: remap",
+            LayoutEvent::Fork { .. } => "event: fork",
         });
-        if let Event::Remove(range) = event {
+        if let LayoutEvent::Remove(range) = event {
             let mut saved = Vec::new();
             for page in range.pages() {
                 match self.memory.is_absent(mm, page) {
@@ -452,19 +452,19 @@ impl World {
             return;
         };
         match intake.event {
-            Event::Remove(range) => {
+            LayoutEvent::Remove(range) => {
                 let effect = self.engine.layout().removed(space, range);
                 self.effect(effect);
                 self.procs[proc].intake = None;
                 self.wake_range(proc, range);
             }
-            Event::Unmap(range) => {
+            LayoutEvent::Unmap(range) => {
                 let effect = self.engine.layout().unmapped(space, range);
                 self.effect(effect);
                 self.procs[proc].intake = None;
                 self.wake_range(proc, range);
             }
-            Event::Remap { from, to, keep_old } => {
+            LayoutEvent::Remap { from, to, keep_old } => {
                 let new = VirtRange::new(to, to.plus(from.count().0));
                 if !intake.target_cleared {
                     let effect = self.engine.layout().unmapped(space, new);
@@ -489,7 +489,7 @@ impl World {
                 self.wake_range(proc, from);
                 self.wake_range(proc, new);
             }
-            Event::Fork {
+            LayoutEvent::Fork {
                 child,
                 wiped,
                 dropped,
@@ -575,7 +575,7 @@ impl World {
         let intake = self.procs[proc].intake.take().map(|intake| intake.event);
         let unread = std::mem::take(&mut self.procs[proc].events);
         for event in intake.into_iter().chain(unread) {
-            if let Event::Fork { child, .. } = event {
+            if let LayoutEvent::Fork { child, .. } = event {
                 self.memory.exit(child);
                 self.oracle.exit(child);
             }

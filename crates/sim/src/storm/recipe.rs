@@ -4,7 +4,7 @@
 //! ```text
 //! undercroft storm 1
 //! seed = 17
-//! ... (the lines of `Setup`)
+//! ... (the lines of `StormSetup`)
 //! steps = 0-511,513,600-602
 //! ```
 //! Each step draws its own random numbers from the seed and its number, so leaving steps out
@@ -12,7 +12,7 @@
 
 use std::fmt::{self, Display};
 
-use super::setup::Setup;
+use super::setup::StormSetup;
 
 const FIRST_LINE: &str = "undercroft storm 1";
 
@@ -23,7 +23,7 @@ const STEPS_MAX: u64 = 100_000_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// The configuration.
-    pub setup: Setup,
+    pub setup: StormSetup,
     /// Steps to take, ascending.
     pub steps: Vec<u64>,
 }
@@ -56,7 +56,7 @@ impl Recipe {
         if lines.next().map(|(_, line)| line.trim()) != Some(FIRST_LINE) {
             return Err(RecipeError::NotARecipe);
         }
-        let mut setup = Setup::of_seed(0);
+        let mut setup = StormSetup::of_seed(0);
         setup.tiers.clear();
         let (mut steps, mut seeded) = (None, false);
         for (at, line) in lines {
@@ -157,7 +157,7 @@ mod tests {
         let mut taken = 0;
         for round in 0..20_000 {
             let recipe = Recipe {
-                setup: Setup::of_seed(round % 40),
+                setup: StormSetup::of_seed(round % 40),
                 steps: vec![1, 2, 3, 9],
             };
             let mut text = recipe.to_string().into_bytes();
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn recipe_text_reads_back() {
         for seed in 0..50 {
-            let mut setup = Setup::of_seed(seed);
+            let mut setup = StormSetup::of_seed(seed);
             setup.sabotage = (seed % 2 == 0).then_some(Sabotage::FreeEarly);
             let steps = (0..200).filter(|n| (n * seed) % 7 < 4).collect();
             let recipe = Recipe { setup, steps };
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn wrong_text_is_refused_by_line() {
         let good = Recipe {
-            setup: Setup::of_seed(3),
+            setup: StormSetup::of_seed(3),
             steps: vec![1, 2, 9],
         }
         .to_string();

@@ -10,7 +10,7 @@ use std::sync::{Mutex, Once, PoisonError};
 use undercroft_base::{VirtPage, VirtRange};
 
 use super::recipe::Recipe;
-use super::setup::Setup;
+use super::setup::StormSetup;
 use super::world::World;
 
 /// Most steps for each operation asked for: ends a storm whose world has stopped.
@@ -70,7 +70,7 @@ pub struct Ended {
 }
 
 /// Runs the storm of `setup` until `operations` have been done.
-pub fn run(setup: &Setup, operations: u64) -> Ended {
+pub fn run(setup: &StormSetup, operations: u64) -> Ended {
     let mut next = 0;
     let most = operations.saturating_mul(STEPS_PER_OPERATION);
     let (tally, failure) = drive(setup, |world| {
@@ -105,7 +105,10 @@ pub fn replay(recipe: &Recipe) -> Ended {
     }
 }
 
-fn drive(setup: &Setup, mut next: impl FnMut(&World) -> Option<u64>) -> (Tally, Option<Failure>) {
+fn drive(
+    setup: &StormSetup,
+    mut next: impl FnMut(&World) -> Option<u64>,
+) -> (Tally, Option<Failure>) {
     let mut world = World::new(setup.clone());
     let mut taken = 0;
     let panicked = capture(|| {
@@ -203,7 +206,7 @@ pub fn run_seeds(
     seeds: std::ops::Range<u64>,
     operations: u64,
     threads: usize,
-    change: impl Fn(&mut Setup) + Sync,
+    change: impl Fn(&mut StormSetup) + Sync,
     done: impl FnMut(&Ended) -> bool + Send,
 ) -> Tally {
     let next = AtomicU64::new(seeds.start);
@@ -216,7 +219,7 @@ pub fn run_seeds(
                     if seed >= seeds.end {
                         return;
                     }
-                    let mut setup = Setup::of_seed(seed);
+                    let mut setup = StormSetup::of_seed(seed);
                     change(&mut setup);
                     let ended = run(&setup, operations);
                     let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);

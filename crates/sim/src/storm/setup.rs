@@ -8,7 +8,7 @@ use undercroft_seeded::Random;
 
 /// Everything that is fixed before the first step. The seed decides the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Setup {
+pub struct StormSetup {
     /// Seeds every step and every failure.
     pub seed: u64,
     /// Reclaim policy, by name.
@@ -118,9 +118,9 @@ impl Sabotage {
     }
 }
 
-impl Setup {
+impl StormSetup {
     /// The configuration that `seed` stands for.
-    pub fn of_seed(seed: u64) -> Setup {
+    pub fn of_seed(seed: u64) -> StormSetup {
         let mut random = Random::new(seed ^ 0x5eed);
         let limit_pages = [24, 48, 100, 200][random.index(4)];
         let mut tiers = Vec::new();
@@ -146,7 +146,7 @@ impl Setup {
         if random.chance(1, 4) {
             tiers[0].kind = TierKind::File;
         }
-        Setup {
+        StormSetup {
             seed,
             reclaim: reclaim::NAMES[random.index(reclaim::NAMES.len())],
             prefetch: prefetch::NAMES[random.index(prefetch::NAMES.len())],
@@ -167,9 +167,9 @@ impl Setup {
     }
 
     /// This setup with something left out, simplest first: the candidates of the minimiser.
-    pub(super) fn simpler(&self) -> Vec<Setup> {
+    pub(super) fn simpler(&self) -> Vec<StormSetup> {
         let mut out = Vec::new();
-        let mut push = |change: &dyn Fn(&mut Setup)| {
+        let mut push = |change: &dyn Fn(&mut StormSetup)| {
             let mut setup = self.clone();
             change(&mut setup);
             if setup != *self {
@@ -197,7 +197,7 @@ impl Setup {
         out
     }
 
-    /// Reads one `key = value` of [`Setup`]'s text; false when the key is not one of its.
+    /// Reads one `key = value` of [`StormSetup`]'s text; false when the key is not one of its.
     pub(super) fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
         let number = || {
             let parsed = value.parse::<u64>();
@@ -281,7 +281,7 @@ fn tier(value: &str) -> Result<TierSetup, String> {
     })
 }
 
-impl Display for Setup {
+impl Display for StormSetup {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let yes = |on: bool| if on { "yes" } else { "no" };
         writeln!(out, "seed = {}", self.seed)?;

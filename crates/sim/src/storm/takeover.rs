@@ -9,14 +9,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use undercroft_base::{PageState, Slot, SpaceId, TierId, VirtPage, VirtRange};
-use undercroft_engine::{BatchIndex, Engine, Found, Held as HeldWhere, Here, Recovered};
+use undercroft_engine::{BatchIndex, Engine, Found, Held, Here, Recovered};
 use undercroft_model::{Content, Memory};
 
-use super::evict::{Batch, Held, place_of};
 use super::heard::Heard;
 use super::ledger::Killed;
 use super::setup::Sabotage;
-use super::world::{Doing, Event, Proc, World, config_of, policies};
+use super::work::{Eviction, TakenOut, place_of};
+use super::world::{Doing, LayoutEvent, Proc, World, config_of, policies};
 
 /// Most words a manager still writes once its time has come.
 const LAST_WORDS: u64 = 60;
@@ -136,7 +136,7 @@ impl World {
             // not put back for that moment.
             let Proc { mm, intake, .. } = &self.procs[proc];
             if let Some(intake) = intake
-                && let Event::Remove(range) = intake.event
+                && let LayoutEvent::Remove(range) = intake.event
                 && range.contains(page)
             {
                 self.oracle.zero(*mm, page);
@@ -274,13 +274,13 @@ impl World {
             items[page.item.at.place()] = page.item;
             let content = self.holding[&(page.owner, page.place)];
             self.expect_again(page.item.at, content);
-            held.push(Held {
+            held.push(TakenOut {
                 at: page.item.at,
                 content,
                 outcome: None,
             });
         }
-        self.batch = Some(Batch {
+        self.batch = Some(Eviction {
             next: items.len(),
             items,
             cancelled: false,
@@ -379,14 +379,14 @@ impl Found for Kernel<'_> {
         }
     }
 
-    fn held(&mut self, owner: SpaceId, place: usize) -> HeldWhere {
+    fn held(&mut self, owner: SpaceId, place: usize) -> Held {
         let held = self.holding.contains_key(&(owner, place)) && !self.forget;
         match (held, self.proc(owner)) {
-            (true, _) => HeldWhere::Here,
-            (false, Some(_)) => HeldWhere::NotMoved,
+            (true, _) => Held::Here,
+            (false, Some(_)) => Held::NotMoved,
             (false, None) => {
                 self.gone = true;
-                HeldWhere::OwnerGone
+                Held::OwnerGone
             }
         }
     }

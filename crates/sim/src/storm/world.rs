@@ -10,12 +10,10 @@ use undercroft_model::{Content, FakeTier, Memory, Mm, Oracle, oracle::Expect};
 use undercroft_policy::place::{LatencyClass, TierState, pool_percent};
 use undercroft_seeded::{Random, mix};
 
-use super::evict::{Batch, Demotion};
-use super::failures::SpaceRates;
-use super::faults::Flight;
 use super::heard::Heard;
 use super::ledger::StormLedger;
-use super::setup::{Sabotage, Setup};
+use super::setup::{Sabotage, StormSetup};
+use super::work::{Demotion, Eviction, Flight, SpaceRates};
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -44,7 +42,7 @@ pub struct Message {
 /// A layout change that the kernel has made (or, for `Remove`, is about to make). Its event is
 /// unread.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum LayoutEvent {
     /// The contents are about to be dropped.
     Remove(VirtRange),
     /// The mapping is gone.
@@ -73,7 +71,7 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub struct Intake {
     /// The event.
-    pub event: Event,
+    pub event: LayoutEvent,
     /// For a move: the pages at the new place have been forgotten, and must not be forgotten again.
     pub target_cleared: bool,
 }
@@ -98,7 +96,7 @@ pub struct Proc {
     /// Unread messages in its userfaultfd.
     pub messages: VecDeque<Message>,
     /// Unread layout events in its userfaultfd.
-    pub events: VecDeque<Event>,
+    pub events: VecDeque<LayoutEvent>,
     /// The event that was read last and may not be in the books yet. It is in memory that survives
     /// the manager, because reading an event acknowledges it.
     pub intake: Option<Intake>,
@@ -137,7 +135,7 @@ pub struct Thread {
 /// One client, its kernel, its tiers and its manager.
 pub struct World {
     /// The setup that it was made from.
-    pub setup: Setup,
+    pub setup: StormSetup,
     /// The manager's engine; while the manager is dead, the dead one's.
     pub engine: Engine<StormLedger>,
     /// Listens to the engine.
@@ -159,9 +157,9 @@ pub struct World {
     /// The work in progress of each fault thread of the manager.
     pub flights: Vec<Option<Flight>>,
     /// The evictor's work in progress.
-    pub batch: Option<Batch>,
+    pub batch: Option<Eviction>,
     /// Groups of earlier batches, each of one space, whose agents have not answered.
-    pub aside: Vec<Batch>,
+    pub aside: Vec<Eviction>,
     /// Bytes the agents have moved out: (whose agent, place in its holding area). Survives the
     /// manager.
     pub holding: BTreeMap<(SpaceId, usize), Content>,
@@ -205,7 +203,7 @@ pub struct World {
 
 impl World {
     /// An empty world: no process, nothing fails.
-    pub fn new(setup: Setup) -> World {
+    pub fn new(setup: StormSetup) -> World {
         let ledger = StormLedger::new(setup.ledger_chunks);
         let mut engine = Engine::new(
             ledger.clone(),
@@ -450,11 +448,7 @@ impl World {
             990 => self.change_limit(),
             991 => {
                 let on = self.random.chance(1, 4);
-                self.over_limit = on;
-                let pages = if on { 1 << 40 } else { 0 };
-                self.engine
-                    .faults()
-                    .set_over_limit(undercroft_base::PageCount(pages));
+                self.set_over_limit(on);
             }
             _ => {
                 if self.random.chance(layout, 10) {
@@ -466,7 +460,7 @@ impl World {
 }
 
 /// The configuration of the engine for a setup.
-pub(super) fn config_of(setup: &Setup) -> Config {
+pub(super) fn config_of(setup: &StormSetup) -> Config {
     Config {
         limit: Bytes(setup.limit_pages * PAGE),
         retain: setup.tiers.iter().map(|tier| tier.retain).collect(),
@@ -479,13 +473,13 @@ pub(super) fn config_of(setup: &Setup) -> Config {
 pub(super) mod policies {
     use undercroft_policy::{prefetch, reclaim};
 
-    use super::Setup;
+    use super::StormSetup;
 
-    pub fn reclaim(setup: &Setup) -> Box<dyn reclaim::Reclaim> {
+    pub fn reclaim(setup: &StormSetup) -> Box<dyn reclaim::Reclaim> {
         reclaim::by_name(setup.reclaim).expect("a policy of the list")
     }
 
-    pub fn prefetch(setup: &Setup) -> Box<dyn prefetch::Prefetch> {
+    pub fn prefetch(setup: &StormSetup) -> Box<dyn prefetch::Prefetch> {
         prefetch::by_name(setup.prefetch).expect("a policy of the list")
     }
 }

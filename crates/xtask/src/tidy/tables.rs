@@ -92,28 +92,13 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
     ("shim::handshake::set_up", "to be cut"),
     ("shim::move_out::move_out", "to be cut"),
     (
-        "sim::check::calm_down",
-        "the order in which a storm comes to rest",
-    ),
-    ("sim::client::new", "to be cut"),
-    ("sim::evict::publish_held", "to be cut"),
-    ("sim::evict::take_next", "to be cut"),
-    ("sim::faults::commit", "to be cut"),
-    ("sim::memory_trace::add", "to be cut"),
-    ("sim::page_stream::build_moved", "to be cut"),
-    ("sim::page_stream::numbered", "to be cut"),
-    (
         "tests::servers::redis_session",
         "one session, told step by step",
     ),
 ];
 
 /// Circles between files or folders that lie beside each other: (crate, members), still to be cut.
-pub const CIRCLES: &[(&str, &[&str])] = &[
-    ("shim", &["affinity", "threads"]),
-    ("sim", &["client", "host", "traced"]),
-    ("sim", &["evict", "failures", "faults", "world"]),
-];
+pub const CIRCLES: &[(&str, &[&str])] = &[("shim", &["affinity", "threads"])];
 
 /// The files and folders of the manager, by their folder (the first is the crate's root), lowest
 /// first. Each may use those before it, and what a folder's `mod.rs` has.

@@ -10,7 +10,7 @@ use super::load::Loaded;
 use crate::results::{SimulatedRun, TraceFacts};
 use anyhow::Context;
 use undercroft_base::Nanos;
-use undercroft_sim::setup::{FaultTouch, Initial, Memory, Setup, TierKind, TierSpec};
+use undercroft_sim::setup::{FaultTouch, Initial, Memory, Setup, TierModel, TierSpec};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{Outcome, PageStream, simulate};
 
@@ -93,7 +93,7 @@ impl Constants {
             write: [0.0; 2],
         };
         if let Ok(TierSpec {
-            kind: TierKind::Device { profile, .. },
+            kind: TierModel::Device { profile, .. },
             ..
         }) = name.parse()
         {

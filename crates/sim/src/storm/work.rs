@@ -1,0 +1,98 @@
+//! What the manager has under way in a storm: an eviction, a demotion, faults. `World` has them;
+//! `evict.rs` and `faults.rs` go on with them. Also the rates at which the space refuses.
+
+use undercroft_base::{Slot, TierId};
+use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, LoadPlan, Outcome};
+use undercroft_model::Content;
+
+/// A page that the evictor has taken out.
+#[derive(Clone, Copy, Debug)]
+pub struct TakenOut {
+    /// Which item of the batch.
+    pub at: BatchIndex,
+    /// Its bytes.
+    pub content: Content,
+    /// Its outcome, when it is ready to be published.
+    pub outcome: Option<Outcome>,
+}
+
+/// The evictor's work in progress.
+#[derive(Debug)]
+pub struct Eviction {
+    /// The selected pages.
+    pub items: Vec<EvictItem>,
+    /// The next item to take out.
+    pub next: usize,
+    /// No more may be taken out.
+    pub cancelled: bool,
+    /// The pages taken out.
+    pub held: Vec<TakenOut>,
+    /// Turns it misses.
+    pub stalled: u64,
+}
+
+impl Eviction {
+    /// The item that has this index.
+    pub(super) fn item(&self, at: BatchIndex) -> EvictItem {
+        let item = self.items.iter().find(|item| item.at == at);
+        *item.expect("an item of the batch")
+    }
+}
+
+/// The demoter's work in progress.
+#[derive(Debug)]
+pub struct Demotion {
+    /// Where the pages go.
+    pub to: TierId,
+    /// Not yet begun.
+    pub items: Vec<DemoteItem>,
+    /// Read from the old tier.
+    pub loaded: Option<(DemoteItem, Box<[u8]>)>,
+    /// Written to the new tier.
+    pub stored: Option<(DemoteItem, TierId, Slot)>,
+    /// Turns it misses.
+    pub stalled: u64,
+}
+
+/// The result of loading one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    /// Nothing yet.
+    Not,
+    /// Its bytes, verified.
+    Content(Content),
+    /// Nothing this time. A demanded page is loaded once more.
+    Again,
+    /// Nothing for good.
+    Lost,
+}
+
+/// One fault thread's work in progress.
+pub struct Flight {
+    /// Its process.
+    pub proc: usize,
+    /// The plan.
+    pub plan: LoadPlan,
+    /// The result of each item.
+    pub got: Vec<Got>,
+    /// Turns it misses: some loads are slow.
+    pub stalled: u64,
+}
+
+/// How often the space refuses, in 1000 calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceRates {
+    /// EAGAIN of an installation, though no event waits.
+    pub again: u64,
+    /// ENOMEM of an installation.
+    pub no_memory: u64,
+    /// EAGAIN of a move.
+    pub move_again: u64,
+}
+
+/// The place of item `at` of a batch in its agent's holding area: its number among those of its
+/// space.
+pub(super) fn place_of(items: &[EvictItem], at: usize) -> usize {
+    let space = items[at].space;
+    at - items.partition_point(|item| item.space < space)
+}
