@@ -124,7 +124,7 @@ impl PageLists {
         };
         let link = chunk.take_out(page.0, pool);
         let (next, mut prev) = (link.next(), link.prev());
-        let settle = chunk.is_to_settle();
+        let unneeded = chunk.holds_unneeded();
         let ends = &ends[list as usize - 1];
         if ends.back == page.0 {
             prev = ends.before_back;
@@ -132,8 +132,8 @@ impl PageLists {
         // Joined after the page has left. Where there are holes, its link is then the nearest for
         // its neighbours.
         self.join_neighbours(list, page.0, next, prev);
-        if settle {
-            self.settle(page);
+        if unneeded {
+            self.free_unneeded(page);
         }
         list
     }
@@ -148,8 +148,8 @@ impl PageLists {
         };
         ends.front = chunk.take_out(page.0, &mut self.pool).next();
         ends.len -= 1;
-        if chunk.is_to_settle() {
-            self.settle(page);
+        if chunk.holds_unneeded() {
+            self.free_unneeded(page);
         }
         Some(page)
     }
@@ -290,7 +290,7 @@ impl PageLists {
 
     /// Frees the memory that a chunk no longer needs.
     #[cold]
-    fn settle(&mut self, page: PageNo) {
+    fn free_unneeded(&mut self, page: PageNo) {
         let slot = &mut self.chunks[page.chunk().0 as usize];
         let Some(chunk) = slot else {
             return;

@@ -303,7 +303,7 @@ impl FileTier {
             writer.pages.page_mut(at).copy_from_slice(item.page);
         }
         self.write_runs(writer);
-        self.settle(batch, writer);
+        self.give_results(batch, writer);
     }
 
     /// Takes slots for as many pages of the batch as possible, and computes their checksums.
@@ -430,7 +430,7 @@ impl FileTier {
 
     /// Fills in the results, frees the slots of pages that were not written, and decides on a
     /// pause.
-    fn settle(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
+    fn give_results(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         let (mut failure, mut refused) = (None, 0);
         for run in &writer.runs {
             let items = batch.iter_mut().zip(&writer.slots);

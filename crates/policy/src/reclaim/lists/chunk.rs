@@ -473,7 +473,7 @@ impl Chunk {
 
     /// Whether it holds memory that it no longer needs: it is empty, or has too many holes.
     #[inline]
-    pub(super) fn is_to_settle(&self) -> bool {
+    pub(super) fn holds_unneeded(&self) -> bool {
         self.listed == 0 || self.has_many_holes()
     }
 
