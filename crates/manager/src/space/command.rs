@@ -125,8 +125,8 @@ impl Commands {
         both_sides::release(self);
     }
 
-    /// Posts an order about `pages`, one at a time; returns its number. See [`both_sides::post`] for
-    /// what must be locked.
+    /// Posts an order about `pages`, one at a time; returns its number. See [`both_sides::post`]
+    /// for what must be locked.
     pub fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
         both_sides::post(self, || {
             let mut count = 0;
