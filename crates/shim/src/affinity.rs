@@ -9,9 +9,9 @@
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 
+use crate::library::{control_block, next};
 use crate::page::{Page, command_page};
 use crate::raw::{call3, fail, nr};
-use crate::threads::next;
 
 const WORD: usize = size_of::<u64>();
 
@@ -65,7 +65,7 @@ unsafe extern "C" fn pthread_setaffinity_np(thread: usize, bytes: usize, set: *c
 /// In both C libraries the handle of a thread is the address of its control block, which the thread
 /// pointer holds too.
 fn is_own(thread: usize) -> bool {
-    crate::threads::control_block() == thread
+    control_block() == thread
 }
 
 unsafe fn of_thread(

@@ -6,7 +6,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use undercroft_wire::protocol::*;
 
 use crate::agent::start_agent;
-use crate::raw::{PAGE, STACK, call3, call6, nr};
+use crate::mapping::Mapping;
+use crate::raw::{PAGE, STACK, advice, call3, call6, nr};
 use crate::socket::{receive, send};
 use crate::{ADDRESS, BEACON, COMMAND, OWNER};
 
@@ -17,154 +18,233 @@ pub(crate) struct SockAddr {
 }
 
 /// The handshake. True if the process is managed from now on. On any failure it runs on unmanaged.
+///
+/// # Safety
+/// [`ADDRESS`] is not being written. This process has no agent yet.
 pub(crate) unsafe fn join(kind: u32, nonce: u64) -> bool {
-    // SAFETY: see the callees; every descriptor made here is closed here, except those the agent
-    // keeps.
-    unsafe {
-        let socket = call3(nr::SOCKET, 1, 5 | 0o2000000, 0); // AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC
-        if socket < 0 {
-            return false;
-        }
-        let address = core::ptr::addr_of!(ADDRESS) as usize;
-        let connected = call3(nr::CONNECT, socket as usize, address, size_of::<SockAddr>()) == 0;
-        let joined = connected && handshake(socket, kind, nonce);
-        call3(nr::CLOSE, socket as usize, 0, 0);
-        joined
+    let flags = 5 | 0o2000000; // SOCK_SEQPACKET | SOCK_CLOEXEC
+    // SAFETY: takes numbers only; 1 = AF_UNIX.
+    let socket = unsafe { call3(nr::SOCKET, 1, flags, 0) };
+    if socket < 0 {
+        return false;
     }
+    let address = core::ptr::addr_of!(ADDRESS) as usize;
+    // SAFETY: `ADDRESS` is a whole socket address, and the caller lets nobody write it.
+    let connected =
+        unsafe { call3(nr::CONNECT, socket as usize, address, size_of::<SockAddr>()) } == 0;
+    // SAFETY: the caller's promise.
+    let joined = connected && unsafe { handshake(socket, kind, nonce) };
+    close(socket as usize);
+    joined
 }
 
+/// Closes a descriptor that was made here.
+fn close(descriptor: usize) {
+    // SAFETY: takes a number; no value of this program owns the descriptor.
+    unsafe { call3(nr::CLOSE, descriptor, 0, 0) };
+}
+
+/// # Safety
+/// This process has no agent yet.
 unsafe fn handshake(socket: isize, kind: u32, nonce: u64) -> bool {
-    // SAFETY: as in `join`.
-    unsafe {
-        if !send(
-            socket,
-            &Hello {
-                magic: MAGIC,
-                kind,
-                nonce,
-            },
-            [-1; 2],
-            0,
-        ) {
-            return false;
-        }
-        let mut answer = Answer {
-            magic: 0,
-            refused: 1,
-        };
-        let Some([device, page]) = receive(socket, &mut answer) else {
-            return false;
-        };
-        if core::ptr::read_volatile(&answer.magic) != MAGIC
-            || core::ptr::read_volatile(&answer.refused) != 0
-            || device < 0
-            || page < 0
-        {
-            return false;
-        }
-        let ready = set_up(socket, device as usize, page as usize, nonce);
-        call3(nr::CLOSE, device as usize, 0, 0);
-        call3(nr::CLOSE, page as usize, 0, 0);
-        ready
+    let hello = Hello {
+        magic: MAGIC,
+        kind,
+        nonce,
+    };
+    // SAFETY: a message of plain numbers, and no descriptors.
+    if !unsafe { send(socket, &hello, [-1; 2], 0) } {
+        return false;
     }
+    let Some([device, page]) = receive_answer(socket) else {
+        return false;
+    };
+    if device < 0 || page < 0 {
+        return false;
+    }
+    // SAFETY: the caller's promise; both descriptors have just come.
+    let ready = unsafe { set_up(socket, device as usize, page as usize, nonce) };
+    close(device as usize);
+    close(page as usize);
+    ready
+}
+
+/// The descriptors that come with the manager's answer, each -1 if it is missing. `None`: it is no
+/// answer, or it refuses; no descriptor is left open then.
+fn receive_answer(socket: isize) -> Option<[i32; 2]> {
+    let mut answer = Answer {
+        magic: 0,
+        refused: 1,
+    };
+    // SAFETY: every value of an answer's bytes is one of its type.
+    let descriptors = unsafe { receive(socket, &mut answer) }?;
+    // SAFETY: a live local; volatile because the kernel wrote it behind the compiler's back.
+    let answer = unsafe { core::ptr::read_volatile(&answer) };
+    if answer.magic == MAGIC && answer.refused == 0 {
+        return Some(descriptors);
+    }
+    for descriptor in descriptors {
+        if let Ok(descriptor) = usize::try_from(descriptor) {
+            close(descriptor);
+        }
+    }
+    None
+}
+
+/// Staging area, holding area, and the agent's stack at the end.
+const OWN_BYTES: usize = 2 * STAGING_PAGES * PAGE + STACK;
+
+/// Makes the memory and the descriptors, passes them on, and starts the agent.
+///
+/// # Safety
+/// `device` and `page` are descriptors from the manager. This process has no agent yet.
+unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool {
+    let Some((command, own)) = map_areas(page) else {
+        return false;
+    };
+    let Some(beacon) = beacon() else {
+        return false;
+    };
+    let Some(uffds) = Uffds::create(device, nonce) else {
+        return false;
+    };
+    let ready = Ready {
+        magic: MAGIC,
+        reserved: 0,
+        staging: own.start as u64,
+        private_end: own.end() as u64,
+        beacon,
+    };
+    let joined = match offer(socket, &ready, &uffds) {
+        Some(guard) => {
+            // SAFETY: both areas are mapped above and are nobody else's.
+            let started = unsafe { start_unsignalled(&command, &own, uffds.staging, guard) };
+            close(guard);
+            started
+        }
+        None => false,
+    };
+    if joined {
+        // SAFETY: takes no arguments.
+        let process = unsafe { call3(nr::GETPID, 0, 0, 0) } as u32;
+        OWNER.store(process, Relaxed);
+        COMMAND.store(command.start as u64, Relaxed);
+    }
+    uffds.close();
+    joined
+}
+
+/// Maps the command page, whose descriptor is `page`, and the shim's own area, ready for the agent.
+fn map_areas(page: usize) -> Option<(Mapping, Mapping)> {
+    let command = Mapping::page_of(page)?;
+    let own = Mapping::private(OWN_BYTES)?;
+    // Not in children: each has its own. No huge pages: pages are moved one by one.
+    command.advise(advice::DONTFORK);
+    own.advise(advice::DONTFORK);
+    own.advise(advice::NOHUGEPAGE);
+    own.empty();
+    let stack = (own.end() - STACK) as *mut u8;
+    // The stack must be resident before it is needed inside a MOVE.
+    // SAFETY: the last pages of the area, which are not in use yet.
+    unsafe { core::ptr::write_bytes(stack, 0, STACK) };
+    Some((command, own))
+}
+
+/// Address of the beacon page. It is made once, and then missing in every fork child, whatever
+/// touches it here; and it is a mapping of its own.
+fn beacon() -> Option<u64> {
+    let known = BEACON.load(Relaxed);
+    if known != 0 {
+        return Some(known);
+    }
+    let fresh = Mapping::private(PAGE)?;
+    fresh.empty();
+    fresh.advise(advice::WIPEONFORK);
+    BEACON.store(fresh.start as u64, Relaxed);
+    Some(fresh.start as u64)
 }
 
 /// Number of the request: see ioctl_userfaultfd(2).
 const UFFD_NEW: usize = 0xAA00;
 
-unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool {
-    // SAFETY: fresh mappings at addresses the kernel chooses; ioctls with live local structures.
-    unsafe {
-        let command = call6(nr::MMAP, 0, PAGE, 3, 1, page, 0);
-        let own_len = 2 * STAGING_PAGES * PAGE + STACK;
-        let own = call6(nr::MMAP, 0, own_len, 3, 0x22, usize::MAX, 0);
-        if command < 0 || own < 0 {
-            return false;
-        }
-        let (command, own) = (command as usize, own as usize);
-        // Not in children: each has its own. No huge pages: pages are moved one by one.
-        call3(nr::MADVISE, command, PAGE, 10);
-        call3(nr::MADVISE, own, own_len, 10);
-        call3(nr::MADVISE, own, own_len, 15);
-        // A program that locks all it maps has locked and filled this: it must be neither.
-        call3(nr::MUNLOCK, own, own_len, 0);
-        call3(nr::MADVISE, own, own_len, 4);
-        // The stack must be resident before it is needed inside a MOVE.
-        core::ptr::write_bytes((own + 2 * STAGING_PAGES * PAGE) as *mut u8, 0, STACK);
-        let mut beacon = BEACON.load(Relaxed);
-        if beacon == 0 {
-            let fresh = call6(nr::MMAP, 0, PAGE, 3, 0x22, usize::MAX, 0);
-            if fresh < 0 {
-                return false;
-            }
-            beacon = fresh as u64;
-            // Missing in every fork child, whatever touches it here; and in a mapping of its own.
-            call3(nr::MUNLOCK, fresh as usize, PAGE, 0);
-            call3(nr::MADVISE, fresh as usize, PAGE, 4);
-            call3(nr::MADVISE, fresh as usize, PAGE, 18);
-            BEACON.store(beacon, Relaxed);
-        }
-        let flags = 0o2000000 | 0o4000; // O_CLOEXEC | O_NONBLOCK
+/// The userfaultfds that are made here.
+struct Uffds {
+    /// The process's own; none in a child whose userfaultfd came with the fork.
+    process: Option<usize>,
+    /// That of the staging area.
+    staging: usize,
+}
+
+impl Uffds {
+    /// * `nonce`: 0 unless this is such a child.
+    fn create(device: usize, nonce: u64) -> Option<Uffds> {
         let process = match nonce {
-            0 => call3(nr::IOCTL, device, UFFD_NEW, flags),
-            _ => -1,
+            0 => Some(new_uffd(device)?),
+            _ => None,
         };
-        let staging = call3(nr::IOCTL, device, UFFD_NEW, flags);
-        if staging < 0 || (nonce == 0 && process < 0) {
-            return false;
-        }
-        let ready = Ready {
-            magic: MAGIC,
-            reserved: 0,
-            staging: own as u64,
-            private_end: (own + own_len) as u64,
-            beacon,
+        let Some(staging) = new_uffd(device) else {
+            if let Some(process) = process {
+                close(process);
+            }
+            return None;
         };
-        let count = if nonce == 0 { 2 } else { 1 };
-        let fds = match nonce {
-            0 => [process as i32, staging as i32],
-            _ => [staging as i32, -1],
-        };
-        let mut answer = Answer {
-            magic: 0,
-            refused: 1,
-        };
-        let mut joined = false;
-        if send(socket, &ready, fds, count)
-            && let Some([guard, _]) = receive(socket, &mut answer)
-            && guard >= 0
-        {
-            // The agent must receive no signal of the program's: block all, start it, restore.
-            let (all, mut old) = (u64::MAX, 0u64);
-            let old_at = core::ptr::from_mut(&mut old) as usize;
-            call6(
-                nr::RT_SIGPROCMASK,
-                2,
-                core::ptr::from_ref(&all) as usize,
-                old_at,
-                8,
-                0,
-                0,
-            );
-            joined = core::ptr::read_volatile(&answer.refused) == 0
-                && start_agent(
-                    command,
-                    own,
-                    staging as usize,
-                    guard as usize,
-                    own + own_len,
-                );
-            call6(nr::RT_SIGPROCMASK, 2, old_at, 0, 8, 0, 0);
-            call3(nr::CLOSE, guard as usize, 0, 0);
-        }
-        if joined {
-            OWNER.store(call3(nr::GETPID, 0, 0, 0) as u32, Relaxed);
-            COMMAND.store(command as u64, Relaxed);
-        }
-        if process >= 0 {
-            call3(nr::CLOSE, process as usize, 0, 0);
-        }
-        call3(nr::CLOSE, staging as usize, 0, 0);
-        joined
+        Some(Uffds { process, staging })
     }
+
+    /// The descriptors to send, and how many there are.
+    fn to_send(&self) -> ([i32; 2], usize) {
+        match self.process {
+            Some(process) => ([process as i32, self.staging as i32], 2),
+            None => ([self.staging as i32, -1], 1),
+        }
+    }
+
+    fn close(self) {
+        if let Some(process) = self.process {
+            close(process);
+        }
+        close(self.staging);
+    }
+}
+
+fn new_uffd(device: usize) -> Option<usize> {
+    let flags = 0o2000000 | 0o4000; // O_CLOEXEC | O_NONBLOCK
+    // SAFETY: the request takes flags, no address.
+    let made = unsafe { call3(nr::IOCTL, device, UFFD_NEW, flags) };
+    usize::try_from(made).ok()
+}
+
+/// Passes on what was made here. Returns the userfaultfd of the holding area; `None` if the manager
+/// refuses.
+fn offer(socket: isize, ready: &Ready, uffds: &Uffds) -> Option<usize> {
+    let (descriptors, count) = uffds.to_send();
+    // SAFETY: a message of plain numbers; `count` descriptors are open.
+    if !unsafe { send(socket, ready, descriptors, count) } {
+        return None;
+    }
+    let [guard, _] = receive_answer(socket)?;
+    usize::try_from(guard).ok()
+}
+
+/// Starts the agent. It must receive no signal of the program's, so all are blocked meanwhile.
+///
+/// # Safety
+/// `command` is the command page and `own` of [`OWN_BYTES`]; nothing else uses either.
+unsafe fn start_unsignalled(
+    command: &Mapping,
+    own: &Mapping,
+    staging_uffd: usize,
+    guard: usize,
+) -> bool {
+    const SET_MASK: usize = 2;
+    let (all, mut old) = (u64::MAX, 0u64);
+    let all_at = core::ptr::from_ref(&all) as usize;
+    let old_at = core::ptr::from_mut(&mut old) as usize;
+    // SAFETY: two live sets of the kernel's size, 8 bytes.
+    unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, all_at, old_at, 8, 0, 0) };
+    // SAFETY: the caller's promise; the area ends with the stack.
+    let started = unsafe { start_agent(command.start, own.start, staging_uffd, guard, own.end()) };
+    // SAFETY: the set that the kernel wrote above.
+    unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, old_at, 0, 8, 0, 0) };
+    started
 }

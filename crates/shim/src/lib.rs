@@ -12,6 +12,8 @@
 mod affinity;
 mod agent;
 mod handshake;
+mod library;
+mod mapping;
 mod move_out;
 mod mremap;
 mod page;
@@ -32,7 +34,7 @@ use undercroft_wire::protocol::{KIND_FORK, KIND_START, SOCKET_VARIABLE};
 
 use crate::handshake::{SockAddr, join};
 use crate::page::command_page;
-use crate::raw::{PAGE, call3, nr};
+use crate::raw::{PAGE, advice, call3, nr};
 
 #[cfg(shared_object)]
 #[panic_handler]
@@ -171,7 +173,7 @@ extern "C" fn in_fork_child() {
     // read faults, and the manager answers with a number that names this child's userfaultfd.
     let nonce = unsafe { core::ptr::read_volatile(beacon as *const u64) };
     // SAFETY: the page is ours; it must be missing again before this child forks.
-    unsafe { call3(nr::MADVISE, beacon as usize, PAGE, 4) };
+    unsafe { call3(nr::MADVISE, beacon as usize, PAGE, advice::DONTNEED) };
     // SAFETY: only this thread exists, as in `init`.
     unsafe { join(KIND_FORK, nonce) };
 }

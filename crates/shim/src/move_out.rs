@@ -7,7 +7,7 @@ use undercroft_wire::command::{self, Shared};
 use undercroft_wire::protocol::{CommandPage, STAGING_PAGES, next_run};
 
 use crate::page::Page;
-use crate::raw::{EBUSY, EEXIST, EINVAL, PAGE, call3, nr};
+use crate::raw::{EBUSY, EEXIST, EINVAL, PAGE, advice, call3, nr};
 
 /// Number of the request: see ioctl_userfaultfd(2).
 const UFFD_MOVE: usize = 0xC028_AA05;
@@ -24,95 +24,168 @@ const MOVES_MAX: usize = 8;
 /// The first move uses the process's own userfaultfd, which refuses it while a layout event is
 /// unread. So a page of a mapping that replaced the one meant is never moved. The second move
 /// empties the staging area without an event; dropping its pages would raise one.
+///
+/// # Safety
+/// The calling thread is the agent: `staging` is its area, and no other thread moves its pages.
 pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usize) {
-    // SAFETY: the pages are the program's own, moved as the manager commands; nothing here refers
-    // to them.
-    unsafe {
-        let taken = make_room(page, staging);
-        let mut places = 0;
-        while let Some((first, end)) = next_run(taken, places, STAGING_PAGES) {
-            page.pages[first..end]
-                .iter()
-                .for_each(|page| page.store(0, Relaxed));
-            places = end;
+    // SAFETY: the caller's promise.
+    let taken = unsafe { make_room(page, staging) };
+    leave_out(page, taken);
+    // SAFETY: the caller's promise; the listed places of the staging area are empty.
+    let staged = unsafe { stage(page, seq, count, staging) };
+    // A page that the kernel forgot (see `pages_moved`) may be anywhere in the staging area. So if
+    // a command did not run to its end, every place is tried.
+    let sought = if staged.whole { staged.moved } else { !taken };
+    // SAFETY: the caller's promise; the holding area is empty.
+    let held = unsafe { hold(page, staging, sought, staged.moved, count) };
+    if held.stranded != 0 {
+        page.strays.store(1, Relaxed);
+    }
+    page.moved.store(held.moved, Relaxed);
+    page.refused.store(staged.refused & !held.moved, Relaxed);
+    page.stranded.store(held.stranded, Relaxed);
+}
+
+/// Takes the pages off the list whose places are in `taken`.
+fn leave_out(page: &Page, taken: u64) {
+    let mut at = 0;
+    while let Some((first, end)) = next_run(taken, at, STAGING_PAGES) {
+        for page in &page.pages[first..end] {
+            page.store(0, Relaxed);
         }
-        let (mut moved, mut refused) = (0u64, 0u64);
-        let mut whole = true;
-        let mut retried = usize::MAX;
-        let mut alone = usize::MAX;
-        let mut unlocked = false;
-        let mut at = 0;
-        while at < count {
-            if page.pages[at].load(Relaxed) == 0 {
-                at += 1; // dropped by the program before the command was posted
-                continue;
-            }
-            let last = count.min(at + MOVE_PAGES_MAX);
-            let moving = || move_runs(page, staging, at, last, alone);
-            let Some(Moved {
-                done,
-                result,
-                tried,
-                stuck,
-            }) = command::between_events(page, seq, moving)
-            else {
-                break; // cancelled
-            };
-            whole &= result == 0;
-            moved |= low_bits(done) << at;
-            at += done;
-            // After some progress the kernel says EAGAIN, whatever stopped it: the next call tells
-            // the reason.
-            if !stuck {
-                continue;
-            }
-            // A range over two mappings moves nothing: the rest of the batch is moved page by page.
-            if result == EINVAL && tried > 1 {
-                alone = at;
-                continue;
-            }
-            if result == EINVAL && !unlocked {
-                // The kernel moves between mappings only if both or neither are locked.
-                unlocked = true;
-                unlock(staging);
-                continue;
-            }
-            if result == EBUSY && retried != at {
-                // Shared with a fork relative, or pinned. Breaking the sharing changes no byte. It
-                // helps if the page is shared; a pinned one stays busy.
-                retried = at;
-                let start = page.pages[at].load(Relaxed) as usize;
-                call3(nr::MADVISE, start, PAGE, 23); // MADV_POPULATE_WRITE
-                continue;
-            }
+        at = end;
+    }
+}
+
+/// What became of the pages of a command. Bit i = page i.
+struct Staged {
+    /// They are in the staging area.
+    moved: u64,
+    /// They stay in the program, whatever was tried.
+    refused: u64,
+    /// No MOVE stopped before its end.
+    whole: bool,
+}
+
+/// Moves the listed pages into the staging area, until the command is cancelled.
+///
+/// # Safety
+/// As [`move_out`].
+unsafe fn stage(page: &Page, seq: u32, count: usize, staging: usize) -> Staged {
+    let (mut moved, mut refused, mut whole) = (0u64, 0u64, true);
+    let mut remedies = Remedies::default();
+    let mut at = 0;
+    while at < count {
+        if page.pages[at].load(Relaxed) == 0 {
+            at += 1; // dropped by the program before the command was posted
+            continue;
+        }
+        let last = count.min(at + MOVE_PAGES_MAX);
+        let alone = remedies.alone;
+        // SAFETY: the caller's promise; place `at` has a page.
+        let moving = || unsafe { move_runs(page, staging, at, last, alone) };
+        let Some(run) = command::between_events(page, seq, moving) else {
+            break; // cancelled
+        };
+        whole &= run.result == 0;
+        moved |= low_bits(run.done) << at;
+        at += run.done;
+        // After some progress the kernel says EAGAIN, whatever stopped it: the next call tells the
+        // reason.
+        // SAFETY: the caller's promise; place `at` has the page that is stuck.
+        if run.stuck && !unsafe { remedies.apply(page, staging, at, &run) } {
             refused |= 1 << at;
             at += 1;
         }
-        // A page that the kernel forgot (see `pages_moved`) may be anywhere in the staging area. So
-        // if a command did not run to its end, every place is tried.
-        let sought = if whole { moved } else { !taken };
-        let mut stranded = 0u64;
-        let mut waits = Waits::default();
-        let mut at = 0;
-        while let Some((first, end)) = next_run(sought, at, count) {
-            at = first;
-            let (done, result) = move_on(page, staging, first..end, 0, &mut waits);
-            moved |= low_bits(done) << at;
-            at += done;
-            if done == 0 {
-                // The page that is there is in use. Other errors: the place is empty.
-                moved |= u64::from(result == EBUSY) << at;
-                stranded |= moved & 1 << at;
-                at += 1;
-            }
-        }
-        if stranded != 0 {
-            page.strays.store(1, Relaxed);
-        }
-        page.moved.store(moved, Relaxed);
-        page.refused.store(refused & !moved, Relaxed);
-        page.stranded.store(stranded, Relaxed);
     }
+    Staged {
+        moved,
+        refused,
+        whole,
+    }
+}
+
+/// What one command has tried so far for pages that do not move.
+struct Remedies {
+    /// From this place on, pages are moved one by one.
+    alone: usize,
+    /// The shim's own memory was unlocked.
+    unlocked: bool,
+    /// Sharing of the page at this place was broken.
+    unshared: usize,
+}
+
+impl Default for Remedies {
+    fn default() -> Remedies {
+        Remedies {
+            alone: usize::MAX,
+            unlocked: false,
+            unshared: usize::MAX,
+        }
+    }
+}
+
+impl Remedies {
+    /// Does what may help against `run.result` at place `at`. False if nothing is left to try.
+    ///
+    /// # Safety
+    /// As [`move_out`]; place `at` has a page.
+    #[cold]
+    unsafe fn apply(&mut self, page: &Page, staging: usize, at: usize, run: &Moved) -> bool {
+        match run.result {
+            // A range over two mappings moves nothing: the rest of the batch is moved page by page.
+            EINVAL if run.tried > 1 => self.alone = at,
+            // The kernel moves between mappings only if both or neither are locked.
+            EINVAL if !self.unlocked => {
+                self.unlocked = true;
+                // SAFETY: the shim's own mapping.
+                unsafe { unlock(staging) };
+            }
+            // Shared with a fork relative, or pinned. Breaking the sharing changes no byte. It
+            // helps if the page is shared; a pinned one stays busy.
+            EBUSY if self.unshared != at => {
+                self.unshared = at;
+                let start = page.pages[at].load(Relaxed) as usize;
+                // SAFETY: a page of the program, whose contents stay.
+                unsafe { call3(nr::MADVISE, start, PAGE, advice::POPULATE_WRITE) };
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// What became of the pages of a command in the end. Bit i = page i.
+struct Held {
+    /// They left the program.
+    moved: u64,
+    /// ... but are still in the staging area.
+    stranded: u64,
+}
+
+/// Moves the pages at the places `sought` on into the holding area. `moved`: those that are known
+/// to be in the staging area.
+///
+/// # Safety
+/// As [`move_out`]; the holding area is empty.
+unsafe fn hold(page: &Page, staging: usize, sought: u64, mut moved: u64, count: usize) -> Held {
+    let mut stranded = 0u64;
+    let mut waits = Waits::default();
+    let mut at = 0;
+    while let Some((first, end)) = next_run(sought, at, count) {
+        at = first;
+        // SAFETY: the caller's promise.
+        let (done, result) = unsafe { move_on(page, staging, first..end, 0, &mut waits) };
+        moved |= low_bits(done) << at;
+        at += done;
+        if done == 0 {
+            // The page that is there is in use. Other errors: the place is empty.
+            moved |= u64::from(result == EBUSY) << at;
+            stranded |= moved & 1 << at;
+            at += 1;
+        }
+    }
+    Held { moved, stranded }
 }
 
 /// Moves places of the staging area on to the same places of the holding area. Returns how many,
@@ -170,9 +243,9 @@ unsafe fn make_room(page: &Page, staging: usize) -> u64 {
     // SAFETY: both areas are the shim's own; nothing refers to them.
     unsafe {
         // DONTNEED: the old pages are stored. Refused if the program has locked all its memory.
-        if call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4) == EINVAL {
+        if call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, advice::DONTNEED) == EINVAL {
             unlock(staging);
-            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
+            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, advice::DONTNEED);
         }
         match page.strays.swap(0, Relaxed) {
             0 => 0,
@@ -193,7 +266,7 @@ unsafe fn clear_strays(page: &Page, staging: usize) -> u64 {
         let done = unsafe {
             let rest = at..STAGING_PAGES;
             let (done, _) = move_on(page, staging, rest, MOVE_ALLOW_SRC_HOLES, &mut waits);
-            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, 4);
+            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, advice::DONTNEED);
             done
         };
         if done == 0 {

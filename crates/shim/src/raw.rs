@@ -35,6 +35,16 @@ pub(crate) mod nr {
     pub(crate) const CLOSE_RANGE: usize = 436;
 }
 
+/// Advice of madvise(2).
+pub(crate) mod advice {
+    pub(crate) const DONTNEED: usize = 4;
+    pub(crate) const DONTFORK: usize = 10;
+    pub(crate) const NOHUGEPAGE: usize = 15;
+    pub(crate) const WIPEONFORK: usize = 18;
+    pub(crate) const POPULATE_WRITE: usize = 23;
+    pub(crate) const GUARD_INSTALL: usize = 102;
+}
+
 pub(crate) const EINTR: isize = -4;
 pub(crate) const EFAULT: isize = -14;
 pub(crate) const EBUSY: isize = -16;

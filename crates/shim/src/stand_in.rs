@@ -1,9 +1,7 @@
 //! Stands in for madvise, which can drop pages without telling userfaultfd.
 
+use crate::raw::advice::{DONTNEED, GUARD_INSTALL};
 use crate::raw::{call3, fail, nr};
-
-const DONTNEED: usize = 4;
-const GUARD_INSTALL: usize = 102;
 
 /// Stands in for the C library's madvise.
 ///

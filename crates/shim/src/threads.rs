@@ -6,10 +6,11 @@
 //! function. The kernel then refuses to move the page out. Threads made in other ways are found by
 //! the manager a little later.
 
-use core::arch::{global_asm, naked_asm};
-use core::ffi::{CStr, c_void};
+use core::arch::naked_asm;
+use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
+use crate::library::{control_block, next};
 use crate::page::command_page;
 use crate::raw::call3;
 
@@ -39,36 +40,7 @@ static STARTING: [Start; STARTS] = [const {
 
 type Create = unsafe extern "C" fn(*mut c_void, *const c_void, *const c_void, *mut c_void) -> i32;
 
-global_asm!(".weak dlsym");
-unsafe extern "C" {
-    fn dlsym(handle: *mut c_void, name: *const u8) -> *mut c_void;
-}
-
 const EAGAIN: i32 = 11;
-const RTLD_NEXT: *mut c_void = usize::MAX as *mut c_void;
-
-/// The next definition of `name` after ours, or 0. Looked up once.
-pub(crate) fn next(name: &CStr, found: &AtomicUsize) -> usize {
-    let mut at = found.load(Relaxed);
-    if at == 0 && dlsym as *const () as usize != 0 {
-        // SAFETY: the C library's own.
-        at = unsafe { dlsym(RTLD_NEXT, name.as_ptr().cast()) } as usize;
-        found.store(at, Relaxed);
-    }
-    at
-}
-
-/// Address of the calling thread's control block. Both C libraries keep it in the block's first
-/// word.
-#[inline(always)]
-pub(crate) fn control_block() -> usize {
-    let block: usize;
-    // SAFETY: reads the word that the thread pointer points to.
-    unsafe {
-        core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags));
-    }
-    block
-}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_create(

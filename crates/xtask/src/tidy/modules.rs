@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use syn::visit::{self, Visit};
 
-use super::tables::{CIRCLES, MANAGER_ORDER};
+use super::tables::MANAGER_ORDER;
 use super::tree::{Tree, crate_of};
 
 /// A module, as its path below the crate's root.
@@ -17,39 +17,29 @@ type Path = Vec<String>;
 /// Arrows between neighbours: (the folder of both, user, used) -> the first place.
 type Arrows = BTreeMap<(Path, String, String), String>;
 
-/// Circles between neighbours that no table lists, and listed circles that are gone.
+/// Circles between neighbours, with a place for each of their arrows.
 pub fn circles(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
-    let mut seen = BTreeSet::new();
     for name in tree.manifests.keys() {
         let arrows = arrows_of(tree, name);
         for (folder, members) in circles_of(&arrows) {
-            let known = CIRCLES.iter().position(|(owner, listed)| {
-                owner == name && members.iter().all(|member| listed.contains(member))
-            });
-            let Some(known) = known else {
-                let inside = |from: &String, to: &String| {
-                    members.contains(from.as_str()) && members.contains(to.as_str())
-                };
-                let places: Vec<String> = arrows
-                    .iter()
-                    .filter(|((at, from, to), _)| *at == folder && inside(from, to))
-                    .map(|((_, from, to), place)| format!("{from} -> {to} ({place})"))
-                    .collect();
-                let members: Vec<&str> = members.iter().copied().collect();
-                wrong.push(format!(
-                    "{name}/{}: {}\n    {}",
-                    folder.join("/"),
-                    members.join(" "),
-                    places.join("\n    ")
-                ));
-                continue;
+            let inside = |from: &String, to: &String| {
+                members.contains(from.as_str()) && members.contains(to.as_str())
             };
-            seen.insert(known);
+            let places: Vec<String> = arrows
+                .iter()
+                .filter(|((at, from, to), _)| *at == folder && inside(from, to))
+                .map(|((_, from, to), place)| format!("{from} -> {to} ({place})"))
+                .collect();
+            let members: Vec<&str> = members.iter().copied().collect();
+            wrong.push(format!(
+                "{name}/{}: {}\n    {}",
+                folder.join("/"),
+                members.join(" "),
+                places.join("\n    ")
+            ));
         }
     }
-    let gone = (0..CIRCLES.len()).filter(|at| !seen.contains(at));
-    wrong.extend(gone.map(|at| format!("{:?} is gone: take it out of CIRCLES", CIRCLES[at])));
     wrong
 }
 

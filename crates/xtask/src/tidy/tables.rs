@@ -89,16 +89,11 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
         "model::tier::store",
         "one decision table: what a tier may do with a page, by failure",
     ),
-    ("shim::handshake::set_up", "to be cut"),
-    ("shim::move_out::move_out", "to be cut"),
     (
         "tests::servers::redis_session",
         "one session, told step by step",
     ),
 ];
-
-/// Circles between files or folders that lie beside each other: (crate, members), still to be cut.
-pub const CIRCLES: &[(&str, &[&str])] = &[("shim", &["affinity", "threads"])];
 
 /// The files and folders of the manager, by their folder (the first is the crate's root), lowest
 /// first. Each may use those before it, and what a folder's `mod.rs` has.
