@@ -6,48 +6,11 @@
 // Every page has known bytes, checked in each round (status 86 if wrong). Prints "ready" after the
 // first fill.
 #define _GNU_SOURCE
+#include "pages.h"
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-enum { PAGE = 4096, WORDS = PAGE / 8, WRONG = 86 };
-static uint64_t *memory, pages;
-static int random_data;
-
-static uint64_t mix64(uint64_t x)
-{
-	x += 0x9e3779b97f4a7c15ull;
-	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-	x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-	return x ^ (x >> 31);
-}
-
-static uint64_t word_of(uint64_t page, uint64_t round, uint64_t word)
-{
-	uint64_t base = mix64(page << 20 ^ round);
-	return random_data ? mix64(base + word) : base + word / 16;
-}
-
-static void fill(uint64_t page, uint64_t round)
-{
-	for (uint64_t i = 0; i < WORDS; i++)
-		memory[page * WORDS + i] = word_of(page, round, i);
-}
-
-static void check(uint64_t page, uint64_t round)
-{
-	for (uint64_t i = 0; i < WORDS; i++)
-		if (memory[page * WORDS + i] != word_of(page, round, i)) {
-			fprintf(stderr, "touch: page %lu round %lu word %lu is wrong: %016lx\n", page, round, i,
-			        memory[page * WORDS + i]);
-			_exit(WRONG);
-		}
-}
 
 int main(int argc, char **argv)
 {
@@ -73,9 +36,7 @@ int main(int argc, char **argv)
 			return 2;
 		i++;
 	}
-	pages = strtoull(argv[1], NULL, 10) * 256;
-	memory = mmap(NULL, pages * PAGE + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED)
+	if (!map_pages(strtoull(argv[1], NULL, 10)))
 		return 2;
 	for (uint64_t page = 0; page < pages; page++)
 		fill(page, 0);

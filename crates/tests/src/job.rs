@@ -239,6 +239,22 @@ impl Running {
         self.ended.is_none()
     }
 
+    /// Waits until `look` finds something. Panics: if it ends before, or a minute has passed.
+    pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&Running) -> Option<T>) -> T {
+        let begin = Instant::now();
+        loop {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            assert!(
+                self.is_alive() && begin.elapsed() < Duration::from_secs(60),
+                "no {what}; standard error: {}",
+                self.errors()
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// The processes of its tree now, itself too.
     pub fn tree(&self) -> Vec<Process> {
         descendants(&processes(), self.pid())

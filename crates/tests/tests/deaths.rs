@@ -54,21 +54,6 @@ fn verified(evidence: &Path) -> Option<[u64; 2]> {
     Some([word(0)?, word(8)?])
 }
 
-fn until<T>(what: &str, run: &mut Running, mut look: impl FnMut(&Running) -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(found) = look(run) {
-            return found;
-        }
-        assert!(
-            run.is_alive() && begin.elapsed() < Duration::from_secs(60),
-            "no {what}; standard error: {}",
-            run.errors()
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 struct Death {
     run: Running,
     evidence: std::path::PathBuf,
@@ -95,8 +80,8 @@ fn kill(seed: u64, kind: &str, victims: &[Role]) -> Death {
         .tier(&tier.replace("SPILL", &spill.to_string_lossy()))
         .timeout(60)
         .start();
-    let ids = until("manager and holder", &mut run, cast);
-    until("load", &mut run, |_| {
+    let ids = run.until("manager and holder", cast);
+    run.until("load", |_| {
         let [parents, children] = verified(&evidence)?;
         (parents > 0 && (children > 0 || kind == "alone")).then_some(())
     });

@@ -7,22 +7,25 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use undercroft_tests::{
     Job, MIB, build, find, one_at_a_time, plain_only, say, setting, skip, undercroft,
 };
 
-/// Prints that `name` is skipped, unless root runs this with Undercroft and setpriv.
-fn can_run(name: &str) -> bool {
+/// The turn of test `name`. `None` unless root runs this with Undercroft and setpriv; then prints
+/// that it is skipped.
+fn turn(name: &str) -> Option<MutexGuard<'static, ()>> {
+    let turn = one_at_a_time();
     let why = match () {
         () if plain_only() => "a plain run has no manager to attack",
         () if !rustix::process::getuid().is_root() => "only root runs programs of several users",
         () if find("setpriv").is_none() => "there is no setpriv",
-        () => return true,
+        () => return Some(turn),
     };
     skip(name, why);
-    false
+    None
 }
 
 /// A hostile client of another user beside a program that verifies its memory, under one manager.
@@ -47,11 +50,8 @@ fn beside_a_verified_client(attack: &str, rounds: u64) -> undercroft_tests::Outc
 
 #[test]
 fn forged_handshakes_change_nothing_for_a_verified_client() {
-    let _turn = one_at_a_time();
     let name = "forged_handshakes_change_nothing_for_a_verified_client";
-    if !can_run(name) {
-        return;
-    }
+    let Some(_turn) = turn(name) else { return };
     let count = setting("UNDERCROFT_TEST_FORGED", 400);
     let seed = setting("UNDERCROFT_TEST_FORGED_SEED", 1);
     let begin = Instant::now();
@@ -65,11 +65,8 @@ fn forged_handshakes_change_nothing_for_a_verified_client() {
 
 #[test]
 fn floods_and_silent_peers_hold_nobody_up() {
-    let _turn = one_at_a_time();
     let name = "floods_and_silent_peers_hold_nobody_up";
-    if !can_run(name) {
-        return;
-    }
+    let Some(_turn) = turn(name) else { return };
     for attack in ["silent 300", "flood 2000"] {
         let outcome = beside_a_verified_client(attack, 3);
         say(&format!("{name}: {attack}: {:.1?}", outcome.wall));
@@ -79,8 +76,7 @@ fn floods_and_silent_peers_hold_nobody_up() {
 
 #[test]
 fn a_command_page_keeps_its_size() {
-    let _turn = one_at_a_time();
-    if can_run("a_command_page_keeps_its_size") {
+    if let Some(_turn) = turn("a_command_page_keeps_its_size") {
         beside_a_verified_client("shrink", 1).expect(0);
     }
 }
@@ -88,11 +84,8 @@ fn a_command_page_keeps_its_size() {
 /// A stranger that connects from outside the run is not answered, and the run goes on unharmed.
 #[test]
 fn strangers_get_nothing() {
-    let _turn = one_at_a_time();
     let name = "strangers_get_nothing";
-    if !can_run(name) {
-        return;
-    }
+    let Some(_turn) = turn(name) else { return };
     let hostile = build("hostile");
     let run = Job::new(build("rights"))
         .args(["none", "6"])
@@ -167,11 +160,8 @@ impl Drop for Victim {
 
 #[test]
 fn a_client_cannot_have_another_process_read_for_it() {
-    let _turn = one_at_a_time();
     let name = "a_client_cannot_have_another_process_read_for_it";
-    if !can_run(name) {
-        return;
-    }
+    let Some(_turn) = turn(name) else { return };
     let victim = Victim::start(0x5e);
     for how in ["first", "later"] {
         let attack = format!("peek {} 0x5e {how}", victim.1);
@@ -194,8 +184,7 @@ fn a_client_cannot_have_another_process_read_for_it() {
 
 #[test]
 fn no_thread_keeps_rights_that_the_program_gave_up() {
-    let _turn = one_at_a_time();
-    if can_run("no_thread_keeps_rights_that_the_program_gave_up") {
+    if let Some(_turn) = turn("no_thread_keeps_rights_that_the_program_gave_up") {
         let job = Job::new(build("rights")).args(["drop", "2"]);
         job.limit(48 * MIB).run().expect(0).expect_swapping(2000.0);
     }
@@ -256,10 +245,10 @@ fn a_filter_that_kills_kills_nobody_who_does_not_call() {
 
 #[test]
 fn a_process_in_another_pid_namespace_is_refused_and_goes_on() {
-    let _turn = one_at_a_time();
     let name = "a_process_in_another_pid_namespace_is_refused_and_goes_on";
-    if !can_run(name) || find("unshare").is_none() {
-        return;
+    let Some(_turn) = turn(name) else { return };
+    if find("unshare").is_none() {
+        return skip(name, "there is no unshare");
     }
     let rights = build("rights").display().to_string();
     let script = format!("unshare --pid --fork --mount-proc {rights} none 2");

@@ -25,30 +25,18 @@ const SIGNALS: [Signal; 9] = [
     Signal::CONT,
 ];
 
-fn wait_for(run: &mut Running, what: &str, mut look: impl FnMut(&Running) -> bool) {
-    let begin = Instant::now();
-    while !look(run) {
-        assert!(
-            run.is_alive() && begin.elapsed() < Duration::from_secs(20),
-            "no {what}; standard error: {}",
-            run.errors()
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn output(run: &Running) -> String {
     std::fs::read_to_string(run.scratch().join("output")).unwrap_or_default()
 }
 
-fn is_ready(run: &Running) -> bool {
-    output(run).contains("ready")
+fn is_ready(run: &Running) -> Option<()> {
+    output(run).contains("ready").then_some(())
 }
 
 /// Runs `told` and sends it one signal. Returns what it printed, and how it ended.
 fn sent(job: &Job, signal: Signal) -> (String, Option<i32>) {
     let mut run = job.start();
-    wait_for(&mut run, "told", is_ready);
+    run.until("told", is_ready);
     run.signal(signal);
     let outcome = run.wait();
     (outcome.text(), outcome.code())
@@ -73,7 +61,7 @@ fn signals_arrive_as_they_were_sent() {
     }
     // Stopped and continued by their own numbers.
     let mut run = job.limit(64 * MIB).start();
-    wait_for(&mut run, "told", is_ready);
+    run.until("told", is_ready);
     run.signal(Signal::TSTP);
     std::thread::sleep(Duration::from_millis(300));
     run.signal(Signal::CONT);
@@ -389,7 +377,7 @@ fn a_process_whose_main_thread_has_ended_is_waited_for_and_ended() {
         .args(["-c", &script(20)])
         .limit(64 * MIB)
         .start();
-    wait_for(&mut run, "worker", |_| !said().is_empty());
+    run.until("worker", |_| (!said().is_empty()).then_some(()));
     let manager = manager_of(&run).and_then(|found| Pid::from_raw(found.pid));
     kill_process(manager.expect("a manager"), Signal::KILL).expect("ours to kill");
     run.wait().expect(125);
@@ -416,7 +404,7 @@ fn the_manager_is_not_the_first_to_be_ended_for_memory() {
     let job = Job::new("sh").args(["-c", show]).limit(64 * MIB);
     let raised = "echo 300 > /proc/self/oom_score_adj; exec \"$@\"";
     let mut run = job.before(["sh", "-c", raised, "sh"]).start();
-    wait_for(&mut run, "program", is_ready);
+    run.until("program", is_ready);
     let pid = manager_of(&run).expect("a manager").pid;
     let score = |pid| std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj"));
     assert_eq!(score(pid).expect("/proc").trim(), managers);
@@ -616,7 +604,7 @@ fn what_a_killed_keeper_left_is_cleaned_up() {
         .arg("50")
         .env("UNDERCROFT_DIR", dir.path());
     let mut run = job.limit(64 * MIB).start();
-    wait_for(&mut run, "told", is_ready);
+    run.until("told", is_ready);
     run.signal(Signal::KILL);
     let _ = run.wait();
     assert_eq!(runs(dir.path()), 1, "left behind");

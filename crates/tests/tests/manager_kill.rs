@@ -17,21 +17,6 @@ fn manager_of(run: &Running) -> Option<Process> {
         .find(|process| process.pid != run.pid() && process.command.contains("undercroft manager"))
 }
 
-fn wait_for<T>(what: &str, run: &mut Running, mut look: impl FnMut(&Running) -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(found) = look(run) {
-            return found;
-        }
-        assert!(
-            run.is_alive() && begin.elapsed() < Duration::from_secs(30),
-            "no {what}; standard error: {}",
-            run.errors()
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// One run, killed `delay` after its manager appears. Returns how long `undercroft run` took to
 /// end.
 fn kill_once(seed: u64, tier: &str) -> Duration {
@@ -45,7 +30,7 @@ fn kill_once(seed: u64, tier: &str) -> Duration {
         .arg(&evidence)
         .arg("30");
     let mut run = job.start();
-    let manager = wait_for("manager process", &mut run, manager_of);
+    let manager = run.until("manager process", manager_of);
     // The delays go from "just started" through "filling under pressure" to "steady swapping".
     std::thread::sleep(Duration::from_micros(mix(seed) % 400_000));
     let pid = Pid::from_raw(manager.pid).expect("a process id");

@@ -70,52 +70,26 @@ fn holds_up_nobody(name: &str, way: &str) {
     }
 }
 
-#[test]
-fn a_stopped_process_holds_up_nobody() {
-    holds_up_nobody("a_stopped_process_holds_up_nobody", "stop");
+/// One test for each way to disturb a process.
+macro_rules! holds_up_nobody {
+    ($($test:ident: $way:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            holds_up_nobody(stringify!($test), $way);
+        })*
+    };
 }
 
-#[test]
-fn a_process_frozen_by_the_first_cgroup_version_holds_up_nobody() {
-    let name = "a_process_frozen_by_the_first_cgroup_version_holds_up_nobody";
-    holds_up_nobody(name, "freezer");
-}
-
-#[test]
-fn a_process_frozen_by_the_second_cgroup_version_holds_up_nobody() {
-    let name = "a_process_frozen_by_the_second_cgroup_version_holds_up_nobody";
-    holds_up_nobody(name, "freeze");
-}
-
-#[test]
-fn a_process_that_a_debugger_stops_holds_up_nobody() {
-    let name = "a_process_that_a_debugger_stops_holds_up_nobody";
-    holds_up_nobody(name, "trace");
-}
-
-#[test]
-fn a_process_with_a_hundredth_of_a_processor_holds_up_nobody() {
-    let name = "a_process_with_a_hundredth_of_a_processor_holds_up_nobody";
-    holds_up_nobody(name, "quota");
-}
-
-#[test]
-fn a_process_that_is_starved_by_others_holds_up_nobody() {
-    let name = "a_process_that_is_starved_by_others_holds_up_nobody";
-    holds_up_nobody(name, "nice");
-}
-
-/// The process is ended, or goes on, and harms only itself.
-#[test]
-fn a_process_that_lies_about_its_agent_holds_up_nobody() {
-    let name = "a_process_that_lies_about_its_agent_holds_up_nobody";
-    holds_up_nobody(name, "scribble");
-}
-
-#[test]
-fn a_process_that_overwrites_what_it_shares_with_the_manager_holds_up_nobody() {
-    let name = "a_process_that_overwrites_what_it_shares_with_the_manager_holds_up_nobody";
-    holds_up_nobody(name, "garbage");
+holds_up_nobody! {
+    a_stopped_process_holds_up_nobody: "stop",
+    a_process_frozen_by_the_first_cgroup_version_holds_up_nobody: "freezer",
+    a_process_frozen_by_the_second_cgroup_version_holds_up_nobody: "freeze",
+    a_process_that_a_debugger_stops_holds_up_nobody: "trace",
+    a_process_with_a_hundredth_of_a_processor_holds_up_nobody: "quota",
+    a_process_that_is_starved_by_others_holds_up_nobody: "nice",
+    // In the last two the process is ended, or goes on, and harms only itself.
+    a_process_that_lies_about_its_agent_holds_up_nobody: "scribble",
+    a_process_that_overwrites_what_it_shares_with_the_manager_holds_up_nobody: "garbage",
 }
 
 /// The bytes that are read there are zeros. The manager must not take them for a page of the

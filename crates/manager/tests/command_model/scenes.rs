@@ -253,6 +253,23 @@ fn agent(side: &Side, count: usize, said: &Guarded, result: &Guarded, act: impl 
     }
 }
 
+/// An agent that moves the pages of one order, as a thread.
+fn moving_agent(
+    page: &Arc<Page>,
+    said: &Rc<Guarded>,
+    result: &Rc<Guarded>,
+    memory: &Rc<Guarded>,
+) -> thread::JoinHandle<()> {
+    let (page, memory) = (page.clone(), memory.clone());
+    let (said, result) = (said.clone(), result.clone());
+    thread::spawn(move || {
+        let side = page.side();
+        agent(&side, 1, &said, &result, |seq| {
+            command::between_events(&side, seq, || memory.set(1));
+        });
+    })
+}
+
 /// Each order is carried out once, with what it said, and answered; the answer says what was done
 /// for it.
 fn orders(broken: Broken) {
@@ -407,16 +424,7 @@ fn fork(broken: Broken, variant: Variant, forks: usize) {
 fn fork_and_order(broken: Broken) {
     let page = page_with_agent(broken);
     let (said, result, memory) = (Guarded::new(), Guarded::new(), Guarded::new());
-    let agent_thread = {
-        let (page, said, result) = (page.clone(), said.clone(), result.clone());
-        let memory = memory.clone();
-        thread::spawn(move || {
-            let side = page.side();
-            agent(&side, 1, &said, &result, |seq| {
-                command::between_events(&side, seq, || memory.set(1));
-            });
-        })
-    };
+    let agent_thread = moving_agent(&page, &said, &result, &memory);
     let forking = {
         let (page, memory) = (page.clone(), memory.clone());
         thread::spawn(move || {
@@ -545,16 +553,7 @@ fn start(broken: Broken) {
 fn given_up(broken: Broken, variant: Variant, forks: bool) {
     let page = page_with_agent(broken);
     let (said, result, memory) = (Guarded::new(), Guarded::new(), Guarded::new());
-    let agent_thread = {
-        let (page, said, result) = (page.clone(), said.clone(), result.clone());
-        let memory = memory.clone();
-        thread::spawn(move || {
-            let side = page.side();
-            agent(&side, 1, &said, &result, |seq| {
-                command::between_events(&side, seq, || memory.set(1));
-            });
-        })
-    };
+    let agent_thread = moving_agent(&page, &said, &result, &memory);
     let side = page.side();
     assert!(command::claim(&side), "nobody forks yet");
     let forking = forks.then(|| {
@@ -592,16 +591,7 @@ fn left_unread(broken: Broken, variant: Variant) {
     let (said, result) = (Guarded::new(), Guarded::new());
     // Used by MOVEs and acknowledgements.
     let memory = Guarded::new();
-    let agent_thread = {
-        let (page, said, result) = (page.clone(), said.clone(), result.clone());
-        let memory = memory.clone();
-        thread::spawn(move || {
-            let side = page.side();
-            agent(&side, 1, &said, &result, |seq| {
-                command::between_events(&side, seq, || memory.set(1));
-            });
-        })
-    };
+    let agent_thread = moving_agent(&page, &said, &result, &memory);
     let reader = {
         let (page, layout) = (page.clone(), layout.clone());
         thread::spawn(move || {

@@ -141,6 +141,15 @@ mod tests {
         vec![std::fs::File::open("/dev/null").unwrap().into()]
     }
 
+    /// Watches `pids`, each with an event of its own.
+    fn watching(pids: impl IntoIterator<Item = u32>) -> Roots {
+        let mut roots = Roots::default();
+        for pid in pids {
+            roots.add(pid, event());
+        }
+        roots
+    }
+
     fn fork(roots: &mut Roots, ppid: u32, pid: u32) {
         let (tid, ptid) = (pid, ppid);
         roots.hear(&Record::Fork {
@@ -153,8 +162,7 @@ mod tests {
 
     #[test]
     fn a_root_stays_while_any_descendant_lives() {
-        let mut roots = Roots::default();
-        roots.add(1, event());
+        let mut roots = watching([1]);
         fork(&mut roots, 1, 2);
         fork(&mut roots, 2, 3);
         for pid in [1, 2] {
@@ -169,8 +177,7 @@ mod tests {
 
     #[test]
     fn a_process_whose_first_thread_ended_keeps_its_events() {
-        let mut roots = Roots::default();
-        roots.add(1, event());
+        let mut roots = watching([1]);
         roots.hear(&Record::Exit { pid: 1, tid: 1 });
         assert_eq!((roots.knows(1), roots.events()), (false, 1));
         roots.keep(|_| true);
@@ -179,9 +186,7 @@ mod tests {
 
     #[test]
     fn who_was_watched_before_its_start_was_heard_of_is_watched_once() {
-        let mut roots = Roots::default();
-        roots.add(1, event());
-        roots.add(2, event());
+        let mut roots = watching([1, 2]);
         assert_eq!(roots.events(), 2);
         fork(&mut roots, 1, 2);
         assert_eq!((roots.knows(2), roots.events()), (true, 1));
@@ -189,9 +194,7 @@ mod tests {
 
     #[test]
     fn a_number_used_again_is_the_new_process() {
-        let mut roots = Roots::default();
-        roots.add(1, event());
-        roots.add(2, event());
+        let mut roots = watching([1, 2]);
         roots.hear(&Record::Exit { pid: 2, tid: 2 });
         fork(&mut roots, 1, 2);
         assert_eq!((roots.knows(2), roots.events()), (true, 1));
@@ -199,8 +202,7 @@ mod tests {
 
     #[test]
     fn a_child_heard_of_before_its_parent_is_watched() {
-        let mut roots = Roots::default();
-        roots.add(1, event());
+        let mut roots = watching([1]);
         fork(&mut roots, 2, 3);
         fork(&mut roots, 1, 2);
         assert!(roots.knows(2) && roots.knows(3));
@@ -211,9 +213,8 @@ mod tests {
     fn what_is_known_does_not_grow_with_ends_or_with_starts_alone() {
         const FIRST: u32 = 1 << 29;
         for exits in [true, false] {
-            let mut roots = Roots::default();
             let own = std::process::id();
-            roots.add(own, event());
+            let mut roots = watching([own]);
             for pid in FIRST..FIRST + 10_000 {
                 fork(&mut roots, own, pid);
                 if exits {
