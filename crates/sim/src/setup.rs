@@ -137,9 +137,9 @@ pub enum WriteOut {
     Behind,
 }
 
-/// One tier.
+/// One tier of a simulation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TierSpec {
+pub struct SimTier {
     /// As the user wrote it.
     pub text: String,
     /// What it is.
@@ -172,15 +172,15 @@ pub enum TierModel {
 /// Default ratio of a compressed pool: LZ4's on the demo's data, and the usual figure for zswap.
 const RATIO_DEFAULT: f64 = 3.0;
 
-impl FromStr for TierSpec {
+impl FromStr for SimTier {
     type Err = SetupError;
 
-    fn from_str(text: &str) -> Result<TierSpec, SetupError> {
+    fn from_str(text: &str) -> Result<SimTier, SetupError> {
         let wrong =
             |why: String, fix: &str| SetupError::option("--tier", text, why, fix.to_owned());
         let mut parts = text.split(',').map(str::trim);
         let name = parts.next().unwrap_or_default();
-        let mut spec = TierSpec {
+        let mut spec = SimTier {
             text: text.to_owned(),
             kind: kind(name).ok_or_else(|| {
                 let fix = format!("use one of: ram, {}", profiles::NAMES.join(", "));
@@ -216,7 +216,7 @@ fn kind(name: &str) -> Option<TierModel> {
     })
 }
 
-impl TierSpec {
+impl SimTier {
     fn keys(&self) -> String {
         match self.kind {
             TierModel::Pool { .. } => "keys of ram: ratio=3, max=50%, size=64M".to_owned(),
@@ -399,7 +399,7 @@ pub struct Setup {
     /// Policy or [`TRACED`], valid for [`prefetch`].
     pub prefetch: String,
     /// Fastest first; at least one, at most [`TierId::MAX`].
-    pub tiers: Vec<TierSpec>,
+    pub tiers: Vec<SimTier>,
     /// What pages hold at first.
     pub initial: Initial,
     /// Whether a faulting access is a use.
@@ -424,7 +424,7 @@ impl Default for Setup {
             page_bytes: 4096,
             reclaim: "clock".to_owned(),
             prefetch: "none".to_owned(),
-            tiers: vec![TierSpec {
+            tiers: vec![SimTier {
                 text: "pcm".to_owned(),
                 kind: kind("pcm").expect("a known profile"),
                 size: None,
@@ -537,7 +537,7 @@ mod tests {
 
     #[test]
     fn tier_keys_change_the_profile_and_unknown_ones_are_named() {
-        let spec: TierSpec = "pcm,size=1M,read=10+0.5,channels=4,layout=log,write=behind"
+        let spec: SimTier = "pcm,size=1M,read=10+0.5,channels=4,layout=log,write=behind"
             .parse()
             .expect("valid");
         let TierModel::Device {
@@ -562,7 +562,7 @@ mod tests {
             ("ram,layout=log", "unknown key"),
             ("", "no device"),
         ] {
-            let error = text.parse::<TierSpec>().expect_err(text).to_string();
+            let error = text.parse::<SimTier>().expect_err(text).to_string();
             assert!(error.contains(part) && error.contains("--tier"), "{error}");
         }
     }

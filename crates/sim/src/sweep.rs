@@ -6,7 +6,7 @@ use undercroft_base::Bytes;
 use crate::memory_trace::{Becomes, MemoryTrace, Moved};
 use crate::outcome::Outcome;
 use crate::page_stream::PageStream;
-use crate::setup::{Memory, Setup, SetupError, TRACED, TierSpec};
+use crate::setup::{Memory, Setup, SetupError, SimTier, TRACED};
 use crate::simulate;
 
 /// Version of the results' JSON.
@@ -26,7 +26,7 @@ pub struct Sweep {
     /// Prefetch policies.
     pub prefetch: Vec<String>,
     /// Hierarchies of tiers.
-    pub tiers: Vec<Vec<TierSpec>>,
+    pub tiers: Vec<Vec<SimTier>>,
 }
 
 /// What a sweep found.

@@ -52,7 +52,7 @@ fn run(trace: &MemoryTrace, change: impl FnOnce(&mut Setup)) -> Outcome {
     simulate(&streams, &setup, &mut |_| ()).unwrap()
 }
 
-fn tiers(texts: &[&str]) -> Vec<undercroft_sim::setup::TierSpec> {
+fn tiers(texts: &[&str]) -> Vec<undercroft_sim::setup::SimTier> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Nanos;
-use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, TierSpec};
+use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, SimTier};
 
 /// `undercroft sim`.
 #[derive(Debug, Args)]
@@ -118,7 +118,7 @@ Exit status: 0; 1 the trace cannot be read or the tiers are full; 2 wrong usage.
 
 /// Tiers that take the same place in the hierarchy, one after the other.
 #[derive(Clone, Debug)]
-pub struct TierChoice(pub Vec<TierSpec>);
+pub struct TierChoice(pub Vec<SimTier>);
 
 /// `--initial` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_sim::open::{OpenError, open};
-use undercroft_sim::setup::{Memory, Setup, SetupError, SimRoom, TRACED, TierSpec};
+use undercroft_sim::setup::{Memory, Setup, SetupError, SimRoom, SimTier, TRACED};
 use undercroft_sim::table::{Style, csv, table};
 use undercroft_sim::{MemoryTrace, Results, Sweep};
 
@@ -145,10 +145,10 @@ fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
 }
 
 /// Combines every choice at one place with every choice at the others.
-fn hierarchies(choices: &[TierChoice]) -> Vec<Vec<TierSpec>> {
+fn hierarchies(choices: &[TierChoice]) -> Vec<Vec<SimTier>> {
     let mut all = vec![Vec::new()];
     for choice in choices {
-        let longer = |above: &Vec<TierSpec>| {
+        let longer = |above: &Vec<SimTier>| {
             let above = above.clone();
             choice.0.iter().map(move |tier| {
                 let mut tiers = above.clone();

@@ -3,7 +3,7 @@
 use undercroft_base::{Bytes, Slot, TierId};
 use undercroft_model::device::{Attach, Device, Time, profiles};
 
-use crate::setup::{DeviceLayout, TierModel, TierSpec, WriteOut};
+use crate::setup::{DeviceLayout, SimTier, TierModel, WriteOut};
 
 /// Counts of a tier, besides its device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,7 +21,7 @@ pub struct TierCounters {
 /// One tier at work.
 pub struct Tier {
     /// As it was described.
-    pub spec: TierSpec,
+    pub spec: SimTier,
     /// Its counts.
     pub counters: TierCounters,
     device: Option<Device>,
@@ -38,7 +38,7 @@ impl Tier {
     ///
     /// * `homes`: how many places belong to pages. A page may be here twice: a fork child's, as it
     ///   was at the fork, and its parent's.
-    pub fn new(spec: &TierSpec, page_bytes: u64, homes: Option<u64>) -> Tier {
+    pub fn new(spec: &SimTier, page_bytes: u64, homes: Option<u64>) -> Tier {
         let device = match &spec.kind {
             TierModel::Pool { .. } => None,
             TierModel::Device { profile, .. } => Some(Device::new((**profile).clone())),

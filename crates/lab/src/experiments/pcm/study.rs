@@ -10,7 +10,7 @@ use super::load::Loaded;
 use crate::results::{SimulatedRun, TraceFacts};
 use anyhow::Context;
 use undercroft_base::Nanos;
-use undercroft_sim::setup::{FaultTouch, Initial, Memory, Setup, TierModel, TierSpec};
+use undercroft_sim::setup::{FaultTouch, Initial, Memory, Setup, SimTier, TierModel};
 use undercroft_sim::sweep::streams_of;
 use undercroft_sim::{Outcome, PageStream, simulate};
 
@@ -66,7 +66,7 @@ pub(super) const PCM: &str = "pcm";
 pub(super) const HDD: &str = "hdd-7200,write=wait";
 
 /// A tier by its description.
-pub(super) fn tier(text: &str) -> anyhow::Result<TierSpec> {
+pub(super) fn tier(text: &str) -> anyhow::Result<SimTier> {
     Ok(text.parse()?)
 }
 
@@ -92,7 +92,7 @@ impl Constants {
             read: [0.0; 2],
             write: [0.0; 2],
         };
-        if let Ok(TierSpec {
+        if let Ok(SimTier {
             kind: TierModel::Device { profile, .. },
             ..
         }) = name.parse()
