@@ -12,22 +12,7 @@ use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
 use crate::limits::{LOAD_PAGES_MAX, RETAIN_AHEAD_PERCENT, STAMP_EVICTIONS, WAITERS_MAX};
-use crate::{BookEvent, Engine, Faults, PageEvent, Room};
-
-/// One fault message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// The address space.
-    pub space: SpaceId,
-    /// The page.
-    pub page: VirtPage,
-    /// True when the access was a write.
-    pub write: bool,
-    /// The faulting thread; 0 if unknown.
-    pub thread: ThreadId,
-    /// The thread must not wait for room, because it is the one that makes room.
-    pub urgent: bool,
-}
+use crate::{BookEvent, Engine, Fault, Faults, PageEvent, Room};
 
 /// What to do about a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,12 +210,7 @@ impl<L: Ledger> Engine<L> {
             PageState::Resident => FaultAnswer::Wake,
             PageState::Evicting => {
                 self.batch.want(no);
-                self.tell(BookEvent::Waits {
-                    space: fault.space,
-                    page: fault.page,
-                    write: fault.write,
-                    thread: fault.thread,
-                });
+                self.tell(BookEvent::Waits(fault));
                 FaultAnswer::Wait
             }
             _ => FaultAnswer::Wait, // it is loading
@@ -442,15 +422,10 @@ impl<L: Ledger> Engine<L> {
 
     #[inline(never)]
     fn tell_installed(&mut self, fault: Fault, item: &LoadItem) {
-        let (space, page) = (item.space, item.page);
+        debug_assert!(!item.demanded || item.page == fault.page);
         match item.demanded {
-            true => self.tell(BookEvent::Faulted {
-                space,
-                page,
-                write: fault.write,
-                thread: fault.thread,
-            }),
-            false => self.tell_page(space, page, PageEvent::CameAlong),
+            true => self.tell(BookEvent::Faulted(fault)),
+            false => self.tell_page(item.space, item.page, PageEvent::CameAlong),
         }
     }
 

@@ -4,37 +4,19 @@
 
 use std::sync::Arc;
 
-use undercroft_base::{SpaceId, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{SpaceId, VirtPage, VirtRange};
 
-use crate::Engine;
+use crate::{Engine, Fault};
 
 /// One change of the books. Pages are named where they are now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BookEvent {
-    /// A fault brought a page in.
-    Faulted {
-        /// Its address space.
-        space: SpaceId,
-        /// Its place.
-        page: VirtPage,
-        /// The access was a write.
-        write: bool,
-        /// Whose fault it was.
-        thread: ThreadId,
-    },
+    /// The fault brought its page in.
+    Faulted(Fault),
     /// A thread faulted on a page of the batch, and waits. [`PageEvent::PutBack`] follows, or the
     /// thread faults again.
-    Waits {
-        /// Its address space.
-        space: SpaceId,
-        /// Its place.
-        page: VirtPage,
-        /// The access was a write.
-        write: bool,
-        /// Who waits.
-        thread: ThreadId,
-    },
-    /// A batch begins: no page of the one before is on its way out.
+    Waits(Fault),
+    /// A batch begins. Pages of the one before are on their way out only if they were set aside.
     BatchBegan,
     /// Something happened to one page.
     Page(SpaceId, VirtPage, PageEvent),

@@ -40,13 +40,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, TierId, VirtPage};
+use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage};
 use undercroft_policy::place::{Place, TierState, waterfall::Waterfall};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
 pub use batch::{BatchIndex, EvictItem, Outcome, Taken};
-pub use fault::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
+pub use fault::{FaultAnswer, Install, LoadItem, LoadPlan};
 pub use journal::{BookEvent, Journal, PageEvent};
 pub use layout::{EVERYTHING, Effect};
 pub use ledger::{FlatLedger, Ledger, LedgerError, NOTE_WORDS, VecLedger, bytes_for};
@@ -123,6 +123,21 @@ pub struct Engine<L> {
     stats: Stats,
     /// Who hears of every change.
     journal: Option<Arc<dyn Journal>>,
+}
+
+/// One fault message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The address space.
+    pub space: SpaceId,
+    /// The page.
+    pub page: VirtPage,
+    /// True when the access was a write.
+    pub write: bool,
+    /// The faulting thread; 0 if unknown.
+    pub thread: ThreadId,
+    /// The thread must not wait for room, because it is the one that makes room.
+    pub urgent: bool,
 }
 
 /// The pages installed last. They may not leave yet. They are at most half of the resident pages.

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage};
-use undercroft_engine::{BookEvent, Journal, PageEvent};
+use undercroft_engine::{BookEvent, Fault, Journal, PageEvent};
 use undercroft_trace::{Header, Movement, TimeUnit, TraceWriter};
 
 use crate::sync::lock;
@@ -74,18 +74,11 @@ struct Seen {
     what: What,
 }
 
-/// A thread that waits for a page on its way out.
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    place: (SpaceId, VirtPage),
-    write: bool,
-    thread: ThreadId,
-}
-
 #[derive(Default)]
 struct Queue {
     seen: Vec<Seen>,
-    waiting: Vec<Waiting>,
+    /// Of threads that wait for pages on their way out.
+    waiting: Vec<Fault>,
     ends: bool,
 }
 
@@ -172,18 +165,11 @@ impl Record {
     /// Takes note of what the engine tells. Fault path: no allocation, no I/O.
     fn take(&self, event: BookEvent) {
         match event {
-            BookEvent::Faulted {
-                space,
-                page,
-                write,
-                thread,
-            } => self.push(space, page, What::Fault { write, thread }),
-            BookEvent::Waits {
-                space,
-                page,
-                write,
-                thread,
-            } => self.waits((space, page), write, thread),
+            BookEvent::Faulted(fault) => {
+                let (write, thread) = (fault.write, fault.thread);
+                self.push(fault.space, fault.page, What::Fault { write, thread });
+            }
+            BookEvent::Waits(fault) => self.waits(fault),
             BookEvent::BatchBegan => {
                 self.inbox.batches.fetch_add(1, Ordering::Relaxed);
                 lock(&self.inbox.queue).waiting.clear();
@@ -245,14 +231,11 @@ impl Record {
 
     /// A thread faulted on a page that is on its way out, and waits: [`Record::put_back`] follows,
     /// or it faults again.
-    fn waits(&self, place: (SpaceId, VirtPage), write: bool, thread: ThreadId) {
+    fn waits(&self, fault: Fault) {
         let mut queue = lock(&self.inbox.queue);
-        if queue.waiting.iter().all(|w| w.place != place) {
-            queue.waiting.push(Waiting {
-                place,
-                write,
-                thread,
-            });
+        let waits = |waiting: &Fault| (waiting.space, waiting.page) == (fault.space, fault.page);
+        if !queue.waiting.iter().any(waits) {
+            queue.waiting.push(fault);
         }
     }
 
@@ -260,9 +243,10 @@ impl Record {
     /// or because nobody took it.
     fn put_back(&self, space: SpaceId, page: VirtPage) {
         let mut queue = lock(&self.inbox.queue);
-        let at = queue.waiting.iter().position(|w| w.place == (space, page));
+        let waits = |waiting: &Fault| (waiting.space, waiting.page) == (space, page);
+        let at = queue.waiting.iter().position(waits);
         match at.map(|at| queue.waiting.swap_remove(at)) {
-            Some(Waiting { write, thread, .. }) => {
+            Some(Fault { write, thread, .. }) => {
                 let recalled = What::Moved(Movement::Recalled, 1);
                 self.push_all(
                     queue,
@@ -379,15 +363,20 @@ mod tests {
         assert_eq!(short, [(0, 100, r, 0), (1, 100, w, 1), (0, 101, w, 0)]);
     }
 
+    fn fault(space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) -> Fault {
+        Fault {
+            space,
+            page,
+            write,
+            thread,
+            urgent: false,
+        }
+    }
+
     /// What the engine tells, in short.
     impl Record {
         fn fault(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
-            self.note(BookEvent::Faulted {
-                space,
-                page,
-                write,
-                thread,
-            });
+            self.note(BookEvent::Faulted(fault(space, page, write, thread)));
         }
 
         fn page(&self, space: SpaceId, page: u64, what: PageEvent) {
@@ -534,9 +523,10 @@ mod tests {
             for page in [1, 2, 3] {
                 record.page(space, page, PageEvent::Chosen);
             }
-            record.waits((space, VirtPage(1)), true, ThreadId(5));
-            record.waits((space, VirtPage(1)), false, ThreadId(6));
-            record.waits((space, VirtPage(3)), true, ThreadId(5));
+            for (page, write, thread) in [(1, true, 5), (1, false, 6), (3, true, 5)] {
+                let fault = fault(space, VirtPage(page), write, ThreadId(thread));
+                record.note(BookEvent::Waits(fault));
+            }
             record.page(space, 1, PageEvent::PutBack);
             record.page(space, 2, PageEvent::PutBack);
             record.note(BookEvent::BatchBegan); // page 3 was stored after all; its thread faults again

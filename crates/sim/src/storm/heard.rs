@@ -33,7 +33,7 @@ impl Journal for Heard {
     fn note(&self, event: BookEvent) {
         let mut pages = self.pages();
         match event {
-            BookEvent::Faulted { space, page, .. } => _ = pages.insert((space, page)),
+            BookEvent::Faulted(fault) => _ = pages.insert((fault.space, fault.page)),
             BookEvent::Page(space, page, PageEvent::Chosen | PageEvent::Named) => {
                 assert!(pages.remove(&(space, page)), "not in memory: {event:?}");
             }
@@ -66,7 +66,7 @@ impl Journal for Heard {
             BookEvent::Ended(space) => {
                 pages.retain(|(of, _)| *of != space);
             }
-            BookEvent::Waits { .. } | BookEvent::BatchBegan | BookEvent::Locked(..) => {}
+            BookEvent::Waits(_) | BookEvent::BatchBegan | BookEvent::Locked(..) => {}
         }
     }
 }
