@@ -27,12 +27,13 @@ struct Entry {
 /// Prints the checks. 0 if nothing essential is missing, otherwise 1.
 pub fn doctor(as_json: bool) -> Result<u8, Failure> {
     let report = KernelReport::take();
-    match as_json {
-        true => show::json(&document(&report))?,
-        false => show::line(&text(
+    if as_json {
+        show::json(&document(&report))?
+    } else {
+        show::line(&text(
             &report,
             std::io::stdout().is_terminal() && show::colours(),
-        ))?,
+        ))?
     }
     Ok(exit_status(&report))
 }

@@ -103,13 +103,14 @@ fn executable(path: &Path) -> Result<(), Failure> {
 
 fn check_image(program: &Path) -> Result<(), Failure> {
     let unmanaged = |path: &Path, why: &str, fix: &str| {
-        let what = match path == program {
-            true => format!("cannot manage {}", program.display()),
-            false => format!(
+        let what = if path == program {
+            format!("cannot manage {}", program.display())
+        } else {
+            format!(
                 "cannot manage {}, which runs {}",
                 program.display(),
                 path.display()
-            ),
+            )
         };
         Err(Failure::new(status::RUN_FAILED, what, why, fix))
     };

@@ -35,9 +35,10 @@ pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     if let Some(path) = &args.trace {
         check_writable(path, "trace")?;
     }
-    let tiers = match args.tiers.is_empty() {
-        true => default_tiers()?,
-        false => args.tiers,
+    let tiers = if args.tiers.is_empty() {
+        default_tiers()?
+    } else {
+        args.tiers
     };
     if tiers.len() > TierId::MAX {
         return Err(Failure::new(

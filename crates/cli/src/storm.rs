@@ -117,9 +117,10 @@ pub fn storm(args: &StormArgs) -> Result<u8, Failure> {
     let mut failures = Vec::new();
     for (at, ended) in failed.enumerate() {
         let shrink = at < SHRUNK_MAX && args.shrink > 0 && args.replay.is_none();
-        let small = match shrink {
-            true => storm::minimise(ended, args.shrink),
-            false => None,
+        let small = if shrink {
+            storm::minimise(ended, args.shrink)
+        } else {
+            None
         };
         failures.extend(described(ended, small));
     }
@@ -140,13 +141,15 @@ pub fn storm(args: &StormArgs) -> Result<u8, Failure> {
             fs::write(&path, &failure.replay).map_err(|error| cannot_write(&path, &error))?;
         }
     }
-    match args.json {
-        true => show::json(&report)?,
-        false => print(&report, args.out.as_deref())?,
+    if args.json {
+        show::json(&report)?
+    } else {
+        print(&report, args.out.as_deref())?
     }
-    Ok(match report.failures.is_empty() {
-        true => 0,
-        false => status::FAILED,
+    Ok(if report.failures.is_empty() {
+        0
+    } else {
+        status::FAILED
     })
 }
 
@@ -245,9 +248,10 @@ fn print(report: &Report, out: Option<&Path>) -> Result<(), Failure> {
             failure.message.replace('\n', "\n  ")
         ))?;
         if failure.replays > 0 {
-            let all = match failure.shrunk {
-                true => "no step can be left out",
-                false => "more might be left out: --shrink",
+            let all = if failure.shrunk {
+                "no step can be left out"
+            } else {
+                "more might be left out: --shrink"
             };
             show::line(&format!(
                 "shrunk to {} steps by {} replays; {all}. What happened:",

@@ -94,11 +94,12 @@ pub fn access_scan(text: &str) -> Result<AccessScan, String> {
         .parse::<Nanos>()
         .map_err(|error| format!("{error}; or auto, or never"))?;
     let interval = Duration::from_nanos(interval.0);
-    match (ACCESS_SCAN_MIN..=ACCESS_SCAN_MAX).contains(&interval) {
-        true => Ok(AccessScan::Every(interval)),
-        false => Err(format!(
+    if (ACCESS_SCAN_MIN..=ACCESS_SCAN_MAX).contains(&interval) {
+        Ok(AccessScan::Every(interval))
+    } else {
+        Err(format!(
             "an interval of {ACCESS_SCAN_MIN:?} to {ACCESS_SCAN_MAX:?} is useful, such as 100ms; or auto, or never"
-        )),
+        ))
     }
 }
 

@@ -172,12 +172,11 @@ impl Batch {
     /// The batch number of the content of `place`.
     #[inline]
     fn number_at(&self, place: usize) -> u8 {
-        match place < EVICT_PAGES_MAX {
-            true => self.number,
-            false => {
-                let group = place / EVICT_PAGES_MAX - 1;
-                self.numbers.get(group).copied().unwrap_or(0)
-            }
+        if place < EVICT_PAGES_MAX {
+            self.number
+        } else {
+            let group = place / EVICT_PAGES_MAX - 1;
+            self.numbers.get(group).copied().unwrap_or(0)
         }
     }
 

@@ -174,9 +174,10 @@ impl<L: Ledger> Evictions<'_, L> {
             claims += u32::from(self.engine.publish_one(no, stamp, outcome));
             match outcome {
                 Outcome::PutBack => {
-                    let what = match moved {
-                        true => PageEvent::Stayed,
-                        false => PageEvent::PutBack,
+                    let what = if moved {
+                        PageEvent::Stayed
+                    } else {
+                        PageEvent::PutBack
                     };
                     self.engine.tell_page(place.0, place.1, what);
                     self.engine.put_back(at);
@@ -238,9 +239,10 @@ impl<L: Ledger> Engine<L> {
             notes::note_item(table.ledger(), at, space, place, no);
             place += 1;
             table.set_state(no, PageState::Evicting);
-            let retained = match entry.flags.has(Flags::RETAINED) {
-                true => Some((entry.tier, entry.slot, entry.stamp)),
-                false => None,
+            let retained = if entry.flags.has(Flags::RETAINED) {
+                Some((entry.tier, entry.slot, entry.stamp))
+            } else {
+                None
             };
             let item = EvictItem {
                 at: self.batch.index(at),
@@ -289,9 +291,10 @@ impl<L: Ledger> Engine<L> {
         let mut verdict = |no: PageNo| {
             let entry = table.entry(no);
             debug_assert_eq!(entry.state, PageState::Resident);
-            match entry.flags.has(Flags::LOCKED) || recent.holds(no, protected) {
-                true => Verdict::Skip,
-                false => Verdict::Take,
+            if entry.flags.has(Flags::LOCKED) || recent.holds(no, protected) {
+                Verdict::Skip
+            } else {
+                Verdict::Take
             }
         };
         reclaim.select(
@@ -356,14 +359,16 @@ impl<L: Ledger> Engine<L> {
     #[inline(never)]
     fn put_back(&mut self, at: usize) {
         let wanted = self.batch.pages[at].wanted;
-        match wanted {
-            true => self.stats.recalled += 1,
-            false => self.stats.refused_store += 1,
+        if wanted {
+            self.stats.recalled += 1
+        } else {
+            self.stats.refused_store += 1
         }
         let distance = PageCount(0);
-        let arrival = match wanted {
-            true => Arrival::SwapIn { distance },
-            false => Arrival::Returned,
+        let arrival = if wanted {
+            Arrival::SwapIn { distance }
+        } else {
+            Arrival::Returned
         };
         self.back_to_resident(at, arrival);
     }

@@ -147,9 +147,10 @@ impl<L: Ledger> Faults<'_, L> {
             }
             self.engine.stats.over_limit += 1;
         }
-        match fresh {
-            true => self.engine.stats.first_touch += 1,
-            false => self.engine.stats.swap_in += 1,
+        if fresh {
+            self.engine.stats.first_touch += 1
+        } else {
+            self.engine.stats.swap_in += 1
         }
         self.engine.plan_page(plan, no, fault.page, entry, true);
         self.engine.plan_window(plan, fault, fresh);
@@ -193,9 +194,10 @@ impl<L: Ledger> Engine<L> {
     /// The page of a fault in a chunk without entries. `None` where there can be none.
     #[inline(never)]
     fn begin_page(&mut self, fault: Fault) -> Option<PageNo> {
-        match self.table.has_space(fault.space) {
-            true => self.table.find_or_add(fault.space, fault.page).ok(),
-            false => None,
+        if self.table.has_space(fault.space) {
+            self.table.find_or_add(fault.space, fault.page).ok()
+        } else {
+            None
         }
     }
 
@@ -242,9 +244,10 @@ impl<L: Ledger> Engine<L> {
         demanded: bool,
     ) {
         let fresh = entry.state == PageState::Untouched;
-        let (tier, slot) = match fresh {
-            true => (TierId::FILL, Slot(0)),
-            false => (entry.tier, entry.slot),
+        let (tier, slot) = if fresh {
+            (TierId::FILL, Slot(0))
+        } else {
+            (entry.tier, entry.slot)
         };
         let flags = entry.flags.without(Flags::RETAINED);
         let loading = Entry {
@@ -312,9 +315,10 @@ impl<L: Ledger> Engine<L> {
         if count == 0 {
             return;
         }
-        let wanted = match fresh {
-            true => PageState::Untouched,
-            false => PageState::Stored,
+        let wanted = if fresh {
+            PageState::Untouched
+        } else {
+            PageState::Stored
         };
         let region = self.table.region_around(fault.space, fault.page);
         let mut added = 0;
@@ -325,9 +329,10 @@ impl<L: Ledger> Engine<L> {
             if !region.contains(at) {
                 break;
             }
-            let no = match fresh {
-                true => self.table.find_or_add(fault.space, at).ok(),
-                false => self.table.find(fault.space, at),
+            let no = if fresh {
+                self.table.find_or_add(fault.space, at).ok()
+            } else {
+                self.table.find(fault.space, at)
             };
             let Some(no) = no else { continue };
             let entry = self.table.entry(no);
@@ -359,15 +364,16 @@ impl<L: Ledger> Engine<L> {
     #[inline(never)]
     fn not_installed(&mut self, item: &LoadItem, entry: Entry) {
         self.uncount();
-        let back = match item.fresh {
-            true => Entry {
+        let back = if item.fresh {
+            Entry {
                 flags: entry.flags,
                 ..Entry::UNTOUCHED
-            },
-            false => Entry {
+            }
+        } else {
+            Entry {
                 state: PageState::Stored,
                 ..entry
-            },
+            }
         };
         self.table.set(item.no, back);
     }
@@ -395,22 +401,20 @@ impl<L: Ledger> Engine<L> {
             state: PageState::Resident,
             ..Entry::UNTOUCHED
         };
-        let (arrival, resident) = match item.fresh {
-            true => {
-                self.stats.zero_ahead += u64::from(!item.demanded);
-                (Arrival::FirstTouch, anew)
-            }
-            false => {
-                self.stats.pages_swapped_in += 1;
-                self.stats.prefetched += u64::from(!item.demanded);
-                let arrival = match item.demanded {
-                    true => Arrival::SwapIn {
-                        distance: self.distance(item.stamp),
-                    },
-                    false => Arrival::Prefetch,
-                };
-                (arrival, self.keep_or_release(item, entry, anew))
-            }
+        let (arrival, resident) = if item.fresh {
+            self.stats.zero_ahead += u64::from(!item.demanded);
+            (Arrival::FirstTouch, anew)
+        } else {
+            self.stats.pages_swapped_in += 1;
+            self.stats.prefetched += u64::from(!item.demanded);
+            let arrival = if item.demanded {
+                Arrival::SwapIn {
+                    distance: self.distance(item.stamp),
+                }
+            } else {
+                Arrival::Prefetch
+            };
+            (arrival, self.keep_or_release(item, entry, anew))
         };
         self.table.set(item.no, resident);
         self.reclaim.insert(item.no, arrival);
@@ -423,9 +427,10 @@ impl<L: Ledger> Engine<L> {
     #[inline(never)]
     fn tell_installed(&mut self, fault: Fault, item: &LoadItem) {
         debug_assert!(!item.demanded || item.page == fault.page);
-        match item.demanded {
-            true => self.tell(BookEvent::Faulted(fault)),
-            false => self.tell_page(item.space, item.page, PageEvent::CameAlong),
+        if item.demanded {
+            self.tell(BookEvent::Faulted(fault));
+        } else {
+            self.tell_page(item.space, item.page, PageEvent::CameAlong);
         }
     }
 

@@ -117,18 +117,17 @@ impl<L: Ledger> Engine<L> {
                 if let Some(leader) = self.batch.follow(no, copy) {
                     self.note_follower(leader, copy);
                 }
-                match entry.flags.has(Flags::RETAINED) {
-                    true => {
-                        self.share(entry.tier, entry.slot);
-                        Entry {
-                            flags: inherited.with(Flags::RETAINED),
-                            ..entry
-                        }
+                if entry.flags.has(Flags::RETAINED) {
+                    self.share(entry.tier, entry.slot);
+                    Entry {
+                        flags: inherited.with(Flags::RETAINED),
+                        ..entry
                     }
-                    false => Entry {
+                } else {
+                    Entry {
                         flags: inherited,
                         ..entry
-                    },
+                    }
                 }
             }
             PageState::Loading if is_zero(entry) => Entry {

@@ -23,9 +23,10 @@ impl<L: Ledger> Evictions<'_, L> {
     /// With `on` false pages may be chosen again, once [`Evictions::take_back`] has returned them
     /// all.
     pub fn pass_over(&mut self, space: SpaceId, on: bool) {
-        match on {
-            true => self.engine.kept.spaces.insert(space),
-            false => self.engine.kept.spaces.remove(&space),
+        if on {
+            self.engine.kept.spaces.insert(space)
+        } else {
+            self.engine.kept.spaces.remove(&space)
         };
     }
 
@@ -87,9 +88,10 @@ impl<L: Ledger> Engine<L> {
 
     /// The page has another number.
     pub(crate) fn renumber(&mut self, old: PageNo, new: PageNo) {
-        match self.unlist(old) {
-            true => _ = self.kept.pages.insert((self.table.address(new).0, new)),
-            false => self.reclaim.insert(new, Arrival::Returned),
+        if self.unlist(old) {
+            self.kept.pages.insert((self.table.address(new).0, new));
+        } else {
+            self.reclaim.insert(new, Arrival::Returned);
         }
     }
 

@@ -42,9 +42,10 @@ impl<L: Ledger> Layout<'_, L> {
                 entry.state,
                 PageState::Stored | PageState::Evicting | PageState::Loading
             ));
-            entry.flags = match on {
-                true => entry.flags.with(Flags::LOCKED),
-                false => entry.flags.without(Flags::LOCKED),
+            entry.flags = if on {
+                entry.flags.with(Flags::LOCKED)
+            } else {
+                entry.flags.without(Flags::LOCKED)
             };
             self.engine.table.set(no, entry);
         }
@@ -100,9 +101,10 @@ impl<L: Ledger> Layout<'_, L> {
             }
         }
         for part in parts {
-            match self.engine.table.give(space, *part, grave) {
-                true => self.engine.tell(BookEvent::Dropped(space, *part)),
-                false => effect.cancel_batch |= self.removed(space, *part).cancel_batch,
+            if self.engine.table.give(space, *part, grave) {
+                self.engine.tell(BookEvent::Dropped(space, *part))
+            } else {
+                effect.cancel_batch |= self.removed(space, *part).cancel_batch
             }
         }
         effect

@@ -134,9 +134,10 @@ impl<M: AsRef<[AtomicU64]>> FlatLedger<M> {
     fn over(memory: M, chunks: usize) -> Result<FlatLedger<M>, LedgerError> {
         let (needed, found) = (bytes_for(chunks) as u64, memory.as_ref().len() as u64 * 8);
         let nameable = chunks as u64 * u64::from(CHUNK_PAGES) <= 1 << 32;
-        match needed <= found && nameable {
-            true => Ok(FlatLedger { memory, chunks }),
-            false => Err(LedgerError::TooShort { needed, found }),
+        if needed <= found && nameable {
+            Ok(FlatLedger { memory, chunks })
+        } else {
+            Err(LedgerError::TooShort { needed, found })
         }
     }
 }

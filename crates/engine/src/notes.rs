@@ -39,9 +39,10 @@ const _: () = assert!(ASIDE + ASIDE_GROUPS * EVICT_PAGES_MAX == NOTE_WORDS);
 /// The word of item `at`, if it is noted.
 #[inline]
 fn word_of(at: usize) -> Option<usize> {
-    match at < EVICT_PAGES_MAX {
-        true => Some(BATCH + at),
-        false => Some(ASIDE + at - EVICT_PAGES_MAX).filter(|word| *word < NOTE_WORDS),
+    if at < EVICT_PAGES_MAX {
+        Some(BATCH + at)
+    } else {
+        Some(ASIDE + at - EVICT_PAGES_MAX).filter(|word| *word < NOTE_WORDS)
     }
 }
 
@@ -196,12 +197,11 @@ impl<L: Ledger> Engine<L> {
             let Some(note) = self.noted(at).filter(|note| note.page == Some(no)) else {
                 continue;
             };
-            match (FOLLOWERS..ASIDE).contains(&at) {
-                false => self.note(at, Note { page: None, ..note }.pack()),
-                true => {
-                    self.note(at, 0);
-                    self.followers_noted -= 1;
-                }
+            if !(FOLLOWERS..ASIDE).contains(&at) {
+                self.note(at, Note { page: None, ..note }.pack())
+            } else {
+                self.note(at, 0);
+                self.followers_noted -= 1;
             }
         }
     }

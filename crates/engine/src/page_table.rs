@@ -207,9 +207,10 @@ impl<L: Ledger> PageTable<L> {
     pub fn find(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
         let chunk = self.found_slot(space, page).get();
         let no = chunk.page(position(page).1);
-        match self.is_at(no, space, page) {
-            true => Some(no),
-            false => self.search(space, page),
+        if self.is_at(no, space, page) {
+            Some(no)
+        } else {
+            self.search(space, page)
         }
     }
 

@@ -151,16 +151,17 @@ impl<L: Ledger> Engine<L> {
             let entry = match entry.state {
                 PageState::Loading => {
                     let locked = Flags(entry.flags.0 & Flags::LOCKED.0);
-                    let back = match crate::layout::is_zero(entry) {
-                        true => Entry {
+                    let back = if crate::layout::is_zero(entry) {
+                        Entry {
                             flags: locked,
                             ..Entry::UNTOUCHED
-                        },
-                        false => Entry {
+                        }
+                    } else {
+                        Entry {
                             state: PageState::Stored,
                             flags: locked,
                             ..entry
-                        },
+                        }
                     };
                     self.table.set(no, back);
                     back
@@ -435,22 +436,19 @@ impl<L: Ledger> Engine<L> {
             self.release(tier, slot);
         }
         let counted = !entry.flags.has(Flags::INHERITED);
-        match own || counted {
-            true => {
-                if counted {
-                    self.uncount();
-                }
-                self.now_resident(no, entry.flags);
+        if own || counted {
+            if counted {
+                self.uncount();
             }
-            false => {
-                let flags = Flags(entry.flags.0 & Flags::LOCKED.0).with(Flags::INHERITED);
-                let resident = Entry {
-                    state: PageState::Resident,
-                    flags,
-                    ..Entry::UNTOUCHED
-                };
-                self.table.set(no, resident);
-            }
+            self.now_resident(no, entry.flags);
+        } else {
+            let flags = Flags(entry.flags.0 & Flags::LOCKED.0).with(Flags::INHERITED);
+            let resident = Entry {
+                state: PageState::Resident,
+                flags,
+                ..Entry::UNTOUCHED
+            };
+            self.table.set(no, resident);
         }
     }
 

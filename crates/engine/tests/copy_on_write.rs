@@ -42,9 +42,10 @@ fn write(space: SpaceId, page: u64) -> Fault {
 fn whoever_writes_first_costs_one_frame_and_the_second_none() {
     for child_first in [true, false] {
         let (mut engine, parent, child) = family(8, 1000);
-        let (first, second) = match child_first {
-            true => (child, parent),
-            false => (parent, child),
+        let (first, second) = if child_first {
+            (child, parent)
+        } else {
+            (parent, child)
         };
         let granted = engine
             .faults()

@@ -1,7 +1,7 @@
 //! Ledgers of dead managers that are cut off, damaged or made up give an error that says where,
 //! never a panic.
 
-#![allow(clippy::unwrap_used)] // everything here is a test
+#![allow(clippy::unwrap_used, reason = "everything here is a test")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

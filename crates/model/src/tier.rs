@@ -173,9 +173,10 @@ impl FakeTier {
     pub fn content(&self, slot: Slot, stamp: Stamp) -> Option<Content> {
         let inner = self.inner();
         let kept = inner.kept.get(&slot)?;
-        match kept.stamp == stamp && !kept.damaged {
-            true => Content::of(&kept.bytes),
-            false => None,
+        if kept.stamp == stamp && !kept.damaged {
+            Content::of(&kept.bytes)
+        } else {
+            None
         }
     }
 
@@ -364,12 +365,11 @@ impl Tier for FakeTier {
             inner.strike(name);
         }
         // Right bytes for the wrong reason are right.
-        match page_checksum(dst, stamp) == checksum {
-            true => Ok(Loaded::Done),
-            false => {
-                inner.made_to_fail = failure.is_some() || damaged;
-                Err(LoadError::Corrupt)
-            }
+        if page_checksum(dst, stamp) == checksum {
+            Ok(Loaded::Done)
+        } else {
+            inner.made_to_fail = failure.is_some() || damaged;
+            Err(LoadError::Corrupt)
         }
     }
 

@@ -18,9 +18,10 @@ impl Zipf {
     pub fn new(count: u64, theta: f64) -> Zipf {
         let count = count as f64;
         let q = 1.0 / (1.0 - theta);
-        let area = match theta == 1.0 {
-            true => 1.0 + count.ln(),
-            false => (count.powf(1.0 - theta) - theta) * q,
+        let area = if theta == 1.0 {
+            1.0 + count.ln()
+        } else {
+            (count.powf(1.0 - theta) - theta) * q
         };
         Zipf { theta, q, area }
     }

@@ -124,10 +124,11 @@ impl Chunks {
         let shift = page_bytes.trailing_zeros() + 1;
         let mut numbered = Vec::with_capacity(moved.len());
         for moved in moved {
-            let number = match moved.what.is_of_a_page() {
+            let number = if moved.what.is_of_a_page() {
                 // References lose their top bit in the same way.
-                true => self.number_of((moved.address << 1) >> shift)?,
-                false => (moved.address / SPACE_BYTES) as u32,
+                self.number_of((moved.address << 1) >> shift)?
+            } else {
+                (moved.address / SPACE_BYTES) as u32
             };
             numbered.push(MovedPage {
                 after: moved.after,

@@ -231,9 +231,10 @@ impl SimTier {
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let number = |least: f64| -> Result<f64, String> {
             let number: f64 = value.parse().map_err(|_| "not a number".to_owned())?;
-            match number.is_finite() && number >= least {
-                true => Ok(number),
-                false => Err(format!("must be at least {least}")),
+            if number.is_finite() && number >= least {
+                Ok(number)
+            } else {
+                Err(format!("must be at least {least}"))
             }
         };
         if key == "size" {
@@ -295,9 +296,10 @@ fn law(text: &str) -> Result<Law, String> {
         access_ns: parse(access)?,
         per_byte_ns: parse(per_byte)?,
     };
-    match law.access_ns >= 0.0 && law.per_byte_ns >= 0.0 && law.time(PAGE_BYTES_MAX).0 < 1 << 60 {
-        true => Ok(law),
-        false => Err(wrong()),
+    if law.access_ns >= 0.0 && law.per_byte_ns >= 0.0 && law.time(PAGE_BYTES_MAX).0 < 1 << 60 {
+        Ok(law)
+    } else {
+        Err(wrong())
     }
 }
 

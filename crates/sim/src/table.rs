@@ -37,9 +37,10 @@ const COLUMNS: [Column; 13] = [
         all => {
             let percent = o.prefetch_hits as f64 * 100.0 / all as f64;
             // Of a live run few uses are known.
-            let least = match o.setting.prefetch == TRACED {
-                true => "at least ",
-                false => "",
+            let least = if o.setting.prefetch == TRACED {
+                "at least "
+            } else {
+                ""
             };
             format!("{least}{percent:.0} % of {all}")
         }
@@ -93,10 +94,11 @@ fn line(out: &mut String, cells: &[String], widths: &[usize], style: Style) {
             text.push_str("| ");
         }
         // Words to the left, numbers to the right.
-        match at < 5 {
-            true => _ = write!(text, "{cell:<width$}"),
-            false => _ = write!(text, "{cell:>width$}"),
-        }
+        let _ = if at < 5 {
+            write!(text, "{cell:<width$}")
+        } else {
+            write!(text, "{cell:>width$}")
+        };
         text.push_str(match style {
             Style::Plain => "  ",
             Style::Markdown => " ",
@@ -207,9 +209,10 @@ pub fn size(bytes: f64) -> String {
     let mut value = bytes;
     for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
         if value < 1024.0 || unit == "TiB" {
-            return match value.fract() == 0.0 {
-                true => format!("{value:.0} {unit}"),
-                false => format!("{value:.1} {unit}"),
+            return if value.fract() == 0.0 {
+                format!("{value:.0} {unit}")
+            } else {
+                format!("{value:.1} {unit}")
             };
         }
         value /= 1024.0;

@@ -1,6 +1,6 @@
 //! The engine's CLOCK and LRU miss exactly where a textbook's do, and where libCacheSim's do.
 
-#![allow(clippy::unwrap_used)] // everything here is a test helper
+#![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
 
 use std::collections::{HashMap, VecDeque};
 

@@ -19,7 +19,7 @@
 //!                          what is told: a page's state, slots in a tier, ...
 //! ```
 
-#![allow(clippy::unwrap_used)] // everything here is a test helper
+#![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
 
 use undercroft_base::{Bytes, PageCount, PageState, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::FailRates;

@@ -1,7 +1,7 @@
 //! Forks and ends of processes in a live trace: what children have of their parents, and what ends
 //! with them.
 
-#![allow(clippy::unwrap_used)] // everything here is a test helper
+#![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
 
 use undercroft_sim::memory_trace::Becomes::{self, Ended, Forked, Found, Shared};
 use undercroft_sim::memory_trace::Moved;

@@ -1,7 +1,7 @@
 //! The results of a replay: the paper's formula, clean pages, clients that wait for each other,
 //! pools, energy.
 
-#![allow(clippy::unwrap_used)] // everything here is a test helper
+#![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
 
 use undercroft_base::Nanos;
 use undercroft_model::device::profiles;

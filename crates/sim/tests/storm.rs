@@ -3,7 +3,7 @@
 //! `STORM_SEED=n` runs one seed, `STORM_SEEDS=n` the first n seeds, `STORM_OPS=n` sets the length
 //! of each. A seed that fails is shrunk and printed; `undercroft sim storm` does the same.
 
-#![allow(clippy::unwrap_used)] // everything here is a test
+#![allow(clippy::unwrap_used, reason = "everything here is a test")]
 
 use undercroft_sim::storm::{
     Ended, Recipe, Sabotage, StormSetup, minimise, replay, run, run_seeds,

@@ -296,10 +296,7 @@ impl AccessScanner {
                 }
             }
         })?;
-        match right {
-            true => Ok(()),
-            false => Err(failed),
-        }
+        if right { Ok(()) } else { Err(failed) }
     }
 
     /// Calls `each`, in order, for every block of `blocks` (multiples of [`BLOCK_PAGES`]) that has

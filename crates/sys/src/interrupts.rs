@@ -23,9 +23,10 @@ pub fn completion_cpu(file: impl AsFd) -> Option<usize> {
 
 /// As `completion_cpu`, for the disk or partition at `node`; `root` holds `proc` and `sys`.
 fn disk_cpu(node: &Path, root: &Path) -> Option<usize> {
-    let disk = match node.join("partition").exists() {
-        true => node.parent()?,
-        false => node,
+    let disk = if node.join("partition").exists() {
+        node.parent()?
+    } else {
+        node
     };
     if fs::read_dir(disk.join("mq")).ok()?.count() != 1 {
         return None;

@@ -19,7 +19,7 @@ const GROUP: u32 = 0xAA;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u64);
 
-#[allow(missing_docs)] // the kernel's names, documented in ioctl_userfaultfd(2)
+#[allow(missing_docs, reason = "the kernel's names: see ioctl_userfaultfd(2)")]
 impl Features {
     pub const PAGEFAULT_FLAG_WP: Features = Features(1 << 0);
     pub const EVENT_FORK: Features = Features(1 << 1);

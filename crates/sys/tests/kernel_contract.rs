@@ -4,7 +4,7 @@
 //! Runs without the usual harness: the main process has one thread and forks a child for each fact,
 //! because a fact may hang, die or lose its memory. A child that takes too long is killed, with all
 //! that it started. `cargo test -p undercroft-sys --test kernel_contract [PART OF A NAME]`.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "everything here is a test")]
 
 use std::io::Write;
 use std::time::{Duration, Instant};

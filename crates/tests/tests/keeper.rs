@@ -269,9 +269,10 @@ fn nobody_else_keeps_the_programs_descriptors() {
         let number = std::os::fd::AsRawFd::as_raw_fd(&write);
         rustix::io::fcntl_setfd(&write, rustix::io::FdFlags::empty()).expect("an open pipe");
         let script = format!("exec >&- {number}>&-; sleep 3");
-        let mut command = match under {
-            true => Command::new(undercroft()),
-            false => Command::new(&bash),
+        let mut command = if under {
+            Command::new(undercroft())
+        } else {
+            Command::new(&bash)
         };
         if under {
             command.args(["run", "-q", "--"]).arg(&bash);
@@ -396,9 +397,10 @@ fn the_manager_is_not_the_first_to_be_ended_for_memory() {
         .args(["-c", "echo -900 > /proc/self/oom_score_adj"])
         .stderr(Stdio::null())
         .status();
-    let managers = match may.expect("sh runs").success() {
-        true => "-900",
-        false => "0",
+    let managers = if may.expect("sh runs").success() {
+        "-900"
+    } else {
+        "0"
     };
     let show = "cat /proc/self/oom_score_adj; echo ready; sleep 1";
     let job = Job::new("sh").args(["-c", show]).limit(64 * MIB);

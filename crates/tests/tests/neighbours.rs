@@ -47,9 +47,10 @@ fn holds_up_nobody(name: &str, way: &str) {
     let [p50, p99, most, late_p50, late_p99, late_most, other] = numbers[..] else {
         panic!("seven numbers: {outcome}");
     };
-    let given_up = match plain_only() {
-        true => 0.0,
-        false => outcome.number("manager.orders_given_up").unwrap_or(0.0),
+    let given_up = if plain_only() {
+        0.0
+    } else {
+        outcome.number("manager.orders_given_up").unwrap_or(0.0)
     };
     say(&format!(
         "{name}: p50 {p50} us, p99 {p99} us, longest {most} us; disturbed {late_p50}, {late_p99}, \

@@ -109,9 +109,10 @@ pub fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let mut chain = 0;
     let mut begin = 0;
-    let movements = match bytes.len() >= HEADER_BYTES {
-        true => movement_kinds(u32_at(&bytes, 12)),
-        false => 0,
+    let movements = if bytes.len() >= HEADER_BYTES {
+        movement_kinds(u32_at(&bytes, 12))
+    } else {
+        0
     };
     while let Some(rest) = bytes.get(begin..) {
         let length = match rest {

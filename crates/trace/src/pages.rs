@@ -187,12 +187,13 @@ impl Builder {
 
 /// Refuses pages of 2^`page_shift` bytes that are smaller than the trace's granule.
 pub(crate) fn check_page(header: &Header, page_shift: u8) -> Result<(), PageTraceError> {
-    match page_shift < header.granularity {
-        true => Err(PageTraceError::PageTooSmall {
+    if page_shift < header.granularity {
+        Err(PageTraceError::PageTooSmall {
             page_bytes: 1 << page_shift,
             granule_bytes: header.granule_bytes(),
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 

@@ -341,9 +341,10 @@ impl<R: Read> Input<R> {
         inside: &'static str,
         begin: u64,
     ) -> Result<(), TraceError> {
-        match self.read(buffer)? == buffer.len() {
-            true => Ok(()),
-            false => Err(self.truncated(inside, begin)),
+        if self.read(buffer)? == buffer.len() {
+            Ok(())
+        } else {
+            Err(self.truncated(inside, begin))
         }
     }
 
@@ -361,15 +362,16 @@ impl<R: Read> Input<R> {
         let mut bytes = [0; 4];
         self.fill(&mut bytes, of, begin)?;
         let stored = u32::from_le_bytes(bytes);
-        match stored == computed {
-            true => Ok(stored),
-            false => Err(TraceError::Checksum {
+        if stored == computed {
+            Ok(stored)
+        } else {
+            Err(TraceError::Checksum {
                 offset,
                 of,
                 begin,
                 stored,
                 computed,
-            }),
+            })
         }
     }
 }

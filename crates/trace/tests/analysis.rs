@@ -1,6 +1,6 @@
 //! Miss-ratio curves against LRU itself, and the sampled ones against the exact ones.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,6 +1,6 @@
 //! The trace format: written traces read back the same, and no damage to a file is read as data.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use proptest::prelude::*;
 use undercroft_trace::{

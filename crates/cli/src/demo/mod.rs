@@ -76,18 +76,20 @@ pub fn demo(args: &DemoArgs) -> Result<u8, Failure> {
         ("kernel zram, 25 % + compressed", Setting::Zram(limit)),
         ("kernel swap file, 25 %", Setting::SwapFile(limit)),
     ] {
-        rows.push(match args.no_kernel_swap {
-            true => Row {
+        rows.push(if args.no_kernel_swap {
+            Row {
                 name,
                 outcome: Outcome::Absent("left out by --no-kernel-swap".to_owned()),
-            },
-            false => measure(name, setting, &place, plan, &stop)?,
+            }
+        } else {
+            measure(name, setting, &place, plan, &stop)?
         });
     }
     table::print(&rows, store, plan, limit, args.json)?;
-    match rows.iter().all(Row::is_right) {
-        true => Ok(0),
-        false => Ok(status::FAILED),
+    if rows.iter().all(Row::is_right) {
+        Ok(0)
+    } else {
+        Ok(status::FAILED)
     }
 }
 
@@ -173,14 +175,15 @@ fn measure(
 }
 
 fn interrupted_or(failure: Failure, stop: &AtomicBool) -> Failure {
-    match stop.load(Ordering::Relaxed) {
-        true => Failure::new(
+    if stop.load(Ordering::Relaxed) {
+        Failure::new(
             130,
             "interrupted",
             "a signal asked the demo to stop",
             "nothing: the store was stopped and the machine put back",
-        ),
-        false => failure,
+        )
+    } else {
+        failure
     }
 }
 

@@ -153,9 +153,10 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Err(self.failure(match stop.load(Ordering::Relaxed) {
-            true => "interrupted",
-            false => "the store does not answer",
+        Err(self.failure(if stop.load(Ordering::Relaxed) {
+            "interrupted"
+        } else {
+            "the store does not answer"
         }))
     }
 
@@ -171,9 +172,10 @@ impl Server {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(12)..].join("\n       ");
-        let why = match tail.is_empty() {
-            true => "it printed nothing".to_owned(),
-            false => format!("it printed\n       {tail}"),
+        let why = if tail.is_empty() {
+            "it printed nothing".to_owned()
+        } else {
+            format!("it printed\n       {tail}")
         };
         Failure::new(
             status::FAILED,
@@ -346,9 +348,10 @@ fn rig_failure(error: RigError) -> Failure {
 /// A swap file needs a file system on a disk; the temporary directory may be in memory.
 fn swap_directory(temporary: &Path) -> Result<PathBuf, NoServer> {
     let tier = crate::run::tier_directory(None, temporary.to_owned()).map_err(NoServer::Failed)?;
-    match tier == temporary {
-        true => Ok(temporary.to_owned()),
-        false => Ok(tier),
+    if tier == temporary {
+        Ok(temporary.to_owned())
+    } else {
+        Ok(tier)
     }
 }
 

@@ -141,18 +141,20 @@ fn measure(
         write_value(key, *version, &mut value);
         let name = key_bytes(key);
         let began = Instant::now();
-        let reply = match write {
-            true => client.call(&[b"SET", &name, value.as_bytes()])?,
-            false => client.call(&[b"GET", &name])?,
+        let reply = if write {
+            client.call(&[b"SET", &name, value.as_bytes()])?
+        } else {
+            client.call(&[b"GET", &name])?
         };
         let took = began.elapsed().as_nanos() as u64;
         nanos += took;
         latency
             .record(took)
             .map_err(|error| io::Error::other(error.to_string()))?;
-        match write {
-            true => expect_ok(reply)?,
-            false => wrong += u64::from(!is_value(&reply, &value)),
+        if write {
+            expect_ok(reply)?
+        } else {
+            wrong += u64::from(!is_value(&reply, &value))
         }
         if op % 256 == 0 {
             check(stop)?;
@@ -190,9 +192,10 @@ fn verify(
 }
 
 fn check(stop: &AtomicBool) -> io::Result<()> {
-    match stop.load(Ordering::Relaxed) {
-        true => Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted")),
-        false => Ok(()),
+    if stop.load(Ordering::Relaxed) {
+        Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"))
+    } else {
+        Ok(())
     }
 }
 

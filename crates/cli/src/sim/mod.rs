@@ -65,9 +65,10 @@ fn replay(args: &ReplayArgs) -> Result<(), Failure> {
     if let Some(out) = &args.out {
         write(&results, out)?;
     }
-    let format = match args.json {
-        true => FormatArg::Json,
-        false => args.format,
+    let format = if args.json {
+        FormatArg::Json
+    } else {
+        args.format
     };
     match format {
         FormatArg::Json => show::json(&results),
@@ -92,9 +93,10 @@ fn sweep(args: &ReplayArgs) -> Sweep {
         seed: args.seed,
         ..Setup::default()
     };
-    let tiers = match args.tiers.is_empty() {
-        true => vec![base.tiers.clone()],
-        false => hierarchies(&args.tiers),
+    let tiers = if args.tiers.is_empty() {
+        vec![base.tiers.clone()]
+    } else {
+        hierarchies(&args.tiers)
     };
     Sweep {
         memory: or_else(&args.memory, base.memory),
@@ -117,10 +119,7 @@ fn or_else<T: Clone>(asked: &[T], default: T) -> Vec<T> {
 /// Options that were not given are as in the recorded live run. If limit, policy and prefetched
 /// pages are the same, pages leave when they did live.
 fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
-    let along = match trace.tells_ahead() {
-        true => TRACED,
-        false => "none",
-    };
+    let along = if trace.tells_ahead() { TRACED } else { "none" };
     sweep.prefetch = or_else(&args.prefetch, along.to_owned());
     let Some(run) = &trace.recorded else {
         return;

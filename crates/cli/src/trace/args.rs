@@ -61,11 +61,12 @@ fn cache(text: &str) -> Result<CacheArg, String> {
 
 fn page(text: &str) -> Result<Bytes, String> {
     let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
-    match size.0.is_power_of_two() && size.0 <= 1 << 30 {
-        true => Ok(size),
-        false => Err(format!(
+    if size.0.is_power_of_two() && size.0 <= 1 << 30 {
+        Ok(size)
+    } else {
+        Err(format!(
             "{size} is not a power of two up to 1G; use e.g. 512 or 4K"
-        )),
+        ))
     }
 }
 

@@ -240,9 +240,10 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     if let Some(path) = &args.plot {
         plot(&info, path)?;
     }
-    match args.json {
-        true => show::json(&info),
-        false => show::line(text(&info).trim_end()),
+    if args.json {
+        show::json(&info)
+    } else {
+        show::line(text(&info).trim_end())
     }
 }
 
@@ -319,12 +320,13 @@ fn text(info: &Info) -> String {
             ));
         }
     }
-    let estimated = match info.sampled {
-        true => format!(
+    let estimated = if info.sampled {
+        format!(
             ", estimated from {:.2} % of the pages",
             100.0 * info.sample_rate
-        ),
-        false => String::new(),
+        )
+    } else {
+        String::new()
     };
     text.push_str(&format!("\nreuse distance in pages{estimated}\n"));
     reuse_bars(info, &mut text);

@@ -127,9 +127,10 @@ fn import(args: &ImportArgs) -> Result<(), Failure> {
         }
         FormatArg::Csv => {
             let rows = Csv::new(input).map_err(|error| bad_text(&args.input, &error))?;
-            let time_unit = match rows.has_time() {
-                true => args.time_unit.into(),
-                false => TimeUnit::References,
+            let time_unit = if rows.has_time() {
+                args.time_unit.into()
+            } else {
+                TimeUnit::References
             };
             let mut recorder = begin(Header {
                 time_unit,

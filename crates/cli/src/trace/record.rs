@@ -207,9 +207,10 @@ fn take(
         pid,
         short: false,
     };
-    let bar = match quiet {
-        true => indicatif::ProgressBar::hidden(),
-        false => progress(None),
+    let bar = if quiet {
+        indicatif::ProgressBar::hidden()
+    } else {
+        progress(None)
     };
     let mut lackey = Lackey::new(BufReader::with_capacity(TEXT_BUFFER_BYTES, log));
     while let Some(touch) = lackey.next() {

@@ -18,7 +18,7 @@ pub fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<Ve
 }
 
 /// A read of a page that is not in memory, served.
-#[allow(dead_code)] // not every test reads
+#[allow(dead_code, reason = "not every test reads")]
 pub fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
     let fault = Fault {
         space,

@@ -295,25 +295,27 @@ struct Axis {
 
 impl Axis {
     fn over(low: f64, high: f64, log: bool) -> Axis {
-        match log {
-            true => Axis {
+        if log {
+            Axis {
                 low: 10f64.powf((low * 0.8).log10().floor()),
                 high: high * 1.5,
                 log,
-            },
-            false => Axis {
+            }
+        } else {
+            Axis {
                 low: 0.0,
                 high: high * 1.15,
                 log,
-            },
+            }
         }
     }
 
     /// Place of `value` between 0 (bottom) and 1 (top).
     fn place(&self, value: f64) -> f64 {
-        let place = match self.log {
-            true => (value.max(self.low) / self.low).log10() / (self.high / self.low).log10(),
-            false => value / self.high,
+        let place = if self.log {
+            (value.max(self.low) / self.low).log10() / (self.high / self.low).log10()
+        } else {
+            value / self.high
         };
         place.clamp(0.0, 1.0)
     }

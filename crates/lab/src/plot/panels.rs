@@ -50,28 +50,25 @@ fn draw_panel(figure: &Figure, panel: &Panel, root: &Canvas<'_>) -> Drawn<()> {
         .x_label_area_size(36)
         .y_label_area_size(80)
         .caption(&panel.title, ("sans-serif", 20));
-    match figure.log {
-        true => {
-            // Bars leave room above them for the legend.
-            let top = if figure.bars { 12.0 } else { 1.25 };
-            let range = (least * 0.8..most * top).log_scale();
-            fill(
-                figure,
-                panel,
-                builder.build_cartesian_2d(0.0..places, range)?,
-            )
-        }
-        false => {
-            let lowest = values().fold(0.0, f64::min);
-            // Lines on both sides of zero leave room above them for the legend.
-            let room = if lowest < 0.0 { 0.4 } else { 0.05 };
-            let range = lowest * 1.05..most + (most - lowest) * room;
-            fill(
-                figure,
-                panel,
-                builder.build_cartesian_2d(0.0..places, range)?,
-            )
-        }
+    if figure.log {
+        // Bars leave room above them for the legend.
+        let top = if figure.bars { 12.0 } else { 1.25 };
+        let range = (least * 0.8..most * top).log_scale();
+        fill(
+            figure,
+            panel,
+            builder.build_cartesian_2d(0.0..places, range)?,
+        )
+    } else {
+        let lowest = values().fold(0.0, f64::min);
+        // Lines on both sides of zero leave room above them for the legend.
+        let room = if lowest < 0.0 { 0.4 } else { 0.05 };
+        let range = lowest * 1.05..most + (most - lowest) * room;
+        fill(
+            figure,
+            panel,
+            builder.build_cartesian_2d(0.0..places, range)?,
+        )
     }
 }
 
@@ -100,22 +97,19 @@ where
         let colour = COLOURS[index % COLOURS.len()];
         // The eighth and later lines are thinner, so that no two look the same.
         let width = if index < COLOURS.len() { 3 } else { 1 };
-        let drawn = match figure.bars {
-            true => {
-                let bars = values.iter().enumerate().map(|(at, value)| {
-                    let left = at as f64 + 0.1 + 0.8 * index as f64 / count;
-                    let right = left + 0.76 / count;
-                    Rectangle::new([(left, floor), (right, *value)], colour.filled())
-                });
-                chart.draw_series(bars)?
-            }
-            false => {
-                let points = values
-                    .iter()
-                    .enumerate()
-                    .map(|(at, value)| (at as f64 + 0.5, *value));
-                chart.draw_series(LineSeries::new(points, colour.stroke_width(width)))?
-            }
+        let drawn = if figure.bars {
+            let bars = values.iter().enumerate().map(|(at, value)| {
+                let left = at as f64 + 0.1 + 0.8 * index as f64 / count;
+                let right = left + 0.76 / count;
+                Rectangle::new([(left, floor), (right, *value)], colour.filled())
+            });
+            chart.draw_series(bars)?
+        } else {
+            let points = values
+                .iter()
+                .enumerate()
+                .map(|(at, value)| (at as f64 + 0.5, *value));
+            chart.draw_series(LineSeries::new(points, colour.stroke_width(width)))?
         };
         drawn.label(name).legend(move |(x, y)| {
             PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(width))

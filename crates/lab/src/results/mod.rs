@@ -99,7 +99,7 @@ pub struct Target {
 
 /// One comparison: `ratio` = median of `subject_values` / median of `baseline_values`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Row {
     pub case: String,
     pub metric: String,

@@ -56,9 +56,10 @@ impl TraceFacts {
     pub fn mix(&self) -> String {
         let reads = (self.instruction_reads + self.data_reads) as f64;
         let writes = self.data_writes as f64;
-        match reads >= writes {
-            true => format!("{:.2} : 1", reads / writes),
-            false => format!("1 : {:.2}", writes / reads),
+        if reads >= writes {
+            format!("{:.2} : 1", reads / writes)
+        } else {
+            format!("1 : {:.2}", writes / reads)
         }
     }
 }

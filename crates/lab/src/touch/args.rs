@@ -32,7 +32,7 @@ impl Access {
 
 /// One measured phase. Text form: `PATTERN:read|write[:THREADS[:OPS]]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Phase {
     pub pattern: Pattern,
     pub access: Access,

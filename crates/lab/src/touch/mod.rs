@@ -22,7 +22,7 @@ pub const EXIT_MISMATCH: u8 = 3;
 
 /// The figures of one phase. Latencies are of single operations (one page each), in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct PhaseLine {
     /// `fill`, `verify`, `sleep`, `first-touch`, `compute`, or a pattern's name.
     pub pattern: String,

@@ -87,9 +87,10 @@ impl Control {
             return;
         }
         let tick = self.check();
-        self.rest_until = match self.managing {
-            true => began + (5 * began.elapsed()).min(REST_MAX),
-            false => began + 4 * began.elapsed(),
+        self.rest_until = if self.managing {
+            began + (5 * began.elapsed()).min(REST_MAX)
+        } else {
+            began + 4 * began.elapsed()
         };
         self.check_at = self.rest_until.max(began + tick);
     }
@@ -220,10 +221,11 @@ impl Control {
         }
         let busy = growing || forked || faults != self.last_faults;
         self.last_faults = faults;
-        self.tick = match busy {
+        self.tick = if busy {
             // At most a twentieth of the time goes into this.
-            true => TICK_BUSY.max(checking * 20).min(TICK_MAX),
-            false => (self.tick * 2).clamp(TICK_BUSY, TICK_MAX),
+            TICK_BUSY.max(checking * 20).min(TICK_MAX)
+        } else {
+            (self.tick * 2).clamp(TICK_BUSY, TICK_MAX)
         };
         self.note_peaks();
         self.tick

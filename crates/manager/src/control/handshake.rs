@@ -78,9 +78,10 @@ impl Greetings {
     /// What the listener is to be asked for now.
     pub fn listens(&self) -> PollFlags {
         let deaf = self.deaf_until.is_some_and(|until| until > Instant::now());
-        match deaf || self.open.len() >= GREETINGS_MAX {
-            true => PollFlags::empty(),
-            false => PollFlags::IN,
+        if deaf || self.open.len() >= GREETINGS_MAX {
+            PollFlags::empty()
+        } else {
+            PollFlags::IN
         }
     }
 

@@ -179,9 +179,10 @@ impl Evictor {
             agent.commands.post(OP_MOVE, pages)
         };
         let began = Instant::now();
-        let most = match process.is_late.load(Ordering::Relaxed) {
-            true => LATE_ORDER_MAX,
-            false => ORDER_MAX,
+        let most = if process.is_late.load(Ordering::Relaxed) {
+            LATE_ORDER_MAX
+        } else {
+            ORDER_MAX
         };
         let patient = || began.elapsed() < most;
         let answer = agent.commands.wait(seq, || !agent.has_ended(), patient);
@@ -225,10 +226,11 @@ impl Evictor {
                 _ => (group[at].at, Taken::NotTried),
             }));
         }
-        match readable {
-            true => Ok(moved),
+        if readable {
+            Ok(moved)
+        } else {
             // It died meanwhile, or has taken its holding area away.
-            false => Err(Waits::End(moved)),
+            Err(Waits::End(moved))
         }
     }
 
@@ -255,9 +257,10 @@ impl Evictor {
     /// there, never zeros.
     pub(super) fn lose(&mut self, group: &[EvictItem], pages: u64) {
         for at in places(pages) {
-            match self.is_missed(group[at].at) {
-                true => self.stored.push((group[at].at, Outcome::Lost)),
-                false => self.stay(std::iter::once((group[at].at, Taken::NotTried))),
+            if self.is_missed(group[at].at) {
+                self.stored.push((group[at].at, Outcome::Lost))
+            } else {
+                self.stay(std::iter::once((group[at].at, Taken::NotTried)))
             }
         }
         self.publish(group, 0, 0);

@@ -91,9 +91,10 @@ pub(crate) struct Evictor {
 
 impl Evictor {
     pub fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
-        let store_pages = match shared.books.tiers[0].is_ram() {
-            true => COMPRESS_PAGES,
-            false => WRITE_PAGES,
+        let store_pages = if shared.books.tiers[0].is_ram() {
+            COMPRESS_PAGES
+        } else {
+            WRITE_PAGES
         };
         Ok(Evictor {
             shared,
@@ -139,9 +140,10 @@ impl Evictor {
             // waiting in.
             self.admit_waiters();
             self.revisit();
-            let nap = match self.aside.is_empty() {
-                true => NAP,
-                false => self.revisit_at.saturating_sub(shared.elapsed()).min(NAP),
+            let nap = if self.aside.is_empty() {
+                NAP
+            } else {
+                self.revisit_at.saturating_sub(shared.elapsed()).min(NAP)
             };
             if !shared.signals.evictor_sleep(kick, nap) {
                 shared

@@ -72,9 +72,10 @@ impl Awake {
         events.clear();
         let mut awake = may && self.is_rested(Instant::now());
         loop {
-            let timeout = match awake {
-                true => Some(&at_once),
-                false => limit.as_ref(),
+            let timeout = if awake {
+                Some(&at_once)
+            } else {
+                limit.as_ref()
             };
             epoll::wait(epoll, spare_capacity(events), timeout)?;
             if !events.is_empty() {

@@ -125,10 +125,7 @@ impl Bed {
     fn check(&self, states: &[PageState], fresh: bool) {
         for (page, state) in (FIRST..).map(VirtPage).zip(states) {
             let here = self.memory.peek(page);
-            let right = match fresh {
-                true => Content::ZERO,
-                false => content(page),
-            };
+            let right = if fresh { Content::ZERO } else { content(page) };
             match state {
                 PageState::Resident => assert_eq!(here, Some(right), "{page:?}"),
                 PageState::Stored | PageState::Untouched => assert_eq!(here, None, "{page:?}"),
@@ -209,9 +206,10 @@ fn a_page_that_exists_is_not_replaced() {
             let states = bed.fault(FIRST, false);
             assert_eq!(bed.memory.peek(page), Some(own));
             let state = states[there as usize];
-            match fresh {
-                true => assert_eq!(state, PageState::Untouched),
-                false => assert!(matches!(state, PageState::Resident | PageState::Stored)),
+            if fresh {
+                assert_eq!(state, PageState::Untouched)
+            } else {
+                assert!(matches!(state, PageState::Resident | PageState::Stored))
             }
         }
     }

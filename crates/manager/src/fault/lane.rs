@@ -205,9 +205,10 @@ impl FaultThread {
                 continue;
             }
             // A page brought along is not given up: if it is asked for, it is read once more.
-            this.loads.states[at] = match item.demanded {
-                true => Load::Lost,
-                false => Load::Skipped,
+            this.loads.states[at] = if item.demanded {
+                Load::Lost
+            } else {
+                Load::Skipped
             };
         }
         if again {

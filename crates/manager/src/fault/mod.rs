@@ -238,15 +238,12 @@ impl FaultThread {
             return;
         }
         self.active = active;
-        match active {
-            true => {
-                let all = self.shared.processes.all();
-                all.into_iter().for_each(|process| self.poll(process));
-            }
-            false => {
-                let known: Vec<u64> = self.known.keys().copied().collect();
-                known.into_iter().for_each(|key| self.leave(key));
-            }
+        if active {
+            let all = self.shared.processes.all();
+            all.into_iter().for_each(|process| self.poll(process));
+        } else {
+            let known: Vec<u64> = self.known.keys().copied().collect();
+            known.into_iter().for_each(|key| self.leave(key));
         }
     }
 
@@ -348,9 +345,10 @@ impl FaultThread {
                             ..
                         } => {
                             let space = process.space;
-                            let list = match wp {
-                                true => &mut self.writes,
-                                false => &mut self.faults,
+                            let list = if wp {
+                                &mut self.writes
+                            } else {
+                                &mut self.faults
                             };
                             // The agent must never wait for room: it is who makes it.
                             let agent = process.agent.get().map(|agent| agent.tid());
@@ -393,10 +391,7 @@ impl FaultThread {
         if events {
             note_hold(&self.shared.gauges.holds.layout, since);
         }
-        match short {
-            true => Intake::Short,
-            false => Intake::Read,
-        }
+        if short { Intake::Short } else { Intake::Read }
     }
 
     /// Steps 2 to 4 of one fault: decide, load, install.

@@ -152,9 +152,10 @@ impl Bed {
                 let wanted = engine.books().reclaim_wanted();
                 wanted && engine.evictions().select(EVICT_PAGES_MAX, &mut batch)
             };
-            match chosen {
-                true => self.evict_batch(&batch),
-                false => std::thread::sleep(Duration::from_micros(20)),
+            if chosen {
+                self.evict_batch(&batch)
+            } else {
+                std::thread::sleep(Duration::from_micros(20))
             }
             let mut waiters = Vec::new();
             (self.shared.books.engine().faults()).take_waiters(&mut waiters);
@@ -215,9 +216,10 @@ impl Bed {
 
     /// Pages for a RAM tier are compressible.
     fn content(&self, number: u64) -> Content {
-        match self.shared.books.tiers[0].is_ram() {
-            true => Content::fill(number as u32),
-            false => Content::numbered(number),
+        if self.shared.books.tiers[0].is_ram() {
+            Content::fill(number as u32)
+        } else {
+            Content::numbered(number)
         }
     }
 
@@ -268,9 +270,10 @@ impl Bed {
         let tid = self.stay_on_a_cpu(THREADS);
         let mut random = Random::new(THREADS);
         while goes_on.load(Ordering::Relaxed) {
-            let page = match random.chance(1, 8) {
-                true => FIRST.plus(random.below(PAGES)),
-                false => VirtPage(self.drops.load(Ordering::Relaxed)),
+            let page = if random.chance(1, 8) {
+                FIRST.plus(random.below(PAGES))
+            } else {
+                VirtPage(self.drops.load(Ordering::Relaxed))
             };
             let read = self.memory.touch(page, None, tid);
             assert!(matches!(read, Touch::Done(_)), "{read:?}");

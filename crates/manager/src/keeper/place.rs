@@ -138,9 +138,10 @@ fn place_of(candidate: &Candidate, user: u32) -> io::Result<PathBuf> {
     let path = std::fs::canonicalize(&candidate.path)?;
     let found = std::fs::metadata(&path)?;
     let for_all = found.mode() & 0o1000 != 0 && [0, user].contains(&found.uid());
-    Ok(match for_all {
-        true => path.join(format!("undercroft-{user}")),
-        false => path,
+    Ok(if for_all {
+        path.join(format!("undercroft-{user}"))
+    } else {
+        path
     })
 }
 

@@ -84,9 +84,10 @@ impl Placement {
         program: impl FnOnce() -> Option<Arc<dyn Program>>,
     ) -> bool {
         let last = self.sampled.load(Ordering::Relaxed);
-        let often = match self.pin.holds(tid) {
-            true => SAMPLE_BOUND_NS,
-            false => SAMPLE_NS,
+        let often = if self.pin.holds(tid) {
+            SAMPLE_BOUND_NS
+        } else {
+            SAMPLE_NS
         };
         if tid == 0 || self.cpus.len() < 2 || now.saturating_sub(last) < often {
             return false;
@@ -132,9 +133,10 @@ impl Placement {
             .copied()
             .filter(|cpu| !busy(cpu))
             .collect();
-        match free.is_empty() {
-            true => self.allowed.clone(),
-            false => free,
+        if free.is_empty() {
+            self.allowed.clone()
+        } else {
+            free
         }
     }
 

@@ -37,9 +37,10 @@ impl Known {
         let chunk = self.0.entry(page / PAGES).or_default();
         let (word, bit) = place(page);
         chunk.told[word] |= bit;
-        match there {
-            true => chunk.there[word] |= bit,
-            false => chunk.there[word] &= !bit,
+        if there {
+            chunk.there[word] |= bit
+        } else {
+            chunk.there[word] &= !bit
         }
     }
 

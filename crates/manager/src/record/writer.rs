@@ -165,10 +165,7 @@ impl<W: Write> Out<W> {
                 // The last number is for all threads that find none left.
                 let threads = self.threads.len().min(usize::from(u16::MAX)) as u16;
                 let thread = *self.threads.entry(thread).or_insert(threads);
-                let access = match write {
-                    true => Access::Write,
-                    false => Access::Read,
-                };
+                let access = if write { Access::Write } else { Access::Read };
                 known.insert(first, true);
                 put(first, Kind::Access(access), thread)
             }

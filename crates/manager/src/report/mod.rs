@@ -412,9 +412,12 @@ impl Quantiles {
 impl Rates {
     /// From two readings `seconds` apart; zero when no time has passed.
     pub fn between(before: &Stats, after: &Stats, seconds: f64) -> Rates {
-        let rate = |before: u64, after: u64| match seconds > 0.0 {
-            true => after.saturating_sub(before) as f64 / seconds,
-            false => 0.0,
+        let rate = |before: u64, after: u64| {
+            if seconds > 0.0 {
+                after.saturating_sub(before) as f64 / seconds
+            } else {
+                0.0
+            }
         };
         Rates {
             faults_per_second: rate(before.faults, after.faults),

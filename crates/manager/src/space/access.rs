@@ -213,9 +213,10 @@ impl Accesses {
                     // Bits of shared pages are cleared under the lock that installations wait for:
                     // only when asked for.
                     let refused = has_relatives || self.refused.contains(&process.space);
-                    match refused && self.pace.on_demand {
-                        true => _ = self.last.remove(&process.space),
-                        false => scanned |= self.scan(process, has_relatives),
+                    if refused && self.pace.on_demand {
+                        self.last.remove(&process.space);
+                    } else {
+                        scanned |= self.scan(process, has_relatives);
                     }
                 }
             }

@@ -101,9 +101,10 @@ impl Proof {
         memory.read(holding, &mut seen)?;
         // By number last: everything that was opened by number before this is of that address space
         // too.
-        match seen == proof.nonce && proof.holds(holding) {
-            true => Ok(proof),
-            false => Err(io::Error::other("its userfaultfd is of another process")),
+        if seen == proof.nonce && proof.holds(holding) {
+            Ok(proof)
+        } else {
+            Err(io::Error::other("its userfaultfd is of another process"))
         }
     }
 

@@ -62,9 +62,10 @@ impl Shared for Commands {
 
     #[inline(always)]
     fn pause(&self, long: bool) {
-        match long {
-            true => std::thread::yield_now(),
-            false => std::hint::spin_loop(),
+        if long {
+            std::thread::yield_now()
+        } else {
+            std::hint::spin_loop()
         }
     }
 }

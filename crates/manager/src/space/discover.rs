@@ -255,9 +255,10 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
     };
     let mut present = Vec::new();
     let relatives = shared.processes.relatives(process);
-    let mut words = match relatives.is_empty() {
-        true => Vec::new(),
-        false => vec![0u8; SCAN_PAGES as usize * 8],
+    let mut words = if relatives.is_empty() {
+        Vec::new()
+    } else {
+        vec![0u8; SCAN_PAGES as usize * 8]
     };
     let mut shares = Vec::new();
     let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);

@@ -131,9 +131,10 @@ pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, z
     if read.is_err() || !present.iter().any(|range| range.contains(process.beacon)) {
         let short = read.is_err_and(|error| is_out_of_descriptors(&error));
         if !process.has_lost_its_memory(zeros) {
-            shared.signals.doom(match short {
-                true => "out of file descriptors: raise the hard limit (`ulimit -Hn`)",
-                false => "a fork child could not be looked at (is it in another pid namespace?)",
+            shared.signals.doom(if short {
+                "out of file descriptors: raise the hard limit (`ulimit -Hn`)"
+            } else {
+                "a fork child could not be looked at (is it in another pid namespace?)"
             });
         }
         return; // killed meanwhile

@@ -240,9 +240,10 @@ impl Space for ModelMemory {
             range == VirtRange::one(NOWHERE) && !on,
             "the model has no write protection"
         );
-        match lock(&self.kernel).memory.is_changing(self.mm) {
-            true => Err(UffdError::LayoutChanging { done: 0 }),
-            false => Err(UffdError::NotMapped { done: 0 }),
+        if lock(&self.kernel).memory.is_changing(self.mm) {
+            Err(UffdError::LayoutChanging { done: 0 })
+        } else {
+            Err(UffdError::NotMapped { done: 0 })
         }
     }
 

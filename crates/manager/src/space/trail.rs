@@ -16,9 +16,10 @@ impl Trail {
     /// Copies worth charging for a write at `page`: twice as many as the last time if it goes on
     /// from there, else one.
     pub fn guess(&self, page: u64) -> u64 {
-        match self.next.load(Ordering::Relaxed) == page {
-            true => (2 * self.copies.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX),
-            false => 1,
+        if self.next.load(Ordering::Relaxed) == page {
+            (2 * self.copies.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX)
+        } else {
+            1
         }
     }
 

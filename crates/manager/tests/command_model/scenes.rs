@@ -311,9 +311,10 @@ fn events(broken: Broken, variant: Variant, events: usize) {
                 for _ in 0..MOVES {
                     let done = match variant {
                         Variant::CancelledSeenEarly => {
-                            match side.load(Word::Cancelled, Acquire) == seq {
-                                true => None,
-                                false => command::between_events(&side, 0, || one_move(seq)),
+                            if side.load(Word::Cancelled, Acquire) == seq {
+                                None
+                            } else {
+                                command::between_events(&side, 0, || one_move(seq))
                             }
                         }
                         Variant::LooksThenSets => {

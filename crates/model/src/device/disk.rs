@@ -66,12 +66,11 @@ impl Head {
         // Reads go into the drive's buffer, and writes out of it, while the host thinks: a sequence
         // goes on unless the sector has passed by a whole turn.
         let follows = offset == self.next && now <= self.next_at + Time::from_ns(self.disk.turn_ns);
-        let wait = match follows {
-            true => self.next_at - now,
-            false => {
-                let seek = self.seek(target, write);
-                seek + self.turn(now + seek, offset)
-            }
+        let wait = if follows {
+            self.next_at - now
+        } else {
+            let seek = self.seek(target, write);
+            seek + self.turn(now + seek, offset)
         };
         self.cylinder = (offset + bytes.max(1) - 1) / self.disk.track_bytes;
         self.next = offset + bytes;
@@ -84,9 +83,10 @@ impl Head {
         if distance == 0 {
             return Time::default();
         }
-        let average = match write {
-            true => self.disk.seek_write_ns,
-            false => self.disk.seek_read_ns,
+        let average = if write {
+            self.disk.seek_write_ns
+        } else {
+            self.disk.seek_read_ns
         };
         let all = (self.disk.capacity_bytes / self.disk.track_bytes).max(1) as f64;
         let k = (average - self.disk.settle_ns) / MEAN_ROOT;

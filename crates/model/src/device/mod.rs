@@ -214,9 +214,10 @@ impl Device {
     }
 
     fn service(&mut self, start: Time, offset: u64, bytes: u64, write: bool) -> Time {
-        let law = match write {
-            true => self.profile.write,
-            false => self.profile.read,
+        let law = if write {
+            self.profile.write
+        } else {
+            self.profile.read
         };
         let moved = bytes.next_multiple_of(self.profile.unit_bytes.max(1));
         let place = match &mut self.head {

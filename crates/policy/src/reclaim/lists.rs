@@ -329,9 +329,10 @@ impl PageLists {
     fn neighbours(&mut self, list: List, page: u32) -> (u32, u32) {
         let ends = self.ends[list as usize - 1];
         let link = self.link_of(page);
-        match ends.back == page {
-            true => (link.next(), ends.before_back),
-            false => (link.next(), link.prev()),
+        if ends.back == page {
+            (link.next(), ends.before_back)
+        } else {
+            (link.next(), link.prev())
         }
     }
 

@@ -339,9 +339,10 @@ impl<'a> Client<'a> {
             *mark |= (word & 1) as u8 * (DIRTY | WRITTEN);
         }
         self.at += references.len();
-        match self.at == self.stream.references.len() {
-            true => Stop::End,
-            false => Stop::Paused,
+        if self.at == self.stream.references.len() {
+            Stop::End
+        } else {
+            Stop::Paused
         }
     }
 

@@ -62,9 +62,10 @@ impl Host {
         if entry.flags.has(Flags::LOCKED) {
             // Always leave some pages that can be evicted.
             let range = VirtRange::new(virt(page), virt(page + 1));
-            match client.locked < client.frames / 8 {
-                true => client.locked += 1,
-                false => _ = client.engine.layout().lock(client.space, range, false),
+            if client.locked < client.frames / 8 {
+                client.locked += 1;
+            } else {
+                client.engine.layout().lock(client.space, range, false);
             }
         }
         let mark = client.marks[from as usize] & (WRITTEN | KNOWN);
@@ -183,13 +184,14 @@ impl Host {
             .map(|no| VirtRange::new(virt(no), virt(no).plus(1)))
             .collect();
         let (space, batch) = (client.space, &mut client.batch);
-        match client
+        if client
             .engine
             .evictions()
             .select_these(space, &ranges, batch)
         {
-            true => batch.len(),
-            false => 0,
+            batch.len()
+        } else {
+            0
         }
     }
 

@@ -123,9 +123,10 @@ impl Host {
     /// Restores the reserve, if there is one and it was used.
     #[inline]
     pub(super) fn reclaim(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
-        match self.setup.room == SimRoom::Ahead && client.engine.books().reclaim_wanted() {
-            true => self.evict_to_reserve(client),
-            false => Ok(()),
+        if self.setup.room == SimRoom::Ahead && client.engine.books().reclaim_wanted() {
+            self.evict_to_reserve(client)
+        } else {
+            Ok(())
         }
     }
 
@@ -226,9 +227,10 @@ impl Host {
         client: &mut Client<'_>,
         pages: i64,
     ) -> Result<(), SetupError> {
-        match client.engine.books().room() < pages {
-            true => self.make_room(client, pages),
-            false => Ok(()),
+        if client.engine.books().room() < pages {
+            self.make_room(client, pages)
+        } else {
+            Ok(())
         }
     }
 
@@ -382,9 +384,10 @@ impl Host {
         let tier = &mut self.tiers[place];
         let end = tier.write(client.clock, slot);
         let took = end - client.clock;
-        match tier.device().is_none() {
-            true => client.spent.compression += took,
-            false => client.spent.write += took,
+        if tier.device().is_none() {
+            client.spent.compression += took
+        } else {
+            client.spent.write += took
         }
         client.clock = end;
     }
@@ -559,9 +562,10 @@ fn requests(tiers: &[Tier], items: &[LoadItem], demanded: usize, out: &mut Vec<(
             }
         }
         if tier != TierId::FILL {
-            match (from..to).contains(&demanded) {
-                true => out.insert(0, (from, to)),
-                false => out.push((from, to)),
+            if (from..to).contains(&demanded) {
+                out.insert(0, (from, to))
+            } else {
+                out.push((from, to))
             }
         }
         from = to;

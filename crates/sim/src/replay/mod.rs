@@ -193,9 +193,10 @@ impl<'a> Replay<'a> {
                     continue; // prefetched
                 }
                 for item in &mut client.plan.items {
-                    item.install = match item.demanded {
-                        true => Install::Done,
-                        false => Install::NotYet,
+                    item.install = if item.demanded {
+                        Install::Done
+                    } else {
+                        Install::NotYet
                     };
                 }
                 client

@@ -102,9 +102,10 @@ impl World {
         if !self.engine.books().reclaim_wanted() || self.evictor_nap.is_none() {
             return;
         }
-        match self.fails(100) {
-            true => self.saw("wake-up lost: the evictor's, until its nap is over"),
-            false => self.evictor_nap = None,
+        if self.fails(100) {
+            self.saw("wake-up lost: the evictor's, until its nap is over")
+        } else {
+            self.evictor_nap = None
         }
     }
 
@@ -162,9 +163,10 @@ impl World {
         let (Some(item), cancelled) = (batch.items.get(at).copied(), batch.cancelled) else {
             return;
         };
-        let moved = match cancelled {
-            true => MovedOut::Not(Taken::NotTried),
-            false => self.try_to_move(item),
+        let moved = if cancelled {
+            MovedOut::Not(Taken::NotTried)
+        } else {
+            self.try_to_move(item)
         };
         self.log(|| format!("take {at} {} -> {moved:?}", item.page.0));
         self.batch.as_mut().expect("a batch").next += 1;
@@ -193,12 +195,11 @@ impl World {
             panic!("{item:?}: its space went without a cancel");
         };
         let mm = self.procs[proc].mm;
-        let mut moved = match self.fails(self.space_rates.move_again) {
-            true => {
-                self.saw("space: EAGAIN of a move");
-                Err(MoveRefusal::LayoutChanging)
-            }
-            false => self.memory.move_out(mm, item.page),
+        let mut moved = if self.fails(self.space_rates.move_again) {
+            self.saw("space: EAGAIN of a move");
+            Err(MoveRefusal::LayoutChanging)
+        } else {
+            self.memory.move_out(mm, item.page)
         };
         let mut copied = false;
         if moved == Err(MoveRefusal::Busy) && (self.calm || self.random.chance(3, 4)) {
@@ -457,9 +458,10 @@ impl World {
         if let Some((item, to, slot)) = demotion.stored.take() {
             let before = self.engine.books().stats().demoted;
             self.engine.migrations().demoted(item, to, slot);
-            self.saw(match self.engine.books().stats().demoted == before {
-                true => "demotion: too late",
-                false => "demotion: done",
+            self.saw(if self.engine.books().stats().demoted == before {
+                "demotion: too late"
+            } else {
+                "demotion: done"
             });
             self.log(|| format!("demoted {item:?} to {to:?} {slot:?}"));
         } else if let Some((item, bytes)) = demotion.loaded.take() {

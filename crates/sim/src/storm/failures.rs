@@ -21,9 +21,12 @@ impl World {
     pub fn set_failures(&mut self, on: bool) {
         let on = on && self.setup.failures;
         let random = &mut self.random;
-        let mut rate = |most: u64| match on && random.chance(1, 2) {
-            true => random.below(most),
-            false => 0,
+        let mut rate = |most: u64| {
+            if on && random.chance(1, 2) {
+                random.below(most)
+            } else {
+                0
+            }
         };
         self.space_rates = SpaceRates {
             again: rate(200),

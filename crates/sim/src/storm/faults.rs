@@ -21,9 +21,10 @@ impl World {
     /// Takes one step of one fault thread. False if there was nothing to do.
     pub fn fault_step(&mut self) -> bool {
         let at = self.random.index(self.flights.len());
-        match self.flights[at].is_some() {
-            true => self.advance_flight(at),
-            false => return self.read_message(at),
+        if self.flights[at].is_some() {
+            self.advance_flight(at)
+        } else {
+            return self.read_message(at);
         }
         true
     }
@@ -117,9 +118,10 @@ impl World {
 
     /// How many turns the next piece of work misses: rarely any, then many.
     pub(super) fn stall(&mut self) -> u64 {
-        match !self.calm && self.random.chance(1, 200) {
-            true => 50 + self.random.below(300),
-            false => 0,
+        if !self.calm && self.random.chance(1, 200) {
+            50 + self.random.below(300)
+        } else {
+            0
         }
     }
 
@@ -144,9 +146,10 @@ impl World {
             return self.commit(at);
         }
         // Most loads come in runs; sometimes one at a time.
-        let count = match self.calm || self.random.chance(1, 2) {
-            true => missing.len(),
-            false => 1,
+        let count = if self.calm || self.random.chance(1, 2) {
+            missing.len()
+        } else {
+            1
         };
         for _ in 0..count {
             let flight = self.flights[at].as_ref().expect("in flight");
@@ -193,9 +196,10 @@ impl World {
                 "{item:?}: a good copy did not verify"
             );
         }
-        match from.info().kind == TierKind::Ram || item.demanded {
-            true => Got::Lost,
-            false => Got::Again,
+        if from.info().kind == TierKind::Ram || item.demanded {
+            Got::Lost
+        } else {
+            Got::Again
         }
     }
 
@@ -204,9 +208,10 @@ impl World {
     fn commit(&mut self, at: usize) {
         let mut flight = self.flights[at].take().expect("in flight");
         let (proc, fault) = (flight.proc, flight.plan.fault);
-        let count = match !self.calm && self.random.chance(1, 4) {
-            true => 1 + self.random.index(flight.plan.items.len()),
-            false => flight.plan.items.len(),
+        let count = if !self.calm && self.random.chance(1, 4) {
+            1 + self.random.index(flight.plan.items.len())
+        } else {
+            flight.plan.items.len()
         };
         let items = &mut flight.plan.items[..count];
         self.engine.faults().validate(items);
@@ -225,9 +230,10 @@ impl World {
             self.flights[at] = Some(flight);
         }
         for (page, installed) in done {
-            match installed {
-                true => self.wake(proc, page), // COPY wakes the thread
-                false => self.wake_all(vec![(fault.space, page)]),
+            if installed {
+                self.wake(proc, page) // COPY wakes the thread
+            } else {
+                self.wake_all(vec![(fault.space, page)])
             }
         }
     }

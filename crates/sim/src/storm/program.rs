@@ -328,12 +328,11 @@ impl World {
     /// The program drops contents. If the range is registered, the kernel sends the event first.
     pub fn begin_remove(&mut self, proc: usize, range: VirtRange, registered: bool) {
         let mm = self.procs[proc].mm;
-        match registered {
-            true => self.send(proc, LayoutEvent::Remove(range)),
-            false => {
-                self.memory.zap(mm, range);
-                self.oracle.zero_range(mm, range);
-            }
+        if registered {
+            self.send(proc, LayoutEvent::Remove(range))
+        } else {
+            self.memory.zap(mm, range);
+            self.oracle.zero_range(mm, range);
         }
     }
 
@@ -430,9 +429,10 @@ impl World {
         if let LayoutEvent::Remove(range) = event {
             let mut saved = Vec::new();
             for page in range.pages() {
-                match self.memory.is_absent(mm, page) {
-                    true => self.oracle.zero(mm, page),
-                    false => saved.push((page, self.oracle.expect(mm, page))),
+                if self.memory.is_absent(mm, page) {
+                    self.oracle.zero(mm, page)
+                } else {
+                    saved.push((page, self.oracle.expect(mm, page)))
                 }
             }
             self.procs[proc].zap = Some(Zap { range, saved });

@@ -72,10 +72,11 @@ impl Recipe {
             seeded |= key == "seed";
             match key {
                 "steps" => steps = Some(parse_steps(value).map_err(wrong)?),
-                _ => match setup.set(key, value).map_err(wrong)? {
-                    true => {}
-                    false => return Err(wrong(format!("unknown key `{key}`"))),
-                },
+                _ => {
+                    if !setup.set(key, value).map_err(wrong)? {
+                        return Err(wrong(format!("unknown key `{key}`")));
+                    }
+                }
             }
         }
         if !seeded {

@@ -129,9 +129,10 @@ impl StormSetup {
                 0 => TierKind::Ram,
                 _ => TierKind::File,
             };
-            let pages = match random.chance(1, 4) {
-                true => 20 + random.below(60),
-                false => 100 + random.below(4000),
+            let pages = if random.chance(1, 4) {
+                20 + random.below(60)
+            } else {
+                100 + random.below(4000)
             };
             tiers.push(TierSetup {
                 kind,
@@ -158,9 +159,10 @@ impl StormSetup {
             fault_threads: 1 + random.index(3),
             program_threads: 2 + random.index(6),
             kills: [0, 0, 5, 40][random.index(4)],
-            when_full: match random.chance(1, 4) {
-                true => WhenFull::Kill,
-                false => WhenFull::Stay,
+            when_full: if random.chance(1, 4) {
+                WhenFull::Kill
+            } else {
+                WhenFull::Stay
             },
             sabotage: None,
         }
@@ -205,13 +207,14 @@ impl StormSetup {
         };
         let bounded = |range: std::ops::RangeInclusive<u64>| {
             let found = number()?;
-            match range.contains(&found) {
-                true => Ok(found),
-                false => Err(format!(
+            if range.contains(&found) {
+                Ok(found)
+            } else {
+                Err(format!(
                     "{found} is outside {} to {}",
                     range.start(),
                     range.end()
-                )),
+                ))
             }
         };
         let named = |names: &[&'static str]| {

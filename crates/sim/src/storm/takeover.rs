@@ -208,14 +208,13 @@ impl World {
             if !self.procs[proc].alive {
                 continue;
             }
-            match self.sabotaged(Sabotage::ForgetEventsAtTakeover) {
-                true => self.procs[proc].intake = None,
-                false => {
-                    if self.procs[proc].intake.is_some() {
-                        self.saw("takeover: an event of its predecessor's");
-                    }
-                    self.apply_intake(proc);
+            if self.sabotaged(Sabotage::ForgetEventsAtTakeover) {
+                self.procs[proc].intake = None
+            } else {
+                if self.procs[proc].intake.is_some() {
+                    self.saw("takeover: an event of its predecessor's");
                 }
+                self.apply_intake(proc);
             }
             while self.procs[proc].alive && !self.procs[proc].events.is_empty() {
                 self.read_event(proc);

@@ -398,9 +398,12 @@ impl World {
         self.begin(number);
         self.maybe_kill();
         let calm = number % CALM_EVERY == CALM_EVERY - 1;
-        self.survive(|world| match calm {
-            true => world.calm_down(),
-            false => world.step(),
+        self.survive(|world| {
+            if calm {
+                world.calm_down()
+            } else {
+                world.step()
+            }
         });
         self.check_touched();
         if number.is_multiple_of(CHECK_EVERY) {

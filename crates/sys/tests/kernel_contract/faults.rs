@@ -35,9 +35,12 @@ fn a_missing_page_gives_one_message_with_page_access_and_thread() {
     let (mut ear, area) = Ear::with_area(Features::THREAD_ID, 2);
     for write in [false, true] {
         evict(area, 1);
-        let toucher = doing(move || match write {
-            true => area.write(1, 5),
-            false => assert_eq!(area.read(1), 4),
+        let toucher = doing(move || {
+            if write {
+                area.write(1, 5)
+            } else {
+                assert_eq!(area.read(1), 4)
+            }
         });
         let expected = Fault {
             page: area.at(1),

@@ -290,9 +290,10 @@ impl FileTier {
                 .fetch_add(batch.len() as u64, Relaxed);
             return;
         }
-        match self.behind.is_on() {
-            true => self.store_behind(batch, writer),
-            false => self.store_directly(batch, writer),
+        if self.behind.is_on() {
+            self.store_behind(batch, writer)
+        } else {
+            self.store_directly(batch, writer)
         }
     }
 
@@ -483,9 +484,10 @@ impl FileTier {
                 .backing
                 .discard(u64::from(slab) * SLAB_BYTES, SLAB_BYTES)
                 .is_ok();
-            let counter = match discarded {
-                true => &self.counters.slabs_discarded,
-                false => &self.counters.discards_failed,
+            let counter = if discarded {
+                &self.counters.slabs_discarded
+            } else {
+                &self.counters.discards_failed
             };
             counter.fetch_add(1, Relaxed);
             let mut slabs = self.lock_slabs();

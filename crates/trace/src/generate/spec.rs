@@ -218,9 +218,10 @@ fn theta(text: &str) -> Result<f64, String> {
 
 fn page_shift(text: &str) -> Result<u8, String> {
     let bytes = text.parse::<Bytes>().map_err(|error| error.to_string())?.0;
-    match bytes.is_power_of_two() && (64..=1 << 22).contains(&bytes) {
-        true => Ok(bytes.trailing_zeros() as u8),
-        false => Err("not a power of two from 64 to 4M".to_owned()),
+    if bytes.is_power_of_two() && (64..=1 << 22).contains(&bytes) {
+        Ok(bytes.trailing_zeros() as u8)
+    } else {
+        Err("not a power of two from 64 to 4M".to_owned())
     }
 }
 

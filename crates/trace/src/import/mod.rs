@@ -83,12 +83,13 @@ impl<R: BufRead> Lines<R> {
                 }
             };
             if available.is_empty() {
-                return match self.end > self.begin {
-                    false => Ok(false),
-                    true => Err(ImportError::Cut {
+                return if self.end <= self.begin {
+                    Ok(false)
+                } else {
+                    Err(ImportError::Cut {
                         line: self.number,
                         offset: self.begin,
-                    }),
+                    })
                 };
             }
             let found = available.iter().position(|byte| *byte == b'\n');

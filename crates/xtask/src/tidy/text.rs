@@ -28,9 +28,10 @@ pub fn comments(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for (path, text) in &tree.sources {
         for (at, line) in text.lines().enumerate() {
-            let (what, most) = match line.trim_start().starts_with("//") {
-                true => ("a comment", COMMENT_WIDTH_MAX),
-                false => ("a line", TEXT_WIDTH_MAX),
+            let (what, most) = if line.trim_start().starts_with("//") {
+                ("a comment", COMMENT_WIDTH_MAX)
+            } else {
+                ("a line", TEXT_WIDTH_MAX)
             };
             if line.chars().count() > most {
                 wrong.push(format!("{path}:{}: {what} over {most} columns", at + 1));

@@ -251,9 +251,12 @@ fn times(loaded: &[Loaded], pairs: &[Pair<'_>]) -> Figure {
             let own = pairs
                 .iter()
                 .filter(|pair| pair.clock.trace == trace.facts.name);
-            own.map(|pair| match clock_w {
-                true => elapsed(pair.clock_w),
-                false => elapsed(pair.clock),
+            own.map(|pair| {
+                if clock_w {
+                    elapsed(pair.clock_w)
+                } else {
+                    elapsed(pair.clock)
+                }
             })
             .collect()
         };

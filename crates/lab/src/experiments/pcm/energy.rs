@@ -27,9 +27,10 @@ fn joules(outcome: &Outcome, times: f64, device: bool) -> f64 {
     let longer = outcome.times.reference_seconds * (times - 1.0);
     let stretch = (outcome.elapsed_seconds + longer) / outcome.elapsed_seconds;
     let dram = energy.dram_static_joules * stretch + energy.dram_dynamic_joules;
-    match device {
-        true => dram + energy.device_dynamic_joules + energy.device_idle_share_joules * stretch,
-        false => dram,
+    if device {
+        dram + energy.device_dynamic_joules + energy.device_idle_share_joules * stretch
+    } else {
+        dram
     }
 }
 
@@ -135,12 +136,9 @@ fn verdicts(cases: &[Case]) -> Vec<Verdict> {
             Better::Higher,
             mean(&saved(cases, times, false)),
         );
-        verdicts.push(match times == 10_000.0 {
-            true => verdict.paper(88.1).difference(
-                "static power of a tenth of the DRAM over a long run: the paper's figure without its disk.",
-            ),
-            false => verdict,
-        });
+        verdicts.push(if times == 10_000.0 { verdict.paper(88.1).difference(
+            "static power of a tenth of the DRAM over a long run: the paper's figure without its disk.",
+        ) } else { verdict });
     }
     verdicts
 }

@@ -77,9 +77,10 @@ pub(super) fn replay(stream: &PageStream, frames: u64, rule: Rule) -> Laps {
             if ring.len() as u64 == frames {
                 leave(&mut ring, &mut pages, rule, &mut laps);
             }
-            match pages[page] & EVER_WRITTEN != 0 {
-                true => laps.read_written += 1,
-                false => laps.read_clean += 1,
+            if pages[page] & EVER_WRITTEN != 0 {
+                laps.read_written += 1
+            } else {
+                laps.read_clean += 1
             }
             laps.read_forgotten += u64::from(pages[page] & LEFT_RECENT != 0);
             laps.written_forgotten += u64::from(pages[page] & LEFT_DIRTY != 0);

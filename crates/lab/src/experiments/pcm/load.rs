@@ -31,9 +31,10 @@ fn of_recipes(lab: &Lab, found: &mut Simulated, recipes: &[Recipe]) -> anyhow::R
     let mut all = Vec::new();
     for recipe in recipes {
         progress(&format!("reading {}", recipe.name));
-        let loaded = match lab.options.small {
-            true => generated(recipe.name, recipe.small)?,
-            false => recorded(recipe.name)?,
+        let loaded = if lab.options.small {
+            generated(recipe.name, recipe.small)?
+        } else {
+            recorded(recipe.name)?
         };
         found.traces.push(loaded.facts.clone());
         all.push(loaded);

@@ -24,9 +24,10 @@ pub(super) const PAGE_BYTES: [u64; 9] = [512, 1024, 2048, 4096, 8192, 16384, 327
 
 /// `512`, `4K`: the names of places on an axis.
 pub(super) fn size_name(bytes: u64) -> String {
-    match bytes < 1024 {
-        true => bytes.to_string(),
-        false => format!("{}K", bytes >> 10),
+    if bytes < 1024 {
+        bytes.to_string()
+    } else {
+        format!("{}K", bytes >> 10)
     }
 }
 
@@ -72,9 +73,10 @@ pub(super) fn tier(text: &str) -> anyhow::Result<SimTier> {
 
 fn law(name: &str, write: bool) -> String {
     let constants = Constants::of(name);
-    match write {
-        true => format!("{} + {:.3} x bytes", constants.write[0], constants.write[1]),
-        false => format!("{} + {:.3} x bytes", constants.read[0], constants.read[1]),
+    if write {
+        format!("{} + {:.3} x bytes", constants.write[0], constants.write[1])
+    } else {
+        format!("{} + {:.3} x bytes", constants.read[0], constants.read[1])
     }
 }
 

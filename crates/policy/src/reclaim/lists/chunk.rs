@@ -574,9 +574,10 @@ impl Chunk {
         let down = from < rank;
         let to = rank - usize::from(down);
         if from / PIECE_LINKS != to / PIECE_LINKS {
-            match down {
-                true => self.shift_down(from, to, pool),
-                false => self.shift_up(to, from, pool),
+            if down {
+                self.shift_down(from, to, pool)
+            } else {
+                self.shift_up(to, from, pool)
             }
             pool.piece(self.pieces[to / PIECE_LINKS])
                 .set(to % PIECE_LINKS, link);
@@ -584,9 +585,10 @@ impl Chunk {
         }
         let piece = pool.piece(self.pieces[to / PIECE_LINKS]);
         let (from, to) = (from % PIECE_LINKS, to % PIECE_LINKS);
-        let (start, end, dest) = match down {
-            true => (from + 1, to + 1, from),
-            false => (to, from, to + 1),
+        let (start, end, dest) = if down {
+            (from + 1, to + 1, from)
+        } else {
+            (to, from, to + 1)
         };
         piece.copy_within(start..end, dest);
         piece.set(to, link);
@@ -687,9 +689,10 @@ impl Chunk {
         for index in 0..BLOCKS {
             let block = &self.blocks[index];
             let page = first + (index * PER_BLOCK) as u32;
-            let goes = match self.understood {
-                true => block.holes() | block.understood(page, &links_of_chunk[before_block..]),
-                false => block.holes(),
+            let goes = if self.understood {
+                block.holes() | block.understood(page, &links_of_chunk[before_block..])
+            } else {
+                block.holes()
             };
             let mut next = goes;
             while next != 0 {

@@ -225,9 +225,12 @@ fn bytes_a_page(in_order: bool, resident: impl Fn(u32) -> bool) -> f64 {
     let pages = 1000 * CHUNK_PAGES;
     let mut lists = PageLists::new();
     // 7919 has no divisor in common with the pages.
-    let order = (0..pages).map(|at| match in_order {
-        true => at,
-        false => (u64::from(at) * 7919 % u64::from(pages)) as u32,
+    let order = (0..pages).map(|at| {
+        if in_order {
+            at
+        } else {
+            (u64::from(at) * 7919 % u64::from(pages)) as u32
+        }
     });
     for page in order.filter(|&page| resident(page)) {
         lists.push_back(List::A, PageNo(page));
