@@ -12,7 +12,7 @@ use crate::{Engine, Evictions, Ledger};
 /// The spaces and the pages.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// Spaces of which no page is chosen for the time being: a few.
+    /// Spaces that are passed over at the moment: a few.
     pub spaces: FxHashSet<SpaceId>,
     /// Resident pages that the policy does not know. A tree, because it grows in small steps.
     pub pages: BTreeSet<(SpaceId, PageNo)>,

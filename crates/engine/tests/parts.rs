@@ -10,7 +10,7 @@ fn range(start: u64, end: u64) -> VirtRange {
     VirtRange::new(VirtPage(start), VirtPage(end))
 }
 
-/// An engine over so many chunks, and a space with pages in memory in `chunks` of them.
+/// An engine, and a space with resident pages in `chunks` chunks.
 fn engine(chunks: usize, used: u64) -> (Engine<VecLedger>, SpaceId) {
     let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
     let mut engine = common::engine(chunks, 1 << 20, reclaim);

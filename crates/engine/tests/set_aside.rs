@@ -142,7 +142,7 @@ fn what_happens_to_its_pages_meanwhile_is_what_counts() {
     }
     let mut freed = Vec::new();
     engine.take_freed(&mut freed);
-    assert_eq!(freed, [(TierId(0), Slot(0))], "nobody has the first");
+    assert_eq!(freed, [(TierId(0), Slot(0))], "no page has the first");
 }
 
 #[test]

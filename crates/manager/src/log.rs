@@ -1,17 +1,19 @@
-//! What the manager says: lines on its standard error, which is a pipe that only the keeper reads.
-//! It never waits: a line for which there is no room is lost. A panic's message goes the same way.
+//! The manager's messages: lines on its standard error, a pipe that only the keeper reads. Writing
+//! never waits: a line that does not fit is lost. A panic's message goes the same way.
 
 use std::io::{self, Write};
 
-/// Longest line, in bytes: a pipe takes it whole or not at all.
+/// Longest line, in bytes. A pipe takes a line of up to `PIPE_BUF` bytes whole or not at all.
 const LINE_MAX: usize = 2000;
 
-/// Tells the keeper, who tells the user. Cost: one write that does not wait.
+const _: () = assert!(LINE_MAX <= rustix::pipe::PIPE_BUF);
+
+/// Sends a line to the keeper, which shows it to the user. Cost: one write that does not wait.
 pub(crate) fn say(what: &str) {
     let _ = io::stderr().write(line(what).as_bytes());
 }
 
-/// As [`say`], for what is worth a look and stops nothing.
+/// As [`say`], for what the user should know and what stops nothing.
 pub(crate) fn warn(what: &str) {
     say(&format!("warning: {what}"));
 }

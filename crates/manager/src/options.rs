@@ -1,4 +1,5 @@
-//! What a run is asked for: parsed by the command line, carried to the manager unchanged.
+//! The options of a run. The command line parses them, and the keeper hands them to the manager
+//! unchanged.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use undercroft_base::Bytes;
 use undercroft_tier::spec::TierSpec;
 
-/// What to do when no tier has room and the limit is reached.
+/// What the manager does when every tier is full and the limit is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenFull {
@@ -18,20 +19,20 @@ pub enum WhenFull {
     Kill,
 }
 
-/// How often the pages in memory are looked at for use.
+/// How often the Accessed bits of resident pages are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AccessScan {
-    /// Now and then while pages leave memory, where the machine allows it.
+    /// Twice a second while pages leave memory, if the machine allows it.
     #[default]
     Auto,
-    /// At this interval; refused where the machine does not allow it.
+    /// At this interval. The run is refused if the machine does not allow it.
     Every(Duration),
     /// Not at all.
     Never,
 }
 
-/// Options of one client, validated by whoever builds it.
+/// Options of one client. The caller has validated them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientOptions {
     /// DRAM for the client; `u64::MAX` bytes = no limit.
@@ -44,13 +45,13 @@ pub struct ClientOptions {
     pub reclaim: String,
     /// Prefetch policy name.
     pub prefetch: String,
-    /// When every tier is full.
+    /// What happens when every tier is full.
     pub when_full: WhenFull,
     /// Suppress everything but errors on stderr.
     pub quiet: bool,
     /// Where to record the page faults; `None` = nowhere.
     pub trace: Option<PathBuf>,
-    /// Looks at which pages in memory were used.
+    /// How often Accessed bits are read.
     pub access_scan: AccessScan,
 }
 
@@ -65,7 +66,7 @@ pub struct RunOptions {
     pub report: Option<PathBuf>,
 }
 
-/// Sizes between keeper and manager: a number of bytes.
+/// A size in JSON: its number of bytes.
 mod as_number {
     use serde::{Deserialize, Deserializer, Serializer};
     use undercroft_base::Bytes;
@@ -79,7 +80,7 @@ mod as_number {
     }
 }
 
-/// Tiers between keeper and manager: each in its canonical text, which parses to an equal value.
+/// Tiers in JSON: each as its canonical text, which parses to an equal value.
 mod as_text {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};

@@ -1,4 +1,4 @@
-//! How the threads of the manager wake each other, ask each other for something, and end.
+//! How the manager's threads wake each other, hand work to each other, and stop.
 
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
@@ -11,21 +11,54 @@ use undercroft_sys::futex;
 
 use crate::sync::lock;
 
+/// Why a client cannot go on. The control thread ends it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Doom {
+    #[error(
+        "the process that holds its descriptors (uc-fds) died: if the manager died too, memory \
+         would read as zeros"
+    )]
+    HolderDied,
+    #[error("its page faults cannot be read: {0}")]
+    NoFaults(std::io::Error),
+    /// As the user chose.
+    #[error(
+        "every tier is full (--when-full kill); add room with `--tier file:PATH,size=SIZE`, or \
+         raise --memory-max"
+    )]
+    TiersFull,
+    #[error(
+        "the stored copy of a page failed to verify, and the kernel cannot poison the page; check \
+         the device of the tiers"
+    )]
+    NotPoisoned,
+    /// A mapping moved. Its pages that are not resident have no place.
+    #[error("the page table is full: its address space is too large")]
+    TableFull,
+    /// A process forked. The child's pages that are not resident have no place.
+    #[error("the page table is full: it has too many fork children")]
+    TableFullByFork,
+    #[error("no file descriptor is left for a fork child; raise the hard limit (`ulimit -Hn`)")]
+    NoDescriptors,
+    #[error("the mappings of a fork child cannot be read (is it in another pid namespace?)")]
+    ChildUnreadable,
+}
+
 /// The signals of one run.
 pub(crate) struct Signals {
     /// Eventfds of the fault threads.
     wakeups: Vec<OwnedFd>,
-    /// Pages that fault threads are to bring in though no thread waits for them.
+    /// Pages that fault threads are to load, although no thread of the client waits for them.
     to_bring: Mutex<Vec<(SpaceId, VirtPage)>>,
-    /// Futex: the evictor sleeps on it.
+    /// The futex on which the evictor sleeps.
     evict_kick: AtomicU32,
     evictor_sleeps: AtomicBool,
-    /// Eventfd of the control thread: there is something to forget.
+    /// Eventfd of the control thread: books are waiting to be forgotten.
     control_kick: OwnedFd,
-    /// Records of new mappings were lost: the control thread reads all mappings anew.
+    /// Records of new mappings were lost. The control thread reads all mappings again.
     pub discover_again: AtomicBool,
-    /// Why the client must be ended, once something decided so.
-    doom: Mutex<Option<String>>,
+    /// Why the client must be ended, if it must.
+    doom: Mutex<Option<Doom>>,
     stop: AtomicBool,
 }
 
@@ -50,7 +83,7 @@ impl Signals {
         })
     }
 
-    /// What fault thread `thread` polls.
+    /// The eventfd that fault thread `thread` polls.
     pub fn wakeup(&self, thread: usize) -> &OwnedFd {
         &self.wakeups[thread]
     }
@@ -65,18 +98,18 @@ impl Signals {
         }
     }
 
-    /// Has pages brought in some time later, so that the caller does not wait for them.
+    /// Has fault threads load pages later. The caller does not wait for them.
     pub fn bring_in(&self, space: SpaceId, pages: impl Iterator<Item = VirtPage>) {
         lock(&self.to_bring).extend(pages.map(|page| (space, page)));
         self.wake_fault_threads();
     }
 
-    /// The pages that [`Signals::bring_in`] was asked for.
+    /// Takes the pages that [`Signals::bring_in`] was given.
     pub fn take_to_bring(&self) -> Vec<(SpaceId, VirtPage)> {
         std::mem::take(&mut *lock(&self.to_bring))
     }
 
-    /// Wakes the evictor if it sleeps. Cost when it does not: one load.
+    /// Wakes the evictor if it sleeps. Cost if it does not: one load.
     pub fn kick_evictor(&self) {
         if self.evictor_sleeps.load(Ordering::SeqCst) {
             self.evict_kick.fetch_add(1, Ordering::SeqCst);
@@ -84,15 +117,15 @@ impl Signals {
         }
     }
 
-    /// The evictor is about to sleep unless it is wanted. It asks for that after this, and passes
-    /// what this returns to [`Signals::evictor_sleep`].
+    /// Announces that the evictor is about to sleep. After this call the evictor checks whether it
+    /// is wanted. If not, it passes the returned value to [`Signals::evictor_sleep`].
     pub fn evictor_rests(&self) -> u32 {
         let kick = self.evict_kick.load(Ordering::SeqCst);
         self.evictor_sleeps.store(true, Ordering::SeqCst);
         kick
     }
 
-    /// Sleeps until a kick after `kick`; false when none came within `nap`.
+    /// Sleeps until a kick that is newer than `kick`. False if none came within `nap`.
     pub fn evictor_sleep(&self, kick: u32, nap: Duration) -> bool {
         futex::wait(&self.evict_kick, kick, Some(nap))
     }
@@ -101,27 +134,28 @@ impl Signals {
         self.evictor_sleeps.store(false, Ordering::SeqCst);
     }
 
-    /// Wakes the control thread: there is something to forget.
+    /// Wakes the control thread: books are waiting to be forgotten.
     pub fn kick_control(&self) {
         let _ = rustix::io::write(&self.control_kick, &1u64.to_ne_bytes());
     }
 
-    /// What the control thread polls.
+    /// The eventfd that the control thread polls.
     pub fn control(&self) -> &OwnedFd {
         &self.control_kick
     }
 
-    /// The client cannot go on: the control thread ends it and says why. The first reason stays.
-    pub fn doom(&self, why: &str) {
-        lock(&self.doom).get_or_insert_with(|| why.to_owned());
+    /// Has the control thread end the client, which cannot go on, and say why. Only the first
+    /// reason is kept.
+    pub fn doom(&self, why: Doom) {
+        lock(&self.doom).get_or_insert(why);
     }
 
     /// Why the client must be ended, if it must.
     pub fn doomed(&self) -> Option<String> {
-        lock(&self.doom).clone()
+        lock(&self.doom).as_ref().map(Doom::to_string)
     }
 
-    /// The threads are to end.
+    /// Stops all threads.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake_fault_threads();
@@ -132,5 +166,20 @@ impl Signals {
     /// Cost: one load.
     pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_reason_to_end_the_client_stays() {
+        let signals = Signals::new(1).expect("eventfds");
+        assert_eq!(signals.doomed(), None);
+        signals.doom(Doom::TiersFull);
+        signals.doom(Doom::TableFull);
+        let why = signals.doomed().expect("a reason");
+        assert_eq!(why, Doom::TiersFull.to_string());
     }
 }

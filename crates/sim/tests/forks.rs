@@ -111,7 +111,7 @@ fn a_shared_page_that_leaves_is_the_heirs_and_frees_nothing() {
 fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
     let mut live = parent();
     live.fork(0, 1);
-    live.tell(1, 3, Found); // written, by whoever
+    live.tell(1, 3, Found); // written, by any process
     live.read(1, 3);
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 3));
     // At the recorded times: pages 1 and 2 of the parent leave, and one of them shares its frame
@@ -172,7 +172,7 @@ fn grandchildren_have_what_their_parents_were_never_seen_to_use() {
 fn pages_shared_when_they_were_first_looked_at_cost_no_frame() {
     let mut live = parent();
     live.tell(1, 3, Shared);
-    live.tell(1, 7, Shared); // nobody here has it: it is found
+    live.tell(1, 7, Shared); // no process here has it: it is found
     live.read(1, 3);
     live.read(1, 7);
     assert_eq!(counts(&live.run(|_| ())), (4, 4, 2));

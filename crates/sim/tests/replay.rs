@@ -674,7 +674,7 @@ fn what_came_along_below_its_fault_or_with_gaps_or_for_a_hit_comes_too_and_once(
     let outcome = of(&trace);
     assert_eq!((outcome.misses, outcome.prefetched), (3, 7));
     assert_eq!(outcome.evictions, 0);
-    assert_eq!(outcome.prefetch_hits, 0, "nobody saw a use");
+    assert_eq!(outcome.prefetch_hits, 0, "no use was seen");
     // A page that was written was used.
     trace.moved[0][0].what = Ahead { written: true };
     let written = of(&trace);

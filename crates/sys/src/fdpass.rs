@@ -66,7 +66,7 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     // Not rustix's: it has no room for pid 0, which a process outside this pid namespace has.
     let credentials: libc::ucred = option(socket.as_fd(), libc::SO_PEERCRED)?;
     let fd: libc::c_int = option(socket.as_fd(), SO_PEERPIDFD)?;
-    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    // SAFETY: the kernel just gave us this descriptor; nothing else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
     Ok(Peer {
         pidfd: pidfd.into(),

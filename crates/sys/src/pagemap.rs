@@ -76,11 +76,6 @@ impl PagemapEntry {
         self.0 >> 62 & 1 == 1
     }
 
-    /// A file page or shared anonymous memory.
-    pub fn file_or_shared(self) -> bool {
-        self.0 >> 61 & 1 == 1
-    }
-
     /// Write-protected by a userfaultfd.
     pub fn write_protected(self) -> bool {
         self.0 >> 57 & 1 == 1

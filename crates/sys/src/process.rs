@@ -66,17 +66,6 @@ impl PidFd {
         };
         matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(n) if n > 0)
     }
-
-    /// Duplicates a descriptor of the process; needs ptrace permission.
-    pub fn get_fd(&self, remote: i32) -> io::Result<OwnedFd> {
-        // SAFETY: pidfd_getfd takes numbers only.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), remote, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel just gave us this descriptor; nothing else owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-    }
 }
 
 impl From<OwnedFd> for PidFd {
@@ -164,8 +153,8 @@ pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: open (checked), and handed to us alone by whoever started this process; nothing else
-    // here owns it.
+    // SAFETY: open (checked), and handed to us alone by the process that started this one; nothing
+    // else here owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -278,7 +267,7 @@ pub fn raise_open_files_limit() -> u64 {
 pub fn spawn_fd_holder(job: impl FnOnce()) -> io::Result<u32> {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
     // SAFETY: clone without CLONE_VM is fork with a shared descriptor table; the caller's process
-    // has one thread, so no lock of the copy is held by anybody, and the child never returns.
+    // has one thread, so no thread holds a lock of the copy, and the child never returns.
     let id = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match id {
         -1 => Err(io::Error::last_os_error()),

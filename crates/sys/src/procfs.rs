@@ -282,16 +282,6 @@ pub fn mappings_with_flags(pid: u32, wanted: &mut [(&str, &mut Vec<VirtRange>)])
     Ok(())
 }
 
-/// Proportional resident size of a process in bytes: its own pages plus its share of shared ones.
-pub fn proportional_size(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Pss_Anon:"))?;
-    let kib: u64 = line.split_ascii_whitespace().next()?.parse().ok()?;
-    Some(kib * 1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

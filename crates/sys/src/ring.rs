@@ -74,7 +74,7 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) {
-        // SAFETY: the buffer of `entry` is pages of the arena that are marked in flight: nobody
+        // SAFETY: the buffer of `entry` is pages of the arena that are marked in flight: nothing
         // reads, writes or frees them until the completion is reaped, and `drop` waits for it.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(

@@ -253,7 +253,6 @@ const COPY: u64 = ioctl::read_write::<Transfer>(GROUP, 0x03);
 const ZEROPAGE: u64 = ioctl::read_write::<Ranged>(GROUP, 0x04);
 const MOVE: u64 = ioctl::read_write::<Transfer>(GROUP, 0x05);
 const WRITEPROTECT: u64 = ioctl::read_write::<WriteProtect>(GROUP, 0x06);
-const CONTINUE: u64 = ioctl::read_write::<Ranged>(GROUP, 0x07);
 const POISON: u64 = ioctl::read_write::<Ranged>(GROUP, 0x08);
 const IOC_NEW: u64 = ioctl::io(GROUP, 0x00);
 
@@ -429,20 +428,6 @@ impl Uffd {
         // only.
         let result = unsafe { ioctl::call(self.as_fd(), ZEROPAGE, &mut zero) };
         result.map_err(|e| fold(&e, zero.done))?;
-        Ok(())
-    }
-
-    /// Maps pages that are in the page cache already (shared memory).
-    pub fn continue_mapping(&self, range: VirtRange) -> Result<(), UffdError> {
-        let mut argument = Ranged {
-            range: range.into(),
-            mode: 0,
-            done: 0,
-        };
-        // SAFETY: CONTINUE takes `struct uffdio_continue`; it maps into the client's address space
-        // only.
-        let result = unsafe { ioctl::call(self.as_fd(), CONTINUE, &mut argument) };
-        result.map_err(|e| fold(&e, argument.done))?;
         Ok(())
     }
 

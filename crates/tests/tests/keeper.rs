@@ -552,7 +552,7 @@ fn a_program_that_nobody_manages_is_told_of() {
         assert_eq!(found["managed"], managed, "{outcome}");
         outcome.errors
     };
-    let what = "nothing of the program is managed";
+    let what = "no process of the program is managed";
     let dynamic = build("told").display().to_string();
     let alone = build_static("told").display().to_string();
     let exec = format!("exec {alone} 30");

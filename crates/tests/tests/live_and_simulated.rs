@@ -366,7 +366,7 @@ fn expected(live: &Outcome, trace: &str) -> [f64; 2] {
 ///
 /// * `most`: if no command was given up.
 fn apart_max(live: &Outcome, most: f64) -> f64 {
-    let given_up = live.number("manager.orders_given_up").expect("a report");
+    let given_up = live.number("manager.commands_given_up").expect("a report");
     if given_up == 0.0 {
         return most;
     }

@@ -50,11 +50,11 @@ fn holds_up_nobody(name: &str, way: &str) {
     let given_up = if plain_only() {
         0.0
     } else {
-        outcome.number("manager.orders_given_up").unwrap_or(0.0)
+        outcome.number("manager.commands_given_up").unwrap_or(0.0)
     };
     say(&format!(
         "{name}: p50 {p50} us, p99 {p99} us, longest {most} us; disturbed {late_p50}, {late_p99}, \
-         {late_most} us; {other} accesses of the other process; {given_up} orders given up"
+         {late_most} us; {other} accesses of the other process; {given_up} commands given up"
     ));
     let calm = f64::max(p99, CALM_US);
     assert!(

@@ -124,7 +124,6 @@ fn ram(pages: &[Page], compressor: Compressor) -> Result<(), Failure> {
     let reserve = RamPool::reserve_for(capacity).0 as usize;
     let memory = SharedMemory::create("tier-cost", reserve)?;
     let pool = RamPool::new(memory, compressor, capacity)?;
-    pool.warm_thread();
     let checksums = checksums(pages);
     let mut slots = Vec::with_capacity(pages.len());
     let (cold, free_all) = fill_and_empty(&pool, pages, &checksums, &mut slots);

@@ -42,7 +42,7 @@ fn patched(bytes: &[u8]) -> FlatLedger<Vec<AtomicU64>> {
         let at = usize::from(u16::from_le_bytes(*place)) % len;
         memory[at].store(u64::from_le_bytes(*word), Ordering::Relaxed);
     }
-    FlatLedger::create(memory, CHUNKS).expect("memory for so many chunks")
+    FlatLedger::create(memory, CHUNKS).expect("memory for the chunks")
 }
 
 /// A kernel that reports whatever the input says.

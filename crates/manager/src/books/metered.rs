@@ -1,4 +1,4 @@
-//! One tier with what is measured around it.
+//! One tier with its counters and latencies.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,7 @@ impl MeteredTier {
         self.tier.info().kind == TierKind::Ram
     }
 
-    /// What the engine is told of it before a decision.
+    /// Its state, which the engine needs before a decision.
     pub fn state(&self) -> TierState {
         TierState {
             capacity: self.tier.info().capacity,
@@ -51,7 +51,7 @@ impl MeteredTier {
         }
     }
 
-    /// Loads, counting; the latency of a `Read` answer is recorded by whoever reads.
+    /// Loads, and counts reads and errors. The caller records the latency of a `Read` answer.
     pub fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let result = self.tier.load(slot, stamp, dst);
@@ -61,7 +61,7 @@ impl MeteredTier {
         result
     }
 
-    /// Notes the usage now; returns (peak of each field, usage at the logical peak).
+    /// Notes the present usage. Returns the peak of each field, and the usage at the logical peak.
     pub fn note_usage(&self) -> (TierUsage, TierUsage) {
         let now = self.tier.usage();
         let mut peaks = lock(&self.peaks);

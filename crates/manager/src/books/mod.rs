@@ -1,4 +1,4 @@
-//! What is known of pages, and where they are kept: the engine over its ledger, and the tiers.
+//! The state of all pages, and their copies: the engine over its ledger, and the tiers.
 
 pub(crate) mod ledger;
 pub(crate) mod metered;
@@ -18,33 +18,32 @@ use self::runs::Runs;
 use crate::record::Record;
 use crate::sync::lock;
 
-/// Tries before a thread sleeps for the engine: some 20 us.
+/// Attempts to lock the engine before a thread sleeps: some 20 us.
 const ENGINE_SPINS: u32 = 1000;
 
-// The engine's numbers for tiers, and the policy's.
+// The engine has no more numbers for tiers than the policy.
 const _: () = assert!(TierId::MAX <= TIERS_MAX);
 
 thread_local! {
-    /// How often this thread has locked the engine. One instruction a lock.
+    /// Times that this thread has locked the engine. Cost: one instruction a lock.
     static ENGINE_LOCKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How often the calling thread has locked the engine.
+/// Times that the calling thread has locked the engine.
 pub(crate) fn engine_locks() -> u64 {
     ENGINE_LOCKS.with(Cell::get)
 }
 
-/// The books of one run. Lock order: `ARCHITECTURE.md`; never the engine's lock and a tier's
-/// together.
+/// The books of one run. Lock order: see `ARCHITECTURE.md`. The engine's lock and a tier's are
+/// never held together.
 pub(crate) struct Books {
     engine: Mutex<Engine<MemfdLedger>>,
     pub tiers: Vec<MeteredTier>,
-    /// The trace of `--trace`, which the engine tells what happens.
+    /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
-    /// Zero pages that were mapped for reads. They count in full and are worth nothing while
-    /// unwritten.
+    /// Zero pages that were mapped for reads. They count in full, and hold nothing while unwritten.
     pub zero_runs: Runs,
-    /// Pages charged for frames that the evictions of fork relatives left behind.
+    /// Pages that are charged for frames which evicted fork relatives left behind.
     pub leave_next: Runs,
 }
 
@@ -67,8 +66,8 @@ impl Books {
         }
     }
 
-    /// Locks the engine. Its holders work for microseconds on another CPU, and a sleep costs two
-    /// wake-ups of an idle CPU. So a thread waits awake first.
+    /// Locks the engine. A hold lasts microseconds, and a sleep costs two wake-ups of an idle CPU.
+    /// So a thread waits awake first.
     pub fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
         ENGINE_LOCKS.with(|locks| locks.set(locks.get() + 1));
         for _ in 0..ENGINE_SPINS {
@@ -90,14 +89,14 @@ impl Books {
         self.engine().books().regions(space).to_vec()
     }
 
-    /// Gives slots that nothing refers to back to their tiers. Not called with the engine locked.
+    /// Frees slots that no entry names, in their tiers. Never call it with the engine locked.
     pub fn free_released(&self) {
         let mut freed = Vec::new();
         self.engine().take_freed(&mut freed);
         self.free_slots(&mut freed);
     }
 
-    /// Frees `slots` (any order), leaving the vector empty.
+    /// Frees `slots`, in any order, and empties the vector.
     pub fn free_slots(&self, slots: &mut Vec<(TierId, Slot)>) {
         for (index, metered) in self.tiers.iter().enumerate() {
             let id = TierId(index as u8);

@@ -1,4 +1,4 @@
-//! Pages that should leave before others, as runs.
+//! Pages that are to leave before others, as runs.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -8,10 +8,10 @@ use undercroft_engine::limits::EVICT_PAGES_MAX;
 
 use crate::sync::lock;
 
-/// Runs that are remembered: 256 MiB of pages where each run has 64.
+/// Runs that are remembered: 256 MiB of pages if each run has 64.
 const RUNS_MAX: usize = 1024;
 
-/// A run does not grow beyond this: one batch of the evictor.
+/// Most pages of a run: one batch of the evictor.
 const RUN_PAGES: u64 = EVICT_PAGES_MAX as u64;
 
 /// Runs of pages, the oldest first.
@@ -19,8 +19,8 @@ const RUN_PAGES: u64 = EVICT_PAGES_MAX as u64;
 pub(crate) struct Runs(Mutex<VecDeque<(SpaceId, VirtRange)>>);
 
 impl Runs {
-    /// Adds pages. The oldest run is forgotten when there are too many: its pages then leave in
-    /// their turn.
+    /// Adds pages. If there are too many runs, the oldest is forgotten: its pages leave in their
+    /// turn.
     pub fn note(&self, space: SpaceId, range: VirtRange) {
         let mut runs = self.queue();
         if let Some((last, run)) = runs.back_mut()

@@ -1,5 +1,5 @@
-//! Builds the tiers of a run. The keeper opens what must survive the manager; the manager puts
-//! tiers over it.
+//! Builds the tiers of a run. The keeper opens the memory and files, which survive the manager. The
+//! manager builds tiers over them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -25,34 +25,34 @@ pub struct TierLaunch {
     pub backing: Option<(i32, String, u64)>,
 }
 
-/// What the keeper holds of one tier.
+/// The keeper's part of one tier.
 #[derive(Debug)]
 pub(crate) struct OpenTier {
     memory: SharedMemory,
     backing: Option<Backing>,
 }
 
-/// Why a tier cannot be had; the text has the fix.
+/// Why a tier cannot be opened or built. The text has the fix, where there is one.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TierError {
-    /// Memory for a pool or a table, or its descriptor.
+    /// No memory or descriptor for a pool or a table.
     #[error("memory for a tier: {0}")]
     Memory(#[from] io::Error),
-    /// A file or device cannot be used.
+    /// The file or device cannot be used.
     #[error(transparent)]
     Backing(#[from] BackingError),
-    /// The pool does not take its memory.
+    /// The pool refused its memory.
     #[error(transparent)]
     Pool(#[from] RamPoolError),
-    /// The file tier does not take its table.
+    /// The file tier refused its slot table.
     #[error(transparent)]
     File(#[from] FileTierError),
-    /// What was inherited is not what the options say.
-    #[error("tier {0} was handed over without its file")]
+    /// The inherited descriptors do not fit the options: a defect.
+    #[error("the keeper handed tier {0} over without its file")]
     NotInherited(usize),
 }
 
-/// What the pool that is tier `index` may hold.
+/// The capacity of the pool that is tier `index`.
 fn ram_capacity(options: &ClientOptions, index: usize, ram: &RamSpec) -> Bytes {
     let limit = options.memory_max.min(physical_memory());
     let percent = pool_percent(index + 1 == options.tiers.len());
@@ -67,9 +67,9 @@ fn physical_memory() -> Bytes {
     Bytes(kib.map_or(u64::MAX / 2, |kib| kib * 1024))
 }
 
-/// Opens what each tier keeps its pages in.
+/// Opens the memory, file or device of each tier.
 ///
-/// Errors: the specification, or the file or device, with the fix in the text.
+/// Errors: no memory, or the file or device cannot be used.
 pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, TierError> {
     let mut tiers = Vec::new();
     for (index, spec) in options.tiers.iter().enumerate() {
@@ -97,7 +97,7 @@ pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, TierError> 
 }
 
 impl OpenTier {
-    /// Every descriptor the manager inherits.
+    /// All descriptors that the manager inherits.
     pub(crate) fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
         let mut fds = vec![self.memory.as_fd()];
         fds.extend(self.backing.as_ref().map(AsFd::as_fd));
@@ -114,14 +114,14 @@ impl OpenTier {
         }
     }
 
-    /// True when the tier's file lies in memory, so that it saves none.
+    /// True if the tier's file is in a memory file system, so that it saves no memory.
     pub(crate) fn is_in_memory(&self) -> bool {
         self.backing.as_ref().is_some_and(Backing::is_in_memory)
     }
 }
 
-/// Pages that may wait to be written: a 64th of the limit, at most 1 MiB. None where that is less
-/// than two batches of the evictor.
+/// Pages that may wait to be written: a 64th of the limit, at most 1 MiB. None if that is less than
+/// two batches of the evictor.
 fn waiting_pages(limit: Bytes) -> usize {
     let pages = (limit.0 / 64 / PAGE_BYTES as u64).min(WAITING_PAGES_MAX as u64) as usize;
     if pages < 2 * EVICT_PAGES_MAX {
@@ -130,8 +130,8 @@ fn waiting_pages(limit: Bytes) -> usize {
     pages
 }
 
-/// DRAM that pages take while they wait to be written, where all of them go to a file. Below a RAM
-/// tier no page ever waits.
+/// DRAM for pages that wait to be written, if the first tier is a file. Below a RAM tier no page
+/// waits.
 pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
     let pages = match options.tiers.first() {
         Some(TierSpec::File(_)) => waiting_pages(options.memory_max),
@@ -140,11 +140,10 @@ pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
     Bytes((pages * PAGE_BYTES) as u64)
 }
 
-/// What the manager inherits of one tier: memory, and file or device with its name and usable
-/// bytes.
+/// One tier as the manager inherits it: memory, and file or device with its name and usable bytes.
 pub(crate) type Inherited = (SharedMemory, Option<(OwnedFd, String, u64)>);
 
-/// Puts the tiers over inherited descriptors.
+/// Builds the tiers over inherited descriptors.
 pub(crate) fn build(
     options: &ClientOptions,
     inherited: Vec<Inherited>,

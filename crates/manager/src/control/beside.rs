@@ -1,5 +1,5 @@
-//! What the control thread sees to for the keeper: a keeper that stopped with its program goes on
-//! with it, and a program that nobody manages is told of.
+//! What the control thread does for the keeper. It continues a keeper that stopped with its
+//! program, and it reports a program that is not managed.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,39 +10,39 @@ use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 use super::Control;
 
-/// How long a program may run without one managed process before that is told.
+/// How long a program may run without a managed process before the user is warned.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whether anything of the program is managed.
+/// Whether any process of the program is managed.
 pub(super) struct Presence {
-    nobody_since: Option<Instant>,
-    /// It went without for as long as [`PATIENCE`].
+    absent_since: Option<Instant>,
+    /// No process was managed for [`PATIENCE`].
     pub missed: bool,
 }
 
 impl Presence {
     pub fn new(now: Instant) -> Presence {
         Presence {
-            nobody_since: Some(now),
+            absent_since: Some(now),
             missed: false,
         }
     }
 
-    /// True when nobody has been there for too long, once a run.
-    fn note(&mut self, anybody: bool, now: Instant) -> bool {
-        if anybody {
-            self.nobody_since = None;
+    /// True once a run: no process has been managed for [`PATIENCE`].
+    fn note(&mut self, any: bool, now: Instant) -> bool {
+        if any {
+            self.absent_since = None;
             return false;
         }
-        let since = *self.nobody_since.get_or_insert(now);
+        let since = *self.absent_since.get_or_insert(now);
         let late = now.saturating_duration_since(since) >= PATIENCE;
         late && !std::mem::replace(&mut self.missed, true)
     }
 }
 
 impl Control {
-    /// The keeper has stopped with this program. It cannot hear that somebody continued the program
-    /// alone.
+    /// Continues the keeper, which stopped with its program, once the program runs again. The
+    /// keeper cannot see that.
     pub(super) fn wake_keeper(&mut self) {
         if let Some(program) = self.paused
             && procfs::process_state(program) != Some('T')
@@ -52,12 +52,12 @@ impl Control {
         }
     }
 
-    /// Tells once when no process of the program is managed, and why that may be.
-    pub(super) fn note_presence(&mut self, anybody: bool) {
-        if !self.presence.note(anybody, Instant::now()) {
+    /// Warns once that no process of the program is managed, and says why that may be.
+    pub(super) fn note_presence(&mut self, any: bool) {
+        if !self.presence.note(any, Instant::now()) {
             return;
         }
-        // Between two programs of a script there may be nobody at all.
+        // Between two programs of a script there may be no process.
         let Some(program) = self.program() else {
             self.presence.missed = false;
             return;
@@ -66,12 +66,12 @@ impl Control {
             return;
         }
         crate::log::warn(&format!(
-            "nothing of the program is managed, so the limit does not hold: process {program} {}",
+            "no process of the program is managed, so the limit does not hold: process {program} {}",
             why_unmanaged(program)
         ));
     }
 
-    /// The first process of the program that lives.
+    /// The first process of the program that runs.
     pub(super) fn program(&self) -> Option<u32> {
         let own = [std::process::id(), self.holder.0];
         procfs::children(self.launch.keeper)
@@ -104,7 +104,7 @@ enum Image {
     Foreign,
 }
 
-/// What kind of program a process runs, from the first page of its file.
+/// The kind of program that a process runs, from the first page of its file.
 fn image(pid: u32) -> Option<Image> {
     let mut head = [0u8; 4096];
     let mut file = File::open(format!("/proc/{pid}/exe")).ok()?;
@@ -143,7 +143,7 @@ mod tests {
         let at = |seconds| began + Duration::from_secs(seconds);
         let mut presence = Presence::new(began);
         assert!(!presence.note(false, at(1)));
-        assert!(!presence.note(true, at(3)), "somebody came");
+        assert!(!presence.note(true, at(3)), "a process came");
         assert!(!presence.note(false, at(4)));
         assert!(!presence.note(false, at(5)));
         assert!(presence.note(false, at(6)));

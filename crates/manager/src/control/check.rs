@@ -1,4 +1,4 @@
-//! The control thread's check: pressure, discovery, and what no event tells.
+//! The control thread's check: pressure, discovery, and changes that raise no event.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,41 +15,43 @@ use crate::space::access::Accesses;
 use crate::space::discover;
 use crate::space::process::Process;
 
-/// Time between two checks: the most, the least while the client is busy, and the least before
-/// pressure.
+/// Time between two checks: the longest, the shortest while the client is busy, and the shortest
+/// before pressure.
 const TICK_MAX: Duration = Duration::from_millis(100);
 const TICK_BUSY: Duration = Duration::from_millis(5);
 const TICK_MIN: Duration = Duration::from_micros(500);
 
 const _: () = assert!(TICK_MIN.as_nanos() < TICK_BUSY.as_nanos());
 const _: () = assert!(TICK_BUSY.as_nanos() < TICK_MAX.as_nanos());
+// The wait of the control thread is given in nanoseconds below a second.
+const _: () = assert!(TICK_MAX.as_secs() == 0);
 
-/// Longest that a check which took long makes the next one wait.
+/// Longest rest after a check that took long.
 const REST_MAX: Duration = Duration::from_millis(250);
 
-/// Room that is left when a program is first managed, as a part of the limit. In a small limit it
-/// is [`SLACK_MIN`], or a quarter of it.
+/// Room below the limit at which managing begins: this part of the limit. In a small limit it is
+/// [`SLACK_MIN`], or a quarter of the limit if that is less.
 const SLACK_PART: u64 = 16;
 const SLACK_MIN: u64 = 16 << 20;
 
-/// Fastest growth of a program that is noticed in time, in bytes a second: first touch of fresh
-/// memory.
+/// Fastest growth of a program that a check notices in time, in bytes a second: first touches of
+/// fresh memory.
 const GROWTH: f64 = 4e9;
 
-/// What a check finds before it reads any mapping.
+/// The result of the first part of a check, which reads no mapping.
 struct Pressure {
-    /// This check is the one that begins to manage.
+    /// Managing begins with this check.
     begins: bool,
-    /// Pages of each address space that are in memory and not found yet.
+    /// Resident pages of each address space that are still to be discovered.
     to_find: HashMap<SpaceId, u64>,
     /// Page faults so far.
     faults: u64,
-    /// Until the next check, while nothing is managed.
+    /// Time until the next check, while nothing is managed.
     wait: Duration,
 }
 
 impl Control {
-    /// Pages are about to leave: from now on it may pay to know which are used.
+    /// Starts a thread that scans Accessed bits while pages leave (`--access-scan auto`).
     fn scan_on_demand(&self) {
         if self.shared.options.access_scan != AccessScan::Auto {
             return;
@@ -58,7 +60,8 @@ impl Control {
         let thread = std::thread::Builder::new().name("uc-access".into());
         if let Err(error) = thread.spawn(move || Accesses::on_demand(of)) {
             warn(&format!(
-                "no thread to look at pages, so policies learn from faults alone: {error}"
+                "the thread that scans Accessed bits did not start ({error}): policies learn from \
+                 faults alone"
             ));
         }
     }
@@ -69,17 +72,17 @@ impl Control {
         wait.min(TICK_MAX)
     }
 
-    /// Something has changed: the next check is not to wait for its turn.
+    /// Brings the next check forward, because something has changed.
     pub(super) fn check_soon(&mut self) {
         let within = if self.managing { TICK_BUSY } else { TICK_MIN };
         let at = self.rest_until.max(Instant::now() + within);
         self.check_at = self.check_at.min(at);
     }
 
-    /// Checks the program if it is time to.
+    /// Checks the program if a check is due.
     ///
-    /// - Before pressure a check costs next to nothing, and is due whenever something happens.
-    /// - Then, and where there are many processes, checks take a fifth of the time at most.
+    /// - Before pressure a check costs next to nothing, and is due at each event.
+    /// - After that, checks take a fifth of the time at most, however many processes there are.
     /// - A check of more than [`REST_MAX`] / 5 is followed by a rest of [`REST_MAX`] only.
     pub(super) fn check_if_due(&mut self) {
         let began = Instant::now();
@@ -95,15 +98,16 @@ impl Control {
         self.check_at = self.rest_until.max(began + tick);
     }
 
-    /// So many pages of these address spaces are in memory and not found yet.
+    /// Announces the resident pages of these address spaces that are still to be discovered. Until
+    /// then they count as used.
     fn expect(&self, to_find: &HashMap<SpaceId, u64>) {
         let pages = PageCount(to_find.values().sum());
         self.shared.books.engine().discovery().expect_found(pages);
-        self.shared.signals.kick_evictor(); // it lets in who waited for that
+        self.shared.signals.kick_evictor(); // it admits faults that waited for room
     }
 
-    /// Discovers what is new in a process. `everything`: wherever it may be. True when it has
-    /// changed.
+    /// Discovers what is new in a process. True if it has changed.
+    /// * `everything`: reads all its mappings.
     fn check_process(&mut self, process: &Arc<Process>, pid: u32, everything: bool) -> bool {
         let size = self.statm.get(&process.space).and_then(|s| s.read().ok());
         let size = size.unwrap_or_default().virtual_size.0;
@@ -118,7 +122,8 @@ impl Control {
         !again.is_empty()
     }
 
-    /// How near the limit is; where it is reached, everything is managed from here on.
+    /// Compares the memory in use with the limit. Near the limit, everything is managed from then
+    /// on.
     fn check_pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
         let limit = self.shared.books.engine().books().limit().0;
         let (mut unmanaged, mut to_find) = (0u64, HashMap::new());
@@ -144,7 +149,7 @@ impl Control {
         let begins = !self.managing && used >= threshold;
         if begins {
             self.managing = true;
-            // What is there counts before it has been found: faults are served meanwhile.
+            // Resident pages count before they are discovered: faults are served meanwhile.
             self.expect(&to_find);
             self.scan_on_demand();
             for process in processes {
@@ -161,7 +166,8 @@ impl Control {
         }
     }
 
-    /// Pressure, discovery, and what no event tells. Returns when it is to be done again.
+    /// Checks pressure, discovers, and finds changes that raise no event. Returns the time until
+    /// the next check.
     pub(super) fn check(&mut self) -> Duration {
         let processes = self.shared.processes.all();
         let Pressure {
@@ -181,7 +187,8 @@ impl Control {
             .discover_again
             .swap(false, Ordering::Relaxed);
         let mut growing = false;
-        // A fork child takes frames of its own without a fault of ours: only a check finds them.
+        // A fork child takes frames of its own without a fault that we see: only a check finds
+        // them.
         let (mut forked, mut checking) = (false, Duration::ZERO);
         for process in &processes {
             let running = |_: &u32| !process.exited.load(Ordering::Relaxed);
@@ -199,14 +206,14 @@ impl Control {
                 }
             }
             if process.agent.get().is_some_and(|a| a.has_ended()) {
-                self.part_with(process); // it called exec, and what it runs now has no shim
+                self.part_with(process); // it called exec, and its new program has no shim
             }
         }
         if begins {
             self.expect(&HashMap::new());
             let _ = process::set_fair(0);
         }
-        // When the dead are forgotten: what only they were charged for is found then.
+        // After the dead are forgotten: frames that only they were charged for are found then.
         for process in self.shared.processes.all() {
             if process.parent.is_some() || process.family != process.space {
                 let began = Instant::now();
@@ -222,7 +229,7 @@ impl Control {
         let busy = growing || forked || faults != self.last_faults;
         self.last_faults = faults;
         self.tick = if busy {
-            // At most a twentieth of the time goes into this.
+            // This takes a twentieth of the time at most.
             TICK_BUSY.max(checking * 20).min(TICK_MAX)
         } else {
             (self.tick * 2).clamp(TICK_BUSY, TICK_MAX)

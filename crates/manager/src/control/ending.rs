@@ -1,8 +1,8 @@
-//! Ends a client that has lost its keeper. The holder does it where the manager is dead too, and
-//! the manager where it lives.
+//! Ends a client that has lost its keeper. The manager does it while it lives, and the holder
+//! otherwise.
 //!
-//! Nothing here closes a descriptor: whatever is not found waits, at worst for ever, at the next
-//! absent page. Only when no address space is left do its userfaultfds go.
+//! Nothing here closes a descriptor. A process that is not found waits at its next absent page, at
+//! worst for ever. Userfaultfds are closed only when no address space is left.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,16 +11,18 @@ use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::{held, procfs};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
-/// Pauses between two looks for processes that are left.
+/// Shortest and longest pause between two searches for remaining processes.
 const NAP_MIN: Duration = Duration::from_millis(1);
 const NAP_MAX: Duration = Duration::from_millis(200);
 
-/// Longest sleep while everybody lives.
+const _: () = assert!(NAP_MIN.as_nanos() < NAP_MAX.as_nanos());
+
+/// Longest sleep while the manager lives.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What tells the processes of one run from all others, whoever their parents are by now: the shim,
-/// which each address space that can be managed has mapped from the run's own directory, and the
-/// environment, which the others have too.
+/// Marks the processes of one run; their parents prove nothing, because a parent may be dead. Each
+/// address space that can be managed has mapped the shim from the run's own directory. The others
+/// have the run's socket in their environment.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     shim: String,
@@ -28,8 +30,8 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// * `shim`: the file that the program loads, without links in its path. * `socket`: what the
-    ///   program's environment calls the manager's.
+    /// * `shim`: the file that the program loads, without links in its path.
+    /// * `socket`: the manager's socket, as the program's environment has it.
     pub fn new(shim: &Path, socket: &Path) -> Mark {
         Mark {
             shim: shim.to_string_lossy().into_owned(),
@@ -45,11 +47,11 @@ impl Mark {
                 .is_ok_and(|all| all.split(|b| *b == 0).any(|v| v == variable))
     }
 
-    /// Kills every process of the run, in whatever order they are found; returns how many lived.
+    /// Kills every process of the run. Returns how many were alive.
     fn kill(&self) -> usize {
         let (mut lived, mut text) = (0, String::new());
         for pid in procfs::processes().unwrap_or_default() {
-            // By descriptor: what is killed is what was looked at.
+            // By descriptor, so that no other process is killed under the same number.
             let Ok(pidfd) = PidFd::open(pid) else {
                 continue;
             };
@@ -61,7 +63,7 @@ impl Mark {
         lived
     }
 
-    /// Kills the processes of the run until none is left and no address space of it.
+    /// Kills processes of the run until no process and no address space of it is left.
     pub fn end_all(&self) {
         let mut nap = NAP_MIN;
         while self.kill() > 0 || !nothing_held() {
@@ -71,13 +73,13 @@ impl Mark {
     }
 }
 
-/// Whether no address space is left whose userfaultfd is open here. What cannot be told is left.
+/// True if no address space is left whose userfaultfd is open here. False if that cannot be told.
 pub(crate) fn nothing_held() -> bool {
     held::address_spaces().is_ok_and(|held| held == 0)
 }
 
-/// The holder's job. While the manager lives: nothing. Then the keeper ends the program; if it
-/// cannot, because it is dead too, the holder does. Returns when no address space is left.
+/// The holder's job: it sleeps while the manager lives. After that the keeper ends the program, or
+/// the holder if the keeper is dead too. Returns when no address space is left.
 pub(crate) fn hold(manager: &PidFd, keeper: &PidFd, mark: &Mark) {
     while !manager.wait_exit(LONG) {}
     process::close_standard_streams();

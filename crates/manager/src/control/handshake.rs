@@ -1,9 +1,10 @@
-//! Handshakes: a shim announces its process, the manager finds out who that is and takes it over.
+//! Handshakes: a shim announces its process, and the manager verifies the process and takes it
+//! over.
 //!
-//! Who connects is asked of the kernel, never of the message: whether it descends from the keeper,
-//! by pidfd. Anybody may connect where the keeper is root, so whoever else comes is let go without
-//! a word, and when many do, they are heard slowly. A peer that says nothing is waited for beside
-//! everything else (`greetings`), not instead of it.
+//! The kernel says which process has connected, by pidfd; the message is not believed. Only
+//! descendants of the keeper are accepted. If the keeper is root, any process may connect: a
+//! stranger is dropped without an answer, and many strangers are accepted slowly. The control
+//! thread serves everything else while a peer is silent (`greetings`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,13 +20,13 @@ use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs::{self, Statm};
-use undercroft_sys::uffd::{Features, RegisterMode, Uffd};
+use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdError};
 use undercroft_wire::parse::{Hello, Ready, answer};
 use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
 use super::Control;
 use crate::gauges::scale::is_out_of_descriptors;
-use crate::space::agent::{Agent, Proof};
+use crate::space::agent::{Agent, Proof, ProofError};
 use crate::space::anonymous::Anonymous;
 use crate::space::command::Commands;
 use crate::space::discover;
@@ -35,29 +36,70 @@ use crate::sync::lock;
 /// Longest a handshake may take.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(2);
 
-/// How long a process that is being ended may take after its descriptors are closed.
+/// How long a process may take to end after the kernel has closed its descriptors.
 const DYING: Duration = Duration::from_millis(20);
 
-/// Handshakes in progress at once, of all users and of one.
+/// Handshakes in progress at once: of all users, and of one.
 const GREETINGS_MAX: usize = 64;
 const GREETINGS_OF_ONE: usize = 48;
 
-/// Strangers within [`STRANGERS_TIME`] before the next are heard one at a time, so long apart.
+// One user leaves room for the others.
+const _: () = assert!(GREETINGS_OF_ONE < GREETINGS_MAX);
+
+/// After this many strangers within [`STRANGERS_TIME`], connections are accepted one at a time,
+/// [`STRANGERS_PACE`] apart.
 const STRANGERS_MAX: u32 = 64;
 const STRANGERS_TIME: Duration = Duration::from_secs(1);
 const STRANGERS_PACE: Duration = Duration::from_millis(5);
 
-/// Ancestors looked at.
+const _: () = assert!(STRANGERS_PACE.as_nanos() < STRANGERS_TIME.as_nanos());
+const _: () = assert!(DYING.as_nanos() < HANDSHAKE.as_nanos());
+
+/// Most ancestors that are followed to find the keeper.
 const ANCESTORS_MAX: usize = 256;
 
-/// Messages about processes that could not be managed.
+/// Most messages about processes that could not be managed.
 const COMPLAINTS_MAX: u32 = 20;
 
-/// Who is in the middle of a handshake.
+/// Why a process of the program is not managed. Its memory is then outside the limit.
+#[derive(Debug, thiserror::Error)]
+enum Unmanaged {
+    #[error("it is in a pid namespace of its own, where its threads have other numbers than here")]
+    PidNamespace,
+    #[error("its first message is not one of this version's shim")]
+    UnknownShim,
+    #[error("its shim could not set its memory up")]
+    GaveUp,
+    /// No fork event announced it, or it is not the process that was announced.
+    #[error("it says that it is a fork child, and no fork of a managed process is known for it")]
+    UnknownFork,
+    #[error("userfaultfd fork events were refused ({0}); run as root or with CAP_SYS_PTRACE")]
+    NoForkEvents(UffdError),
+    #[error(transparent)]
+    Proof(#[from] ProofError),
+    /// A request to one of its userfaultfds.
+    #[error(transparent)]
+    Uffd(#[from] UffdError),
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+impl Unmanaged {
+    fn is_for_want_of_descriptors(&self) -> bool {
+        match self {
+            Unmanaged::System(error) | Unmanaged::Proof(ProofError::System(error)) => {
+                is_out_of_descriptors(error)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The handshakes in progress.
 #[derive(Default)]
 pub(super) struct Greetings {
     open: Vec<Greeting>,
-    /// Nobody is let in until then.
+    /// No connection is accepted before this time.
     deaf_until: Option<Instant>,
     strangers: u32,
     strangers_since: Option<Instant>,
@@ -69,13 +111,13 @@ struct Greeting {
     uid: u32,
     pid: u32,
     pidfd: PidFd,
-    /// What it said first, and the command page that it was given.
+    /// Its first message, and the command page that it was given.
     hello: Option<(Hello, SharedMemory)>,
     until: Instant,
 }
 
 impl Greetings {
-    /// What the listener is to be asked for now.
+    /// The poll flags of the listener: none while no connection may be accepted.
     pub fn listens(&self) -> PollFlags {
         let deaf = self.deaf_until.is_some_and(|until| until > Instant::now());
         if deaf || self.open.len() >= GREETINGS_MAX {
@@ -85,12 +127,12 @@ impl Greetings {
         }
     }
 
-    /// Their sockets, in order.
+    /// The sockets of the handshakes, in order.
     pub fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
         self.open.iter().map(|greeting| &greeting.socket)
     }
 
-    /// When something is due without a message: somebody's time is up, or the listener's turn.
+    /// Time until a handshake ends for lack of an answer, or the listener's turn comes.
     pub fn due(&self) -> Option<Duration> {
         let now = Instant::now();
         let ends = self.open.iter().map(|greeting| greeting.until);
@@ -99,6 +141,7 @@ impl Greetings {
         Some(next.saturating_duration_since(now))
     }
 
+    /// Notes a connection of a process that is not the program's.
     fn stranger(&mut self) {
         let now = Instant::now();
         let recent = |since: Instant| now - since < STRANGERS_TIME;
@@ -113,7 +156,7 @@ impl Greetings {
 }
 
 impl Control {
-    /// Lets in whoever has connected, if it is the program's.
+    /// Accepts a connection, if it is from a process of the program.
     pub(super) fn welcome(&mut self) {
         use rustix::net::SocketFlags;
         self.greetings.deaf_until = None;
@@ -121,8 +164,8 @@ impl Control {
         let socket = match rustix::net::accept_with(&self.listener, flags) {
             Ok(socket) => socket,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
-            // Out of descriptors or memory: the peer stays in the queue, and asking again at once
-            // would do nothing else.
+            // Out of descriptors or memory: the peer stays in the queue, and a second try now would
+            // fail too.
             Err(_) => {
                 self.greetings.deaf_until = Some(Instant::now() + STRANGERS_PACE);
                 return self.shared.gauges.shortages.no_descriptor();
@@ -142,9 +185,7 @@ impl Control {
             Ok(numbers) if numbers.len() == 1 => {}
             _ => {
                 let _ = fdpass::send(socket.as_fd(), &answer(true), &[]);
-                return self.complain(&pidfd, &io::Error::other(
-                    "it is in a pid namespace of its own, where its threads have other numbers than here",
-                ));
+                return self.complain(&pidfd, &Unmanaged::PidNamespace);
             }
         }
         self.greetings.open.push(Greeting {
@@ -157,8 +198,8 @@ impl Control {
         });
     }
 
-    /// The peer, if it descends from the keeper: of the same user, or of any where that is root,
-    /// who can become any.
+    /// The peer's user, number and pidfd. `None` unless it descends from the keeper and has its
+    /// user. If the keeper is root, the peer may have any user, because root can become any.
     fn who_is(&self, socket: &OwnedFd) -> Option<(u32, u32, PidFd)> {
         let own = rustix::process::getuid();
         let peer = fdpass::peer(socket).ok()?;
@@ -166,12 +207,13 @@ impl Control {
             return None;
         }
         let pid = *peer.pidfd.numbers().ok()?.first()?;
-        // While it lives its number is its own, and so are its ancestors.
+        // While the peer lives, its number and its ancestors are its own.
         let descends = self.is_descendant(pid) && !peer.pidfd.has_exited();
         descends.then_some((peer.uid, pid, peer.pidfd))
     }
 
-    /// Hears those whose turn it is; `ready`: bit for each of [`Greetings::sockets`].
+    /// Goes on with the handshakes that have a message, and drops those that are late.
+    /// * `ready`: one for each of [`Greetings::sockets`].
     pub(super) fn hear(&mut self, ready: &[bool]) {
         let now = Instant::now();
         let all = std::mem::take(&mut self.greetings.open);
@@ -193,35 +235,35 @@ impl Control {
         }
     }
 
-    fn complain(&mut self, process: &PidFd, error: &io::Error) {
-        if is_out_of_descriptors(error) {
+    /// Tells the user that a process is not managed.
+    fn complain(&mut self, process: &PidFd, why: &Unmanaged) {
+        if why.is_for_want_of_descriptors() {
             self.shared.gauges.shortages.no_descriptor();
         }
-        // One that ends in the middle of it needs no manager.
+        // A process that ends during its handshake needs no manager.
         if self.greetings.complaints >= COMPLAINTS_MAX || process.wait_exit(DYING) {
             return;
         }
         self.greetings.complaints += 1;
         crate::log::say(&format!(
-            "a process of the program could not be managed: {error}"
+            "a process of the program could not be managed, and is outside the limit: {why}"
         ));
     }
 
-    /// One message of a peer; true when that was the last.
-    fn hear_one(&mut self, greeting: &mut Greeting) -> io::Result<bool> {
+    /// Handles one message of a peer. True if it was the last.
+    fn hear_one(&mut self, greeting: &mut Greeting) -> Result<bool, Unmanaged> {
         let mut bytes = [0u8; 64];
         let (got, fds) = match fdpass::receive(greeting.socket.as_fd(), &mut bytes) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         if got == 0 {
-            return Ok(true); // it is gone
+            return Ok(true); // the peer is gone
         }
         match greeting.hello.take() {
             None => {
-                let hello = Hello::parse(&bytes[..got]);
-                let hello = hello.ok_or_else(|| io::Error::other("unknown shim"))?;
+                let hello = Hello::parse(&bytes[..got]).ok_or(Unmanaged::UnknownShim)?;
                 let page = SharedMemory::create_sealed("uc-command", PAGE_BYTES)?;
                 let given = [self.device.as_fd(), page.as_fd()];
                 fdpass::send(greeting.socket.as_fd(), &answer(false), &given)?;
@@ -229,15 +271,14 @@ impl Control {
                 Ok(false)
             }
             Some((hello, page)) => {
-                let ready = Ready::parse(&bytes[..got]);
-                let ready = ready.ok_or_else(|| io::Error::other("the shim gave up"))?;
+                let ready = Ready::parse(&bytes[..got]).ok_or(Unmanaged::GaveUp)?;
                 self.take_over(greeting, hello, page, ready, fds)?;
                 Ok(true)
             }
         }
     }
 
-    /// The process has what it needs, and its manager has what it sent: from here on it is managed.
+    /// Takes the process over: it has all it needs, and the manager has its descriptors.
     fn take_over(
         &mut self,
         greeting: &Greeting,
@@ -245,7 +286,7 @@ impl Control {
         page: SharedMemory,
         ready: Ready,
         fds: Vec<OwnedFd>,
-    ) -> io::Result<()> {
+    ) -> Result<(), Unmanaged> {
         let pid = greeting.pid;
         let mut fds = fds.into_iter().map(Uffd::from_stranger);
         let mut uffd = || fds.next().ok_or(io::ErrorKind::InvalidData)?;
@@ -260,9 +301,9 @@ impl Control {
             ready.staging + 2 * (STAGING_PAGES * PAGE_BYTES) as u64,
         );
         let holding = holding_area.start.address();
-        // Nobody answers faults there, so no place may be empty while no order is carried out: a
-        // program that reads or locks all its mappings would wait for ever, or with
-        // `Features::SIGBUS` be ended.
+        // Faults in the holding area are not answered. So no place in it may be empty while no
+        // command is carried out. A program that reads or locks all its mappings would wait there
+        // for ever, or with `Features::SIGBUS` be ended.
         holding_uffd.api(Features::default())?;
         holding_uffd.register(holding_area, RegisterMode::MISSING)?;
         let memory = ProcessMemory::open(pid)?;
@@ -292,53 +333,63 @@ impl Control {
         self.statm.insert(process.space, statm);
         self.hear_end(&process)?;
         crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
-        if self.managing {
-            self.watch(&process);
-            discover::manage(&self.shared, &process, &mut self.maps);
-        } else if hello.kind == KIND_FORK {
-            // A fork doubles what can be written to: it is looked at while the child waits.
-            self.check();
-        }
-        if hello.kind == KIND_FORK && process.parent.is_none() {
-            crate::space::cow::protect(&self.shared.books, &process, pid); // its one thread waits for the answer
-        }
-        self.check_soon();
+        self.begin_to_manage(&process, hello.kind == KIND_FORK, pid);
         let given = [process.memory.as_fd()];
-        fdpass::send(greeting.socket.as_fd(), &answer(false), &given)
+        Ok(fdpass::send(
+            greeting.socket.as_fd(),
+            &answer(false),
+            &given,
+        )?)
     }
 
-    /// A fork child that the kernel told of; it names its space by what it alone was told.
-    fn fork_child(&self, nonce: u64, beacon: VirtPage, pid: u32) -> io::Result<Arc<Process>> {
+    /// Manages a new process if there is pressure. Its only thread waits for the answer meanwhile.
+    fn begin_to_manage(&mut self, process: &Arc<Process>, is_fork: bool, pid: u32) {
+        if self.managing {
+            self.watch(process);
+            discover::manage(&self.shared, process, &mut self.maps);
+        } else if is_fork {
+            // A fork doubles the memory that may be written: pressure is checked while the child
+            // waits.
+            self.check();
+        }
+        if is_fork && process.parent.is_none() {
+            crate::space::cow::protect(&self.shared.books, process, pid);
+        }
+        self.check_soon();
+    }
+
+    /// Finds the process of a fork child that a fork event announced. The child names it by the
+    /// number that only it was given.
+    fn fork_child(
+        &self,
+        nonce: u64,
+        beacon: VirtPage,
+        pid: u32,
+    ) -> Result<Arc<Process>, Unmanaged> {
         let known = self.shared.processes.all();
         let mut nameless = known.iter().filter(|p| p.identity.get().is_none());
         let process = nameless.find(|p| p.beacon == beacon && p.redeem(nonce, pid));
-        let process =
-            process.ok_or_else(|| io::Error::other("a fork child named no space of its own"))?;
-        Ok(process.clone())
+        process.cloned().ok_or(Unmanaged::UnknownFork)
     }
 
-    /// A process that nobody knows yet: it has just started, or was forked before there was
-    /// anything to manage.
+    /// Makes the process of a peer that is new: it has just started, or it was forked before
+    /// anything was managed.
     fn newcomer(
         &mut self,
         uffd: Uffd,
         hello: Hello,
         beacon: VirtPage,
         pid: u32,
-    ) -> io::Result<Arc<Process>> {
+    ) -> Result<Arc<Process>, Unmanaged> {
         let features = Features::EVENTS.with(Features::THREAD_ID);
-        uffd.api(features).map_err(|error| {
-            io::Error::other(format!(
-                "userfaultfd fork events were refused ({error}); run as root or with CAP_SYS_PTRACE"
-            ))
-        })?;
+        uffd.api(features).map_err(Unmanaged::NoForkEvents)?;
         self.shared.placement.pin.restarted(pid);
-        // The same process with a new address space: it called exec, and the old one is gone.
+        // The process is known: it called exec, and its old address space is gone.
         if let Some(old) = self.shared.processes.of_pid(pid) {
             self.part_with(&old);
         }
         let space = self.shared.books.engine().layout().add_space();
-        // Forked before there was anything to manage: no event told of it.
+        // It was forked before anything was managed, so no event announced it.
         let family = match hello.kind {
             KIND_FORK => self.family_of(pid),
             _ => None,
@@ -347,7 +398,7 @@ impl Control {
         Ok(Arc::new(Process::new(space, memory, beacon, None, family)))
     }
 
-    /// The family of the process that forked `pid`, if it is known.
+    /// The family of the parent of `pid`, if that is known.
     fn family_of(&self, pid: u32) -> Option<SpaceId> {
         let parent = procfs::status_number(pid, "PPid")?;
         let of = self.shared.processes.of_pid(parent as u32)?;
@@ -368,8 +419,8 @@ impl Control {
         false
     }
 
-    /// Hears of the process's new mappings from now on, unless it does by inheritance. Where that
-    /// is refused they are found by looking.
+    /// Watches the process for new mappings from now on, unless it inherits its parent's watch. If
+    /// the kernel refuses that, checks find the mappings.
     pub(super) fn watch(&self, process: &Process) {
         if let (Some(sideband), Some(pid)) = (lock(&self.watch).as_mut(), process.pid())
             && let Err(error) = sideband.watch(pid)
@@ -377,5 +428,21 @@ impl Control {
         {
             self.shared.gauges.shortages.no_descriptor();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_descriptor_is_counted_as_one() {
+        let short = || io::Error::from(rustix::io::Errno::MFILE);
+        assert!(Unmanaged::from(short()).is_for_want_of_descriptors());
+        assert!(Unmanaged::from(ProofError::from(short())).is_for_want_of_descriptors());
+        let denied = io::Error::from(rustix::io::Errno::PERM);
+        assert!(!Unmanaged::from(denied).is_for_want_of_descriptors());
+        assert!(!Unmanaged::from(ProofError::OtherProcess).is_for_want_of_descriptors());
+        assert!(!Unmanaged::UnknownShim.is_for_want_of_descriptors());
     }
 }

@@ -1,4 +1,4 @@
-//! What keeper and manager say to each other.
+//! The messages between keeper and manager.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use crate::books::tiers::TierLaunch;
 use crate::options::ClientOptions;
 use crate::report::Report;
 
-/// Everything the keeper gives its manager: options, and numbers of inherited descriptors.
+/// What the keeper gives its manager: options, and the numbers of inherited descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Launch {
     /// The client's options.
@@ -19,7 +19,7 @@ pub struct Launch {
     pub command: Vec<String>,
     /// Process id of the keeper.
     pub keeper: u32,
-    /// The shim, without links in its path, and the path of its socket: they mark the program's
+    /// The path of the shim, without links, and that of its socket. They mark the program's
     /// processes.
     pub shim: (PathBuf, PathBuf),
     /// Listening socket of the shims.
@@ -28,40 +28,40 @@ pub struct Launch {
     pub link: i32,
     /// Listening socket for status.
     pub status: i32,
-    /// Ledger memfd, and the chunks it is laid out for.
+    /// Memfd of the ledger.
     pub ledger: i32,
-    /// Chunks of the ledger.
+    /// Chunks that the ledger is laid out for.
     pub ledger_chunks: usize,
-    /// What each tier keeps its pages in, in order.
+    /// Descriptors of each tier, fastest first.
     pub tiers: Vec<TierLaunch>,
 }
 
-/// What the keeper asks.
+/// A request of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     /// The client has ended: report and exit.
     Finish {
-        /// What the run exits with.
+        /// The exit status of the run.
         exit_status: i32,
-        /// Start to end.
+        /// Time from the program's start to its end.
         wall_ns: u64,
     },
-    /// The keeper stops, because this program has: it is to be woken when the program goes on.
+    /// The keeper stops, because the program has. It is to be woken when the program goes on.
     Paused {
         /// Process id of the program.
         program: u32,
     },
 }
 
-/// What the manager says to its keeper, one JSON value a line.
+/// A message of the manager, one JSON value a line.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Notice {
-    /// Ready for clients.
+    /// The manager is ready for clients.
     Ready {
         /// Process id of the holder.
         holder: u32,
     },
-    /// It cannot serve, and why.
+    /// The manager cannot serve, and why.
     Failed(String),
     /// The client was ended, and why.
     Doomed(String),

@@ -6,7 +6,6 @@ mod check;
 pub(crate) mod ending;
 mod handshake;
 mod launch;
-
 mod start;
 mod tell;
 
@@ -34,6 +33,7 @@ pub use self::launch::{Launch, Notice, Request};
 pub use self::start::serve;
 use crate::log;
 use crate::record::Record;
+use crate::signals::Doom;
 use crate::space::parts;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
@@ -47,7 +47,7 @@ const ENDS_MAX: usize = 64;
 enum Over {
     /// The client has ended; the keeper said so.
     Finished,
-    /// The keeper is gone, or does not want the client any more: nobody else will end it.
+    /// The keeper is gone, or wants the client ended: the manager has to end it.
     Orphaned,
 }
 
@@ -68,12 +68,12 @@ struct Control {
     maps: String,
     pagemap: Vec<u8>,
     last_faults: u64,
-    /// Between two checks while the client is managed.
+    /// Time between two checks while the client is managed.
     tick: Duration,
     check_at: Instant,
-    /// The program with which the keeper has stopped.
+    /// The keeper has stopped with this program.
     paused: Option<u32>,
-    /// Something that is gone has not been forgotten whole.
+    /// Books of address spaces that are gone are still to be forgotten.
     forgets: bool,
     /// Epoll of the pidfds of all processes that have announced themselves.
     ends: OwnedFd,
@@ -88,7 +88,7 @@ impl Control {
         tell(&self.link, notice)
     }
 
-    /// Serves until the client has ended, and ends it where nobody else does.
+    /// Serves until the client has ended; ends the client if the keeper cannot.
     fn run_to_the_end(&mut self, mark: &Mark) {
         if self.run() == Over::Orphaned {
             let _ = process::set_fair(0);
@@ -97,7 +97,7 @@ impl Control {
         self.end_record();
     }
 
-    /// Ends the holder where nothing needs it. Else it stays until the address spaces are gone, and
+    /// Ends the holder if no address space needs it. Otherwise it stays until they are gone, and
     /// ends their processes if the keeper does not.
     fn let_holder_go(&self) {
         if ending::nothing_held() {
@@ -105,10 +105,10 @@ impl Control {
         }
     }
 
-    /// Until the keeper says that the client has ended, or is gone itself.
+    /// Serves until the keeper says that the client has ended, or is gone itself.
     fn run(&mut self) -> Over {
-        // Until the client is managed: in a millisecond that a check comes late, it may grow by
-        // megabytes.
+        // Real-time priority until the client is managed: if a check comes a millisecond late, the
+        // client may have grown by megabytes.
         let _ = process::set_fifo(0, 1);
         loop {
             let accepts = self.greetings.listens();
@@ -144,10 +144,8 @@ impl Control {
                 return Over::Orphaned;
             }
             if ready[4] {
-                // Without it this process must not die, and nobody can promise that.
-                self.shared
-                    .signals
-                    .doom("the process that holds its descriptors (uc-fds) died");
+                // Without the holder, this process must not die, and that cannot be promised.
+                self.shared.signals.doom(Doom::HolderDied);
             }
             self.hear(&ready[greeted..]);
             if ready[1] {
@@ -175,7 +173,7 @@ impl Control {
         }
     }
 
-    /// Processes that have exited.
+    /// Parts with the processes that have exited.
     fn note_ends(&mut self) {
         let mut events = Vec::with_capacity(ENDS_MAX);
         let none = rustix::fs::Timespec::default();
@@ -189,7 +187,8 @@ impl Control {
         }
     }
 
-    /// A little of what is gone is forgotten. * `kicked`: there is more of it since the last time.
+    /// Forgets a few chunks of books that are gone.
+    /// * `kicked`: there are more since the last call.
     fn forget_some(&mut self, kicked: bool) {
         if kicked {
             let mut word = [0u8; 8];
@@ -198,7 +197,7 @@ impl Control {
         self.forgets = !parts::forget_some(&self.shared);
     }
 
-    /// The end of the process is told of from now on.
+    /// Watches for the end of the process.
     fn hear_end(&self, process: &Process) -> io::Result<()> {
         if let Some(identity) = process.identity.get() {
             let data = epoll::EventData::new_u64(process.space.0.into());
@@ -213,12 +212,12 @@ impl Control {
         }
     }
 
-    /// Ends the client and waits for the keeper, where something decided so.
+    /// Ends the client and waits for the keeper, if a thread has decided so. False otherwise.
     fn is_doomed(&mut self) -> bool {
         let Some(why) = self.shared.signals.doomed() else {
             return false;
         };
-        // Told first: else the keeper takes what we end for the program's own end.
+        // Told first: otherwise the keeper takes this for the program's own end.
         let _ = self.notify(&Notice::Doomed(why));
         self.end_known();
         self.end_record();
@@ -226,9 +225,9 @@ impl Control {
         true
     }
 
-    /// The process of that number runs another program now, or has ended. Its memory is forgotten
-    /// unless it lives on in a process that shares it (`CLONE_VM`, vfork): that one is served, by
-    /// the same userfaultfd, until it ends.
+    /// The process called exec or has ended. Its books are forgotten, unless its address space
+    /// lives on in another process that shares it (`CLONE_VM`, vfork). Such a process is served by
+    /// the same userfaultfd until it ends.
     fn part_with(&mut self, process: &Arc<Process>) {
         process.exited.store(true, Ordering::Relaxed);
         if process.has_lost_its_memory(&self.zeros) {
@@ -238,6 +237,7 @@ impl Control {
         }
     }
 
+    /// Forgets a process whose address space is gone.
     fn forget(&mut self, process: &Arc<Process>) {
         self.statm.remove(&process.space);
         self.virtual_sizes.remove(&process.space);
@@ -245,7 +245,7 @@ impl Control {
         parts::ended(&self.shared, process);
     }
 
-    /// Forgets the processes whose memory is gone.
+    /// Forgets all processes whose address space is gone.
     fn forget_ended(&mut self) {
         for process in self.shared.processes.all() {
             if process.has_lost_its_memory(&self.zeros) {
@@ -254,7 +254,7 @@ impl Control {
         }
     }
 
-    /// Ends every process of the client that is known by identity; the keeper ends the rest.
+    /// Ends every process of the client that has announced itself. The keeper ends the rest.
     fn end_known(&self) {
         for process in self.shared.processes.all() {
             process.kill();
@@ -266,14 +266,14 @@ impl Control {
         while matches!(rustix::io::read(&self.link, &mut byte), Ok(1..)) {}
     }
 
-    /// The keeper's request; why the manager is to end, if it is.
+    /// Answers the keeper's requests. Returns why the manager is to end, if it is.
     fn answer_keeper(&mut self) -> Option<Over> {
         let mut bytes = vec![0u8; 4096];
         let got = match rustix::io::read(&self.link, &mut bytes) {
             Ok(got) if got > 0 => got,
             _ => return Some(Over::Orphaned),
         };
-        // One after the other: two may have come at once.
+        // Two requests may arrive in one read.
         for request in serde_json::Deserializer::from_slice(&bytes[..got]).into_iter() {
             match request {
                 Ok(Request::Finish {
@@ -295,16 +295,16 @@ impl Control {
         None
     }
 
-    /// Ends the trace of `--trace` and tells what it lacks.
+    /// Ends the trace of `--trace`, and warns if it is incomplete.
     fn end_record(&self) {
         match self.shared.books.record.as_deref().map(Record::finish) {
             None | Some(Ok(0)) => {}
             Some(Ok(dropped)) => {
                 log::warn(&format!(
-                    "{dropped} faults and movements of pages are not in the trace"
+                    "the trace lacks {dropped} faults and movements of pages, so a replay differs from this run"
                 ));
             }
-            Some(Err(why)) => log::warn(&why),
+            Some(Err(why)) => log::warn(&why.to_string()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sets a manager up: rights, holder, engine, tiers, threads. Then its control thread serves.
+//! Starts a manager: rights, holder, engine, tiers, threads. Then the control thread serves.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::event::epoll;
 use undercroft_base::Bytes;
 use undercroft_engine::{Config, Engine, Room, Stats};
 use undercroft_policy::UnknownPolicy;
-use undercroft_sys::access::AccessScanner;
+use undercroft_sys::access::{AccessError, AccessScanner};
 use undercroft_sys::interrupts;
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 use undercroft_sys::probe::{self, State};
@@ -32,7 +32,7 @@ use crate::fault::FaultThread;
 use crate::gauges::Gauges;
 use crate::options::{AccessScan, ClientOptions};
 use crate::placement::Placement;
-use crate::record::Record;
+use crate::record::{Record, RecordError};
 use crate::signals::Signals;
 use crate::space::access::Accesses;
 use crate::space::graves::Graves;
@@ -40,12 +40,12 @@ use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 use crate::space::watch::{self, Watch};
 
-/// Serves one client until the keeper says that it has ended; the body of `undercroft manager`.
+/// Serves one client until the keeper says that it has ended. The body of `undercroft manager`.
 ///
 /// Errors: set-up failed; nothing was registered yet.
 pub fn serve(launch: Launch) -> io::Result<()> {
-    // A thread that fails takes the manager with it. The keeper then ends the program, and nothing
-    // runs on half served.
+    // A panic of any thread ends the manager. The keeper then ends the program, so that it never
+    // runs on without a part of its manager.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         report(info);
@@ -75,18 +75,21 @@ enum StartError {
     NoForkEvents(UffdError),
     #[error("{detail}; {fix}")]
     SwapIsOn { detail: String, fix: String },
+    #[error("--access-scan: {0}; or leave the option out: policies then learn from faults alone")]
+    NoAccessBits(AccessError),
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
     #[error(transparent)]
     Tier(#[from] TierError),
-    #[error("{0}")]
-    Trace(String),
+    #[error(transparent)]
+    Trace(#[from] RecordError),
     /// A system call of the set-up.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// Whether userfaultfds that see everything may be made here.
+/// Checks that this process may make userfaultfds that see all faults and events, and that swap is
+/// off.
 fn check_permissions() -> Result<(), StartError> {
     let device = UffdDevice::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => StartError::NoDevice,
@@ -107,15 +110,15 @@ fn check_permissions() -> Result<(), StartError> {
     }
 }
 
-/// Starts the process that holds our descriptors open when we are dead.
+/// Starts the holder, which keeps our descriptors open after our death.
 fn start_holder(keeper: &PidFd, mark: &Mark) -> io::Result<u32> {
     let this = PidFd::open(std::process::id())?;
     let holder = process::spawn_fd_holder(|| ending::hold(&this, keeper, mark))?;
-    std::mem::forget(this); // the holder has the same table: it stays open for it
+    std::mem::forget(this); // the holder shares the table: the descriptor stays open for it
     Ok(holder)
 }
 
-/// What the manager inherits beside the two descriptors of its control thread.
+/// The memory that the manager inherits: of the ledger and of the tiers.
 struct Memories {
     ledger: SharedMemory,
     tiers: Vec<tiers::Inherited>,
@@ -146,13 +149,16 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
     let holder = start_holder(&keeper, &mark)?;
-    // Before any thread, and before anything that a client says is read.
+    // Before any thread starts, and before any message of a client is read.
     restrict::give_up_rights()?;
     let listener = process::take_inherited(launch.listener)?;
     let status = process::take_inherited(launch.status)?;
     let memories = Memories::take(&launch)?;
     let scanner = match launch.options.access_scan {
-        AccessScan::Every(interval) => Some((Accesses::open()?, interval)),
+        AccessScan::Every(interval) => {
+            let scanner = AccessScanner::open().map_err(StartError::NoAccessBits)?;
+            Some((scanner, interval))
+        }
         AccessScan::Auto | AccessScan::Never => None,
     };
     let shared = share(&launch, memories)?;
@@ -190,7 +196,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     control.notify(&Notice::Ready { holder })?;
     control.run_to_the_end(&mark);
     control.shared.signals.stop();
-    // The client has ended, or been killed: the threads end with the process.
+    // The client has ended or was killed. The threads end with the process.
     drop(threads);
     control.let_holder_go();
     Ok(())
@@ -224,7 +230,7 @@ fn start_threads(
     Ok(threads)
 }
 
-/// What the threads share.
+/// Builds the state that the threads share.
 fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError> {
     let options = &launch.options;
     let files = memories.tiers.iter();
@@ -261,7 +267,7 @@ fn config(options: &ClientOptions, tiers: &[MeteredTier]) -> Config {
     Config {
         limit: options.memory_max,
         retain: tiers.iter().map(|t| !t.is_ram()).collect(),
-        // What has to be read from a device first stays where it is.
+        // A copy on a device is not demoted: it would have to be read first.
         demotes: (0..count)
             .map(|at| tiers[at].is_ram() && at + 1 < count)
             .collect(),
@@ -269,7 +275,7 @@ fn config(options: &ClientOptions, tiers: &[MeteredTier]) -> Config {
     }
 }
 
-/// The trace of `--trace`, if it is wanted.
+/// Opens the trace of `--trace`, if the user wants one.
 fn record(launch: &Launch) -> Result<Option<Record>, StartError> {
     let options = &launch.options;
     let Some(path) = &options.trace else {
@@ -291,6 +297,6 @@ fn record(launch: &Launch) -> Result<Option<Record>, StartError> {
         AccessScan::Never => {}
     }
     let accesses = options.access_scan != AccessScan::Never;
-    let record = Record::create(path, &launch.command, &settings, accesses);
-    record.map(Some).map_err(StartError::Trace)
+    let record = Record::create(path, &launch.command, &settings, accesses)?;
+    Ok(Some(record))
 }

@@ -1,4 +1,4 @@
-//! What is told of a run: status while it goes on, the report at its end.
+//! What a run reports: status while it lasts, and the report at its end.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +17,7 @@ use crate::report::{
 use crate::sync::lock;
 
 impl Control {
+    /// Answers one request for the status. Waits for the peer for [`HANDSHAKE`] at most.
     pub(super) fn tell_status(&mut self) {
         let Ok(socket) = rustix::net::accept_with(&self.status, rustix::net::SocketFlags::CLOEXEC)
         else {
@@ -152,10 +153,10 @@ impl Control {
             metadata: Bytes(metadata),
             evict_batches: shared.gauges.eviction.batches.load(Ordering::Relaxed),
             evict_locks: shared.gauges.eviction.engine_locks.load(Ordering::Relaxed),
-            orders_given_up: shared
+            commands_given_up: shared
                 .gauges
                 .eviction
-                .orders_given_up
+                .commands_given_up
                 .load(Ordering::Relaxed),
             managed_pages: shared.gauges.managed_pages_peak.load(Ordering::Relaxed),
             spaces: shared.gauges.spaces_seen.load(Ordering::Relaxed),

@@ -1,10 +1,10 @@
-//! Groups of pages, and processes, that wait for somebody: the evictor sets them aside and goes on
+//! Processes that do not run, and groups of their pages: the evictor sets them aside and goes on
 //! with the others.
 //!
-//! An order that was given up is cancelled, and settled when its answer comes: what the agent has
-//! moved by then is stored, the rest has stayed. Until then its pages are on their way out, threads
-//! that touch them wait, and the fork gate of their process stays shut; all of that concerns nobody
-//! but the process that does not run. Its other pages are passed over.
+//! A command that was given up is cancelled, and finished when its answer comes: the pages that the
+//! agent had moved by then are stored, and the others have stayed. Until then its pages are
+//! evicting, threads that touch them wait, and the fork gate of their process stays shut. Only the
+//! process that does not run is affected. Its other pages are passed over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,59 +19,64 @@ use crate::books::page_of;
 use crate::space::agent::{Agent, Readiness};
 use crate::space::process::Process;
 
-/// Between two visits to those that wait: an eighth of the time that the youngest has waited.
+/// Shortest and longest time between two visits. It is an eighth of the time that the youngest has
+/// waited.
 const REVISIT_EVERY: Duration = Duration::from_millis(5);
 const REVISIT_MAX: Duration = Duration::from_millis(100);
 
-/// So many are visited in a row.
+/// Most that are visited in a row.
 const REVISITS: usize = 32;
 
-/// How long an answer is waited for where nothing else can leave: an agent is late on a machine
-/// that has much to do, too.
+/// How long the evictor waits for an answer if no other page can leave. An agent may also be late
+/// because the machine is busy.
 const ANSWER_DUE: Duration = Duration::from_millis(200);
 
-/// How long the memory of a process that ends may take to go before what is missing counts as lost.
+/// How long the kernel may take to free the memory of a process that ends. After that, missing
+/// pages count as lost.
 const GOING_MAX: Duration = Duration::from_millis(200);
 
-/// When a process is ended that lives on and does not let its pages be read; whose pages cannot be
-/// put back.
+/// A process is ended if its pages cannot be read for this long, or cannot be put back for this
+/// long.
 const END_AFTER: Duration = Duration::from_secs(2);
 const PLACE_AFTER: Duration = Duration::from_secs(10);
 
-/// Processor time that an agent may use for one order, which takes a thousandth of that. One that
-/// works for longer does something else.
+/// CPU time that an agent may use for one command; a command takes a thousandth of it. An agent
+/// that uses more does something else.
 const AGENT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How often that is asked.
+/// How often the CPU time is read.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-// A late answer is not waited for longer than its process may live; every visit comes before that.
+// The wait for a late answer ends before its process is ended, and visits are more frequent than
+// both.
 const _: () = assert!(ANSWER_DUE.as_nanos() < END_AFTER.as_nanos());
 const _: () = assert!(END_AFTER.as_nanos() < PLACE_AFTER.as_nanos());
+const _: () = assert!(REVISIT_EVERY.as_nanos() < REVISIT_MAX.as_nanos());
 const _: () = assert!(REVISIT_MAX.as_nanos() < GOING_MAX.as_nanos());
 
-/// What is waited for.
+/// The event that is waited for.
 pub(super) enum Waits {
-    /// That the process can be given an order.
+    /// The process can be given a command.
     Run,
-    /// The answer to an order that was given up.
+    /// The answer to a command that was given up.
     Answer(GivenUp),
-    /// The end of the process: so many pages of the group may have been moved out, and cannot be
+    /// The end of the process: these pages of the group may have been moved out, and cannot be
     /// read.
     End(u64),
-    /// As before: it has ended, and its memory may go.
+    /// As `End`, for a process that has ended: the kernel is to free its memory.
     Gone(u64),
-    /// That pages of the group, by their places in it, can be put back.
+    /// Pages of the group, by their places in it, can be put back.
     Place(Vec<(usize, Vec<u8>)>),
 }
 
-/// An order without an answer.
+/// A command without an answer.
 pub(super) struct GivenUp {
     seq: u32,
     /// Pages that shared their frames with relatives.
     sharing: u64,
-    /// Processor time that the agent had used.
+    /// CPU time that the agent had used.
     agent_time: Option<Duration>,
+    /// When the CPU time was read last.
     asked: Duration,
 }
 
@@ -86,7 +91,7 @@ impl GivenUp {
     }
 }
 
-/// A process that is passed over, and what of it is in hand.
+/// A process that is passed over, and the items of it that are claimed.
 pub(super) struct Aside {
     process: Arc<Process>,
     items: Vec<EvictItem>,
@@ -95,7 +100,7 @@ pub(super) struct Aside {
 }
 
 impl Evictor {
-    /// Passes a process over until it can be given an order.
+    /// Passes a process over until it can be given a command.
     pub(super) fn pass_over(&mut self, process: &Arc<Process>) {
         self.shared
             .books
@@ -105,7 +110,7 @@ impl Evictor {
         self.put_aside(process, Vec::new(), Waits::Run);
     }
 
-    /// Sets a group of the batch aside, which stays claimed until what it waits for has come.
+    /// Sets a group of the batch aside. It stays claimed until the event that it waits for.
     pub(super) fn set_aside(&mut self, process: &Arc<Process>, group: &[EvictItem], waits: Waits) {
         let mut items = group.to_vec();
         self.shared.books.engine().evictions().set_aside(&mut items);
@@ -123,7 +128,8 @@ impl Evictor {
         });
     }
 
-    /// Goes on with what need not wait any longer. Cost while nothing does: one comparison.
+    /// Visits those that were set aside, and finishes those that need not wait longer. Cost if none
+    /// is due: one comparison.
     pub(super) fn revisit(&mut self) {
         let now = self.shared.elapsed();
         if self.aside.is_empty() || now < self.revisit_at {
@@ -151,7 +157,8 @@ impl Evictor {
         self.shared.books.free_released();
     }
 
-    /// Whether a late answer may still come, before the limit is exceeded for want of it.
+    /// True while a late answer may still come: until then the limit is not exceeded for lack of
+    /// it.
     pub(super) fn answer_is_due(&self) -> bool {
         let now = self.shared.elapsed();
         let due = |aside: &Aside| {
@@ -160,7 +167,8 @@ impl Evictor {
         self.aside.iter().any(due)
     }
 
-    /// Revisits one; what there is still to wait for. `age`: it has waited for so long.
+    /// Visits one; returns what it still waits for.
+    /// * `age`: how long it has waited.
     fn revisit_one(
         &mut self,
         process: &Arc<Process>,
@@ -168,20 +176,20 @@ impl Evictor {
         waits: Waits,
         age: Duration,
     ) -> Option<Waits> {
-        let agent = process.agent.get()?; // who has none is not set aside
+        let agent = process.agent.get()?; // a process without an agent is not set aside
         match waits {
             Waits::Run => {
                 let runs = agent.readiness() == Readiness::Ready;
                 let over = runs || agent.has_ended() || !process.is_alive();
                 (!over).then_some(waits)
             }
-            Waits::Answer(order) => match agent.commands.answer_to(order.seq) {
-                Some(done) => match self.taken(process, agent, items, (done, order.sharing)) {
+            Waits::Answer(command) => match agent.commands.answer_to(command.seq) {
+                Some(done) => match self.taken(process, agent, items, (done, command.sharing)) {
                     Ok(moved) => self.store_all(items, moved),
                     Err(waits) => Some(waits),
                 },
                 None if agent.has_ended() => Some(Waits::Gone(all_of(items))),
-                None => Some(Waits::Answer(self.ask(process, agent, order))),
+                None => Some(Waits::Answer(self.ask(process, agent, command))),
             },
             Waits::End(pages) => {
                 if agent.has_ended() || !process.is_alive() {
@@ -213,21 +221,21 @@ impl Evictor {
         }
     }
 
-    /// An agent that works for seconds and does not answer does something else.
-    fn ask(&self, process: &Process, agent: &Agent, mut order: GivenUp) -> GivenUp {
+    /// Ends the process of an agent that runs for seconds and does not answer.
+    fn ask(&self, process: &Process, agent: &Agent, mut command: GivenUp) -> GivenUp {
         let now = self.shared.elapsed();
-        if now >= order.asked + ASK_EVERY {
-            order.asked = now;
-            let used = procfs::thread_time(agent.tid()).zip(order.agent_time);
+        if now >= command.asked + ASK_EVERY {
+            command.asked = now;
+            let used = procfs::thread_time(agent.tid()).zip(command.agent_time);
             let used = used.map(|(now, before)| now.saturating_sub(before));
             if used.is_some_and(|used| used >= AGENT_TIME_MAX) && !agent.commands.reader_wants() {
-                process.end("its agent runs, and answers no order");
+                process.end("its agent runs, but answers no command");
             }
         }
-        order
+        command
     }
 
-    /// The process is passed over no more.
+    /// Ends the passing over of a process.
     fn is_back(&self, process: &Process, claimed: bool) {
         if let (Some(agent), true) = (process.agent.get(), claimed) {
             agent.commands.release();
@@ -247,7 +255,7 @@ impl Evictor {
     }
 }
 
-/// A set with every item of the group. A group has at least one page, and at most 64.
+/// The set of all items of the group. A group has 1 to 64 pages.
 pub(super) fn all_of(group: &[EvictItem]) -> u64 {
     u64::MAX >> (EVICT_PAGES_MAX - group.len())
 }

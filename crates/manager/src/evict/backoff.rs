@@ -1,22 +1,26 @@
-//! How the evictor goes on when batches free nothing for lack of room below: when it rests, for how
-//! long, and how many pages it tries then.
+//! How the evictor backs off when batches free nothing for lack of room below: when it rests, for
+//! how long, and how many pages it tries then.
 
 use std::time::Duration;
 
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 
-/// Batches in a row that freed nothing before a rest.
+/// Batches in a row that free nothing before a rest.
 const FRUITLESS_MAX: u32 = 8;
 
-/// The first rest; each is twice as long as the one before, up to the most.
+/// The first rest. Each further one is twice as long, up to these maxima.
 const REST: Duration = Duration::from_millis(1);
 const REST_MAX_FULL: Duration = Duration::from_millis(32);
 const REST_MAX_UNFIT: Duration = Duration::from_millis(16);
 
-/// Pages of a trial where every tier is full. Each is moved out and back in vain.
+/// Pages of a trial while every tier is full. Each is moved out and back in vain.
 const TRIAL_PAGES: usize = 4;
 
-/// See the module.
+const _: () = assert!(TRIAL_PAGES < EVICT_PAGES_MAX);
+const _: () = assert!(REST.as_nanos() <= REST_MAX_UNFIT.as_nanos());
+const _: () = assert!(REST.as_nanos() <= REST_MAX_FULL.as_nanos());
+
+/// The state of the back-off.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     fruitless: u32,
@@ -30,14 +34,14 @@ pub(crate) struct Backoff {
 pub(crate) enum Next {
     /// Nothing.
     AtOnce,
-    /// What was tried did not compress: a rest of so long, then other pages.
+    /// The pages that were tried did not compress: a rest of this length, then other pages.
     Unfit(Duration),
-    /// Every tier is full: a rest of so long, then a trial.
+    /// Every tier is full: a rest of this length, then a trial.
     Full(Duration),
 }
 
 impl Default for Backoff {
-    /// Nothing was in vain yet.
+    /// No batch was in vain yet.
     fn default() -> Backoff {
         Backoff {
             fruitless: 0,
@@ -53,8 +57,8 @@ impl Backoff {
         self.pages
     }
 
-    /// A batch freed something. After a trial the next batches grow step by step: there may be room
-    /// for few.
+    /// Notes a batch that freed pages. After a trial the next batches grow step by step: there may
+    /// be room for only a few.
     pub fn freed(&mut self) {
         *self = Backoff {
             pages: (2 * self.pages).min(EVICT_PAGES_MAX),
@@ -62,7 +66,8 @@ impl Backoff {
         };
     }
 
-    /// A batch freed nothing. * `unfit`: a page of it did not compress, and others may.
+    /// Notes a batch that freed nothing.
+    /// * `unfit`: a page of it did not compress; others may.
     pub fn refused(&mut self, unfit: bool) -> Next {
         self.fruitless += 1;
         let trial = self.pages < EVICT_PAGES_MAX && !unfit;

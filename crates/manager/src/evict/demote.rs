@@ -1,4 +1,4 @@
-//! From tier to tier: carries out what the placement policy asks for.
+//! Moves pages from tier to tier, as the placement policy asks.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use undercroft_policy::place::Migration;
 use super::Evictor;
 
 impl Evictor {
-    /// Moves the oldest pages of a tier to another, as many as `migration` says; false when none
+    /// Moves the oldest pages of one tier to another, as many as `migration` says. False if none
     /// moved.
     pub(super) fn demote(&mut self, migration: Migration) -> bool {
         let from = &self.shared.books.tiers[usize::from(migration.from.0)];
@@ -58,9 +58,9 @@ impl Evictor {
     }
 }
 
-/// The bytes of a copy, in `page`, and the checksum that goes along with them: they are not hashed
-/// anew, so what was damaged stays known as that. `None`: they are gone, damaged, or not here: a
-/// device that is still to be read answers `Loaded::Read`, and leaves the buffer as it was.
+/// Reads a copy into `page`, and returns the checksum that goes along with it. The bytes are not
+/// hashed again, so a damaged copy stays recognizable. `None`: the copy is gone or damaged, or it
+/// is on a device, which answers `Loaded::Read` and leaves the buffer as it was.
 fn copy_of(tier: &dyn Tier, item: &DemoteItem, page: &mut [u8]) -> Option<u64> {
     let checksum = tier.checksum(item.slot, item.stamp)?;
     match tier.load(item.slot, item.stamp, page) {

@@ -1,16 +1,18 @@
-//! What is done when no tier has room and the limit is reached.
+//! What happens when no tier has room and the limit is reached.
 
 use undercroft_base::PageCount;
 
 use super::Evictor;
 use crate::options::WhenFull;
+use crate::signals::Doom;
 
-/// Pages by which the limit may be exceeded more each time that nothing could be evicted (or a
-/// quarter of what it is exceeded by already, if that is more).
+/// Pages by which the limit may be exceeded further, each time that no page could be evicted. If a
+/// quarter of the present excess is more, that is taken.
 const OVER_LIMIT_STEP: u64 = 256;
 
 impl Evictor {
-    /// No tier has room and the limit is reached: says so once, and decides as the user chose.
+    /// Handles a limit that is reached while no tier has room: tells the user once, and does what
+    /// the user chose.
     pub(super) fn everything_full(&mut self) {
         let options = &self.shared.options;
         if !std::mem::replace(&mut self.warned, true) {
@@ -31,16 +33,13 @@ impl Evictor {
                 let allowed = allowed_over(engine.books().room());
                 engine.faults().set_over_limit(allowed);
             }
-            WhenFull::Kill => self
-                .shared
-                .signals
-                .doom("every tier is full (--when-full kill)"),
+            WhenFull::Kill => self.shared.signals.doom(Doom::TiersFull),
         }
     }
 }
 
-/// How far the limit may be exceeded where pages have nowhere to go and there is `room` below it:
-/// as far as it is, and a step. Asked again and again, it does not grow by itself.
+/// How far the limit may be exceeded, given the present `room`: by the present excess and one step.
+/// Repeated calls do not make it grow.
 fn allowed_over(room: i64) -> PageCount {
     let over = room.min(0).unsigned_abs();
     PageCount(over.saturating_add(OVER_LIMIT_STEP.max(over / 4)))

@@ -1,5 +1,6 @@
-//! A group of chosen pages of one process: taken out of it, stored, and published; or back where
-//! they came from. What its process does not do in time is left to `aside.rs`.
+//! Evicts a group of chosen pages of one process. The pages are taken out, stored and published, or
+//! put back where they came from. If the process does not answer in time, `aside.rs` goes on with
+//! the group.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,41 +23,45 @@ use crate::space::discover::apply_events_without_agent;
 use crate::space::port::Wake;
 use crate::space::process::Process;
 
-/// Longest wait for an answer, which takes some 50 us where the agent has a CPU; and for that of an
+/// Longest wait for an answer, which takes some 50 us if the agent has a CPU. The second is for an
 /// agent that was late before.
-const ORDER_MAX: Duration = Duration::from_millis(25);
-const LATE_ORDER_MAX: Duration = Duration::from_millis(1);
+const COMMAND_MAX: Duration = Duration::from_millis(25);
+const LATE_COMMAND_MAX: Duration = Duration::from_millis(1);
 
-/// Longest that a page is tried to be put back at once: an event that is in the way is read within
-/// some 20 us.
+const _: () = assert!(LATE_COMMAND_MAX.as_nanos() < COMMAND_MAX.as_nanos());
+
+/// Longest time for attempts to put a page back at once. A pending event prevents it, and is read
+/// within some 20 us.
 const PUT_BACK_MAX: Duration = Duration::from_millis(2);
 const PUT_BACK_PAUSE: Duration = Duration::from_micros(20);
 
-/// When a page's place counts as gone, where nothing is mapped and no event says so.
+const _: () = assert!(PUT_BACK_PAUSE.as_nanos() < PUT_BACK_MAX.as_nanos());
+
+/// After this time a page's place counts as gone, if nothing is mapped there and no event says so.
 const PLACE_GONE: Duration = Duration::from_millis(50);
 
 /// What becomes of a page that was taken out.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
-    /// A tier is to take it; where none does, it is put back.
+    /// A tier is to take it. If none does, it is put back.
     ToStore,
-    /// It is decided, and to be published.
+    /// This outcome is to be published.
     Is(Outcome),
 }
 
-/// What is next with the pages in hand, by their places in the group.
+/// The next step for the pages in the buffer, as sets of places in the group.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// To be put back: a thread waits for them, or no tier took them.
+    /// Pages to put back: a thread waits for them, or no tier took them.
     back: u64,
-    /// To be stored.
+    /// Pages to store.
     next: u64,
-    /// Still somebody's.
+    /// Pages that an address space still has.
     alive: u64,
 }
 
 impl Evictor {
-    /// Settles items of the batch that stay: each where it is, or where the program has moved it.
+    /// Finishes items of the batch that stay, each where it is, or where the program has moved it.
     fn stay(&mut self, items: impl Iterator<Item = (BatchIndex, Taken)>) {
         let mut engine = self.shared.books.engine();
         for (index, taken) in items {
@@ -67,11 +72,11 @@ impl Evictor {
     /// Evicts items of the batch, all of one address space.
     pub(super) fn evict_group(&mut self, group: &[EvictItem]) {
         let process = self.shared.processes.get(group[0].space);
-        // From here to the last page published, fork() in the program waits.
+        // From here until the last page is published, fork() in the program waits.
         let claimed = process.as_ref().and_then(|process| {
             let agent = process.agent.get()?;
-            // A stopped process (SIGSTOP, a debugger) has a stopped agent: nothing can leave it
-            // until it goes on.
+            // A stopped process (SIGSTOP, a debugger) has a stopped agent: no page can leave until
+            // it goes on.
             if !self.is_ready(agent) {
                 self.pass_over(process);
                 return None;
@@ -88,7 +93,8 @@ impl Evictor {
         self.shared.processes.wake_pages(&mut self.wakes);
     }
 
-    /// Stores and publishes the pages `moved` of the group, or has them wait for their process.
+    /// Stores and publishes the pages `moved` of the group. Those that cannot be put back are set
+    /// aside.
     fn finish(&mut self, process: &Arc<Process>, group: &[EvictItem], moved: u64) {
         match (self.store_all(group, moved), process.agent.get()) {
             (Some(waits), _) => self.set_aside(process, group, waits),
@@ -97,13 +103,13 @@ impl Evictor {
         }
     }
 
-    /// Stores and publishes the pages `left` of the group, which are in `buffer`. What cannot be
-    /// put back at once has to wait.
+    /// Stores and publishes the pages `left` of the group, which are in `buffer`. Returns those
+    /// that cannot be put back at once.
     pub(super) fn store_all(&mut self, group: &[EvictItem], mut left: u64) -> Option<Waits> {
         let (mut refused, mut stuck) = (0, 0);
         while left != 0 {
             let turn = self.publish(group, left, refused);
-            // What a thread waits for is put back ahead of what is still to be stored.
+            // Pages that a thread waits for are put back before the next ones are stored.
             for at in places(turn.back) {
                 if !self.put_back_at_once(&group[at], at) {
                     stuck |= 1 << at;
@@ -120,9 +126,9 @@ impl Evictor {
         (!stuck.is_empty()).then_some(Waits::Place(stuck))
     }
 
-    /// Publishes what was stored last, and wakes who waits for it. Returns what is next with the
-    /// pages in hand: `left`, of which no tier has taken those `refused`. The engine is locked
-    /// once.
+    /// Publishes the pages that were stored last, and wakes the threads that wait for them. Returns
+    /// the next step for the pages that are `left`. No tier has taken those `refused`. Locks the
+    /// engine once.
     fn publish(&mut self, group: &[EvictItem], left: u64, refused: u64) -> Turn {
         let turn = {
             let mut engine = self.shared.books.engine();
@@ -142,7 +148,8 @@ impl Evictor {
         turn
     }
 
-    /// Whether the agent can be given an order. The first time it is also put where it is to run.
+    /// True if the agent can be given a command. The first time, the agent is also moved to its
+    /// CPUs.
     fn is_ready(&self, agent: &Agent) -> bool {
         let known = agent.tid() != 0;
         let ready = agent.readiness() == Readiness::Ready;
@@ -152,8 +159,8 @@ impl Evictor {
         ready
     }
 
-    /// Has the agent move the pages out and reads them; bit i = page i of the group is in `buffer`,
-    /// and only there. The others are settled. Error: the group waits for something.
+    /// Has the agent move the pages out, and reads them. Bit i of the result: page i of the group
+    /// is in `buffer`, and only there. The other pages are finished. Error: the group has to wait.
     fn take_out(
         &mut self,
         process: &Arc<Process>,
@@ -164,8 +171,8 @@ impl Evictor {
         let pages = group.iter().map(|item| item.page);
         let sharing = crate::space::cow::leaving(&self.shared.processes, process, pages);
         let seq = {
-            // An event acknowledged before this is in the books; one acknowledged after it cancels
-            // the command.
+            // An event that was acknowledged before this is in the books. One that is acknowledged
+            // later cancels the command.
             let _layout = process.layout.read();
             if !process.has_applied_all() {
                 self.leave(group);
@@ -180,9 +187,9 @@ impl Evictor {
         };
         let began = Instant::now();
         let most = if process.is_late.load(Ordering::Relaxed) {
-            LATE_ORDER_MAX
+            LATE_COMMAND_MAX
         } else {
-            ORDER_MAX
+            COMMAND_MAX
         };
         let patient = || began.elapsed() < most;
         let answer = agent.commands.wait(seq, || !agent.has_ended(), patient);
@@ -190,21 +197,22 @@ impl Evictor {
         process.is_late.store(late, Ordering::Relaxed);
         match answer {
             Ok(done) => self.taken(process, agent, group, (done, sharing)),
-            // It died over the command: whatever was moved is gone with it.
+            // The agent died during the command: the pages that it had moved are gone with it.
             Err(NotDone::Gone) => Err(Waits::Gone(all_of(group))),
             Err(NotDone::GivenUp) => {
                 self.shared
                     .gauges
                     .eviction
-                    .orders_given_up
+                    .commands_given_up
                     .fetch_add(1, Ordering::Relaxed);
                 Err(Waits::Answer(GivenUp::new(agent, seq, sharing)))
             }
         }
     }
 
-    /// The agent has answered: reads what it moved, settles the rest; bit i = page i is in
-    /// `buffer`, and only there. * `sharing`: pages that shared their frames with relatives.
+    /// Handles the agent's answer: reads the pages that it moved, and finishes the others. Bit i of
+    /// the result: page i is in `buffer`, and only there.
+    /// * `sharing`: pages that shared their frames with relatives.
     pub(super) fn taken(
         &mut self,
         process: &Arc<Process>,
@@ -212,14 +220,14 @@ impl Evictor {
         group: &[EvictItem],
         (done, sharing): (Done, u64),
     ) -> Result<u64, Waits> {
-        // The client wrote these: it may name places that were never asked for.
+        // The client wrote these sets: they may have places outside the group.
         let (moved, refused) = (done.moved & all_of(group), done.refused);
         let readable = agent.read_moved(Done { moved, ..done }, group.len(), &mut self.buffer);
         if moved & sharing != 0 {
             let copied = places(moved & sharing).map(|at| group[at].at);
             crate::space::cow::left(&self.shared.books, &self.shared.processes, process, copied);
         }
-        let stays = all_of(group) & !moved; // the others are settled when they are published
+        let stays = all_of(group) & !moved; // the moved ones are finished when they are published
         if stays != 0 {
             self.stay(places(stays).map(|at| match refused >> at & 1 {
                 1 => (group[at].at, Taken::Busy),
@@ -229,12 +237,12 @@ impl Evictor {
         if readable {
             Ok(moved)
         } else {
-            // It died meanwhile, or has taken its holding area away.
+            // The process died meanwhile, or unmapped its holding area.
             Err(Waits::End(moved))
         }
     }
 
-    /// Applies what waited for a late event, if none is on its way.
+    /// Applies the events that waited for a late one, if none is pending.
     fn apply_events(&self, process: &Process) {
         if process.has_applied_all() {
             return;
@@ -246,15 +254,15 @@ impl Evictor {
         }
     }
 
-    /// Nothing was taken out: the pages stay where they are.
+    /// Finishes a group of which no page was taken out: the pages stay where they are.
     fn leave(&mut self, group: &[EvictItem]) {
         self.stay(group.iter().map(|item| (item.at, Taken::NotTried)));
     }
 
-    /// `pages` of the group may have been moved out, and cannot be read. With their address space
-    /// they are nobody's. Else it lives on in a process that shares it, or a fork child that
-    /// bypassed the C library depends on them: whoever touches one that is missing finds an error
-    /// there, never zeros.
+    /// Gives up `pages` of the group: they may have been moved out, and cannot be read. If their
+    /// address space is gone, no process misses them. Otherwise it lives on in a process that
+    /// shares it, or in a fork child that bypassed the C library. A touch of a page that is missing
+    /// there fails; it never reads zeros.
     pub(super) fn lose(&mut self, group: &[EvictItem], pages: u64) {
         for at in places(pages) {
             if self.is_missed(group[at].at) {
@@ -274,7 +282,7 @@ impl Evictor {
         places
     }
 
-    /// Whether a page of the batch is missing anywhere where it can still be seen; it is poisoned
+    /// True if a page of the batch is missing in an address space that still has it. It is poisoned
     /// there.
     fn is_missed(&mut self, index: BatchIndex) -> bool {
         let mut missed = false;
@@ -284,19 +292,19 @@ impl Evictor {
             };
             let _layout = process.layout.read();
             if !self.places_of(index).contains(&(space, page)) {
-                missed = true; // it moved, or was dropped: whoever comes to it is told
+                missed = true; // it moved or was dropped: the books answer the next fault
                 continue;
             }
             match process.memory.poison(VirtRange::one(page)) {
                 Err(UffdError::Exists { .. } | UffdError::ClientGone) => {}
-                // Also where the layout changes: the books say what a fault is told.
+                // Also if the layout is changing: the books then answer a fault.
                 _ => missed = true,
             }
         }
         missed
     }
 
-    /// Stores the next pages of the group. What was stored is to be published; returns what no tier
+    /// Stores the next pages of the group; they are published later. Returns those that no tier
     /// took.
     fn store(&mut self, group: &[EvictItem], turn: &Turn) -> u64 {
         let (pages, alive) = (turn.next, turn.alive);
@@ -305,7 +313,7 @@ impl Evictor {
         let mut left = pages;
         for at in places(pages) {
             match alive >> at & 1 {
-                0 => fates[at] = Fate::Is(Outcome::Fill(0)), // nobody will read it
+                0 => fates[at] = Fate::Is(Outcome::Fill(0)), // no process will read it
                 _ => fates[at] = self.known_already(&group[at], page_of(&self.buffer, at)),
             }
             match fates[at] {
@@ -332,7 +340,7 @@ impl Evictor {
         left
     }
 
-    /// Offers `pages` of the group to a tier; returns those that it took.
+    /// Offers `pages` of the group to a tier. Returns those that it took.
     fn offer(
         &mut self,
         group: &[EvictItem],
@@ -369,8 +377,8 @@ impl Evictor {
         taken
     }
 
-    /// Whether a page needs no new copy: its bytes are one word repeated, or those of the copy
-    /// kept below.
+    /// The fate of a page that may need no new copy: its bytes are one word repeated, or equal to
+    /// the retained copy.
     fn known_already(&self, item: &EvictItem, bytes: &[u8]) -> Fate {
         if let Some(word) = fill_word(bytes) {
             return Fate::Is(Outcome::Fill(word));
@@ -386,13 +394,13 @@ impl Evictor {
         Fate::ToStore
     }
 
-    /// Installs one page in one process, whose layout is locked. `age`: it has been tried for so
-    /// long.
+    /// Installs one page in one process. The caller holds the layout lock.
+    /// * `age`: time since the first attempt.
     fn put_at(&self, process: &Process, page: VirtPage, bytes: &[u8], age: Duration) -> Put {
         match process.memory.install(page, bytes, Wake::Now) {
             Ok(()) | Err(UffdError::Exists { .. } | UffdError::ClientGone) => Put::There,
-            // The mapping went away: its event is on the way, and tells where to, or that nobody
-            // wants it. Where there is none (shmat with SHM_REMAP), nobody does.
+            // The mapping went away. Its event is pending, and says that it moved or was dropped.
+            // If there is no event (shmat with SHM_REMAP), it was dropped.
             Err(UffdError::NotMapped { .. }) if age >= PLACE_GONE && !process.event_pending() => {
                 Put::Nowhere
             }
@@ -400,15 +408,15 @@ impl Evictor {
         }
     }
 
-    /// Nothing is mapped at this place of a page of the batch: it is as if the program had dropped
-    /// it.
+    /// Removes a place of a page of the batch where nothing is mapped, as if the program had
+    /// dropped it.
     fn forget_place(&self, space: SpaceId, page: VirtPage) {
         let range = VirtRange::one(page);
         let mut engine = self.shared.books.engine();
         engine.layout().removed(space, range);
     }
 
-    /// As [`Evictor::put_back`], again and again for a moment.
+    /// As [`Evictor::put_back`], repeated for up to [`PUT_BACK_MAX`].
     fn put_back_at_once(&mut self, item: &EvictItem, at: usize) -> bool {
         let began = Instant::now();
         while !self.put_back(item, at, Duration::ZERO) {
@@ -421,8 +429,8 @@ impl Evictor {
     }
 
     /// Installs page `at` of the buffer, which is `item`, where it came from, and publishes that.
-    /// False: not now, because of one of the processes that have it. `age`: it has been tried for
-    /// so long.
+    /// False: one of the processes that have it does not allow it now.
+    /// * `age`: time since the first attempt.
     pub(super) fn put_back(&mut self, item: &EvictItem, at: usize, age: Duration) -> bool {
         let index = item.at;
         let places = self.places_of(index);
@@ -444,7 +452,7 @@ impl Evictor {
         let mut there = true;
         for (space, page) in &places {
             let Some(process) = processes.iter().find(|p| p.space == *space) else {
-                continue; // gone
+                continue; // the address space is gone
             };
             match self.put_at(process, *page, bytes, age) {
                 Put::There => {}
@@ -466,7 +474,7 @@ impl Evictor {
     }
 }
 
-/// What came of putting a page back.
+/// The result of an attempt to put a page back.
 enum Put {
     There,
     /// Its place is gone.

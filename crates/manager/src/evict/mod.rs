@@ -1,5 +1,5 @@
-//! The evictor: keeps the reserve free. Decides when pages leave and which are next; `group.rs`
-//! takes them out, `demote.rs` makes room in a full RAM tier.
+//! The evictor keeps the reserve free. It decides when pages leave, and which are next. `group.rs`
+//! takes them out, and `demote.rs` makes room in a full RAM tier.
 
 mod aside;
 mod backoff;
@@ -28,34 +28,37 @@ use crate::space::parts;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
 
-/// Pages compressed and published at a time: bounds how long a page that is wanted back waits.
+/// Pages that are compressed and published at a time. Bounds how long a page that is touched
+/// meanwhile waits.
 const COMPRESS_PAGES: usize = 8;
 
-/// Pages written and published at a time where the first tier is a device: one write for all takes
-/// little longer than one for each.
+/// Pages that are written and published at a time if the first tier is a device: one write for all
+/// takes little longer than a write of one page.
 const WRITE_PAGES: usize = EVICT_PAGES_MAX;
 
-/// Runs of zero pages looked at for one batch, and pages found in them that are worth one.
+/// Most runs of zero pages that are scanned for one batch, and the fewest zero pages that make a
+/// batch.
 const ZERO_RUNS_A_BATCH: usize = 64;
 const ZERO_PAGES_MIN: u64 = 16;
 
-/// Times that the policy is asked for a batch, while it names pages of processes that are passed
-/// over.
+/// Times that the policy is asked for one batch, while it names only pages of processes that are
+/// passed over.
 const ASKS_MAX: usize = 64;
 
-/// Pages lent above the limit each time that nothing can leave for the moment.
+/// Pages that are lent above the limit each time that no page can leave for the moment.
 const LEND_STEP: u64 = 16;
 
-/// Pause when nothing can leave for the moment, and between looks at whether threads wait for room.
+/// Pause when no page can leave for the moment, and between checks for threads that wait for room.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Longest sleep while threads may be waiting for room that others make.
+/// Longest sleep: threads may be waiting for room that the program itself makes.
 const NAP: Duration = Duration::from_millis(100);
 
 // One command takes a whole batch, and a set of its pages is one word.
 const _: () = assert!(EVICT_PAGES_MAX == STAGING_PAGES && EVICT_PAGES_MAX <= 64);
 const _: () = assert!(COMPRESS_PAGES <= EVICT_PAGES_MAX && WRITE_PAGES <= EVICT_PAGES_MAX);
 const _: () = assert!(ZERO_PAGES_MIN <= EVICT_PAGES_MAX as u64);
+const _: () = assert!(PAUSE.as_nanos() < NAP.as_nanos());
 
 pub(crate) struct Evictor {
     shared: Arc<Shared>,
@@ -63,29 +66,30 @@ pub(crate) struct Evictor {
     buffer: PageBuf,
     wakes: Vec<(SpaceId, VirtPage)>,
     zeros: Vec<(VirtRange, Category)>,
-    /// Of the last batch, of zero pages, nothing left.
+    /// The last batch of zero pages freed nothing.
     zeros_in_vain: bool,
-    /// What is stored, and still to be published.
+    /// Pages that are stored and still to be published.
     stored: Vec<(BatchIndex, Outcome)>,
-    /// Tiers to try for each page that is stored next, by its place in the group.
+    /// The tiers to try for each page that is stored next, by the page's place in the group.
     orders: [TierOrder; EVICT_PAGES_MAX],
-    /// The tiers, as the engine was told last.
+    /// The state of the tiers, as the engine was told last.
     states: Vec<TierState>,
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
-    /// Pages stored at a time.
+    /// Pages that are stored at a time.
     store_pages: usize,
     backoff: Backoff,
-    /// A page of the last batch did not compress: others may.
+    /// A page of the last batch did not compress; others may.
     unfit: bool,
-    /// The user has been told that every tier is full.
+    /// The user was told that every tier is full.
     warned: bool,
-    /// Pages lent above the limit while nothing can leave for the moment.
+    /// Pages that are lent above the limit at the moment.
     lent: u64,
-    /// Processes that give no pages for the time being, and when to visit them next.
+    /// Processes that cannot give pages at the moment.
     aside: VecDeque<Aside>,
+    /// When those are visited next.
     revisit_at: Duration,
-    /// Pages of theirs that the policy has forgotten.
+    /// Pages of these processes that the policy has forgotten.
     kept: PageCount,
 }
 
@@ -119,7 +123,7 @@ impl Evictor {
         })
     }
 
-    /// Works until told to stop.
+    /// Works until the run ends.
     pub fn run(mut self) {
         self.shared.placement.set_evictor(process::thread_id());
         while !self.shared.signals.stopped() {
@@ -136,8 +140,8 @@ impl Evictor {
             if wanted || shared.signals.stopped() {
                 break;
             }
-            // Room may have come without us (the program gave memory back): nobody else lets the
-            // waiting in.
+            // The program may have given memory back: only the evictor admits threads that wait for
+            // room.
             self.admit_waiters();
             self.revisit();
             let nap = if self.aside.is_empty() {
@@ -188,8 +192,9 @@ impl Evictor {
             let after = self.progress();
             let freed = after.0 - before.0;
             if freed > 0 {
-                // Half of it pays back what was lent; the other half lets in who waits. Else those
-                // that were let in before find nothing, and wait again.
+                // Half of it pays back the loan, and the other half admits threads that wait.
+                // Otherwise the threads that were admitted before would find no room, and wait
+                // again.
                 self.lend(self.lent.saturating_sub(freed.div_ceil(2)));
             }
             self.admit_waiters();
@@ -201,9 +206,9 @@ impl Evictor {
                 continue;
             }
             if after.1 == before.1 {
-                // Not for lack of room below: a fork in progress, pinned pages, everything just
-                // touched. Whoever is in fork() may itself wait for room, and nothing leaves before
-                // it is through: it is lent some.
+                // Nothing left, and not for lack of room below: a fork in progress, pinned pages,
+                // or pages all just touched. A thread in fork() may itself wait for room, and no
+                // page leaves before the fork is over. So pages are lent.
                 self.lend_more();
                 self.admit_waiters();
                 std::thread::sleep(PAUSE);
@@ -215,6 +220,11 @@ impl Evictor {
                 Next::Full(time) => self.stay_full(time),
             }
         }
+        self.reserve_is_free();
+    }
+
+    /// Ends a round of reclaim: nothing is lent or allowed above the limit any more.
+    fn reserve_is_free(&mut self) {
         self.backoff = Backoff::default();
         self.lent = 0;
         self.shared
@@ -228,8 +238,8 @@ impl Evictor {
         }
     }
 
-    /// Tells the books what the tiers hold, and notes the limit. Returns how many pages have left
-    /// so far, and how many no tier took.
+    /// Tells the books what the tiers hold, and notes time above the limit. Returns the pages that
+    /// have left so far, and those that no tier took.
     fn progress(&self) -> (u64, u64) {
         let held = self.shared.books.pool_held();
         let mut engine = self.shared.books.engine();
@@ -242,7 +252,7 @@ impl Evictor {
         so_far
     }
 
-    /// What is nobody's any more leaves first. False when there is nothing of it.
+    /// Forgets books that are gone, before any page is evicted. False if there are none.
     fn forgets_some(&mut self) -> bool {
         let left = !parts::forget_some(&self.shared);
         if left {
@@ -251,19 +261,19 @@ impl Evictor {
         left
     }
 
-    /// The pages that were tried did not compress. Threads that wait for room are let in, and after
-    /// `time` other pages are tried.
+    /// Rests for `time`, because the pages that were tried did not compress. Then other pages are
+    /// tried. Threads that wait for room are admitted.
     fn rest(&mut self, time: Duration) {
         if self.shared.books.engine().books().room() < 1 {
             self.everything_full();
-            self.lent = 0; // what is allowed now has it
+            self.lent = 0; // the allowance includes it now
             self.admit_waiters();
         }
         std::thread::sleep(time);
     }
 
-    /// Every tier is full: for `time` nothing is tried, unless the program makes room. Threads that
-    /// find none wait for a millisecond.
+    /// Every tier is full: evicts nothing for `time`, unless the program makes room. Threads that
+    /// find no room wait for a millisecond.
     fn stay_full(&mut self, time: Duration) {
         let until = self.shared.elapsed() + time;
         loop {
@@ -282,7 +292,7 @@ impl Evictor {
             self.shared.gauges.note_limit(dram, limit);
             if room < 1 {
                 self.everything_full();
-                self.lent = 0; // what is allowed now has it
+                self.lent = 0; // the allowance includes it now
             }
             self.admit_waiters();
             self.revisit();
@@ -294,7 +304,7 @@ impl Evictor {
         }
     }
 
-    /// Lets faults exceed the limit by `pages`, instead of what was lent before, beside what
+    /// Lends `pages` above the limit, in place of the former loan. Adds to what
     /// [`Evictor::everything_full`] allows.
     fn lend(&mut self, pages: u64) {
         if pages != self.lent {
@@ -307,14 +317,14 @@ impl Evictor {
         }
     }
 
-    /// Lends some more, where no answer is about to come that gives room.
+    /// Lends some more, unless a late answer may still give room.
     fn lend_more(&mut self) {
         if !self.answer_is_due() {
             self.lend(self.lent + LEND_STEP);
         }
     }
 
-    /// Threads that waited for room may fault again.
+    /// Wakes the threads that wait for room, so that they fault again.
     fn admit_waiters(&mut self) {
         self.shared
             .books
@@ -324,10 +334,12 @@ impl Evictor {
         self.shared.processes.wake_pages(&mut self.wakes);
     }
 
+    /// Chooses and evicts one batch. False if no page could be chosen.
     fn evict_batch(&mut self) -> bool {
         let mut items = std::mem::take(&mut self.items);
         self.unfit = false;
-        // Not twice in a row where nothing came of it: its process may be stopped, or in fork().
+        // Zero pages are not tried twice in a row in vain: their process may be stopped, or in
+        // fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.books.engine().books().stats().pages_swapped_out;
         let most = self.backoff.pages();
@@ -349,8 +361,9 @@ impl Evictor {
         any
     }
 
-    /// The policy's next victims. It may name pages of processes that are passed over first, which
-    /// it forgets then: some at a time, because the books are locked meanwhile.
+    /// Chooses the policy's next victims. The policy may first name pages of processes that are
+    /// passed over, and forgets those. It does so a few at a time, because the books are locked
+    /// meanwhile.
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
         for _ in 0..ASKS_MAX {
             let kept = self.kept;
@@ -365,8 +378,8 @@ impl Evictor {
         false
     }
 
-    /// What a page's eviction has freed is a page's worth only when its fork relatives' copies
-    /// leave too: they are next.
+    /// Chooses the copies of fork relatives: the eviction of a shared page frees its frame only
+    /// when those leave too.
     fn select_next(&self, items: &mut Vec<EvictItem>) -> bool {
         let (mut of, mut ranges, mut pages) = (None, Vec::new(), 0);
         let mut runs = self.shared.books.leave_next.queue();
@@ -383,7 +396,7 @@ impl Evictor {
         of.is_some_and(|space| self.choose_these(space, &ranges, items))
     }
 
-    /// Starts a batch of pages of `ranges`.
+    /// Starts a batch with the pages of `ranges`.
     fn choose_these(
         &self,
         space: SpaceId,
@@ -394,10 +407,10 @@ impl Evictor {
         engine.evictions().select_these(space, ranges, items)
     }
 
-    /// Zero pages that were mapped for reads and are still unwritten go first: they are counted
-    /// like others, and hold nothing. What the scan says may have changed when a page is taken out;
-    /// its bytes decide, as for every page. False when there are too few for a batch of their own,
-    /// and there is room: they are then left to the policy.
+    /// Chooses zero pages that were mapped for reads and are still unwritten. They leave first,
+    /// because they count like others and hold nothing. A page may change after the scan: its bytes
+    /// decide when it is taken out, as for every page. False if they are too few for a batch and
+    /// there is room: then they are left to the policy.
     fn select_zeros(&mut self, items: &mut Vec<EvictItem>) -> bool {
         let mut chosen: Option<(SpaceId, Arc<Process>)> = None;
         let mut ranges: Vec<VirtRange> = Vec::new();
@@ -406,7 +419,8 @@ impl Evictor {
         for _ in 0..ZERO_RUNS_A_BATCH {
             let (space, range) = {
                 let mut runs = self.shared.books.zero_runs.queue();
-                // The newest was mapped a moment ago for a thread that may not have looked yet.
+                // The newest run was mapped a moment ago, for a thread that may not have read it
+                // yet.
                 let may = pressed || runs.len() > 1;
                 let of = chosen.as_ref().map(|(space, _)| *space);
                 match runs.front() {
@@ -420,7 +434,7 @@ impl Evictor {
             };
             if chosen.is_none() {
                 let Some(process) = self.shared.processes.get(space) else {
-                    continue; // gone, and its pages with it
+                    continue; // the address space is gone, and its pages with it
                 };
                 chosen = Some((space, process));
             }

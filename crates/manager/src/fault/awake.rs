@@ -1,10 +1,10 @@
-//! Whether a fault thread waits for storage awake. A processor that has nothing to do is halted,
-//! and on a virtual machine it takes some 20 us to come back: a third of what a read from a fast
-//! disk takes.
+//! Decides whether a fault thread waits for storage awake. An idle CPU is halted, and on a virtual
+//! machine it takes some 20 us to come back. That is a third of the time of a read from a fast
+//! disk.
 //!
-//! Awake it looks again and again, and others lose the processor by it. So it is for a program's
-//! thread that is alone in faulting, and waits on this same processor meanwhile; it ends after
-//! [`LOOK_MAX`]; and when others run here too, or reads take longer, it rests.
+//! A thread that waits awake polls, and takes the CPU from others. So it does so only for a client
+//! thread that is the only one to fault, and that waits on the same CPU. It stops after
+//! [`LOOK_MAX`]. It rests if other threads run here too, or if reads take longer.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -12,26 +12,30 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
-/// Longest wait awake: thrice what a fast disk takes.
+/// Longest wait awake: three times a read from a fast disk.
 const LOOK_MAX: Duration = Duration::from_micros(200);
 
-/// Between two looks that follow each other, somebody else had the processor for a slice. An
+/// A gap of this length between two polls shows that another thread had the CPU for a slice. An
 /// interrupt takes less.
 const TAKEN: Duration = Duration::from_micros(500);
 
-/// Waits in a row that were too short, after which the storage is slow.
+/// After this many waits in a row that were too short, the storage counts as slow.
 const SHORT_MAX: u32 = 8;
 
-/// Time without waiting awake: twice as long each time, up to the most, until [`CALM`] waits went
+/// Rest without waits awake: twice as long each time, up to the maximum, until [`CALM`] waits went
 /// well.
 const REST_MIN: Duration = Duration::from_millis(20);
 const REST_MAX: Duration = Duration::from_secs(1);
 const CALM: u32 = 1000;
 
-/// See the module. One of each fault thread.
+const _: () = assert!(REST_MIN.as_nanos() < REST_MAX.as_nanos());
+const _: () =
+    assert!(LOOK_MAX.as_nanos() < TAKEN.as_nanos() && TAKEN.as_nanos() < REST_MIN.as_nanos());
+
+/// The state of one fault thread.
 #[derive(Debug)]
 pub(crate) struct Awake {
-    /// The wait in progress, and the last look.
+    /// The start of the wait in progress, and its last poll.
     wait: Option<(Instant, Instant)>,
     rests_until: Option<Instant>,
     rest: Duration,
@@ -52,8 +56,8 @@ impl Default for Awake {
 }
 
 impl Awake {
-    /// Waits until there are events, awake at first where that `may` be; replaces those in
-    /// `events`, and takes no more than it has room for. Asleep for at most `limit`.
+    /// Waits for events, first awake if it `may`, then asleep for at most `limit`. Replaces
+    /// `events`, up to its capacity.
     pub fn wait(
         &mut self,
         epoll: &OwnedFd,
@@ -95,8 +99,7 @@ impl Awake {
         self.rests_until.is_none_or(|until| now >= until)
     }
 
-    /// Nothing has come when it was looked for at `now`: whether to look again at once, rather than
-    /// to sleep.
+    /// A poll at `now` found nothing. True if the thread is to poll again instead of sleeping.
     fn stays_awake(&mut self, now: Instant) -> bool {
         if !self.is_rested(now) {
             return false;
@@ -120,7 +123,7 @@ impl Awake {
         true
     }
 
-    /// Something has come. What was there at the first look was not waited for.
+    /// Notes that events came. Events at the first poll needed no wait, so they prove nothing.
     fn found(&mut self) {
         if self.wait.take().is_none() {
             return;
@@ -133,6 +136,7 @@ impl Awake {
         }
     }
 
+    /// Begins a rest.
     fn rests(&mut self, now: Instant) {
         self.wait = None;
         self.good = 0;

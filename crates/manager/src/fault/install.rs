@@ -1,4 +1,4 @@
-//! Step 4 of the fault path: puts the pages of a plan into a client's memory, each contiguous run
+//! Step 4 of the fault path: installs the pages of a plan in a client's memory, each contiguous run
 //! in one call.
 
 use std::ops::Range;
@@ -10,46 +10,45 @@ use undercroft_sys::uffd::UffdError;
 
 use crate::space::port::{Space, Wake};
 
-/// How far an item of a plan is.
+/// The progress of one item of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
-    /// Its read is in flight. `again`: it is the second, after one that failed.
+    /// Its read is in flight. `again`: it is the second read, after one that failed.
     Reading { again: bool },
     /// Its bytes are here, or it needs none.
     Ready,
-    /// Not to be installed this time: it goes back to where it was.
+    /// It is not installed this time: it goes back to its former state.
     Skipped,
     /// No copy of it verifies.
     Lost,
-    /// In the client's memory.
+    /// It is in the client's memory.
     Installed,
-    /// The engine has been told what became of it.
+    /// The engine has its result.
     Finished,
 }
 
-/// A plan, and how far each of its items is.
+/// A plan, and the progress of each of its items.
 pub(super) struct Loads {
     pub plan: LoadPlan,
     pub states: [Load; LOAD_PAGES_MAX],
 }
 
-/// What is put into a page.
+/// What is installed in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// The shared zero page. It is the only installation that never takes the place of a guard
-    /// page.
+    /// The shared zero page. Only this installation never replaces a guard page.
     ZeroPage,
-    /// A frame of zeros, for a fresh page that is written to.
+    /// A frame of zeros, for a fresh page that is written.
     Zeros,
-    /// What was loaded.
+    /// The bytes that were loaded.
     Loaded,
 }
 
-/// What came of installing a run.
+/// The result of installing a run.
 enum Came {
     /// All of it is installed.
     Whole,
-    /// The first page that is not installed has a page already.
+    /// The first page that was not installed is there already.
     Exists,
     /// The run spans two mappings, and no page of it is installed.
     Across,
@@ -65,7 +64,7 @@ impl Loads {
         }
     }
 
-    /// The next stretch of items from `from` on that are neither in flight nor finished.
+    /// The next range of items from `from` on that are neither in flight nor finished.
     pub fn next_part(&self, from: usize) -> Option<Range<usize>> {
         let states = &self.states[..self.plan.items.len()];
         let closed = |state: &Load| matches!(state, Load::Reading { .. } | Load::Finished);
@@ -74,7 +73,7 @@ impl Loads {
         Some(start..end.map_or(states.len(), |count| start + count))
     }
 
-    /// Nothing can be installed now: what is ready goes back to where it was.
+    /// No page can be installed now: the items that are ready are skipped.
     pub fn skip_ready(&mut self) {
         for state in &mut self.states[..self.plan.items.len()] {
             if *state == Load::Ready {
@@ -83,10 +82,10 @@ impl Loads {
         }
     }
 
-    /// Installs what is ready and valid in `part`; wakes no thread.
+    /// Installs the items of `part` that are ready and valid. Wakes no thread.
     ///
     /// * `loaded`: the bytes of a range of items.   * `zeros`: as many pages as a plan has.
-    /// * `zeroed`: told of runs that got the shared zero page.
+    /// * `zeroed`: called with each run that got the shared zero page.
     pub fn install<'a>(
         &mut self,
         part: Range<usize>,
@@ -120,15 +119,15 @@ impl Loads {
             }
             from = match came {
                 Came::Exists if at < run.end => {
-                    // Somebody else's page is there. A fresh page may be one that is about to be
-                    // dropped, so it is left untouched in our books.
+                    // A page is there that is not ours. If the item is fresh, that page may be
+                    // about to be dropped, so the item stays untouched in the books.
                     if !self.plan.items[at].fresh {
                         self.states[at] = Load::Installed;
                     }
                     at + 1
                 }
                 Came::Across if run.len() > 1 => {
-                    most = run.len() / 2; // shorter runs are each in one mapping
+                    most = run.len() / 2; // shorter runs lie in one mapping each
                     at
                 }
                 Came::Whole => at,
@@ -155,7 +154,7 @@ impl Loads {
         Some(start..end)
     }
 
-    /// A fresh page that is written to gets a frame of its own; one that comes along, or is read,
+    /// A fresh page that is written gets a frame of its own. One that is read or prefetched gets
     /// the shared zero page.
     fn source(&self, at: usize) -> Source {
         let item = &self.plan.items[at];
@@ -166,7 +165,7 @@ impl Loads {
         }
     }
 
-    /// The items of `part`, each with what became of it, for [`undercroft_engine::Engine`].
+    /// The items of `part`, each with its result, for [`undercroft_engine::Engine`].
     pub fn results(&mut self, part: Range<usize>) -> &mut [LoadItem] {
         let items = &mut self.plan.items[part.clone()];
         for (item, state) in items.iter_mut().zip(&self.states[part]) {
@@ -179,14 +178,14 @@ impl Loads {
         items
     }
 
-    /// The pages of `part`, and what lies between them: its items are in ascending order.
+    /// The range from the first to the last page of `part`: its items are in ascending order.
     pub fn pages(&self, part: Range<usize>) -> VirtRange {
         let page = |at: usize| -> VirtPage { self.plan.items[at].page };
         VirtRange::new(page(part.start), page(part.end - 1).plus(1))
     }
 }
 
-/// How many pages of a run of `count` are installed, and why no more.
+/// How many pages of a run of `count` were installed, and why no more.
 fn came_of(result: Result<(), UffdError>, count: usize) -> (usize, Came) {
     match result {
         Ok(()) => (count, Came::Whole),

@@ -1,5 +1,5 @@
-//! Plans being served: their pages are loaded, from memory at once or from a device by the ring,
-//! and installed.
+//! Serves plans: loads their pages, from memory at once or from a device by the ring, and installs
+//! them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::books::metered::MeteredTier;
 use crate::space::process::Process;
 use crate::sync::lock;
 
-/// Slots freed at a time; until then they count as held: at most 64 x 3.5 KiB.
+/// Slots that are freed at a time. Until then they count as held: at most 64 x 3.5 KiB.
 const FREE_BATCH: usize = 64;
 
-// A token has 16 bits for the place of a read in its plan, and as many for its length.
+// A token has 16 bits for the place of a read in its plan, and 16 for its length.
 const _: () = assert!(LOAD_PAGES_MAX <= 0xffff);
 
 /// One plan being served; its pages are `LOAD_PAGES_MAX` pages of the ring's arena.
@@ -33,7 +33,7 @@ pub(super) struct Lane {
     started: Instant,
     read_at: Instant,
     installed: Instant,
-    /// Reads, each of a run of items.
+    /// Reads in flight, each of a run of items.
     in_flight: usize,
 }
 
@@ -52,10 +52,10 @@ impl Lane {
 }
 
 impl FaultThread {
-    /// Serves the plan of a lane: what is in memory is loaded and installed at once; of what a
-    /// device has, the reads are started, and [`FaultThread::complete_reads`] installs it.
+    /// Serves the plan of a lane. Pages in memory tiers are loaded and installed at once. For pages
+    /// on a device, reads are started, and [`FaultThread::complete_reads`] installs them.
     ///
-    /// * `times`: when the message was there, was read, and was decided on.
+    /// * `times`: when the message arrived, was read, and was decided on.
     pub(super) fn carry_out(&mut self, lane: usize, process: &Arc<Process>, times: [Instant; 3]) {
         let [arrived, read, decided] = times;
         let this = &mut self.lanes[lane];
@@ -75,6 +75,7 @@ impl FaultThread {
         }
     }
 
+    /// Takes an idle lane; completes reads until there is one.
     pub(super) fn take_lane(&mut self) -> usize {
         loop {
             if let Some(lane) = self.idle.pop() {
@@ -90,7 +91,7 @@ impl FaultThread {
         self.idle.push(lane);
     }
 
-    /// Step 3: bytes of every item into the lane's pages, or reads started for them.
+    /// Step 3: loads the bytes of every item into the lane's pages, or starts reads for them.
     fn load(&mut self, lane: usize) {
         let base = lane * LOAD_PAGES_MAX;
         let this = &mut self.lanes[lane];
@@ -144,8 +145,8 @@ impl FaultThread {
         }
     }
 
-    /// Completions of reads: verify, install what is ready. Returns the space of the last plan that
-    /// is served whole now, if any is.
+    /// Handles completed reads: verifies and installs their pages. Returns the space of the last
+    /// plan that is finished now, if any is.
     pub(super) fn complete_reads(&mut self) -> Option<SpaceId> {
         let mut served = None;
         let mut reaped = std::mem::take(&mut self.reaped);
@@ -169,6 +170,7 @@ impl FaultThread {
         served
     }
 
+    /// Verifies the pages of one completed read, or reads them once more.
     fn read_done(&mut self, lane: usize, first: usize, count: usize, result: Result<usize, i32>) {
         let base = lane * LOAD_PAGES_MAX;
         let got = result.unwrap_or(0) / PAGE_BYTES;
@@ -195,8 +197,8 @@ impl FaultThread {
                 continue;
             }
             metered.errors.fetch_add(1, Ordering::Relaxed);
-            // One more try, one page at a time: a transient error or a short read must not cost the
-            // page.
+            // Each page is read once more by itself: a transient error or a short read must not
+            // cost the page.
             if !retried && let Ok(Loaded::Read { fd, offset }) = reload(metered, &item) {
                 this.loads.states[at] = Load::Reading { again: true };
                 again = true;
@@ -204,7 +206,7 @@ impl FaultThread {
                 start_read(&mut self.ring, this, lane, base, run);
                 continue;
             }
-            // A page brought along is not given up: if it is asked for, it is read once more.
+            // A prefetched page is not given up: if it faults, it is read again.
             this.loads.states[at] = if item.demanded {
                 Load::Lost
             } else {
@@ -216,13 +218,13 @@ impl FaultThread {
         }
     }
 
-    /// Step 4: installs what is ready, the whole of each contiguous run in one call.
+    /// Step 4: installs the pages that are ready, each contiguous run in one call.
     fn install_ready(&mut self, lane: usize) {
         let base = lane * LOAD_PAGES_MAX;
         let Some(process) = self.lanes[lane].process.clone() else {
             return;
         };
-        // Whoever waits for one of these pages goes on, or faults again where it was not installed.
+        // Threads that wait for these pages go on, or fault again if a page was not installed.
         let mut wake: Option<VirtRange> = None;
         let mut demanded = false;
         let layout = process.layout.read();
@@ -260,18 +262,19 @@ impl FaultThread {
             let took = this.installed.duration_since(this.started).as_nanos() as u64;
             lock(&self.shared.gauges.fault_latency).saturating_record(took);
         }
-        // Last, with no lock held: who is woken runs on this CPU, and may do so at once, in this
-        // thread's place.
+        // Last, and with no lock held: the woken thread runs on this CPU, and may replace this
+        // thread at once.
         if let Some(range) = wake {
             process.memory.wake(range);
         }
-        // Freeing takes the tier's lock and may give memory back to the system: not for each fault.
+        // Freeing takes the tier's lock and may give memory back to the system, so it is not done
+        // for each fault.
         if self.freed.len() >= FREE_BATCH {
             self.shared.books.free_slots(&mut self.freed);
         }
     }
 
-    /// Tells the engine what became of the items of `part`.
+    /// Tells the engine the results of the items of `part`.
     fn finish_part(&mut self, lane: usize, part: Range<usize>) {
         let this = &mut self.lanes[lane];
         let fault = this.loads.plan.fault;
@@ -305,8 +308,9 @@ fn start_read(
     lane.in_flight += 1;
 }
 
+/// Where an item is to be read once more.
 fn reload(metered: &MeteredTier, item: &LoadItem) -> Result<Loaded, LoadError> {
-    // It was read from the device, where it still is: nothing is written to the destination.
+    // The copy is on the device, so nothing is written to the destination.
     let mut none = [0u8; 0];
     match metered.tier.checksum(item.slot, item.stamp) {
         Some(_) => metered.tier.load(item.slot, item.stamp, &mut none),

@@ -1,7 +1,7 @@
-//! One fault thread: reads messages, applies layout events, decides what is done about each fault;
-//! `lane.rs` does it. The fault path: allocates nothing once warm but 304 bytes for the first
-//! listed page of 512 (and what a write to a fork relative's page asks for), never waits for
-//! eviction, never logs.
+//! One fault thread: it reads messages, applies layout events and decides about each fault;
+//! `lane.rs` carries the decision out. The fault path never waits for eviction and never logs. Once
+//! warm, it allocates only 304 bytes for the first listed page of 512, and what a write to a fork
+//! relative's page needs.
 
 mod awake;
 mod install;
@@ -27,6 +27,7 @@ use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
 use crate::fault::awake::Awake;
 use crate::gauges::scale::{is_out_of_descriptors, note_hold};
+use crate::signals::Doom;
 use crate::space::agent::Agent;
 use crate::space::port::Wake;
 use crate::space::process::{EXCLUDE_MAX, Process};
@@ -34,35 +35,40 @@ use crate::space::processes::Change;
 use crate::space::shared::Shared;
 use lane::Lane;
 
-/// Plans a thread can have waiting for storage at once.
+/// Plans of a thread that may wait for storage at once.
 const LANES: usize = 16;
 
-/// Wakes on a page thought resident, in a row, after which the kernel is asked whether it is.
+/// After this many wakes in a row on a page that is resident by the books, the kernel is asked
+/// whether it is there.
 const PUZZLED_AFTER: u32 = 3;
 
-/// Messages of one process read in a row without a look at the others: some 0.3 ms where each needs
-/// a page from memory.
+/// Times that one process is served in a row before others: some 0.3 ms if each fault needs a page
+/// from memory.
 const TURNS_MAX: u32 = 16;
 
-/// Without a descriptor for a fork child its event stays unread, and the userfaultfd ready.
+/// Pause if there is no descriptor for a fork child: its event stays unread, and the userfaultfd
+/// ready.
 const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(1);
 
 /// Epoll data of the thread's own descriptors; spaces have smaller numbers.
 const WAKEUP: u64 = u64::MAX;
 const RING: u64 = u64::MAX - 1;
 
-/// When a process is looked at again whose agent does not let its messages be read.
+// A space's number is 32 bits.
+const _: () = assert!(RING > u32::MAX as u64 && WAKEUP > RING);
+
+/// Time until a process is served again if its agent did not let its messages be read.
 const COME_BACK: Duration = Duration::from_millis(5);
 
-/// Events taken at once.
+/// Epoll events that are taken at once.
 const EVENTS_MAX: usize = 16;
 
-/// What came of reading a process's messages.
+/// The result of reading a process's messages.
 enum Intake {
     Read,
     /// As before, but there was no descriptor for a fork child.
     Short,
-    /// It is not the time to: its agent does not let go.
+    /// Nothing was read: the agent does not let go.
     Unread,
 }
 
@@ -83,19 +89,19 @@ pub(crate) struct FaultThread {
     idle: Vec<usize>,
     zeros: ZeroPages,
     freed: Vec<(TierId, undercroft_base::Slot)>,
-    /// Waits for completion of the whole batch of tokens reaped at once.
+    /// Scratch: the completions of one reap.
     reaped: Vec<(u64, Result<usize, i32>)>,
-    /// The thread that faulted last is the only one that faults, and bound to a CPU.
+    /// The thread that faulted last is the only one that faults, and is bound to a CPU.
     alone: bool,
     awake: Awake,
-    /// Processes whose messages are left unread until then, because their agent does not let go.
+    /// Processes whose messages stay unread until this time, because their agent does not let go.
     later: Vec<(u64, Instant)>,
 }
 
 impl FaultThread {
     pub fn new(shared: Arc<Shared>, index: usize) -> std::io::Result<FaultThread> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        // As many operations as pages: it is never full.
+        // One operation for each page, so the ring is never full.
         let entries = LANES * LOAD_PAGES_MAX;
         let ring = Ring::new(entries as u32, entries)?;
         let wakeup = shared.signals.wakeup(index);
@@ -133,7 +139,7 @@ impl FaultThread {
         })
     }
 
-    /// Serves until told to stop.
+    /// Serves until the run ends.
     pub fn run(mut self) {
         use undercroft_sys::process;
         let cpu = self.shared.placement.cpus[self.index];
@@ -141,7 +147,7 @@ impl FaultThread {
         let (mut events, mut keys) = (Vec::with_capacity(EVENTS_MAX), Vec::new());
         while !self.shared.signals.stopped() {
             self.follow_processes();
-            // Something is being read, for the only thread that faults.
+            // A read is in flight for the only thread that faults.
             let lone_read = self.alone && self.idle.len() < LANES;
             let limit = (!self.later.is_empty()).then_some(COME_BACK);
             if self
@@ -179,9 +185,9 @@ impl FaultThread {
         }
     }
 
-    /// Serves a process while it faults and, as far as is known, nothing else waits; at most
-    /// [`TURNS_MAX`] times. Whoever was woken ran on this CPU, and may have come to its next fault
-    /// by now: no need to ask first.
+    /// Serves a process while it faults and no other work is known, at most [`TURNS_MAX`] times. A
+    /// thread that was woken on this CPU may have faulted again by now, so messages are read
+    /// without a poll.
     fn stay_with(&mut self, process: &Arc<Process>) {
         let mut turns = 1;
         while self.serve(process) && turns < TURNS_MAX && self.may_stay() {
@@ -189,8 +195,7 @@ impl FaultThread {
         }
     }
 
-    /// Whether, as far as is known without asking the kernel, nothing waits but this process's next
-    /// message.
+    /// True if no other work is known, without asking the kernel.
     fn may_stay(&self) -> bool {
         self.idle.len() == LANES
             && self.generation == self.shared.processes.generation()
@@ -203,7 +208,7 @@ impl FaultThread {
         let pages = self.shared.signals.take_to_bring();
         for (space, page) in pages {
             let process = self.shared.processes.get(space);
-            // A fork child's books are right when it has spoken.
+            // A fork child's books are correct only after its first fault.
             let corrected = |p: &Process| p.parent.is_none() || p.corrected.load(Ordering::Acquire);
             if let Some(process) = process.filter(|p| corrected(p)) {
                 let fault = Fault {
@@ -218,7 +223,7 @@ impl FaultThread {
         }
     }
 
-    /// Follows changes of the set of processes and of this thread's turn.
+    /// Follows changes of the set of processes, and of whether this thread is active.
     fn follow_processes(&mut self) {
         let generation = self.shared.processes.generation();
         let active = self.shared.placement.is_active(self.index);
@@ -228,7 +233,7 @@ impl FaultThread {
         self.generation = generation;
         let news = self.shared.processes.news(self.index);
         if active == self.active {
-            // A thread that sleeps hears of all when it is its turn.
+            // A thread that is not active reads the whole set when it becomes active.
             for change in news.into_iter().filter(|_| active) {
                 match change {
                     Change::Came(process) => self.poll(process),
@@ -261,7 +266,7 @@ impl FaultThread {
         }
     }
 
-    /// Reads what is pending of one process and serves it; false when no fault was.
+    /// Reads the pending messages of one process and serves them. False if there was no fault.
     fn serve(&mut self, process: &Arc<Process>) -> bool {
         let arrived = Instant::now();
         self.faults.clear();
@@ -291,8 +296,8 @@ impl FaultThread {
         any
     }
 
-    /// The agent does not let go: it is about to move pages, and does not run. Its process is
-    /// served later, the others now.
+    /// Leaves a process unread whose agent does not let go: the agent is about to move pages, and
+    /// does not run. The process is served later, the others now.
     #[cold]
     fn leave_unread(&mut self, process: &Arc<Process>) {
         let key = u64::from(process.space.0);
@@ -309,7 +314,7 @@ impl FaultThread {
         }
     }
 
-    /// Listens again to processes that were to be served later.
+    /// Polls processes again that were to be served later.
     #[cold]
     fn come_back(&mut self) {
         let now = Instant::now();
@@ -325,7 +330,7 @@ impl FaultThread {
         });
     }
 
-    /// Step 1: read, and apply layout events before anything can be installed.
+    /// Step 1: reads messages, and applies layout events before any page can be installed.
     fn intake(&mut self, process: &Arc<Process>) -> Intake {
         let _layout = process.layout.write();
         let (since, mut events, mut short) = (Instant::now(), false, false);
@@ -350,7 +355,7 @@ impl FaultThread {
                             } else {
                                 &mut self.faults
                             };
-                            // The agent must never wait for room: it is who makes it.
+                            // The agent must never wait for room, because it makes room.
                             let agent = process.agent.get().map(|agent| agent.tid());
                             list.push(Fault {
                                 space,
@@ -367,19 +372,17 @@ impl FaultThread {
                     }
                 }
             }
-            // For a fork child: its parent stays blocked in fork(), and the event unread.
+            // No descriptor for a fork child: its parent stays blocked in fork(), and the event
+            // stays unread.
             Err(error) if is_out_of_descriptors(&error) => {
                 self.shared.gauges.shortages.no_descriptor();
                 short = true;
             }
-            Err(error) => self
-                .shared
-                .signals
-                .doom(&format!("reading the program's faults failed: {error}")),
+            Err(error) => self.shared.signals.doom(Doom::NoFaults(error)),
         }
         if !crate::space::layout::apply_events(&self.shared, process) {
-            // The books are behind the kernel for the moment, and nothing can be installed: who
-            // faulted faults again.
+            // The books are behind the kernel at the moment, and no page can be installed. The
+            // threads fault again.
             for fault in self.faults.drain(..).chain(self.writes.drain(..)) {
                 let page = VirtRange::one(fault.page);
                 process.memory.wake(page);
@@ -394,7 +397,7 @@ impl FaultThread {
         if short { Intake::Short } else { Intake::Read }
     }
 
-    /// Steps 2 to 4 of one fault: decide, load, install.
+    /// Steps 2 to 4 of one fault: decides, loads, installs.
     fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
         crate::space::layout::correct_fork_child(
             &self.shared,
@@ -424,7 +427,7 @@ impl FaultThread {
         self.answer(process, fault, arrived, read);
     }
 
-    /// As [`FaultThread::fault`], for a page of the program's.
+    /// As [`FaultThread::fault`], for a page that is not the shim's.
     fn answer(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
         let lane = self.take_lane();
         let answer = {
@@ -449,7 +452,7 @@ impl FaultThread {
         self.idle.push(lane);
         let page = VirtRange::one(fault.page);
         if answer == FaultAnswer::Wait && fault.urgent {
-            // The agent waits for a page of its own batch, which went away without an event: it
+            // The agent waits for a page of its own batch, which was removed without an event. It
             // would wait for ever.
             let _layout = process.layout.read();
             let _ = process.memory.zero(page, Wake::Now);
@@ -471,10 +474,10 @@ impl FaultThread {
         }
     }
 
-    /// A fork child asks which userfaultfd is its own.
+    /// Tells a fork child the number of its address space.
     fn answer_beacon(&mut self, process: &Arc<Process>, thread: u32) {
         let Some(nonce) = process.issue_ticket(thread) else {
-            return; // no random numbers to be had: it is asked again
+            return; // no random numbers: the child faults again
         };
         let lane = self.take_lane();
         if let Some(page) = self.ring.arena_mut().page_mut(lane * LOAD_PAGES_MAX) {
@@ -496,11 +499,11 @@ impl FaultThread {
         self.idle.push(lane);
     }
 
-    /// The page is there: wake the thread. If it keeps faulting, the kernel knows better: zeros can
-    /// only be installed where nothing is, and where no layout event is pending. Two things take a
-    /// page away without an event: guard pages, which read as zeros afterwards; and fork, where a
-    /// mapping has held nothing but the shared zero page and is not registered for write
-    /// protection.
+    /// Wakes the thread: the page is resident by the books. If the page keeps faulting, it may have
+    /// vanished. Zeros are tried: the kernel installs them only if nothing is there and no layout
+    /// event is pending. Two things remove a page without an event: guard pages, which read as
+    /// zeros afterwards; and fork, if a mapping has held only the shared zero page and is not
+    /// registered for write protection.
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
         let range = VirtRange::one(page);
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;
@@ -523,23 +526,20 @@ impl FaultThread {
         self.shared.books.free_released();
     }
 
-    /// No copy verifies: every access fails from now on, rather than read wrong bytes.
+    /// No copy of the page verifies: makes every access fail, so that no wrong bytes are read.
     fn poison(&mut self, process: &Arc<Process>, page: VirtPage) {
         let range = VirtRange::one(page);
         match process.memory.poison(range) {
-            // The layout changes: whoever faulted faults again, and this is tried again.
+            // The layout is changing: the thread faults again, and this is tried again.
             Ok(()) | Err(UffdError::LayoutChanging { .. }) => {}
-            Err(_) => self
-                .shared
-                .signals
-                .doom("a page's stored copy failed to verify, and the kernel cannot poison it"),
+            Err(_) => self.shared.signals.doom(Doom::NotPoisoned),
         }
         process.memory.wake(range);
     }
 }
 
-/// Keeps the agent from moving pages while messages are read. False when it does not let go in
-/// time. One thread waits for such an agent; the next does not.
+/// Excludes the agent while messages are read. False if it does not let go in time. Only the first
+/// thread waits for such an agent.
 fn lets_read(process: &Process, agent: &Agent) -> bool {
     let began = std::cell::Cell::new(None);
     let patient = || {
@@ -554,14 +554,14 @@ fn lets_read(process: &Process, agent: &Agent) -> bool {
     excluded
 }
 
-/// A thread of the program touches the staging area, as mlockall does. It gets zeros, which the
-/// agent clears away; never while an order is carried out, which would meet a page that it did not
-/// move.
+/// Serves a thread of the program that touches the staging area, as mlockall does. The thread gets
+/// zeros, which the agent removes. Not while a command is carried out: the agent would find a page
+/// there that it did not move.
 fn fill_staging(process: &Process, agent: &Agent, page: VirtPage) {
     let range = VirtRange::one(page);
     let layout = process.layout.write();
     if agent.commands.is_idle() {
-        agent.commands.has_strays(); // seen with the next command: it needs the lock
+        agent.commands.has_strays(); // the agent sees it with its next command, which needs the lock
         let _ = process.memory.zero(range, Wake::Later);
     }
     drop(layout);

@@ -1,4 +1,4 @@
-//! For how long, and by how much, the client was above its limit.
+//! How long, and by how much, the client was above its limit.
 
 use std::time::Instant;
 
@@ -7,14 +7,14 @@ use crate::report::LimitExceeded;
 /// Time spent above the limit.
 #[derive(Debug, Default)]
 pub(crate) struct Exceeded {
-    /// Of the times that have ended.
+    /// The sum of the excesses that have ended.
     ended: LimitExceeded,
-    /// Since when it has been above it.
+    /// The start of the present excess.
     since: Option<Instant>,
 }
 
 impl Exceeded {
-    /// It is so many bytes above the limit at `now`.
+    /// Notes that memory in use is `over` bytes above the limit at `now`.
     pub fn note(&mut self, over: u64, now: Instant) {
         match (over > 0, self.since) {
             (true, None) => {
@@ -30,7 +30,7 @@ impl Exceeded {
         self.ended.bytes_peak = self.ended.bytes_peak.max(over);
     }
 
-    /// All of it, with the time since the limit was crossed last if it has not come down since.
+    /// The sum, with the present excess up to `now`.
     pub fn until(&self, now: Instant) -> LimitExceeded {
         let going_on = self
             .since

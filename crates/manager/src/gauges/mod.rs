@@ -1,4 +1,4 @@
-//! What is measured of a run. Every thread adds to it; the control thread reads it.
+//! The measurements of a run. Every thread adds to them; the control thread reads them.
 
 pub(crate) mod latency;
 pub(crate) mod limit;
@@ -29,35 +29,35 @@ pub(crate) struct Gauges {
     pub managed_pages_peak: AtomicU64,
     /// The most mappings that one process was seen to have.
     pub mappings_peak: AtomicU64,
-    /// From so many mappings of one process on the user is warned: 80 % of what the kernel allows.
+    /// Mappings of one process above which the user is warned: 80 % of what the kernel allows.
     mappings_warn: u64,
 }
 
-/// What the evictor's work came to.
+/// Totals of the evictor's work.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionCost {
     pub batches: AtomicU64,
-    /// Times the engine was locked for them.
+    /// Times that the engine was locked for the batches.
     pub engine_locks: AtomicU64,
-    /// Orders that an agent did not answer in time.
-    pub orders_given_up: AtomicU64,
+    /// Commands that an agent did not answer in time.
+    pub commands_given_up: AtomicU64,
 }
 
 impl EvictionCost {
-    /// A batch has left, for which the engine was locked so many times.
+    /// Adds a batch, and the `locks` of the engine for it.
     pub fn note(&self, locks: u64) {
         self.batches.fetch_add(1, Ordering::Relaxed);
         self.engine_locks.fetch_add(locks, Ordering::Relaxed);
     }
 }
 
-/// What the scans of Accessed bits came to.
+/// Totals of the scans of Accessed bits.
 #[derive(Debug, Default)]
 pub(crate) struct Scans {
     pub count: AtomicU64,
     pub nanos: AtomicU64,
     pub pages_used: AtomicU64,
-    /// Most bytes in which pages were remembered from one scan to the next.
+    /// Most bytes that were used to remember pages from scan to scan.
     pub metadata: AtomicU64,
 }
 
@@ -78,17 +78,17 @@ impl Gauges {
         }
     }
 
-    /// Keeps the books of time above the limit. Called by the control thread on each tick and by
+    /// Notes the memory in use and the limit. Called by the control thread at each check, and by
     /// the evictor.
     pub fn note_limit(&self, dram: Bytes, limit: Bytes) {
         let over = dram.0.saturating_sub(limit.0);
         lock(&self.exceeded).note(over, Instant::now());
     }
 
-    /// A process was seen to have that many mappings.
+    /// Notes the mappings of a process, and warns once if they come near the kernel's limit.
     pub fn note_mappings(&self, pid: u32, count: u64) {
         let before = self.mappings_peak.fetch_max(count, Ordering::Relaxed);
-        // Once: when the peak passes the threshold.
+        // Once: when the peak crosses the threshold.
         let most = self.mappings_warn;
         if before < most && count >= most {
             crate::log::warn(&format!(

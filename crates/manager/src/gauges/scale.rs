@@ -1,12 +1,11 @@
-//! What large programs cost: how long locks are held where many pages change, and what could not be
-//! had. It is counted where it is noticed, and is in the report. The control thread tells of each
-//! shortage once.
+//! What large programs cost: how long locks are held while many pages change, and which resources
+//! ran short. The counts are in the report. The control thread warns once of each shortage.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Longest holds of locks where layout events are applied and processes end, in nanoseconds: with
-/// the time for which the holder was kept from its CPU.
+/// Longest holds of locks while layout events are applied and processes end, in nanoseconds. They
+/// include time in which the holder did not have its CPU.
 #[derive(Default)]
 pub(crate) struct Holds {
     pub engine: AtomicU64,
@@ -21,10 +20,11 @@ pub(crate) fn note_hold(longest: &AtomicU64, since: Instant) {
 /// Shortages of one run.
 #[derive(Default)]
 pub(crate) struct Shortages {
-    /// Descriptors: for a fork child, a new process, or the watch of one.
+    /// Descriptors that were missing: for a fork child, a new process, or its watch.
     pub descriptors: AtomicU64,
-    /// Places in the page table.
+    /// Places that were missing in the page table.
     pub table: AtomicU64,
+    /// Bits of the shortages that the user was warned of.
     told: AtomicU64,
 }
 
@@ -37,12 +37,12 @@ impl Shortages {
         self.table.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A descriptor could not be had.
+    /// Counts a missing descriptor.
     pub fn no_descriptor(&self) {
         self.descriptors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What there is to say that has not been said.
+    /// The warnings that have not been given yet.
     pub fn news(&self) -> Vec<&'static str> {
         let mut news = Vec::new();
         let mut tell = |count: &AtomicU64, kind: u64, text| {
@@ -60,12 +60,14 @@ impl Shortages {
         tell(
             &self.table,
             TABLE,
-            "the page table is full: some memory of the program is outside the limit",
+            "the page table is full (1 TiB of address space): some memory of the program is outside the \
+             limit",
         );
         news
     }
 }
 
+/// True if this process, or the whole machine, has no descriptor left.
 pub(crate) fn is_out_of_descriptors(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);

@@ -24,7 +24,7 @@ use undercroft_sys::signal::{
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 use crate::books::ledger;
-use crate::books::tiers::{self, OpenTier};
+use crate::books::tiers::{self, OpenTier, TierError};
 use crate::control::{Launch, Notice, Request};
 use crate::options::RunOptions;
 use crate::report::{Report, human_summary};
@@ -35,7 +35,7 @@ pub mod status;
 mod voice;
 
 use passing::Scene;
-use place::{RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM, STATUS_SOCKET};
+use place::{PlaceError, RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM, STATUS_SOCKET};
 use voice::Voice;
 
 /// Status when Undercroft, not the program, failed.
@@ -48,19 +48,20 @@ const LEDGER_CHUNKS: usize = 1 << 19;
 /// How long the manager may take to be ready.
 const READY: Duration = Duration::from_secs(10);
 
-/// Reads of the manager's log at a time: a flood does not keep the keeper from its work.
+/// Reads of the manager's log in a row. So a flood of messages does not stop the keeper.
 const LOG_READS_MAX: usize = 32;
 
-/// How long the processes of a program that is ended may take to end.
+/// How long the program's processes may take to end once they are killed.
 const ENDING: Duration = Duration::from_secs(10);
 
 /// How often leftover processes of the program are looked for.
 const LEFTOVER_TICK: Duration = Duration::from_millis(20);
 
-/// Runs a program under management; returns the status to exit with. Errors are told on stderr. A
-/// program that a signal ended: this process ends by the same, as its parent would have seen it.
+/// Runs a program under management; returns the status to exit with. Errors go to standard error.
+/// If a signal ended the program, this process ends by the same signal, so that its parent sees the
+/// same end.
 pub fn run(options: &RunOptions) -> i32 {
-    // Before anything is opened that the program is not to have.
+    // First: what is opened after this is not the program's.
     let begun = Given::now().and_then(|given| Ok((given, Signals::take()?)));
     let begun = begun.and_then(|(given, signals)| Ok((given, signals, Voice::new()?)));
     let (given, signals, mut voice) = match begun {
@@ -88,7 +89,7 @@ pub fn run(options: &RunOptions) -> i32 {
 /// How the keeper itself ends.
 enum End {
     Status(i32),
-    /// The program was ended by it.
+    /// This signal ended the program.
     Signal(i32),
 }
 
@@ -100,7 +101,7 @@ impl End {
         }
     }
 
-    /// As a shell gives it: 128 + signal for a program that was killed.
+    /// The status as a shell gives it: 128 + signal for a program that was killed.
     fn code(&self) -> i32 {
         match self {
             End::Status(status) => *status,
@@ -109,10 +110,28 @@ impl End {
     }
 }
 
+/// Why a run did not take place, or broke off. The text has the fix where there is one.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// The manager says why it cannot serve.
+    #[error("{0} (`undercroft doctor` tells what is missing)")]
+    CannotServe(String),
+    /// The manager ended, or said nothing in time; its log says more.
+    #[error("the manager did not start: {0} (`undercroft doctor` tells what is missing)")]
+    NoManager(String),
+    /// A system call of the keeper.
+    #[error("the run failed: {0}")]
+    System(#[from] io::Error),
+}
+
 struct Manager {
     child: Child,
     pidfd: PidFd,
-    /// The holder of its descriptors: orphaned, and then our child, when it dies.
+    /// The holder of its descriptors. When the manager dies, the holder becomes our child.
     holder: (u32, PidFd),
     link: UnixStream,
     lines: BufReader<UnixStream>,
@@ -125,10 +144,10 @@ fn try_run(
     given: Given,
     signals: &Signals,
     voice: &mut Voice,
-) -> io::Result<End> {
+) -> Result<End, RunError> {
     process::become_subreaper()?;
     let dir = RunDir::create()?;
-    let tiers = tiers::open(&options.client).map_err(io::Error::other)?;
+    let tiers = tiers::open(&options.client)?;
     if tiers.iter().any(OpenTier::is_in_memory) && !options.client.quiet {
         voice.say("warning: a tier's file lies in a memory file system, so it saves no memory");
     }
@@ -144,7 +163,7 @@ fn try_run(
             return Ok(End::Status(status));
         }
     };
-    // Nobody else was there to take them.
+    // These came before there was a program: its terminal could not send them to it.
     for received in early {
         let received = Received::new(received.number, Some(0));
         if passing::is_for_program(&received, Scene::default()) {
@@ -164,7 +183,7 @@ fn try_run(
                 return Ok(end);
             }
             Finished::Silent => {
-                voice.say("the manager gave no report");
+                voice.say("the manager ended without a report, so there is none of this run");
                 return Ok(end);
             }
             Finished::Doomed(why) => ended = Ended::Doomed(why),
@@ -182,7 +201,7 @@ fn try_run(
             end_tree(&mut program, &mut manager, voice);
             manager.log.tell(voice);
             voice.say(
-                "the manager died; the program was held and ended, so that it never saw wrong memory",
+                "the manager died, so the program was ended (without it, memory would read as zeros)",
             );
             Ok(End::Status(OUR_FAILURE))
         }
@@ -190,7 +209,11 @@ fn try_run(
 }
 
 /// Starts the manager and waits until it is ready.
-fn start_manager(options: &RunOptions, dir: &RunDir, tiers: &[OpenTier]) -> io::Result<Manager> {
+fn start_manager(
+    options: &RunOptions,
+    dir: &RunDir,
+    tiers: &[OpenTier],
+) -> Result<Manager, RunError> {
     let listener = dir.listen(SHIM_SOCKET, SocketType::SEQPACKET, 0o777)?;
     let status = dir.listen(STATUS_SOCKET, SocketType::STREAM, 0o600)?;
     let ledger = SharedMemory::create("uc-ledger", ledger::bytes_for(LEDGER_CHUNKS))?;
@@ -235,11 +258,11 @@ fn spawn_manager(launch: &Launch, inherited: &[BorrowedFd<'_>], said: Stdio) -> 
         .stderr(said)
         .process_group(0); // a Ctrl-C at the terminal is for the program
     inherit::only(&mut command, inherited);
-    command.spawn() // our copy of the pipe's other end goes with `command`
+    command.spawn() // `command` closes our copy of the pipe's other end
 }
 
-/// Errors: the manager cannot serve; it has ended.
-fn wait_until_ready(mut child: Child, link: UnixStream, mut log: Log) -> io::Result<Manager> {
+/// Waits until the manager is ready. Errors: it cannot serve, and it has ended.
+fn wait_until_ready(mut child: Child, link: UnixStream, mut log: Log) -> Result<Manager, RunError> {
     let pidfd = PidFd::open(child.id())?;
     let mut lines = BufReader::new(link.try_clone()?);
     link.set_read_timeout(Some(READY))?;
@@ -248,13 +271,10 @@ fn wait_until_ready(mut child: Child, link: UnixStream, mut log: Log) -> io::Res
         other => {
             let _ = child.kill();
             let _ = child.wait();
-            let why = match other {
-                Some(Notice::Failed(why)) => why,
-                _ => format!("the manager did not start: {}", log.lines().join("; ")),
-            };
-            return Err(io::Error::other(format!(
-                "{why} (`undercroft doctor` tells what is missing)"
-            )));
+            return Err(match other {
+                Some(Notice::Failed(why)) => RunError::CannotServe(why),
+                _ => RunError::NoManager(log.lines().join("; ")),
+            });
         }
     };
     link.set_read_timeout(None)?;
@@ -274,15 +294,14 @@ fn next_notice(lines: &mut BufReader<UnixStream>) -> Option<Notice> {
     serde_json::from_str(&line).ok()
 }
 
-/// What the manager says on its standard error: a pipe of its own, so that nobody it serves can
-/// hold it up.
+/// The manager's standard error: a pipe of its own, so that no process of the program can stop it.
 struct Log {
     pipe: File,
     unfinished: Vec<u8>,
 }
 
 impl Log {
-    /// And the end to write to. Neither end waits.
+    /// Makes the pipe; returns the log and the end to write to. No read or write waits.
     fn new() -> io::Result<(Log, Stdio)> {
         use rustix::pipe::{PipeFlags, pipe_with};
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
@@ -293,7 +312,7 @@ impl Log {
         Ok((log, Stdio::from(write)))
     }
 
-    /// The lines that have come.
+    /// The lines that have arrived.
     fn lines(&mut self) -> Vec<String> {
         let mut bytes = [0u8; 4096];
         for _ in 0..LOG_READS_MAX {
@@ -316,9 +335,9 @@ impl Log {
     }
 }
 
-/// The value of LD_PRELOAD for the program: what the user has there, then the shim. The first may
-/// insist on being the first, as AddressSanitizer does. A shim of a run around this one is left
-/// out: a program has one manager.
+/// The value of LD_PRELOAD for the program: what the user has there, then the shim. The user's come
+/// first, because AddressSanitizer insists on it. The shim of an outer run is left out: a program
+/// has one manager.
 fn preload(before: Option<&OsStr>, shim: &Path) -> OsString {
     let mut value = OsString::new();
     let before = before.unwrap_or_default().as_bytes();
@@ -345,7 +364,7 @@ enum NotStarted {
 }
 
 impl NotStarted {
-    /// What a shell would exit with.
+    /// The status that a shell would give.
     fn status(&self) -> i32 {
         match self {
             NotStarted::NotFound(_) => 127,
@@ -388,7 +407,7 @@ enum Ended {
     ManagerDied,
 }
 
-/// Waits for the program and everything it left behind, passing signals on.
+/// Waits for the program and for the processes that it leaves behind; passes signals on.
 fn wait(
     program: &mut Child,
     manager: &mut Manager,
@@ -442,7 +461,8 @@ fn wait(
     }
 }
 
-/// Passes on what is the program's, and stops when it stops, so that a shell sees one job.
+/// Passes on the signals that are for the program, and stops when it stops. So a shell sees one
+/// job.
 fn answer_signals(signals: &Signals, program: &Child, ended: bool, manager: &mut Manager) {
     let own = std::process::id();
     let leads_session = process::session_of(own) == Some(own);
@@ -467,8 +487,9 @@ fn answer_signals(signals: &Signals, program: &Child, ended: bool, manager: &mut
     }
 }
 
-/// What is left of a program that has ended would not be waited for without us: whatever ends us
-/// ends it. A terminal has told those of its foreground group itself.
+/// Passes a signal to the processes that the program has left behind. Without us no process would
+/// wait for them, so a signal that ends us ends them. A terminal has told its foreground group
+/// itself.
 fn pass_to_leftovers(received: &Received, manager: &Manager) {
     let number = received.number;
     if ![SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&number)
@@ -484,7 +505,7 @@ fn pass_to_leftovers(received: &Received, manager: &Manager) {
     }
 }
 
-/// The job-control signal that has stopped the program since it was asked last.
+/// The job-control signal that has stopped the program since the last call.
 fn job_stop(program: &Child) -> Option<i32> {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let pid = Pid::from_raw(program.id() as i32)?;
@@ -496,8 +517,8 @@ fn job_stop(program: &Child) -> Option<i32> {
         .then_some(number)
 }
 
-/// Stops as the program did. The manager wakes us when somebody continues the program alone; who
-/// continues us continues the program.
+/// Stops as the program did. A SIGCONT to us continues the program too. If only the program is
+/// continued, the manager wakes us.
 fn pause(signals: &Signals, program: &Child, manager: &mut Manager, number: i32) {
     let request = Request::Paused {
         program: program.id(),
@@ -510,7 +531,7 @@ fn pause(signals: &Signals, program: &Child, manager: &mut Manager, number: i32)
     }
 }
 
-/// Reaps orphans of the program that have ended; the manager is left to its handle.
+/// Reaps orphans of the program that have ended. The manager is reaped by its handle.
 fn reap(manager: u32) {
     for pid in procfs::children(std::process::id()) {
         if pid != manager && procfs::process_state(pid) == Some('Z') {
@@ -519,15 +540,15 @@ fn reap(manager: u32) {
     }
 }
 
-/// True when it had ended and was ours.
+/// True if it had ended and was our child.
 fn reap_one(pid: u32) -> bool {
     let pid = rustix::process::Pid::from_raw(pid as i32);
     let reaped = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
     pid.is_some() && matches!(reaped, Ok(Some(_)))
 }
 
-/// Processes of the program that still run: all our descendants but the manager's own. None: there
-/// are none, for what an ended one left behind has come to us before it shows as ended.
+/// Processes of the program that still run: all our descendants but the manager and its holder. An
+/// empty answer is final: the children of an ended process become ours before it shows as ended.
 fn leftovers(manager: &Manager) -> Vec<u32> {
     loop {
         let (mut found, mut reaped) = (Vec::new(), false);
@@ -549,9 +570,9 @@ fn leftovers(manager: &Manager) -> Vec<u32> {
     }
 }
 
-/// Ends everything: the program's processes, while the holder keeps their memory from reading as
-/// zeros. The holder ends by itself when no address space is left. What the kernel does not end in
-/// time (a process inside a system call that cannot be interrupted) is left to the holder.
+/// Ends the program's processes and the manager. Meanwhile the holder keeps the program's memory
+/// from reading as zeros. It ends by itself when no address space is left. A process that the
+/// kernel does not end in time (in an uninterruptible system call) is left to the holder.
 fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
     let held = !manager.holder.1.has_exited();
     if held {
@@ -579,7 +600,7 @@ fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
     }
     let _ = program.try_wait();
     if !held {
-        // Nobody but the manager had the descriptors: it had to live until now.
+        // The holder is dead, so only the manager had the descriptors: it had to live until now.
         let _ = manager.child.kill();
         let _ = manager.child.wait();
     }
@@ -589,22 +610,22 @@ fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
         .wait_exit(ENDING.saturating_sub(began.elapsed()));
     if !gone {
         voice.say(&format!(
-            "some of the program's memory is still in use after {ENDING:?}; the process named uc-fds \
-            ends what is left as soon as the kernel lets it"
+            "some of the program's memory is still in use after {ENDING:?}: the kernel has not ended all \
+             its processes yet. The process named uc-fds ends them as soon as it can"
         ));
     }
     reap(manager.child.id());
 }
 
-/// Asks the manager for the report and lets it end.
 /// What the manager says at the end.
 enum Finished {
     Report(Box<Report>),
-    /// Why it ended the program.
+    /// The manager has ended the program, for this reason.
     Doomed(String),
     Silent,
 }
 
+/// Asks the manager for the report, and lets it end.
 fn finish(manager: &mut Manager, exit_status: i32, wall: Duration, voice: &mut Voice) -> Finished {
     let request = Request::Finish {
         exit_status,
@@ -616,7 +637,7 @@ fn finish(manager: &mut Manager, exit_status: i32, wall: Duration, voice: &mut V
     let report = loop {
         match next_notice(&mut manager.lines).filter(|_| asked.is_ok()) {
             Some(Notice::Report(report)) => break Finished::Report(report),
-            // It has ended the program itself, which looked like the program's own end.
+            // The manager ended the program; to the keeper it looked like the program's own end.
             Some(Notice::Doomed(why)) => return Finished::Doomed(why),
             Some(_) => {}
             None => break Finished::Silent,
@@ -630,6 +651,7 @@ fn finish(manager: &mut Manager, exit_status: i32, wall: Duration, voice: &mut V
     report
 }
 
+/// Writes the report and prints the summary, as far as the user wants them.
 fn deliver(options: &RunOptions, report: &Report, voice: &mut Voice) {
     if let Some(path) = &options.report {
         let written = serde_json::to_vec_pretty(report)

@@ -1,4 +1,5 @@
-//! Which signals that reach the keeper are the program's, so that it sees what it would see alone.
+//! Which signals the keeper passes on to the program: those that the program would have received
+//! without the keeper.
 
 use undercroft_sys::procfs;
 use undercroft_sys::signal::{
@@ -6,20 +7,20 @@ use undercroft_sys::signal::{
     SIGWINCH, SIGXFSZ,
 };
 
-/// What is known of the program when a signal arrives.
+/// The state of the program when a signal arrives.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scene {
-    /// The sender is the program, or one of its processes.
+    /// The sender is a process of the program.
     pub from_inside: bool,
-    /// The keeper leads its session: a terminal that goes away tells only it.
+    /// The keeper leads its session: when the terminal goes away, only the keeper is told.
     pub leads_session: bool,
     /// The program is stopped.
     pub stopped: bool,
 }
 
-/// True when the signal is to be sent on. A terminal sends to every process of its foreground group
-/// by itself. What the program's own processes send to their group, or to their parent, is not for
-/// the program.
+/// True if the signal is to be passed on. A terminal signals every process of its foreground group
+/// itself. What the program's own processes send to their group or to their parent is not for the
+/// program.
 pub(super) fn is_for_program(signal: &Received, scene: Scene) -> bool {
     match signal.number {
         SIGCHLD | SIGPIPE | SIGTTIN | SIGTTOU | SIGXFSZ => false,
@@ -31,7 +32,7 @@ pub(super) fn is_for_program(signal: &Received, scene: Scene) -> bool {
     }
 }
 
-/// True when `pid` descends from `root`.
+/// True if `pid` descends from `root`.
 pub(super) fn is_inside(pid: u32, root: u32) -> bool {
     let mut at = pid;
     for _ in 0..256 {

@@ -1,5 +1,4 @@
-//! Where runs have their own directories: one that nobody but this user can change, since the
-//! program loads code from it.
+//! The directories of runs. The program loads code from there, so no other user may change them.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,20 +16,20 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// The shim, compiled with this crate.
 const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libundercroft_shim.so"));
-/// Its file name, as mappings show it.
+/// The shim's file name, as mappings show it.
 const SHIM_NAME: &str = "libundercroft_shim.so";
-/// The name it is loaded by: a link. An AddressSanitizer that is a shared library refuses to start
-/// unless the first library's name has its own in it; one linked statically refuses to start when a
-/// mapping's has.
+/// A link to the shim; the program loads it by this name. AddressSanitizer as a shared library
+/// starts only if the name of the first library contains `libasan`. Linked statically, it starts
+/// only if no mapping's name does.
 pub(super) const SHIM_LINK: &str = "libundercroft_shim-beside-libasan.so";
-/// What both begin with.
+/// What both names begin with.
 pub(super) const SHIM_STEM: &str = "libundercroft_shim";
 
-/// Sockets of a run: for its shims, and for `undercroft status`.
+/// The sockets of a run: for its shims, and for `undercroft status`.
 pub(super) const SHIM_SOCKET: &str = "shim.sock";
 pub(crate) const STATUS_SOCKET: &str = "status.sock";
 
-/// Everything that a run's directory may hold.
+/// All files that a run's directory may hold.
 const FILES: [&str; 4] = [SHIM_NAME, SHIM_LINK, SHIM_SOCKET, STATUS_SOCKET];
 
 /// Longest path of a socket, with its terminator.
@@ -40,21 +39,90 @@ const SOCKET_PATH_MAX: usize = 108;
 /// namespaces share a directory.
 const NAMES_MAX: u32 = 100;
 
+/// The longest of these names: the kernel's largest process number, and the last of the names.
+const LONGEST_NAME: &str = "/run-4194304-99/";
+
+// A number below this has the two digits that the longest name has room for.
+const _: () = assert!(NAMES_MAX <= 100);
+
 /// A directory that may hold those of runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
     path: PathBuf,
-    /// The user's own choice: no other is taken when it is not safe.
+    /// The user chose it. If it is not safe, the run is refused.
     chosen: bool,
 }
 
-/// Why a candidate is not taken.
-#[derive(Debug)]
-enum Unfit {
-    /// Somebody else could change it, or it cannot be used at all: text and fix.
-    Refused(String),
-    /// The loader cannot take a library from there.
-    NotForLoading(String),
+/// The fix for a directory that is not fit.
+const FIX: &str = "set UNDERCROFT_DIR to a directory of your own";
+
+/// Why a directory cannot hold runs. Each text has the fix, or is part of one that has it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PlaceError {
+    #[error("{} is no directory: remove it, or {FIX}", .0.display())]
+    NotADirectory(PathBuf),
+    #[error(
+        "{} belongs to user {owner}, who could put other code in place of undercroft's: remove \
+         it, or {FIX}",
+        .path.display()
+    )]
+    Foreign { path: PathBuf, owner: u32 },
+    #[error(
+        "others may write to {shown}, and could put other code in place of undercroft's: `chmod \
+         go-w {shown}`, or {FIX}",
+        shown = .0.display()
+    )]
+    OpenToOthers(PathBuf),
+    /// Another directory could be put in its place.
+    #[error(
+        "another user can change {}, and so replace {}: {FIX}",
+        .above.display(),
+        .path.display()
+    )]
+    OpenAbove { path: PathBuf, above: PathBuf },
+    #[error("cannot use {}: {why}; {FIX}", .path.display())]
+    Unusable { path: PathBuf, why: io::Error },
+    /// The loader maps nothing executable from there.
+    #[error("{}: its file system is mounted noexec", .0.display())]
+    NoExec(PathBuf),
+    /// The loader would take the path for two.
+    #[error("{}: the loader splits such a name at blanks, colons and dollars", .0.display())]
+    Splits(PathBuf),
+    #[error("{}: the path is too long for a socket", .0.display())]
+    TooLong(PathBuf),
+    /// Each candidate, and why it is not fit.
+    #[error(
+        "no directory is fit for the run's files: {}. {FIX}, without blanks or colons in its path",
+        all_of(.0)
+    )]
+    NoneFits(Vec<PlaceError>),
+    #[error("{} has too many runs of one number: remove the old ones", .0.display())]
+    Full(PathBuf),
+}
+
+impl PlaceError {
+    fn unusable(path: &Path, why: impl Into<io::Error>) -> PlaceError {
+        PlaceError::Unusable {
+            path: path.to_owned(),
+            why: why.into(),
+        }
+    }
+
+    /// The directory is safe, but the loader or a socket cannot use it. Another one is tried, even
+    /// if the user chose this one.
+    fn allows_another(&self) -> bool {
+        matches!(
+            self,
+            PlaceError::NoExec(_) | PlaceError::Splits(_) | PlaceError::TooLong(_)
+        )
+    }
+}
+
+/// The texts of several errors, each once.
+fn all_of(errors: &[PlaceError]) -> String {
+    let mut texts: Vec<String> = errors.iter().map(PlaceError::to_string).collect();
+    texts.dedup();
+    texts.join("; ")
 }
 
 /// What the choice depends on.
@@ -79,7 +147,7 @@ impl Surroundings {
         }
     }
 
-    /// Best first.
+    /// The candidates, best first.
     fn candidates(&self) -> Vec<Candidate> {
         let mut found = Vec::new();
         let mut add = |path: PathBuf, chosen| {
@@ -89,8 +157,8 @@ impl Surroundings {
         if let Some(chosen) = &self.chosen {
             add(chosen.clone(), true);
         }
-        // Root's own comes first for root: a runtime directory is closed to other users, and a
-        // program that becomes one of them still loads the shim when it calls exec.
+        // For root, /run/undercroft comes first. A program may become another user, and still has
+        // to load the shim when it calls exec; a runtime directory is closed to other users.
         if self.user == 0 {
             add("/run/undercroft".into(), false);
         } else if let Some(runtime) = &self.runtime
@@ -125,8 +193,8 @@ pub(crate) fn bases() -> Vec<PathBuf> {
     found
 }
 
-/// Where in a candidate this user's runs are. A chosen directory that everybody may write to, as
-/// `/tmp`, has one of each user inside.
+/// The directory inside a candidate for this user's runs. A chosen directory that all users may
+/// write to, such as `/tmp`, has one for each user.
 fn place_of(candidate: &Candidate, user: u32) -> io::Result<PathBuf> {
     if !candidate.chosen {
         let (above, name) = (candidate.path.parent(), candidate.path.file_name());
@@ -146,86 +214,80 @@ fn place_of(candidate: &Candidate, user: u32) -> io::Result<PathBuf> {
 }
 
 /// Opens a candidate, making it when it is missing.
-fn prepare(candidate: &Candidate, user: u32) -> Result<(PathBuf, OwnedFd), Unfit> {
-    let cannot = |path: &Path, why: &dyn std::fmt::Display| {
-        Unfit::Refused(format!("cannot use {}: {why}", path.display()))
-    };
+fn prepare(candidate: &Candidate, user: u32) -> Result<(PathBuf, OwnedFd), PlaceError> {
     let make = |path: &Path| {
         let mut builder = std::fs::DirBuilder::new();
         builder.mode(0o755).recursive(candidate.chosen);
         match builder.create(path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(cannot(path, &error)),
+            Err(why) if why.kind() != io::ErrorKind::AlreadyExists => {
+                Err(PlaceError::unusable(path, why))
+            }
             _ => Ok(()),
         }
     };
     if candidate.chosen {
         make(&candidate.path)?;
     }
-    let path = place_of(candidate, user).map_err(|why| cannot(&candidate.path, &why))?;
-    if let Some(why) = unloadable(&path) {
-        return Err(Unfit::NotForLoading(format!("{}: {why}", path.display())));
-    }
+    let path =
+        place_of(candidate, user).map_err(|why| PlaceError::unusable(&candidate.path, why))?;
+    check_loadable(&path)?;
     make(&path)?;
-    let base = check(&path, user).map_err(Unfit::Refused)?;
-    let mounted = fstatvfs(&base).map_err(|why| cannot(&path, &why))?;
+    let base = check(&path, user)?;
+    let mounted = fstatvfs(&base).map_err(|why| PlaceError::unusable(&path, why))?;
     if mounted.f_flag.contains(StatVfsMountFlags::NOEXEC) {
-        let why = "its file system is mounted noexec";
-        return Err(Unfit::NotForLoading(format!("{}: {why}", path.display())));
+        return Err(PlaceError::NoExec(path));
     }
     Ok((path, base))
 }
 
-/// Why the loader, or a socket, could not use files below `path`.
-fn unloadable(path: &Path) -> Option<&'static str> {
+/// Refuses a path that the loader would split, or that is too long for a socket in it.
+fn check_loadable(path: &Path) -> Result<(), PlaceError> {
     let bytes = path.as_os_str().as_bytes();
-    // What ends a name in LD_PRELOAD, and what is replaced in one.
+    // Blanks and colons end a name in LD_PRELOAD, and a dollar begins a variable.
     let splits = |byte: &u8| byte.is_ascii_whitespace() || b":$".contains(byte);
     if bytes.iter().any(splits) {
-        return Some("the loader splits such a name at blanks, colons and dollars");
+        return Err(PlaceError::Splits(path.to_owned()));
     }
-    let longest = bytes.len() + "/run-4194304-99/".len() + STATUS_SOCKET.len();
-    (longest >= SOCKET_PATH_MAX).then_some("the path is too long for a socket")
+    let longest = bytes.len() + LONGEST_NAME.len() + STATUS_SOCKET.len();
+    if longest >= SOCKET_PATH_MAX {
+        return Err(PlaceError::TooLong(path.to_owned()));
+    }
+    Ok(())
 }
 
-/// Opens `path` if it belongs to `user` and nobody else can change it, or put another in its place.
-/// The error names the fix.
-fn check(path: &Path, user: u32) -> Result<OwnedFd, String> {
-    let fix = "set UNDERCROFT_DIR to a directory of your own";
+/// Opens `path`. Refuses it if another user owns it, can change it, or can put another directory in
+/// its place.
+fn check(path: &Path, user: u32) -> Result<OwnedFd, PlaceError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let shown = path.display();
     let base = open(path, flags, Mode::empty()).map_err(|why| match why {
-        Errno::LOOP | Errno::NOTDIR => format!("{shown} is no directory: remove it, or {fix}"),
-        why => format!("cannot use {shown}: {why}; {fix}"),
+        Errno::LOOP | Errno::NOTDIR => PlaceError::NotADirectory(path.to_owned()),
+        why => PlaceError::unusable(path, why),
     })?;
-    let found = fstat(&base).map_err(|why| format!("cannot use {shown}: {why}; {fix}"))?;
+    let found = fstat(&base).map_err(|why| PlaceError::unusable(path, why))?;
     if found.st_uid != user {
-        return Err(format!(
-            "{shown} belongs to user {}, who could put other code in place of undercroft's: \
-            remove it, or {fix}",
-            found.st_uid
-        ));
+        return Err(PlaceError::Foreign {
+            path: path.to_owned(),
+            owner: found.st_uid,
+        });
     }
     if found.st_mode & 0o022 != 0 {
-        return Err(format!(
-            "others may write to {shown}, and could put other code in place of undercroft's: \
-            `chmod go-w {shown}`, or {fix}"
-        ));
+        return Err(PlaceError::OpenToOthers(path.to_owned()));
     }
     for above in path.ancestors().skip(1) {
-        let found = std::fs::symlink_metadata(above)
-            .map_err(|why| format!("cannot use {shown}: {}: {why}; {fix}", above.display()))?;
+        let found =
+            std::fs::symlink_metadata(above).map_err(|why| PlaceError::unusable(above, why))?;
         let safe = found.mode() & 0o022 == 0 || found.mode() & 0o1000 != 0;
         if !safe || ![0, user].contains(&found.uid()) || found.is_symlink() {
-            return Err(format!(
-                "somebody else can change {}, and so what is at {shown}; {fix}",
-                above.display()
-            ));
+            return Err(PlaceError::OpenAbove {
+                path: path.to_owned(),
+                above: above.to_owned(),
+            });
         }
     }
     Ok(base)
 }
 
-/// The run's directory; removed with the run. It is locked while the run lasts: what is not locked
+/// A run's directory, removed with the run. It is locked while the run lasts: one without a lock
 /// was left behind.
 pub(super) struct RunDir {
     path: PathBuf,
@@ -235,32 +297,32 @@ pub(super) struct RunDir {
 }
 
 impl RunDir {
-    /// Errors: no directory is fit; the text names the fix.
-    pub fn create() -> io::Result<RunDir> {
+    /// Makes it in the first candidate that is fit. Errors: the user's own choice is not safe, or
+    /// no candidate is fit.
+    pub fn create() -> Result<RunDir, PlaceError> {
         let now = Surroundings::now();
-        let mut why = Vec::new();
+        let mut unfit = Vec::new();
         for candidate in now.candidates() {
             match prepare(&candidate, now.user) {
                 Ok((path, base)) => return RunDir::create_in(&path, base),
-                Err(Unfit::Refused(text)) if candidate.chosen => {
-                    return Err(io::Error::other(text));
-                }
-                Err(Unfit::Refused(text) | Unfit::NotForLoading(text)) => {
-                    if !why.contains(&text) {
-                        why.push(text);
-                    }
-                }
+                Err(why) if candidate.chosen && !why.allows_another() => return Err(why),
+                Err(why) => unfit.push(why),
             }
         }
-        Err(io::Error::other(format!(
-            "no directory for the run's files; set UNDERCROFT_DIR to one of your own, without blanks \
-            or colons in its path. {}",
-            why.join("; ")
-        )))
+        Err(PlaceError::NoneFits(unfit))
     }
 
-    fn create_in(path: &Path, base: OwnedFd) -> io::Result<RunDir> {
+    fn create_in(path: &Path, base: OwnedFd) -> Result<RunDir, PlaceError> {
         remove_leftovers(path, &base);
+        match RunDir::take_name(path, base) {
+            Ok(Some(dir)) => Ok(dir),
+            Ok(None) => Err(PlaceError::Full(path.to_owned())),
+            Err(why) => Err(PlaceError::unusable(path, why)),
+        }
+    }
+
+    /// Makes the directory under the first free name. `None`: all names are taken.
+    fn take_name(path: &Path, base: OwnedFd) -> io::Result<Option<RunDir>> {
         for number in 0..NAMES_MAX {
             let name = match number {
                 0 => format!("run-{}", std::process::id()),
@@ -279,16 +341,13 @@ impl RunDir {
                 own,
             };
             dir.fill()?;
-            return Ok(dir);
+            return Ok(Some(dir));
         }
-        Err(io::Error::other(format!(
-            "{} has too many runs of one number: clean it up",
-            path.display()
-        )))
+        Ok(None)
     }
 
     fn fill(&self) -> io::Result<()> {
-        // The umask may have taken rights that a program needs after it has changed its user.
+        // The umask may have removed rights that the program needs once it has changed its user.
         fchmod(&self.own, Mode::from_raw_mode(0o755))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o755);
@@ -298,12 +357,12 @@ impl RunDir {
         Ok(symlinkat(SHIM_NAME, &self.own, SHIM_LINK)?)
     }
 
-    /// The path of one of its files.
+    /// The path of one of the run's files.
     pub fn path(&self, file: &str) -> PathBuf {
         self.path.join(file)
     }
 
-    /// A listening socket in it.
+    /// Makes a listening socket in the directory.
     pub fn listen(&self, name: &str, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
         use std::os::unix::fs::PermissionsExt;
         let path = self.path(name);
@@ -328,8 +387,9 @@ fn open_dir(base: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     Ok(openat(base, name, flags, Mode::empty())?)
 }
 
-/// Removes directories of runs whose keepers are dead: nobody holds their lock. A process number
-/// would not tell: it may be another's by now, or of another pid namespace.
+/// Removes directories of runs whose keepers are dead: no process holds their lock. The process
+/// number in the name proves nothing: it may belong to another process by now, or to another pid
+/// namespace.
 fn remove_leftovers(path: &Path, base: &OwnedFd) {
     for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -339,7 +399,7 @@ fn remove_leftovers(path: &Path, base: &OwnedFd) {
         let Ok(own) = open_dir(base, name) else {
             continue;
         };
-        // A run that begins has no shim yet, and may not have its lock.
+        // A run that is starting has no shim yet, and may not hold its lock yet.
         let begun = rustix::fs::statat(&own, SHIM_LINK, AtFlags::SYMLINK_NOFOLLOW).is_ok();
         if begun && flock(&own, FlockOperation::NonBlockingLockExclusive).is_ok() {
             remove_run(base, &own, name);
@@ -347,7 +407,7 @@ fn remove_leftovers(path: &Path, base: &OwnedFd) {
     }
 }
 
-/// True for names that a run's directory may have.
+/// True if a run's directory may have this name.
 pub(crate) fn is_run(name: &OsStr) -> bool {
     let number = name.to_str().and_then(|name| name.strip_prefix("run-"));
     number.is_some_and(|rest| {

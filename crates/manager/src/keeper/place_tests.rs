@@ -1,4 +1,4 @@
-//! Where the run directory may lie, and what makes a place unfit.
+//! Where a run's directory may be, and what makes a place unfit.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -31,17 +31,24 @@ fn a_directory_that_others_can_change_is_refused_with_the_fix() {
         mode(&place, bits);
         assert_eq!(check(&place, user()).is_ok(), fit, "{bits:o}");
     }
-    // The one above: another directory could be put in this one's place.
+    // The directory above is open: another could be put in this one's place.
     mode(here.path(), 0o777);
     let why = check(&place, user()).expect_err("the directory above is open");
-    assert!(why.contains("UNDERCROFT_DIR"), "{why}");
+    assert!(why.to_string().contains(FIX), "{why}");
+    match why {
+        PlaceError::OpenAbove { above, .. } => assert_eq!(above, here.path()),
+        other => panic!("{other}"),
+    }
     mode(here.path(), 0o1777);
     assert!(
         check(&place, user()).is_ok(),
         "sticky: only its owner renames it"
     );
-    let why = check(&place, user() + 1).expect_err("somebody else's");
-    assert!(why.contains("belongs to user"), "{why}");
+    let why = check(&place, user() + 1).expect_err("another user's");
+    assert!(
+        matches!(why, PlaceError::Foreign { owner, .. } if owner == user()),
+        "{why}"
+    );
 }
 
 #[test]
@@ -51,7 +58,10 @@ fn a_link_is_not_followed_where_nobody_chose_it() {
     std::fs::create_dir(&place).expect("mkdir");
     mode(&place, 0o755);
     std::os::unix::fs::symlink(&place, &link).expect("a link");
-    assert!(check(&link, user()).is_err());
+    assert!(matches!(
+        check(&link, user()),
+        Err(PlaceError::NotADirectory(_))
+    ));
     let by_default = Candidate {
         path: link.clone(),
         chosen: false,
@@ -73,9 +83,25 @@ fn a_chosen_directory_for_all_has_one_of_each_user() {
 fn names_that_a_loader_would_split_are_left_for_another() {
     let here = tempfile::tempdir().expect("a temporary directory");
     for name in ["a b", "a:b", "a$LIB", "a\tb", &"x".repeat(100)] {
-        let unfit = prepare(&chosen(&here.path().join(name)), user());
-        assert!(matches!(unfit, Err(Unfit::NotForLoading(_))), "{name}");
+        let why = prepare(&chosen(&here.path().join(name)), user()).expect_err("not loadable");
+        let expected = match name.len() {
+            100.. => matches!(why, PlaceError::TooLong(_)),
+            _ => matches!(why, PlaceError::Splits(_)),
+        };
+        assert!(expected && why.allows_another(), "{name}: {why}");
     }
+}
+
+#[test]
+fn each_reason_is_told_once_and_the_fix_last() {
+    let none = PlaceError::NoneFits(vec![
+        PlaceError::NoExec("/a".into()),
+        PlaceError::NoExec("/a".into()),
+        PlaceError::TooLong("/b".into()),
+    ]);
+    let text = none.to_string();
+    assert_eq!(text.matches("noexec").count(), 1, "{text}");
+    assert!(text.contains("/b") && text.contains(FIX), "{text}");
 }
 
 #[test]
@@ -98,7 +124,7 @@ fn what_a_dead_keeper_left_is_removed_and_what_lives_is_not() {
     let open = || check(here.path(), user()).expect("a directory of our own");
     let living = RunDir::create_in(here.path(), open()).expect("a run");
     assert!(living.path(SHIM_LINK).exists());
-    // What a killed keeper leaves: everything but the lock. And what is not ours at all.
+    // A killed keeper leaves everything but the lock. Two more directories are not ours.
     let dead = here.path().join("run-1");
     std::fs::create_dir(&dead).expect("mkdir");
     for file in FILES {

@@ -1,4 +1,4 @@
-//! Asks every running client of this user how it is doing.
+//! Asks every running client of this user for its status.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::keeper::place::{STATUS_SOCKET, bases, is_run};
 use crate::report::Snapshot;
 
-/// Longest one manager may take to answer.
+/// Longest time that one manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The snapshots of all runs that answer, by process id of the keeper. A run that ends meanwhile is
-/// left out.
+/// The snapshots of all runs that answer, in order of the keeper's process id. A run that ends
+/// meanwhile is left out.
 pub fn snapshots() -> Vec<Snapshot> {
     let mut found: Vec<Snapshot> = bases()
         .into_iter()

@@ -1,17 +1,17 @@
-//! What the keeper says on standard error. A thread writes: a pipe that nobody reads, a full disk
-//! or a stopped terminal hold up neither the run nor its end.
+//! The keeper's messages on standard error. A thread of their own writes them. So the run and its
+//! end do not wait for a full pipe, a full disk or a stopped terminal.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Messages that wait to be written; more are left out.
+/// Messages that may wait to be written; further ones are dropped.
 const WAITING_MAX: usize = 64;
 
-/// The manager's lines that are told at once; more at one a second.
+/// Lines of the manager that are written without delay; after these, one a second.
 const BURST: u32 = 10;
 
-/// How long the end of the run waits for what is still unwritten.
+/// How long the end of the run waits for unwritten messages.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) struct Voice {
@@ -21,7 +21,7 @@ pub(super) struct Voice {
 }
 
 impl Voice {
-    /// To be called when signals are taken: the thread inherits that.
+    /// Call this after signals are blocked: the thread inherits the mask.
     pub fn new() -> io::Result<Voice> {
         let (to, from) = sync_channel::<String>(WAITING_MAX);
         let (ended, done) = sync_channel(1);
@@ -40,34 +40,37 @@ impl Voice {
         })
     }
 
-    /// One message of our own.
+    /// Writes a message of the keeper's own.
     pub fn say(&self, text: &str) {
         self.print(format!("undercroft: {text}\n"));
     }
 
-    /// Text as it is.
+    /// Writes text as it is.
     pub fn print(&self, text: String) {
         let _ = self.to.try_send(text);
     }
 
-    /// One line of the manager's: so many at most.
+    /// Writes a line of the manager's, if the budget allows it.
     pub fn relay(&mut self, line: &str) {
         if self.budget.takes(Instant::now()) {
             self.say(line);
         }
     }
 
-    /// Waits for what is unwritten, but not for ever.
+    /// Waits for unwritten messages, for [`PATIENCE`] at most.
     pub fn end(self) {
         if self.budget.left_out > 0 {
-            self.say(&format!("{} more messages left out", self.budget.left_out));
+            self.say(&format!(
+                "{} more messages of the manager were left out",
+                self.budget.left_out
+            ));
         }
         drop(self.to);
         let _ = self.done.recv_timeout(PATIENCE);
     }
 }
 
-/// A burst, and then one a second.
+/// Allows a burst of lines, and then one a second.
 struct Budget {
     left: u32,
     refilled: Instant,

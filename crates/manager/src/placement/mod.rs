@@ -1,9 +1,10 @@
-//! Where threads run: fault threads on the CPUs of the threads that fault, reclaim on the others.
+//! The CPUs on which threads run: fault threads on those of the threads that fault, reclaim on the
+//! others.
 //!
-//! A hand-over between CPUs costs a wake-up of an idle one (50 us where the CPU is virtual, 7 us
-//! when both ends share one). So there is one fault thread bound to each CPU; those on CPUs where
-//! client threads fault are active, the others sleep; the evictor and the agents go where nobody
-//! faults, while there is such a CPU.
+//! A hand-over between CPUs costs the wake-up of an idle one: 50 us on a virtual CPU, against 7 us
+//! on the same CPU. So one fault thread is bound to each CPU. Those on CPUs where client threads
+//! fault are active, and the others sleep. The evictor and the agents go to CPUs where no thread
+//! faults, if there are any.
 
 pub(crate) mod pin;
 
@@ -14,17 +15,17 @@ use undercroft_sys::{process, procfs};
 
 use crate::placement::pin::{Pin, Program};
 
-/// Most fault threads.
+/// Most fault threads of a manager.
 pub(crate) const FAULT_THREADS_MAX: usize = 8;
 
-// The active ones are bits of one word.
+// The active threads are bits of one word.
 const _: () = assert!(FAULT_THREADS_MAX <= 64);
 const _: () = assert!(SAMPLE_NS < SAMPLE_BOUND_NS && SAMPLE_BOUND_NS < STICKY_NS);
 
-/// How often the CPU of a faulting thread is looked up.
+/// Time between two lookups of the CPU of a faulting thread.
 const SAMPLE_NS: u64 = 1_000_000;
 
-/// The same for a thread that is bound to its CPU: it can only have been moved on purpose.
+/// The same for a thread that is bound to its CPU: only the program can have moved it.
 const SAMPLE_BOUND_NS: u64 = 8_000_000;
 
 /// How long a CPU counts as one where client threads fault.
@@ -41,15 +42,16 @@ pub(crate) struct Placement {
     active: AtomicU64,
     sampled: AtomicU64,
     evictor: AtomicU32,
-    /// Set when new threads are heard of: one bound to its CPU passes that on to those it starts.
+    /// Threads may be bound: records of new threads are read. A bound thread passes its CPU on to
+    /// the threads that it starts.
     pub pins: AtomicBool,
     pub pin: Pin,
-    /// Where the disk's completions arrive: a lone thread is bound there.
+    /// The CPU where the disk's completions arrive: a lone thread is bound there.
     disk_cpu: Option<usize>,
 }
 
 impl Placement {
-    /// `disk_cpu`: the only CPU that hears of the tiers' disk, if there is one.
+    /// `disk_cpu`: the only CPU that gets the interrupts of the tiers' disk, if there is one.
     pub fn new(disk_cpu: Option<usize>) -> Placement {
         let allowed = process::allowed_cpus(0).unwrap_or_else(|_| vec![0]);
         let cpus: Vec<usize> = allowed.iter().copied().take(FAULT_THREADS_MAX).collect();
@@ -75,8 +77,9 @@ impl Placement {
         self.place_workers(&[]);
     }
 
-    /// A thread faulted at `now` (ns). Looks up its CPU at most every millisecond (some 20 us);
-    /// true when the set of active fault threads changed (the caller then wakes them all).
+    /// Notes that thread `tid` faulted at `now` (ns). True if the set of active fault threads
+    /// changed: the caller then wakes them all. Cost: looks up the thread's CPU at most every
+    /// millisecond, some 20 us.
     pub fn fault_seen(
         &self,
         tid: u32,
@@ -103,7 +106,7 @@ impl Placement {
             return false;
         };
         let Some(home) = self.cpus.iter().position(|c| *c == cpu) else {
-            return false; // a CPU without a fault thread: whoever is active serves it
+            return false; // a CPU without a fault thread: any active thread serves it
         };
         if self.pins.load(Ordering::Relaxed) {
             self.pin.seen(tid, cpu, self.disk_cpu, now, program);
@@ -121,7 +124,7 @@ impl Placement {
         before != active
     }
 
-    /// CPUs for reclaim: those where nobody faults, or all when there is none.
+    /// CPUs for reclaim: those where no thread faults, or all if there are none.
     pub fn worker_cpus(&self) -> Vec<usize> {
         let busy = |cpu: &usize| {
             let home = self.cpus.iter().position(|c| c == cpu);

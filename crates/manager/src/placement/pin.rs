@@ -1,9 +1,9 @@
-//! Keeps a thread that is alone in faulting on its CPU for the time being.
+//! Binds a client thread to its CPU while it is the only one that faults.
 //!
-//! The kernel wakes a thread whose page has come on a CPU that is idle, because the fault thread is
-//! still at work on the old one. The next fault then begins with waking a fault thread there, and
-//! the evictor and the agent, which work beside, are in the way. One thread that faults gains
-//! nothing by moving; several are left alone.
+//! The fault thread is still running when it wakes the client thread, so the kernel moves the
+//! client thread to an idle CPU. The next fault then begins with the wake-up of a fault thread
+//! there, in competition with the evictor and the agent. A lone thread gains nothing by moving.
+//! Several threads are left alone.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -12,18 +12,21 @@ use undercroft_sys::process;
 
 use crate::sync::lock;
 
-/// A thread is alone when no other was seen to fault for this long. Looked at every millisecond at
-/// most.
+/// A thread is alone if no other was seen to fault for this long. Faults are sampled once a
+/// millisecond at most.
 const ALONE_NS: u64 = 10_000_000;
 
-/// How long a thread stays bound after its last fault that was looked at.
+/// How long a thread stays bound after its last sampled fault.
 const KEPT_NS: u64 = 20_000_000;
 
-/// The program of a thread, which is told that it is bound: it is to see the CPUs that it may use.
+const _: () = assert!(ALONE_NS < KEPT_NS);
+
+/// The program of a thread. It is told of the binding, so that it still sees the CPUs that it may
+/// use.
 pub(crate) trait Program: Send + Sync {
     /// Thread `tid`, which may use `cpus`, is about to be bound to one of them.
     fn binds(&self, tid: u32, cpus: &[usize]);
-    /// False when the program has chosen its CPUs itself meanwhile.
+    /// False if the program has chosen the thread's CPUs itself meanwhile.
     fn is_bound(&self, tid: u32) -> bool;
     /// The thread is free again.
     fn lets_go(&self, tid: u32);
@@ -36,17 +39,17 @@ pub(crate) struct Pin {
     held: AtomicU32,
 }
 
-/// The thread seen to fault last.
+/// The thread that was seen to fault last.
 #[derive(Default)]
 struct Lone {
     tid: u32,
-    /// When it was first and last seen, no other between.
+    /// When it was first and last seen, without another thread in between.
     since: u64,
     last: u64,
     bound: Option<Bound>,
 }
 
-/// A thread bound to one CPU, and where it might run before.
+/// A thread that is bound to one CPU, and its CPUs before.
 struct Bound {
     tid: u32,
     cpu: usize,
@@ -55,8 +58,8 @@ struct Bound {
 }
 
 impl Bound {
-    /// The thread, or one that has its CPUs from it, may run where it might before; unless it chose
-    /// otherwise meanwhile.
+    /// Gives thread `tid` back its CPUs: the bound thread, or one that it started. Not if the
+    /// program has chosen CPUs meanwhile.
     fn release(&self, tid: u32) {
         let chose = |program: &Arc<dyn Program>| tid == self.tid && !program.is_bound(tid);
         if self.program.as_ref().is_some_and(chose) {
@@ -69,8 +72,8 @@ impl Bound {
 }
 
 impl Pin {
-    /// Thread `tid` was seen to fault on `cpu` at `now` (ns); it would be bound to `better`, where
-    /// it may run there.
+    /// Notes that thread `tid` was seen to fault on `cpu` at `now` (ns). Binds it if it is alone:
+    /// to `better` if it may run there, else to `cpu`.
     pub fn seen(
         &self,
         tid: u32,
@@ -115,7 +118,7 @@ impl Pin {
         }
     }
 
-    /// Lets a thread go that has not faulted for a while.
+    /// Frees a bound thread that has not faulted for a while.
     pub fn expire(&self, now: u64) {
         let mut lone = lock(&self.lone);
         if now.saturating_sub(lone.last) > KEPT_NS {
@@ -123,7 +126,7 @@ impl Pin {
         }
     }
 
-    /// Whether `tid` is bound. Cost: one load.
+    /// True if `tid` is bound. Cost: one load.
     pub fn holds(&self, tid: u32) -> bool {
         tid != 0 && self.held.load(Relaxed) == tid
     }
@@ -131,7 +134,8 @@ impl Pin {
     fn let_go(&self, lone: &mut Lone) {
         self.held.store(0, Relaxed);
         if let Some(bound) = lone.bound.take() {
-            // Free first, then told: what is asked between the two has its answer from either.
+            // The thread is freed first, then the program is told: a query in between gets a right
+            // answer from either.
             bound.release(bound.tid);
             if let Some(program) = &bound.program {
                 program.lets_go(bound.tid);
@@ -139,7 +143,7 @@ impl Pin {
         }
     }
 
-    /// The process `pid` runs a new program: its one thread is free.
+    /// Frees the only thread of process `pid`, which runs a new program.
     pub fn restarted(&self, pid: u32) {
         let mut lone = lock(&self.lone);
         if lone.bound.as_ref().is_some_and(|bound| bound.tid == pid) {
@@ -147,7 +151,7 @@ impl Pin {
         }
     }
 
-    /// Thread `parent` started `tid`, which has inherited its CPUs.
+    /// Frees thread `tid`, which inherited the CPU of `parent`.
     pub fn started(&self, parent: u32, tid: u32) {
         let lone = lock(&self.lone);
         if let Some(bound) = lone.bound.as_ref().filter(|bound| bound.tid == parent) {

@@ -1,5 +1,5 @@
-//! The pages of an address space that a trace has told of, and whether they are in memory. 160
-//! bytes for each 2 MiB that has such pages, so that a fork child's may begin as a copy of its
+//! The pages of an address space that a trace has, and whether they are resident. It takes 160
+//! bytes for each 2 MiB with such pages, so that a fork child may begin with a copy of its
 //! parent's.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ struct Chunk {
     there: [u64; WORDS],
 }
 
-/// See the module.
+/// The known pages of one address space.
 #[derive(Clone, Default)]
 pub(super) struct Known(BTreeMap<u64, Chunk>);
 
@@ -32,7 +32,8 @@ impl Known {
         self.0.is_empty()
     }
 
-    /// The trace tells of a page. * `there`: it is in memory.
+    /// The trace has a page.
+    /// * `there`: it is resident.
     pub fn insert(&mut self, page: u64, there: bool) {
         let chunk = self.0.entry(page / PAGES).or_default();
         let (word, bit) = place(page);
@@ -44,15 +45,15 @@ impl Known {
         }
     }
 
-    /// Whether the trace has the page in memory.
+    /// True if the page is resident, by the trace.
     pub fn is_there(&self, page: u64) -> bool {
         let (word, bit) = place(page);
         let chunk = self.0.get(&(page / PAGES));
         chunk.is_some_and(|chunk| chunk.told[word] & chunk.there[word] & bit != 0)
     }
 
-    /// Forgets the pages of a range. Returns those that the trace told of, ascending, and whether
-    /// each was in memory.
+    /// Forgets the pages of a range. Returns those that the trace has, in ascending order, and
+    /// whether each was resident.
     pub fn take(&mut self, range: Range<u64>) -> Vec<(u64, bool)> {
         let mut taken = Vec::new();
         let chunks = range.start / PAGES..range.end.div_ceil(PAGES);

@@ -1,19 +1,20 @@
-//! Records a live run as a trace: page faults, and how pages came and left otherwise. A thread of
-//! its own writes the file.
+//! Records a live run as a trace: page faults, and all other movements of pages. A thread of its
+//! own writes the file.
 //!
-//! The engine tells all of it ([`Journal`]), while it is locked: so the queue has the order of its
-//! books. Nothing here waits for the file: what does not fit the queue is dropped and counted.
+//! The engine reports each event ([`Journal`]) while it is locked, so the queue has the order of
+//! the books. No thread waits for the file: an event that does not fit the queue is dropped and
+//! counted.
 //!
-//! One client of the trace is one address space; a number whose address space has ended is taken
-//! again. What is recorded is what the manager sees: uses of pages in memory raise no fault, and
-//! nothing but a scan of access bits tells of them.
+//! Each address space is one client of the trace. The number of an address space that has ended is
+//! used again. The trace has what the manager sees. A use of a resident page raises no fault, so
+//! only a scan of Accessed bits shows it.
 
 mod known;
 mod writer;
 
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -21,44 +22,77 @@ use std::time::{Duration, Instant};
 
 use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage};
 use undercroft_engine::{BookEvent, Fault, Journal, PageEvent};
-use undercroft_trace::{Header, Movement, TimeUnit, TraceWriter};
+use undercroft_trace::{Header, Movement, TimeUnit, TraceWriter, WriteError};
 
 use crate::sync::lock;
 
 use writer::Out;
 
-/// Entries that wait to be written: a quarter of a second of the most faults and evictions a CPU
-/// can do.
+/// Entries that may wait to be written: as many faults and evictions as a CPU can do in a quarter
+/// of a second.
 const QUEUE_MAX: usize = 1 << 16;
 
-/// Entries on top of those for forks and ends of processes, without which all that follows of a
-/// process is misread.
+/// Further entries, only for forks and ends of processes: without those, later entries of a process
+/// would be misread.
 const QUEUE_SPARE: usize = 1 << 12;
 
-/// Entries from which on the writer is woken before its time.
+/// With this many entries the writer is woken early.
 const QUEUE_FULL: usize = QUEUE_MAX / 4;
 
-/// What is told page by page of many pages in a row.
+/// Movements that are reported page by page for many pages in a row.
 const RUNS: [Movement; 3] = [Movement::Found, Movement::Shared, Movement::Accessed];
 
-/// Longest an entry waits.
+/// Longest time that an entry waits.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Address spaces of one trace at a time; what happens in more is counted as dropped.
+/// Address spaces of one trace at a time. Events of further ones are dropped and counted.
 const CLIENTS: u16 = 256;
+
+// The writer is woken before uses are dropped, which is at half of the queue.
+const _: () = assert!(QUEUE_FULL < QUEUE_MAX / 2 && QUEUE_SPARE < QUEUE_FULL);
+
+/// Why there is no trace, or only the first part of one.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordError {
+    /// The file cannot be made or written, or there is no thread for it. Nothing is recorded.
+    #[error(
+        "cannot write the trace {}: {}; give --trace a file that can be written",
+        .path.display(),
+        reason(.why)
+    )]
+    NotStarted { path: PathBuf, why: WriteError },
+    /// The file has what was recorded before.
+    #[error(
+        "the trace {} ends early: {}; give --trace a file with room for all of it",
+        .path.display(),
+        reason(.why)
+    )]
+    EndsEarly { path: PathBuf, why: WriteError },
+    /// A defect: it was reported when it happened.
+    #[error("the trace ends early: its writer failed")]
+    WriterFailed,
+}
+
+/// The system's reason, if it is one.
+fn reason(why: &WriteError) -> String {
+    match why {
+        WriteError::Io(error) => error.to_string(),
+        other => other.to_string(),
+    }
+}
 
 /// What happened to pages from `Seen::page` on.
 #[derive(Clone, Copy, Debug)]
 enum What {
     /// A fault brought it in.
     Fault { write: bool, thread: ThreadId },
-    /// So many of them moved.
+    /// This many pages moved.
     Moved(Movement, u64),
-    /// It was chosen to leave, in the batch of that number.
+    /// It was chosen to leave, in the batch of this number.
     Left(Movement, u16),
-    /// So many were dropped by the program: those of them that the trace told of.
+    /// The program dropped this many pages. The trace gets those that it knows.
     Dropped(u64),
-    /// So many were given another address.
+    /// This many pages moved to another address.
     Remapped(u64, VirtPage),
     /// The address space begins as a fork child's.
     Forked { parent: SpaceId },
@@ -82,7 +116,7 @@ struct Queue {
     ends: bool,
 }
 
-/// What the recording threads share with the writer.
+/// State that the recording threads share with the writer.
 struct Inbox {
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -95,29 +129,29 @@ struct Inbox {
 /// The recorder of one run.
 pub(crate) struct Record {
     inbox: Arc<Inbox>,
-    writer: Mutex<Option<JoinHandle<Result<(), String>>>>,
+    writer: Mutex<Option<JoinHandle<Result<(), RecordError>>>>,
 }
 
 impl Record {
-    /// Starts a trace in a new file, and its writer. * `settings`: options of the run, beside the
-    /// version: docs/formats/trace.md has those that the simulator reads.
-    /// * `accesses`: uses of pages in memory are recorded, too.
+    /// Starts a trace in a new file, and its writer.
+    /// * `settings`: options of the run, after the version; docs/formats/trace.md has those that
+    ///   the simulator reads.
+    /// * `accesses`: uses of resident pages are recorded too.
     ///
-    /// Errors: the file cannot be made, or not written.
+    /// Errors: [`RecordError::NotStarted`].
     pub fn create(
         path: &Path,
         command: &[String],
         settings: &str,
         accesses: bool,
-    ) -> Result<Record, String> {
-        let failed = |why: &dyn std::fmt::Display| {
-            format!(
-                "cannot write the trace {}: {why}; give --trace a file that can be written",
-                path.display()
-            )
-        };
-        let file = File::create(path).map_err(|error| failed(&error))?;
-        Record::start(file, path, command, settings, accesses).map_err(|error| failed(&error))
+    ) -> Result<Record, RecordError> {
+        let started = File::create(path)
+            .map_err(WriteError::from)
+            .and_then(|file| Record::start(file, path, command, settings, accesses));
+        started.map_err(|why| RecordError::NotStarted {
+            path: path.to_owned(),
+            why,
+        })
     }
 
     fn start<W: Write + Send + 'static>(
@@ -126,7 +160,7 @@ impl Record {
         command: &[String],
         settings: &str,
         accesses: bool,
-    ) -> Result<Record, Box<dyn std::error::Error>> {
+    ) -> Result<Record, WriteError> {
         let header = Header {
             granularity: PAGE_BYTES.trailing_zeros() as u8,
             time_unit: TimeUnit::Nanoseconds,
@@ -162,7 +196,7 @@ impl Record {
         })
     }
 
-    /// Takes note of what the engine tells. Fault path: no allocation, no I/O.
+    /// Queues an event of the engine. On the fault path: no allocation, no I/O.
     fn take(&self, event: BookEvent) {
         match event {
             BookEvent::Faulted(fault) => {
@@ -205,8 +239,8 @@ impl Record {
         self.inbox.batches.load(Ordering::Relaxed) as u16
     }
 
-    /// Pages came or left without a reference. Those that follow each other are one entry: a
-    /// discovery and a scan tell of very many. Uses are dropped sooner than anything else.
+    /// Queues a movement of pages without a reference. Movements of consecutive pages are one
+    /// entry, because a discovery and a scan report very many. Uses are dropped first.
     fn moved(&self, space: SpaceId, page: VirtPage, movement: Movement, pages: u64) {
         let mut queue = lock(&self.inbox.queue);
         if movement == Movement::Accessed && queue.seen.len() >= QUEUE_MAX / 2 {
@@ -229,8 +263,8 @@ impl Record {
         self.push_all(queue, space, page, &[What::Moved(movement, pages)]);
     }
 
-    /// A thread faulted on a page that is on its way out, and waits: [`Record::put_back`] follows,
-    /// or it faults again.
+    /// Notes that a thread faulted on a page that is being evicted, and waits. [`Record::put_back`]
+    /// follows, or the thread faults again.
     fn waits(&self, fault: Fault) {
         let mut queue = lock(&self.inbox.queue);
         let waits = |waiting: &Fault| (waiting.space, waiting.page) == (fault.space, fault.page);
@@ -239,8 +273,8 @@ impl Record {
         }
     }
 
-    /// A page that had been taken out came back: for a thread that waits for it, which is a fault,
-    /// or because nobody took it.
+    /// Queues the return of a page that was taken out. If a thread waits for it, this is a fault.
+    /// Otherwise no tier took the page.
     fn put_back(&self, space: SpaceId, page: VirtPage) {
         let mut queue = lock(&self.inbox.queue);
         let waits = |waiting: &Fault| (waiting.space, waiting.page) == (space, page);
@@ -266,7 +300,7 @@ impl Record {
         self.push_all(lock(&self.inbox.queue), space, page, &[what]);
     }
 
-    /// Nothing comes between them.
+    /// Queues entries that stay together.
     fn push_all(
         &self,
         mut queue: MutexGuard<'_, Queue>,
@@ -297,9 +331,9 @@ impl Record {
         }
     }
 
-    /// Writes the queue and ends the trace. Waits for the file. Returns how many entries are not in
-    /// it; 0 when called again.
-    pub fn finish(&self) -> Result<u64, String> {
+    /// Writes the queue and ends the trace; waits for the file. Returns how many entries the trace
+    /// lacks; 0 in later calls.
+    pub fn finish(&self) -> Result<u64, RecordError> {
         let Some(writer) = lock(&self.writer).take() else {
             return Ok(0);
         };
@@ -307,7 +341,7 @@ impl Record {
         self.inbox.wake.notify_one();
         match writer.join() {
             Ok(result) => result.map(|()| self.inbox.dropped.load(Ordering::Relaxed)),
-            Err(_) => Err("the trace ends early: its writer failed".to_owned()),
+            Err(_) => Err(RecordError::WriterFailed),
         }
     }
 }
@@ -318,7 +352,7 @@ impl Journal for Record {
     }
 }
 
-/// What the trace calls it.
+/// The trace's name of an event.
 fn movement(what: PageEvent) -> Movement {
     match what {
         PageEvent::CameAlong => Movement::Ahead,
@@ -350,7 +384,7 @@ mod tests {
         ] {
             record.fault(SpaceId(space), VirtPage(page), write, ThreadId(thread));
         }
-        assert_eq!(record.finish(), Ok(0));
+        assert_eq!(record.finish().unwrap(), 0);
         let mut reader = TraceReader::new(File::open(&path).unwrap()).unwrap();
         assert!(reader.header().live);
         let mut found = Vec::new();
@@ -373,7 +407,7 @@ mod tests {
         }
     }
 
-    /// What the engine tells, in short.
+    /// Short forms of the engine's events.
     impl Record {
         fn fault(&self, space: SpaceId, page: VirtPage, write: bool, thread: ThreadId) {
             self.note(BookEvent::Faulted(fault(space, page, write, thread)));
@@ -408,7 +442,7 @@ mod tests {
         }
     }
 
-    /// A record whose file takes the header, and more when what comes with it is dropped.
+    /// A record whose file takes the header, and the rest once the returned sender is dropped.
     fn stalled(path: &Path) -> (Record, std::sync::mpsc::Sender<()>) {
         let (go, stalled) = std::sync::mpsc::channel();
         go.send(()).unwrap(); // the header
@@ -421,8 +455,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.uct");
         let (record, go) = stalled(&path);
-        // What the writer has taken, what it writes from there (blocks of as many entries as the
-        // queue), and what waits.
+        // Entries that the writer has taken, those of its block (as many as the queue has), and
+        // those that wait.
         let most = 3 * QUEUE_MAX as u64;
         for page in 0..most {
             record.fault(SpaceId(0), VirtPage(page), false, ThreadId(1));
@@ -441,7 +475,10 @@ mod tests {
     fn a_full_disk_ends_the_trace_with_a_reason_and_nothing_else() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         // The header fills the disk already.
-        assert!(Record::start(full, Path::new("/dev/full"), &[], "", true).is_err());
+        assert!(matches!(
+            Record::start(full, Path::new("/dev/full"), &[], "", true),
+            Err(WriteError::Io(_))
+        ));
         let (reader, pipe) = std::io::pipe().unwrap();
         let record = Record::start(pipe, Path::new("pipe"), &[], "", true).unwrap();
         drop(reader);
@@ -449,8 +486,12 @@ mod tests {
             record.fault(SpaceId(0), VirtPage(page), false, ThreadId(1));
         }
         let why = record.finish().unwrap_err();
-        assert!(why.contains("trace pipe"), "{why}");
-        assert_eq!(record.finish(), Ok(0));
+        let RecordError::EndsEarly { path, why } = why else {
+            panic!("{why}");
+        };
+        assert_eq!(path, Path::new("pipe"));
+        assert!(matches!(why, WriteError::Io(_)), "{why}");
+        assert_eq!(record.finish().unwrap(), 0);
     }
 
     fn events(path: &Path) -> Vec<Event> {
@@ -466,7 +507,7 @@ mod tests {
         let path = folder.path().join("t.uct");
         let record = Record::create(&path, &[], "", true).unwrap();
         of(&record);
-        assert_eq!(record.finish(), Ok(0));
+        assert_eq!(record.finish().unwrap(), 0);
         let short = |event: &Event| (event.address / 4096, event.kind);
         events(&path).iter().map(short).collect()
     }
@@ -546,7 +587,7 @@ mod tests {
             record.note(BookEvent::Ended(SpaceId(space)));
         }
         record.fault(SpaceId(1000), VirtPage(1), false, ThreadId(1));
-        assert_eq!(record.finish(), Ok(0));
+        assert_eq!(record.finish().unwrap(), 0);
     }
 
     #[test]
@@ -621,7 +662,7 @@ mod tests {
         record.note(BookEvent::Ended(child));
         record.found(other, pages(7, 8));
         record.forked(other, grandchild);
-        assert_eq!(record.finish(), Ok(0));
+        assert_eq!(record.finish().unwrap(), 0);
         let all = events(&path);
         let short = all.iter().map(|event| match event.kind {
             Kind::Movement(what) => (event.client, event.address / 4096, what, event.thread),
@@ -682,16 +723,18 @@ mod tests {
         for space in 0..u32::from(CLIENTS) + 3 {
             record.fault(SpaceId(space), VirtPage(1), false, ThreadId(1));
         }
-        assert_eq!(record.finish(), Ok(3));
+        assert_eq!(record.finish().unwrap(), 3);
     }
 
     #[test]
     fn a_file_that_cannot_be_made_is_named() {
         let refused = Record::create(Path::new("/no/such/folder/t.uct"), &[], "", true);
         let why = refused.err().expect("no such folder");
+        let text = why.to_string();
+        assert!(matches!(why, RecordError::NotStarted { .. }), "{text}");
         assert!(
-            why.contains("/no/such/folder/t.uct") && why.contains("--trace"),
-            "{why}"
+            text.contains("/no/such/folder/t.uct") && text.contains("--trace"),
+            "{text}"
         );
     }
 }

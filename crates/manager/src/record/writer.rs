@@ -1,5 +1,5 @@
-//! Writes what was recorded to the trace's file, in a thread of its own. Numbers the address
-//! spaces, and knows which pages the trace has told of.
+//! Writes the recorded events to the trace's file, in a thread of its own. Numbers the address
+//! spaces, and remembers which pages the trace has.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
@@ -12,31 +12,33 @@ use undercroft_base::{SpaceId, ThreadId, VirtPage};
 use undercroft_trace::{Access, Event, Kind, Movement, TraceWriter, WriteError};
 
 use super::known::Known;
-use super::{CLIENTS, Inbox, NAP, QUEUE_FULL, QUEUE_MAX, QUEUE_SPARE, Seen, What};
+use super::{CLIENTS, Inbox, NAP, QUEUE_FULL, QUEUE_MAX, QUEUE_SPARE, RecordError, Seen, What};
 use crate::sync::lock;
 
-/// The writer: the trace, numbers for what it names from 0, and which pages it told of.
+/// The writer: the trace, the numbers of its address spaces and threads from 0, and the pages that
+/// it has.
 pub(super) struct Out<W: Write> {
     inbox: Arc<Inbox>,
     path: PathBuf,
     writer: TraceWriter<W>,
-    /// Clients, of address spaces that the trace tells of.
+    /// The clients of the address spaces that the trace has.
     spaces: HashMap<SpaceId, u16>,
     threads: HashMap<ThreadId, u16>,
-    /// Of each client, what the trace told of.
+    /// For each client, the pages that the trace has.
     known: Vec<Known>,
     /// Clients whose address spaces have ended.
     free: Vec<u16>,
-    /// Address spaces that ended last: what was under way of them then may still come.
+    /// Address spaces that ended last: events of them may still arrive.
     ended: VecDeque<SpaceId>,
     taken: Vec<Seen>,
 }
 
-/// Ends remembered.
+/// Ends that are remembered.
 const ENDED_MAX: usize = 64;
 
 impl<W: Write> Out<W> {
-    /// A trace of which only the header is written. * `path`: for messages.
+    /// Makes the writer of a trace whose header is written.
+    /// * `path`: for messages.
     pub fn new(inbox: Arc<Inbox>, path: &Path, writer: TraceWriter<W>) -> Out<W> {
         Out {
             inbox,
@@ -51,8 +53,9 @@ impl<W: Write> Out<W> {
         }
     }
 
-    /// Until the run ends, or the file cannot be written: what comes then is dropped.
-    pub fn run(mut self) -> Result<(), String> {
+    /// Writes until the run ends. If the file cannot be written, it stops, and later events are
+    /// dropped.
+    pub fn run(mut self) -> Result<(), RecordError> {
         loop {
             let ends = {
                 let mut queue = lock(&self.inbox.queue);
@@ -65,29 +68,25 @@ impl<W: Write> Out<W> {
             };
             let taken = std::mem::take(&mut self.taken);
             for seen in &taken {
-                if let Err(error) = self.write(*seen) {
-                    return Err(format!(
-                        "the trace {} ends early: {error}",
-                        self.path.display()
-                    ));
+                if let Err(why) = self.write(*seen) {
+                    let path = self.path;
+                    return Err(RecordError::EndsEarly { path, why });
                 }
             }
             self.taken = taken;
             self.taken.clear();
             if ends {
                 let end = self.inbox.started.elapsed().as_nanos() as u64;
-                return match self.writer.finish(end) {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(format!(
-                        "the trace {} could not be ended: {error}",
-                        self.path.display()
-                    )),
-                };
+                let path = self.path;
+                let finished = self.writer.finish(end);
+                return finished
+                    .map(|_| ())
+                    .map_err(|why| RecordError::EndsEarly { path, why });
             }
         }
     }
 
-    /// The client of an address space that the trace is to tell of; `None` when there are too many,
+    /// The client of an address space, which is added if it is new. `None` if there are too many,
     /// or it has ended.
     fn client(&mut self, space: SpaceId) -> Option<u16> {
         if let Some(client) = self.spaces.get(&space) {
@@ -111,7 +110,7 @@ impl<W: Write> Out<W> {
         Some(client)
     }
 
-    /// A fork, if the parent has anything to give.
+    /// Writes a fork, if the trace has pages of the parent.
     fn write_fork(&mut self, seen: Seen, parent: SpaceId) -> Result<(), WriteError> {
         let Some(parent) = self.spaces.get(&parent).copied() else {
             return Ok(());
@@ -136,8 +135,8 @@ impl<W: Write> Out<W> {
     fn write(&mut self, seen: Seen) -> Result<(), WriteError> {
         let client = match seen.what {
             What::Forked { parent } => return self.write_fork(seen, parent),
-            // Nothing is known to be gone of an address space that the trace has not told of. Most
-            // processes end before memory runs short.
+            // Not for an address space that the trace does not have. Most processes end before
+            // memory runs short.
             What::Dropped(_) | What::Remapped(..) | What::Ended => {
                 self.spaces.get(&seen.space).copied()
             }
@@ -162,7 +161,7 @@ impl<W: Write> Out<W> {
         match seen.what {
             What::Forked { .. } => Ok(()), // above
             What::Fault { write, thread } => {
-                // The last number is for all threads that find none left.
+                // All threads beyond the last number share it.
                 let threads = self.threads.len().min(usize::from(u16::MAX)) as u16;
                 let thread = *self.threads.entry(thread).or_insert(threads);
                 let access = if write { Access::Write } else { Access::Read };
@@ -172,13 +171,13 @@ impl<W: Write> Out<W> {
             What::Moved(movement, count) => {
                 for page in first..first + count {
                     if movement == Movement::Accessed {
-                        // Others are on their way out, or were never told of.
+                        // Other pages are being evicted, or the trace does not have them.
                         if known.is_there(page) {
                             put(page, moved(movement), 0)?;
                         }
                         continue;
                     }
-                    // The others are no news of where the page is.
+                    // The other movements do not say where the page is.
                     if movement.is_arrival() {
                         known.insert(page, true);
                     }
@@ -201,8 +200,8 @@ impl<W: Write> Out<W> {
                 for (page, _) in &pages {
                     put(*page, moved(Movement::Dropped), 0)?;
                 }
-                // What was out before is unknown at its new place: nothing says so of a page that
-                // is not in memory.
+                // A page that was out before is unknown at its new place: the format cannot say
+                // that a page is there and not resident.
                 for (page, _) in pages.iter().filter(|(_, there)| *there) {
                     known.insert(page - first + to.0, true);
                     put(page - first + to.0, moved(Movement::Returned), 0)?;

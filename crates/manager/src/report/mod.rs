@@ -1,5 +1,5 @@
-//! What a run tells: the report at its end (a file, JSON version 1), and a snapshot while it lasts.
-//! Inputs are plain values.
+//! The report at the end of a run (a JSON file, version 1), and the snapshot while it lasts. Inputs
+//! are plain values.
 //!
 //! Everything is in base units: seconds, bytes, counts. Field names are a promise to readers: a
 //! test compares them. A new field keeps `schema_version`; a field that is renamed or removed
@@ -56,9 +56,9 @@ pub struct Report {
     pub limit_exceeded: LimitExceeded,
     /// What managing cost.
     pub manager: ManagerCost,
-    /// Address spaces managed, forked children included.
+    /// Address spaces managed, fork children included.
     pub spaces: u64,
-    /// Most mappings that one process was seen to have; 0 when it was never looked at.
+    /// Most mappings that were seen in one process; 0 if none was read.
     pub mappings_peak: u64,
     /// False when no process of the program was reached, or none for two seconds and more: the
     /// limit did not hold.
@@ -74,15 +74,15 @@ pub struct Report {
 /// What the scans of Accessed bits came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AccessScans {
-    /// Looks at all processes.
+    /// Scans of all processes.
     pub count: u64,
-    /// Time they took, on CPUs of the manager's own where there are such.
+    /// Time that the scans took.
     pub seconds: f64,
     /// Pages found used, once for each scan.
     pub pages_used: u64,
 }
 
-/// Faults by what they were.
+/// Faults by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Faults {
     /// All messages.
@@ -97,7 +97,7 @@ pub struct Faults {
     pub prefetch_hits: u64,
 }
 
-/// Pages moved, by how.
+/// Pages moved, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pages {
     /// Installed from a tier.
@@ -108,7 +108,7 @@ pub struct Pages {
     pub clean_dropped: u64,
     /// Evicted into the page entry itself: one word repeated.
     pub same_filled: u64,
-    /// Installed besides a faulting page.
+    /// Prefetched: installed along with a faulting page.
     pub prefetched: u64,
 }
 
@@ -167,7 +167,7 @@ pub struct LimitExceeded {
     pub seconds: f64,
 }
 
-/// What the manager itself used.
+/// What the manager used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ManagerCost {
     /// CPU time of the manager, all threads.
@@ -176,21 +176,21 @@ pub struct ManagerCost {
     pub metadata_bytes: u64,
     /// The same for each managed page; null when no page was managed.
     pub metadata_bytes_per_page: Option<f64>,
-    /// What the program's size and its processes asked of it.
+    /// What the program's size and its processes cost.
     pub scale: Scale,
     /// Batches of up to 64 pages that were to leave.
     #[serde(default)]
     pub evict_batches: u64,
-    /// Times the books were locked for them.
+    /// Times that the books were locked for the batches.
     #[serde(default)]
     pub evict_locks: u64,
-    /// Orders to a process of the client that were not answered in time.
+    /// Commands that an agent did not answer in time.
     #[serde(default)]
-    pub orders_given_up: u64,
+    pub commands_given_up: u64,
 }
 
-/// Longest holds of locks, where the program changes its address space or a process ends, and what
-/// could not be had.
+/// Longest holds of locks while the program changes its address space or a process ends, and
+/// resources that ran short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scale {
     /// The engine's lock: every fault needs it.
@@ -206,9 +206,9 @@ pub struct Scale {
 /// Names of the policies in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policies {
-    /// Who chooses victims.
+    /// The policy that chooses victims.
     pub reclaim: String,
-    /// Who chooses neighbours.
+    /// The policy that chooses pages to prefetch.
     pub prefetch: String,
 }
 
@@ -244,13 +244,13 @@ pub struct Counters {
 pub struct FaultBreakdown {
     /// How many such faults.
     pub faults: u64,
-    /// Reading the message, and shutting the agent out meanwhile.
+    /// Reading the message, with the agent excluded.
     pub intake: f64,
     /// The engine's decision.
     pub decide: f64,
     /// Decompressing and verifying.
     pub load: f64,
-    /// Mapping the page, which wakes the program, and the books.
+    /// Installing the page, and the books.
     pub install: f64,
 }
 
@@ -276,29 +276,29 @@ pub struct ReportInputs<'a> {
     pub limit_exceeded: LimitExceeded,
     /// CPU time of the manager.
     pub manager_cpu: Nanos,
-    /// What size asked of it.
+    /// What the program's size cost.
     pub scale: Scale,
     /// Metadata in use at its peak.
     pub metadata: Bytes,
     /// Batches that were to leave.
     pub evict_batches: u64,
-    /// Times the engine was locked for them.
+    /// Times that the engine was locked for the batches.
     pub evict_locks: u64,
-    /// Orders that an agent did not answer in time.
-    pub orders_given_up: u64,
+    /// Commands that an agent did not answer in time.
+    pub commands_given_up: u64,
     /// Most pages managed at once.
     pub managed_pages: u64,
     /// Address spaces managed.
     pub spaces: u64,
-    /// Most mappings that one process was seen to have; 0 when it was never looked at.
+    /// Most mappings that were seen in one process; 0 if none was read.
     pub mappings_peak: u64,
-    /// There was nobody to manage for longer than a start takes.
+    /// No process was managed for longer than a start takes.
     pub unmanaged_for_long: bool,
     /// Parts of a fault.
     pub fault_breakdown: Option<FaultBreakdown>,
     /// Names in force.
     pub policies: Policies,
-    /// Looks at Accessed bits.
+    /// Scans of Accessed bits.
     pub access_scans: Option<AccessScans>,
 }
 
@@ -535,7 +535,7 @@ impl Report {
                 scale: inputs.scale,
                 evict_batches: inputs.evict_batches,
                 evict_locks: inputs.evict_locks,
-                orders_given_up: inputs.orders_given_up,
+                commands_given_up: inputs.commands_given_up,
             },
             spaces: inputs.spaces,
             mappings_peak: inputs.mappings_peak,

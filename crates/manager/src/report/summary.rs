@@ -1,4 +1,4 @@
-//! The few lines a person reads on stderr when a run has ended.
+//! The summary on standard error at the end of a run.
 
 use undercroft_base::{Bytes, Nanos};
 

@@ -70,7 +70,7 @@ fn sample() -> Report {
         metadata: Bytes(32768),
         evict_batches: 4,
         evict_locks: 70,
-        orders_given_up: 0,
+        commands_given_up: 0,
         managed_pages: 2048,
         spaces: 1,
         unmanaged_for_long: false,

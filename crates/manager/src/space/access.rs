@@ -1,24 +1,23 @@
-//! Tells the reclaim policy which pages in memory were used. A thread scans Accessed bits at an
+//! Tells the reclaim policy which resident pages were used. A thread scans Accessed bits at an
 //! interval, off the fault path.
 //!
 //! ```text
 //!   each interval, each managed process:
 //!     scan -> used = bit set, and the same frame as at the last scan -> touch -> clear
 //! ```
-//! - The kernel sets the bit of every page it maps: of the page that a fault asked for, which the
-//!   policy knows of, and of those that came along, which may never be used. So a page counts as
-//!   used from the *second* scan on at which it has the same frame. A page that came since the last
-//!   scan is only remembered.
+//! - The kernel sets the bit of every page that it maps. That includes prefetched pages, which may
+//!   never be used. So a page counts as used from the *second* scan on at which it has the same
+//!   frame. At its first scan a page is only remembered.
 //! - A scan is a hint and may be late: pages leave, move and come meanwhile. [`Uses::touch_at`]
-//!   asks the books under the engine's lock, and a batch is let go while a layout event is unread.
-//!   What is wrong after that costs a wrong guess of the policy.
+//!   checks the books under the engine's lock, and pages are dropped while a layout event is
+//!   unread. An error that remains costs a wrong guess of the policy.
 //! - The engine is locked for at most [`TOUCH_PAGES`] pages at a time, and no other lock is held.
-//!   [`Pace`] bounds the time, so large programs are scanned less often than asked for.
-//! - Unless an interval is asked for, no scanner is made, and no bit is read, while no page leaves:
-//!   no order of pages is needed then.
+//!   [`Pace`] bounds the time, so large programs are scanned less often than the user asked.
+//! - Unless the user gave an interval, no scanner is made and no bit is read while no page leaves:
+//!   the policy needs no order then.
 //!
-//! Bits tell of use, not of writes: a page installed through userfaultfd is dirty from the start.
-//! So `clock_w`, which keeps what is written, is still first in, first out.
+//! Accessed bits show uses, not writes: a page installed through userfaultfd is dirty from the
+//! start. So `clock_w`, which keeps written pages, stays first in, first out.
 //!
 //! [`Uses::touch_at`]: undercroft_engine::Uses::touch_at
 
@@ -43,20 +42,21 @@ const TOUCH_PAGES: usize = 64;
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     interval: Duration,
-    /// Of the time, at most one part in so many goes into scans.
+    /// Scans take at most one part in `share` of the time.
     share: u32,
     /// Only while pages leave.
     on_demand: bool,
 }
 
 impl Pace {
-    /// Unless something else is asked for; measured in `docs/design/0010-access-bits.md`.
+    /// The pace of `--access-scan auto`, measured in `docs/design/0010-access-bits.md`.
     const AUTO: Pace = Pace {
         interval: Duration::from_millis(500),
         share: 40,
         on_demand: true,
     };
 
+    /// The pace of `--access-scan INTERVAL`.
     fn every(interval: Duration) -> Pace {
         Pace {
             interval,
@@ -66,13 +66,13 @@ impl Pace {
     }
 }
 
-/// What it costs to remember a block: its frames, and its place in the table.
+/// Bytes for each block that is remembered: its frames, and its place in the table.
 const BLOCK_BYTES: u64 = BLOCK_PAGES + size_of::<(VirtPage, Frames)>() as u64;
 
 /// The frames of one block's pages at the last scan: 0 = none.
 type Frames = Box<[u8; BLOCK_PAGES as usize]>;
 
-/// What the last scan saw of one address space. Blocks without pages in memory are left out.
+/// What the last scan saw of one address space. Blocks without resident pages are left out.
 #[derive(Default)]
 struct Last {
     blocks: HashMap<VirtPage, Frames>,
@@ -108,13 +108,13 @@ fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
             let part = block.intersect(*range);
             match parts.last_mut() {
                 _ if part.is_empty() => {}
-                // Within one range: what lies between two ranges is not ours.
+                // Only within one range: what lies between two ranges is not managed.
                 Some(last) if last.end == part.start && part.start > range.start => {
                     last.end = part.end;
                 }
                 _ => parts.push(part),
             }
-            // The next range may begin in this block, too.
+            // The next range may begin in this block too.
             if block.end > range.end {
                 break;
             }
@@ -124,48 +124,40 @@ fn parts(ranges: &[VirtRange], starts: &[VirtPage]) -> Vec<VirtRange> {
     parts
 }
 
-/// False when the run has ended; it does not wait for this thread.
+/// Sleeps. False if the run has ended meanwhile; its end does not wait for this thread.
 fn sleep(shared: &Shared, pause: Duration) -> bool {
     std::thread::sleep(pause);
     !shared.signals.stopped()
 }
 
-/// The thread's own.
+/// State of the `uc-access` thread.
 pub(crate) struct Accesses {
     shared: Arc<Shared>,
     scanner: AccessScanner,
     pace: Pace,
-    /// Pages that had left at the last scan.
+    /// Pages evicted so far, as of the last scan.
     left: u64,
     last: HashMap<SpaceId, Last>,
     used: Vec<VirtPage>,
-    /// Blocks with bits set.
+    /// Blocks with Accessed bits set.
     set: Vec<VirtPage>,
-    /// A scan failed, and the user was told.
+    /// A scan has failed, and the user was warned.
     failed: bool,
-    /// Where the kernel refuses to clear by range.
+    /// Address spaces where the kernel refuses to clear bits by range.
     refused: HashSet<SpaceId>,
 }
 
 impl Accesses {
-    /// Opens the scanner. Errors: this machine gives no access bits; the text names the fix.
-    pub fn open() -> io::Result<AccessScanner> {
-        AccessScanner::open().map_err(|error| {
-            io::Error::other(format!(
-                "--access-scan: {error}; or leave the option out: policies then learn from faults alone"
-            ))
-        })
-    }
-
     /// Scans at `interval` until the run ends: a thread's life.
     pub fn every(shared: Arc<Shared>, scanner: AccessScanner, interval: Duration) {
         Accesses::new(shared, scanner, Pace::every(interval)).run();
     }
 
-    /// Scans while pages leave, until the run ends: a thread's life. Returns on a machine that
-    /// gives no access bits (`doctor` tells why). To be called when pages begin to leave.
+    /// Scans while pages leave, until the run ends: a thread's life. Returns at once if the machine
+    /// gives no Accessed bits (`doctor` says why). Called when pages begin to leave.
     pub fn on_demand(shared: Arc<Shared>) {
-        // Short runs, and those that are only near their limit, do not pay for a scanner.
+        // A scanner is made at the first eviction. Short runs, and runs that only come near their
+        // limit, never pay for one.
         while shared.books.engine().books().stats().pages_swapped_out == 0 {
             if !sleep(&shared, Pace::AUTO.interval) {
                 return;
@@ -196,7 +188,7 @@ impl Accesses {
         let mut pause = self.pace.interval;
         while sleep(&self.shared, pause) {
             if self.pace.on_demand && !self.pages_leave() {
-                // What is seen after a rest is of long ago: it is not told, only cleared.
+                // After a rest, the bits show uses of long ago: the next scan only clears them.
                 self.last = HashMap::new();
                 continue;
             }
@@ -210,8 +202,8 @@ impl Accesses {
             for process in &processes {
                 if process.managed.load(Ordering::Relaxed) && process.has_running_identity() {
                     let has_relatives = !self.shared.processes.relatives(process).is_empty();
-                    // Bits of shared pages are cleared under the lock that installations wait for:
-                    // only when asked for.
+                    // The bits of shared pages are cleared under a lock that installations wait
+                    // for. That is done only if the user gave an interval.
                     let refused = has_relatives || self.refused.contains(&process.space);
                     if refused && self.pace.on_demand {
                         self.last.remove(&process.space);
@@ -241,13 +233,13 @@ impl Accesses {
         }
     }
 
-    /// Whether any page has left since this was asked last.
+    /// True if any page has left since the last call.
     fn pages_leave(&mut self) -> bool {
         let left = self.shared.books.engine().books().stats().pages_swapped_out;
         std::mem::replace(&mut self.left, left) != left
     }
 
-    /// One process: scan, touch, clear. False when there was nothing to see.
+    /// One process: scan, touch, clear. False if there was nothing to scan.
     fn scan(&mut self, process: &Process, has_relatives: bool) -> bool {
         let (Some(pid), Some(identity)) = (process.pid(), process.identity.get()) else {
             return false;
@@ -271,11 +263,13 @@ impl Accesses {
         match scanned {
             Ok(()) => {}
             Err(AccessError::Gone) => return false,
-            // It worked when the run began. Policies go on without; the report counts no more
-            // scans.
+            // Scans worked when the run began. The policies go on without them, and the report
+            // counts no more.
             Err(error) => {
                 if !std::mem::replace(&mut self.failed, true) {
-                    crate::log::warn(&format!("pages cannot be looked at any more: {error}"));
+                    crate::log::warn(&format!(
+                        "scanning Accessed bits fails now ({error}): policies learn from faults alone"
+                    ));
                 }
                 return false;
             }
@@ -285,14 +279,14 @@ impl Accesses {
         let set = parts(&ranges, &self.set);
         let pidfd = identity.pidfd.as_fd();
         self.clear(process.space, pid, pidfd, &set, has_relatives);
-        // Where bits cannot be cleared, they tell nothing.
+        // Bits that cannot be cleared say nothing.
         !(self.pace.on_demand && self.refused.contains(&process.space))
     }
 
-    /// Tells the engine of the pages used, and the trace.
+    /// Tells the engine and the trace which pages were used.
     fn tell(&self, process: &Process) {
         for batch in self.used.chunks(TOUCH_PAGES) {
-            // The scan may be ahead of the books: a mapping that moved is at its new place already.
+            // The scan may be ahead of the books: a mapping that moved is already at its new place.
             if process.event_pending() || !process.is_alive() {
                 continue;
             }
@@ -312,9 +306,9 @@ impl Accesses {
         }
     }
 
-    /// Clears the bits. Bits of pages that fork relatives share are cleared by `clear_refs` only.
-    /// That leaves cached translations alone, so used pages may look unused; and installations wait
-    /// for it. So it is done only when an interval was asked for.
+    /// Clears the bits. For pages that fork relatives share, only `clear_refs` does it. It does not
+    /// flush cached translations, so used pages may look unused, and installations wait for it. So
+    /// it is used only if the user gave an interval.
     fn clear(
         &mut self,
         space: SpaceId,

@@ -1,19 +1,18 @@
-//! The agent of one process, as far as the kernel vouches for it. Nothing the process says of
-//! itself is believed: its thread id, its addresses and its answers come from memory that it may
-//! write.
+//! The agent of one process, as far as the kernel vouches for it. What the process says of itself
+//! is not believed: its thread id, its addresses and its answers are in memory that it may write.
 //!
-//! What is known, and by what:
+//! Each fact, and its source:
 //! ```text
 //! the process     pidfd of the peer of its socket
-//! its memory      /proc/PID/mem, opened at the handshake: that address space for ever, whatever
+//! its memory      /proc/PID/mem, opened at the handshake: it stays that address space, whatever
 //!                 the process executes later
-//! the agent       the word `agent` names a thread; it is taken only if it is a thread of that
-//!                 process, once, and then by a pidfd and an open status file of its own: the
-//!                 number may be anybody's later
+//! the agent       the word `agent` names a thread. It is accepted once, if it is a thread of that
+//!                 process, and then held by a pidfd and an open status file: the number may
+//!                 belong to another thread later
 //! holding area    registered by the manager with a userfaultfd of the same address space
 //! ```
-//! [`Proof`] ties them together: a number that the manager installed in the holding area by
-//! userfaultfd is read back by the open memory, and by process id.
+//! [`Proof`] ties them together. The manager installs a number in the holding area by userfaultfd,
+//! and reads it back by the open memory and by process id.
 //!
 //! All reads go through `/proc/PID/mem`, which never waits for a userfaultfd: `process_vm_readv`
 //! would wait for ever at a page that the process has taken away.
@@ -26,66 +25,80 @@ use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
 use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::ThreadStatus;
-use undercroft_sys::uffd::Uffd;
+use undercroft_sys::uffd::{Uffd, UffdError};
 use undercroft_wire::protocol::{STAGING_PAGES, next_run};
 
 use crate::space::command::{Commands, Done};
 
-/// What a process has that announced itself.
+/// The agent of a process that has announced itself, and its memory.
 pub(crate) struct Agent {
     pub commands: Commands,
     /// Keeps the holding area's registration alive.
     pub _holding_uffd: Uffd,
-    /// Where moved pages are read.
+    /// Address of the holding area, where moved pages are read.
     pub holding: u64,
     /// The shim's own memory: staging area, holding area and agent stack; never managed.
     pub private: VirtRange,
     pub memory: ProcessMemory,
     pub proof: Proof,
-    /// Found once, when the first order is due; `None`: what it named was no thread of its own.
+    /// Found once, when the first command is due. `None`: the process named no thread of its own.
     thread: OnceLock<Option<Thread>>,
     /// Thread id of `thread`; 0 before.
     tid: AtomicU32,
 }
 
-/// The agent's thread, held so that its number cannot become somebody else's.
+/// The agent's thread, held so that its number cannot become another thread's.
 struct Thread {
     /// `None` before Linux 6.9.
     pidfd: Option<PidFd>,
     status: ThreadStatus,
-    /// Seccomp filters it began with: those the program had when it was started or forked.
+    /// Seccomp filters at the agent's start: those that the program had when it was started or
+    /// forked.
     filters: u32,
 }
 
-/// A number in the first page of the holding area until the first order. Who can read it back
-/// shares the address space.
+/// A number in the first page of the holding area until the first command. If it can be read back
+/// through a descriptor, that descriptor is of the same address space.
 pub(crate) struct Proof {
     pid: u32,
     nonce: [u8; 16],
 }
 
-/// Whether the agent can be given an order now.
+/// Whether the agent can be given a command now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Ready,
-    /// Not started yet, stopped by a signal or a debugger, or gone.
+    /// It has not started yet, is stopped by a signal or a debugger, or is gone.
     NotNow,
-    /// The program has put a filter of its own on all its threads: a system call of the agent may
-    /// kill the program.
+    /// The program has put a seccomp filter on all its threads: a system call of the agent may kill
+    /// the program.
     Filtered,
 }
 
+/// Why a process is not taken for the one that it says it is.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProofError {
+    /// The number was not found in the memory of the process.
+    #[error("its userfaultfd is of another process")]
+    OtherProcess,
+    /// The holding area is not as the shim makes it.
+    #[error("its holding area cannot be filled: {0}")]
+    HoldingArea(#[from] UffdError),
+    /// Its memory cannot be read, or there are no random numbers.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
 impl Proof {
-    /// Installs it, and zeros at the other places of the holding area. The memory of process `pid`
-    /// and `holding_uffd`'s must be the same.
+    /// Installs the number, and zeros at the other places of the holding area.
     ///
-    /// Errors: they are not, or the area has something already.
+    /// Errors: `holding_uffd` is not of process `pid`, or the area has pages already.
     pub fn install(
         pid: u32,
         memory: &ProcessMemory,
         holding_uffd: &Uffd,
         holding: u64,
-    ) -> io::Result<Proof> {
+    ) -> Result<Proof, ProofError> {
         let proof = Proof {
             pid,
             nonce: process::random_bytes()?,
@@ -94,21 +107,22 @@ impl Proof {
         page[..16].copy_from_slice(&proof.nonce);
         let first = VirtPage::of(holding);
         holding_uffd.copy(first, &page, false)?;
-        // Zeros at the other places: nobody serves faults there.
+        // Zeros at the other places, because faults there are not served.
         let others = VirtRange::new(first.plus(1), first.plus(STAGING_PAGES as u64));
         holding_uffd.zeropage(others, false)?;
         let mut seen = [0u8; 16];
         memory.read(holding, &mut seen)?;
-        // By number last: everything that was opened by number before this is of that address space
-        // too.
+        // By process id last: all that was opened by process id before this is of that address
+        // space too.
         if seen == proof.nonce && proof.holds(holding) {
             Ok(proof)
         } else {
-            Err(io::Error::other("its userfaultfd is of another process"))
+            Err(ProofError::OtherProcess)
         }
     }
 
-    /// The process still has the address space of the handshake. Before its first order only.
+    /// True if the process still has the address space of the handshake. Only before its first
+    /// command.
     fn holds(&self, holding: u64) -> bool {
         let mut seen = [0u8; 16];
         let read = ProcessMemory::open(self.pid).and_then(|m| m.read(holding, &mut seen));
@@ -137,14 +151,14 @@ impl Agent {
         }
     }
 
-    /// Its thread id, which is one of its process; 0 before its first order, and when it has none.
+    /// The agent's thread id, which is verified; 0 before the first command, and if it has none.
     /// Cost: one load.
     #[inline]
     pub fn tid(&self) -> u32 {
         self.tid.load(Ordering::Relaxed)
     }
 
-    /// Asks the kernel: 9 us, 150 us the first time. For the evictor only.
+    /// Asks the kernel. Cost: 9 us, the first time 150 us. For the evictor only.
     pub fn readiness(&self) -> Readiness {
         let said = self.commands.agent();
         if said == 0 {
@@ -160,13 +174,14 @@ impl Agent {
         }
     }
 
-    /// The thread `said`, if it is one of the process, and not its first: that one survives exec,
-    /// an agent never does.
+    /// Thread `said`, if it is of the process and not its first one. The first thread survives
+    /// exec; an agent never does.
     fn find(&self, said: u32) -> Option<Thread> {
         if said == self.proof.pid {
             return None;
         }
-        // Held first, then shown to be of the address space: no exec in between can go unseen.
+        // The thread is held first and then shown to be of the address space, so that an exec in
+        // between is seen.
         let pidfd = PidFd::open_thread(said).ok();
         let status = ThreadStatus::open(self.proof.pid, said).ok()?;
         let filters = status.read().ok()?.filters;
@@ -182,7 +197,7 @@ impl Agent {
         })
     }
 
-    /// The agent has run and is gone: its process has ended or called exec.
+    /// True if the agent has run and is gone: its process has ended or called exec.
     pub fn has_ended(&self) -> bool {
         match self.thread.get() {
             Some(Some(thread)) => match &thread.pidfd {
@@ -193,8 +208,8 @@ impl Agent {
         }
     }
 
-    /// Reads the moved pages, each to its own place in `buffer`; runs in one call each. The
-    /// `stranded` are still in the staging area. False when they cannot be read.
+    /// Reads the moved pages, each to its own place in `buffer`, with one call for each run of
+    /// pages. Those `stranded` are still in the staging area. False if they cannot be read.
     pub fn read_moved(&self, done: Done, count: usize, buffer: &mut [u8]) -> bool {
         let staging = self.private.start.address();
         let further = done.moved & !done.stranded;

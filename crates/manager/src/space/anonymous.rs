@@ -1,4 +1,4 @@
-//! Private anonymous memory of a process, by its userfaultfd.
+//! The port `Space` over private anonymous memory, by a userfaultfd.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,11 +8,11 @@ use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError a
 
 use super::port::{Space, Wake};
 
-/// The memory that one userfaultfd sees.
+/// The memory of one address space, by its userfaultfd.
 pub(crate) struct Anonymous(Uffd);
 
 impl Anonymous {
-    /// * `uffd`: its API is enabled, by us or because a FORK event brought it.
+    /// * `uffd`: its API is enabled, by us or because it came with a FORK event.
     pub fn new(uffd: Uffd) -> Anonymous {
         Anonymous(uffd)
     }
@@ -42,7 +42,7 @@ impl Space for Anonymous {
     }
 
     fn wake(&self, range: VirtRange) {
-        // Refused when the address space is gone, and then no thread waits.
+        // Refused only if the address space is gone; then no thread waits.
         let _ = self.0.wake(range);
     }
 

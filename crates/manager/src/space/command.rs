@@ -1,6 +1,6 @@
-//! The manager's side of a client's command page: orders to the agent, and keeping it from moving
-//! pages while layout events are acknowledged. What is done to the words, in which order, is in the
-//! file that the client's side is made of too.
+//! The manager's side of a command page: commands to the agent, and the exclusion of the agent
+//! while layout events are acknowledged. The order of accesses to the words is in
+//! `undercroft_wire::command`, which the client's side shares.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub(crate) struct Commands(SharedMemory);
 pub(crate) struct Done {
     pub moved: u64,
     pub refused: u64,
-    /// Moved no further than the staging area.
+    /// Pages that were moved no further than the staging area.
     pub stranded: u64,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Done {
 pub(crate) enum NotDone {
     /// The agent died.
     Gone,
-    /// The caller lost its patience. The order is cancelled, and its pages wait for
+    /// The caller stopped waiting. The command is cancelled, and its pages wait for
     /// [`Commands::answer_to`].
     GivenUp,
 }
@@ -84,7 +84,7 @@ impl Commands {
         &self.0.words()[offset_of!(CommandPage, pages) / 8..][..STAGING_PAGES]
     }
 
-    /// The agent's thread id; 0 before it starts, and when it is gone (or its process called exec).
+    /// The agent's thread id, as the process says. 0 before it starts, and once it is gone.
     pub fn agent(&self) -> u32 {
         self.load(Word::Agent, Ordering::Acquire)
     }
@@ -93,12 +93,12 @@ impl Commands {
         &self.0.halves()[offset_of!(CommandPage, bound) / 4]
     }
 
-    /// The thread that is bound to one CPU; 0: none, or the program has chosen its CPUs itself.
+    /// The thread that is bound to one CPU. 0: none, or the program has chosen its CPUs itself.
     pub fn bound(&self) -> u32 {
         self.bound_word().load(Ordering::SeqCst)
     }
 
-    /// Tells the program that its thread `tid`, which may use `cpus`, is about to be bound to one.
+    /// Tells the shim that thread `tid`, which may use `cpus`, is about to be bound to one of them.
     pub fn bind(&self, tid: u32, cpus: &[usize]) {
         let words = &self.0.words()[offset_of!(CommandPage, cpus) / 8..][..CPU_WORDS];
         for (at, word) in words.iter().enumerate() {
@@ -109,7 +109,7 @@ impl Commands {
         self.bound_word().store(tid, Ordering::SeqCst);
     }
 
-    /// The thread is free.
+    /// Tells the shim that the thread is free.
     pub fn unbind(&self, tid: u32) {
         let _ = self
             .bound_word()
@@ -141,7 +141,8 @@ impl Commands {
         })
     }
 
-    /// Waits for the result of command `seq`. `alive` and `patient` are asked now and then.
+    /// Waits for the result of command `seq`, while `alive` and `patient` say so. Both are asked
+    /// now and then.
     pub fn wait(
         &self,
         seq: u32,
@@ -158,7 +159,7 @@ impl Commands {
         }
     }
 
-    /// The result of command `seq`, which was given up, once the agent has answered all the same.
+    /// The result of command `seq`, which was given up; `None` until the agent has answered.
     pub fn answer_to(&self, seq: u32) -> Option<Done> {
         both_sides::is_answered(self, seq).then(|| self.done())
     }
@@ -172,18 +173,19 @@ impl Commands {
         }
     }
 
-    /// Whether a reader of events keeps the agent waiting.
+    /// True if a reader of events keeps the agent waiting.
     pub fn reader_wants(&self) -> bool {
         self.load(Word::ReaderWants, Ordering::Relaxed) != 0
     }
 
-    /// Zeros were mapped in the staging area: the agent clears them away before its next order.
+    /// Notes that zeros were mapped in the staging area. The agent removes them before its next
+    /// command.
     pub fn has_strays(&self) {
         let at = offset_of!(CommandPage, strays) / 4;
         self.0.halves()[at].store(1, Ordering::Relaxed);
     }
 
-    /// True when the agent has no order. With the layout lock held for writing it gets none.
+    /// True if the agent has no command. It gets none while the layout lock is held for writing.
     pub fn is_idle(&self) -> bool {
         self.load(Word::Done, Ordering::Acquire) == self.load(Word::Seq, Ordering::Acquire)
     }
@@ -232,7 +234,7 @@ mod tests {
     fn a_busy_agent_is_waited_for_and_an_idle_one_is_not() {
         let commands = page();
         commands.word(Word::Agent).store(7, Ordering::SeqCst);
-        commands.word(Word::Busy).store(1, Ordering::SeqCst); // left over: it has no order
+        commands.word(Word::Busy).store(1, Ordering::SeqCst); // left over: it has no command
         assert!(commands.exclude_agent(|| true, || true));
         commands.word(Word::Seq).store(1, Ordering::SeqCst);
         std::thread::scope(|scope| {

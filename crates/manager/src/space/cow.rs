@@ -1,7 +1,7 @@
-//! Fork relatives share frames until one of them writes. A child's pages are write-protected. So
-//! each copy that the kernel makes for a write is counted, and waits for room, before it is made.
-//! Protection serves the limit only. Where it is missing, as in the parent, a scan of the child's
-//! pages finds those it has alone ([`crate::space::discover::note_own_frames`]).
+//! Fork relatives share frames until one of them writes. A child's pages are write-protected, so
+//! each copy that a write needs is counted, and waits for room, before the kernel makes it.
+//! Protection serves only the limit. Where it is missing, as in the parent, a scan of the child
+//! finds the frames that it has alone ([`crate::space::discover::note_own_frames`]).
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::limits::COPY_PAGES_MAX;
@@ -13,11 +13,11 @@ use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 
-/// Protects all pages of a fork child whose one thread, `thread`, waits for us. Not its parent's,
-/// and not later: when a thread ends, the kernel writes to wake the one that joins it, and that
-/// write is not delivered where a page is protected.
+/// Protects all pages of a fork child, while its only thread, `thread`, waits for us. The parent's
+/// pages are not protected, nor the child's later: when a thread ends, the kernel writes to wake
+/// the joining thread, and that write fails on a protected page.
 pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
-    // A child that did not announce itself may have come far by now.
+    // A child that did not announce itself may have several threads by now.
     if procfs::status_number(thread, "Threads") != Some(1) {
         return;
     }
@@ -27,13 +27,13 @@ pub(crate) fn protect(books: &Books, process: &Process, thread: u32) {
     }
 }
 
-/// A thread writes to a protected page. As soon as there is room for the copy the protection goes,
+/// Serves a write to a protected page. When there is room for the copy, the protection is removed,
 /// and the thread goes on.
 pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     let page = VirtRange::one(fault.page);
     let relatives = shared.processes.relatives(process);
     if relatives.is_empty() {
-        // Nobody shares anything any more.
+        // No relative is left to share with.
         let regions = shared.books.regions(process.space);
         for region in regions {
             let _ = process.memory.protect(region, false);
@@ -59,7 +59,7 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
             looked += 1;
         }
     }
-    let looked = looked.max(1); // what cannot be looked at is taken to be shared
+    let looked = looked.max(1); // a page that cannot be read counts as shared
     let (answer, kick) = {
         let mut engine = shared.books.engine();
         let shares = &sharing[..looked];
@@ -74,11 +74,11 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
             let copies = sharing[..granted as usize].iter().filter(|is| **is).count();
             process.trail.went(fault.page.0, granted, copies as u64);
             let range = VirtRange::new(fault.page, fault.page.plus(granted));
-            // Wakes whoever waits there.
+            // Removing the protection wakes the threads that wait there.
             if process.memory.protect(range, false).is_err() {
-                // It reaches over the end of a mapping, or the layout changes: each page for
-                // itself, or one more fault. A page that stays protected has been charged, and is
-                // charged again when it is written to: too much, until it leaves.
+                // The range crosses the end of a mapping, or the layout is changing. Each page is
+                // tried by itself; one that fails faults again. A page that stays protected is
+                // charged again at its next write: that is too much, until it leaves.
                 for page in range.pages() {
                     let _ = process.memory.protect(VirtRange::one(page), false);
                 }
@@ -92,9 +92,9 @@ pub(crate) fn written(shared: &Shared, process: &Process, fault: Fault) {
     }
 }
 
-/// The pages of a group, about to be taken out, that share their frames with relatives: bit i =
-/// page i. They lose their protection, so that the agent, which breaks the sharing, does not have
-/// to ask for each.
+/// The pages of a group that share their frames with relatives: bit i = page i. The group is about
+/// to be taken out. Their protection is removed, so that the agent does not fault when it breaks
+/// the sharing.
 pub(crate) fn leaving(
     processes: &Processes,
     process: &Process,
@@ -122,8 +122,8 @@ pub(crate) fn leaving(
     sharing
 }
 
-/// Pages of the batch were copied and the copies taken out, which has freed nothing: the frame that
-/// each shared is charged to an heir, which is to leave next. Locks the engine once.
+/// The agent has copied pages of the batch and taken the copies out, which has freed no frame. Each
+/// frame is charged to an heir, which is to leave next. Locks the engine once.
 pub(crate) fn left(
     books: &Books,
     processes: &Processes,

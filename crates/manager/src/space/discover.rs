@@ -1,6 +1,5 @@
-//! Finds what can be managed in a client and registers it: nothing before pressure comes, then
-//! every private anonymous mapping but stacks, thread control blocks, locked memory and the shim's
-//! own.
+//! Finds the mappings that can be managed, and registers them. Before pressure: none. Then: every
+//! private anonymous mapping but stacks, thread control blocks, locked memory and the shim's own.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,29 +21,32 @@ use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::shared::Shared;
 use crate::sync::lock;
 
-/// Pages whose presence is looked up under one hold of the layout lock: bounds how long a fault
-/// waits for it.
+/// Pages whose presence is read under one hold of the layout lock. Bounds how long a fault waits
+/// for the lock.
 const SCAN_PAGES: u64 = 4096;
 
-/// Locked memory, in KiB, from which on it is worth finding which it is: a few ms a GiB. The kernel
-/// refuses to move locked pages out anyway, and each thread has one: its control block.
+/// Locked memory of a process, in KiB, above which the locked mappings are looked up, which takes a
+/// few ms a GiB. The kernel refuses to move locked pages anyway. Each thread has a few: its control
+/// block.
 const LOCKED_MIN: u64 = 4096;
 
-/// Times that a mapping may change under its registration before it is left to the next check.
+/// Times that a mapping may change during its registration before it is left to the next check.
 const REGISTER_TRIES_MAX: usize = 8;
 
-/// Longest wait for the events of a process to be read, before its pages are counted another time.
+/// Longest wait for a process's events to be read. After it, its pages are counted later.
 const EVENT_WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// Pause while a fault thread reads a pending event.
 const EVENT_PAUSE: Duration = Duration::from_micros(20);
+
+const _: () = assert!(EVENT_PAUSE.as_nanos() < EVENT_WAIT_MAX.as_nanos());
 
 /// Bytes around a thread's robust-list head that belong to its control block (glibc: the head is
 /// 0x2e0 into `struct pthread`, of about 0x900 bytes). The kernel writes there when the thread
 /// ends, past userfaultfd.
 const CONTROL_BLOCK: (u64, u64) = (0x300, 0x700);
 
-/// Registers what is new in a process; reads `/proc/PID/maps` once.
+/// Registers the new mappings of a process and counts their pages. Reads `/proc/PID/maps` once.
 pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String) {
     let (Some(pid), Some(agent)) = (process.pid(), process.agent.get()) else {
         return; // a fork child that has not announced itself
@@ -78,7 +80,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     if process.recount.swap(false, Ordering::AcqRel) {
         fresh = shared.books.regions(process.space);
     }
-    let _ = set_fair(0); // registered: from here on it may take its time
+    let _ = set_fair(0); // registered: the rest is not urgent
     for range in fresh {
         count_present(shared, process, agent, range);
     }
@@ -86,8 +88,8 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     lock_threads(&shared.books, &shared.signals, process, pid);
 }
 
-/// The mappings that the books do not have. Where an unread event has yet to take something from
-/// the books, the mapping is tried again when the event has been applied.
+/// The mappings that the books do not have. The books may have a mapping that an unread event will
+/// remove; it is tried again when the event has been applied.
 fn unknown<'a>(books: &Books, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vma<'a>> {
     let regions = books.regions(process.space);
     of.retain(|vma| {
@@ -105,7 +107,7 @@ pub(crate) fn manage_again(shared: &Shared, process: &Process, ranges: &[VirtRan
     }
 }
 
-/// Registers what is at `range` now and counts its pages.
+/// Registers the mappings at `range` and counts their pages.
 pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
     let Some(agent) = process.agent.get() else {
         return;
@@ -117,16 +119,16 @@ pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
     process.counting.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Registers the mappings that have a page of `hint`; returns what the books did not have, whose
-/// present pages are still to be counted.
+/// Registers the mappings that overlap `hint`. Returns the ranges that the books did not have;
+/// their present pages are still to be counted.
 ///
-/// Each mapping is registered whole and as it is now, never as it was when somebody told of it. The
-/// kernel splits what lies at the ends of a registration, and pieces that got pages of their own
-/// never merge again: mremap over them then fails, which without us it would not.
+/// Each mapping is registered whole, and as it is now. The kernel splits mappings at the ends of a
+/// registration, and pieces that have pages of their own never merge again. An mremap over them
+/// would then fail, which it would not do without us.
 ///
-/// * `wide`: registers all between the nearest mappings that cannot be managed, in one call.
-///   Whatever the program does there meanwhile, no end of the registration is inside a mapping. For
-///   one or two new mappings; the kernel looks at each in the range.
+/// * `wide`: registers all between the nearest mappings that cannot be managed, in one call. Then
+///   no end of the registration is inside a mapping, whatever the program does meanwhile. For one
+///   or two new mappings: the kernel visits each in the range.
 pub(crate) fn register(
     shared: &Shared,
     process: &Process,
@@ -150,7 +152,7 @@ pub(crate) fn register(
         if !mapping.private_anonymous || is_ours(process, agent, mapping.range) {
             continue;
         }
-        // While an event is unread, the books may have what is gone.
+        // While an event is unread, the books may have a mapping that is gone.
         if is_known(&shared.books, process, mapping.range) && !process.event_pending() {
             continue;
         }
@@ -163,7 +165,7 @@ pub(crate) fn register(
                 .register(wide, RegisterMode::MISSING_WP)
                 .is_ok()
         {
-            // What else is new there has a record of its own, or is found by the next check.
+            // Other new mappings there have records of their own, or the next check finds them.
             if let Ok(Some(now)) = maps.at_or_above(mapping.range.start)
                 && now.private_anonymous
                 && now.range.intersect(wide) == now.range
@@ -180,7 +182,7 @@ pub(crate) fn register(
     fresh
 }
 
-/// The books have `range` from here on; appends what they did not have to `fresh`.
+/// Adds `range` to the books, and appends the parts that they did not have to `fresh`.
 fn attach(books: &Books, process: &Process, range: VirtRange, fresh: &mut Vec<VirtRange>) {
     let mut engine = books.engine();
     let regions = engine.books().regions(process.space);
@@ -189,23 +191,23 @@ fn attach(books: &Books, process: &Process, range: VirtRange, fresh: &mut Vec<Vi
     engine.layout().attached(process.space, range);
 }
 
-/// True for the memory of the shim, which is a mapping of its own.
+/// True for the shim's memory, which is a mapping of its own.
 fn is_ours(process: &Process, agent: &Agent, range: VirtRange) -> bool {
     range.contains(process.beacon) || !range.intersect(agent.private).is_empty()
 }
 
-/// True when the books have all of `range`.
+/// True if the books have all of `range`.
 fn is_known(books: &Books, process: &Process, range: VirtRange) -> bool {
     let engine = books.engine();
     let regions = engine.books().regions(process.space);
     range.minus(&regions[range.overlapping(regions)]).is_empty()
 }
 
-/// Registers a mapping, and what it has become meanwhile; returns what is registered now.
+/// Registers a mapping, or what it has become meanwhile. Returns the ranges registered.
 ///
-/// The program may replace the mapping between our look and the registration. The new one is then
-/// split at the ends of the old one, so both ends are looked at again, and what lies beyond is
-/// registered at once: pieces without pages of their own merge.
+/// The program may replace the mapping before it is registered. The new one is then split at the
+/// ends of the old one. So both ends are read again, and the rest is registered at once: pieces
+/// without pages of their own merge again.
 fn register_whole(
     shared: &Shared,
     process: &Process,
@@ -217,8 +219,8 @@ fn register_whole(
     let mut next = vec![range];
     for _ in 0..REGISTER_TRIES_MAX {
         let Some(range) = next.pop() else { break };
-        // Refused: it is gone, or of a kind that cannot be registered, and stays the kernel's.
-        // Nothing is protected yet (see `crate::space::cow`).
+        // A refusal: the mapping is gone, or of a kind that cannot be registered. Nothing is
+        // write-protected yet (see `crate::space::cow`).
         if process
             .memory
             .register(range, RegisterMode::MISSING_WP)
@@ -247,8 +249,8 @@ fn register_whole(
     done
 }
 
-/// Counts the pages of a newly registered range that are in memory; those that cannot be now, later
-/// ([`Process::recount`]).
+/// Counts the resident pages of a newly registered range. Pages that cannot be counted now are
+/// counted later ([`Process::recount`]).
 pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, range: VirtRange) {
     let Ok(pagemap) = process.pagemap() else {
         return;
@@ -264,15 +266,14 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
     let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
     let mut start = range.start;
     let mut since = Instant::now();
-    // Nothing comes between two looks but through us: what is empty now need not be looked at
-    // again.
+    // Pages come only through us from now on, so a place that was empty is not read again.
     while let Ok(Some(next)) = pagemap.first(VirtRange::new(start, range.end), any) {
         start = next;
         let part = VirtRange::new(start, start.plus(SCAN_PAGES).min(range.end));
         present.clear();
-        // With the lock held no page of the part can be installed, and no event acknowledged. A
-        // mapping that moved without its event having been read would be found at its new place
-        // while the books have it at the old one.
+        // With the lock held, no page of the part is installed and no event acknowledged. A mapping
+        // whose move is still unread would be found at its new place, while the books have it at
+        // the old one.
         let layout = process.layout.write();
         let scanned = pagemap.scan(part, any, &mut present).is_ok();
         shares.clear();
@@ -286,7 +287,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             if !process.is_alive() {
                 return;
             }
-            // Its events may be left unread for as long as its agent does not run.
+            // The process's events may stay unread for as long as its agent does not run.
             let stuck = process.unread.load(Ordering::Relaxed);
             if stuck || since.elapsed() > EVENT_WAIT_MAX {
                 process.recount.store(true, Ordering::Release);
@@ -304,8 +305,8 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
     shared.signals.kick_evictor();
 }
 
-/// Counts what was found `present` from `start` on. `shares`: which pages from there on share their
-/// frames.
+/// Counts the pages that were found `present`.
+/// * `shares`: for each page from `start` on, whether it shares its frame.
 fn add_present(
     books: &Books,
     process: &Process,
@@ -327,8 +328,8 @@ fn add_present(
     }
 }
 
-/// As [`apply_events`], with the agent kept from moving pages meanwhile. False when it does not let
-/// go in time, or an event has to wait.
+/// As [`apply_events`], with the agent excluded meanwhile. False if the agent does not let go in
+/// time, or if an event has to wait.
 pub(crate) fn apply_events_without_agent(
     shared: &Shared,
     process: &Process,
@@ -346,7 +347,7 @@ pub(crate) fn apply_events_without_agent(
     process.has_applied_all()
 }
 
-/// Locks the control blocks of threads not seen before.
+/// Excludes the control blocks of new threads from eviction.
 pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, pid: u32) {
     let Ok(threads) = procfs::thread_ids(pid) else {
         return;
@@ -357,7 +358,7 @@ pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, 
             continue;
         }
         let Some(head) = robust_list_head(*tid) else {
-            continue; // not set up yet (or not glibc): looked at again next time
+            continue; // not set up yet (or not glibc): tried again at the next check
         };
         let first = VirtPage::of(head.saturating_sub(CONTROL_BLOCK.0));
         let last = VirtPage::of(head + CONTROL_BLOCK.1);
@@ -370,13 +371,14 @@ pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, 
             seen.push(*tid);
             continue;
         }
-        // Looked at again next time.
+        // The thread is tried again at the next check.
         signals.bring_in(process.space, block.pages());
     }
     seen.retain(|tid| threads.contains(tid));
 }
 
-/// Counts inherited pages that the process has alone by now; false when there were none to look at.
+/// Counts inherited pages whose frames the process has alone by now. False if it has no inherited
+/// pages.
 pub(crate) fn note_own_frames(
     books: &Books,
     signals: &Signals,

@@ -9,19 +9,19 @@ use undercroft_base::{SpaceId, VirtRange};
 use super::process::Process;
 use crate::sync::lock;
 
-/// One of them.
+/// Books that are still to be forgotten.
 pub(super) struct Dead {
     pub space: SpaceId,
-    /// None: a range that was cut off, and not a whole address space.
+    /// `None`: a range that was cut off, and not a whole address space.
     pub process: Option<Arc<Process>>,
     pub relatives: Vec<SpaceId>,
     pub parts: Vec<VirtRange>,
-    /// How many of the parts are forgotten.
+    /// Parts that are forgotten already.
     pub next: usize,
     pub cancel_batch: bool,
 }
 
-/// All of them, the oldest first.
+/// All books that are still to be forgotten, the oldest first.
 #[derive(Default)]
 pub(crate) struct Graves(Mutex<VecDeque<Dead>>);
 

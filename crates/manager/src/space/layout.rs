@@ -1,5 +1,5 @@
-//! Layout events of a client. They are applied while its layout lock is held for writing, so
-//! nothing is installed meanwhile.
+//! Applies layout events to the books. The layout lock is held for writing, so no page is installed
+//! meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,6 +9,7 @@ use undercroft_sys::uffd::{Message, Uffd};
 
 use crate::gauges::scale::is_out_of_descriptors;
 use crate::placement::Placement;
+use crate::signals::Doom;
 use crate::space::anonymous::Anonymous;
 use crate::space::parts;
 use crate::space::process::Process;
@@ -16,16 +17,16 @@ use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 use crate::sync::lock;
 
-/// Takes one event other than a fault, in the kernel's order, and applies what can be applied by
-/// now.
+/// Takes a layout event, in the order in which it was read, and applies all events that can be
+/// applied now.
 pub(crate) fn heard(shared: &Shared, process: &Process, event: Message) {
     lock(&process.order).push(event);
     apply_all(shared, process, true);
 }
 
-/// True when every event that was read has been applied. Events wait for a late one
-/// ([`crate::space::order`]), as long as the kernel may have one on its way. The caller holds the
-/// layout lock for writing, and no agent is moving pages.
+/// Applies waiting events; true if none is left. An event waits for a late one
+/// ([`crate::space::order`]) while the kernel may still report it. The caller holds the layout lock
+/// for writing, and no agent is moving pages.
 pub(crate) fn apply_events(shared: &Shared, process: &Process) -> bool {
     if lock(&process.order).asks() && !process.event_pending() {
         apply_all(shared, process, false);
@@ -61,9 +62,7 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
         Message::Remap { from, to } => match parts::moved(shared, space, from, to) {
             Ok(effect) => (effect, from),
             Err(_) => {
-                return shared
-                    .signals
-                    .doom("the page table is full: the program maps too much memory");
+                return shared.signals.doom(Doom::TableFull);
             }
         },
     };
@@ -72,18 +71,17 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
     }
     shared.books.free_released();
     if moved {
-        // The address may have been taken by a new mapping before the books knew that the old one
-        // was gone.
+        // A new mapping may have taken the address before the books knew that the old one was gone.
         process.recheck.add(range);
     }
-    // A thread that waits on a page that is no longer there faults again, and is answered by what
-    // is true then.
+    // A thread that waits on a page of the range faults again, and gets an answer from the new
+    // books.
     process.memory.wake(range);
 }
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
-    // `correct_fork_child` finds what the child does not have, or has as zeros, when it first
-    // speaks.
+    // `correct_fork_child` finds the parts that the child does not have, or has as zeros, at its
+    // first fault.
     let space = shared.books.engine().forks().begin_fork(parent.space);
     let child = Process::new(
         space,
@@ -97,7 +95,8 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
         parent.counting.load(Ordering::SeqCst) > 0 || parent.recount.load(Ordering::Acquire);
     child.recount.store(uncounted, Ordering::Release);
     let child = Arc::new(child);
-    // The evictor may have a page of it before its books are whole, and waits for that.
+    // The evictor may get a page of the child before its books are complete, and waits for them at
+    // this lock.
     let layout = child.layout.write();
     shared.processes.add_forming(child.clone());
     let forked = parts::forked(shared, parent.space, space);
@@ -109,35 +108,33 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
             }
             shared.add_process(&child);
         }
-        // It is not served, and keeps its userfaultfd: it waits until it is ended.
-        Err(_) => shared
-            .signals
-            .doom("the page table is full: the program forks too much memory"),
+        // The child is not served, and its userfaultfd stays open: it waits until it is ended.
+        Err(_) => shared.signals.doom(Doom::TableFullByFork),
     }
 }
 
 /// Corrects a fork child's books by its own mappings: those marked `MADV_DONTFORK` are absent,
-/// those marked `MADV_WIPEONFORK` are zeros. Called before the first page of the child is served,
-/// while its one thread (`tid`) waits, so that the marks are those of the fork. Reads the child's
-/// smaps: a few ms a GiB, once.
+/// those marked `MADV_WIPEONFORK` are zeros. Called before the first page of the child is served.
+/// Its only thread (`tid`) waits, so the marks are those of the fork. Cost: reads the child's
+/// smaps, a few ms a GiB, once.
 pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, zeros: &[u8]) {
     if process.parent.is_none() || process.corrected.swap(true, Ordering::AcqRel) {
         return;
     }
     let tid = host_number(&shared.processes, process, tid);
     let (mut wiped, mut present) = (Vec::new(), Vec::new());
-    // Every mapping that can be managed has the flag of missing-page tracking.
+    // Every managed mapping has the flag of missing-page tracking (`um`).
     let read = procfs::mappings_with_flags(tid, &mut [("wf", &mut wiped), ("um", &mut present)]);
     if read.is_err() || !present.iter().any(|range| range.contains(process.beacon)) {
         let short = read.is_err_and(|error| is_out_of_descriptors(&error));
         if !process.has_lost_its_memory(zeros) {
             shared.signals.doom(if short {
-                "out of file descriptors: raise the hard limit (`ulimit -Hn`)"
+                Doom::NoDescriptors
             } else {
-                "a fork child could not be looked at (is it in another pid namespace?)"
+                Doom::ChildUnreadable
             });
         }
-        return; // killed meanwhile
+        return; // the child was killed meanwhile
     }
     let layout = process.layout.write();
     let regions = shared.books.regions(process.space);
@@ -154,9 +151,9 @@ pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, z
     crate::space::cow::protect(&shared.books, process, tid);
 }
 
-/// The number here of a fork child's one thread, which its first fault calls `tid`: in a pid
-/// namespace that the child was put into, which is not ours. Without a parent that lives it is
-/// taken as it is, and what it names is looked at before it is believed.
+/// The number of a fork child's only thread in our pid namespace. Its first fault names it `tid`,
+/// which may be a number of another pid namespace. Without a living parent, `tid` is returned as it
+/// is; the caller verifies the process that it names.
 fn host_number(processes: &Processes, child: &Process, tid: u32) -> u32 {
     let parent = child.parent.and_then(|parent| processes.get(parent));
     let Some(parent) = parent.and_then(|parent| parent.pid()) else {
@@ -173,7 +170,7 @@ fn host_number(processes: &Processes, child: &Process, tid: u32) -> u32 {
     children.into_iter().find(renamed).unwrap_or(tid)
 }
 
-/// Moves the evictor and all agents to where no client thread faults.
+/// Moves the evictor and all agents to CPUs where no client thread faults.
 pub(crate) fn place_agents(processes: &Processes, placement: &Placement) {
     let mut agents = Vec::new();
     for process in processes.all() {

@@ -1,4 +1,5 @@
-//! The address spaces of a client: who they are, what changes in them, what of them is managed.
+//! The address spaces of a client: their processes and agents, their layout events, their managed
+//! memory.
 
 pub(crate) mod access;
 pub(crate) mod agent;

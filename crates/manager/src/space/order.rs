@@ -1,32 +1,32 @@
-//! The order of layout events. The kernel reports a change only after it has let go of the address
-//! space. So another thread's change of the same addresses can be made, and reported, first.
+//! The order of layout events. The kernel reports a change after it has unlocked the address space.
+//! So another thread may change the same addresses, and be reported, first.
 //!
-//! A mapping can only move to where nothing is. So a move to a place that the books still have in
-//! use shows that an event about that place is late. The move waits, and everything after it, until
-//! the late event has been read. The same holds for the end of the old place, which the kernel
-//! reports as an event of its own after each move.
+//! A mapping can only move to a free place. So a move to a place that the books have in use shows
+//! that an event about that place is late. The move and all events after it wait until the late
+//! event has been read. After each move the kernel also reports the end of the old place, as an
+//! event of its own; the same rule holds for it.
 
 use std::collections::VecDeque;
 
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_sys::uffd::Message;
 
-/// Old places remembered at once. More are forgotten once the kernel says that no event is on its
-/// way.
+/// Old places that are remembered. If there are more, they are forgotten once the kernel has no
+/// event to report.
 pub(crate) const VACATED_MAX: usize = 64;
 
-/// Events of one address space that were read and cannot be applied yet.
+/// Events of one address space that were read and not applied yet.
 #[derive(Default)]
 pub(crate) struct EventOrder {
-    /// At most what the program's threads raise while one of them is between its change and its
-    /// report.
+    /// Bounded by the events that the program's threads raise while one of them is between its
+    /// change and its report.
     waiting: VecDeque<Message>,
-    /// Where mappings moved away from, until the kernel has reported those places unmapped. After
+    /// Old places of moved mappings, until the kernel reports them unmapped. After
     /// `MREMAP_DONTUNMAP` it never does.
     vacated: Vec<VirtRange>,
 }
 
-/// Where a mapping that was at `from` is after it moved to `to`.
+/// The range of a mapping after its move from `from` to `to`.
 fn target(from: VirtRange, to: VirtPage) -> VirtRange {
     VirtRange::new(to, to.plus(from.count().0))
 }
@@ -36,14 +36,14 @@ fn meet(a: VirtRange, b: VirtRange) -> bool {
 }
 
 impl EventOrder {
-    /// An event was read. Call [`EventOrder::next`] until it has none.
+    /// Adds an event that was read. Call [`EventOrder::next`] until it returns `None`.
     pub fn push(&mut self, event: Message) {
         self.waiting.push_back(event);
     }
 
     /// The next event to apply.
     ///
-    /// * `late_ones_come`: events may still be on their way. Otherwise nothing is waited for.
+    /// * `late_ones_come`: the kernel may still report events. Otherwise no event waits.
     /// * `used`: whether the books have a managed page in the range.
     pub fn next(
         &mut self,
@@ -79,7 +79,7 @@ impl EventOrder {
         Some(event)
     }
 
-    /// From and to of a move to where something still is.
+    /// The old and the new place of a move, if the new place is still in use.
     fn blocked(
         &self,
         event: &Message,
@@ -93,17 +93,18 @@ impl EventOrder {
         taken.then_some((from, to))
     }
 
-    /// True when every event read has been applied.
+    /// True if every event that was read has been applied.
     pub fn has_applied_all(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// True when it is worth asking whether an event is on its way: to go on, or to forget.
+    /// True if the caller should ask the kernel whether an event is pending: to go on, or to forget
+    /// old places.
     pub fn asks(&self) -> bool {
         !self.waiting.is_empty() || self.vacated.len() > VACATED_MAX
     }
 
-    /// No event is on its way: old places are reported, or never will be.
+    /// Forgets old places. No event is pending, so they are reported, or never will be.
     pub fn forget_vacated(&mut self) {
         self.vacated.clear();
     }

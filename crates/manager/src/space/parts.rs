@@ -1,11 +1,10 @@
-//! Changes of many pages of the books, made a few chunks at a time. The engine is let go of in
-//! between, so that no fault of any process waits for long. The caller holds the layout lock of the
-//! space for writing, or the space is gone: nothing is installed in it meanwhile.
+//! Changes of many pages of the books, made a few chunks at a time. The engine is unlocked in
+//! between, so that no fault waits for long. The caller holds the layout lock of the space for
+//! writing, or the space is gone: no page is installed in it meanwhile.
 //!
-//! A large range that the program drops is only cut off from its space, chunk by chunk. What was
-//! cut off is forgotten later, by the control thread and, before it takes pages that somebody
-//! has, by the evictor. A copy for a fork child and a move are made at once, page by page: both
-//! places need their books.
+//! A large range that the program drops is first only cut off from its space, chunk by chunk. The
+//! control thread forgets it later; so does the evictor, before it evicts any page. The books of a
+//! fork child or of a moved mapping are made at once, page by page, because both places need them.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -22,20 +21,23 @@ use crate::space::shared::Shared;
 
 type Locked = Engine<MemfdLedger>;
 
-/// Chunks at once whose pages are changed, of 512 pages: some 0.3 ms.
+/// Chunks whose pages are changed under one hold of the engine: some 0.3 ms.
 const CHUNKS: usize = 8;
 
-/// The same of chunks that are cut off whole.
+/// Chunks that are cut off whole under one hold.
 const WHOLE_CHUNKS: usize = 2048;
 
-/// From so many chunks on, dropped ones are cut off and forgotten later.
+/// A drop of at least this many chunks is cut off, and forgotten later.
 const MANY: usize = 16;
 
-/// For so long the engine is left to others between two holds. Who waits for it does so awake for
-/// some 20 us.
+// A small drop takes a few holds; cutting off a chunk is cheaper than changing its pages.
+const _: () = assert!(CHUNKS <= MANY && CHUNKS < WHOLE_CHUNKS);
+
+/// Pause between two holds of the engine. A thread that waits for the engine spins for some 20 us,
+/// so it gets the lock meanwhile.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// Does `work` with the engine locked, and notes for how long it was.
+/// Does `work` with the engine locked, and notes the time of the hold.
 fn locked<T>(shared: &Shared, work: impl FnOnce(&mut Locked) -> T) -> T {
     let mut engine: MutexGuard<'_, Locked> = shared.books.engine();
     let since = Instant::now();
@@ -45,7 +47,7 @@ fn locked<T>(shared: &Shared, work: impl FnOnce(&mut Locked) -> T) -> T {
     done
 }
 
-/// A trace hears of a fork as a whole: with one, a change is made in one hold.
+/// Chunks for one hold. A trace has a fork as a whole: with a trace, all is done in one hold.
 fn at_once(shared: &Shared, chunks: usize) -> usize {
     match &shared.books.record {
         Some(_) => usize::MAX,
@@ -53,8 +55,8 @@ fn at_once(shared: &Shared, chunks: usize) -> usize {
     }
 }
 
-/// Does `work` with each few of `parts`, then `last`, with the engine locked and let go of in
-/// between.
+/// Does `work` for each of `parts`, then `last`, with the engine locked. The engine is unlocked
+/// after every few parts.
 fn in_parts(
     shared: &Shared,
     parts: &[VirtRange],
@@ -111,9 +113,10 @@ pub(crate) fn dropped(shared: &Shared, space: SpaceId, range: VirtRange, unmappe
     effect
 }
 
-/// The mapping moved. What the books have no room for at its new place goes on unmanaged.
+/// Moves the books of a mapping. Pages without room in the page table at the new place go on
+/// unmanaged.
 ///
-/// Errors: no room for a page that is not in memory.
+/// Errors: no room for a page that is not resident.
 pub(crate) fn moved(
     shared: &Shared,
     space: SpaceId,
@@ -146,10 +149,10 @@ pub(crate) fn moved(
     lost.map(|()| effect)
 }
 
-/// The child of a fork gets what its parent has: `child` was given by `begin_fork`. What the books
-/// have no room for goes on unmanaged in the child.
+/// Copies the books of `parent` for a fork child; `begin_fork` made `child`. Pages without room in
+/// the page table go on unmanaged in the child.
 ///
-/// Errors: no room for a page that is not in memory.
+/// Errors: no room for a page that is not resident.
 pub(crate) fn forked(
     shared: &Shared,
     parent: SpaceId,
@@ -173,14 +176,14 @@ pub(crate) fn forked(
     lost.map(|()| effect)
 }
 
-/// It is forgotten a few chunks at a time.
+/// Has the books forgotten later, a few chunks at a time.
 fn forget_later(shared: &Shared, dead: Dead) {
     shared.graves.push(dead);
     shared.signals.kick_control();
 }
 
-/// The address space is gone: it is no longer listed, its pages are forgotten and its slots freed
-/// by and by, those of a small one at once.
+/// Removes an address space that is gone. Its pages are forgotten and its slots freed later, a few
+/// chunks at a time; those of a small one at once.
 pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
     process.gone.store(true, Ordering::Relaxed);
     if !shared.processes.remove(process) {
@@ -217,7 +220,7 @@ impl Dead {
         }
     }
 
-    /// Forgets a few more of its chunks. True when none are left, and it is forgotten.
+    /// Forgets a few more chunks. True if none is left.
     fn forget_some(&mut self, shared: &Shared) -> bool {
         let space = self.space;
         let at_once = at_once(shared, CHUNKS);
@@ -249,7 +252,7 @@ impl Dead {
     }
 }
 
-/// Forgets a few chunks of what is gone; true when nothing more is left to forget.
+/// Forgets a few chunks of the books that are gone. True if none is left.
 pub(crate) fn forget_some(shared: &Shared) -> bool {
     if let Some(mut dead) = shared.graves.pop()
         && !dead.forget_some(shared)

@@ -1,5 +1,5 @@
-//! The port of a client's memory: what the fault path and the eviction path ask of it. A kind of
-//! memory is one file beside this one: `anonymous.rs` is that of processes, `model.rs` that of
+//! The port of a client's memory: the calls that the fault path and the eviction path make. A kind
+//! of memory is one file beside this one: `anonymous.rs` is that of processes, `model.rs` that of
 //! tests.
 //!
 //! Pages are taken out by the client's agent (`agent.rs`), not here.
@@ -10,10 +10,10 @@ use std::os::fd::AsFd;
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_sys::uffd::{MessageBuf, Messages, NOWHERE, RegisterMode, UffdError};
 
-/// When the threads that wait for a page go on.
+/// When the threads that wait for a page are woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// With its installation.
+    /// By its installation.
     Now,
     /// When the caller calls [`Space::wake`].
     Later,
@@ -21,7 +21,7 @@ pub(crate) enum Wake {
 
 /// The memory of one address space. Its descriptor is readable while messages are pending.
 ///
-/// An error tells in `done` how many pages from the start of the range were installed.
+/// In an error, `done` is the number of pages that were installed from the start of the range.
 pub(crate) trait Space: AsFd + Send + Sync {
     /// Has faults in the range told of, in what is mapped there.
     fn register(&self, range: VirtRange, mode: RegisterMode) -> Result<(), UffdError>;
@@ -38,10 +38,10 @@ pub(crate) trait Space: AsFd + Send + Sync {
     /// Wakes the threads that wait in the range. They fault again where a page is still missing.
     fn wake(&self, range: VirtRange);
 
-    /// Protects the range from writes, or removes that and wakes who waits.
+    /// Write-protects the range, or removes the protection and wakes the threads that wait.
     fn protect(&self, range: VirtRange, on: bool) -> Result<(), UffdError>;
 
-    /// Every access to the missing pages of the range fails from now on.
+    /// Makes every access to the missing pages of the range fail from now on.
     fn poison(&self, range: VirtRange) -> Result<(), UffdError>;
 
     /// True when the address space no longer exists (exit or exec). Asks with an installation where

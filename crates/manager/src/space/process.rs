@@ -1,4 +1,5 @@
-//! One address space of the client, with everything needed to serve it and to take pages out of it.
+//! One address space of the client, with all that is needed to serve its faults and to evict its
+//! pages.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,29 +23,29 @@ use crate::sync::lock;
 const LOWEST: VirtPage = VirtPage(16);
 const BEYOND: VirtPage = VirtPage(0x7_ffff_ffff);
 
-/// Ranges that are looked at again one by one.
+/// Ranges that are kept apart for another discovery.
 const RECHECK_MAX: usize = 64;
 
-/// Longest wait for an agent to be through with a few MOVEs, some 20 us, by who has others to serve
-/// too.
+/// Longest wait of a thread that serves other processes too for an agent to finish a few MOVEs,
+/// which take some 20 us.
 pub(crate) const EXCLUDE_MAX: Duration = Duration::from_millis(2);
 
 /// Identity of the process, once known.
 pub(crate) struct Identity {
     pub pid: u32,
     pub pidfd: PidFd,
-    /// These are of the address space of the handshake, not of what the process may execute later.
+    /// These stay those of the address space of the handshake, whatever the process executes later.
     pub pagemap: Pagemap,
     pub maps: Maps,
 }
 
-/// What a fork child was told to announce itself with, and which of its threads asked.
+/// The number by which a fork child is to announce itself, and the thread that asked for it.
 pub(crate) struct Ticket {
     pub nonce: u64,
     pub thread: u32,
 }
 
-/// Ranges to be discovered again; a few, or one that holds them all.
+/// Ranges to be discovered again: a few, or one that covers them all.
 #[derive(Default)]
 pub(crate) struct Recheck(Mutex<Vec<VirtRange>>);
 
@@ -76,52 +77,53 @@ pub(crate) struct Process {
     /// Written while messages are read and layout events applied; read while pages are installed.
     /// So no page is installed between an event's acknowledgement and its bookkeeping.
     pub layout: RwLock<()>,
-    /// Layout events read and not applied yet. Used with the layout lock held.
+    /// Layout events that were read and not applied yet. Used with the layout lock held.
     pub order: Mutex<EventOrder>,
     pub identity: OnceLock<Identity>,
     pub agent: OnceLock<Agent>,
-    /// The page whose fault tells which userfaultfd a fork child has.
+    /// A page that is always missing. Its fault shows which userfaultfd a fork child has.
     pub beacon: VirtPage,
-    /// The address space it was forked from under management: its books are a copy of the parent's.
+    /// The address space from which it was forked under management: its books are a copy of the
+    /// parent's.
     pub parent: Option<SpaceId>,
-    /// The first address space of its tree of forks: who has the same may share frames with it.
+    /// The first address space of its tree of forks. Processes of one family may share frames.
     pub family: SpaceId,
     pub trail: Trail,
-    /// Threads that are counting the pages of new regions: a child forked now inherits books that
-    /// miss them.
+    /// Threads that are counting the pages of new regions. A child that is forked now inherits
+    /// books that lack them.
     pub counting: AtomicU32,
-    /// So it was when this child was forked, or its pages could not be counted: what it has is to
-    /// be counted too.
+    /// The parent was still being counted at the fork, or a count of this process failed: its pages
+    /// are to be counted again.
     pub recount: AtomicBool,
-    /// A fork child's books have been corrected by its own mappings.
+    /// The books of this fork child have been corrected by its own mappings.
     pub corrected: AtomicBool,
-    /// Registered with the kernel: pressure has come.
+    /// It is registered with the kernel, because pressure has come.
     pub managed: AtomicBool,
     /// The process has exited; its address space may live on in another that shares it.
     pub exited: AtomicBool,
     /// Set when the address space is known to be gone.
     pub gone: AtomicBool,
-    /// Its agent did not answer its last order in time.
+    /// Its agent did not answer its last command in time.
     pub is_late: AtomicBool,
-    /// Its events were left unread because its agent is about to move pages, and does not run.
+    /// Its events are left unread, because its agent is about to move pages and does not run.
     pub unread: AtomicBool,
-    /// It was ended for what it does to others.
+    /// We have ended it, and told the user.
     ended: AtomicBool,
-    /// Threads whose control blocks are locked already.
+    /// Threads whose control blocks are excluded from eviction.
     pub threads_seen: Mutex<Vec<u32>>,
-    /// Good for one announcement.
+    /// Valid for one announcement.
     pub ticket: Mutex<Option<Ticket>>,
-    /// Mappings that cannot be managed, as of the last discovery: ascending.
+    /// Mappings that cannot be managed, as of the last discovery, in ascending order.
     pub fences: Mutex<Vec<VirtRange>>,
-    /// Where mappings went away: what is there now is to be looked at once more.
+    /// Ranges whose mappings went away: new mappings there are to be discovered.
     pub recheck: Recheck,
-    /// How often in a row a fault named a page that should be there, for [`Process::is_missing`].
+    /// Faults in a row that named a page which is resident by the books.
     pub puzzled: AtomicU32,
 }
 
 impl Process {
-    /// A process that connected, or one that `parent` forked under management. `family`: that of
-    /// the process it came from by fork.
+    /// A process that connected, or one that `parent` forked under management.
+    /// * `family`: the family of the process that forked it.
     pub fn new(
         space: SpaceId,
         memory: Arc<dyn Space>,
@@ -161,18 +163,18 @@ impl Process {
         self.identity.get().map(|identity| identity.pid)
     }
 
-    /// Known by its process id, and not seen to exit yet.
+    /// True if it has announced itself and was not seen to exit.
     pub fn has_running_identity(&self) -> bool {
         self.identity.get().is_some() && !self.exited.load(Ordering::Relaxed)
     }
 
-    /// It has the shim, and has not called exec since.
+    /// True if it has an agent that lives.
     pub fn has_agent(&self) -> bool {
         let agent = self.agent.get();
         agent.is_some_and(|agent| !agent.has_ended())
     }
 
-    /// What it maps is to be looked at: it is not managed yet, or could not be counted.
+    /// True if its mappings are to be read: it is not managed yet, or could not be counted.
     pub fn wants_discovery(&self) -> bool {
         let recount = self.recount.load(Ordering::Relaxed) && !self.unread.load(Ordering::Relaxed);
         recount || !self.managed.load(Ordering::Relaxed)
@@ -193,8 +195,8 @@ impl Process {
         Ok(&identity.ok_or(io::ErrorKind::NotFound)?.pagemap)
     }
 
-    /// What a message calls a thread of this process, or 0: before it is announced, that may be its
-    /// number in another pid namespace.
+    /// The thread that a message names, or 0 before the process has announced itself: until then
+    /// the number may be of another pid namespace.
     pub fn known_thread(&self, thread: u32) -> u32 {
         match self.identity.get() {
             Some(_) => thread,
@@ -202,7 +204,8 @@ impl Process {
         }
     }
 
-    /// What thread `thread` of a fork child is to announce its process with.
+    /// A new number by which thread `thread` of a fork child is to announce the process. `None`: no
+    /// random numbers.
     pub fn issue_ticket(&self, thread: u32) -> Option<u64> {
         let bytes = undercroft_sys::process::random_bytes().ok()?;
         let nonce = u64::from_ne_bytes(bytes).max(1); // 0: not managed
@@ -210,7 +213,8 @@ impl Process {
         Some(nonce)
     }
 
-    /// Takes the ticket, if `nonce` is its number and it was given to a thread of process `pid`.
+    /// Takes the ticket. False unless `nonce` is its number and it was given to a thread of process
+    /// `pid`.
     pub fn redeem(&self, nonce: u64, pid: u32) -> bool {
         let mut ticket = lock(&self.ticket);
         let good = ticket.as_ref().is_some_and(|ticket| {
@@ -225,8 +229,8 @@ impl Process {
         Ok(&identity.ok_or(io::ErrorKind::NotFound)?.maps)
     }
 
-    /// All between the nearest mappings that cannot be managed. `None` when one of them is in
-    /// `range`.
+    /// All addresses between the nearest mappings that cannot be managed. `None` if one of those is
+    /// in `range`.
     pub fn between_fences(&self, range: VirtRange) -> Option<VirtRange> {
         let fences = lock(&self.fences);
         let at = range.overlapping(&fences);
@@ -236,18 +240,19 @@ impl Process {
         (at.is_empty() && whole.intersect(range) == range).then_some(whole)
     }
 
-    /// True when the address space no longer exists (exec or exit). `zeros`: any page.
+    /// True if the address space no longer exists (exec or exit).
+    /// * `zeros`: any page.
     pub fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
         self.memory.is_gone(zeros)
     }
 
-    /// True when a layout event waits to be read: what the kernel shows of the address space is
-    /// then ahead of the books.
+    /// True if a layout event waits to be read. The kernel's view of the address space is then
+    /// ahead of the books.
     pub fn event_pending(&self) -> bool {
         self.memory.is_event_pending()
     }
 
-    /// True when every layout event read is in the books. Asked with the layout lock held.
+    /// True if every layout event that was read is in the books. Call it with the layout lock held.
     pub fn has_applied_all(&self) -> bool {
         lock(&self.order).has_applied_all()
     }
@@ -267,7 +272,7 @@ impl Process {
         self.kill();
     }
 
-    /// Anonymous memory in use, in pages: what counts before the process is managed.
+    /// Anonymous memory in use, in pages. It is what counts before the process is managed.
     pub fn anonymous_pages(&self, statm: &procfs::Statm) -> u64 {
         let sizes = statm.read().unwrap_or_default();
         sizes.resident.0.saturating_sub(sizes.shared.0)

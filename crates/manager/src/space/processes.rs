@@ -1,6 +1,5 @@
-//! Which address spaces there are, found by space, by process id and by family, and what has
-//! changed since a fault thread asked. The cost of a fork, exec or exit does not grow with their
-//! number.
+//! The address spaces of a client, by space, by process id and by family, and the changes since a
+//! fault thread asked last. The cost of a fork, exec or exit does not grow with their number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +10,7 @@ use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use crate::space::process::Process;
 use crate::sync::lock;
 
-/// Fork relatives asked whether they share a page.
+/// Most fork relatives that are asked whether they share a page.
 const RELATIVES_MAX: usize = 32;
 
 /// One change of the set.
@@ -23,7 +22,7 @@ pub(crate) enum Change {
 #[derive(Default)]
 struct Known {
     spaces: BTreeMap<SpaceId, Arc<Process>>,
-    /// Fork children whose books are not whole yet. Each one's layout lock is held meanwhile.
+    /// Fork children whose books are not complete yet. The layout lock of each is held meanwhile.
     forming: HashMap<SpaceId, Arc<Process>>,
     /// The newest address space of each process that has announced itself.
     pids: HashMap<u32, Arc<Process>>,
@@ -31,7 +30,7 @@ struct Known {
 }
 
 impl Known {
-    /// False when it was listed already.
+    /// False if it was listed already.
     fn list(&mut self, process: &Arc<Process>) -> bool {
         let (space, family) = (process.space, process.family);
         let members = self.families.entry(family).or_default();
@@ -39,6 +38,7 @@ impl Known {
         self.spaces.insert(space, process.clone()).is_none()
     }
 
+    /// False if it was not listed.
     fn strike(&mut self, process: &Process) -> bool {
         if let Some(pid) = process.pid()
             && self.pids.get(&pid).map(|of| of.space) == Some(process.space)
@@ -58,14 +58,15 @@ impl Known {
 /// The processes of one client.
 pub(crate) struct Processes {
     known: RwLock<Known>,
-    /// Changes with `known`.
+    /// Incremented at each change of `known`.
     generation: AtomicU64,
-    /// What each fault thread has not heard of yet.
+    /// For each fault thread, the changes that it has not read yet.
     news: Vec<Mutex<Vec<Change>>>,
 }
 
 impl Processes {
-    /// Nobody yet, and so many fault threads that want to know.
+    /// An empty set.
+    /// * `threads`: fault threads that follow its changes.
     pub fn new(threads: usize) -> Processes {
         Processes {
             known: RwLock::default(),
@@ -82,35 +83,36 @@ impl Processes {
         self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Differs from what it was when anything has changed.
+    /// A number that changes with the set. Cost: one load.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Also one whose books are not whole yet: whoever has a page of it waits at its layout lock.
+    /// The process of an address space, even if its books are not complete yet: a thread that needs
+    /// them waits at its layout lock.
     pub fn get(&self, space: SpaceId) -> Option<Arc<Process>> {
         let known = self.read();
         let found = known.spaces.get(&space);
         found.or_else(|| known.forming.get(&space)).cloned()
     }
 
-    /// The process of this number, as it is since it called exec last.
+    /// The process of this number, with its newest address space.
     pub fn of_pid(&self, pid: u32) -> Option<Arc<Process>> {
         self.read().pids.get(&pid).cloned()
     }
 
-    /// Oldest first. O(all): not for each event.
+    /// All processes, oldest first. Cost: O(all), so not for each event.
     pub fn all(&self) -> Vec<Arc<Process>> {
         self.read().spaces.values().cloned().collect()
     }
 
-    /// Whether `wanted` takes any.
+    /// True if `wanted` is true of any process.
     pub fn any(&self, wanted: impl Fn(&Process) -> bool) -> bool {
         self.read().spaces.values().any(|process| wanted(process))
     }
 
-    /// Address spaces that may share frames with this one by fork and can be evicted from: the
-    /// oldest few.
+    /// Address spaces that may share frames with this one by fork, and have an agent: the oldest
+    /// few.
     pub fn relatives(&self, process: &Process) -> Vec<SpaceId> {
         let known = self.read();
         let family = known.families.get(&process.family);
@@ -130,13 +132,14 @@ impl Processes {
         }
     }
 
-    /// A fork child whose books are not whole yet, and whose layout lock the caller holds. It can
-    /// be found by its space alone; the others hear of it by [`Processes::add`].
+    /// Adds a fork child whose books are not complete yet; the caller holds its layout lock. Until
+    /// [`Processes::add`] it can be found only by its space.
     pub fn add_forming(&self, process: Arc<Process>) {
         self.write().forming.insert(process.space, process);
     }
 
-    /// An address space came, or its process has announced itself. False when it was known.
+    /// Adds an address space, or notes that its process has announced itself. False if it was
+    /// known.
     pub fn add(&self, process: &Arc<Process>) -> bool {
         let mut known = self.write();
         if let Some(pid) = process.pid() {
@@ -150,7 +153,7 @@ impl Processes {
         is_new
     }
 
-    /// An address space is gone; false when it was not known.
+    /// Removes an address space. False if it was not known.
     pub fn remove(&self, process: &Process) -> bool {
         let mut known = self.write();
         let was = known.strike(process);
@@ -160,7 +163,7 @@ impl Processes {
         was
     }
 
-    /// Called with `known` locked, so that all hear of changes in their order.
+    /// Called with `known` locked, so that all threads read changes in one order.
     fn tell(&self, change: impl Fn() -> Change) {
         for news in &self.news {
             lock(news).push(change());
@@ -168,7 +171,7 @@ impl Processes {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// What a fault thread has not heard of yet, oldest first.
+    /// Takes the changes that a fault thread has not read yet, oldest first.
     pub fn news(&self, thread: usize) -> Vec<Change> {
         std::mem::take(&mut lock(&self.news[thread]))
     }

@@ -1,5 +1,5 @@
-//! What the manager's threads share, grouped by what a function may touch. A function that needs
-//! one or two of the groups takes those.
+//! The state that the manager's threads share, in groups. A function that needs one or two groups
+//! takes only those.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,21 +20,21 @@ pub(crate) struct Shared {
     pub books: Books,
     /// The address spaces.
     pub processes: Processes,
-    /// What is gone, and not forgotten whole.
+    /// Books that are still to be forgotten.
     pub graves: Graves,
-    /// What is measured.
+    /// The measurements for the report.
     pub gauges: Gauges,
-    /// How threads wake each other, and end.
+    /// How threads wake each other, and stop.
     pub signals: Signals,
-    /// Where threads run.
+    /// The CPUs on which threads run.
     pub placement: Placement,
-    /// What the user asked for.
+    /// The user's options.
     pub options: ClientOptions,
     pub started: Instant,
 }
 
 impl Shared {
-    /// An address space came, or its process has announced itself.
+    /// Adds an address space, or notes that its process has announced itself.
     pub fn add_process(&self, process: &Arc<Process>) {
         if self.processes.add(process) {
             self.gauges.spaces_seen.fetch_add(1, Ordering::Relaxed);

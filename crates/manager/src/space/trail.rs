@@ -1,11 +1,12 @@
-//! Where the writes of a fork child have got to: how many copies the next one is charged for.
+//! Guesses how many pages a fork child will write in a row: its next write is charged for that many
+//! copies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use undercroft_engine::limits::COPY_PAGES_MAX;
 
-/// Where the writes of a process have got to. Several fault threads may use it at once: a wrong
-/// guess costs a fault.
+/// The last write of a process. Several fault threads may use it at once: a wrong guess costs a
+/// fault.
 #[derive(Default)]
 pub(crate) struct Trail {
     next: AtomicU64,
@@ -13,8 +14,8 @@ pub(crate) struct Trail {
 }
 
 impl Trail {
-    /// Copies worth charging for a write at `page`: twice as many as the last time if it goes on
-    /// from there, else one.
+    /// Copies to charge for a write at `page`: twice as many as the last time if it continues the
+    /// last write, else one.
     pub fn guess(&self, page: u64) -> u64 {
         if self.next.load(Ordering::Relaxed) == page {
             (2 * self.copies.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX)
@@ -23,6 +24,8 @@ impl Trail {
         }
     }
 
+    /// Notes a write at `page`, for which `granted` pages lost their protection and `copies` were
+    /// charged.
     pub fn went(&self, page: u64, granted: u64, copies: u64) {
         self.next.store(page + granted, Ordering::Relaxed);
         self.copies.store(copies, Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! Hears of new mappings the moment they are made, and registers them before they are used.
+//! Registers new mappings as soon as they are made, before the program uses them.
 //!
-//! One thread a CPU (at most eight in all) with real-time priority. The kernel's record of a
-//! mapping wakes the thread on the CPU where it was made, ahead of that program's return. Without
-//! permission for either this is late, never wrong: pages touched meanwhile are counted when the
-//! mapping is registered.
+//! One thread for each CPU, at most eight, with real-time priority. The kernel's record of a new
+//! mapping wakes the thread on the CPU where the mapping was made, before the program runs on.
+//! Without permission for the records or for the priority, registration is late, but never wrong:
+//! pages touched meanwhile are counted when the mapping is registered.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -21,18 +21,18 @@ use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 use crate::sync::lock;
 
-/// Longest sleep, to notice the end.
+/// Longest sleep, so that the thread notices the end of the run.
 const NAP: Duration = Duration::from_secs(1);
 
-/// The watch, shared with whoever adds processes to it; `None` where the kernel refuses it.
+/// The watch, shared with the control thread, which adds processes. `None` if the kernel refuses
+/// it.
 pub(crate) type Watch = Arc<Mutex<Option<Sideband>>>;
 
 pub(crate) fn new() -> Watch {
     Arc::new(Mutex::new(Sideband::idle(Wake::EachRecord).ok()))
 }
 
-/// The rings of all CPUs, in one share for each thread that is to listen. None where the kernel
-/// refuses the watch.
+/// The rings of all CPUs, in one share for each thread. Empty if the kernel refuses the watch.
 pub(crate) fn shares(watch: &Watch) -> Vec<Vec<Ring>> {
     let rings = lock(watch)
         .as_mut()
@@ -48,7 +48,7 @@ pub(crate) fn shares(watch: &Watch) -> Vec<Vec<Ring>> {
     shares
 }
 
-/// Body of a thread, which hears of what happens on the CPUs of its rings.
+/// Body of a thread: it reads the records of the CPUs of its rings.
 pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
     let _ = process::set_fifo(0, 2);
     let cpus: Vec<usize> = rings.iter().map(Ring::cpu).collect();
@@ -111,7 +111,7 @@ fn managed(processes: &Processes, pid: u32) -> Option<Arc<Process>> {
     managed.then_some(process)
 }
 
-/// Process `pid` has made a mapping at `range`.
+/// Registers a mapping that process `pid` has made at `range`.
 fn register_new(shared: &Shared, pid: u32, range: VirtRange) {
     if let Some(process) = managed(&shared.processes, pid) {
         discover::manage_new(shared, &process, range);

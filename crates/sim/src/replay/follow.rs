@@ -53,8 +53,8 @@ impl Host {
         Ok(())
     }
 
-    /// The page may not leave. This is not applied to the bounds and the compared policies, and
-    /// never to so many pages that nothing can leave.
+    /// The page may not leave. This is not applied to the bounds and the compared policies. At most
+    /// an eighth of the frames is locked, so that pages can leave.
     fn lock(&self, client: &mut Client<'_>, page: VirtPage) {
         let entry = client.engine.books().entry(client.space, page);
         let may = self.setup.room != SimRoom::AfterPlan && client.locked < client.frames / 8;

@@ -26,7 +26,7 @@ impl StormLedger {
         let words = bytes_for(chunks) / 8;
         let memory: Arc<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
         StormLedger {
-            flat: FlatLedger::create(memory.clone(), chunks).expect("memory for so many chunks"),
+            flat: FlatLedger::create(memory.clone(), chunks).expect("memory for the chunks"),
             memory,
             fuse: Arc::new(AtomicU64::new(NEVER)),
         }

@@ -194,7 +194,7 @@ fn a_page_mapped_by_an_installation_counts_as_used() {
         ear.serve(area.at(at), 5);
     }
     let found = look(&mut scanner, std::process::id(), area.range());
-    assert_eq!(found, (vec![2, 3], vec![2, 3]), "nobody touched them");
+    assert_eq!(found, (vec![2, 3], vec![2, 3]), "no thread touched them");
 }
 
 fn a_scan_of_a_process_that_is_gone_says_so() {

@@ -121,7 +121,7 @@ impl Area {
     }
 
     pub fn unmap(self) {
-        // SAFETY: as above; nobody uses the area afterwards.
+        // SAFETY: as above; nothing uses the area afterwards.
         let result = unsafe { libc::munmap(self.pointer(), self.bytes()) };
         assert_eq!(errno(result as i64), 0, "munmap");
     }
@@ -446,7 +446,7 @@ pub fn pipe() -> (OwnedFd, OwnedFd) {
     let mut fds = [0; 2];
     // SAFETY: writes two ints to a live array.
     assert_eq!(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-    // SAFETY: the kernel just gave us both; nobody else owns them.
+    // SAFETY: the kernel just gave us both; nothing else owns them.
     fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).into()
 }
 

@@ -284,7 +284,7 @@ fn the_kernel_s_write_at_thread_exit_skips_a_missing_page() {
     evict(area, 0);
     std::thread::spawn(move || {
         // SAFETY: the kernel clears this word when the thread ends; the page stays mapped. The
-        // thread ends without Rust's clean-up, and nobody joins it.
+        // thread ends without Rust's clean-up, and no thread joins it.
         unsafe {
             libc::syscall(libc::SYS_set_tid_address, address);
             libc::syscall(libc::SYS_exit, 0);

@@ -8,7 +8,7 @@
 //! ```
 //! The slot table is a memfd that outlives the manager. It takes 8.1 bytes a slot, sparse like the
 //! file, and at most 1 MiB for waiting pages ([`FileTier::write_behind`]). A page's stamp is part
-//! of its checksum and is not stored besides. Pages that are written together get consecutive slots
+//! of its checksum and is not stored again. Pages that are written together get consecutive slots
 //! where possible, so that one operation writes them. Empty slabs are reused first, and discarded
 //! when there are more than a few. `load` copies a waiting page, or says where to read; it touches
 //! only the slot table.

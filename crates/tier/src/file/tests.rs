@@ -534,7 +534,7 @@ fn file_with_a_bad_part_stays_open_to_pages_that_fit_elsewhere() {
     assert_eq!(waiting(&subject, &good, &pages), 0);
     let stuck = stored(&tier, &pages[250..400]);
     assert_eq!(waiting(&subject, &stuck, &pages[250..]), 150);
-    // Six of these fit. The device refuses the rest, of which 144 came before and stay.
+    // Six of these fit. The device refuses the rest; 144 of them came before and stay.
     let failed = Err(StoreError::Failed(FailKind::Io));
     assert_eq!(store_all(&tier, &pages[..60]), [failed; 60]);
     assert_eq!(waiting(&subject, &stuck, &pages[250..]), 144);

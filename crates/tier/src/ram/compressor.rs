@@ -98,8 +98,7 @@ thread_local! {
     });
 }
 
-/// Runs `work` with this thread's scratch memory. The first call of a thread allocates it; see
-/// `RamPool::warm_thread`.
+/// Runs `work` with this thread's scratch memory, which its first call allocates.
 pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
     SCRATCH.with_borrow_mut(work)
 }

@@ -318,11 +318,6 @@ impl RamPool {
         }
     }
 
-    /// Allocates this thread's working memory, so that its first `load` or `store` does not.
-    pub fn warm_thread(&self) {
-        with_scratch(|scratch| scratch.reserve(self.compressor, BATCH_PAGES));
-    }
-
     /// Moves the objects of up to `blocks` sparse blocks into others and frees the emptied blocks.
     /// Returns how many it freed. If fewer than asked, nothing is left to gain, or a store is in
     /// progress. `store` compacts by itself when an eighth of the memory is free places. Call this

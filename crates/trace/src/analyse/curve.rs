@@ -10,7 +10,7 @@ pub struct MissRatioCurve {
 }
 
 impl MissRatioCurve {
-    /// The curve of `touches` references, of which `first` are first touches. The others are given
+    /// The curve of `touches` references; `first` of them are first touches. The others are given
     /// as (distance, weight), rising. `adjust` is added at distance 0.
     pub(crate) fn new(
         touches: u64,

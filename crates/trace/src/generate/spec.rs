@@ -309,7 +309,7 @@ fn check(part: &Part) -> Result<(), SpecError> {
             "refs",
             part.refs,
             format!(
-                "sequential touches each of its {pages} pages; give at least so many, or fewer pages"
+                "sequential touches each of its {pages} pages; give at least as many, or fewer pages"
             ),
         )),
         Pattern::Strided { stride } if stride > pages => Err(wrong(
