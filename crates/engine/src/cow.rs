@@ -96,7 +96,7 @@ impl<L: Ledger> Evictions<'_, L> {
     /// it: they have a family in one space, so the heir's page has another address.
     pub fn leave_frame_to(&mut self, index: BatchIndex, space: SpaceId, page: VirtPage) {
         let at = self.engine.batch.place(index);
-        self.engine.forks().own_frame(space, page);
+        self.engine.charge(space, page, PageEvent::FrameLeft);
         self.engine.batch.pages[at].heir = Some((space, page));
     }
 }
@@ -124,21 +124,26 @@ impl<L: Ledger> Forks<'_, L> {
     /// An inherited page has a frame of its own now, or is charged for the shared one. It counts,
     /// and may be evicted.
     pub fn own_frame(&mut self, space: SpaceId, page: VirtPage) {
-        let Some(no) = self.engine.table.find(space, page) else {
-            return;
-        };
-        let entry = self.engine.table.entry(no);
-        if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
-            let flags = entry.flags.without(Flags::INHERITED);
-            self.engine.table.set(no, Entry { flags, ..entry });
-            self.engine.count();
-            self.engine.tell_page(space, page, PageEvent::Found);
-            self.engine.reclaim.insert(no, Arrival::FirstTouch);
-        }
+        self.engine.charge(space, page, PageEvent::FrameOwned);
     }
 }
 
 impl<L: Ledger> Engine<L> {
+    /// An inherited page counts from now on. * `why`: what the listener is told.
+    fn charge(&mut self, space: SpaceId, page: VirtPage, why: PageEvent) {
+        let Some(no) = self.table.find(space, page) else {
+            return;
+        };
+        let entry = self.table.entry(no);
+        if entry.state == PageState::Resident && entry.flags.has(Flags::INHERITED) {
+            let flags = entry.flags.without(Flags::INHERITED);
+            self.table.set(no, Entry { flags, ..entry });
+            self.count();
+            self.tell_page(space, page, why);
+            self.reclaim.insert(no, Arrival::FirstTouch);
+        }
+    }
+
     /// A page shared the frame of one that was just stored. It keeps that copy as its retained
     /// copy, in case no process writes to it.
     pub(crate) fn retain_for(&mut self, space: SpaceId, page: VirtPage, stored: Entry) {

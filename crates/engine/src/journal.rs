@@ -50,10 +50,20 @@ pub enum PageEvent {
     Stayed,
     /// It left without a write: its copy below is still good.
     LeftClean,
+    /// The policy chose it, but its space is passed over. It stays, and the policy has forgotten
+    /// it.
+    Kept,
+    /// The policy knows it again, as one that was chosen and stayed.
+    TakenBack,
     /// It had been taken out, and is put back.
     PutBack,
-    /// It is in memory, and counts from now on.
+    /// It is in memory, and was not in the books.
     Found,
+    /// It was inherited, and counts from now on: it was copied, or is alone with its frame.
+    FrameOwned,
+    /// It was inherited, and counts from now on: the relative that was charged for its frame is on
+    /// its way out. The copy that the relative leaves below is its own, too.
+    FrameLeft,
     /// It is in memory, in a frame that a relative is charged for.
     FoundShared,
     /// It is in memory, and was used.

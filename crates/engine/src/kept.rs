@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use rustc_hash::FxHashSet;
-use undercroft_base::{PageNo, SpaceId};
+use undercroft_base::{Flags, PageNo, PageState, SpaceId, VirtPage};
 use undercroft_policy::reclaim::Arrival;
 
-use crate::{Engine, Evictions, Ledger};
+use crate::{Engine, Evictions, Ledger, PageEvent};
 
 /// The spaces and the pages.
 #[derive(Debug, Default)]
@@ -42,15 +42,44 @@ impl<L: Ledger> Evictions<'_, L> {
             .take(most)
             .copied()
             .collect();
-        for key in &pages {
-            self.engine.kept.pages.remove(key);
-            self.engine.reclaim.insert(key.1, Arrival::Returned);
+        for (_, no) in &pages {
+            self.engine.take_back(*no);
         }
         !pages.is_empty()
+    }
+
+    /// The policy forgets a page that stays in memory, as it does with each that it chooses of a
+    /// space that is passed over. Only replays need it.
+    pub fn keep(&mut self, space: SpaceId, page: VirtPage) {
+        let Some(no) = self.engine.table.find(space, page) else {
+            return;
+        };
+        let entry = self.engine.table.entry(no);
+        let counts = entry.state == PageState::Resident && !entry.flags.has(Flags::INHERITED);
+        if counts && self.engine.is_listed(no) {
+            self.engine.reclaim.remove(no);
+            self.engine.kept.pages.insert((space, no));
+        }
+    }
+
+    /// The policy knows the page again, if it was kept. Only replays need it.
+    pub fn take_back_one(&mut self, space: SpaceId, page: VirtPage) {
+        if let Some(no) = self.engine.table.find(space, page)
+            && !self.engine.is_listed(no)
+        {
+            self.engine.take_back(no);
+        }
     }
 }
 
 impl<L: Ledger> Engine<L> {
+    fn take_back(&mut self, no: PageNo) {
+        let (space, page) = self.table.address(no);
+        self.kept.pages.remove(&(space, no));
+        self.tell_page(space, page, PageEvent::TakenBack);
+        self.reclaim.insert(no, Arrival::Returned);
+    }
+
     /// Removes pages of spaces that are passed over from the victims: they stay. The policy named
     /// them and no longer knows them.
     #[inline]
@@ -58,20 +87,17 @@ impl<L: Ledger> Engine<L> {
         if self.kept.spaces.is_empty() {
             return;
         }
-        let Engine {
-            table,
-            victims,
-            kept,
-            ..
-        } = self;
+        let mut victims = std::mem::take(&mut self.victims);
         victims.retain(|no| {
-            let space = table.address(*no).0;
-            let keep = kept.spaces.contains(&space);
+            let (space, page) = self.table.address(*no);
+            let keep = self.kept.spaces.contains(&space);
             if keep {
-                kept.pages.insert((space, *no));
+                self.kept.pages.insert((space, *no));
+                self.tell_page(space, page, PageEvent::Kept);
             }
             !keep
         });
+        self.victims = victims;
     }
 
     /// A page is no longer resident with a frame of its own, so the policy forgets it. True when it

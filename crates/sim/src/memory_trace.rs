@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 use undercroft_trace::{Event, Kind, Movement, Reference};
+use undercroft_trace::{FRAME_LEFT, FRAME_OWNED, PASSED_OVER, TAKEN_BACK};
 
 use crate::recorded::Recorded;
 
@@ -29,8 +30,15 @@ pub struct MemoryTrace {
 /// What a live trace says of a page between references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Becomes {
-    /// It was in memory when its mapping was found; no policy loaded it.
+    /// It was in memory when its mapping was found; no policy loaded it. In traces that do not say
+    /// whose its frame was, also as the next two.
     Found,
+    /// It shared the frame of a fork relative, and counts from now on: it was copied, or is alone
+    /// with its frame.
+    FrameOwned,
+    /// It shared the frame of a fork relative that is on its way out, and counts from now on. The
+    /// relative's copy is its own, too.
+    FrameLeft,
     /// It is in memory, in a frame that is charged to a fork relative.
     Shared,
     /// The program dropped its content.
@@ -52,6 +60,10 @@ pub enum Becomes {
     Returned,
     /// It may not leave, in memory or when it comes.
     Locked,
+    /// The live policy chose it and forgot it, because its process did not run. It stays.
+    PassedOver,
+    /// The live policy knows it again, as one that was chosen and stayed.
+    TakenBack,
     /// The program has written it, or will before it is evicted live.
     Written,
     /// Neither the write that faulted nor any other changed it before it was evicted live: its
@@ -182,7 +194,11 @@ impl Collector {
             Kind::Movement(movement) => movement,
         };
         let what = match movement {
-            Movement::Found => Becomes::Found,
+            Movement::Found => match event.thread {
+                FRAME_OWNED if self.live => Becomes::FrameOwned,
+                FRAME_LEFT if self.live => Becomes::FrameLeft,
+                _ => Becomes::Found,
+            },
             Movement::Shared if self.live => Becomes::Shared,
             Movement::Shared => Becomes::Found,
             Movement::Dropped => Becomes::Dropped,
@@ -208,7 +224,11 @@ impl Collector {
                 self.came_back(page);
                 Becomes::Recalled
             }
-            Movement::Locked => Becomes::Locked,
+            Movement::Locked => match event.thread {
+                PASSED_OVER if self.live => Becomes::PassedOver,
+                TAKEN_BACK if self.live => Becomes::TakenBack,
+                _ => Becomes::Locked,
+            },
             // Clients of other traces share nothing, and none begins after another.
             Movement::Forked | Movement::Ended if !self.live => return,
             Movement::Forked => Becomes::Forked {

@@ -347,7 +347,12 @@ fn touched_and_named(
         named[moved.number as usize] = true;
         touched[moved.number as usize] |= matches!(
             moved.what,
-            Becomes::Found | Becomes::Shared | Becomes::Returned | Becomes::Ahead { .. }
+            Becomes::Found
+                | Becomes::FrameOwned
+                | Becomes::FrameLeft
+                | Becomes::Shared
+                | Becomes::Returned
+                | Becomes::Ahead { .. }
         );
     }
     for (named, touched) in named.iter_mut().zip(&touched) {

@@ -182,9 +182,11 @@ pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream
             }
             // A part of a page that leaves does not take the rest along.
             let whole = |moved: &&Moved| {
-                use Becomes::{Ahead, Found, Returned, Shared, Written};
-                let what = moved.what;
-                let arrives = matches!(what, Found | Returned | Shared | Written | Ahead { .. });
+                use Becomes::{Ahead, Found, FrameLeft, FrameOwned, Returned, Shared, Written};
+                let arrives = matches!(
+                    moved.what,
+                    Found | FrameOwned | FrameLeft | Returned | Shared | Written | Ahead { .. }
+                );
                 arrives || !moved.what.is_of_a_page()
             };
             let kept: Vec<Moved> = moved.iter().filter(whole).copied().collect();

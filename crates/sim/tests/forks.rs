@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
 
-use undercroft_sim::memory_trace::Becomes::{self, Ended, Forked, Found, Shared};
+use undercroft_sim::memory_trace::Becomes::{
+    self, Ended, Forked, Found, FrameLeft, FrameOwned, PassedOver, Shared, TakenBack,
+};
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Memory, Setup, SimRoom};
 use undercroft_sim::sweep::streams_of;
@@ -206,21 +208,49 @@ fn processes_that_had_a_number_one_after_the_other_are_not_each_others_children(
     assert_eq!(chunks(&live), 5, "0, 5 and 9; 5 and 9");
 }
 
-/// The stored copy that one of them leaves serves the other, too, until the other writes.
+/// The stored copy that one of them leaves serves the other, too, unless the other was copied
+/// meanwhile. A trace that does not say which: it serves the other.
 #[test]
 fn a_page_that_leaves_after_its_relatives_is_not_written_again() {
-    let mut live = Live::default();
-    (0..3).for_each(|page| live.write(0, page));
-    live.tell(0, 0, EVICTED);
-    live.write(0, 3);
-    live.fork(0, 1);
-    live.tell(0, 2, EVICTED);
-    live.tell(1, 1, Found); // charged for the frame of page 1, and it leaves
-    live.tell(1, 1, NAMED);
-    live.read(1, 1);
-    let outcome = live.run(|s| s.room = SimRoom::Traced);
-    assert_eq!((outcome.evictions, outcome.clean_evictions), (3, 1));
-    assert_eq!(outcome.tiers[0].pages_written, 2);
+    for (why, clean) in [(FrameLeft, 1), (FrameOwned, 0), (Found, 1)] {
+        let mut live = Live::default();
+        (0..3).for_each(|page| live.write(0, page));
+        live.tell(0, 0, EVICTED);
+        live.write(0, 3);
+        live.fork(0, 1);
+        live.tell(0, 2, EVICTED); // page 1 is on its way out
+        live.tell(1, 1, why);
+        live.tell(1, 1, NAMED);
+        live.read(1, 1);
+        let outcome = live.run(|s| s.room = SimRoom::Traced);
+        let counts = (outcome.evictions, outcome.clean_evictions);
+        assert_eq!(counts, (3, clean), "{why:?}");
+        assert_eq!(outcome.tiers[0].pages_written, 3 - clean, "{why:?}");
+    }
+}
+
+/// While a process does not run, none of its pages leaves. The policy has forgotten those that it
+/// chose, and takes them for new ones afterwards.
+#[test]
+fn pages_that_are_passed_over_stay_and_are_new_when_they_are_taken_back() {
+    let run = |passed_over: bool| {
+        let mut live = Live::default();
+        (0..3).for_each(|page| live.write(0, page));
+        if passed_over {
+            live.tell(0, 0, PassedOver);
+        }
+        live.tell(0, 0, EVICTED); // one page leaves, of which the policy decides
+        live.write(0, 3);
+        if passed_over {
+            live.tell(0, 0, TakenBack);
+        }
+        live.tell(0, 0, EVICTED);
+        live.read(0, 0);
+        let outcome = live.run(|s| s.room = SimRoom::Traced);
+        (outcome.misses, outcome.evictions)
+    };
+    assert_eq!(run(false), (5, 2), "the oldest two leave");
+    assert_eq!(run(true), (4, 2), "the oldest stays");
 }
 
 /// If each page has a place of its own, a child's page stays there until it has left.

@@ -38,6 +38,19 @@ pub struct Reference {
     pub thread: u16,
 }
 
+/// In the thread's place of a page **found** that had shared a relative's frame: it was copied, or
+/// is alone with the frame.
+pub const FRAME_OWNED: u16 = 1;
+/// The same: the relative that was charged for the frame is on its way out, and its stored copy
+/// serves both.
+pub const FRAME_LEFT: u16 = 2;
+
+/// In the thread's place of a page **locked**: only until its process runs again. The policy had
+/// chosen it, and has forgotten it.
+pub const PASSED_OVER: u16 = 1;
+/// The same: that is over, and the policy knows the page again, as one that was chosen and stayed.
+pub const TAKEN_BACK: u16 = 2;
+
 /// How a page came into memory or left it without a reference of the program. It never counts as a
 /// reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,7 +72,8 @@ pub enum Movement {
     Clean,
     /// It stayed in memory and was used since the last scan: its Accessed bit was set.
     Accessed,
-    /// It may not leave from now on, in memory or not: by the manager's decision or the program's.
+    /// It may not leave from now on, in memory or not: by the manager's decision or the program's;
+    /// or for a while ([`PASSED_OVER`], [`TAKEN_BACK`]).
     Locked,
     /// As [`Movement::Evicted`], but the manager named it itself, not its policy.
     Named,
@@ -112,7 +126,8 @@ pub enum Kind {
 }
 
 /// One entry of a trace, with the fields of [`Reference`]. The thread of a movement means nothing,
-/// except for [`Movement::Forked`].
+/// except for evicted, named, found ([`FRAME_OWNED`], [`FRAME_LEFT`]),
+/// locked ([`PASSED_OVER`], [`TAKEN_BACK`]) and forked ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// When.

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use undercroft_base::{PAGE_BYTES, SpaceId, ThreadId, VirtPage};
 use undercroft_engine::{BookEvent, Fault, Journal, PageEvent};
+use undercroft_trace::{FRAME_LEFT, FRAME_OWNED, PASSED_OVER, TAKEN_BACK};
 use undercroft_trace::{Header, Movement, TimeUnit, TraceWriter, WriteError};
 
 use crate::sync::lock;
@@ -40,7 +41,12 @@ const QUEUE_SPARE: usize = 1 << 12;
 const QUEUE_FULL: usize = QUEUE_MAX / 4;
 
 /// Movements that are reported page by page for many pages in a row.
-const RUNS: [Movement; 3] = [Movement::Found, Movement::Shared, Movement::Accessed];
+const RUNS: [Movement; 4] = [
+    Movement::Found,
+    Movement::Shared,
+    Movement::Accessed,
+    Movement::Locked,
+];
 
 /// Longest time that an entry waits.
 const NAP: Duration = Duration::from_millis(50);
@@ -86,8 +92,8 @@ fn reason(why: &WriteError) -> String {
 enum What {
     /// A fault brought it in.
     Fault { write: bool, thread: ThreadId },
-    /// This many pages moved.
-    Moved(Movement, u64),
+    /// This many pages moved. The number is what the trace has in the thread's place.
+    Moved(Movement, u16, u64),
     /// It was chosen to leave, in the batch of this number.
     Left(Movement, u16),
     /// The program dropped this many pages. The trace gets those that it knows.
@@ -215,9 +221,18 @@ impl Record {
                 self.push(space, page, What::Left(Movement::Named, self.batch()));
             }
             BookEvent::Page(space, page, PageEvent::PutBack) => self.put_back(space, page),
-            BookEvent::Page(space, page, what) => self.moved(space, page, movement(what), 1),
+            BookEvent::Page(space, page, what) => {
+                let why = match what {
+                    PageEvent::FrameOwned => FRAME_OWNED,
+                    PageEvent::FrameLeft => FRAME_LEFT,
+                    PageEvent::Kept => PASSED_OVER,
+                    PageEvent::TakenBack => TAKEN_BACK,
+                    _ => 0,
+                };
+                self.moved(space, page, (movement(what), why), 1);
+            }
             BookEvent::Locked(space, range) => {
-                self.moved(space, range.start, Movement::Locked, range.count().0);
+                self.moved(space, range.start, (Movement::Locked, 0), range.count().0);
             }
             BookEvent::Dropped(space, range) => {
                 self.push(space, range.start, What::Dropped(range.count().0));
@@ -241,8 +256,9 @@ impl Record {
 
     /// Queues a movement of pages without a reference. Movements of consecutive pages are one
     /// entry, because a discovery and a scan report very many. Uses are dropped first.
-    fn moved(&self, space: SpaceId, page: VirtPage, movement: Movement, pages: u64) {
+    fn moved(&self, space: SpaceId, page: VirtPage, what: (Movement, u16), pages: u64) {
         let mut queue = lock(&self.inbox.queue);
+        let (movement, number) = what;
         if movement == Movement::Accessed && queue.seen.len() >= QUEUE_MAX / 2 {
             self.inbox.dropped.fetch_add(pages, Ordering::Relaxed);
             return;
@@ -250,17 +266,17 @@ impl Record {
         if let Some(Seen {
             space: last,
             page: first,
-            what: What::Moved(same, count),
+            what: What::Moved(same, same_number, count),
             ..
         }) = queue.seen.last_mut()
-            && (*last, *same) == (space, movement)
+            && (*last, *same, *same_number) == (space, movement, number)
             && first.plus(*count) == page
             && RUNS.contains(&movement)
         {
             *count += pages;
             return;
         }
-        self.push_all(queue, space, page, &[What::Moved(movement, pages)]);
+        self.push_all(queue, space, page, &[What::Moved(movement, number, pages)]);
     }
 
     /// Notes that a thread faulted on a page that is being evicted, and waits. [`Record::put_back`]
@@ -281,7 +297,7 @@ impl Record {
         let at = queue.waiting.iter().position(waits);
         match at.map(|at| queue.waiting.swap_remove(at)) {
             Some(Fault { write, thread, .. }) => {
-                let recalled = What::Moved(Movement::Recalled, 1);
+                let recalled = What::Moved(Movement::Recalled, 0, 1);
                 self.push_all(
                     queue,
                     space,
@@ -290,7 +306,7 @@ impl Record {
                 );
             }
             None => {
-                let returned = What::Moved(Movement::Returned, 1);
+                let returned = What::Moved(Movement::Returned, 0, 1);
                 self.push_all(queue, space, page, &[returned]);
             }
         }
@@ -359,8 +375,9 @@ fn movement(what: PageEvent) -> Movement {
         PageEvent::Chosen => Movement::Evicted,
         PageEvent::Named => Movement::Named,
         PageEvent::Stayed | PageEvent::PutBack => Movement::Returned,
+        PageEvent::Kept | PageEvent::TakenBack => Movement::Locked,
         PageEvent::LeftClean => Movement::Clean,
-        PageEvent::Found => Movement::Found,
+        PageEvent::Found | PageEvent::FrameOwned | PageEvent::FrameLeft => Movement::Found,
         PageEvent::FoundShared => Movement::Shared,
         PageEvent::Used => Movement::Accessed,
     }

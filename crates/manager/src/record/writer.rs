@@ -168,7 +168,7 @@ impl<W: Write> Out<W> {
                 known.insert(first, true);
                 put(first, Kind::Access(access), thread)
             }
-            What::Moved(movement, count) => {
+            What::Moved(movement, number, count) => {
                 for page in first..first + count {
                     if movement == Movement::Accessed {
                         // Other pages are being evicted, or the trace does not have them.
@@ -181,7 +181,7 @@ impl<W: Write> Out<W> {
                     if movement.is_arrival() {
                         known.insert(page, true);
                     }
-                    put(page, moved(movement), 0)?;
+                    put(page, moved(movement), number)?;
                 }
                 Ok(())
             }

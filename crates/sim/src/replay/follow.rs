@@ -40,13 +40,18 @@ impl Host {
                 Becomes::Unchanged => {}
                 Becomes::Recalled => client.recalled_at = moved.after + 1,
                 Becomes::Locked => self.lock(client, page),
+                Becomes::PassedOver | Becomes::TakenBack if self.setup.room != SimRoom::Traced => {}
+                Becomes::PassedOver => client.engine.evictions().keep(client.space, page),
+                Becomes::TakenBack => client.engine.evictions().take_back_one(client.space, page),
                 Becomes::Used => used(client, no),
                 Becomes::Evicted { .. } | Becomes::Named { .. } => {
                     self.evict_batch(client, moved)?
                 }
                 Becomes::Returned => self.return_page(client, no)?,
                 Becomes::Shared if self.share(client, no) => {}
-                Becomes::Found | Becomes::Shared => self.find(client, no)?,
+                Becomes::Found | Becomes::FrameOwned | Becomes::FrameLeft | Becomes::Shared => {
+                    self.find(client, no, moved.what == Becomes::FrameOwned)?;
+                }
                 Becomes::Dropped => self.drop_pages(client, moved.number, 1)?,
             }
         }
@@ -107,9 +112,10 @@ impl Host {
         Ok(())
     }
 
-    /// The page was in memory when the manager first saw its mapping.
-    fn find(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
-        if !self.own_shared(client, no) {
+    /// The page was in memory when the manager first saw its mapping, or was a relative's.
+    /// * `alone`: no relative's copy serves it.
+    fn find(&mut self, client: &mut Client<'_>, no: PageNo, alone: bool) -> Result<(), SetupError> {
+        if !self.own_shared(client, no, alone) {
             if !client.engine.books().is_known(no) {
                 // It was used before; its bytes are unknown.
                 client.marks[no.0 as usize] |= KNOWN | WRITTEN | DIRTY;

@@ -2,7 +2,7 @@
 //!
 //! A fork child starts with its parent's pages. The parent stays charged for the frames in memory;
 //! both share the copies in the tiers. The trace says when the child is charged for a frame of its
-//! own (`Becomes::Found`). If the child faulted live on a page that is in memory here, it is
+//! own. If the child faulted live on a page that is in memory here, it is
 //! charged when it writes.
 
 use undercroft_base::{Flags, PageNo, PageState, VirtPage, VirtRange};
@@ -117,7 +117,10 @@ impl Host {
     }
 
     /// Charges a page for its frame, which was a relative's until now; false when it was not.
-    pub(super) fn own_shared(&mut self, client: &mut Client<'_>, no: PageNo) -> bool {
+    ///
+    /// * `alone`: it was copied, or no relative has the frame any more. Otherwise that is found
+    ///   out.
+    pub(super) fn own_shared(&mut self, client: &mut Client<'_>, no: PageNo, alone: bool) -> bool {
         let page = VirtPage(u64::from(no.0));
         let entry = client.engine.books().entry(client.space, page);
         if entry.state != PageState::Resident || !entry.flags.has(Flags::INHERITED) {
@@ -128,7 +131,7 @@ impl Host {
         // this page was written.
         let spaces = client.stream.spaces.as_ref();
         let same = |number: u32| spaces.is_some_and(|of| of.are_same_page(number, no.0));
-        let leaving = |index| client.leaving >> index & 1 == 1;
+        let leaving = |index| !alone && client.leaving >> index & 1 == 1;
         let mut batch = client.batch.iter().enumerate();
         match batch.position(|(index, item)| leaving(index) && same(item.no.0)) {
             Some(index) => {
@@ -202,7 +205,7 @@ impl Host {
         client: &mut Client<'_>,
         no: PageNo,
     ) -> Result<bool, SetupError> {
-        if !self.own_shared(client, no) {
+        if !self.own_shared(client, no, false) {
             let entry = client
                 .engine
                 .books()

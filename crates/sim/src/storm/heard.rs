@@ -37,7 +37,11 @@ impl Journal for Heard {
             BookEvent::Page(space, page, PageEvent::Chosen | PageEvent::Named) => {
                 assert!(pages.remove(&(space, page)), "not in memory: {event:?}");
             }
-            BookEvent::Page(space, page, PageEvent::Used) => {
+            BookEvent::Page(
+                space,
+                page,
+                PageEvent::Used | PageEvent::Kept | PageEvent::TakenBack,
+            ) => {
                 assert!(pages.contains(&(space, page)), "not in memory: {event:?}");
             }
             BookEvent::Page(_, _, PageEvent::LeftClean) => {}
@@ -48,6 +52,8 @@ impl Journal for Heard {
                 | PageEvent::Stayed
                 | PageEvent::PutBack
                 | PageEvent::Found
+                | PageEvent::FrameOwned
+                | PageEvent::FrameLeft
                 | PageEvent::FoundShared,
             ) => _ = pages.insert((space, page)),
             BookEvent::Dropped(space, range) => _ = take(&mut pages, space, range),
