@@ -31,7 +31,7 @@ const STYLES: Styles = Styles::styled()
     after_help = "Start with `undercroft doctor`, then `undercroft demo`.\n\
                   Environment: UNDERCROFT_DIR = where tier files go by default; NO_COLOR = no colours."
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -39,7 +39,7 @@ pub struct Cli {
 
 /// Every command of `undercroft`.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run a program within a memory limit
     Run(RunArgs),
     /// Run a real store at a quarter of its memory, verify every value, and compare
@@ -92,7 +92,7 @@ pub enum Command {
 /// `undercroft run`.
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// DRAM for the program and its compressed pages: 512M, 1.5GiB, 50% (of this machine's memory),
     /// or max
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "max", value_parser = values::memory_max)]
@@ -184,7 +184,7 @@ impl From<WhenFullArg> for WhenFull {
 
 /// Commands that print a table or JSON.
 #[derive(Debug, Args)]
-pub struct JsonArgs {
+pub(crate) struct JsonArgs {
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
@@ -195,7 +195,7 @@ pub struct JsonArgs {
 #[command(
     after_help = "The store is redis-server if it is installed, otherwise a small built-in one."
 )]
-pub struct DemoArgs {
+pub(crate) struct DemoArgs {
     /// Bytes of values to store
     #[arg(long, value_name = "SIZE", default_value = "384M", value_parser = values::demo_size)]
     pub size: Bytes,
@@ -219,7 +219,7 @@ pub struct DemoArgs {
 
 /// `--store` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StoreArg {
+pub(crate) enum StoreArg {
     /// redis-server if it is installed, otherwise the bundled store
     Auto,
     /// redis-server
@@ -230,7 +230,7 @@ pub enum StoreArg {
 
 /// `undercroft lab`.
 #[derive(Debug, Args)]
-pub struct LabArgs {
+pub(crate) struct LabArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: LabCommand,
@@ -238,7 +238,7 @@ pub struct LabArgs {
 
 /// Every command of the lab.
 #[derive(Debug, Subcommand)]
-pub enum LabCommand {
+pub(crate) enum LabCommand {
     /// List the experiments
     List(JsonArgs),
     /// Run one experiment, or all, beside kernel swap (needs root)
@@ -255,7 +255,7 @@ pub enum LabCommand {
 
 /// `undercroft lab run`.
 #[derive(Debug, Args)]
-pub struct LabRunArgs {
+pub(crate) struct LabRunArgs {
     /// Name from `undercroft lab list`
     pub name: String,
 

@@ -25,7 +25,7 @@ struct Entry {
 }
 
 /// Prints the checks. 0 if nothing essential is missing, otherwise 1.
-pub fn doctor(as_json: bool) -> Result<u8, Failure> {
+pub(crate) fn doctor(as_json: bool) -> Result<u8, Failure> {
     let report = KernelReport::take();
     if as_json {
         show::json(&document(&report))?

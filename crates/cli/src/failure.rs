@@ -4,22 +4,22 @@
 use std::fmt;
 
 /// Our own exit statuses; any other is the program's.
-pub mod status {
+pub(crate) mod status {
     /// A command other than `run` failed.
-    pub const FAILED: u8 = 1;
+    pub(crate) const FAILED: u8 = 1;
     /// The command line is wrong.
-    pub const USAGE: u8 = 2;
+    pub(crate) const USAGE: u8 = 2;
     /// `run` failed, not the program.
-    pub const RUN_FAILED: u8 = 125;
+    pub(crate) const RUN_FAILED: u8 = 125;
     /// The program was found but cannot be executed.
-    pub const NOT_EXECUTABLE: u8 = 126;
+    pub(crate) const NOT_EXECUTABLE: u8 = 126;
     /// The program was not found.
-    pub const NOT_FOUND: u8 = 127;
+    pub(crate) const NOT_FOUND: u8 = 127;
 }
 
 /// A refusal or failure, ready to be printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub(crate) struct Failure {
     /// What did not work, naming the thing.
     pub what: String,
     /// The reason.
@@ -32,7 +32,7 @@ pub struct Failure {
 
 impl Failure {
     /// A failure in these words.
-    pub fn new(
+    pub(crate) fn new(
         status: u8,
         what: impl Into<String>,
         why: impl Into<String>,
@@ -61,7 +61,7 @@ impl std::error::Error for Failure {}
 
 /// Prints that a test did not run, past the test harness's capture: `NAME: reason`.
 #[cfg(test)]
-pub fn skip(what: &str) {
+pub(crate) fn skip(what: &str) {
     use std::io::Write;
     let _ = std::io::stderr().write_all(format!("SKIPPED: {what}\n").as_bytes());
 }

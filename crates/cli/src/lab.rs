@@ -12,7 +12,7 @@ use crate::show;
 const ALL: &str = "all";
 
 /// Runs one lab command.
-pub fn lab(command: LabCommand) -> Result<u8, Failure> {
+pub(crate) fn lab(command: LabCommand) -> Result<u8, Failure> {
     match command {
         LabCommand::List(args) => list(args.json)?,
         LabCommand::Run(args) => run(args)?,

@@ -10,12 +10,12 @@ use undercroft_manager::{control, keeper};
 use crate::failure::{Failure, status as code};
 
 /// Runs a program to its end. Returns its exit status.
-pub fn run(options: RunOptions) -> Result<u8, Failure> {
+pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     Ok(keeper::run(&options) as u8)
 }
 
 /// The hidden `manager` subcommand: its one argument is the launch description, as JSON.
-pub fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
+pub(crate) fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
     let failed = |why: String| {
         Failure::new(
             code::RUN_FAILED,
@@ -35,6 +35,6 @@ pub fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
 }
 
 /// Every running client that this user may see.
-pub fn snapshots() -> Result<Vec<Snapshot>, Failure> {
+pub(crate) fn snapshots() -> Result<Vec<Snapshot>, Failure> {
     Ok(keeper::status::snapshots())
 }

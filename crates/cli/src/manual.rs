@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::failure::{Failure, status};
 
 /// Prints `undercroft(1)`, or writes it and one page for each subcommand into `directory`.
-pub fn manual(command: clap::Command, directory: Option<&Path>) -> Result<u8, Failure> {
+pub(crate) fn manual(command: clap::Command, directory: Option<&Path>) -> Result<u8, Failure> {
     let (what, done) = match directory {
         Some(directory) => (
             format!("write manual pages into {}", directory.display()),

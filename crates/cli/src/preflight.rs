@@ -38,7 +38,7 @@ enum Image {
 /// The path of the program to start, after all checks.
 ///
 /// Errors: 127 not found, 126 not executable, 125 if it could run but not be managed.
-pub fn check(program: &OsStr) -> Result<PathBuf, Failure> {
+pub(crate) fn check(program: &OsStr) -> Result<PathBuf, Failure> {
     let path = find(program, std::env::var_os("PATH"))?;
     check_image(&path)?;
     Ok(path)

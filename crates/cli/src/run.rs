@@ -19,7 +19,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// behind.
 ///
 /// Errors: as printed, with the exit status.
-pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
+pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
     let memory_max = args.memory_max.bytes(physical_memory()?).map_err(|why| {
         Failure::new(
             status::USAGE,
@@ -65,7 +65,7 @@ pub fn options(args: RunArgs) -> Result<RunOptions, Failure> {
 }
 
 /// Physical memory of this machine.
-pub fn physical_memory() -> Result<Bytes, Failure> {
+pub(crate) fn physical_memory() -> Result<Bytes, Failure> {
     undercroft_sys::procfs::total_memory().ok_or_else(|| {
         Failure::new(
             status::RUN_FAILED,
@@ -101,7 +101,10 @@ fn default_tiers() -> Result<Vec<TierSpec>, Failure> {
 
 /// `UNDERCROFT_DIR` if it is set; otherwise the temporary directory, or /var/tmp if that one is in
 /// memory.
-pub fn tier_directory(chosen: Option<PathBuf>, temporary: PathBuf) -> Result<PathBuf, Failure> {
+pub(crate) fn tier_directory(
+    chosen: Option<PathBuf>,
+    temporary: PathBuf,
+) -> Result<PathBuf, Failure> {
     if let Some(directory) = chosen.filter(|path| !path.as_os_str().is_empty()) {
         return match fs::metadata(&directory) {
             Ok(metadata) if metadata.is_dir() => Ok(directory),

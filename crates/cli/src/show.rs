@@ -10,7 +10,7 @@ use crate::failure::{Failure, status};
 
 /// One option of a tier specification.
 #[derive(Debug, Serialize)]
-pub struct TierOption {
+pub(crate) struct TierOption {
     name: &'static str,
     default: &'static str,
     meaning: &'static str,
@@ -18,7 +18,7 @@ pub struct TierOption {
 
 /// One kind of tier.
 #[derive(Debug, Serialize)]
-pub struct TierKindHelp {
+pub(crate) struct TierKindHelp {
     kind: &'static str,
     syntax: &'static str,
     example: &'static str,
@@ -60,14 +60,14 @@ const TIER_KINDS: &[TierKindHelp] = &[
 ];
 
 /// Prints `value` as indented JSON on standard output.
-pub fn json<T: Serialize>(value: &T) -> Result<(), Failure> {
+pub(crate) fn json<T: Serialize>(value: &T) -> Result<(), Failure> {
     let text =
         serde_json::to_string_pretty(value).map_err(|error| cannot_print(&error.to_string()))?;
     line(&text)
 }
 
 /// Prints one line on standard output. A closed pipe is no error.
-pub fn line(text: &str) -> Result<(), Failure> {
+pub(crate) fn line(text: &str) -> Result<(), Failure> {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(cannot_print(&error.to_string()))
@@ -77,7 +77,7 @@ pub fn line(text: &str) -> Result<(), Failure> {
 }
 
 /// Whether colours are allowed (`NO_COLOR`). The caller also checks for a terminal.
-pub fn colours() -> bool {
+pub(crate) fn colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
@@ -91,7 +91,7 @@ fn cannot_print(why: &str) -> Failure {
 }
 
 /// `undercroft status`.
-pub fn status(snapshots: &[Snapshot], as_json: bool) -> Result<u8, Failure> {
+pub(crate) fn status(snapshots: &[Snapshot], as_json: bool) -> Result<u8, Failure> {
     #[derive(Serialize)]
     struct Status<'a> {
         schema_version: u32,
@@ -150,7 +150,7 @@ fn client(snapshot: &Snapshot) -> String {
 }
 
 /// `undercroft tiers`.
-pub fn tiers(as_json: bool) -> Result<u8, Failure> {
+pub(crate) fn tiers(as_json: bool) -> Result<u8, Failure> {
     #[derive(Serialize)]
     struct Tiers {
         schema_version: u32,

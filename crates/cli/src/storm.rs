@@ -18,7 +18,7 @@ use crate::show;
 /// `undercroft sim storm`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub struct StormArgs {
+pub(crate) struct StormArgs {
     /// Storms to run, one a seed
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     pub seeds: u64,
@@ -101,7 +101,7 @@ struct FailureReport {
 }
 
 /// Runs `undercroft sim storm`. The status is 1 if a storm fails.
-pub fn storm(args: &StormArgs) -> Result<u8, Failure> {
+pub(crate) fn storm(args: &StormArgs) -> Result<u8, Failure> {
     if let Some(out) = &args.out {
         fs::create_dir_all(out).map_err(|error| cannot_write(out, &error))?;
     }

@@ -8,12 +8,12 @@ use undercroft_policy::{prefetch, reclaim};
 use undercroft_tier::spec::TierSpec;
 
 /// Reclaim policy when none is named.
-pub const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
+pub(crate) const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
 /// Prefetch policy when none is named.
-pub const PREFETCH_DEFAULT: &str = prefetch::NAMES[0];
+pub(crate) const PREFETCH_DEFAULT: &str = prefetch::NAMES[0];
 /// Smallest limit. Below it, the reserve and the pages of one instruction leave no room for
 /// progress.
-pub const MEMORY_MAX_MIN: Bytes = Bytes(1 << 20);
+pub(crate) const MEMORY_MAX_MIN: Bytes = Bytes(1 << 20);
 /// Shortest and longest `--access-scan`.
 const ACCESS_SCAN_MIN: Duration = Duration::from_millis(10);
 const ACCESS_SCAN_MAX: Duration = Duration::from_secs(3600);
@@ -22,7 +22,7 @@ const DEMO_SIZE_MIN: Bytes = Bytes(16 << 20);
 
 /// `--memory-max` as typed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum MemoryMax {
+pub(crate) enum MemoryMax {
     /// No limit.
     Max,
     /// A size in bytes.
@@ -34,7 +34,7 @@ pub enum MemoryMax {
 impl MemoryMax {
     /// In bytes, with this much physical memory; `u64::MAX` = no limit. Errors: the share is below
     /// the smallest limit; the text is for the user.
-    pub fn bytes(self, physical: Bytes) -> Result<u64, String> {
+    pub(crate) fn bytes(self, physical: Bytes) -> Result<u64, String> {
         match self {
             MemoryMax::Max => Ok(u64::MAX),
             MemoryMax::Size(size) => Ok(size.0),
@@ -58,7 +58,7 @@ fn enough(size: Bytes) -> Result<(), String> {
 }
 
 /// `--memory-max`: a size, a percentage, or `max`.
-pub fn memory_max(text: &str) -> Result<MemoryMax, String> {
+pub(crate) fn memory_max(text: &str) -> Result<MemoryMax, String> {
     let text = text.trim();
     if text == "max" {
         return Ok(MemoryMax::Max);
@@ -84,7 +84,7 @@ pub fn memory_max(text: &str) -> Result<MemoryMax, String> {
 
 /// `--access-scan`: an interval of at least 10 ms (shorter, scanning would take all the time),
 /// `auto` or `never`.
-pub fn access_scan(text: &str) -> Result<AccessScan, String> {
+pub(crate) fn access_scan(text: &str) -> Result<AccessScan, String> {
     match text {
         "auto" => return Ok(AccessScan::Auto),
         "never" => return Ok(AccessScan::Never),
@@ -104,7 +104,7 @@ pub fn access_scan(text: &str) -> Result<AccessScan, String> {
 }
 
 /// `--page-size`: 4 KiB only, so far.
-pub fn page_size(text: &str) -> Result<Bytes, String> {
+pub(crate) fn page_size(text: &str) -> Result<Bytes, String> {
     let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
     match size.0 {
         bytes if bytes == PAGE_BYTES as u64 => Ok(size),
@@ -120,40 +120,40 @@ pub fn page_size(text: &str) -> Result<Bytes, String> {
 }
 
 /// `--latency`: not available yet.
-pub fn latency(_text: &str) -> Result<String, String> {
+pub(crate) fn latency(_text: &str) -> Result<String, String> {
     Err("latency bounds are not available yet, because nothing enforces them; leave the option out, and read the \
          latencies in the report (--report FILE)"
         .to_owned())
 }
 
 /// `--stall-max`: not available yet.
-pub fn stall_max(_text: &str) -> Result<String, String> {
+pub(crate) fn stall_max(_text: &str) -> Result<String, String> {
     Err("stall bounds are not available yet, because nothing enforces them; leave the option out, and read \
          stall_seconds in the report (--report FILE)"
         .to_owned())
 }
 
 /// `--policy`: a reclaim policy's name.
-pub fn reclaim(text: &str) -> Result<String, String> {
+pub(crate) fn reclaim(text: &str) -> Result<String, String> {
     reclaim::by_name(text)
         .map(|policy| policy.name().to_owned())
         .map_err(|error| error.to_string())
 }
 
 /// `--prefetch`: a prefetch policy's name.
-pub fn prefetch(text: &str) -> Result<String, String> {
+pub(crate) fn prefetch(text: &str) -> Result<String, String> {
     prefetch::by_name(text)
         .map(|policy| policy.name().to_owned())
         .map_err(|error| error.to_string())
 }
 
 /// `--tier`: a tier specification.
-pub fn tier(text: &str) -> Result<TierSpec, String> {
+pub(crate) fn tier(text: &str) -> Result<TierSpec, String> {
     text.parse::<TierSpec>().map_err(|error| error.to_string())
 }
 
 /// `lab run --footprint`: whole MiB.
-pub fn footprint(text: &str) -> Result<Bytes, String> {
+pub(crate) fn footprint(text: &str) -> Result<Bytes, String> {
     let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
     match size.0 >> 20 {
         0 => Err("it is measured in whole MiB; give at least 1M".to_owned()),
@@ -162,7 +162,7 @@ pub fn footprint(text: &str) -> Result<Bytes, String> {
 }
 
 /// `demo --size`.
-pub fn demo_size(text: &str) -> Result<Bytes, String> {
+pub(crate) fn demo_size(text: &str) -> Result<Bytes, String> {
     let size = text.parse::<Bytes>().map_err(|error| error.to_string())?;
     if size < DEMO_SIZE_MIN {
         return Err(format!(

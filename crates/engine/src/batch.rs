@@ -86,7 +86,7 @@ pub(crate) struct InFlight {
 
 impl InFlight {
     /// A place of the batch with no page.
-    pub const NONE: InFlight = InFlight {
+    pub(crate) const NONE: InFlight = InFlight {
         item: EvictItem {
             at: BatchIndex { at: 0, batch: 0 },
             no: PageNo(u32::MAX),
@@ -119,7 +119,7 @@ pub(crate) struct Batch {
 impl Batch {
     /// Forgets the last batch. Its indices are void from now on.
     #[inline]
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         if self.pages.len() <= EVICT_PAGES_MAX {
             self.pages.clear();
             self.followers.clear();
@@ -144,7 +144,7 @@ impl Batch {
 
     /// Puts the next page of the batch at `place`.
     #[inline]
-    pub fn put(&mut self, place: usize, page: InFlight) {
+    pub(crate) fn put(&mut self, place: usize, page: InFlight) {
         match self.pages.get_mut(place) {
             Some(at) => *at = page, // there are groups set aside behind it
             None => self.pages.push(page),
@@ -152,7 +152,7 @@ impl Batch {
     }
 
     /// The first place where a group can be set aside. The earlier content of these places is void.
-    pub fn aside_place(&mut self) -> usize {
+    pub(crate) fn aside_place(&mut self) -> usize {
         let free = |at: &usize| {
             let mut places = self.pages.iter().skip(*at).take(EVICT_PAGES_MAX);
             places.all(|page| page.settled)
@@ -182,7 +182,7 @@ impl Batch {
 
     /// The index of the item at `place`.
     #[inline]
-    pub fn index(&self, place: usize) -> BatchIndex {
+    pub(crate) fn index(&self, place: usize) -> BatchIndex {
         BatchIndex {
             at: u16::try_from(place).expect("some hundred groups are set aside at most"),
             batch: self.number_at(place),
@@ -191,7 +191,7 @@ impl Batch {
 
     /// The place of the item in `pages`. Panics if the index is of another batch: the caller's bug.
     #[inline]
-    pub fn place(&self, index: BatchIndex) -> usize {
+    pub(crate) fn place(&self, index: BatchIndex) -> usize {
         assert_eq!(
             index.batch,
             self.number_at(index.place()),
@@ -202,31 +202,31 @@ impl Batch {
 
     /// Whether a fork child depends on the item at `place`.
     #[inline]
-    pub fn has_follower(&self, place: usize) -> bool {
+    pub(crate) fn has_follower(&self, place: usize) -> bool {
         self.followers.iter().any(|(leader, _)| *leader == place)
     }
 
     /// Whether a process still uses the page of the item at `place`.
     #[inline]
-    pub fn is_alive(&self, place: usize) -> bool {
+    pub(crate) fn is_alive(&self, place: usize) -> bool {
         !self.pages[place].dead || self.has_follower(place)
     }
 
     /// Whether a thread waits for the item at `place`, so that it must be put back.
     #[inline]
-    pub fn is_wanted(&self, place: usize) -> bool {
+    pub(crate) fn is_wanted(&self, place: usize) -> bool {
         let page = &self.pages[place];
         page.wanted && !page.dead && !page.settled && !self.has_follower(place)
     }
 
-    pub fn position(&self, no: PageNo) -> Option<usize> {
+    pub(crate) fn position(&self, no: PageNo) -> Option<usize> {
         self.pages
             .iter()
             .position(|p| p.item.no == no && !p.dead && !p.settled)
     }
 
     /// The pages in flight that a process still uses, and those of fork children that share them.
-    pub fn numbers(&self) -> Vec<PageNo> {
+    pub(crate) fn numbers(&self) -> Vec<PageNo> {
         let alive = self.pages.iter().filter(|page| !page.dead && !page.settled);
         let followers = self.followers.iter().map(|(_, child)| *child);
         alive.map(|page| page.item.no).chain(followers).collect()
@@ -240,14 +240,14 @@ impl Batch {
     }
 
     /// A thread faulted on a page of the batch.
-    pub fn want(&mut self, no: PageNo) {
+    pub(crate) fn want(&mut self, no: PageNo) {
         if let Some(at) = self.position(no).or_else(|| self.leader_of(no)) {
             self.pages[at].wanted = true;
         }
     }
 
     /// The program dropped the page.
-    pub fn kill(&mut self, no: PageNo) {
+    pub(crate) fn kill(&mut self, no: PageNo) {
         if let Some(at) = self.position(no) {
             self.pages[at].dead = true;
         }
@@ -255,7 +255,7 @@ impl Batch {
     }
 
     /// The page moved to another address.
-    pub fn rekey(&mut self, old: PageNo, new: PageNo, page: VirtPage) {
+    pub(crate) fn rekey(&mut self, old: PageNo, new: PageNo, page: VirtPage) {
         if let Some(at) = self.position(old) {
             self.pages[at].item.no = new;
             self.pages[at].item.page = page;
@@ -270,7 +270,7 @@ impl Batch {
 
     /// The fork child's page `child` is a copy of `parent`, if that is in the batch. Returns the
     /// place of the item.
-    pub fn follow(&mut self, parent: PageNo, child: PageNo) -> Option<usize> {
+    pub(crate) fn follow(&mut self, parent: PageNo, child: PageNo) -> Option<usize> {
         let at = self.position(parent).or_else(|| self.leader_of(parent))?;
         self.followers.push((at, child));
         Some(at)

@@ -122,7 +122,7 @@ fn position(page: VirtPage) -> (u64, u32) {
 }
 
 impl<L: Ledger> PageTable<L> {
-    pub fn new(ledger: L) -> PageTable<L> {
+    pub(crate) fn new(ledger: L) -> PageTable<L> {
         PageTable {
             ledger,
             spaces: FxHashMap::default(),
@@ -137,7 +137,7 @@ impl<L: Ledger> PageTable<L> {
     /// are emptied.
     ///
     /// Errors: a head or an entry is impossible; nothing was written. Cost: O(all entries).
-    pub fn recover(
+    pub(crate) fn recover(
         ledger: L,
         spaces: &[SpaceId],
         tiers: usize,
@@ -177,34 +177,34 @@ impl<L: Ledger> PageTable<L> {
         Ok(table)
     }
 
-    pub fn ledger(&self) -> &L {
+    pub(crate) fn ledger(&self) -> &L {
         &self.ledger
     }
 
     /// Whether the page's chunk is in use.
-    pub fn has_page(&self, page: PageNo) -> bool {
+    pub(crate) fn has_page(&self, page: PageNo) -> bool {
         let chunk = page.chunk();
         (chunk.0 as usize) < self.ledger.chunks().len() && self.ledger.head(chunk).is_some()
     }
 
-    pub fn add_space(&mut self) -> SpaceId {
+    pub(crate) fn add_space(&mut self) -> SpaceId {
         let id = SpaceId(self.next_space);
         self.next_space += 1;
         self.spaces.insert(id, Space::default());
         id
     }
 
-    pub fn has_space(&self, space: SpaceId) -> bool {
+    pub(crate) fn has_space(&self, space: SpaceId) -> bool {
         self.spaces.contains_key(&space)
     }
 
-    pub fn spaces(&self) -> impl Iterator<Item = SpaceId> {
+    pub(crate) fn spaces(&self) -> impl Iterator<Item = SpaceId> {
         self.spaces.keys().copied()
     }
 
     /// The page's number, if its chunk exists. O(1), no allocation.
     #[inline]
-    pub fn find(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
+    pub(crate) fn find(&self, space: SpaceId, page: VirtPage) -> Option<PageNo> {
         let chunk = self.found_slot(space, page).get();
         let no = chunk.page(position(page).1);
         if self.is_at(no, space, page) {
@@ -229,7 +229,7 @@ impl<L: Ledger> PageTable<L> {
 
     /// Whether the page is mapped there. O(1), no search.
     #[inline]
-    pub fn is_at(&self, no: PageNo, space: SpaceId, page: VirtPage) -> bool {
+    pub(crate) fn is_at(&self, no: PageNo, space: SpaceId, page: VirtPage) -> bool {
         let (at, offset) = position(page);
         let first = VirtPage(at * u64::from(CHUNK_PAGES));
         let word = self.ledger.chunks().get(no.chunk().0 as usize);
@@ -241,7 +241,11 @@ impl<L: Ledger> PageTable<L> {
     }
 
     /// The page's number. Takes a fresh chunk if there is none yet.
-    pub fn find_or_add(&mut self, space: SpaceId, page: VirtPage) -> Result<PageNo, LedgerFull> {
+    pub(crate) fn find_or_add(
+        &mut self,
+        space: SpaceId,
+        page: VirtPage,
+    ) -> Result<PageNo, LedgerFull> {
         if let Some(found) = self.find(space, page) {
             return Ok(found);
         }
@@ -266,24 +270,24 @@ impl<L: Ledger> PageTable<L> {
     }
 
     #[inline]
-    pub fn entry(&self, page: PageNo) -> Entry {
+    pub(crate) fn entry(&self, page: PageNo) -> Entry {
         self.ledger.entry(page)
     }
 
     #[inline]
-    pub fn set(&mut self, page: PageNo, entry: Entry) {
+    pub(crate) fn set(&mut self, page: PageNo, entry: Entry) {
         self.ledger.set_entry(page, entry);
     }
 
     /// Changes the state alone.
     #[inline]
-    pub fn set_state(&mut self, page: PageNo, state: PageState) {
+    pub(crate) fn set_state(&mut self, page: PageNo, state: PageState) {
         self.ledger.set_state(page, state);
     }
 
     /// Where a page is mapped. Panics if its chunk is free: nothing may refer to such a page.
     #[inline]
-    pub fn address(&self, page: PageNo) -> (SpaceId, VirtPage) {
+    pub(crate) fn address(&self, page: PageNo) -> (SpaceId, VirtPage) {
         let head = self
             .ledger
             .head(page.chunk())
@@ -293,7 +297,7 @@ impl<L: Ledger> PageTable<L> {
 
     /// The stretches of `range` that have entries, ascending, one a chunk. Absent chunks are
     /// skipped whole. O(chunks of the range, or of the space if fewer).
-    pub fn stretches(&self, space: SpaceId, range: VirtRange) -> Vec<Stretch> {
+    pub(crate) fn stretches(&self, space: SpaceId, range: VirtRange) -> Vec<Stretch> {
         let mut found = Vec::new();
         let Some(owner) = self.spaces.get(&space) else {
             return found;
@@ -328,7 +332,7 @@ impl<L: Ledger> PageTable<L> {
 
     /// Pages of `range` that have an entry, ascending. As [`PageTable::stretches`], and O(1) a
     /// page.
-    pub fn known_pages(
+    pub(crate) fn known_pages(
         &self,
         space: SpaceId,
         range: VirtRange,
@@ -339,7 +343,7 @@ impl<L: Ledger> PageTable<L> {
 
     /// Gives a chunk, with what its entries say, to another space, at the same place there. False
     /// where `part` is less than a chunk, or the place is taken. O(1).
-    pub fn give(&mut self, space: SpaceId, part: VirtRange, to: SpaceId) -> bool {
+    pub(crate) fn give(&mut self, space: SpaceId, part: VirtRange, to: SpaceId) -> bool {
         let (at, offset) = position(part.start);
         if offset != 0 || part.count().0 != u64::from(CHUNK_PAGES) {
             return false;
@@ -368,7 +372,7 @@ impl<L: Ledger> PageTable<L> {
 
     /// Frees the chunks of `range` whose entries are all untouched. O(chunks of the range, or of
     /// the space if fewer).
-    pub fn trim(&mut self, space: SpaceId, range: VirtRange) {
+    pub(crate) fn trim(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
         };
@@ -398,14 +402,14 @@ impl<L: Ledger> PageTable<L> {
     }
 
     /// Forgets a space. The caller has released its pages: every entry is untouched.
-    pub fn remove_space(&mut self, space: SpaceId) {
+    pub(crate) fn remove_space(&mut self, space: SpaceId) {
         self.trim(space, VirtRange::new(VirtPage(0), VirtPage(u64::MAX)));
         let owner = self.spaces.remove(&space);
         debug_assert!(owner.is_none_or(|owner| owner.chunks.is_empty()));
     }
 
     /// Adds a managed range. O(log regions + regions it overlaps); O(1) at the end.
-    pub fn add_region(&mut self, space: SpaceId, range: VirtRange) {
+    pub(crate) fn add_region(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
         };
@@ -419,7 +423,7 @@ impl<L: Ledger> PageTable<L> {
     }
 
     /// Removes a range from the managed ones.
-    pub fn cut_region(&mut self, space: SpaceId, range: VirtRange) {
+    pub(crate) fn cut_region(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
         };
@@ -437,12 +441,12 @@ impl<L: Ledger> PageTable<L> {
     }
 
     /// The managed ranges of a space, sorted.
-    pub fn regions(&self, space: SpaceId) -> &[VirtRange] {
+    pub(crate) fn regions(&self, space: SpaceId) -> &[VirtRange] {
         self.spaces.get(&space).map_or(&[], |owner| &owner.regions)
     }
 
     /// The managed range around `page`. Just the page if there is none: the mapping grew in place.
-    pub fn region_around(&self, space: SpaceId, page: VirtPage) -> VirtRange {
+    pub(crate) fn region_around(&self, space: SpaceId, page: VirtPage) -> VirtRange {
         let regions = self.regions(space);
         let at = regions.partition_point(|region| region.end <= page);
         match regions.get(at) {
@@ -452,7 +456,7 @@ impl<L: Ledger> PageTable<L> {
     }
 
     /// Counts pages by state, for tests and audits. O(all entries).
-    pub fn census(&self) -> FxHashMap<u8, u64> {
+    pub(crate) fn census(&self) -> FxHashMap<u8, u64> {
         let mut counts = FxHashMap::default();
         for owner in self.spaces.values() {
             for chunk in owner.chunks.values() {
@@ -468,7 +472,7 @@ impl<L: Ledger> PageTable<L> {
     }
 
     /// Pages in frames that are charged to a fork relative, for audits. O(all entries).
-    pub fn count_inherited(&self) -> (u64, u64) {
+    pub(crate) fn count_inherited(&self) -> (u64, u64) {
         let (mut resident, mut evicting) = (0, 0);
         for owner in self.spaces.values() {
             for chunk in owner.chunks.values() {
@@ -485,7 +489,7 @@ impl<L: Ledger> PageTable<L> {
     }
 
     /// Bytes of metadata: ledger words in use and the maps that find them.
-    pub fn metadata_bytes(&self) -> u64 {
+    pub(crate) fn metadata_bytes(&self) -> u64 {
         let chunks: u64 = self
             .spaces
             .values()

@@ -71,11 +71,11 @@ mod as_number {
     use serde::{Deserialize, Deserializer, Serializer};
     use undercroft_base::Bytes;
 
-    pub fn serialize<S: Serializer>(size: &Bytes, to: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(size: &Bytes, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(size.0)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
         u64::deserialize(from).map(Bytes)
     }
 }
@@ -86,11 +86,13 @@ mod as_text {
     use serde::{Deserialize, Deserializer, Serializer};
     use undercroft_tier::spec::TierSpec;
 
-    pub fn serialize<S: Serializer>(tiers: &[TierSpec], to: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(tiers: &[TierSpec], to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(tiers.iter().map(TierSpec::to_string))
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<TierSpec>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<TierSpec>, D::Error> {
         let texts = Vec::<String>::deserialize(from)?;
         let parsed = texts
             .iter()

@@ -68,7 +68,7 @@ fn new_eventfd() -> std::io::Result<OwnedFd> {
 
 impl Signals {
     /// * `threads`: how many fault threads there are.
-    pub fn new(threads: usize) -> std::io::Result<Signals> {
+    pub(crate) fn new(threads: usize) -> std::io::Result<Signals> {
         Ok(Signals {
             wakeups: (0..threads)
                 .map(|_| new_eventfd())
@@ -84,33 +84,33 @@ impl Signals {
     }
 
     /// The eventfd that fault thread `thread` polls.
-    pub fn wakeup(&self, thread: usize) -> &OwnedFd {
+    pub(crate) fn wakeup(&self, thread: usize) -> &OwnedFd {
         &self.wakeups[thread]
     }
 
-    pub fn fault_threads(&self) -> usize {
+    pub(crate) fn fault_threads(&self) -> usize {
         self.wakeups.len()
     }
 
-    pub fn wake_fault_threads(&self) {
+    pub(crate) fn wake_fault_threads(&self) {
         for wakeup in &self.wakeups {
             let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes());
         }
     }
 
     /// Has fault threads load pages later. The caller does not wait for them.
-    pub fn bring_in(&self, space: SpaceId, pages: impl Iterator<Item = VirtPage>) {
+    pub(crate) fn bring_in(&self, space: SpaceId, pages: impl Iterator<Item = VirtPage>) {
         lock(&self.to_bring).extend(pages.map(|page| (space, page)));
         self.wake_fault_threads();
     }
 
     /// Takes the pages that [`Signals::bring_in`] was given.
-    pub fn take_to_bring(&self) -> Vec<(SpaceId, VirtPage)> {
+    pub(crate) fn take_to_bring(&self) -> Vec<(SpaceId, VirtPage)> {
         std::mem::take(&mut *lock(&self.to_bring))
     }
 
     /// Wakes the evictor if it sleeps. Cost if it does not: one load.
-    pub fn kick_evictor(&self) {
+    pub(crate) fn kick_evictor(&self) {
         if self.evictor_sleeps.load(Ordering::SeqCst) {
             self.evict_kick.fetch_add(1, Ordering::SeqCst);
             futex::wake(&self.evict_kick, 1);
@@ -119,44 +119,44 @@ impl Signals {
 
     /// Announces that the evictor is about to sleep. After this call the evictor checks whether it
     /// is wanted. If not, it passes the returned value to [`Signals::evictor_sleep`].
-    pub fn evictor_rests(&self) -> u32 {
+    pub(crate) fn evictor_rests(&self) -> u32 {
         let kick = self.evict_kick.load(Ordering::SeqCst);
         self.evictor_sleeps.store(true, Ordering::SeqCst);
         kick
     }
 
     /// Sleeps until a kick that is newer than `kick`. False if none came within `nap`.
-    pub fn evictor_sleep(&self, kick: u32, nap: Duration) -> bool {
+    pub(crate) fn evictor_sleep(&self, kick: u32, nap: Duration) -> bool {
         futex::wait(&self.evict_kick, kick, Some(nap))
     }
 
-    pub fn evictor_works(&self) {
+    pub(crate) fn evictor_works(&self) {
         self.evictor_sleeps.store(false, Ordering::SeqCst);
     }
 
     /// Wakes the control thread: books are waiting to be forgotten.
-    pub fn kick_control(&self) {
+    pub(crate) fn kick_control(&self) {
         let _ = rustix::io::write(&self.control_kick, &1u64.to_ne_bytes());
     }
 
     /// The eventfd that the control thread polls.
-    pub fn control(&self) -> &OwnedFd {
+    pub(crate) fn control(&self) -> &OwnedFd {
         &self.control_kick
     }
 
     /// Has the control thread end the client, which cannot go on, and say why. Only the first
     /// reason is kept.
-    pub fn doom(&self, why: Doom) {
+    pub(crate) fn doom(&self, why: Doom) {
         lock(&self.doom).get_or_insert(why);
     }
 
     /// Why the client must be ended, if it must.
-    pub fn doomed(&self) -> Option<String> {
+    pub(crate) fn doomed(&self) -> Option<String> {
         lock(&self.doom).as_ref().map(Doom::to_string)
     }
 
     /// Stops all threads.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake_fault_threads();
         self.evict_kick.fetch_add(1, Ordering::SeqCst);
@@ -164,7 +164,7 @@ impl Signals {
     }
 
     /// Cost: one load.
-    pub fn stopped(&self) -> bool {
+    pub(crate) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 }

@@ -178,7 +178,7 @@ fn written(brought: Brought, address: u64, moved: &mut Vec<Moved>) {
 
 impl Collector {
     /// * `live`: the trace is of a live run.
-    pub fn new(live: bool) -> Collector {
+    pub(crate) fn new(live: bool) -> Collector {
         Collector {
             live,
             ..Collector::default()
@@ -186,7 +186,7 @@ impl Collector {
     }
 
     /// Takes one entry. Keeps the movements that no policy decides, and when pages were evicted.
-    pub fn add(&mut self, event: Event) {
+    pub(crate) fn add(&mut self, event: Event) {
         let (client, mut address, page) = self.place(&event);
         let batch = event.thread;
         let movement = match event.kind {
@@ -312,7 +312,12 @@ impl Collector {
     }
 
     /// The finished trace; see [`MemoryTrace::collect`].
-    pub fn finish(mut self, name: &str, granule_bytes: u64, clients: &[String]) -> MemoryTrace {
+    pub(crate) fn finish(
+        mut self,
+        name: &str,
+        granule_bytes: u64,
+        clients: &[String],
+    ) -> MemoryTrace {
         let name_of = |at: usize| match clients.get(at) {
             _ if self.spaces.len() > 1 => format!("{} address spaces", self.spaces.len()),
             Some(name) if !name.is_empty() => name.clone(),

@@ -39,7 +39,7 @@ pub type Fact = (&'static str, fn());
 macro_rules! facts {
     ($($name:ident),* $(,)?) => {
         /// The facts of this module.
-        pub const FACTS: &[$crate::Fact] =
+        pub(crate) const FACTS: &[$crate::Fact] =
             &[$((concat!(module_path!(), "::", stringify!($name)), $name as fn())),*];
     };
 }

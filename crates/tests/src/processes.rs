@@ -67,7 +67,7 @@ pub fn descendants(all: &[Process], root: i32) -> Vec<Process> {
 }
 
 /// Processes whose environment holds `text`. Finds those that left their parent's tree, too.
-pub fn with_environment(text: &str) -> Vec<i32> {
+pub(crate) fn with_environment(text: &str) -> Vec<i32> {
     processes()
         .into_iter()
         .map(|process| process.pid)
@@ -85,7 +85,7 @@ pub fn anonymous_kib(pid: i32) -> u64 {
 
 /// Its share of that, where several processes share frames: `Pss_Anon`. Cost: the kernel walks its
 /// page tables, a few ms a GiB.
-pub fn anonymous_part_kib(pid: i32) -> u64 {
+pub(crate) fn anonymous_part_kib(pid: i32) -> u64 {
     kib(&format!("/proc/{pid}/smaps_rollup"), "Pss_Anon:")
 }
 

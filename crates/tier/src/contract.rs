@@ -14,10 +14,10 @@ use undercroft_base::{
     Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
     page_checksum,
 };
-pub use undercroft_seeded::{Page, Pages};
+pub(crate) use undercroft_seeded::{Page, Pages};
 
 /// A tier under test, and facts that the suite needs about it.
-pub struct Subject<'a> {
+pub(crate) struct Subject<'a> {
     /// The tier.
     pub tier: &'a dyn Tier,
     /// Does the tier's idle work, which frees what it keeps for later. Called before `held` is
@@ -28,7 +28,7 @@ pub struct Subject<'a> {
 }
 
 /// Stores `pages` as one batch. Returns each result.
-pub fn store_all(tier: &dyn Tier, pages: &[(Page, Stamp)]) -> Vec<Result<Slot, StoreError>> {
+pub(crate) fn store_all(tier: &dyn Tier, pages: &[(Page, Stamp)]) -> Vec<Result<Slot, StoreError>> {
     let mut batch: Vec<_> = pages
         .iter()
         .map(|(page, stamp)| Store {
@@ -44,7 +44,7 @@ pub fn store_all(tier: &dyn Tier, pages: &[(Page, Stamp)]) -> Vec<Result<Slot, S
 
 impl Subject<'_> {
     /// Loads one page as the engine does: at once, or by a read and a check of the checksum.
-    pub fn load(&self, slot: Slot, stamp: Stamp) -> Result<Box<Page>, LoadError> {
+    pub(crate) fn load(&self, slot: Slot, stamp: Stamp) -> Result<Box<Page>, LoadError> {
         let mut page = Box::new([0xa5; PAGE_BYTES]);
         match self.tier.load(slot, stamp, &mut page[..])? {
             Loaded::Done => {}
@@ -67,7 +67,7 @@ fn read_page(fd: RawFd, offset: u64, page: &mut Page) -> std::io::Result<()> {
 }
 
 /// Runs the whole suite. The tier must be empty, and have room for at least 4096 pages.
-pub fn check(subject: &Subject<'_>, seed: u64) {
+pub(crate) fn check(subject: &Subject<'_>, seed: u64) {
     println!("contract of {}: seed {seed}", subject.tier.info().name);
     random_operations(subject, seed, 2000);
     concurrent_loads(subject, seed);
@@ -78,7 +78,7 @@ pub fn check(subject: &Subject<'_>, seed: u64) {
 type Oracle = BTreeMap<Slot, (Box<Page>, Stamp)>;
 
 /// Stores, loads and frees at random; every byte and every count is compared after each step.
-pub fn random_operations(subject: &Subject<'_>, seed: u64, steps: u32) {
+pub(crate) fn random_operations(subject: &Subject<'_>, seed: u64, steps: u32) {
     let tier = subject.tier;
     let mut random = Pages::new(seed);
     let mut oracle = Oracle::new();
@@ -250,7 +250,7 @@ impl Scene {
 
 /// Two threads load live slots and one loads slots that are being freed, while a worker stores and
 /// frees.
-pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
+pub(crate) fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
     let scene = Scene::default();
     std::thread::scope(|scope| {
         for thread in 0..2 {
@@ -281,7 +281,7 @@ pub fn concurrent_loads(subject: &Subject<'_>, seed: u64) {
 
 /// Three threads store, load and free their own pages at once. No slot ever belongs to two threads,
 /// and every byte stays.
-pub fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
+pub(crate) fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
     std::thread::scope(|scope| {
         for thread in 0..3 {
             scope.spawn(move || {
@@ -328,7 +328,7 @@ pub fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
 }
 
 /// Checks that nothing is stored, and that nothing (or nearly nothing) is held.
-pub fn becomes_empty(subject: &Subject<'_>) {
+pub(crate) fn becomes_empty(subject: &Subject<'_>) {
     (subject.settle)();
     let usage = subject.tier.usage();
     assert_eq!((usage.logical, usage.stored), (Bytes(0), Bytes(0)));
@@ -342,7 +342,7 @@ pub fn becomes_empty(subject: &Subject<'_>) {
 
 /// Fills the tier with at most `pages_max` pages. Checks that nothing was lost, and that freed room
 /// can be used again.
-pub fn fills_and_recovers(subject: &Subject<'_>, seed: u64, pages_max: usize) {
+pub(crate) fn fills_and_recovers(subject: &Subject<'_>, seed: u64, pages_max: usize) {
     println!("filling {}: seed {seed}", subject.tier.info().name);
     let mut random = Pages::new(seed);
     let mut oracle = Oracle::new();

@@ -12,7 +12,7 @@ use crate::tidy::root;
 const KEPT: [&str; 3] = ["json", "md", "svg"];
 
 /// Every figure that has a bound, from the newest run, as rows of a Markdown table.
-pub fn print() -> Result<String, String> {
+pub(crate) fn print() -> Result<String, String> {
     let folder = root().join("docs/results");
     let mut out = String::from(
         "| run | commit | case | measure | against | ratio | must | aim | reached |\n",
@@ -32,7 +32,7 @@ pub fn print() -> Result<String, String> {
 
 /// Copies the run in `from` in place of the one of the same name. Leaves out files that are not
 /// kept.
-pub fn add(from: &str, name: Option<&str>) -> Result<String, String> {
+pub(crate) fn add(from: &str, name: Option<&str>) -> Result<String, String> {
     let from = Path::new(from);
     let own = from
         .file_name()

@@ -9,10 +9,10 @@ use std::path::Path;
 use undercroft_resp::{self as resp, Reply};
 
 /// Keys and values.
-pub type Store = HashMap<Vec<u8>, Box<[u8]>>;
+pub(super) type Store = HashMap<Vec<u8>, Box<[u8]>>;
 
 /// Serves connections, one after the other, until a client sends SHUTDOWN.
-pub fn serve(socket: &Path) -> io::Result<()> {
+pub(super) fn serve(socket: &Path) -> io::Result<()> {
     let listener = UnixListener::bind(socket)?;
     let mut store = Store::new();
     for stream in listener.incoming() {
@@ -27,7 +27,7 @@ pub fn serve(socket: &Path) -> io::Result<()> {
 }
 
 /// Serves one connection. True if the client asked to shut down.
-pub fn converse(store: &mut Store, stream: UnixStream) -> io::Result<bool> {
+pub(super) fn converse(store: &mut Store, stream: UnixStream) -> io::Result<bool> {
     let mut out = BufWriter::with_capacity(256 << 10, stream.try_clone()?);
     let mut input = BufReader::with_capacity(256 << 10, stream);
     loop {

@@ -24,7 +24,7 @@ use workload::{Phase, Plan, VALUE_BYTES};
 const SHARE: u64 = 4;
 
 /// Runs the demo. Status 0 only if every value of every setting was right.
-pub fn demo(args: &DemoArgs) -> Result<u8, Failure> {
+pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
     let stop = interrupt_flag()?;
     let redis = choose_store(args.store)?;
     let directory = tempfile::Builder::new()
@@ -94,7 +94,7 @@ pub fn demo(args: &DemoArgs) -> Result<u8, Failure> {
 }
 
 /// The hidden `demo-kv`.
-pub fn serve_bundled(socket: &Path) -> Result<u8, Failure> {
+pub(crate) fn serve_bundled(socket: &Path) -> Result<u8, Failure> {
     server::serve_bundled(socket).map(|()| 0).map_err(|error| {
         Failure::new(
             status::FAILED,

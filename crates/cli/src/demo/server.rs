@@ -21,7 +21,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
 /// One way to run the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Setting {
+pub(super) enum Setting {
     /// As it is.
     NoLimit,
     /// Under `undercroft run` with this limit.
@@ -34,7 +34,7 @@ pub enum Setting {
 }
 
 /// A running store, and what ends it. Dropping it ends the store and restores the machine.
-pub struct Server {
+pub(super) struct Server {
     run: Run,
     log: PathBuf,
     report: Option<PathBuf>,
@@ -71,7 +71,7 @@ impl Drop for Guard {
 }
 
 /// The memory that a stopped store has used.
-pub struct Used {
+pub(super) struct Used {
     /// DRAM at its peak: resident plus compressed pages.
     pub dram: Bytes,
     /// Undercroft's own report.
@@ -79,7 +79,7 @@ pub struct Used {
 }
 
 /// Why a setting could not be run.
-pub enum NoServer {
+pub(super) enum NoServer {
     /// This machine does not allow it. The other settings still run.
     Unavailable(String),
     /// It should have worked.
@@ -87,7 +87,7 @@ pub enum NoServer {
 }
 
 /// Where the store's files go, and which store.
-pub struct Place<'a> {
+pub(super) struct Place<'a> {
     /// Directory for sockets, logs and reports; gone after the demo.
     pub directory: &'a Path,
     /// redis-server, or `None` for the bundled store.
@@ -98,7 +98,7 @@ pub struct Place<'a> {
 
 impl Server {
     /// Starts the store and waits until it answers.
-    pub fn start(
+    pub(super) fn start(
         setting: Setting,
         place: &Place<'_>,
         stop: &AtomicBool,
@@ -168,7 +168,7 @@ impl Server {
     }
 
     /// A failure of this store, with the end of what it printed.
-    pub fn failure(&self, what: &str) -> Failure {
+    pub(super) fn failure(&self, what: &str) -> Failure {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(12)..].join("\n       ");
@@ -186,7 +186,7 @@ impl Server {
     }
 
     /// Most memory the store's own process had resident so far.
-    pub fn resident_peak(&self) -> Option<Bytes> {
+    pub(super) fn resident_peak(&self) -> Option<Bytes> {
         let Run::Child(guard) = &self.run else {
             return None;
         };
@@ -197,7 +197,7 @@ impl Server {
     }
 
     /// Shuts the store down. Returns what it used.
-    pub fn finish(mut self, mut client: Client) -> Result<Used, Failure> {
+    pub(super) fn finish(mut self, mut client: Client) -> Result<Used, Failure> {
         let resident = self.resident_peak();
         // The store closes the connection instead of answering.
         let _ = client.call(&[b"SHUTDOWN", b"NOSAVE"]);
@@ -356,11 +356,11 @@ fn swap_directory(temporary: &Path) -> Result<PathBuf, NoServer> {
 }
 
 /// The first redis-server on `PATH`.
-pub fn find_redis() -> Option<PathBuf> {
+pub(super) fn find_redis() -> Option<PathBuf> {
     crate::preflight::check("redis-server".as_ref()).ok()
 }
 
 /// The bundled store, as its own process.
-pub fn serve_bundled(socket: &Path) -> io::Result<()> {
+pub(super) fn serve_bundled(socket: &Path) -> io::Result<()> {
     super::bundled::serve(socket)
 }

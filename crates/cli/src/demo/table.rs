@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::show;
 
 /// One setting and its result.
-pub struct Row {
+pub(super) struct Row {
     /// As printed.
     pub name: &'static str,
     /// Its result.
@@ -17,7 +17,7 @@ pub struct Row {
 }
 
 /// The result of one setting.
-pub enum Outcome {
+pub(super) enum Outcome {
     /// It ran.
     Measured {
         /// Speed and verification.
@@ -58,7 +58,7 @@ struct DocumentRow<'a> {
 
 impl Row {
     /// DRAM at its peak; 0 if it did not run.
-    pub fn dram(&self) -> Bytes {
+    pub(super) fn dram(&self) -> Bytes {
         match &self.outcome {
             Outcome::Measured { dram, .. } => *dram,
             Outcome::Absent(_) => Bytes(0),
@@ -66,7 +66,7 @@ impl Row {
     }
 
     /// True if no value was wrong.
-    pub fn is_right(&self) -> bool {
+    pub(super) fn is_right(&self) -> bool {
         match &self.outcome {
             Outcome::Measured { measured, .. } => measured.wrong == 0,
             Outcome::Absent(_) => true,
@@ -125,7 +125,7 @@ impl Row {
 }
 
 /// Prints every row on standard output.
-pub fn print(
+pub(super) fn print(
     rows: &[Row],
     store: &str,
     plan: Plan,

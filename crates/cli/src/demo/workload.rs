@@ -15,7 +15,7 @@ use undercroft_resp::{Client, Reply};
 use undercroft_seeded::{Random, Zipf, mix};
 
 /// Bytes of one value: with its header it fills one 4 KiB allocation of redis.
-pub const VALUE_BYTES: usize = 4000;
+pub(super) const VALUE_BYTES: usize = 4000;
 /// Requests in flight while loading and verifying.
 const PIPELINE: u64 = 32;
 /// One request of this many is a write.
@@ -32,7 +32,7 @@ const WORDS: [&str; 32] = [
 
 /// The result of one setting.
 #[derive(Clone, Debug)]
-pub struct Measured {
+pub(super) struct Measured {
     /// Requests of the measured part in one second.
     pub ops_per_second: f64,
     /// Time of one request, in nanoseconds.
@@ -49,7 +49,7 @@ pub struct Measured {
 
 /// Which part is running, for the progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub(super) enum Phase {
     /// Filling the store.
     Load,
     /// The measured requests.
@@ -60,7 +60,7 @@ pub enum Phase {
 
 /// How much to do.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub(super) struct Plan {
     /// Values in the store.
     pub keys: u64,
     /// Requests of the measured part.
@@ -74,7 +74,7 @@ pub struct Plan {
 ///
 /// Errors: the connection broke, or the store refused a request. Wrong bytes are counted, not
 /// errors.
-pub fn run(
+pub(super) fn run(
     client: &mut Client,
     plan: Plan,
     stop: &AtomicBool,

@@ -9,7 +9,7 @@ use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, Si
 /// `undercroft sim`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
-pub struct SimArgs {
+pub(crate) struct SimArgs {
     /// A command other than a replay.
     #[command(subcommand)]
     pub command: Option<SimCommand>,
@@ -21,14 +21,14 @@ pub struct SimArgs {
 
 /// The simulator's other commands.
 #[derive(Debug, Subcommand)]
-pub enum SimCommand {
+pub(crate) enum SimCommand {
     /// Run the engine through random programs and failures, and check every byte
     Storm(crate::storm::StormArgs),
 }
 
 /// One replay, or a sweep of them.
 #[derive(Debug, Args)]
-pub struct ReplayArgs {
+pub(crate) struct ReplayArgs {
     /// A trace file, or the description of one to generate: zipf:pages=10000,refs=1000000,theta=0.9
     #[arg(long, value_name = "FILE|SPEC")]
     pub trace: Option<String>,
@@ -118,7 +118,7 @@ Exit status: 0; 1 the trace cannot be read or the tiers are full; 2 wrong usage.
 
 /// Tiers that take the same place in the hierarchy, one after the other.
 #[derive(Clone, Debug)]
-pub struct TierChoice(pub Vec<SimTier>);
+pub(crate) struct TierChoice(pub Vec<SimTier>);
 
 /// `--initial` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -182,7 +182,7 @@ impl From<RoomArg> for SimRoom {
 
 /// `--format` as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FormatArg {
+pub(crate) enum FormatArg {
     /// Columns for people
     Table,
     /// Everything, one object

@@ -1,7 +1,7 @@
 //! `undercroft sim`: replays a trace through the engine over models of devices, and prints the
 //! results.
 
-pub mod args;
+pub(crate) mod args;
 mod plots;
 
 use std::fs;
@@ -20,7 +20,7 @@ use crate::show;
 use args::{FormatArg, ReplayArgs, SimArgs, SimCommand, TierChoice};
 
 /// Runs `undercroft sim`.
-pub fn sim(args: SimArgs) -> Result<u8, Failure> {
+pub(crate) fn sim(args: SimArgs) -> Result<u8, Failure> {
     if let Some(SimCommand::Storm(args)) = &args.command {
         return crate::storm::storm(args);
     }

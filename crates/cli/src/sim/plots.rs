@@ -78,7 +78,7 @@ impl Axis {
 
 /// Writes `misses`, `elapsed` and `energy` as SVG into `out`. Returns the files written: none if
 /// nothing varies that can go across. Errors: a file cannot be written.
-pub fn draw(results: &Results, out: &Path) -> Result<Vec<String>, String> {
+pub(super) fn draw(results: &Results, out: &Path) -> Result<Vec<String>, String> {
     let Some(axis) = Axis::of(results) else {
         return Ok(Vec::new());
     };

@@ -9,7 +9,7 @@ use undercroft_trace::{CacheSpec, Sampling, Spec, TimeUnit};
 
 /// `undercroft trace`.
 #[derive(Debug, Args)]
-pub struct TraceArgs {
+pub(crate) struct TraceArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: TraceCommand,
@@ -17,7 +17,7 @@ pub struct TraceArgs {
 
 /// Every command for traces.
 #[derive(Debug, Subcommand)]
-pub enum TraceCommand {
+pub(crate) enum TraceCommand {
     /// Run a program under valgrind and record what reaches memory behind a cache
     Record(RecordArgs),
     /// Convert another tool's trace
@@ -32,7 +32,7 @@ pub enum TraceCommand {
 
 /// `--cache`.
 #[derive(Clone, Copy, Debug)]
-pub enum CacheArg {
+pub(crate) enum CacheArg {
     /// Every reference is kept.
     None,
     /// Only those that reach memory behind this cache.
@@ -41,7 +41,7 @@ pub enum CacheArg {
 
 impl CacheArg {
     /// The cache, if there is one.
-    pub fn spec(self) -> Option<CacheSpec> {
+    pub(crate) fn spec(self) -> Option<CacheSpec> {
         match self {
             CacheArg::None => None,
             CacheArg::Cache(spec) => Some(spec),
@@ -98,7 +98,7 @@ fn sampling(text: &str) -> Result<Sampling, String> {
 /// `undercroft trace record`.
 #[derive(Debug, Args)]
 #[command(after_help = RECORD_HELP)]
-pub struct RecordArgs {
+pub(crate) struct RecordArgs {
     /// The trace to write
     #[arg(long, short, value_name = "FILE")]
     pub out: PathBuf,
@@ -137,7 +137,7 @@ Exit status: the program's own; 128+n when signal n ended it; 125 undercroft fai
 
 /// Formats of other tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FormatArg {
+pub(crate) enum FormatArg {
     /// valgrind --tool=lackey --trace-mem=yes
     Lackey,
     /// Comma-separated, with names in the first line: address and access; optionally time, bytes,
@@ -172,7 +172,7 @@ impl From<TimeUnitArg> for TimeUnit {
   undercroft trace import --format csv blocks.csv --granularity 4K --out blocks.uct
   valgrind --tool=lackey --trace-mem=yes --log-fd=9 ./prog 9>&1 >/dev/null |
       undercroft trace import --format lackey - --cache 1M,16,64 --out prog.uct")]
-pub struct ImportArgs {
+pub(crate) struct ImportArgs {
     /// The file to read; - = standard input
     pub input: PathBuf,
 
@@ -205,7 +205,7 @@ pub struct ImportArgs {
 /// `undercroft trace generate`.
 #[derive(Debug, Args)]
 #[command(after_help = GENERATE_HELP)]
-pub struct GenerateArgs {
+pub(crate) struct GenerateArgs {
     /// PATTERN[:KEY=VALUE,...][+PATTERN...]
     #[arg(value_name = "SPEC", value_parser = spec)]
     pub spec: Spec,
@@ -239,7 +239,7 @@ Examples:
   undercroft trace info prog.uct
   undercroft trace info prog.uct --page-size 512 --plot curve.svg
   undercroft trace info big.uct --sample rate=0.01 --json")]
-pub struct InfoArgs {
+pub(crate) struct InfoArgs {
     /// The trace; - = standard input
     pub trace: PathBuf,
 
@@ -263,7 +263,7 @@ pub struct InfoArgs {
 
 /// `undercroft trace cat`.
 #[derive(Debug, Args)]
-pub struct CatArgs {
+pub(crate) struct CatArgs {
     /// The trace; - = standard input
     pub trace: PathBuf,
 

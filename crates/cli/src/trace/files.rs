@@ -15,7 +15,7 @@ use crate::failure::{Failure, status};
 const STANDARD: &str = "-";
 
 /// The bytes of `path`, and how many there are if that is known.
-pub fn open(path: &Path) -> Result<(Box<dyn Read>, Option<u64>), Failure> {
+pub(super) fn open(path: &Path) -> Result<(Box<dyn Read>, Option<u64>), Failure> {
     if path.as_os_str() == STANDARD {
         return Ok((Box::new(io::stdin().lock()), None));
     }
@@ -37,17 +37,17 @@ pub fn open(path: &Path) -> Result<(Box<dyn Read>, Option<u64>), Failure> {
 }
 
 /// A trace from a file or from standard input.
-pub type Reader = TraceReader<Box<dyn Read>>;
+pub(super) type Reader = TraceReader<Box<dyn Read>>;
 
 /// The trace at `path` with its header read, and its length if that is known.
-pub fn reader(path: &Path) -> Result<(Reader, Option<u64>), Failure> {
+pub(super) fn reader(path: &Path) -> Result<(Reader, Option<u64>), Failure> {
     let (input, bytes) = open(path)?;
     let reader = TraceReader::new(input).map_err(|error| bad_trace(path, &error))?;
     Ok((reader, bytes))
 }
 
 /// The failure of a trace that cannot be read.
-pub fn bad_trace(path: &Path, error: &TraceError) -> Failure {
+pub(super) fn bad_trace(path: &Path, error: &TraceError) -> Failure {
     let fix = match error {
         TraceError::Io { .. } => "check the disk or pipe it comes from",
         TraceError::NotATrace { .. } => {
@@ -72,7 +72,7 @@ pub fn bad_trace(path: &Path, error: &TraceError) -> Failure {
 }
 
 /// A file being written: a temporary one beside it until it is complete.
-pub enum Output {
+pub(super) enum Output {
     /// Gets its name when it is complete.
     File {
         /// Where the bytes are now.
@@ -91,7 +91,7 @@ pub enum Output {
 
 impl Output {
     /// Begins a file. Errors: its directory cannot be written.
-    pub fn new(path: &Path) -> Result<Output, Failure> {
+    pub(super) fn new(path: &Path) -> Result<Output, Failure> {
         let path = path.to_owned();
         if path.as_os_str() == STANDARD {
             let stream = Box::new(io::stdout());
@@ -119,7 +119,7 @@ impl Output {
     }
 
     /// Gives the complete file its name. Returns its length if it is a file.
-    pub fn keep(self) -> Result<Option<u64>, Failure> {
+    pub(super) fn keep(self) -> Result<Option<u64>, Failure> {
         match self {
             Output::File { file, path } => {
                 let file = file
@@ -152,7 +152,7 @@ impl Write for Output {
 }
 
 /// The failure of a file that cannot be written.
-pub fn cannot_write(path: &Path, why: impl std::fmt::Display) -> Failure {
+pub(super) fn cannot_write(path: &Path, why: impl std::fmt::Display) -> Failure {
     Failure::new(
         status::FAILED,
         format!("cannot write {}", path.display()),

@@ -202,7 +202,7 @@ struct Point {
 }
 
 /// Shows one trace.
-pub fn info(args: &InfoArgs) -> Result<(), Failure> {
+pub(super) fn info(args: &InfoArgs) -> Result<(), Failure> {
     let (mut reader, file_bytes) = reader(&args.trace)?;
     let header = reader.header().clone();
     let page_shift = match args.page_size {

@@ -1,6 +1,6 @@
 //! `undercroft trace`: records, imports, generates, shows and prints traces of memory references.
 
-pub mod args;
+pub(crate) mod args;
 mod files;
 mod info;
 mod record;
@@ -24,7 +24,7 @@ const TEXT_BUFFER_BYTES: usize = 1 << 20;
 const PROGRESS_EVERY: u64 = 1 << 16;
 
 /// Runs one trace command.
-pub fn trace(command: TraceCommand) -> Result<u8, Failure> {
+pub(crate) fn trace(command: TraceCommand) -> Result<u8, Failure> {
     match command {
         TraceCommand::Record(args) => return record::record(&args),
         TraceCommand::Import(args) => import(&args)?,

@@ -37,7 +37,7 @@ const GATHER: Duration = Duration::from_millis(2);
 const READ_ENOUGH: usize = 256 << 10;
 
 /// Records a program. Returns its status.
-pub fn record(args: &RecordArgs) -> Result<u8, Failure> {
+pub(super) fn record(args: &RecordArgs) -> Result<u8, Failure> {
     let version = version()?;
     let cache = args.cache.spec();
     let header = Header {

@@ -21,7 +21,7 @@ const SPACES: [SpaceId; 2] = [SpaceId(1), SpaceId(2)];
 /// are written to an empty ledger. Returns how many of the two were accepted.
 ///
 /// Panics when a promise is broken: an accepted ledger must be recovered, and its books must agree.
-pub fn check(bytes: &[u8]) -> usize {
+pub(crate) fn check(bytes: &[u8]) -> usize {
     let (words, _) = bytes.as_chunks::<8>();
     let raw = words.iter().map(|word| u64::from_le_bytes(*word));
     let raw: Vec<AtomicU64> = raw.map(AtomicU64::new).collect();

@@ -6,7 +6,7 @@ use undercroft_policy::reclaim::Reclaim;
 
 /// Keeps a reserve below `limit` pages and no copies of resident pages. Does not prefetch.
 /// * `chunks`: of its ledger.
-pub fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<VecLedger> {
+pub(crate) fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<VecLedger> {
     let config = Config {
         limit: Bytes(limit * PAGE_BYTES as u64),
         retain: vec![false],
@@ -19,7 +19,7 @@ pub fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<Ve
 
 /// A read of a page that is not in memory, served.
 #[allow(dead_code, reason = "not every test reads")]
-pub fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
+pub(crate) fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
     let fault = Fault {
         space,
         page,

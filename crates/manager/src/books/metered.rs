@@ -21,7 +21,7 @@ pub(crate) struct MeteredTier {
 }
 
 impl MeteredTier {
-    pub fn new(tier: Box<dyn Tier>) -> MeteredTier {
+    pub(crate) fn new(tier: Box<dyn Tier>) -> MeteredTier {
         MeteredTier {
             tier,
             reads: AtomicU64::new(0),
@@ -32,12 +32,12 @@ impl MeteredTier {
         }
     }
 
-    pub fn is_ram(&self) -> bool {
+    pub(crate) fn is_ram(&self) -> bool {
         self.tier.info().kind == TierKind::Ram
     }
 
     /// Its state, which the engine needs before a decision.
-    pub fn state(&self) -> TierState {
+    pub(crate) fn state(&self) -> TierState {
         TierState {
             capacity: self.tier.info().capacity,
             held: self.tier.usage().held,
@@ -52,7 +52,12 @@ impl MeteredTier {
     }
 
     /// Loads, and counts reads and errors. The caller records the latency of a `Read` answer.
-    pub fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
+    pub(crate) fn load(
+        &self,
+        slot: Slot,
+        stamp: Stamp,
+        dst: &mut [u8],
+    ) -> Result<Loaded, LoadError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let result = self.tier.load(slot, stamp, dst);
         if result.is_err() {
@@ -62,7 +67,7 @@ impl MeteredTier {
     }
 
     /// Notes the present usage. Returns the peak of each field, and the usage at the logical peak.
-    pub fn note_usage(&self) -> (TierUsage, TierUsage) {
+    pub(crate) fn note_usage(&self) -> (TierUsage, TierUsage) {
         let now = self.tier.usage();
         let mut peaks = lock(&self.peaks);
         if now.logical >= peaks.0.logical {

@@ -48,7 +48,7 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    pub fn new(
+    pub(crate) fn new(
         mut engine: Engine<MemfdLedger>,
         tiers: Vec<MeteredTier>,
         record: Option<Record>,
@@ -68,7 +68,7 @@ impl Books {
 
     /// Locks the engine. A hold lasts microseconds, and a sleep costs two wake-ups of an idle CPU.
     /// So a thread waits awake first.
-    pub fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
+    pub(crate) fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
         ENGINE_LOCKS.with(|locks| locks.set(locks.get() + 1));
         for _ in 0..ENGINE_SPINS {
             if let Ok(guard) = self.engine.try_lock() {
@@ -80,24 +80,24 @@ impl Books {
     }
 
     /// DRAM that tiers hold now.
-    pub fn pool_held(&self) -> Bytes {
+    pub(crate) fn pool_held(&self) -> Bytes {
         Bytes(self.tiers.iter().map(|t| t.tier.dram().0).sum())
     }
 
     /// The managed ranges of a space, as they are now.
-    pub fn regions(&self, space: SpaceId) -> Vec<VirtRange> {
+    pub(crate) fn regions(&self, space: SpaceId) -> Vec<VirtRange> {
         self.engine().books().regions(space).to_vec()
     }
 
     /// Frees slots that no entry names, in their tiers. Never call it with the engine locked.
-    pub fn free_released(&self) {
+    pub(crate) fn free_released(&self) {
         let mut freed = Vec::new();
         self.engine().take_freed(&mut freed);
         self.free_slots(&mut freed);
     }
 
     /// Frees `slots`, in any order, and empties the vector.
-    pub fn free_slots(&self, slots: &mut Vec<(TierId, Slot)>) {
+    pub(crate) fn free_slots(&self, slots: &mut Vec<(TierId, Slot)>) {
         for (index, metered) in self.tiers.iter().enumerate() {
             let id = TierId(index as u8);
             let mut batch = [Slot(0); 64];

@@ -21,7 +21,7 @@ pub(crate) struct Runs(Mutex<VecDeque<(SpaceId, VirtRange)>>);
 impl Runs {
     /// Adds pages. If there are too many runs, the oldest is forgotten: its pages leave in their
     /// turn.
-    pub fn note(&self, space: SpaceId, range: VirtRange) {
+    pub(crate) fn note(&self, space: SpaceId, range: VirtRange) {
         let mut runs = self.queue();
         if let Some((last, run)) = runs.back_mut()
             && *last == space
@@ -38,7 +38,7 @@ impl Runs {
     }
 
     /// The queue, locked.
-    pub fn queue(&self) -> MutexGuard<'_, VecDeque<(SpaceId, VirtRange)>> {
+    pub(crate) fn queue(&self) -> MutexGuard<'_, VecDeque<(SpaceId, VirtRange)>> {
         lock(&self.0)
     }
 }

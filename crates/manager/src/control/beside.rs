@@ -21,7 +21,7 @@ pub(super) struct Presence {
 }
 
 impl Presence {
-    pub fn new(now: Instant) -> Presence {
+    pub(super) fn new(now: Instant) -> Presence {
         Presence {
             absent_since: Some(now),
             missed: false,

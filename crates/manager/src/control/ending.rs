@@ -32,7 +32,7 @@ pub(crate) struct Mark {
 impl Mark {
     /// * `shim`: the file that the program loads, without links in its path.
     /// * `socket`: the manager's socket, as the program's environment has it.
-    pub fn new(shim: &Path, socket: &Path) -> Mark {
+    pub(crate) fn new(shim: &Path, socket: &Path) -> Mark {
         Mark {
             shim: shim.to_string_lossy().into_owned(),
             variable: format!("{SOCKET_VARIABLE}={}", socket.to_string_lossy()),
@@ -64,7 +64,7 @@ impl Mark {
     }
 
     /// Kills processes of the run until no process and no address space of it is left.
-    pub fn end_all(&self) {
+    pub(crate) fn end_all(&self) {
         let mut nap = NAP_MIN;
         while self.kill() > 0 || !nothing_held() {
             std::thread::sleep(nap);

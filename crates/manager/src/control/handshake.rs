@@ -118,7 +118,7 @@ struct Greeting {
 
 impl Greetings {
     /// The poll flags of the listener: none while no connection may be accepted.
-    pub fn listens(&self) -> PollFlags {
+    pub(super) fn listens(&self) -> PollFlags {
         let deaf = self.deaf_until.is_some_and(|until| until > Instant::now());
         if deaf || self.open.len() >= GREETINGS_MAX {
             PollFlags::empty()
@@ -128,12 +128,12 @@ impl Greetings {
     }
 
     /// The sockets of the handshakes, in order.
-    pub fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
+    pub(super) fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
         self.open.iter().map(|greeting| &greeting.socket)
     }
 
     /// Time until a handshake ends for lack of an answer, or the listener's turn comes.
-    pub fn due(&self) -> Option<Duration> {
+    pub(super) fn due(&self) -> Option<Duration> {
         let now = Instant::now();
         let ends = self.open.iter().map(|greeting| greeting.until);
         let deaf = self.deaf_until.filter(|until| *until > now);

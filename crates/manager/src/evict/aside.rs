@@ -81,7 +81,7 @@ pub(super) struct GivenUp {
 }
 
 impl GivenUp {
-    pub fn new(agent: &Agent, seq: u32, sharing: u64) -> GivenUp {
+    pub(super) fn new(agent: &Agent, seq: u32, sharing: u64) -> GivenUp {
         GivenUp {
             seq,
             sharing,

@@ -53,13 +53,13 @@ impl Default for Backoff {
 
 impl Backoff {
     /// Pages of the next batch.
-    pub fn pages(&self) -> usize {
+    pub(super) fn pages(&self) -> usize {
         self.pages
     }
 
     /// Notes a batch that freed pages. After a trial the next batches grow step by step: there may
     /// be room for only a few.
-    pub fn freed(&mut self) {
+    pub(super) fn freed(&mut self) {
         *self = Backoff {
             pages: (2 * self.pages).min(EVICT_PAGES_MAX),
             ..Backoff::default()
@@ -68,7 +68,7 @@ impl Backoff {
 
     /// Notes a batch that freed nothing.
     /// * `unfit`: a page of it did not compress; others may.
-    pub fn refused(&mut self, unfit: bool) -> Next {
+    pub(super) fn refused(&mut self, unfit: bool) -> Next {
         self.fruitless += 1;
         let trial = self.pages < EVICT_PAGES_MAX && !unfit;
         if !trial && self.fruitless < FRUITLESS_MAX {

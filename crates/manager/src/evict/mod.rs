@@ -94,7 +94,7 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    pub fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
+    pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
         let store_pages = if shared.books.tiers[0].is_ram() {
             COMPRESS_PAGES
         } else {
@@ -124,7 +124,7 @@ impl Evictor {
     }
 
     /// Works until the run ends.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         self.shared.placement.set_evictor(process::thread_id());
         while !self.shared.signals.stopped() {
             self.sleep_until_wanted();

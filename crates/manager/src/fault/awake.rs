@@ -58,7 +58,7 @@ impl Default for Awake {
 impl Awake {
     /// Waits for events, first awake if it `may`, then asleep for at most `limit`. Replaces
     /// `events`, up to its capacity.
-    pub fn wait(
+    pub(super) fn wait(
         &mut self,
         epoll: &OwnedFd,
         events: &mut Vec<epoll::Event>,

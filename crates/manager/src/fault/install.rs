@@ -57,7 +57,7 @@ enum Came {
 }
 
 impl Loads {
-    pub fn new() -> Loads {
+    pub(super) fn new() -> Loads {
         Loads {
             plan: LoadPlan::default(),
             states: [Load::Finished; LOAD_PAGES_MAX],
@@ -65,7 +65,7 @@ impl Loads {
     }
 
     /// The next range of items from `from` on that are neither in flight nor finished.
-    pub fn next_part(&self, from: usize) -> Option<Range<usize>> {
+    pub(super) fn next_part(&self, from: usize) -> Option<Range<usize>> {
         let states = &self.states[..self.plan.items.len()];
         let closed = |state: &Load| matches!(state, Load::Reading { .. } | Load::Finished);
         let start = from + states[from..].iter().position(|state| !closed(state))?;
@@ -74,7 +74,7 @@ impl Loads {
     }
 
     /// No page can be installed now: the items that are ready are skipped.
-    pub fn skip_ready(&mut self) {
+    pub(super) fn skip_ready(&mut self) {
         for state in &mut self.states[..self.plan.items.len()] {
             if *state == Load::Ready {
                 *state = Load::Skipped;
@@ -86,7 +86,7 @@ impl Loads {
     ///
     /// * `loaded`: the bytes of a range of items.   * `zeros`: as many pages as a plan has.
     /// * `zeroed`: called with each run that got the shared zero page.
-    pub fn install<'a>(
+    pub(super) fn install<'a>(
         &mut self,
         part: Range<usize>,
         memory: &dyn Space,
@@ -166,7 +166,7 @@ impl Loads {
     }
 
     /// The items of `part`, each with its result, for [`undercroft_engine::Engine`].
-    pub fn results(&mut self, part: Range<usize>) -> &mut [LoadItem] {
+    pub(super) fn results(&mut self, part: Range<usize>) -> &mut [LoadItem] {
         let items = &mut self.plan.items[part.clone()];
         for (item, state) in items.iter_mut().zip(&self.states[part]) {
             item.install = match state {
@@ -179,7 +179,7 @@ impl Loads {
     }
 
     /// The range from the first to the last page of `part`: its items are in ascending order.
-    pub fn pages(&self, part: Range<usize>) -> VirtRange {
+    pub(super) fn pages(&self, part: Range<usize>) -> VirtRange {
         let page = |at: usize| -> VirtPage { self.plan.items[at].page };
         VirtRange::new(page(part.start), page(part.end - 1).plus(1))
     }

@@ -99,7 +99,7 @@ pub(crate) struct FaultThread {
 }
 
 impl FaultThread {
-    pub fn new(shared: Arc<Shared>, index: usize) -> std::io::Result<FaultThread> {
+    pub(crate) fn new(shared: Arc<Shared>, index: usize) -> std::io::Result<FaultThread> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         // One operation for each page, so the ring is never full.
         let entries = LANES * LOAD_PAGES_MAX;
@@ -140,7 +140,7 @@ impl FaultThread {
     }
 
     /// Serves until the run ends.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         use undercroft_sys::process;
         let cpu = self.shared.placement.cpus[self.index];
         let _ = process::set_affinity(0, &[cpu]);

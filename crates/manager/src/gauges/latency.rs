@@ -22,7 +22,7 @@ pub(crate) struct Breakdown {
 
 impl Breakdown {
     /// Adds one fault: when it arrived, was read, decided, loaded and installed.
-    pub fn add(&self, times: [Instant; 5]) {
+    pub(crate) fn add(&self, times: [Instant; 5]) {
         self.count.fetch_add(1, Ordering::Relaxed);
         for (part, pair) in self.parts.iter().zip(times.windows(2)) {
             let took = pair[1].saturating_duration_since(pair[0]).as_nanos() as u64;
@@ -31,7 +31,7 @@ impl Breakdown {
     }
 
     /// The means. `None` if there was no such fault.
-    pub fn mean(&self) -> Option<FaultBreakdown> {
+    pub(crate) fn mean(&self) -> Option<FaultBreakdown> {
         let faults = self.count.load(Ordering::Relaxed);
         let mean = |at: usize| self.parts[at].load(Ordering::Relaxed) as f64 / faults as f64 / 1e9;
         (faults > 0).then(|| FaultBreakdown {

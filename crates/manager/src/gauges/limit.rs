@@ -15,7 +15,7 @@ pub(crate) struct Exceeded {
 
 impl Exceeded {
     /// Notes that memory in use is `over` bytes above the limit at `now`.
-    pub fn note(&mut self, over: u64, now: Instant) {
+    pub(crate) fn note(&mut self, over: u64, now: Instant) {
         match (over > 0, self.since) {
             (true, None) => {
                 self.since = Some(now);
@@ -31,7 +31,7 @@ impl Exceeded {
     }
 
     /// The sum, with the present excess up to `now`.
-    pub fn until(&self, now: Instant) -> LimitExceeded {
+    pub(crate) fn until(&self, now: Instant) -> LimitExceeded {
         let going_on = self
             .since
             .map_or(0.0, |since| now.duration_since(since).as_secs_f64());

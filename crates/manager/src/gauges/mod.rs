@@ -45,7 +45,7 @@ pub(crate) struct EvictionCost {
 
 impl EvictionCost {
     /// Adds a batch, and the `locks` of the engine for it.
-    pub fn note(&self, locks: u64) {
+    pub(crate) fn note(&self, locks: u64) {
         self.batches.fetch_add(1, Ordering::Relaxed);
         self.engine_locks.fetch_add(locks, Ordering::Relaxed);
     }
@@ -62,7 +62,7 @@ pub(crate) struct Scans {
 }
 
 impl Gauges {
-    pub fn new() -> Gauges {
+    pub(crate) fn new() -> Gauges {
         Gauges {
             fault_latency: Mutex::new(new_histogram()),
             breakdown: Breakdown::default(),
@@ -80,13 +80,13 @@ impl Gauges {
 
     /// Notes the memory in use and the limit. Called by the control thread at each check, and by
     /// the evictor.
-    pub fn note_limit(&self, dram: Bytes, limit: Bytes) {
+    pub(crate) fn note_limit(&self, dram: Bytes, limit: Bytes) {
         let over = dram.0.saturating_sub(limit.0);
         lock(&self.exceeded).note(over, Instant::now());
     }
 
     /// Notes the mappings of a process, and warns once if they come near the kernel's limit.
-    pub fn note_mappings(&self, pid: u32, count: u64) {
+    pub(crate) fn note_mappings(&self, pid: u32, count: u64) {
         let before = self.mappings_peak.fetch_max(count, Ordering::Relaxed);
         // Once: when the peak crosses the threshold.
         let most = self.mappings_warn;

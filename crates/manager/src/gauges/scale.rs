@@ -33,17 +33,17 @@ const TABLE: u64 = 2;
 
 impl Shortages {
     /// The ledger had no room for a page, which goes on unmanaged.
-    pub fn no_entry(&self) {
+    pub(crate) fn no_entry(&self) {
         self.table.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a missing descriptor.
-    pub fn no_descriptor(&self) {
+    pub(crate) fn no_descriptor(&self) {
         self.descriptors.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The warnings that have not been given yet.
-    pub fn news(&self) -> Vec<&'static str> {
+    pub(crate) fn news(&self) -> Vec<&'static str> {
         let mut news = Vec::new();
         let mut tell = |count: &AtomicU64, kind: u64, text| {
             let new = count.load(Ordering::Relaxed) > 0;

@@ -299,7 +299,7 @@ pub(super) struct RunDir {
 impl RunDir {
     /// Makes it in the first candidate that is fit. Errors: the user's own choice is not safe, or
     /// no candidate is fit.
-    pub fn create() -> Result<RunDir, PlaceError> {
+    pub(super) fn create() -> Result<RunDir, PlaceError> {
         let now = Surroundings::now();
         let mut unfit = Vec::new();
         for candidate in now.candidates() {
@@ -358,12 +358,12 @@ impl RunDir {
     }
 
     /// The path of one of the run's files.
-    pub fn path(&self, file: &str) -> PathBuf {
+    pub(super) fn path(&self, file: &str) -> PathBuf {
         self.path.join(file)
     }
 
     /// Makes a listening socket in the directory.
-    pub fn listen(&self, name: &str, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
+    pub(super) fn listen(&self, name: &str, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
         use std::os::unix::fs::PermissionsExt;
         let path = self.path(name);
         let address = SocketAddrUnix::new(&path)?;

@@ -22,7 +22,7 @@ pub(super) struct Voice {
 
 impl Voice {
     /// Call this after signals are blocked: the thread inherits the mask.
-    pub fn new() -> io::Result<Voice> {
+    pub(super) fn new() -> io::Result<Voice> {
         let (to, from) = sync_channel::<String>(WAITING_MAX);
         let (ended, done) = sync_channel(1);
         std::thread::Builder::new()
@@ -41,24 +41,24 @@ impl Voice {
     }
 
     /// Writes a message of the keeper's own.
-    pub fn say(&self, text: &str) {
+    pub(super) fn say(&self, text: &str) {
         self.print(format!("undercroft: {text}\n"));
     }
 
     /// Writes text as it is.
-    pub fn print(&self, text: String) {
+    pub(super) fn print(&self, text: String) {
         let _ = self.to.try_send(text);
     }
 
     /// Writes a line of the manager's, if the budget allows it.
-    pub fn relay(&mut self, line: &str) {
+    pub(super) fn relay(&mut self, line: &str) {
         if self.budget.takes(Instant::now()) {
             self.say(line);
         }
     }
 
     /// Waits for unwritten messages, for [`PATIENCE`] at most.
-    pub fn end(self) {
+    pub(super) fn end(self) {
         if self.budget.left_out > 0 {
             self.say(&format!(
                 "{} more messages of the manager were left out",

@@ -52,7 +52,7 @@ pub(crate) struct Placement {
 
 impl Placement {
     /// `disk_cpu`: the only CPU that gets the interrupts of the tiers' disk, if there is one.
-    pub fn new(disk_cpu: Option<usize>) -> Placement {
+    pub(crate) fn new(disk_cpu: Option<usize>) -> Placement {
         let allowed = process::allowed_cpus(0).unwrap_or_else(|_| vec![0]);
         let cpus: Vec<usize> = allowed.iter().copied().take(FAULT_THREADS_MAX).collect();
         Placement {
@@ -68,11 +68,11 @@ impl Placement {
         }
     }
 
-    pub fn is_active(&self, thread: usize) -> bool {
+    pub(crate) fn is_active(&self, thread: usize) -> bool {
         self.active.load(Ordering::Acquire) >> thread & 1 == 1
     }
 
-    pub fn set_evictor(&self, tid: u32) {
+    pub(crate) fn set_evictor(&self, tid: u32) {
         self.evictor.store(tid, Ordering::Relaxed);
         self.place_workers(&[]);
     }
@@ -80,7 +80,7 @@ impl Placement {
     /// Notes that thread `tid` faulted at `now` (ns). True if the set of active fault threads
     /// changed: the caller then wakes them all. Cost: looks up the thread's CPU at most every
     /// millisecond, some 20 us.
-    pub fn fault_seen(
+    pub(crate) fn fault_seen(
         &self,
         tid: u32,
         now: u64,
@@ -125,7 +125,7 @@ impl Placement {
     }
 
     /// CPUs for reclaim: those where no thread faults, or all if there are none.
-    pub fn worker_cpus(&self) -> Vec<usize> {
+    pub(crate) fn worker_cpus(&self) -> Vec<usize> {
         let busy = |cpu: &usize| {
             let home = self.cpus.iter().position(|c| c == cpu);
             home.is_some_and(|thread| self.is_active(thread))
@@ -144,7 +144,7 @@ impl Placement {
     }
 
     /// Moves the evictor and the given agent threads to the CPUs for reclaim.
-    pub fn place_workers(&self, agents: &[u32]) {
+    pub(crate) fn place_workers(&self, agents: &[u32]) {
         let cpus = self.worker_cpus();
         let evictor = self.evictor.load(Ordering::Relaxed);
         for tid in agents

@@ -74,7 +74,7 @@ impl Bound {
 impl Pin {
     /// Notes that thread `tid` was seen to fault on `cpu` at `now` (ns). Binds it if it is alone:
     /// to `better` if it may run there, else to `cpu`.
-    pub fn seen(
+    pub(crate) fn seen(
         &self,
         tid: u32,
         cpu: usize,
@@ -119,7 +119,7 @@ impl Pin {
     }
 
     /// Frees a bound thread that has not faulted for a while.
-    pub fn expire(&self, now: u64) {
+    pub(crate) fn expire(&self, now: u64) {
         let mut lone = lock(&self.lone);
         if now.saturating_sub(lone.last) > KEPT_NS {
             self.let_go(&mut lone);
@@ -127,7 +127,7 @@ impl Pin {
     }
 
     /// True if `tid` is bound. Cost: one load.
-    pub fn holds(&self, tid: u32) -> bool {
+    pub(crate) fn holds(&self, tid: u32) -> bool {
         tid != 0 && self.held.load(Relaxed) == tid
     }
 
@@ -144,7 +144,7 @@ impl Pin {
     }
 
     /// Frees the only thread of process `pid`, which runs a new program.
-    pub fn restarted(&self, pid: u32) {
+    pub(crate) fn restarted(&self, pid: u32) {
         let mut lone = lock(&self.lone);
         if lone.bound.as_ref().is_some_and(|bound| bound.tid == pid) {
             self.let_go(&mut lone);
@@ -152,7 +152,7 @@ impl Pin {
     }
 
     /// Frees thread `tid`, which inherited the CPU of `parent`.
-    pub fn started(&self, parent: u32, tid: u32) {
+    pub(crate) fn started(&self, parent: u32, tid: u32) {
         let lone = lock(&self.lone);
         if let Some(bound) = lone.bound.as_ref().filter(|bound| bound.tid == parent) {
             bound.release(tid);

@@ -28,13 +28,13 @@ fn place(page: u64) -> (usize, u64) {
 }
 
 impl Known {
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The trace has a page.
     /// * `there`: it is resident.
-    pub fn insert(&mut self, page: u64, there: bool) {
+    pub(super) fn insert(&mut self, page: u64, there: bool) {
         let chunk = self.0.entry(page / PAGES).or_default();
         let (word, bit) = place(page);
         chunk.told[word] |= bit;
@@ -46,7 +46,7 @@ impl Known {
     }
 
     /// True if the page is resident, by the trace.
-    pub fn is_there(&self, page: u64) -> bool {
+    pub(super) fn is_there(&self, page: u64) -> bool {
         let (word, bit) = place(page);
         let chunk = self.0.get(&(page / PAGES));
         chunk.is_some_and(|chunk| chunk.told[word] & chunk.there[word] & bit != 0)
@@ -54,7 +54,7 @@ impl Known {
 
     /// Forgets the pages of a range. Returns those that the trace has, in ascending order, and
     /// whether each was resident.
-    pub fn take(&mut self, range: Range<u64>) -> Vec<(u64, bool)> {
+    pub(super) fn take(&mut self, range: Range<u64>) -> Vec<(u64, bool)> {
         let mut taken = Vec::new();
         let chunks = range.start / PAGES..range.end.div_ceil(PAGES);
         if chunks.is_empty() {

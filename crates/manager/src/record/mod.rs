@@ -145,7 +145,7 @@ impl Record {
     /// * `accesses`: uses of resident pages are recorded too.
     ///
     /// Errors: [`RecordError::NotStarted`].
-    pub fn create(
+    pub(crate) fn create(
         path: &Path,
         command: &[String],
         settings: &str,
@@ -349,7 +349,7 @@ impl Record {
 
     /// Writes the queue and ends the trace; waits for the file. Returns how many entries the trace
     /// lacks; 0 in later calls.
-    pub fn finish(&self) -> Result<u64, RecordError> {
+    pub(crate) fn finish(&self) -> Result<u64, RecordError> {
         let Some(writer) = lock(&self.writer).take() else {
             return Ok(0);
         };

@@ -39,7 +39,7 @@ const ENDED_MAX: usize = 64;
 impl<W: Write> Out<W> {
     /// Makes the writer of a trace whose header is written.
     /// * `path`: for messages.
-    pub fn new(inbox: Arc<Inbox>, path: &Path, writer: TraceWriter<W>) -> Out<W> {
+    pub(super) fn new(inbox: Arc<Inbox>, path: &Path, writer: TraceWriter<W>) -> Out<W> {
         Out {
             inbox,
             path: path.to_owned(),
@@ -55,7 +55,7 @@ impl<W: Write> Out<W> {
 
     /// Writes until the run ends. If the file cannot be written, it stops, and later events are
     /// dropped.
-    pub fn run(mut self) -> Result<(), RecordError> {
+    pub(super) fn run(mut self) -> Result<(), RecordError> {
         loop {
             let ends = {
                 let mut queue = lock(&self.inbox.queue);

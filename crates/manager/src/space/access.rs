@@ -149,13 +149,13 @@ pub(crate) struct Accesses {
 
 impl Accesses {
     /// Scans at `interval` until the run ends: a thread's life.
-    pub fn every(shared: Arc<Shared>, scanner: AccessScanner, interval: Duration) {
+    pub(crate) fn every(shared: Arc<Shared>, scanner: AccessScanner, interval: Duration) {
         Accesses::new(shared, scanner, Pace::every(interval)).run();
     }
 
     /// Scans while pages leave, until the run ends: a thread's life. Returns at once if the machine
     /// gives no Accessed bits (`doctor` says why). Called when pages begin to leave.
-    pub fn on_demand(shared: Arc<Shared>) {
+    pub(crate) fn on_demand(shared: Arc<Shared>) {
         // A scanner is made at the first eviction. Short runs, and runs that only come near their
         // limit, never pay for one.
         while shared.books.engine().books().stats().pages_swapped_out == 0 {

@@ -93,7 +93,7 @@ impl Proof {
     /// Installs the number, and zeros at the other places of the holding area.
     ///
     /// Errors: `holding_uffd` is not of process `pid`, or the area has pages already.
-    pub fn install(
+    pub(crate) fn install(
         pid: u32,
         memory: &ProcessMemory,
         holding_uffd: &Uffd,
@@ -131,7 +131,7 @@ impl Proof {
 }
 
 impl Agent {
-    pub fn new(
+    pub(crate) fn new(
         commands: Commands,
         holding_uffd: Uffd,
         holding: u64,
@@ -154,12 +154,12 @@ impl Agent {
     /// The agent's thread id, which is verified; 0 before the first command, and if it has none.
     /// Cost: one load.
     #[inline]
-    pub fn tid(&self) -> u32 {
+    pub(crate) fn tid(&self) -> u32 {
         self.tid.load(Ordering::Relaxed)
     }
 
     /// Asks the kernel. Cost: 9 us, the first time 150 us. For the evictor only.
-    pub fn readiness(&self) -> Readiness {
+    pub(crate) fn readiness(&self) -> Readiness {
         let said = self.commands.agent();
         if said == 0 {
             return Readiness::NotNow;
@@ -198,7 +198,7 @@ impl Agent {
     }
 
     /// True if the agent has run and is gone: its process has ended or called exec.
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         match self.thread.get() {
             Some(Some(thread)) => match &thread.pidfd {
                 Some(pidfd) => pidfd.has_exited(),
@@ -210,7 +210,7 @@ impl Agent {
 
     /// Reads the moved pages, each to its own place in `buffer`, with one call for each run of
     /// pages. Those `stranded` are still in the staging area. False if they cannot be read.
-    pub fn read_moved(&self, done: Done, count: usize, buffer: &mut [u8]) -> bool {
+    pub(crate) fn read_moved(&self, done: Done, count: usize, buffer: &mut [u8]) -> bool {
         let staging = self.private.start.address();
         let further = done.moved & !done.stranded;
         self.read_places(self.holding, further, count, buffer)

@@ -13,7 +13,7 @@ pub(crate) struct Anonymous(Uffd);
 
 impl Anonymous {
     /// * `uffd`: its API is enabled, by us or because it came with a FORK event.
-    pub fn new(uffd: Uffd) -> Anonymous {
+    pub(crate) fn new(uffd: Uffd) -> Anonymous {
         Anonymous(uffd)
     }
 }

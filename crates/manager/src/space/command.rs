@@ -71,7 +71,7 @@ impl Shared for Commands {
 }
 
 impl Commands {
-    pub fn new(page: SharedMemory) -> Commands {
+    pub(crate) fn new(page: SharedMemory) -> Commands {
         Commands(page)
     }
 
@@ -85,7 +85,7 @@ impl Commands {
     }
 
     /// The agent's thread id, as the process says. 0 before it starts, and once it is gone.
-    pub fn agent(&self) -> u32 {
+    pub(crate) fn agent(&self) -> u32 {
         self.load(Word::Agent, Ordering::Acquire)
     }
 
@@ -94,12 +94,12 @@ impl Commands {
     }
 
     /// The thread that is bound to one CPU. 0: none, or the program has chosen its CPUs itself.
-    pub fn bound(&self) -> u32 {
+    pub(crate) fn bound(&self) -> u32 {
         self.bound_word().load(Ordering::SeqCst)
     }
 
     /// Tells the shim that thread `tid`, which may use `cpus`, is about to be bound to one of them.
-    pub fn bind(&self, tid: u32, cpus: &[usize]) {
+    pub(crate) fn bind(&self, tid: u32, cpus: &[usize]) {
         let words = &self.0.words()[offset_of!(CommandPage, cpus) / 8..][..CPU_WORDS];
         for (at, word) in words.iter().enumerate() {
             let bits = cpus.iter().filter(|cpu| *cpu / 64 == at);
@@ -110,25 +110,25 @@ impl Commands {
     }
 
     /// Tells the shim that the thread is free.
-    pub fn unbind(&self, tid: u32) {
+    pub(crate) fn unbind(&self, tid: u32) {
         let _ = self
             .bound_word()
             .compare_exchange(tid, 0, Ordering::SeqCst, Ordering::Relaxed);
     }
 
     /// See [`both_sides::claim`].
-    pub fn claim(&self) -> bool {
+    pub(crate) fn claim(&self) -> bool {
         both_sides::claim(self)
     }
 
     /// See [`both_sides::release`].
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         both_sides::release(self);
     }
 
     /// Posts an order about `pages`, one at a time; returns its number. See [`both_sides::post`]
     /// for what must be locked.
-    pub fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
+    pub(crate) fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
         both_sides::post(self, || {
             let mut count = 0;
             for (slot, page) in self.pages().iter().zip(pages) {
@@ -143,7 +143,7 @@ impl Commands {
 
     /// Waits for the result of command `seq`, while `alive` and `patient` say so. Both are asked
     /// now and then.
-    pub fn wait(
+    pub(crate) fn wait(
         &self,
         seq: u32,
         alive: impl Fn() -> bool,
@@ -160,7 +160,7 @@ impl Commands {
     }
 
     /// The result of command `seq`, which was given up; `None` until the agent has answered.
-    pub fn answer_to(&self, seq: u32) -> Option<Done> {
+    pub(crate) fn answer_to(&self, seq: u32) -> Option<Done> {
         both_sides::is_answered(self, seq).then(|| self.done())
     }
 
@@ -174,35 +174,39 @@ impl Commands {
     }
 
     /// True if a reader of events keeps the agent waiting.
-    pub fn reader_wants(&self) -> bool {
+    pub(crate) fn reader_wants(&self) -> bool {
         self.load(Word::ReaderWants, Ordering::Relaxed) != 0
     }
 
     /// Notes that zeros were mapped in the staging area. The agent removes them before its next
     /// command.
-    pub fn has_strays(&self) {
+    pub(crate) fn has_strays(&self) {
         let at = offset_of!(CommandPage, strays) / 4;
         self.0.halves()[at].store(1, Ordering::Relaxed);
     }
 
     /// True if the agent has no command. It gets none while the layout lock is held for writing.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.load(Word::Done, Ordering::Acquire) == self.load(Word::Seq, Ordering::Acquire)
     }
 
     /// See [`both_sides::cancel`].
-    pub fn cancel(&self) {
+    pub(crate) fn cancel(&self) {
         both_sides::cancel(self);
     }
 
     /// See [`both_sides::exclude_agent`].
     #[must_use]
-    pub fn exclude_agent(&self, alive: impl Fn() -> bool, patient: impl Fn() -> bool) -> bool {
+    pub(crate) fn exclude_agent(
+        &self,
+        alive: impl Fn() -> bool,
+        patient: impl Fn() -> bool,
+    ) -> bool {
         both_sides::exclude_agent(self, alive, patient)
     }
 
     /// See [`both_sides::admit_agent`].
-    pub fn admit_agent(&self) {
+    pub(crate) fn admit_agent(&self) {
         both_sides::admit_agent(self);
     }
 }

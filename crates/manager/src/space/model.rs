@@ -60,7 +60,7 @@ struct Kernel {
 
 impl ModelMemory {
     /// Memory that is mapped and registered in `range`, and empty.
-    pub fn new(range: VirtRange) -> ModelMemory {
+    pub(crate) fn new(range: VirtRange) -> ModelMemory {
         let mut memory = Memory::default();
         let mm = memory.add();
         memory.map(mm, range);
@@ -88,13 +88,13 @@ impl ModelMemory {
     }
 
     /// What the page holds, if it is in memory. No access of the program.
-    pub fn peek(&self, page: VirtPage) -> Option<Content> {
+    pub(crate) fn peek(&self, page: VirtPage) -> Option<Content> {
         lock(&self.kernel).memory.peek(self.mm, page)
     }
 
     /// A thread of the program reads the page, or writes `write` to it. It waits where the page is
     /// missing.
-    pub fn touch(&self, page: VirtPage, write: Option<Content>, thread: u32) -> Touch {
+    pub(crate) fn touch(&self, page: VirtPage, write: Option<Content>, thread: u32) -> Touch {
         let mut kernel = lock(&self.kernel);
         for _ in 0..FAULTS_MAX {
             match kernel.memory.touch(self.mm, page, write) {
@@ -120,7 +120,7 @@ impl ModelMemory {
 
     /// The program drops what it has in the range. Returns when that is done, which is after the
     /// event was read.
-    pub fn discard(&self, range: VirtRange) {
+    pub(crate) fn discard(&self, range: VirtRange) {
         let mut kernel = lock(&self.kernel);
         kernel.memory.begin_change(self.mm);
         let message = [REMOVE, range.start.address(), range.end.address(), 0];
@@ -140,7 +140,7 @@ impl ModelMemory {
     }
 
     /// UFFDIO_MOVE to where the manager reads it.
-    pub fn move_out(&self, page: VirtPage) -> Result<Content, MoveRefusal> {
+    pub(crate) fn move_out(&self, page: VirtPage) -> Result<Content, MoveRefusal> {
         lock(&self.kernel).memory.move_out(self.mm, page)
     }
 

@@ -37,7 +37,7 @@ fn meet(a: VirtRange, b: VirtRange) -> bool {
 
 impl EventOrder {
     /// Adds an event that was read. Call [`EventOrder::next`] until it returns `None`.
-    pub fn push(&mut self, event: Message) {
+    pub(crate) fn push(&mut self, event: Message) {
         self.waiting.push_back(event);
     }
 
@@ -45,7 +45,7 @@ impl EventOrder {
     ///
     /// * `late_ones_come`: the kernel may still report events. Otherwise no event waits.
     /// * `used`: whether the books have a managed page in the range.
-    pub fn next(
+    pub(crate) fn next(
         &mut self,
         late_ones_come: bool,
         used: impl Fn(VirtRange) -> bool,
@@ -94,18 +94,18 @@ impl EventOrder {
     }
 
     /// True if every event that was read has been applied.
-    pub fn has_applied_all(&self) -> bool {
+    pub(crate) fn has_applied_all(&self) -> bool {
         self.waiting.is_empty()
     }
 
     /// True if the caller should ask the kernel whether an event is pending: to go on, or to forget
     /// old places.
-    pub fn asks(&self) -> bool {
+    pub(crate) fn asks(&self) -> bool {
         !self.waiting.is_empty() || self.vacated.len() > VACATED_MAX
     }
 
     /// Forgets old places. No event is pending, so they are reported, or never will be.
-    pub fn forget_vacated(&mut self) {
+    pub(crate) fn forget_vacated(&mut self) {
         self.vacated.clear();
     }
 }

@@ -50,7 +50,7 @@ pub(crate) struct Ticket {
 pub(crate) struct Recheck(Mutex<Vec<VirtRange>>);
 
 impl Recheck {
-    pub fn add(&self, range: VirtRange) {
+    pub(crate) fn add(&self, range: VirtRange) {
         let mut ranges = lock(&self.0);
         ranges.push(range);
         if ranges.len() > RECHECK_MAX {
@@ -64,7 +64,7 @@ impl Recheck {
         }
     }
 
-    pub fn take(&self) -> Vec<VirtRange> {
+    pub(crate) fn take(&self) -> Vec<VirtRange> {
         std::mem::take(&mut *lock(&self.0))
     }
 }
@@ -124,7 +124,7 @@ pub(crate) struct Process {
 impl Process {
     /// A process that connected, or one that `parent` forked under management.
     /// * `family`: the family of the process that forked it.
-    pub fn new(
+    pub(crate) fn new(
         space: SpaceId,
         memory: Arc<dyn Space>,
         beacon: VirtPage,
@@ -159,29 +159,29 @@ impl Process {
         }
     }
 
-    pub fn pid(&self) -> Option<u32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.identity.get().map(|identity| identity.pid)
     }
 
     /// True if it has announced itself and was not seen to exit.
-    pub fn has_running_identity(&self) -> bool {
+    pub(crate) fn has_running_identity(&self) -> bool {
         self.identity.get().is_some() && !self.exited.load(Ordering::Relaxed)
     }
 
     /// True if it has an agent that lives.
-    pub fn has_agent(&self) -> bool {
+    pub(crate) fn has_agent(&self) -> bool {
         let agent = self.agent.get();
         agent.is_some_and(|agent| !agent.has_ended())
     }
 
     /// True if its mappings are to be read: it is not managed yet, or could not be counted.
-    pub fn wants_discovery(&self) -> bool {
+    pub(crate) fn wants_discovery(&self) -> bool {
         let recount = self.recount.load(Ordering::Relaxed) && !self.unread.load(Ordering::Relaxed);
         recount || !self.managed.load(Ordering::Relaxed)
     }
 
     /// False once the process has exited, or its address space was found gone.
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         !self.gone.load(Ordering::Relaxed)
             && self
                 .identity
@@ -190,14 +190,14 @@ impl Process {
     }
 
     /// The pagemap of this address space (not of what the process may exec later).
-    pub fn pagemap(&self) -> io::Result<&Pagemap> {
+    pub(crate) fn pagemap(&self) -> io::Result<&Pagemap> {
         let identity = self.identity.get();
         Ok(&identity.ok_or(io::ErrorKind::NotFound)?.pagemap)
     }
 
     /// The thread that a message names, or 0 before the process has announced itself: until then
     /// the number may be of another pid namespace.
-    pub fn known_thread(&self, thread: u32) -> u32 {
+    pub(crate) fn known_thread(&self, thread: u32) -> u32 {
         match self.identity.get() {
             Some(_) => thread,
             None => 0,
@@ -206,7 +206,7 @@ impl Process {
 
     /// A new number by which thread `thread` of a fork child is to announce the process. `None`: no
     /// random numbers.
-    pub fn issue_ticket(&self, thread: u32) -> Option<u64> {
+    pub(crate) fn issue_ticket(&self, thread: u32) -> Option<u64> {
         let bytes = undercroft_sys::process::random_bytes().ok()?;
         let nonce = u64::from_ne_bytes(bytes).max(1); // 0: not managed
         *lock(&self.ticket) = Some(Ticket { nonce, thread });
@@ -215,7 +215,7 @@ impl Process {
 
     /// Takes the ticket. False unless `nonce` is its number and it was given to a thread of process
     /// `pid`.
-    pub fn redeem(&self, nonce: u64, pid: u32) -> bool {
+    pub(crate) fn redeem(&self, nonce: u64, pid: u32) -> bool {
         let mut ticket = lock(&self.ticket);
         let good = ticket.as_ref().is_some_and(|ticket| {
             ticket.nonce == nonce && procfs::is_thread_of(pid, ticket.thread)
@@ -224,14 +224,14 @@ impl Process {
     }
 
     /// The mappings of this address space (not of what the process may exec later).
-    pub fn maps(&self) -> io::Result<&Maps> {
+    pub(crate) fn maps(&self) -> io::Result<&Maps> {
         let identity = self.identity.get();
         Ok(&identity.ok_or(io::ErrorKind::NotFound)?.maps)
     }
 
     /// All addresses between the nearest mappings that cannot be managed. `None` if one of those is
     /// in `range`.
-    pub fn between_fences(&self, range: VirtRange) -> Option<VirtRange> {
+    pub(crate) fn between_fences(&self, range: VirtRange) -> Option<VirtRange> {
         let fences = lock(&self.fences);
         let at = range.overlapping(&fences);
         let below = at.start.checked_sub(1).map(|at| fences[at].end);
@@ -242,29 +242,29 @@ impl Process {
 
     /// True if the address space no longer exists (exec or exit).
     /// * `zeros`: any page.
-    pub fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
+    pub(crate) fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
         self.memory.is_gone(zeros)
     }
 
     /// True if a layout event waits to be read. The kernel's view of the address space is then
     /// ahead of the books.
-    pub fn event_pending(&self) -> bool {
+    pub(crate) fn event_pending(&self) -> bool {
         self.memory.is_event_pending()
     }
 
     /// True if every layout event that was read is in the books. Call it with the layout lock held.
-    pub fn has_applied_all(&self) -> bool {
+    pub(crate) fn has_applied_all(&self) -> bool {
         lock(&self.order).has_applied_all()
     }
 
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         if let Some(identity) = self.identity.get() {
             let _ = identity.pidfd.kill();
         }
     }
 
     /// Ends this process, and tells the user why.
-    pub fn end(&self, why: &str) {
+    pub(crate) fn end(&self, why: &str) {
         if !self.ended.swap(true, Ordering::Relaxed) {
             let pid = self.pid().unwrap_or(0);
             crate::log::say(&format!("process {pid} was ended: {why}"));
@@ -273,7 +273,7 @@ impl Process {
     }
 
     /// Anonymous memory in use, in pages. It is what counts before the process is managed.
-    pub fn anonymous_pages(&self, statm: &procfs::Statm) -> u64 {
+    pub(crate) fn anonymous_pages(&self, statm: &procfs::Statm) -> u64 {
         let sizes = statm.read().unwrap_or_default();
         sizes.resident.0.saturating_sub(sizes.shared.0)
     }

@@ -67,7 +67,7 @@ pub(crate) struct Processes {
 impl Processes {
     /// An empty set.
     /// * `threads`: fault threads that follow its changes.
-    pub fn new(threads: usize) -> Processes {
+    pub(crate) fn new(threads: usize) -> Processes {
         Processes {
             known: RwLock::default(),
             generation: AtomicU64::new(0),
@@ -84,36 +84,36 @@ impl Processes {
     }
 
     /// A number that changes with the set. Cost: one load.
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
     /// The process of an address space, even if its books are not complete yet: a thread that needs
     /// them waits at its layout lock.
-    pub fn get(&self, space: SpaceId) -> Option<Arc<Process>> {
+    pub(crate) fn get(&self, space: SpaceId) -> Option<Arc<Process>> {
         let known = self.read();
         let found = known.spaces.get(&space);
         found.or_else(|| known.forming.get(&space)).cloned()
     }
 
     /// The process of this number, with its newest address space.
-    pub fn of_pid(&self, pid: u32) -> Option<Arc<Process>> {
+    pub(crate) fn of_pid(&self, pid: u32) -> Option<Arc<Process>> {
         self.read().pids.get(&pid).cloned()
     }
 
     /// All processes, oldest first. Cost: O(all), so not for each event.
-    pub fn all(&self) -> Vec<Arc<Process>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Process>> {
         self.read().spaces.values().cloned().collect()
     }
 
     /// True if `wanted` is true of any process.
-    pub fn any(&self, wanted: impl Fn(&Process) -> bool) -> bool {
+    pub(crate) fn any(&self, wanted: impl Fn(&Process) -> bool) -> bool {
         self.read().spaces.values().any(|process| wanted(process))
     }
 
     /// Address spaces that may share frames with this one by fork, and have an agent: the oldest
     /// few.
-    pub fn relatives(&self, process: &Process) -> Vec<SpaceId> {
+    pub(crate) fn relatives(&self, process: &Process) -> Vec<SpaceId> {
         let known = self.read();
         let family = known.families.get(&process.family);
         let others = family.into_iter().flatten().map(|(_, other)| other);
@@ -124,7 +124,7 @@ impl Processes {
     }
 
     /// Wakes the threads that wait on these pages.
-    pub fn wake_pages(&self, pages: &mut Vec<(SpaceId, VirtPage)>) {
+    pub(crate) fn wake_pages(&self, pages: &mut Vec<(SpaceId, VirtPage)>) {
         for (space, page) in pages.drain(..) {
             if let Some(process) = self.get(space) {
                 process.memory.wake(VirtRange::one(page));
@@ -134,13 +134,13 @@ impl Processes {
 
     /// Adds a fork child whose books are not complete yet; the caller holds its layout lock. Until
     /// [`Processes::add`] it can be found only by its space.
-    pub fn add_forming(&self, process: Arc<Process>) {
+    pub(crate) fn add_forming(&self, process: Arc<Process>) {
         self.write().forming.insert(process.space, process);
     }
 
     /// Adds an address space, or notes that its process has announced itself. False if it was
     /// known.
-    pub fn add(&self, process: &Arc<Process>) -> bool {
+    pub(crate) fn add(&self, process: &Arc<Process>) -> bool {
         let mut known = self.write();
         if let Some(pid) = process.pid() {
             known.pids.insert(pid, process.clone());
@@ -154,7 +154,7 @@ impl Processes {
     }
 
     /// Removes an address space. False if it was not known.
-    pub fn remove(&self, process: &Process) -> bool {
+    pub(crate) fn remove(&self, process: &Process) -> bool {
         let mut known = self.write();
         let was = known.strike(process);
         if was {
@@ -172,7 +172,7 @@ impl Processes {
     }
 
     /// Takes the changes that a fault thread has not read yet, oldest first.
-    pub fn news(&self, thread: usize) -> Vec<Change> {
+    pub(crate) fn news(&self, thread: usize) -> Vec<Change> {
         std::mem::take(&mut lock(&self.news[thread]))
     }
 }

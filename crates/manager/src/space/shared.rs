@@ -35,14 +35,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Adds an address space, or notes that its process has announced itself.
-    pub fn add_process(&self, process: &Arc<Process>) {
+    pub(crate) fn add_process(&self, process: &Arc<Process>) {
         if self.processes.add(process) {
             self.gauges.spaces_seen.fetch_add(1, Ordering::Relaxed);
             self.signals.wake_fault_threads();
         }
     }
 
-    pub fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Trail {
 impl Trail {
     /// Copies to charge for a write at `page`: twice as many as the last time if it continues the
     /// last write, else one.
-    pub fn guess(&self, page: u64) -> u64 {
+    pub(crate) fn guess(&self, page: u64) -> u64 {
         if self.next.load(Ordering::Relaxed) == page {
             (2 * self.copies.load(Ordering::Relaxed)).clamp(1, COPY_PAGES_MAX)
         } else {
@@ -26,7 +26,7 @@ impl Trail {
 
     /// Notes a write at `page`, for which `granted` pages lost their protection and `copies` were
     /// charged.
-    pub fn went(&self, page: u64, granted: u64, copies: u64) {
+    pub(crate) fn went(&self, page: u64, granted: u64, copies: u64) {
         self.next.store(page + granted, Ordering::Relaxed);
         self.copies.store(copies, Ordering::Relaxed);
     }

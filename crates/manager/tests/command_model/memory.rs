@@ -20,7 +20,7 @@ use undercroft_wire::command::{Shared, Word};
 
 /// What is done to a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub(crate) enum Access {
     Load,
     /// Of a number.
     Store,
@@ -31,7 +31,7 @@ pub enum Access {
 
 /// What is wrong with the memory or the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Broken {
+pub(crate) enum Broken {
     Nothing,
     /// Accesses of this kind with the first order have the second.
     Order(Access, Word, Ordering, Ordering),
@@ -48,13 +48,13 @@ struct Place {
 }
 
 /// The command page.
-pub struct Page {
+pub(crate) struct Page {
     places: Vec<Place>,
     broken: Broken,
 }
 
 /// An access of the protocol's: what, to which word, in which order.
-pub type Made = (Access, Word, Ordering);
+pub(crate) type Made = (Access, Word, Ordering);
 
 thread_local! {
     /// Accesses made by the models of this thread, each once. (`loom` runs all threads of a model
@@ -63,7 +63,7 @@ thread_local! {
 }
 
 /// The accesses made by models that ran on this thread.
-pub fn accesses_made() -> Vec<Made> {
+pub(crate) fn accesses_made() -> Vec<Made> {
     MADE.take()
 }
 
@@ -71,7 +71,7 @@ const WORDS: usize = Word::Ready as usize + 1;
 
 impl Page {
     /// All zero.
-    pub fn new(broken: Broken) -> Arc<Page> {
+    pub(crate) fn new(broken: Broken) -> Arc<Page> {
         let place = |_| Place {
             value: AtomicU32::new(0),
             queue: Mutex::new(false),
@@ -82,7 +82,7 @@ impl Page {
     }
 
     /// The view of one thread, which makes it.
-    pub fn side(self: &Arc<Page>) -> Side {
+    pub(crate) fn side(self: &Arc<Page>) -> Side {
         Side {
             page: self.clone(),
             unfenced: Cell::new(false),
@@ -91,7 +91,7 @@ impl Page {
 }
 
 /// What one thread sees of the page.
-pub struct Side {
+pub(crate) struct Side {
     page: Arc<Page>,
     /// It made a sequentially consistent store, and no such load since.
     unfenced: Cell<bool>,
@@ -119,7 +119,7 @@ impl Side {
     }
 
     /// The kernel writes the agent's thread id at its start, and 0 at its end, which it tells.
-    pub fn agent_is(&self, thread: u32) {
+    pub(crate) fn agent_is(&self, thread: u32) {
         self.place(Word::Agent).value.store(thread, Release);
         if thread == 0 {
             self.wake(Word::Agent, 1);
@@ -127,7 +127,7 @@ impl Side {
     }
 
     /// Ends every wait with a limit that is under way on `word`, and those to come.
-    pub fn time_passes(&self, word: Word) {
+    pub(crate) fn time_passes(&self, word: Word) {
         let place = self.place(word);
         *place
             .queue

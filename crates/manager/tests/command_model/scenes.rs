@@ -19,7 +19,7 @@ use undercroft_wire::command::{self, Shared, Waited, Word};
 const AGENT: u32 = 7;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scene {
+pub(crate) enum Scene {
     /// Orders, and nothing else.
     Orders,
     /// An order while layout events are acknowledged.
@@ -46,7 +46,7 @@ pub enum Scene {
     LeftUnread,
 }
 
-pub const ALL: [Scene; 14] = [
+pub(crate) const ALL: [Scene; 14] = [
     Scene::Orders,
     Scene::Events,
     Scene::EventsTwice,
@@ -65,7 +65,7 @@ pub const ALL: [Scene; 14] = [
 
 /// What a caller, or the protocol itself, does otherwise than it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Variant {
+pub(crate) enum Variant {
     AsItIs,
     /// The agent looks whether its order is cancelled before it keeps the reader out.
     CancelledSeenEarly,
@@ -123,7 +123,7 @@ impl Guarded {
 
 /// What came of running a scene in every way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// In so many ways, and it held in each.
     Held(usize),
     /// Two threads used at once what they use by turns.
@@ -153,12 +153,12 @@ impl Scene {
     }
 
     /// Runs the scene in every way, until one fails; also the accesses it made if it is not broken.
-    pub fn run(self, broken: Broken, variant: Variant) -> (Outcome, Vec<Made>) {
+    pub(crate) fn run(self, broken: Broken, variant: Variant) -> (Outcome, Vec<Made>) {
         self.run_with(self.preemptions(), broken, variant)
     }
 
     /// As [`Scene::run`] without a variant, with one forced switch less: ten times as fast.
-    pub fn run_briefly(self, broken: Broken) -> Outcome {
+    pub(crate) fn run_briefly(self, broken: Broken) -> Outcome {
         self.run_with(self.preemptions() - 1, broken, Variant::AsItIs)
             .0
     }

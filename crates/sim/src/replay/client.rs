@@ -16,18 +16,18 @@ use crate::replay::next_window::{NextWindow, Traced};
 use crate::setup::{Setup, SetupError, SimRoom, TRACED, TierModel};
 
 /// The page differs from its stored copy, if it has one.
-pub const DIRTY: u8 = 1;
+pub(super) const DIRTY: u8 = 1;
 /// It was written at some time, so it is not all zeros.
-pub const WRITTEN: u8 = 2;
+pub(super) const WRITTEN: u8 = 2;
 /// Prefetched, and not used since.
-pub const AHEAD: u8 = 4;
+pub(super) const AHEAD: u8 = 4;
 /// It was used before.
-pub const KNOWN: u8 = 8;
+pub(super) const KNOWN: u8 = 8;
 /// Inherited at a fork, and not evicted since. It may still have no frame of its own.
-pub const SHARED: u8 = 16;
+pub(super) const SHARED: u8 = 16;
 /// In memory at a fork, and not evicted since. Pages that inherited it may have no frame of their
 /// own.
-pub const LENT: u8 = 32;
+pub(super) const LENT: u8 = 32;
 
 /// Longest latency that is counted exactly: 1000 s.
 const LATENCY_NS_MAX: u64 = 1_000_000_000_000;

@@ -17,7 +17,7 @@ use super::tiers::{Tier, tier_id};
 use crate::setup::{FaultTouch, Initial, Setup, SetupError, SimRoom, TierModel};
 
 /// Devices and tiers, which the clients of a replay share.
-pub struct Host {
+pub(super) struct Host {
     /// The simulation's rules.
     pub setup: Setup,
     /// The tiers, fastest first.
@@ -33,7 +33,7 @@ pub struct Host {
 
 impl Host {
     /// * `homes`: as [`Tier::new`] has them.
-    pub fn new(setup: &Setup, homes: Option<u64>) -> Host {
+    pub(super) fn new(setup: &Setup, homes: Option<u64>) -> Host {
         let tiers = setup.tiers.iter();
         Host {
             tiers: tiers

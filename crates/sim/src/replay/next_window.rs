@@ -52,13 +52,13 @@ impl NextWindow {
 }
 
 /// Answers each fault with the expected window, once.
-pub struct Traced {
+pub(super) struct Traced {
     next: Arc<NextWindow>,
 }
 
 impl Traced {
     /// * `next`: where the replay sets the window.
-    pub fn new(next: Arc<NextWindow>) -> Traced {
+    pub(super) fn new(next: Arc<NextWindow>) -> Traced {
         Traced { next }
     }
 }

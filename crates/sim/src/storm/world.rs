@@ -478,11 +478,11 @@ pub(super) mod policies {
 
     use super::StormSetup;
 
-    pub fn reclaim(setup: &StormSetup) -> Box<dyn reclaim::Reclaim> {
+    pub(crate) fn reclaim(setup: &StormSetup) -> Box<dyn reclaim::Reclaim> {
         reclaim::by_name(setup.reclaim).expect("a policy of the list")
     }
 
-    pub fn prefetch(setup: &StormSetup) -> Box<dyn prefetch::Prefetch> {
+    pub(crate) fn prefetch(setup: &StormSetup) -> Box<dyn prefetch::Prefetch> {
         prefetch::by_name(setup.prefetch).expect("a policy of the list")
     }
 }

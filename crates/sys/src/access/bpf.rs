@@ -156,7 +156,7 @@ impl Program {
     /// Loads an iterator.
     ///
     /// * `target`: number of the function that it extends.
-    pub fn load_iterator(code: &[u64], target: u32) -> Result<Program, AccessError> {
+    pub(super) fn load_iterator(code: &[u64], target: u32) -> Result<Program, AccessError> {
         let mut load = ProgLoad {
             prog_type: PROG_TYPE_TRACING,
             insn_cnt: code.len() as u32,
@@ -201,7 +201,7 @@ impl Program {
     }
 
     /// Attaches the program to the threads of one process.
-    pub fn on(&self, pid: u32) -> Result<Link, AccessError> {
+    pub(super) fn on(&self, pid: u32) -> Result<Link, AccessError> {
         let mut info = TaskInfo {
             pid,
             ..TaskInfo::default()
@@ -229,7 +229,7 @@ pub(super) struct Link(OwnedFd);
 
 impl Link {
     /// Runs it once for each thread.
-    pub fn read_once(&self) -> Result<(), AccessError> {
+    pub(super) fn read_once(&self) -> Result<(), AccessError> {
         let failed = |error| AccessError::of("a run of the BPF iterator", error, String::new());
         let mut create = IterCreate {
             link_fd: self.0.as_raw_fd() as u32,

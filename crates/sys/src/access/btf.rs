@@ -46,7 +46,7 @@ fn tail(kind: u32, entries: usize) -> Option<usize> {
 }
 
 impl Types {
-    pub fn read() -> std::io::Result<Types> {
+    pub(super) fn read() -> std::io::Result<Types> {
         let bytes = std::fs::read(PATH)?;
         Types::parse(bytes).ok_or_else(|| std::io::Error::other("its format is unknown"))
     }
@@ -92,12 +92,12 @@ impl Types {
     }
 
     /// The number of a function.
-    pub fn function(&self, name: &str) -> Option<u32> {
+    pub(super) fn function(&self, name: &str) -> Option<u32> {
         Some(self.find(FUNCTION, name)? as u32 + 1)
     }
 
     /// The offset of a member in a structure. Members of unnamed structures inside it count too.
-    pub fn member(&self, structure: &str, name: &str) -> Option<u32> {
+    pub(super) fn member(&self, structure: &str, name: &str) -> Option<u32> {
         let start = self.starts[self.find(STRUCT, structure)?] as usize;
         self.member_of(start, name, DEPTH_MAX)
     }

@@ -48,17 +48,17 @@ pub(super) struct Roots {
 
 impl Roots {
     /// Whether the process is known to be watched.
-    pub fn knows(&self, pid: u32) -> bool {
+    pub(super) fn knows(&self, pid: u32) -> bool {
         self.watched.get(&pid).is_some_and(|known| !known.ending)
     }
 
     /// Descriptors held.
-    pub fn events(&self) -> usize {
+    pub(super) fn events(&self) -> usize {
         self.roots.values().map(|root| root.events.len()).sum()
     }
 
     /// The process is watched by these events.
-    pub fn add(&mut self, pid: u32, events: Vec<OwnedFd>) {
+    pub(super) fn add(&mut self, pid: u32, events: Vec<OwnedFd>) {
         let root = self.next;
         self.next += 1;
         let processes = 0;
@@ -67,7 +67,7 @@ impl Roots {
     }
 
     /// Follows a record.
-    pub fn hear(&mut self, record: &Record<'_>) {
+    pub(super) fn hear(&mut self, record: &Record<'_>) {
         match *record {
             Record::Fork { pid, ppid, .. } if pid != ppid => {
                 // Records of different CPUs come unordered, so its parent may not be known yet. The
@@ -114,7 +114,7 @@ impl Roots {
 
     /// Forgets processes that have ended, and closes events that only they needed. O(processes
     /// known).
-    pub fn prune(&mut self) {
+    pub(super) fn prune(&mut self) {
         self.keep(|pid| {
             let pid = Pid::from_raw(pid as i32);
             pid.is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH))

@@ -15,23 +15,23 @@ use undercroft_sys::uffd::{
     Features, Message, MessageBuf, RegisterMode, Uffd, UffdDevice, UffdError,
 };
 
-pub const PAGE: usize = PAGE_BYTES;
+pub(crate) const PAGE: usize = PAGE_BYTES;
 /// Long enough for anything that happens at all.
-pub const SOON: u64 = 1500;
+pub(crate) const SOON: u64 = 1500;
 /// Long enough to believe that nothing happens.
-pub const QUIET: u64 = 60;
-pub const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+pub(crate) const QUIET: u64 = 60;
+pub(crate) const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Raw pages of this process. Never unmapped: the process ends soon. Only volatile accesses, no
 /// references.
 #[derive(Clone, Copy, Debug)]
-pub struct Area {
+pub(crate) struct Area {
     pub address: usize,
     pub pages: usize,
 }
 
 impl Area {
-    pub fn mapped(pages: usize, prot: i32, flags: i32, fd: i32) -> Area {
+    pub(crate) fn mapped(pages: usize, prot: i32, flags: i32, fd: i32) -> Area {
         // SAFETY: a fresh mapping at an address the kernel chooses.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, prot, flags, fd, 0) };
         assert_ne!(
@@ -47,7 +47,7 @@ impl Area {
     }
 
     /// Private anonymous pages, not touched.
-    pub fn new(pages: usize) -> Area {
+    pub(crate) fn new(pages: usize) -> Area {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let area = Area::mapped(pages, RW, flags, -1);
         area.advise(libc::MADV_NOHUGEPAGE);
@@ -55,20 +55,20 @@ impl Area {
     }
 
     /// Private pages, page `i` filled with `10 + i`.
-    pub fn filled(pages: usize) -> Area {
+    pub(crate) fn filled(pages: usize) -> Area {
         let area = Area::new(pages);
         (0..pages).for_each(|page| area.fill(page, 10 + page as u8));
         area
     }
 
     /// A shared mapping of a memfd.
-    pub fn shared(memory: &SharedMemory) -> Area {
+    pub(crate) fn shared(memory: &SharedMemory) -> Area {
         let fd = memory.as_fd().as_raw_fd();
         Area::mapped(memory.len() / PAGE, RW, libc::MAP_SHARED, fd)
     }
 
     /// `count` pages from page `first`.
-    pub fn part(self, first: usize, count: usize) -> Area {
+    pub(crate) fn part(self, first: usize, count: usize) -> Area {
         assert!(first + count <= self.pages);
         Area {
             address: self.address + first * PAGE,
@@ -76,58 +76,58 @@ impl Area {
         }
     }
 
-    pub fn at(self, page: usize) -> VirtPage {
+    pub(crate) fn at(self, page: usize) -> VirtPage {
         VirtPage::of((self.address + page * PAGE) as u64)
     }
 
-    pub fn range(self) -> VirtRange {
+    pub(crate) fn range(self) -> VirtRange {
         VirtRange::new(self.at(0), self.at(self.pages))
     }
 
-    pub fn pointer(self) -> *mut libc::c_void {
+    pub(crate) fn pointer(self) -> *mut libc::c_void {
         self.address as *mut _
     }
 
-    pub fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         self.pages * PAGE
     }
 
-    pub fn fill(self, page: usize, byte: u8) {
+    pub(crate) fn fill(self, page: usize, byte: u8) {
         // SAFETY: mapped memory of this process that no Rust reference covers.
         unsafe { std::ptr::write_bytes((self.address + page * PAGE) as *mut u8, byte, PAGE) };
     }
 
-    pub fn read(self, page: usize) -> u8 {
+    pub(crate) fn read(self, page: usize) -> u8 {
         // SAFETY: as in `fill`; it may wait for a userfaultfd, which is what the caller wants to
         // see.
         unsafe { ((self.address + page * PAGE) as *const u8).read_volatile() }
     }
 
-    pub fn write(self, page: usize, byte: u8) {
+    pub(crate) fn write(self, page: usize, byte: u8) {
         // SAFETY: as in `read`.
         unsafe { ((self.address + page * PAGE) as *mut u8).write_volatile(byte) };
     }
 
     /// madvise of the whole area: 0 or errno.
-    pub fn advise(self, advice: i32) -> i32 {
+    pub(crate) fn advise(self, advice: i32) -> i32 {
         // SAFETY: memory of this process that no Rust reference covers; its contents may go.
         errno(unsafe { libc::madvise(self.pointer(), self.bytes(), advice) } as i64)
     }
 
-    pub fn protect(self, prot: i32) {
+    pub(crate) fn protect(self, prot: i32) {
         // SAFETY: as above; no reference is invalidated.
         let result = unsafe { libc::mprotect(self.pointer(), self.bytes(), prot) };
         assert_eq!(errno(result as i64), 0, "mprotect");
     }
 
-    pub fn unmap(self) {
+    pub(crate) fn unmap(self) {
         // SAFETY: as above; nothing uses the area afterwards.
         let result = unsafe { libc::munmap(self.pointer(), self.bytes()) };
         assert_eq!(errno(result as i64), 0, "munmap");
     }
 
     /// mremap to `pages` with flags, to `target` with MREMAP_FIXED or DONTUNMAP.
-    pub fn remap(self, pages: usize, flags: i32, target: usize) -> Area {
+    pub(crate) fn remap(self, pages: usize, flags: i32, target: usize) -> Area {
         // SAFETY: as above; the target is an area of ours or chosen by the kernel.
         let start =
             unsafe { libc::mremap(self.pointer(), self.bytes(), pages * PAGE, flags, target) };
@@ -145,7 +145,7 @@ impl Area {
 }
 
 /// 0, or errno if a call returned -1.
-pub fn errno(result: i64) -> i32 {
+pub(crate) fn errno(result: i64) -> i32 {
     match result {
         -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(-1),
         _ => 0,
@@ -154,7 +154,7 @@ pub fn errno(result: i64) -> i32 {
 
 /// A page fault, as its message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub(crate) struct Fault {
     pub page: VirtPage,
     pub write: bool,
     pub wp: bool,
@@ -162,7 +162,7 @@ pub struct Fault {
 }
 
 /// A userfaultfd and the messages read from it.
-pub struct Ear {
+pub(crate) struct Ear {
     uffd: Uffd,
     heard: VecDeque<Message>,
     buffer: MessageBuf,
@@ -177,7 +177,7 @@ impl Deref for Ear {
 }
 
 impl Ear {
-    pub fn of(uffd: Uffd) -> Ear {
+    pub(crate) fn of(uffd: Uffd) -> Ear {
         Ear {
             uffd,
             heard: VecDeque::with_capacity(64),
@@ -186,7 +186,7 @@ impl Ear {
     }
 
     /// A new userfaultfd of this process, its handshake done.
-    pub fn new(features: Features) -> Ear {
+    pub(crate) fn new(features: Features) -> Ear {
         let uffd = UffdDevice::open().and_then(|device| device.create());
         let uffd = match uffd {
             Ok(uffd) => uffd,
@@ -197,14 +197,14 @@ impl Ear {
     }
 
     /// One that has all four events and a registered area of `pages` present pages (`10 + i`).
-    pub fn with_area(features: Features, pages: usize) -> (Ear, Area) {
+    pub(crate) fn with_area(features: Features, pages: usize) -> (Ear, Area) {
         let (ear, area) = (Ear::new(features), Area::filled(pages));
         ear.register(area.range(), RegisterMode::MISSING).unwrap();
         (ear, area)
     }
 
     /// The next message within `ms`.
-    pub fn hear(&mut self, ms: u64) -> Option<Message> {
+    pub(crate) fn hear(&mut self, ms: u64) -> Option<Message> {
         if self.heard.is_empty() && poll_in(self.uffd.as_fd(), ms) != 0 {
             let messages = self.uffd.read_messages(&mut self.buffer).unwrap();
             self.heard.extend(messages);
@@ -212,7 +212,7 @@ impl Ear {
         self.heard.pop_front()
     }
 
-    pub fn fault(&mut self) -> Fault {
+    pub(crate) fn fault(&mut self) -> Fault {
         match self.hear(SOON) {
             Some(Message::Fault {
                 page,
@@ -230,31 +230,31 @@ impl Ear {
         }
     }
 
-    pub fn fork(&mut self) -> Ear {
+    pub(crate) fn fork(&mut self) -> Ear {
         match self.hear(SOON) {
             Some(Message::Fork { child }) => Ear::of(child),
             other => panic!("expected a fork, heard {other:?}"),
         }
     }
 
-    pub fn silent(&mut self) {
+    pub(crate) fn silent(&mut self) {
         let heard = self.hear(QUIET);
         assert!(heard.is_none(), "expected silence, heard {heard:?}");
     }
 
     /// Installs a page of `byte` and wakes the threads that wait.
-    pub fn serve(&self, page: VirtPage, byte: u8) {
+    pub(crate) fn serve(&self, page: VirtPage, byte: u8) {
         self.uffd.copy(page, &[byte; PAGE], false).unwrap();
     }
 
     /// Serves until the page is there, whatever happens to the layout meanwhile.
-    pub fn try_serve(&self, page: VirtPage, byte: u8) -> Result<(), UffdError> {
+    pub(crate) fn try_serve(&self, page: VirtPage, byte: u8) -> Result<(), UffdError> {
         self.uffd.copy(page, &[byte; PAGE], false)
     }
 }
 
 /// The events of poll(2) within `ms`; 0 if there are none.
-pub fn poll_in(fd: BorrowedFd<'_>, ms: u64) -> i16 {
+pub(crate) fn poll_in(fd: BorrowedFd<'_>, ms: u64) -> i16 {
     let mut poll = libc::pollfd {
         fd: fd.as_raw_fd(),
         events: libc::POLLIN,
@@ -266,29 +266,29 @@ pub fn poll_in(fd: BorrowedFd<'_>, ms: u64) -> i16 {
 }
 
 /// What another thread of this process is doing.
-pub struct Doing<T> {
+pub(crate) struct Doing<T> {
     result: Receiver<T>,
     pub thread: u32,
 }
 
 impl<T> Doing<T> {
     /// Its result, if it ends within `ms`.
-    pub fn within(&self, ms: u64) -> Option<T> {
+    pub(crate) fn within(&self, ms: u64) -> Option<T> {
         self.result.recv_timeout(Duration::from_millis(ms)).ok()
     }
 
-    pub fn done(&self) -> T {
+    pub(crate) fn done(&self) -> T {
         self.within(SOON).expect("the thread is still waiting")
     }
 
     /// It has not ended: it waits for the kernel.
-    pub fn blocked(&self) {
+    pub(crate) fn blocked(&self) {
         assert!(self.within(QUIET).is_none(), "the thread should be waiting");
     }
 }
 
 /// Starts a thread. It is never joined; its result comes by a channel.
-pub fn doing<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Doing<T> {
+pub(crate) fn doing<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Doing<T> {
     let (send, result) = channel();
     let (send_id, id) = channel();
     std::thread::spawn(move || {
@@ -300,18 +300,18 @@ pub fn doing<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Do
 }
 
 /// A child process with a socket to it; killed and reaped on drop.
-pub struct Child {
+pub(crate) struct Child {
     pub pid: u32,
     socket: UnixStream,
     reaped: bool,
 }
 
 /// The child's end.
-pub struct Parent(UnixStream);
+pub(crate) struct Parent(UnixStream);
 
 /// Forks; the child runs `work` and exits with what it returns. Called by a thread only if the
 /// child's work needs no lock.
-pub fn child(work: impl FnOnce(&Parent) -> i32) -> Child {
+pub(crate) fn child(work: impl FnOnce(&Parent) -> i32) -> Child {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let timeout = Some(Duration::from_millis(6 * SOON));
     ours.set_read_timeout(timeout).unwrap();
@@ -335,48 +335,48 @@ pub fn child(work: impl FnOnce(&Parent) -> i32) -> Child {
 
 impl Parent {
     /// Sends descriptors and waits for the answer.
-    pub fn hand_over(&self, fds: &[BorrowedFd<'_>]) {
+    pub(crate) fn hand_over(&self, fds: &[BorrowedFd<'_>]) {
         fdpass::send(self.0.as_fd(), b"f", fds).unwrap();
         self.wait();
     }
 
-    pub fn say(&self, byte: u8) {
+    pub(crate) fn say(&self, byte: u8) {
         let _ = fdpass::send(self.0.as_fd(), &[byte], &[]);
     }
 
-    pub fn wait(&self) -> Vec<OwnedFd> {
+    pub(crate) fn wait(&self) -> Vec<OwnedFd> {
         fdpass::receive(self.0.as_fd(), &mut [0]).unwrap().1
     }
 }
 
 impl Child {
-    pub fn go(&self) {
+    pub(crate) fn go(&self) {
         fdpass::send(self.socket.as_fd(), b"g", &[]).unwrap();
     }
 
-    pub fn send(&self, fds: &[BorrowedFd<'_>]) {
+    pub(crate) fn send(&self, fds: &[BorrowedFd<'_>]) {
         fdpass::send(self.socket.as_fd(), b"f", fds).unwrap();
     }
 
     /// The child's answer: a byte and descriptors.
-    pub fn hear(&self) -> (u8, Vec<OwnedFd>) {
+    pub(crate) fn hear(&self) -> (u8, Vec<OwnedFd>) {
         let mut byte = [0];
         let (count, fds) = fdpass::receive(self.socket.as_fd(), &mut byte).unwrap();
         assert_eq!(count, 1, "the child went away");
         (byte[0], fds)
     }
 
-    pub fn uffd(&self) -> Ear {
+    pub(crate) fn uffd(&self) -> Ear {
         Ear::of(self.hear().1.remove(0).into())
     }
 
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         // SAFETY: the child is ours and not reaped yet, so the number is its own.
         unsafe { libc::kill(self.pid as i32, libc::SIGKILL) };
     }
 
     /// Its wait status, once it has ended.
-    pub fn end(&mut self) -> i32 {
+    pub(crate) fn end(&mut self) -> i32 {
         let mut status = 0;
         // SAFETY: writes one int to a live local; the child is ours.
         let got = unsafe { libc::waitpid(self.pid as i32, &mut status, 0) };
@@ -386,7 +386,7 @@ impl Child {
     }
 
     /// Its exit status. Panics if it was killed.
-    pub fn exit_status(&mut self) -> i32 {
+    pub(crate) fn exit_status(&mut self) -> i32 {
         let status = self.end();
         assert!(libc::WIFEXITED(status), "killed: {status:#x}");
         libc::WEXITSTATUS(status)
@@ -403,7 +403,7 @@ impl Drop for Child {
 }
 
 /// Waits for something that another process will do.
-pub fn until(what: &str, mut met: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut met: impl FnMut() -> bool) {
     for _ in 0..SOON {
         if met() {
             return;
@@ -413,7 +413,7 @@ pub fn until(what: &str, mut met: impl FnMut() -> bool) {
     panic!("never happened: {what}");
 }
 
-pub fn pause(ms: u64) {
+pub(crate) fn pause(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
 
@@ -422,7 +422,7 @@ pub fn pause(ms: u64) {
 ///
 /// Uses a raw call: glibc's fork would hold the allocator's locks meanwhile, and the fact itself
 /// would hang.
-pub fn forking_reader(area: Area, page: usize) -> Doing<i32> {
+pub(crate) fn forking_reader(area: Area, page: usize) -> Doing<i32> {
     doing(move || {
         // SAFETY: clone without flags is fork; the child reads one byte and exits, touching no
         // lock.
@@ -442,7 +442,7 @@ pub fn forking_reader(area: Area, page: usize) -> Doing<i32> {
 }
 
 /// A pipe: read end, write end.
-pub fn pipe() -> (OwnedFd, OwnedFd) {
+pub(crate) fn pipe() -> (OwnedFd, OwnedFd) {
     let mut fds = [0; 2];
     // SAFETY: writes two ints to a live array.
     assert_eq!(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
@@ -451,7 +451,7 @@ pub fn pipe() -> (OwnedFd, OwnedFd) {
 }
 
 /// write(2) of `count` bytes of an area to a descriptor. Returns the call's result and errno.
-pub fn write_from(fd: BorrowedFd<'_>, area: Area, count: usize) -> (isize, i32) {
+pub(crate) fn write_from(fd: BorrowedFd<'_>, area: Area, count: usize) -> (isize, i32) {
     // SAFETY: the kernel reads the area, which is mapped; it may wait or fail, which is what the
     // caller wants to see.
     let got = unsafe { libc::write(fd.as_raw_fd(), area.pointer(), count) };
@@ -459,6 +459,6 @@ pub fn write_from(fd: BorrowedFd<'_>, area: Area, count: usize) -> (isize, i32) 
 }
 
 /// Drops a page as an evictor would, in an area without REMOVE events.
-pub fn evict(area: Area, page: usize) {
+pub(crate) fn evict(area: Area, page: usize) {
     assert_eq!(area.part(page, 1).advise(libc::MADV_DONTNEED), 0);
 }

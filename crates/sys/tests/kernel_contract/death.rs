@@ -198,7 +198,7 @@ fn after_exec_the_space_is_gone_while_the_process_lives() {
 }
 
 /// Becomes `sleep`, which lives longer than any fact.
-pub fn exec_sleep() -> i32 {
+pub(crate) fn exec_sleep() -> i32 {
     let arguments = [c"sleep".as_ptr(), c"20".as_ptr(), std::ptr::null()];
     // SAFETY: constant strings, ended by a null pointer.
     unsafe { libc::execv(c"/bin/sleep".as_ptr(), arguments.as_ptr()) };
@@ -364,11 +364,11 @@ fn a_robust_list_is_silent_when_its_page_was_unmapped_before() {
 }
 
 /// Used by facts of other modules: nothing but faults was reported.
-pub fn is_fault(message: &Message) -> bool {
+pub(crate) fn is_fault(message: &Message) -> bool {
     matches!(message, Message::Fault { .. })
 }
 
 /// The descriptor's number, for raw calls.
-pub fn raw(fd: &impl AsFd) -> i32 {
+pub(crate) fn raw(fd: &impl AsFd) -> i32 {
     fd.as_fd().as_raw_fd()
 }

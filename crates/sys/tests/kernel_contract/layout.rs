@@ -177,7 +177,7 @@ fn growing_in_place_is_silent_and_the_grown_part_faults() {
 }
 
 /// Moves the end of the heap up and returns the new pages (whole ones).
-pub fn grow_heap(pages: usize) -> Area {
+pub(crate) fn grow_heap(pages: usize) -> Area {
     // SAFETY: grows the heap by pages that nothing uses; glibc notices that the break moved and
     // copes.
     let end = unsafe { libc::sbrk((pages * PAGE) as isize) } as usize;

@@ -62,7 +62,7 @@ impl Staging {
 
 /// Moves an area's pages to a staging area that is then forgotten: an eviction that raises no
 /// event.
-pub fn move_away(area: Area) {
+pub(crate) fn move_away(area: Area) {
     let staging = Staging::new(area.pages);
     staging.take(0, area).unwrap();
     std::mem::forget(staging);

@@ -39,7 +39,7 @@ pub(super) struct Behind {
 
 impl Behind {
     /// Uses the words from `first_word` on. They are all zeros, or as an earlier manager left them.
-    pub fn over(table: &SharedMemory, first_word: usize) -> Behind {
+    pub(super) fn over(table: &SharedMemory, first_word: usize) -> Behind {
         let mut this = Behind {
             first_word,
             most: 0,
@@ -52,36 +52,36 @@ impl Behind {
     }
 
     /// Another process has used the memory; how much of it is unknown.
-    pub fn inherit(&self) {
+    pub(super) fn inherit(&self) {
         self.used.store(WAITING_PAGES_MAX, Relaxed);
     }
 
-    pub fn set_most(&mut self, pages: usize) {
+    pub(super) fn set_most(&mut self, pages: usize) {
         self.most = pages.min(WAITING_PAGES_MAX);
     }
 
     /// Whether pages may wait.
-    pub fn is_on(&self) -> bool {
+    pub(super) fn is_on(&self) -> bool {
         self.most > ROOM
     }
 
     /// Whether there are too few places for `pages` more.
-    pub fn lacks(&self, pages: usize) -> bool {
+    pub(super) fn lacks(&self, pages: usize) -> bool {
         self.end.load(Relaxed) + pages > self.most
     }
 
     /// Whether `pages` are enough for a write of their own, and no other pages wait before them.
-    pub fn is_enough(&self, pages: usize) -> bool {
+    pub(super) fn is_enough(&self, pages: usize) -> bool {
         pages + ROOM > self.most && self.end.load(Relaxed) == 0
     }
 
     /// Whether it is time to write.
-    pub fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.end.load(Relaxed) + ROOM > self.most
     }
 
     /// Memory allocated for pages that wait.
-    pub fn dram(&self) -> Bytes {
+    pub(super) fn dram(&self) -> Bytes {
         Bytes((self.used.load(Relaxed) * PAGE_BYTES) as u64)
     }
 
@@ -103,7 +103,7 @@ impl Behind {
 
     /// Copies the page of `slot` out. `None`: it does not wait, so it is on the device. False: its
     /// bytes are not the expected ones.
-    pub fn load(
+    pub(super) fn load(
         &self,
         table: &SharedMemory,
         slot: u64,
@@ -126,7 +126,7 @@ impl Behind {
     }
 
     /// The slot is given to another page: the page that waited for it is dropped.
-    pub fn forget(&self, table: &SharedMemory, slot: u64) {
+    pub(super) fn forget(&self, table: &SharedMemory, slot: u64) {
         if let Some(place) = self.find(table, slot) {
             self.remove(table, place);
         }
@@ -134,7 +134,7 @@ impl Behind {
 
     /// The page of `slot` waits from now on. There is a free place (see [`Behind::lacks`]), and no
     /// page waits for the slot.
-    pub fn add(&self, table: &SharedMemory, slot: u64, page: &[u8]) {
+    pub(super) fn add(&self, table: &SharedMemory, slot: u64, page: &[u8]) {
         let place = self.end.load(Relaxed);
         fence(Release); // the place was seen free before its bytes change
         table.bytes_in(self.page_at(place), page);
@@ -144,7 +144,7 @@ impl Behind {
     }
 
     /// Every place in use with its slot, in the order in which they were added.
-    pub fn waiting<'a>(
+    pub(super) fn waiting<'a>(
         &self,
         table: &'a SharedMemory,
     ) -> impl Iterator<Item = (usize, u64)> + use<'a> {
@@ -155,17 +155,17 @@ impl Behind {
     }
 
     /// Copies the page at `place` to the buffer it is written from.
-    pub fn copy(&self, table: &SharedMemory, place: usize, dst: &mut [u8]) {
+    pub(super) fn copy(&self, table: &SharedMemory, place: usize, dst: &mut [u8]) {
         table.bytes_out(self.page_at(place), dst);
     }
 
     /// The page at `place` is on the device, or its slot was freed.
-    pub fn remove(&self, table: &SharedMemory, place: usize) {
+    pub(super) fn remove(&self, table: &SharedMemory, place: usize) {
         self.slots(table)[place].store(0, Release);
     }
 
     /// Starts again at the first place, if no page waits.
-    pub fn rewind(&self, table: &SharedMemory) {
+    pub(super) fn rewind(&self, table: &SharedMemory) {
         if self.waiting(table).next().is_none() {
             self.end.store(0, Release);
         }

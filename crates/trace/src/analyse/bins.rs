@@ -11,7 +11,7 @@ pub(crate) struct Bins {
 
 impl Bins {
     /// Each distance has its own bin.
-    pub fn exact() -> Bins {
+    pub(super) fn exact() -> Bins {
         Bins {
             bits: 62,
             counts: Vec::new(),
@@ -19,7 +19,7 @@ impl Bins {
     }
 
     /// Distances known to 0.1 %, in bounded memory.
-    pub fn rounded() -> Bins {
+    pub(super) fn rounded() -> Bins {
         Bins {
             bits: 10,
             counts: Vec::new(),
@@ -43,7 +43,7 @@ impl Bins {
         }
     }
 
-    pub fn add(&mut self, distance: u64, weight: f64) {
+    pub(super) fn add(&mut self, distance: u64, weight: f64) {
         let bin = self.bin(distance);
         if bin >= self.counts.len() {
             self.counts.resize(bin + 1, 0.0);
@@ -52,7 +52,7 @@ impl Bins {
     }
 
     /// (smallest distance, weight) of each bin with weight, rising.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, f64)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, f64)> {
         let filled = self
             .counts
             .iter()

@@ -13,7 +13,7 @@ pub(crate) struct Permutation {
 
 impl Permutation {
     /// Of 0..`count`, `count` at most 2^62.
-    pub fn new(count: u64, seed: u64) -> Permutation {
+    pub(super) fn new(count: u64, seed: u64) -> Permutation {
         let bits = 64 - count.saturating_sub(1).leading_zeros();
         Permutation {
             count,
@@ -23,7 +23,7 @@ impl Permutation {
     }
 
     /// The place of `index` (< count). Fewer than 4 repetitions on average.
-    pub fn of(&self, index: u64) -> u64 {
+    pub(super) fn of(&self, index: u64) -> u64 {
         let mask = (1u64 << self.half) - 1;
         let mut value = index;
         loop {

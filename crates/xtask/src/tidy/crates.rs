@@ -6,7 +6,7 @@ use super::tables::{ARROWS, TEST_ARROWS};
 use super::tree::Tree;
 
 /// Dependencies of the workspace that no row of the table allows.
-pub fn arrows(tree: &Tree) -> Vec<String> {
+pub(super) fn arrows(tree: &Tree) -> Vec<String> {
     tree.manifests
         .iter()
         .flat_map(|(name, manifest)| wrong_arrows(name, manifest))
@@ -14,7 +14,7 @@ pub fn arrows(tree: &Tree) -> Vec<String> {
 }
 
 /// Rows of the table that name a crate listed at or after them.
-pub fn circles(_: &Tree) -> Vec<String> {
+pub(super) fn circles(_: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for (position, (name, allowed)) in ARROWS.iter().enumerate() {
         for target in *allowed {

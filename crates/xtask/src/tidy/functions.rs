@@ -13,7 +13,7 @@ struct Long {
 }
 
 /// Functions over the bound that no table lists, and those over the longest bound.
-pub fn long(tree: &Tree) -> Vec<String> {
+pub(super) fn long(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for Long { place, name, lines } in too_long(tree) {
         if lines > LONGEST_LINES_MAX {
@@ -30,7 +30,7 @@ pub fn long(tree: &Tree) -> Vec<String> {
 }
 
 /// Rows of the table that are no longer needed.
-pub fn listed(tree: &Tree) -> Vec<String> {
+pub(super) fn listed(tree: &Tree) -> Vec<String> {
     let found = too_long(tree);
     LONG_FUNCTIONS
         .iter()

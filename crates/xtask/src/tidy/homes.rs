@@ -4,7 +4,7 @@ use super::tables::{IMPURE_WORDS, PRINTING, PURE, UNSAFE_HOMES};
 use super::tree::{Tree, code, crate_of, lines_with};
 
 /// Uses of `unsafe` outside its homes.
-pub fn of_unsafe(tree: &Tree) -> Vec<String> {
+pub(super) fn of_unsafe(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut at_home = 0;
     for (path, text) in &tree.sources {
@@ -22,7 +22,7 @@ pub fn of_unsafe(tree: &Tree) -> Vec<String> {
 }
 
 /// Places in deciding crates that name a clock, thread, file, environment or socket.
-pub fn pure(tree: &Tree) -> Vec<String> {
+pub(super) fn pure(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut seen = 0;
     for (path, text) in &tree.sources {
@@ -52,7 +52,7 @@ pub fn pure(tree: &Tree) -> Vec<String> {
 
 /// Places in the manager that print. The manager shares no terminal or pipe with the program, and
 /// the keeper waits for none. These macros also panic if standard error is closed.
-pub fn printing(tree: &Tree) -> Vec<String> {
+pub(super) fn printing(tree: &Tree) -> Vec<String> {
     let files = tree.sources.iter();
     let files = files.filter(|(path, _)| path.starts_with("crates/manager/src/"));
     files.flat_map(|(path, text)| prints(path, text)).collect()

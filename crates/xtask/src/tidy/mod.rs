@@ -9,7 +9,7 @@ mod text;
 mod tree;
 
 use tree::Tree;
-pub use tree::root;
+pub(crate) use tree::root;
 
 /// A rule: its name, and what breaks it (one line each).
 type Check = (&'static str, fn(&Tree) -> Vec<String>);
@@ -40,7 +40,7 @@ const CHECKS: [Check; 13] = [
 ];
 
 /// Runs every check. Errors: everything found, by rule.
-pub fn run() -> Result<String, String> {
+pub(crate) fn run() -> Result<String, String> {
     let tree = Tree::read();
     let broken: Vec<String> = CHECKS
         .iter()

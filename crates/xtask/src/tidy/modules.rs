@@ -18,7 +18,7 @@ type Path = Vec<String>;
 type Arrows = BTreeMap<(Path, String, String), String>;
 
 /// Circles between neighbours, with a place for each of their arrows.
-pub fn circles(tree: &Tree) -> Vec<String> {
+pub(super) fn circles(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for name in tree.manifests.keys() {
         let arrows = arrows_of(tree, name);
@@ -44,7 +44,7 @@ pub fn circles(tree: &Tree) -> Vec<String> {
 }
 
 /// Arrows of the manager that run against `MANAGER_ORDER`.
-pub fn upward(tree: &Tree) -> Vec<String> {
+pub(super) fn upward(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for ((folder, from, to), place) in arrows_of(tree, "manager") {
         let folder = folder.join("/");

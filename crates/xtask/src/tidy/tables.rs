@@ -1,7 +1,7 @@
 //! The tables of the rules. Lists of exceptions may only shrink: an unnecessary row fails.
 
 /// Every crate and the crates of the workspace it may use. Nothing points up; see ARCHITECTURE.md.
-pub const ARROWS: [(&str, &[&str]); 17] = [
+pub(super) const ARROWS: [(&str, &[&str]); 17] = [
     ("base", &[]),
     ("seeded", &[]),
     ("resp", &[]),
@@ -33,14 +33,14 @@ pub const ARROWS: [(&str, &[&str]); 17] = [
 ];
 
 /// Crates that tests may use as well: fakes, oracles, seeded random numbers.
-pub const TEST_ARROWS: [&str; 2] = ["model", "seeded"];
+pub(super) const TEST_ARROWS: [&str; 2] = ["model", "seeded"];
 
 /// The only homes of `unsafe`.
-pub const UNSAFE_HOMES: [&str; 2] = ["sys", "shim"];
+pub(super) const UNSAFE_HOMES: [&str; 2] = ["sys", "shim"];
 
 /// Crates that decide, and what they may not name, so that the same code runs live and simulated.
-pub const PURE: [&str; 2] = ["engine", "policy"];
-pub const IMPURE_WORDS: [&str; 14] = [
+pub(super) const PURE: [&str; 2] = ["engine", "policy"];
+pub(super) const IMPURE_WORDS: [&str; 14] = [
     "Instant",
     "SystemTime",
     "std::time",
@@ -59,18 +59,18 @@ pub const IMPURE_WORDS: [&str; 14] = [
 
 /// Macros that the manager does not use. It has a log, and the keeper has a voice
 /// (ARCHITECTURE.md).
-pub const PRINTING: [&str; 5] = ["print!", "println!", "eprint!", "eprintln!", "dbg!"];
+pub(super) const PRINTING: [&str; 5] = ["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 
-pub const FILE_LINES_MAX: usize = 800;
-pub const COMMENT_WIDTH_MAX: usize = 100;
-pub const TEXT_WIDTH_MAX: usize = 120;
+pub(super) const FILE_LINES_MAX: usize = 800;
+pub(super) const COMMENT_WIDTH_MAX: usize = 100;
+pub(super) const TEXT_WIDTH_MAX: usize = 120;
 
 /// Most lines of a function, and of a function in [`LONG_FUNCTIONS`].
-pub const FUNCTION_LINES_MAX: usize = 70;
-pub const LONGEST_LINES_MAX: usize = 100;
+pub(super) const FUNCTION_LINES_MAX: usize = 70;
+pub(super) const LONGEST_LINES_MAX: usize = 100;
 
 /// Functions over [`FUNCTION_LINES_MAX`] lines, as `crate::name`, and why each stays whole.
-pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
+pub(super) const LONG_FUNCTIONS: &[(&str, &str)] = &[
     (
         "cli::record::record",
         "the order of set-up and clean-up around valgrind",
@@ -97,7 +97,7 @@ pub const LONG_FUNCTIONS: &[(&str, &str)] = &[
 
 /// The files and folders of the manager, by their folder (the first is the crate's root), lowest
 /// first. Each may use those before it, and what a folder's `mod.rs` has.
-pub const MANAGER_ORDER: &[(&str, &[&str])] = &[
+pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     (
         "",
         &[

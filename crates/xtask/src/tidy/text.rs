@@ -4,7 +4,7 @@ use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, TEXT_WIDTH_MAX};
 use super::tree::Tree;
 
 /// Files whose first line is not their job.
-pub fn heads(tree: &Tree) -> Vec<String> {
+pub(super) fn heads(tree: &Tree) -> Vec<String> {
     let wrong = |text: &str| !text.starts_with("//! ");
     tree.sources
         .iter()
@@ -14,7 +14,7 @@ pub fn heads(tree: &Tree) -> Vec<String> {
 }
 
 /// Files that are too long.
-pub fn file_lengths(tree: &Tree) -> Vec<String> {
+pub(super) fn file_lengths(tree: &Tree) -> Vec<String> {
     tree.sources
         .iter()
         .map(|(path, text)| (path, text.lines().count()))
@@ -24,7 +24,7 @@ pub fn file_lengths(tree: &Tree) -> Vec<String> {
 }
 
 /// Comments and other lines that are too wide. `rustfmt` leaves both alone, strings too.
-pub fn comments(tree: &Tree) -> Vec<String> {
+pub(super) fn comments(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for (path, text) in &tree.sources {
         for (at, line) in text.lines().enumerate() {
@@ -42,7 +42,7 @@ pub fn comments(tree: &Tree) -> Vec<String> {
 }
 
 /// Lines of Markdown that are too wide. Tables may be wider.
-pub fn markdown(tree: &Tree) -> Vec<String> {
+pub(super) fn markdown(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for (path, text) in &tree.texts {
         for (at, line) in text.lines().enumerate() {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The files of the tree. Paths are from its root, with `/` between their parts.
-pub struct Tree {
+pub(super) struct Tree {
     /// Rust files below `crates/`.
     pub sources: BTreeMap<String, String>,
     /// Markdown files.
@@ -17,7 +17,7 @@ pub struct Tree {
 
 impl Tree {
     /// Reads the checkout in which this program was built. Panics: if a file cannot be read.
-    pub fn read() -> Self {
+    pub(super) fn read() -> Self {
         let mut tree = Self {
             sources: BTreeMap::new(),
             texts: BTreeMap::new(),
@@ -58,7 +58,7 @@ impl Tree {
 }
 
 /// The root of the checkout.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()
@@ -66,12 +66,12 @@ pub fn root() -> PathBuf {
 }
 
 /// The crate of a path such as `crates/base/src/lib.rs`.
-pub fn crate_of(path: &str) -> &str {
+pub(super) fn crate_of(path: &str) -> &str {
     path.split('/').nth(1).expect("a path below crates/")
 }
 
 /// The code of a file: comments, strings and characters are blanked out, lines are kept.
-pub fn code(text: &str) -> String {
+pub(super) fn code(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = String::with_capacity(text.len());
     let mut at = 0;
@@ -121,7 +121,7 @@ fn closing_quote(bytes: &[u8]) -> usize {
 }
 
 /// Lines (from 1) where `word` stands by itself.
-pub fn lines_with(code: &str, word: &str) -> Vec<usize> {
+pub(super) fn lines_with(code: &str, word: &str) -> Vec<usize> {
     let part_of_a_name = |c: char| c.is_alphanumeric() || c == '_';
     let stands_alone = |line: &str| {
         line.match_indices(word).any(|(at, _)| {
