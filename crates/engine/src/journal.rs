@@ -33,7 +33,8 @@ pub enum BookEvent {
         /// The child.
         child: SpaceId,
     },
-    /// The address space is gone, with all it had. It may be told twice.
+    /// The address space is gone, with all it had. It may be told twice, and [`BookEvent::Dropped`]
+    /// may follow: neither means anything then.
     Ended(SpaceId),
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use rustc_hash::FxHashSet;
-use undercroft_base::{Flags, PageNo, PageState, SpaceId, VirtPage};
+use undercroft_base::{Flags, PageNo, PageState, SpaceId, VirtPage, VirtRange};
 use undercroft_policy::reclaim::Arrival;
 
 use crate::{Engine, Evictions, Ledger, PageEvent};
@@ -16,6 +16,14 @@ pub(crate) struct Kept {
     pub spaces: FxHashSet<SpaceId>,
     /// Resident pages that the policy does not know. A tree, because it grows in small steps.
     pub pages: BTreeSet<(SpaceId, PageNo)>,
+}
+
+impl Kept {
+    /// The kept pages of a space.
+    fn of(&self, space: SpaceId) -> impl Iterator<Item = PageNo> {
+        let all = (space, PageNo(0))..=(space, PageNo(u32::MAX));
+        self.pages.range(all).map(|(_, no)| *no)
+    }
 }
 
 impl<L: Ledger> Evictions<'_, L> {
@@ -33,17 +41,9 @@ impl<L: Ledger> Evictions<'_, L> {
     /// Gives the policy up to `most` pages of a space that was passed over. False when the policy
     /// knows all of them.
     pub fn take_back(&mut self, space: SpaceId, most: usize) -> bool {
-        let of_space = (space, PageNo(0))..=(space, PageNo(u32::MAX));
-        let pages: Vec<_> = self
-            .engine
-            .kept
-            .pages
-            .range(of_space)
-            .take(most)
-            .copied()
-            .collect();
-        for (_, no) in &pages {
-            self.engine.take_back(*no);
+        let pages: Vec<_> = self.engine.kept.of(space).take(most).collect();
+        for no in &pages {
+            self.engine.take_back(space, *no);
         }
         !pages.is_empty()
     }
@@ -67,17 +67,27 @@ impl<L: Ledger> Evictions<'_, L> {
         if let Some(no) = self.engine.table.find(space, page)
             && !self.engine.is_listed(no)
         {
-            self.engine.take_back(no);
+            self.engine.take_back(space, no);
         }
     }
 }
 
 impl<L: Ledger> Engine<L> {
-    fn take_back(&mut self, no: PageNo) {
-        let (space, page) = self.table.address(no);
+    fn take_back(&mut self, space: SpaceId, no: PageNo) {
+        let (_, page) = self.table.address(no);
         self.kept.pages.remove(&(space, no));
         self.tell_page(space, page, PageEvent::TakenBack);
         self.reclaim.insert(no, Arrival::Returned);
+    }
+
+    /// Pages of `range` are about to belong to another space, as they are. The policy knows those
+    /// that were kept again.
+    pub(crate) fn take_back_all(&mut self, space: SpaceId, range: VirtRange) {
+        let within = |no: &PageNo| range.contains(self.table.address(*no).1);
+        let pages: Vec<_> = self.kept.of(space).filter(within).collect();
+        for no in pages {
+            self.take_back(space, no);
+        }
     }
 
     /// Removes pages of spaces that are passed over from the victims: they stay. The policy named

@@ -100,6 +100,7 @@ impl<L: Ledger> Layout<'_, L> {
                 effect.cancel_batch |= self.engine.drop_page(no);
             }
         }
+        self.engine.take_back_all(space, all);
         for part in parts {
             if self.engine.table.give(space, *part, grave) {
                 self.engine.tell(BookEvent::Dropped(space, *part))

@@ -45,6 +45,8 @@ struct World {
     /// Moved out, and not published.
     in_hand: Vec<(EvictItem, u32)>,
     graves: Vec<SpaceId>,
+    /// Its process does not run, so no page of the space is chosen.
+    passed_over: bool,
 }
 
 impl World {
@@ -65,6 +67,7 @@ impl World {
             chosen: Vec::new(),
             in_hand: Vec::new(),
             graves: Vec::new(),
+            passed_over: false,
         }
     }
 
@@ -177,6 +180,14 @@ impl World {
         self.graves.push(grave);
     }
 
+    /// The process does not run, or runs again.
+    fn pass_over(&mut self) {
+        self.passed_over = !self.passed_over;
+        let mut evictions = self.engine.evictions();
+        evictions.pass_over(self.space, self.passed_over);
+        while !self.passed_over && self.engine.evictions().take_back(self.space, 3) {}
+    }
+
     fn evict_published(&mut self) {
         if !self.in_hand.is_empty() {
             self.evict();
@@ -209,11 +220,12 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.random.below(16) {
+        match self.random.below(17) {
             0..=6 => self.touch(),
             7..=9 => self.finish(),
             10..=12 => self.evict(),
             13 => self.drop_some(),
+            14 => self.pass_over(),
             _ => self.forget(),
         }
         self.free();
@@ -226,6 +238,9 @@ impl World {
         }
         while !self.in_hand.is_empty() || !self.chosen.is_empty() {
             self.evict();
+        }
+        if self.passed_over {
+            self.pass_over();
         }
         while !self.graves.is_empty() {
             self.forget();

@@ -15,8 +15,8 @@ use crate::raw::{call3, nr};
 pub(crate) unsafe fn start_agent(
     command: usize,
     staging: usize,
-    uffd: usize,
-    guard: usize,
+    holding_uffd: usize,
+    process_uffd: usize,
     stack_top: usize,
 ) -> bool {
     let page = command as *const CommandPage;
@@ -57,8 +57,8 @@ pub(crate) unsafe fn start_agent(
             in("r8") 0usize,
             in("r12") command,
             in("r13") staging,
-            in("r14") uffd,
-            in("r15") guard,
+            in("r14") holding_uffd,
+            in("r15") process_uffd,
             lateout("rcx") _,
             lateout("r11") _,
         );
@@ -74,27 +74,27 @@ pub(crate) unsafe fn start_agent(
 unsafe extern "C" fn agent(
     page: *const CommandPage,
     staging: usize,
-    uffd: usize,
-    guard: usize,
+    holding_uffd: usize,
+    process_uffd: usize,
 ) -> ! {
     // SAFETY: the command page and staging area live as long as the address space; descriptors are
     // this thread's own.
     unsafe {
         call3(nr::PRCTL, 15, c"uc-agent".as_ptr() as usize, 0);
         // 0: the process's userfaultfd. 1: the holding area's. No other descriptor stays open.
-        let (uffd, guard) = (
-            call3(nr::FCNTL, uffd, 0, 10),
-            call3(nr::FCNTL, guard, 0, 10),
+        let (holding, process) = (
+            call3(nr::FCNTL, holding_uffd, 0, 10),
+            call3(nr::FCNTL, process_uffd, 0, 10),
         );
-        call3(nr::DUP2, guard as usize, 0, 0);
-        call3(nr::DUP2, uffd as usize, 1, 0);
+        call3(nr::DUP2, process as usize, 0, 0);
+        call3(nr::DUP2, holding as usize, 1, 0);
         call3(nr::CLOSE_RANGE, 2, u32::MAX as usize, 0);
         drop_rights();
         let page = &Page(&*page);
         command::announce(page);
         let mut seq = 0;
         loop {
-            seq = command::next_order(page, seq);
+            seq = command::next_command(page, seq);
             let count = (page.count.load(Relaxed) as usize).min(STAGING_PAGES);
             if page.op.load(Relaxed) == OP_MOVE {
                 move_out(page, seq, count, staging);

@@ -7,7 +7,7 @@ use undercroft_wire::protocol::*;
 
 use crate::agent::start_agent;
 use crate::mapping::Mapping;
-use crate::raw::{PAGE, STACK, advice, call3, call6, nr};
+use crate::raw::{PAGE, STACK, advice, call3, call6, close, close_all, nr};
 use crate::socket::{receive, send};
 use crate::{ADDRESS, BEACON, COMMAND, OWNER};
 
@@ -29,19 +29,13 @@ pub(crate) unsafe fn join(kind: u32, nonce: u64) -> bool {
         return false;
     }
     let address = core::ptr::addr_of!(ADDRESS) as usize;
-    // SAFETY: `ADDRESS` is a whole socket address, and the caller lets nobody write it.
+    // SAFETY: `ADDRESS` is a whole socket address, and nothing writes it (the caller's promise).
     let connected =
         unsafe { call3(nr::CONNECT, socket as usize, address, size_of::<SockAddr>()) } == 0;
     // SAFETY: the caller's promise.
     let joined = connected && unsafe { handshake(socket, kind, nonce) };
     close(socket as usize);
     joined
-}
-
-/// Closes a descriptor that was made here.
-fn close(descriptor: usize) {
-    // SAFETY: takes a number; no value of this program owns the descriptor.
-    unsafe { call3(nr::CLOSE, descriptor, 0, 0) };
 }
 
 /// # Safety
@@ -59,13 +53,11 @@ unsafe fn handshake(socket: isize, kind: u32, nonce: u64) -> bool {
     let Some([device, page]) = receive_answer(socket) else {
         return false;
     };
-    if device < 0 || page < 0 {
-        return false;
-    }
-    // SAFETY: the caller's promise; both descriptors have just come.
-    let ready = unsafe { set_up(socket, device as usize, page as usize, nonce) };
-    close(device as usize);
-    close(page as usize);
+    let ready = device >= 0 && page >= 0 && {
+        // SAFETY: the caller's promise; both descriptors have just come.
+        unsafe { set_up(socket, device as usize, page as usize, nonce) }
+    };
+    close_all([device, page]);
     ready
 }
 
@@ -83,11 +75,7 @@ fn receive_answer(socket: isize) -> Option<[i32; 2]> {
     if answer.magic == MAGIC && answer.refused == 0 {
         return Some(descriptors);
     }
-    for descriptor in descriptors {
-        if let Ok(descriptor) = usize::try_from(descriptor) {
-            close(descriptor);
-        }
-    }
+    close_all(descriptors);
     None
 }
 
@@ -116,10 +104,10 @@ unsafe fn set_up(socket: isize, device: usize, page: usize, nonce: u64) -> bool 
         beacon,
     };
     let joined = match offer(socket, &ready, &uffds) {
-        Some(guard) => {
-            // SAFETY: both areas are mapped above and are nobody else's.
-            let started = unsafe { start_unsignalled(&command, &own, uffds.staging, guard) };
-            close(guard);
+        Some(process) => {
+            // SAFETY: both areas are mapped above, and nothing else uses them.
+            let started = unsafe { start_unsignalled(&command, &own, uffds.holding, process) };
+            close(process);
             started
         }
         None => false,
@@ -171,8 +159,8 @@ const UFFD_NEW: usize = 0xAA00;
 struct Uffds {
     /// The process's own; none in a child whose userfaultfd came with the fork.
     process: Option<usize>,
-    /// That of the staging area.
-    staging: usize,
+    /// That of the holding area, from which the staging area is cleared.
+    holding: usize,
 }
 
 impl Uffds {
@@ -182,20 +170,20 @@ impl Uffds {
             0 => Some(new_uffd(device)?),
             _ => None,
         };
-        let Some(staging) = new_uffd(device) else {
+        let Some(holding) = new_uffd(device) else {
             if let Some(process) = process {
                 close(process);
             }
             return None;
         };
-        Some(Uffds { process, staging })
+        Some(Uffds { process, holding })
     }
 
     /// The descriptors to send, and how many there are.
     fn to_send(&self) -> ([i32; 2], usize) {
         match self.process {
-            Some(process) => ([process as i32, self.staging as i32], 2),
-            None => ([self.staging as i32, -1], 1),
+            Some(process) => ([process as i32, self.holding as i32], 2),
+            None => ([self.holding as i32, -1], 1),
         }
     }
 
@@ -203,7 +191,7 @@ impl Uffds {
         if let Some(process) = self.process {
             close(process);
         }
-        close(self.staging);
+        close(self.holding);
     }
 }
 
@@ -214,7 +202,7 @@ fn new_uffd(device: usize) -> Option<usize> {
     usize::try_from(made).ok()
 }
 
-/// Passes on what was made here. Returns the userfaultfd of the holding area; `None` if the manager
+/// Passes on what was made here. Returns the process's own userfaultfd; `None` if the manager
 /// refuses.
 fn offer(socket: isize, ready: &Ready, uffds: &Uffds) -> Option<usize> {
     let (descriptors, count) = uffds.to_send();
@@ -222,8 +210,9 @@ fn offer(socket: isize, ready: &Ready, uffds: &Uffds) -> Option<usize> {
     if !unsafe { send(socket, ready, descriptors, count) } {
         return None;
     }
-    let [guard, _] = receive_answer(socket)?;
-    usize::try_from(guard).ok()
+    let [process, none] = receive_answer(socket)?;
+    close_all([-1, none]);
+    usize::try_from(process).ok()
 }
 
 /// Starts the agent. It must receive no signal of the program's, so all are blocked meanwhile.
@@ -233,8 +222,8 @@ fn offer(socket: isize, ready: &Ready, uffds: &Uffds) -> Option<usize> {
 unsafe fn start_unsignalled(
     command: &Mapping,
     own: &Mapping,
-    staging_uffd: usize,
-    guard: usize,
+    holding_uffd: usize,
+    process_uffd: usize,
 ) -> bool {
     const SET_MASK: usize = 2;
     let (all, mut old) = (u64::MAX, 0u64);
@@ -243,7 +232,15 @@ unsafe fn start_unsignalled(
     // SAFETY: two live sets of the kernel's size, 8 bytes.
     unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, all_at, old_at, 8, 0, 0) };
     // SAFETY: the caller's promise; the area ends with the stack.
-    let started = unsafe { start_agent(command.start, own.start, staging_uffd, guard, own.end()) };
+    let started = unsafe {
+        start_agent(
+            command.start,
+            own.start,
+            holding_uffd,
+            process_uffd,
+            own.end(),
+        )
+    };
     // SAFETY: the set that the kernel wrote above.
     unsafe { call6(nr::RT_SIGPROCMASK, SET_MASK, old_at, 0, 8, 0, 0) };
     started

@@ -14,7 +14,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// The first page of a file, shared with whoever maps it too. `None`: the kernel refused.
+    /// The first page of a file, shared with its other mappings. `None`: the kernel refused.
     pub(crate) fn page_of(file: usize) -> Option<Mapping> {
         Mapping::new(PAGE, SHARED, file)
     }

@@ -81,6 +81,21 @@ pub(crate) unsafe fn call3(n: usize, a: usize, b: usize, c: usize) -> isize {
     unsafe { call6(n, a, b, c, 0, 0, 0) }
 }
 
+/// Closes a descriptor that the shim made or got.
+pub(crate) fn close(descriptor: usize) {
+    // SAFETY: takes a number; no value of this program owns the descriptor.
+    unsafe { call3(nr::CLOSE, descriptor, 0, 0) };
+}
+
+/// The same for those that came with a message, each -1 if there is none.
+pub(crate) fn close_all(descriptors: [i32; 2]) {
+    for descriptor in descriptors {
+        if let Ok(descriptor) = usize::try_from(descriptor) {
+            close(descriptor);
+        }
+    }
+}
+
 global_asm!(".weak __errno_location");
 unsafe extern "C" {
     fn __errno_location() -> *mut i32;

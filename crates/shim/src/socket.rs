@@ -2,7 +2,7 @@
 
 use core::mem::size_of;
 
-use crate::raw::{EINTR, call3, nr};
+use crate::raw::{EINTR, call3, close_all, nr};
 
 #[repr(C)]
 struct IoVec {
@@ -97,5 +97,9 @@ pub(crate) unsafe fn receive<T>(socket: isize, message: &mut T) -> Option<[i32; 
     // SAFETY: the kernel filled the control buffer; volatile because it did so behind the
     // compiler's back.
     let fds = unsafe { core::ptr::read_volatile(&control.fds) };
-    (got == size_of::<T>() as isize).then_some(fds)
+    if got != size_of::<T>() as isize {
+        close_all(fds);
+        return None;
+    }
+    Some(fds)
 }

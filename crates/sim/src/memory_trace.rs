@@ -30,8 +30,8 @@ pub struct MemoryTrace {
 /// What a live trace says of a page between references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Becomes {
-    /// It was in memory when its mapping was found; no policy loaded it. In traces that do not say
-    /// whose its frame was, also as the next two.
+    /// It was in memory when its mapping was found; no policy loaded it. Older traces do not tell
+    /// the next two apart: there this stands for both.
     Found,
     /// It shared the frame of a fork relative, and counts from now on: it was copied, or is alone
     /// with its frame.

@@ -47,7 +47,7 @@ fn page(random: &mut Random) -> u64 {
 
 fn becomes(random: &mut Random) -> Becomes {
     let batch = random.below(2) as u16;
-    match random.below(14) {
+    match random.below(18) {
         0 => Becomes::Found,
         1 => Becomes::Dropped,
         2 => Becomes::Named { batch },
@@ -61,6 +61,10 @@ fn becomes(random: &mut Random) -> Becomes {
         9 => Becomes::Ahead { written: true },
         10 if random.below(4) == 0 => Becomes::Ended,
         11 => Becomes::Shared,
+        12 => Becomes::PassedOver,
+        13 => Becomes::TakenBack,
+        14 => Becomes::FrameOwned,
+        15 => Becomes::FrameLeft,
         10 => Becomes::Forked {
             parent: (NUMBERS[random.below(SPACES) as usize] + random.below(16) / 15) as u16,
         },

@@ -22,7 +22,7 @@ pub(crate) struct Subject<'a> {
     pub tier: &'a dyn Tier,
     /// Does the tier's idle work, which frees what it keeps for later. Called before `held` is
     /// checked.
-    pub settle: &'a (dyn Fn() + Sync),
+    pub idle_work: &'a (dyn Fn() + Sync),
     /// Most bytes it may hold when it is empty and the idle work is done.
     pub held_empty: Bytes,
 }
@@ -329,7 +329,7 @@ pub(crate) fn concurrent_stores(subject: &Subject<'_>, seed: u64) {
 
 /// Checks that nothing is stored, and that nothing (or nearly nothing) is held.
 pub(crate) fn becomes_empty(subject: &Subject<'_>) {
-    (subject.settle)();
+    (subject.idle_work)();
     let usage = subject.tier.usage();
     assert_eq!((usage.logical, usage.stored), (Bytes(0), Bytes(0)));
     assert!(

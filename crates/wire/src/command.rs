@@ -236,7 +236,7 @@ pub fn wait_for_agent(page: &impl Shared) {
 
 /// The agent waits for a command other than `last`. Returns its number.
 #[inline]
-pub fn next_order(page: &impl Shared, last: u32) -> u32 {
+pub fn next_command(page: &impl Shared, last: u32) -> u32 {
     loop {
         let seq = page.load(Word::Seq, Acquire);
         if seq != last {

@@ -97,7 +97,8 @@ struct Movements {
     /// Pages found used in memory, once a scan; absent if there were no scans.
     #[serde(skip_serializing_if = "Option::is_none")]
     accessed: Option<u64>,
-    /// Pages that may not leave, each time this is recorded; absent if it never is.
+    /// Entries on pages that may not leave, for good or while their process does not run, and on
+    /// pages that may again; absent if none is ever recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     locked: Option<u64>,
     /// Forks of clients that have pages; absent if the trace does not say.
@@ -420,7 +421,10 @@ fn movement_rows(moved: &Movements, rows: &mut Rows) {
         rows.push(("uses in memory", uses));
     }
     if let Some(locked) = moved.locked {
-        rows.push(("locked", format!("{locked} pages that may not leave")));
+        rows.push((
+            "locked",
+            format!("{locked} entries on pages that may not leave, or may again"),
+        ));
     }
     if let (Some(forks), Some(ended), Some(shared)) = (moved.forks, moved.ended, moved.shared) {
         let processes =

@@ -120,8 +120,12 @@ impl PlaceError {
 
 /// The texts of several errors, each once.
 fn all_of(errors: &[PlaceError]) -> String {
-    let mut texts: Vec<String> = errors.iter().map(PlaceError::to_string).collect();
-    texts.dedup();
+    let mut texts: Vec<String> = Vec::new();
+    for text in errors.iter().map(PlaceError::to_string) {
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
     texts.join("; ")
 }
 

@@ -126,7 +126,7 @@ impl Commands {
         both_sides::release(self);
     }
 
-    /// Posts an order about `pages`, one at a time; returns its number. See [`both_sides::post`]
+    /// Posts a command about `pages`, one at a time; returns its number. See [`both_sides::post`]
     /// for what must be locked.
     pub(crate) fn post(&self, op: u32, pages: impl Iterator<Item = u64>) -> u32 {
         both_sides::post(self, || {

@@ -319,10 +319,10 @@ fn add_present(
     for (found, _) in present {
         for page in found.pages() {
             let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
-            let mut books = engine.discovery();
-            if !shares || !books.found_shared(process.space, page, relatives) {
+            let mut discovery = engine.discovery();
+            if !shares || !discovery.found_shared(process.space, page, relatives) {
                 let one = VirtRange::one(page);
-                books.found_resident(process.space, one);
+                discovery.found_resident(process.space, one);
             }
         }
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
@@ -23,9 +23,6 @@ const REMOVE: u64 = 0x15;
 
 /// A thread that waits longer has been forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-
-/// Faults on one page before it is served, at most.
-const FAULTS_MAX: u32 = 10_000;
 
 /// One call in so many is slow. It takes four times as long as a removal does after its event.
 const SLOW_CALL: u32 = 4;
@@ -96,7 +93,8 @@ impl ModelMemory {
     /// missing.
     pub(crate) fn touch(&self, page: VirtPage, write: Option<Content>, thread: u32) -> Touch {
         let mut kernel = lock(&self.kernel);
-        for _ in 0..FAULTS_MAX {
+        let since = Instant::now();
+        while since.elapsed() < FORGOTTEN {
             match kernel.memory.touch(self.mm, page, write) {
                 Touch::Fault => {}
                 touched => return touched,

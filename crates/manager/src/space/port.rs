@@ -1,6 +1,6 @@
-//! The port of a client's memory: the calls that the fault path and the eviction path make. A kind
-//! of memory is one file beside this one: `anonymous.rs` is that of processes, `model.rs` that of
-//! tests.
+//! The port of a client's memory: the calls that discovery, the fault path and the eviction path
+//! make. A kind of memory is one file beside this one: `anonymous.rs` is that of processes,
+//! `model.rs` that of tests.
 //!
 //! Pages are taken out by the client's agent (`agent.rs`), not here.
 
@@ -23,7 +23,7 @@ pub(crate) enum Wake {
 ///
 /// In an error, `done` is the number of pages that were installed from the start of the range.
 pub(crate) trait Space: AsFd + Send + Sync {
-    /// Has faults in the range told of, in what is mapped there.
+    /// From now on, [`Space::events`] reports faults on the mappings in the range.
     fn register(&self, range: VirtRange, mode: RegisterMode) -> Result<(), UffdError>;
 
     /// Reads pending messages. A layout event that was read is acknowledged: the client goes on.

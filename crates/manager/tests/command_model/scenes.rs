@@ -245,7 +245,7 @@ fn waits(side: &Side, seq: u32) -> Waited {
 fn agent(side: &Side, count: usize, said: &Guarded, result: &Guarded, act: impl Fn(u32)) {
     let mut seq = 0;
     for _ in 0..count {
-        seq = command::next_order(side, seq);
+        seq = command::next_command(side, seq);
         let order = said.get();
         act(seq);
         result.set(order);
@@ -496,7 +496,7 @@ fn death(broken: Broken, stage: u32) {
         thread::spawn(move || {
             let side = page.side();
             if stage > 0 {
-                let seq = command::next_order(&side, 0);
+                let seq = command::next_command(&side, 0);
                 if stage == 1 {
                     // What `between_events` does until it has the right to move, and no more.
                     command::exclude_reader(&side);

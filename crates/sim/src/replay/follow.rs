@@ -41,7 +41,12 @@ impl Host {
                 Becomes::Recalled => client.recalled_at = moved.after + 1,
                 Becomes::Locked => self.lock(client, page),
                 Becomes::PassedOver | Becomes::TakenBack if self.setup.room != SimRoom::Traced => {}
-                Becomes::PassedOver => client.engine.evictions().keep(client.space, page),
+                // Never so many that nothing can leave.
+                Becomes::PassedOver => {
+                    if client.engine.books().kept_pages().0 < client.frames / 2 {
+                        client.engine.evictions().keep(client.space, page);
+                    }
+                }
                 Becomes::TakenBack => client.engine.evictions().take_back_one(client.space, page),
                 Becomes::Used => used(client, no),
                 Becomes::Evicted { .. } | Becomes::Named { .. } => {
@@ -96,8 +101,8 @@ impl Host {
                 .settle(client.batch[index].at, Taken::NotTried, wake);
             return Ok(());
         }
-        // It was in an order that was given up, whose answer came when other batches had left. Its
-        // copy here is of no use.
+        // Its command was given up, and the answer came when other batches had left. Its copy here
+        // is of no use.
         if client.engine.books().entry(client.space, page).state == PageState::Stored {
             self.drop_pages(client, no.0, 1)?;
         }

@@ -1,5 +1,5 @@
-//! What a listener of the engine knows: the pages in memory, from its events alone. After a step it
-//! must agree with the books.
+//! What a listener of the engine knows: the pages in memory, from its events alone. It must
+//! agree with the books whenever no layout event waits.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};

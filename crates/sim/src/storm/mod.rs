@@ -4,9 +4,9 @@
 //! `world.rs` does what the live manager does, one small step at a time (`faults.rs`, `evict.rs`),
 //! with what is under way in `work.rs`, beside a program that touches and changes its memory
 //! (`program.rs`), devices and a kernel that fail (`failures.rs`), and managers that die
-//! (`takeover.rs`). A byte oracle is asked after every step (`check.rs`), and so is a listener of
-//! the engine (`heard.rs`). `run.rs` runs seeds, `minimise.rs` shrinks one that failed, and
-//! `recipe.rs` writes it down.
+//! (`takeover.rs`). A byte oracle is asked after every step (`check.rs`). A listener of the engine
+//! (`heard.rs`) is compared with the books now and then, while no event waits. `run.rs` runs seeds,
+//! `minimise.rs` shrinks one that failed, and `recipe.rs` writes it down.
 mod aside;
 mod check;
 mod evict;

@@ -23,10 +23,10 @@ fn tier(path: &Path, bytes: u64) -> FileTier {
     tier_over(Backing::open(path, Some(Bytes(bytes))).unwrap())
 }
 
-fn subject<'a>(tier: &'a FileTier, settle: &'a (dyn Fn() + Sync)) -> Subject<'a> {
+fn subject<'a>(tier: &'a FileTier, idle_work: &'a (dyn Fn() + Sync)) -> Subject<'a> {
     Subject {
         tier,
-        settle,
+        idle_work,
         held_empty: Bytes(0),
     }
 }
@@ -88,8 +88,8 @@ fn file_batch_is_one_write() {
 fn file_damaged_or_cut_off_is_noticed() {
     let directory = directory();
     let tier = tier(directory.path(), 2 << 20);
-    let settle = || ();
-    let subject = subject(&tier, &settle);
+    let idle_work = || ();
+    let subject = subject(&tier, &idle_work);
     let pages = pages(&mut Pages::new(34), 8);
     let slots: Vec<_> = store_all(&tier, &pages)
         .into_iter()
@@ -165,8 +165,8 @@ fn file_is_recovered_from_its_table_and_descriptor() {
     let backing = Backing::inherit(fd, backing.name().to_owned(), backing.bytes()).unwrap();
     let new = FileTier::recover(backing, table).unwrap();
     assert_eq!(new.usage().logical, Bytes(300 * PAGE_BYTES as u64));
-    let settle = || new.trim();
-    let subject = subject(&new, &settle);
+    let idle_work = || new.trim();
+    let subject = subject(&new, &idle_work);
     for (slot, (page, stamp)) in slots.iter().zip(&pages).skip(300) {
         assert!(*subject.load(*slot, *stamp).unwrap() == *page);
     }
@@ -256,8 +256,8 @@ fn full_file_system_inner() {
 
 /// * `most`: how many pages may wait, besides those that fit the file system.
 fn keeps_what_it_has(tier: &FileTier, most: usize) {
-    let settle = || tier.trim();
-    let subject = subject(tier, &settle);
+    let idle_work = || tier.trim();
+    let subject = subject(tier, &idle_work);
     println!(
         "direct: {}, in memory: {}",
         tier.backing().is_direct(),
@@ -358,8 +358,8 @@ fn file_pages_wait_in_memory_until_they_are_written_at_once() {
     let directory = directory();
     let tier = tier(directory.path(), 4 << 20).write_behind(256);
     let pages = pages(&mut Pages::new(42), 320);
-    let settle = || ();
-    let subject = subject(&tier, &settle);
+    let idle_work = || ();
+    let subject = subject(&tier, &idle_work);
     let mut slots = stored(&tier, &pages[..64]);
     slots.extend(stored(&tier, &pages[64..192]));
     assert_eq!(tier.counters().writes, 0);
@@ -386,8 +386,8 @@ fn file_pages_wait_in_memory_until_they_are_written_at_once() {
 fn file_slots_are_used_again_while_their_pages_wait() {
     let directory = directory();
     let tier = tier(directory.path(), 1 << 20).write_behind(256);
-    let settle = || tier.trim();
-    let subject = subject(&tier, &settle);
+    let idle_work = || tier.trim();
+    let subject = subject(&tier, &idle_work);
     let mut random = Pages::new(43);
     let mut kept: Vec<(Slot, Page, Stamp)> = Vec::new();
     let (mut waited, mut steps) = (0, 0);
@@ -420,7 +420,7 @@ fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
     let path = directory.path().join("file");
     let backing = read_only(&path);
     let mut tier = tier_over(backing).write_behind(256);
-    let settle = || ();
+    let idle_work = || ();
     let pages = pages(&mut Pages::new(44), 500);
     let failed = Err(StoreError::Failed(FailKind::Io));
     let slots = stored(&tier, &pages[..190]);
@@ -430,13 +430,13 @@ fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
         "{refused:?}"
     );
     assert_eq!(tier.usage().logical, Bytes(190 * PAGE_BYTES as u64));
-    assert_eq!(waiting(&subject(&tier, &settle), &slots, &pages), 190);
+    assert_eq!(waiting(&subject(&tier, &idle_work), &slots, &pages), 190);
     let paused = store_all(&tier, &pages[190..191]);
     assert_eq!(paused, [Err(StoreError::Full)]);
     std::thread::sleep(PAUSE_FIRST);
     assert_eq!(store_all(&tier, &pages[190..191]), [failed]);
     assert_eq!(tier.counters().pages_failed, 61);
-    assert_eq!(waiting(&subject(&tier, &settle), &slots, &pages), 190);
+    assert_eq!(waiting(&subject(&tier, &idle_work), &slots, &pages), 190);
     tier.free(&slots[..50]);
     // Now the device accepts writes.
     let writable = OpenOptions::new().read(true).write(true).open(&path);
@@ -445,10 +445,13 @@ fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
     std::thread::sleep(2 * PAUSE_FIRST);
     let more = stored(&tier, &pages[190..400]);
     assert_eq!(
-        waiting(&subject(&tier, &settle), &slots[50..], &pages[50..]),
+        waiting(&subject(&tier, &idle_work), &slots[50..], &pages[50..]),
         0
     );
-    assert_eq!(waiting(&subject(&tier, &settle), &more, &pages[190..]), 0);
+    assert_eq!(
+        waiting(&subject(&tier, &idle_work), &more, &pages[190..]),
+        0
+    );
     assert_eq!(tier.usage().logical, Bytes(350 * PAGE_BYTES as u64));
 }
 
@@ -463,8 +466,8 @@ fn file_is_recovered_with_the_pages_that_wait() {
     let fd = backing.file().try_clone().unwrap().into();
     let backing = Backing::inherit(fd, backing.name().to_owned(), backing.bytes()).unwrap();
     let new = FileTier::recover(backing, table).unwrap();
-    let settle = || ();
-    let subject = subject(&new, &settle);
+    let idle_work = || ();
+    let subject = subject(&new, &idle_work);
     assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
     // Every other slot, those of freed waiting pages among them, is used for pages that do not
     // wait.
@@ -527,8 +530,8 @@ fn file_with_a_bad_part_stays_open_to_pages_that_fit_elsewhere() {
     fcntl_add_seals(&file, SealFlags::GROW).unwrap();
     let backing = Backing::inherit(file, "file:test".to_owned(), Bytes(2 * SLAB_BYTES)).unwrap();
     let tier = tier_over(backing).write_behind(256);
-    let settle = || ();
-    let subject = subject(&tier, &settle);
+    let idle_work = || ();
+    let subject = subject(&tier, &idle_work);
     let pages = pages(&mut Pages::new(47), 400);
     let good = stored(&tier, &pages[..250]);
     assert_eq!(waiting(&subject, &good, &pages), 0);

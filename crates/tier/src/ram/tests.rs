@@ -15,10 +15,10 @@ fn pool(compressor: Compressor, capacity: u64) -> RamPool {
     RamPool::new(memory, compressor, Bytes(capacity)).unwrap()
 }
 
-fn subject<'a>(pool: &'a RamPool, settle: &'a (dyn Fn() + Sync)) -> Subject<'a> {
+fn subject<'a>(pool: &'a RamPool, idle_work: &'a (dyn Fn() + Sync)) -> Subject<'a> {
     Subject {
         tier: pool,
-        settle,
+        idle_work,
         held_empty: Bytes(pool.info().capacity.0 / 32), // superblock and used directory entries
     }
 }
