@@ -239,15 +239,20 @@ impl Running {
         self.ended.is_none()
     }
 
-    /// Waits until `look` finds something. Panics: if it ends before, or a minute has passed.
-    pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&Running) -> Option<T>) -> T {
+    /// Waits until `look` finds something. Panics: if it ends before, or `seconds` have passed.
+    pub fn until<T>(
+        &mut self,
+        what: &str,
+        seconds: u64,
+        mut look: impl FnMut(&Running) -> Option<T>,
+    ) -> T {
         let begin = Instant::now();
         loop {
             if let Some(found) = look(self) {
                 return found;
             }
             assert!(
-                self.is_alive() && begin.elapsed() < Duration::from_secs(60),
+                self.is_alive() && begin.elapsed() < Duration::from_secs(seconds),
                 "no {what}; standard error: {}",
                 self.errors()
             );

@@ -80,8 +80,8 @@ fn kill(seed: u64, kind: &str, victims: &[Role]) -> Death {
         .tier(&tier.replace("SPILL", &spill.to_string_lossy()))
         .timeout(60)
         .start();
-    let ids = run.until("manager and holder", cast);
-    run.until("load", |_| {
+    let ids = run.until("manager and holder", 60, cast);
+    run.until("load", 60, |_| {
         let [parents, children] = verified(&evidence)?;
         (parents > 0 && (children > 0 || kind == "alone")).then_some(())
     });

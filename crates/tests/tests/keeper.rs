@@ -36,7 +36,7 @@ fn is_ready(run: &Running) -> Option<()> {
 /// Runs `told` and sends it one signal. Returns what it printed, and how it ended.
 fn sent(job: &Job, signal: Signal) -> (String, Option<i32>) {
     let mut run = job.start();
-    run.until("told", is_ready);
+    run.until("told", 20, is_ready);
     run.signal(signal);
     let outcome = run.wait();
     (outcome.text(), outcome.code())
@@ -61,7 +61,7 @@ fn signals_arrive_as_they_were_sent() {
     }
     // Stopped and continued by their own numbers.
     let mut run = job.limit(64 * MIB).start();
-    run.until("told", is_ready);
+    run.until("told", 20, is_ready);
     run.signal(Signal::TSTP);
     std::thread::sleep(Duration::from_millis(300));
     run.signal(Signal::CONT);
@@ -378,7 +378,7 @@ fn a_process_whose_main_thread_has_ended_is_waited_for_and_ended() {
         .args(["-c", &script(20)])
         .limit(64 * MIB)
         .start();
-    run.until("worker", |_| (!said().is_empty()).then_some(()));
+    run.until("worker", 20, |_| (!said().is_empty()).then_some(()));
     let manager = manager_of(&run).and_then(|found| Pid::from_raw(found.pid));
     kill_process(manager.expect("a manager"), Signal::KILL).expect("ours to kill");
     run.wait().expect(125);
@@ -406,7 +406,7 @@ fn the_manager_is_not_the_first_to_be_ended_for_memory() {
     let job = Job::new("sh").args(["-c", show]).limit(64 * MIB);
     let raised = "echo 300 > /proc/self/oom_score_adj; exec \"$@\"";
     let mut run = job.before(["sh", "-c", raised, "sh"]).start();
-    run.until("program", is_ready);
+    run.until("program", 20, is_ready);
     let pid = manager_of(&run).expect("a manager").pid;
     let score = |pid| std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj"));
     assert_eq!(score(pid).expect("/proc").trim(), managers);
@@ -606,7 +606,7 @@ fn what_a_killed_keeper_left_is_cleaned_up() {
         .arg("50")
         .env("UNDERCROFT_DIR", dir.path());
     let mut run = job.limit(64 * MIB).start();
-    run.until("told", is_ready);
+    run.until("told", 20, is_ready);
     run.signal(Signal::KILL);
     let _ = run.wait();
     assert_eq!(runs(dir.path()), 1, "left behind");

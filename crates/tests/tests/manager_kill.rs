@@ -30,7 +30,7 @@ fn kill_once(seed: u64, tier: &str) -> Duration {
         .arg(&evidence)
         .arg("30");
     let mut run = job.start();
-    let manager = run.until("manager process", manager_of);
+    let manager = run.until("manager process", 30, manager_of);
     // The delays go from "just started" through "filling under pressure" to "steady swapping".
     std::thread::sleep(Duration::from_micros(mix(seed) % 400_000));
     let pid = Pid::from_raw(manager.pid).expect("a process id");
