@@ -222,6 +222,11 @@ pub fn process_state(pid: u32) -> Option<char> {
     stat_field(&text, 3)?.chars().next()
 }
 
+/// True if a process is stopped, by job control or in the hands of a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    matches!(process_state(pid), Some('T' | 't'))
+}
+
 /// User and system time of a process, in clock ticks.
 pub fn cpu_ticks(pid: u32) -> Option<u64> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;

@@ -148,6 +148,18 @@ impl Signals {
         unsafe { command.pre_exec(put_back) };
     }
 
+    /// True if a job-control stop waits to be read. It came after every SIGCONT that was read: the
+    /// kernel drops a stop that waits when a SIGCONT comes.
+    pub fn is_stop_pending(&self) -> bool {
+        let mut waiting = empty_set();
+        // SAFETY: writes the waiting signals into a live, initialised set.
+        unsafe { libc::sigpending(&mut waiting) };
+        [SIGTSTP, SIGTTIN, SIGTTOU].iter().any(|number| {
+            // SAFETY: reads a live, initialised set.
+            unsafe { libc::sigismember(&waiting, *number) == 1 }
+        })
+    }
+
     /// Stops this process as a job-control signal would. Returns when it continues, or at once
     /// where the kernel does not stop it (an orphaned process group).
     pub fn stop_by(&self, number: i32) {

@@ -167,51 +167,24 @@ fn a_program_without_handlers_ends_by_the_key_and_so_does_its_shell() {
 fn a_job_stops_and_goes_on_with_its_shell() {
     let _turn = one_at_a_time();
     let told = build("told").display().to_string();
-    let mut line = format!("{told} 400 15");
+    let mut line = format!("{told} 600 15");
     if !plain_only() {
         line = format!("{} run -q -- {line}", undercroft().display());
     }
     let command = format!("{line}^M");
-    let steps = [
-        "wait",
-        "$ ",
-        "send",
-        &command,
-        "wait",
-        "ready",
-        "send",
-        "^Z",
-        "wait",
-        "Stopped",
-        "wait",
-        "$ ",
-        "send",
-        "fg^M",
-        "wait",
-        "got 18",
-        "send",
-        "^C",
-        "wait",
-        "got 2",
-        "send",
-        "^Z",
-        "wait",
-        "Stopped",
-        "wait",
-        "$ ",
-        "send",
-        "kill -CONT %1^M",
-        "wait",
-        "got 18",
-        "send",
-        "kill -TERM %1; wait; echo over^M",
-        "wait",
-        "got 15",
-        "wait",
-        "over",
-        "send",
-        "exit^M",
+    let stopped = ["send", "^Z", "wait", "Stopped", "wait", "$ "];
+    let goes_on = [
+        "send", "fg^M", "wait", "got 18", "send", "^C", "wait", "got 2",
     ];
+    let mut steps = vec!["wait", "$ ", "send", &command, "wait", "ready"];
+    // Quickly: a stop comes while the keeper still looks at the continuation before it.
+    for _ in 0..10 {
+        steps.extend(stopped.iter().chain(&goes_on));
+    }
+    steps.extend(stopped);
+    steps.extend(["send", "kill -CONT %1^M", "wait", "got 18"]);
+    steps.extend(["send", "kill -TERM %1; wait; echo over^M"]);
+    steps.extend(["wait", "got 15", "wait", "over", "send", "exit^M"]);
     let shell = ["env", "PS1=$ ", "bash", "--norc", "--noprofile", "-i"];
     let outcome = on_terminal(&steps, false, &shell);
     assert!(outcome.text().contains("[exit 0]"), "{outcome}");

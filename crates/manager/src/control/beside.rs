@@ -45,7 +45,7 @@ impl Control {
     /// keeper cannot see that.
     pub(super) fn wake_keeper(&mut self) {
         if let Some(program) = self.paused
-            && procfs::process_state(program) != Some('T')
+            && !procfs::is_stopped(program)
         {
             self.paused = None;
             signal::send(signal::SIGCONT, self.launch.keeper);

@@ -476,7 +476,8 @@ fn answer_signals(signals: &Signals, program: &Child, ended: bool, manager: &mut
                 .sender
                 .is_some_and(|pid| passing::is_inside(pid, own)),
             leads_session,
-            stopped: procfs::process_state(program.id()) == Some('T'),
+            stopped: procfs::is_stopped(program.id()),
+            stops_again: signals.is_stop_pending(),
         };
         if passing::is_for_program(&received, scene) {
             signal::pass_on(&received, program.id());
@@ -526,7 +527,7 @@ fn pause(signals: &Signals, program: &Child, manager: &mut Manager, number: i32)
     let told = serde_json::to_vec(&request)
         .map_err(io::Error::from)
         .and_then(|line| manager.link.write_all(&line));
-    if told.is_ok() && procfs::process_state(program.id()) == Some('T') {
+    if told.is_ok() && procfs::is_stopped(program.id()) {
         signals.stop_by(number);
     }
 }

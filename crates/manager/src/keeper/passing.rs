@@ -16,6 +16,8 @@ pub(super) struct Scene {
     pub leads_session: bool,
     /// The program is stopped.
     pub stopped: bool,
+    /// A stop signal waits that came after this signal.
+    pub stops_again: bool,
 }
 
 /// True if the signal is to be passed on. A terminal signals every process of its foreground group
@@ -24,8 +26,9 @@ pub(super) struct Scene {
 pub(super) fn is_for_program(signal: &Received, scene: Scene) -> bool {
     match signal.number {
         SIGCHLD | SIGPIPE | SIGTTIN | SIGTTOU | SIGXFSZ => false,
-        // A shell continues the whole group.
-        SIGCONT => scene.stopped,
+        // A shell continues the whole group. If a stop has come since, the program stopped for
+        // that. The manager continues only the keeper.
+        SIGCONT => scene.stopped && !scene.stops_again && !scene.from_inside,
         SIGHUP if signal.sender.is_none() => scene.leads_session,
         SIGINT | SIGQUIT | SIGTSTP | SIGWINCH if signal.sender.is_none() => false,
         _ => !scene.from_inside,
@@ -86,5 +89,15 @@ mod tests {
         );
         assert!(!is_for_program(&by(SIGCONT, someone), outside));
         assert!(is_for_program(&by(SIGCONT, someone), stopped));
+        let again = Scene {
+            stops_again: true,
+            ..stopped
+        };
+        assert!(!is_for_program(&by(SIGCONT, someone), again));
+        let by_manager = Scene {
+            from_inside: true,
+            ..stopped
+        };
+        assert!(!is_for_program(&by(SIGCONT, someone), by_manager));
     }
 }
