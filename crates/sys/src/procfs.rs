@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 use undercroft_base::{Bytes, PageCount, VirtRange};
@@ -123,6 +123,23 @@ pub fn read_maps(pid: u32, text: &mut String) -> io::Result<()> {
     text.clear();
     File::open(format!("/proc/{pid}/maps"))?.read_to_string(text)?;
     Ok(())
+}
+
+/// An open `/proc/PID/task`, which counts the threads of a process.
+#[derive(Debug)]
+pub struct Tasks(File);
+
+impl Tasks {
+    /// Opens it.
+    pub fn open(pid: u32) -> io::Result<Tasks> {
+        Ok(Tasks(File::open(format!("/proc/{pid}/task"))?))
+    }
+
+    /// The threads of the process; 0 after it has exited. Processes that share its memory do not
+    /// count. Cost: one fstat(2).
+    pub fn count(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.nlink().saturating_sub(2)) // `.` and `..`
+    }
 }
 
 /// An open `/proc/PID/statm`: address space and resident size.

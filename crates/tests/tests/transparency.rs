@@ -63,6 +63,20 @@ fn guard_pages_are_kept() {
     }
 }
 
+/// A thread that waits for a fault is not idle: a signal handler runs meanwhile.
+#[test]
+fn guard_pages_of_a_signal_handler_are_kept() {
+    let _turn = one_at_a_time();
+    let outcome = Job::new(build("alarms")).arg("3").limit(40 * MIB).run();
+    if outcome.code() == Some(77) {
+        return skip(
+            "guard_pages_of_a_signal_handler_are_kept",
+            "this kernel has no guard pages",
+        );
+    }
+    outcome.expect(0).expect_swapping(1000.0);
+}
+
 /// Locking or reading every mapping also reaches the shim's own.
 #[test]
 fn a_program_may_lock_or_read_all_its_mappings() {

@@ -19,7 +19,7 @@ use undercroft_sys::maps::Maps;
 use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::PidFd;
-use undercroft_sys::procfs::{self, Statm};
+use undercroft_sys::procfs::{self, Statm, Tasks};
 use undercroft_sys::uffd::{Features, RegisterMode, Uffd, UffdError};
 use undercroft_wire::parse::{Hello, Ready, answer};
 use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
@@ -324,6 +324,7 @@ impl Control {
             pidfd: pidfd.into(),
             pagemap,
             maps,
+            tasks: Tasks::open(pid)?,
         });
         let private = VirtRange::of_addresses(ready.staging, ready.private_end);
         let commands = Commands::new(page);

@@ -31,6 +31,9 @@ pub(super) enum Load {
 pub(super) struct Loads {
     pub plan: LoadPlan,
     pub states: [Load; LOAD_PAGES_MAX],
+    /// Pages that come along with a first write get frames too. Nothing may be in their place that
+    /// a frame would replace.
+    pub frames: bool,
 }
 
 /// What is installed in a page.
@@ -38,7 +41,7 @@ pub(super) struct Loads {
 enum Source {
     /// The shared zero page. Only this installation never replaces a guard page.
     ZeroPage,
-    /// A frame of zeros, for a fresh page that is written.
+    /// A frame of zeros, for a fresh page that is written or soon will be.
     Zeros,
     /// The bytes that were loaded.
     Loaded,
@@ -61,7 +64,14 @@ impl Loads {
         Loads {
             plan: LoadPlan::default(),
             states: [Load::Finished; LOAD_PAGES_MAX],
+            frames: false,
         }
+    }
+
+    /// True if fresh pages of `part` come along with a first write.
+    pub(super) fn has_company(&self, part: Range<usize>) -> bool {
+        let comes_along = |item: &LoadItem| item.fresh && !item.demanded;
+        self.plan.fault.write && self.plan.items[part].iter().any(comes_along)
     }
 
     /// The next range of items from `from` on that are neither in flight nor finished.
@@ -154,11 +164,12 @@ impl Loads {
         Some(start..end)
     }
 
-    /// A fresh page that is written gets a frame of its own. One that is read or prefetched gets
-    /// the shared zero page.
+    /// A fresh page that is written gets a frame of its own. One that is read gets the shared zero
+    /// page, and so does one that comes along, unless a frame is safe there.
     fn source(&self, at: usize) -> Source {
         let item = &self.plan.items[at];
-        match (item.fresh, self.plan.fault.write && item.demanded) {
+        let frame = self.plan.fault.write && (item.demanded || self.frames);
+        match (item.fresh, frame) {
             (true, true) => Source::Zeros,
             (true, false) => Source::ZeroPage,
             (false, _) => Source::Loaded,

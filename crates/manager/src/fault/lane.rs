@@ -239,13 +239,15 @@ impl FaultThread {
             let items = &mut loads.plan.items[part.clone()];
             demanded |= items.iter().any(|item| item.demanded);
             books.engine().faults().validate(items);
-            let (space, arena) = (loads.plan.fault.space, self.ring.arena());
+            let (fault, arena) = (loads.plan.fault, self.ring.arena());
+            loads.frames = loads.has_company(part.clone())
+                && process.is_vacant(loads.pages(part.clone()), fault.thread.0);
             loads.install(
                 part.clone(),
                 &*process.memory,
                 |run| arena.pages(base + run.start, base + run.end),
                 &self.zeros,
-                |zeros| books.zero_runs.note(space, zeros),
+                |zeros| books.zero_runs.note(fault.space, zeros),
             );
             let pages = loads.pages(part.clone());
             let so_far = wake.unwrap_or(pages);

@@ -18,6 +18,7 @@ use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Pagemap;
 use undercroft_sys::process::{self, PidFd};
+use undercroft_sys::procfs::Tasks;
 
 use super::FaultThread;
 use crate::books::{Books, ledger, tiers};
@@ -111,6 +112,7 @@ fn this_process() -> Identity {
         pidfd: PidFd::open(pid).expect("a pidfd"),
         pagemap: Pagemap::open(pid).expect("a pagemap"),
         maps: Maps::open(pid).expect("maps"),
+        tasks: Tasks::open(pid).expect("threads"),
     }
 }
 

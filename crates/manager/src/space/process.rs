@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_sys::maps::Maps;
-use undercroft_sys::pagemap::Pagemap;
+use undercroft_sys::pagemap::{Category, Pagemap};
 use undercroft_sys::process::PidFd;
-use undercroft_sys::procfs;
+use undercroft_sys::procfs::{self, Tasks};
 
 use crate::placement::pin::Program;
 use crate::space::agent::Agent;
@@ -37,6 +37,7 @@ pub(crate) struct Identity {
     /// These stay those of the address space of the handshake, whatever the process executes later.
     pub pagemap: Pagemap,
     pub maps: Maps,
+    pub tasks: Tasks,
 }
 
 /// The number by which a fork child is to announce itself, and the thread that asked for it.
@@ -238,6 +239,25 @@ impl Process {
         let above = fences.get(at.end).map(|fence| fence.start);
         let whole = VirtRange::new(below.unwrap_or(LOWEST), above.unwrap_or(BEYOND));
         (at.is_empty() && whole.intersect(range) == range).then_some(whole)
+    }
+
+    /// True if nothing is in `range`, no guard page either, and no other thread than `thread`, which
+    /// waits, can put one there. Cost: two system calls.
+    pub(crate) fn is_vacant(&self, range: VirtRange, thread: u32) -> bool {
+        let Some(identity) = self.identity.get().filter(|known| known.pid == thread) else {
+            return false;
+        };
+        let ours = u64::from(
+            self.agent
+                .get()
+                .is_some_and(|agent| agent.commands.agent() != 0),
+        );
+        if !identity.tasks.count().is_ok_and(|count| count == 1 + ours) {
+            return false;
+        }
+        // A guard page shows as swapped.
+        let any = Category(Category::PRESENT.0 | Category::SWAPPED.0);
+        matches!(identity.pagemap.first(range, any), Ok(None))
     }
 
     /// True if the address space no longer exists (exec or exit).
