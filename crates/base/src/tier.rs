@@ -123,7 +123,7 @@ pub trait Tier: Send + Sync {
     fn dram(&self) -> Bytes {
         match self.info().kind {
             TierKind::Ram => self.usage().held,
-            _ => Bytes(0),
+            TierKind::File => Bytes(0),
         }
     }
 

@@ -135,7 +135,7 @@ fn waiting_pages(limit: Bytes) -> usize {
 pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
     let pages = match options.tiers.first() {
         Some(TierSpec::File(_)) => waiting_pages(options.memory_max),
-        _ => 0,
+        Some(TierSpec::Ram(_)) | None => 0,
     };
     Bytes((pages * PAGE_BYTES) as u64)
 }

@@ -14,7 +14,7 @@ pub(crate) use tree::root;
 /// A rule: its name, and what breaks it (one line each).
 type Check = (&'static str, fn(&Tree) -> Vec<String>);
 
-const CHECKS: [Check; 13] = [
+const CHECKS: [Check; 14] = [
     ("crates use only what is below them", crates::arrows),
     ("crates form no circle", crates::circles),
     (
@@ -25,6 +25,7 @@ const CHECKS: [Check; 13] = [
         "nothing in the manager uses what is above it",
         modules::upward,
     ),
+    ("the manager's order names what is there", modules::missing),
     ("unsafe is in its homes only", homes::of_unsafe),
     ("deciding crates are pure", homes::pure),
     ("the manager does not print", homes::printing),

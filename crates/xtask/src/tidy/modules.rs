@@ -63,6 +63,27 @@ pub(super) fn upward(tree: &Tree) -> Vec<String> {
     wrong
 }
 
+/// Names in `MANAGER_ORDER` that no file or folder has.
+pub(super) fn missing(tree: &Tree) -> Vec<String> {
+    let known: BTreeSet<Path> = (tree.sources.iter())
+        .filter(|(path, _)| crate_of(path) == "manager")
+        .filter_map(|(path, _)| module_of(path))
+        .collect();
+    let mut wrong = Vec::new();
+    for (folder, names) in MANAGER_ORDER {
+        for name in *names {
+            let parts = folder.split('/').filter(|part| !part.is_empty());
+            let module: Path = parts.chain([*name]).map(str::to_owned).collect();
+            if !known.contains(&module) {
+                wrong.push(format!(
+                    "MANAGER_ORDER names {module:?}, which is no module"
+                ));
+            }
+        }
+    }
+    wrong
+}
+
 /// The arrows between neighbours in one crate.
 fn arrows_of(tree: &Tree, name: &str) -> Arrows {
     let mut files: BTreeMap<Path, Names> = BTreeMap::new();

@@ -40,8 +40,11 @@ pub(super) const UNSAFE_HOMES: [&str; 2] = ["sys", "shim"];
 
 /// Crates that decide, and what they may not name, so that the same code runs live and simulated.
 pub(super) const PURE: [&str; 2] = ["engine", "policy"];
-pub(super) const IMPURE_WORDS: [&str; 14] = [
+pub(super) const IMPURE_WORDS: [&str; 17] = [
+    "Condvar",
     "Instant",
+    "Mutex",
+    "RwLock",
     "SystemTime",
     "std::time",
     "std::thread",
@@ -125,8 +128,8 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "launch",
             "beside",
             "handshake",
-            "looks",
             "tell",
+            "check",
             "start",
         ],
     ),
