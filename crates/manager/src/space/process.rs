@@ -241,8 +241,8 @@ impl Process {
         (at.is_empty() && whole.intersect(range) == range).then_some(whole)
     }
 
-    /// True if nothing is in `range`, no guard page either, and no thread but `thread`, which waits,
-    /// can put one there. Cost: two system calls.
+    /// True if nothing is in `range`, no guard page either. Only `thread` can put one there: it
+    /// waits, and the process has no other. Cost: two system calls.
     pub(crate) fn is_vacant(&self, range: VirtRange, thread: u32) -> bool {
         let Some(identity) = self.identity.get().filter(|known| known.pid == thread) else {
             return false;
