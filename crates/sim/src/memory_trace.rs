@@ -30,14 +30,14 @@ pub struct MemoryTrace {
 /// What a live trace says of a page between references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Becomes {
-    /// It was in memory when its mapping was found; no policy loaded it. Older traces do not tell
-    /// the next two apart: there this stands for both.
+    /// It was in memory when its mapping was found; no policy loaded it. Older traces use this for
+    /// the next two as well.
     Found,
-    /// It shared the frame of a fork relative, and counts from now on: it was copied, or is alone
-    /// with its frame.
+    /// It shared the frame of a fork relative, and counts from now on. It was copied, or no
+    /// relative has the frame any more.
     FrameOwned,
-    /// It shared the frame of a fork relative that is on its way out, and counts from now on. The
-    /// relative's copy is its own, too.
+    /// It shared the frame of a fork relative that is being evicted, and counts from now on. The
+    /// relative's stored copy serves this page, too.
     FrameLeft,
     /// It is in memory, in a frame that is charged to a fork relative.
     Shared,
@@ -48,41 +48,42 @@ pub enum Becomes {
         /// Number of the live batch: pages of two batches that follow each other differ in it.
         batch: u16,
     },
-    /// The same, but the live manager named it, not its policy. A simulation that follows evictions
-    /// names it, too.
+    /// The same, but the manager chose it, not its policy. A simulation that follows evictions
+    /// chooses it, too.
     Named {
         /// As of `Evicted`.
         batch: u16,
     },
     /// The next reference faults on it before it is out, so it is put back.
     Recalled,
-    /// Live it could not leave after all, or its mapping was moved to here.
+    /// In the live run it could not leave after all, or its mapping was moved here.
     Returned,
-    /// It may not leave, in memory or when it comes.
+    /// It may not leave, now or after it is loaded.
     Locked,
-    /// The live policy chose it and forgot it, because its process did not run. It stays.
+    /// The live policy chose and forgot it, because its process did not run. It stays.
     PassedOver,
-    /// The live policy knows it again, as one that was chosen and stayed.
+    /// The live policy knows it again. It had been chosen, and stayed.
     TakenBack,
-    /// The program has written it, or will before it is evicted live.
+    /// The program has written it, or will before the live run evicts it.
     Written,
-    /// Neither the write that faulted nor any other changed it before it was evicted live: its
+    /// No write changed it before the live run evicted it, not even the one that faulted: its
     /// stored copy is right.
     Unchanged,
     /// It was used while in memory. The live policy learned of it at this point.
     Used,
-    /// The live prefetcher loaded it. Here the chosen policy decides what is prefetched, or the
-    /// trace if that was chosen.
+    /// The live prefetcher loaded it. The simulation loads it only with `--prefetch traced`;
+    /// otherwise its own policy decides.
     Ahead {
-        /// The program wrote it before it was evicted live.
+        /// The program wrote it before the live run evicted it.
         written: bool,
     },
-    /// No page: the address space, empty until now, is a fork child's. It has what this client has.
+    /// Not of a page. An address space, empty until now, becomes a fork child's, with what this
+    /// client has.
     Forked {
         /// The client of the live trace.
         parent: u16,
     },
-    /// No page: the address space has ended with all its pages.
+    /// Not of a page. The address space has ended with all its pages.
     Ended,
 }
 
@@ -100,7 +101,7 @@ pub struct Moved {
     pub after: usize,
     /// First byte; without a page, the first byte of the address space.
     pub address: u64,
-    /// What.
+    /// What the trace says of it.
     pub what: Becomes,
 }
 
@@ -126,8 +127,8 @@ impl MemoryTrace {
         self.clients.iter().map(|(_, refs)| refs.len() as u64).sum()
     }
 
-    /// Whether it has prefetched pages. Their uses are then missing, except those seen by access
-    /// bits.
+    /// Whether the trace names prefetched pages. It then lacks their uses, except those seen by
+    /// Accessed bits.
     pub fn tells_ahead(&self) -> bool {
         let mut moved = self.moved.iter().flatten();
         moved.any(|moved| matches!(moved.what, Becomes::Ahead { .. }))
@@ -164,7 +165,7 @@ enum Brought {
     Ahead(usize),
 }
 
-/// The page was written at some time after it was loaded and before it left.
+/// Notes that the page was written after it was loaded and before it left.
 fn written(brought: Brought, address: u64, moved: &mut Vec<Moved>) {
     match brought {
         Brought::Reference(at) => moved.push(Moved {
@@ -279,8 +280,8 @@ impl Collector {
         self.came.entry(page).or_insert((brought, None)).0 = brought;
     }
 
-    /// A page was chosen to leave. Whether it had been written is not known yet:
-    /// [`Collector::left_clean`] may follow. Otherwise it had.
+    /// Notes that a page was chosen to leave, and that it had been written. If
+    /// [`Collector::left_clean`] follows, it had not.
     fn leaves(&mut self, client: usize, page: Page) {
         if let Some(came) = self.came.get_mut(&page)
             && let Some(brought) = came.1.replace(came.0)
@@ -289,7 +290,7 @@ impl Collector {
         }
     }
 
-    /// The page that left last had not been changed since it was loaded.
+    /// Notes that the page that left last had not changed since it was loaded.
     fn left_clean(&mut self, client: usize, page: Page) {
         let (references, moved) = &mut self.streams[client];
         let came = self.came.get_mut(&page);
@@ -304,7 +305,7 @@ impl Collector {
         }
     }
 
-    /// Its eviction came to nothing, so its bytes are unknown.
+    /// Notes that an eviction came to nothing. The page's bytes are then unknown.
     fn came_back(&mut self, page: Page) {
         if let Some(came) = self.came.get_mut(&page) {
             came.1 = None;
@@ -431,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_brought_a_page_says_nothing_of_the_next_process_with_that_number() {
+    fn a_page_of_a_reused_process_number_has_no_history() {
         use undercroft_trace::Access;
         let write = Kind::Access(Access::Write);
         let (forked, ended, gone, clean) = (
@@ -474,8 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_along_is_told_with_whether_it_was_written_and_writes_that_changed_nothing_are_told()
-     {
+    fn prefetched_pages_say_whether_they_were_written_and_writes_that_change_nothing_are_noted() {
         use undercroft_trace::Access;
         let (read, write) = (Kind::Access(Access::Read), Kind::Access(Access::Write));
         let (gone, clean, along) = (

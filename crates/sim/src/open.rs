@@ -29,7 +29,7 @@ pub enum OpenError {
         source: TraceError,
     },
     /// There is no such file, and the text describes no trace.
-    #[error("there is no file `{text}`, and as a description of a trace: {source}")]
+    #[error("there is no file `{text}`, and the text does not describe a trace: {source}")]
     Neither {
         /// As written.
         text: String,

@@ -92,7 +92,7 @@ pub struct TierOutcome {
     pub written_bytes: u64,
     /// Bytes written in whole units of the device.
     pub worn_bytes: u64,
-    /// Most bytes of pages held.
+    /// Most bytes of pages held at once.
     pub logical_bytes_peak: u64,
     /// Device time of reads and writes, summed over channels.
     pub busy_seconds: f64,
@@ -106,7 +106,7 @@ pub struct TierOutcome {
     pub dynamic_joules: f64,
     /// Idle energy of the whole device.
     pub idle_joules: f64,
-    /// Writes to the place written most.
+    /// Writes to the slot that was written most.
     pub place_writes_max: u32,
     /// How many writes each byte endures; absent if there is no such limit.
     pub endurance_writes: Option<f64>,
@@ -160,7 +160,7 @@ pub struct Outcome {
     pub setting: Setting,
     /// References replayed.
     pub references: u64,
-    /// ... that write.
+    /// References that write.
     pub writes: u64,
     /// Pages touched; of a live trace also those found in memory or prefetched.
     pub footprint_pages: u64,
@@ -176,20 +176,20 @@ pub struct Outcome {
     pub miss_ratio: f64,
     /// Pages prefetched from a tier.
     pub prefetched: u64,
-    /// Prefetched pages that were used before they left. If prefetch follows the trace, those known
-    /// to have been used.
+    /// Prefetched pages that were used before they left. With `--prefetch traced`: those that the
+    /// trace shows as used.
     pub prefetch_hits: u64,
     /// Pages that left memory.
     pub evictions: u64,
-    /// ... whose stored copy was still right: nothing was written.
+    /// Evictions of a page whose stored copy was still right: nothing was written.
     pub clean_evictions: u64,
-    /// ... of zeros: nothing was written.
+    /// Evictions of a page of zeros: nothing was written.
     pub zero_evictions: u64,
     /// Pages moved from one tier to the next.
     pub demotions: u64,
     /// The longest of the clients' times.
     pub elapsed_seconds: f64,
-    /// When the devices had finished, too.
+    /// The same, until the devices had finished as well.
     pub settled_seconds: f64,
     /// Where the time went.
     pub times: Times,

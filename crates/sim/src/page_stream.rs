@@ -42,7 +42,7 @@ pub struct MovedPage {
     pub after: usize,
     /// The page, or, for an event without a page, the address space.
     pub number: u32,
-    /// What.
+    /// What the trace says of it.
     pub what: Becomes,
 }
 
@@ -139,10 +139,11 @@ impl Chunks {
         Ok(numbered)
     }
 
-    /// A page that has a number in a child needs one in its parent, and in the parent's parent;
-    /// otherwise it could not be inherited. This runs from the end to the beginning, so that the
-    /// processes that had a number in turn are told apart. `named`: the pages that need a number,
-    /// by chunk.
+    /// Gives numbers to pages of ancestors: a child inherits only pages that its parent, and the
+    /// parent's parent, have numbers for. This runs from the end to the beginning, so that
+    /// processes that reuse one number are told apart.
+    ///
+    /// * `named`: the pages that need a number, by chunk.
     fn hand_down(
         &mut self,
         references: &[u32],
@@ -202,7 +203,7 @@ impl Chunks {
 
 /// The chunks of a trace in the order of their addresses.
 struct ByAddress {
-    /// Chunks in the order of addresses, by their number until now.
+    /// Chunks in the order of addresses, by their old number.
     order: Vec<u32>,
     /// The reverse: the new number of each chunk.
     ranks: Vec<u32>,
@@ -294,7 +295,7 @@ impl Granules {
         self.firsts[number / self.size] + (number % self.size) as u32
     }
 
-    /// Granules in a row whose pages are neighbours in memory: half-open runs of new numbers.
+    /// Half-open runs of new numbers: granules whose pages are neighbours in memory.
     fn runs(&self, pages: &Pages) -> Vec<(u32, u32)> {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         let mut before = None;
@@ -331,8 +332,8 @@ impl Granules {
     }
 }
 
-/// Which pages are of the footprint, and which need a number. Pages that only movements name have
-/// numbers, too, but are not part of the footprint.
+/// Which pages are of the footprint, and which need a number. Pages that only movements name need
+/// one, too, but are not of the footprint.
 fn touched_and_named(
     references: &[u32],
     moved: &[MovedPage],
@@ -374,7 +375,7 @@ fn renumber(references: &mut [u32], moved: &mut [MovedPage], number: impl Fn(u32
 /// Most chunks that are numbered before granules shrink: page numbers have 30 bits.
 const CHUNKS_MAX: usize = 1 << 20;
 
-/// With fewer numbers than this, empty ones cost nothing that matters.
+/// With fewer numbers than this, empty ones cost too little to matter.
 const NUMBERS_SMALL: usize = 1 << 22;
 
 impl PageStream {

@@ -59,9 +59,9 @@ impl fmt::Display for Memory {
     }
 }
 
-/// Smallest page: a PCM paper's, and no smaller than a cache line has sectors.
+/// Smallest page, as in the PCM paper.
 pub const PAGE_BYTES_MIN: u64 = 512;
-/// Largest page: a huge page.
+/// Largest page: a huge page of 2 MiB.
 pub const PAGE_BYTES_MAX: u64 = 2 << 20;
 
 /// A page size. Errors: not a power of two from 512 to 2M.
@@ -128,12 +128,12 @@ pub enum DeviceLayout {
     Log,
 }
 
-/// What waits for a write-out.
+/// Who waits for a write-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOut {
     /// The fault that needs the frame.
     Wait,
-    /// Nothing, while the device keeps up.
+    /// Nobody, while the device keeps up.
     Behind,
 }
 
@@ -153,7 +153,7 @@ pub struct SimTier {
 pub enum TierModel {
     /// Compressed DRAM, inside the memory limit.
     Pool {
-        /// Bytes of a page for a byte of memory.
+        /// Bytes of pages in a byte of memory.
         ratio: f64,
         /// Most of the limit it may take, in percent.
         max_percent: Option<f64>,
@@ -164,7 +164,7 @@ pub enum TierModel {
         profile: Box<Profile>,
         /// Where pages are kept.
         layout: DeviceLayout,
-        /// What waits for write-outs.
+        /// Who waits for write-outs.
         write_out: WriteOut,
     },
 }
@@ -303,7 +303,7 @@ fn law(text: &str) -> Result<Law, String> {
     }
 }
 
-/// A cost that can be switched.
+/// A cost that can be switched on and off.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cost {
     /// Charged for devices behind a controller, not for those on the memory bus (as in the PCM
@@ -348,11 +348,11 @@ impl FromStr for Cost {
 /// What the pages hold before the first reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Nothing: a first touch makes a page of zeros, without a transfer. Like memory that a program
-    /// asks for.
+    /// Nothing: a first touch makes a page of zeros, without a transfer, as for memory that a
+    /// program asks for.
     Zero,
-    /// Their content is in the last tier, and a first touch reads it. Like code, files, or a
-    /// program that is swapped out whole; the PCM paper counts so.
+    /// Content that is in the last tier. A first touch reads it, as for code, files, or a program
+    /// that was swapped out whole. The PCM paper counts so.
     Stored,
 }
 
@@ -370,11 +370,11 @@ pub enum FaultTouch {
 /// When pages leave to make room for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimRoom {
-    /// When a page is about to come and there is no room: memory is used to the last page.
+    /// When a fault finds no room: memory is used to the last page.
     AfterPlan,
     /// As in the live manager: in batches that keep a reserve free.
     Ahead,
-    /// When pages left in the recorded live run, and as many; the policy chooses them.
+    /// When pages left in the recorded live run, and as many. The policy chooses which.
     Traced,
 }
 

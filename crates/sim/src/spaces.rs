@@ -8,8 +8,8 @@ pub struct Spaces {
     granule: u32,
     /// The address space of each granule, in the order of numbers, and its place there.
     owners: Vec<(u32, u64)>,
-    /// For each address space, the first numbers of its granules, ascending; that is the order of
-    /// places, too.
+    /// For each address space, the first numbers of its granules, ascending. Their places ascend,
+    /// too.
     of: Vec<Vec<u32>>,
     /// Some space shares pages with another.
     related: bool,

@@ -126,7 +126,7 @@ impl Sweep {
                 return Err(SetupError::option(
                     "--prefetch",
                     TRACED,
-                    "the trace tells of no page that was brought along",
+                    "the trace names no prefetched page",
                     "record one with `undercroft run --trace` and a --prefetch, or name a policy: \
                      none, majority, readahead, window",
                 ));
@@ -135,7 +135,10 @@ impl Sweep {
                 return Err(SetupError::option(
                     "--page-size",
                     &setup.page_bytes.to_string(),
-                    format!("the trace tells only {} apart", Bytes(trace.granule_bytes)),
+                    format!(
+                        "the trace has addresses in steps of {}",
+                        Bytes(trace.granule_bytes)
+                    ),
                     "use pages at least as large",
                 ));
             }
@@ -180,7 +183,7 @@ pub fn streams_of(trace: &MemoryTrace, page_bytes: u64) -> Result<Vec<PageStream
             if page_bytes == trace.granule_bytes {
                 return PageStream::build_moved(name, references, moved, page_bytes);
             }
-            // A part of a page that leaves does not take the rest along.
+            // A granule that leaves does not take the rest of its page along.
             let whole = |moved: &&Moved| {
                 use Becomes::{Ahead, Found, FrameLeft, FrameOwned, Returned, Shared, Written};
                 let arrives = matches!(

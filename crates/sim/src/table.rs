@@ -36,7 +36,7 @@ const COLUMNS: [Column; 13] = [
         0 => "-".to_owned(),
         all => {
             let percent = o.prefetch_hits as f64 * 100.0 / all as f64;
-            // Of a live run few uses are known.
+            // The trace of a live run shows few uses.
             let least = if o.setting.prefetch == TRACED {
                 "at least "
             } else {

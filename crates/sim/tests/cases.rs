@@ -344,8 +344,8 @@ fn remove_during_load_never_brings_old_bytes() {
 
 #[test]
 fn page_found_present_between_a_remove_and_its_zap_is_not_taken_for_a_fresh_one() {
-    // Finished as Done it would be evicted with its old bytes, out of the zap's reach: they came
-    // back afterwards.
+    // Finished as Done, it would be evicted with its old bytes. The zap could not reach those, and
+    // they would come back.
     check(
         "",
         "write 0..64; remove-event 5; repeat 5; fault; load; finish; tell 5; read 64..128; lock \

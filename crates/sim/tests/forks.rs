@@ -1,4 +1,4 @@
-//! Forks and ends of processes in a live trace: what children have of their parents, and what ends
+//! Forks and ends of processes in a live trace: what a child inherits, and what an end removes.
 //! with them.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
@@ -110,7 +110,7 @@ fn a_shared_page_that_leaves_is_the_heirs_and_frees_nothing() {
 }
 
 #[test]
-fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
+fn a_childs_page_found_in_memory_costs_a_frame_and_can_leave() {
     let mut live = parent();
     live.fork(0, 1);
     live.tell(1, 3, Found); // written, by any process
@@ -138,7 +138,7 @@ fn what_is_told_of_a_childs_frame_costs_one_and_leaves() {
 }
 
 #[test]
-fn nothing_is_left_of_a_process_that_ends_and_its_number_is_another_ones() {
+fn a_process_that_ends_leaves_nothing_and_its_number_can_be_reused() {
     let mut live = parent();
     live.fork(0, 1);
     live.read(1, 0);
@@ -171,7 +171,7 @@ fn grandchildren_have_what_their_parents_were_never_seen_to_use() {
 }
 
 #[test]
-fn pages_shared_when_they_were_first_looked_at_cost_no_frame() {
+fn pages_shared_when_first_seen_cost_no_frame() {
     let mut live = parent();
     live.tell(1, 3, Shared);
     live.tell(1, 7, Shared); // no process here has it: it is found
@@ -208,8 +208,8 @@ fn processes_that_had_a_number_one_after_the_other_are_not_each_others_children(
     assert_eq!(chunks(&live), 5, "0, 5 and 9; 5 and 9");
 }
 
-/// The stored copy that one of them leaves serves the other, too, unless the other was copied
-/// meanwhile. A trace that does not say which: it serves the other.
+/// The stored copy of one serves the other, too, unless the other was copied meanwhile. If the
+/// trace does not say which, it serves the other.
 #[test]
 fn a_page_that_leaves_after_its_relatives_is_not_written_again() {
     for (why, clean) in [(FrameLeft, 1), (FrameOwned, 0), (Found, 1)] {
@@ -229,8 +229,8 @@ fn a_page_that_leaves_after_its_relatives_is_not_written_again() {
     }
 }
 
-/// While a process does not run, none of its pages leaves. The policy has forgotten those that it
-/// chose, and takes them for new ones afterwards.
+/// While a process does not run, none of its pages leaves. The policy forgets those that it chose,
+/// and takes them for new ones afterwards.
 #[test]
 fn pages_that_are_passed_over_stay_and_are_new_when_they_are_taken_back() {
     let run = |passed_over: bool| {
@@ -239,7 +239,7 @@ fn pages_that_are_passed_over_stay_and_are_new_when_they_are_taken_back() {
         if passed_over {
             live.tell(0, 0, PassedOver);
         }
-        live.tell(0, 0, EVICTED); // one page leaves, of which the policy decides
+        live.tell(0, 0, EVICTED); // one page leaves; the policy decides which
         live.write(0, 3);
         if passed_over {
             live.tell(0, 0, TakenBack);
@@ -267,7 +267,7 @@ fn a_parents_new_copy_goes_elsewhere_while_the_child_has_the_old_one() {
     assert_eq!(outcome.tiers[0].place_writes_max, 2, "nobody's child");
 }
 
-/// The same for tiers where each page has a place of its own. Parent and child may both have a copy
+/// The same for tiers where each page has a place of its own: parent and child may both have a copy
 /// there.
 #[test]
 fn copies_of_parent_and_child_are_told_apart_wherever_they_lie() {
@@ -292,7 +292,7 @@ fn copies_of_parent_and_child_are_told_apart_wherever_they_lie() {
             .iter()
             .map(|tier| tier.logical_bytes_peak / PAGE);
         let most: u64 = most.sum();
-        // Eight, and the new copy of one while it is written.
+        // Eight, and one more while a new copy is written.
         assert!((5..=9).contains(&most), "{texts:?}: {most} pages");
         assert_eq!(outcome.first_touches, 4, "{texts:?}");
     }

@@ -410,7 +410,7 @@ fn room_made_ahead_keeps_a_reserve_and_hits_no_more_than_without() {
 }
 
 #[test]
-fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
+fn recorded_evictions_are_followed_only_when_asked_and_in_number() {
     let references = [1, 2, 3, 1, 2, 3];
     // Two pages left after the third reference, whichever they are.
     let evicted = [(3, 7, EVICTED), (3, 8, EVICTED)];
@@ -428,8 +428,8 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
             s.room = SimRoom::Traced;
         })
     };
-    // With more room they need not be out before the program needs them again. They are, unless the
-    // trace says otherwise.
+    // With more room they need not be out before the program needs them again. They are out, unless
+    // the trace says otherwise.
     let out = traced(&references, &evicted);
     assert_eq!((out.misses, out.evictions), (5, 2));
     let both = [&evicted[..], &[(3, 1, Recalled), (4, 2, Recalled)]].concat();
@@ -442,10 +442,10 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     let more = [&both[..3], &more].concat();
     let more = traced(&references, &more);
     assert_eq!((more.misses, more.evictions), (6, 1));
-    // Page 1 stayed after all. So it does when it may not leave.
+    // Page 1 stayed after all, as if it was not allowed to leave.
     let stayed = traced(&references, &[&evicted[..], &[(3, 1, Returned)]].concat());
     assert_eq!((stayed.misses, stayed.evictions), (4, 1));
-    // It is out when the next batch begins. If it stayed all the same, it is in memory again.
+    // It is out when the next batch begins. If it stayed even then, it is in memory again.
     let next = Becomes::Evicted { batch: 1 };
     let late = [(3, 7, EVICTED), (3, 8, next), (3, 1, Returned)];
     let late = traced(&references, &late);
@@ -462,7 +462,7 @@ fn evictions_of_the_trace_are_followed_only_when_asked_and_then_in_number() {
     assert_eq!((followed.misses, followed.evictions), (6, 3));
 }
 
-/// Live, the room of pages that wait to be written is the program's while none wait.
+/// In the live run, the program has the room of pages that wait to be written while none wait.
 #[test]
 fn a_run_whose_evictor_was_late_evicts_when_it_did() {
     let references: Vec<u64> = (0..128).collect();
@@ -476,7 +476,7 @@ fn a_run_whose_evictor_was_late_evicts_when_it_did() {
     // Two pages more than 126 frames: page 0 is still there when it is used again.
     let late = of(SimRoom::Traced, 126);
     assert_eq!((late.misses, late.evictions), (128, 64));
-    // More than that room: it had to leave before.
+    // It needs more than that room, so it evicts before.
     assert_eq!(of(SimRoom::Traced, 120).misses, 129);
     assert_eq!(of(SimRoom::AfterPlan, 126).misses, 129);
 }
@@ -493,16 +493,15 @@ fn a_run_that_began_above_its_limit_evicts_no_more_than_it_did() {
         })
     };
     assert_eq!(of(SimRoom::Traced, &moved).evictions, 4);
-    // The bounds and the compared policies keep to the limit. So does a replay that follows no more
-    // than that.
+    // The bounds and the compared policies keep to the limit, and so does a replay that follows
+    // only what was found.
     assert_eq!(of(SimRoom::AfterPlan, &moved).evictions, 3);
     assert_eq!(of(SimRoom::Traced, &moved[..12]).evictions, 3);
 }
 
 #[test]
-fn pages_that_the_manager_named_leave_whatever_the_policy_says() {
-    // LRU would name page 0. None of the first is among the pages that came last, which are never
-    // named.
+fn pages_that_the_manager_chose_leave_whatever_the_policy_says() {
+    // LRU would name page 0. The manager chooses none of the newest pages, which may not leave.
     let misses = |wanted: u64, what, room| {
         let references: Vec<u64> = (0..200).chain([wanted]).collect();
         let run = run(
@@ -611,14 +610,14 @@ fn prefetch(name: &str) -> impl FnOnce(&mut Setup) + '_ {
 }
 
 #[test]
-fn a_window_comes_with_its_fault_also_where_its_room_or_its_pages_were_still_on_their_way_out() {
-    // 23 of 24 pages. Eleven leave. By the next fault at least as many are out as its window of
-    // three takes.
+fn a_window_comes_with_its_fault_while_its_room_or_pages_are_still_leaving() {
+    // 23 of 24 pages are used, and eleven leave. By the next fault at least three of them are out:
+    // the room of its window.
     let references: Vec<u64> = (0..23).chain([30, 7]).collect();
     let mut moved: Vec<_> = (0..11).map(|page| (23, page, EVICTED)).collect();
     let along = |after, page| (after, page, Ahead { written: false });
     moved.extend([31, 32, 33].map(|page| along(24, page)));
-    // The last of the batch come back: they are out by then.
+    // The last pages of the batch come back, so they are out by then.
     moved.extend([8, 9, 10].map(|page| along(25, page)));
     let outcome = run(&live(&references, &moved), |s| {
         prefetch("traced")(s);
@@ -630,7 +629,7 @@ fn a_window_comes_with_its_fault_also_where_its_room_or_its_pages_were_still_on_
 }
 
 #[test]
-fn what_came_along_live_comes_along_when_that_is_asked_for() {
+fn recorded_prefetches_are_repeated_when_asked_for() {
     let trace = scanned(4, false);
     let traced = run(&trace, prefetch("traced"));
     // LRU keeps nothing of a loop larger than memory, as in the live run.
@@ -657,7 +656,7 @@ fn what_came_along_live_comes_along_when_that_is_asked_for() {
 }
 
 #[test]
-fn what_came_along_below_its_fault_or_with_gaps_or_for_a_hit_comes_too_and_once() {
+fn recorded_prefetches_below_a_fault_with_gaps_or_at_a_hit_are_repeated_once() {
     let along = |after, page| (after, page, Ahead { written: false });
     let moved = [
         along(0, 8), // a descending window: in the order of addresses
@@ -667,7 +666,7 @@ fn what_came_along_below_its_fault_or_with_gaps_or_for_a_hit_comes_too_and_once(
         along(2, 40), // with page 10, which has stayed
         along(2, 40), // in memory already
         along(3, 50),
-        along(3, 52), // one was in memory live, and here
+        along(3, 52), // one was in memory in the live run, and here
     ];
     let mut trace = live(&[10, 10, 49, 51, 51], &moved);
     let of = |trace: &MemoryTrace| run(trace, prefetch("traced"));
@@ -689,7 +688,7 @@ fn what_came_along_below_its_fault_or_with_gaps_or_for_a_hit_comes_too_and_once(
 }
 
 #[test]
-fn a_page_that_came_along_and_was_written_is_stored_again() {
+fn a_prefetched_page_that_was_written_is_stored_again() {
     let references: Vec<u64> = [0].into_iter().chain(2..300).collect();
     let of = |written| {
         let moved = [(1, 1, Ahead { written })];
@@ -701,7 +700,7 @@ fn a_page_that_came_along_and_was_written_is_stored_again() {
 }
 
 #[test]
-fn prefetch_as_recorded_needs_a_trace_that_tells_of_it() {
+fn recorded_prefetch_needs_a_trace_that_names_prefetched_pages() {
     let setup = Setup {
         prefetch: "traced".to_owned(),
         ..Setup::default()

@@ -26,11 +26,11 @@ const REGRESSIONS: [(u64, &str); 6] = [
     ),
     (
         1908,
-        "the oracle held a successor to know that what it puts back had been put back, and dropped by a late zap",
+        "the oracle expected a successor to know that a page was put back before, and dropped by a late zap",
     ),
     (
         14430,
-        "the oracle expected bytes that a REMOVE had dropped, and an agent without a manager taken out before the zap",
+        "the oracle expected bytes that a REMOVE had dropped, but an agent without a manager took out before the zap",
     ),
     (
         19582,

@@ -30,9 +30,8 @@ pub struct Future {
 impl Future {
     /// Reads the trace backwards.
     ///
-    /// * `references`: `number << 1
-    /// write`, fewer than 2^32 - 1.
-    /// * `numbers`: above any number.
+    /// * `references`: `number << 1 | write`, fewer than 2^32 - 1.
+    /// * `numbers`: larger than every page number.
     pub fn new(references: &[u32], numbers: u32) -> Future {
         assert!(
             references.len() < NEVER as usize,

@@ -72,9 +72,9 @@ impl Spent {
 pub struct Seen {
     /// References that found no page in memory.
     pub misses: u64,
-    /// ... to a page for the first time in the trace.
+    /// Those of a page's first use in the trace.
     pub first_touches: u64,
-    /// ... that read from a tier.
+    /// Those that read from a tier.
     pub loads: u64,
     /// Prefetched pages that were used before they left.
     pub ahead_used: u64,
@@ -94,20 +94,19 @@ pub struct Client<'a> {
     pub at: usize,
     /// Movements done.
     pub moved: usize,
-    /// The fault at which it stopped and that is still to be served: the page, and whether it is
-    /// written.
+    /// The fault at which it stopped, not yet served: the page, and whether it is written.
     pub fault: Option<(PageNo, bool)>,
     /// References done at the last fault, that one included.
     pub missed: usize,
-    /// The same for a fault that, by the trace, was served by recalling a page.
+    /// References done at the last fault that the live run served by recalling a page.
     pub recalled_at: usize,
-    /// How many references' time is in the clock.
+    /// References whose time the clock includes.
     pub timed: usize,
     /// Its own virtual time.
     pub clock: Time,
     /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`], [`SHARED`], [`LENT`] of each page.
     pub marks: Vec<u8>,
-    /// Until when prefetched pages are on their way.
+    /// When the prefetched pages on their way arrive.
     pub ahead_until: Time,
     /// Its first place in tiers where each page has its own.
     pub home: u64,
@@ -119,12 +118,13 @@ pub struct Client<'a> {
     pub batch: Vec<EvictItem>,
     /// Pages of it that are on their way out, one bit each.
     pub leaving: u64,
-    /// Pages evicted because there was no room, live because the limit was exceeded. A trace that
-    /// is followed lets them leave later, if at all.
+    /// Pages evicted here for lack of room, where the live run exceeded its limit. The trace names
+    /// them later, or never.
     pub forced: usize,
-    /// Pages that leave before any that the policy names: the frame's other owner has left.
+    /// Pages that leave before any that the policy names, because the other owner of their frame
+    /// has left.
     pub leave_next: Vec<PageNo>,
-    /// Pages that, by the trace, may not leave.
+    /// How many pages may not leave, by the trace.
     pub locked: u64,
     /// Nanoseconds of each fault that read from a tier.
     pub latency: Histogram<u64>,
@@ -134,7 +134,7 @@ pub struct Client<'a> {
     pub seen: Seen,
     /// The engine's counters at the start of the simulation proper.
     pub before: Stats,
-    /// The prefetcher's other end, if live prefetches are repeated.
+    /// Where the replay sets the next window, if it repeats recorded prefetches.
     pub traced: Option<Arc<NextWindow>>,
     future: Option<Arc<Future>>,
 }
@@ -146,13 +146,13 @@ pub enum Stop {
     Fault(PageNo, bool),
     /// The trace has movements here.
     Moved,
-    /// As many as were asked for.
+    /// As many references as were asked for are done.
     Paused,
     /// The trace is over.
     End,
 }
 
-/// A policy, and its other end if the replay tells it what comes.
+/// A policy, and the handle by which the replay tells it what comes, if it needs one.
 type Told<P, E> = (Box<P>, Option<Arc<E>>);
 
 /// The reclaim policy of a setup.
@@ -283,15 +283,15 @@ impl<'a> Client<'a> {
         found.map(|(index, _)| index)
     }
 
-    /// As [`Client::on_its_way`], and takes the page off the way.
+    /// As [`Client::on_its_way`]. The page no longer counts as leaving.
     pub fn take_leaving(&mut self, no: PageNo) -> Option<usize> {
         let index = self.on_its_way(no)?;
         self.leaving &= !(1 << index);
         Some(index)
     }
 
-    /// Runs while pages are in memory, for at most `most` references. The reference that stops the
-    /// run does not count as done.
+    /// Runs references while their pages are in memory, at most `most`. The reference that stops
+    /// the run does not count as done.
     pub fn run(&mut self, most: usize) -> Stop {
         let most = match self.stream.moved.get(self.moved) {
             Some(next) if next.after > self.at => most.min(next.after - self.at),
@@ -362,7 +362,7 @@ impl<'a> Client<'a> {
     }
 
     /// Adds the time of the references done, the current one included, to the clock.
-    pub fn tell_time(&mut self, per_reference: Time) {
+    pub fn advance_clock(&mut self, per_reference: Time) {
         let until = (self.at + 1).min(self.stream.references.len());
         let time = Time(per_reference.0 * (until - self.timed) as u64);
         self.timed = until;

@@ -24,7 +24,7 @@ impl Host {
                 Becomes::Forked { parent } => self.fork(client, moved.number, u32::from(parent))?,
                 Becomes::Ended => self.end_space(client, moved.number)?,
                 Becomes::Ahead { written } if client.traced.is_some() => {
-                    self.bring_along(client, no, written)?;
+                    self.prefetch_along(client, no, written)?;
                 }
                 Becomes::Ahead { .. } => {}
                 Becomes::Written => {
@@ -33,7 +33,8 @@ impl Host {
                         client.marks[no.0 as usize] |= DIRTY | WRITTEN;
                     }
                 }
-                // If the page has been in memory for longer than live, it may have changed earlier.
+                // The page may have been in memory for longer than in the live run, and may have
+                // changed earlier.
                 Becomes::Unchanged if client.missed == moved.after => {
                     client.marks[no.0 as usize] &= !DIRTY;
                 }
@@ -41,7 +42,7 @@ impl Host {
                 Becomes::Recalled => client.recalled_at = moved.after + 1,
                 Becomes::Locked => self.lock(client, page),
                 Becomes::PassedOver | Becomes::TakenBack if self.setup.room != SimRoom::Traced => {}
-                // Never so many that nothing can leave.
+                // Some pages must remain that can leave.
                 Becomes::PassedOver => {
                     if client.engine.books().kept_pages().0 < client.frames / 2 {
                         client.engine.evictions().keep(client.space, page);
@@ -63,8 +64,8 @@ impl Host {
         Ok(())
     }
 
-    /// The page may not leave. This is not applied to the bounds and the compared policies. At most
-    /// an eighth of the frames is locked, so that pages can leave.
+    /// Locks the page, unless the replay is of a bound or a compared policy. At most an eighth of
+    /// the frames is locked, so that pages can leave.
     fn lock(&self, client: &mut Client<'_>, page: VirtPage) {
         let entry = client.engine.books().entry(client.space, page);
         let may = self.setup.room != SimRoom::AfterPlan && client.locked < client.frames / 8;
@@ -86,12 +87,12 @@ impl Host {
         client.moved = start + count;
         match (self.setup.room, first.what) {
             (SimRoom::Traced, Becomes::Named { .. }) => self.evict_these(client, start, count),
-            (SimRoom::Traced, _) => self.evict_so_many(client, count),
+            (SimRoom::Traced, _) => self.evict_count(client, count),
             _ => Ok(()),
         }
     }
 
-    /// The page stayed after all, or is where its mapping was moved to.
+    /// The page stayed after all, or its mapping was moved here.
     fn return_page(&mut self, client: &mut Client<'_>, no: PageNo) -> Result<(), SetupError> {
         let page = VirtPage(u64::from(no.0));
         if let Some(index) = client.take_leaving(no) {
@@ -101,8 +102,8 @@ impl Host {
                 .settle(client.batch[index].at, Taken::NotTried, wake);
             return Ok(());
         }
-        // Its command was given up, and the answer came when other batches had left. Its copy here
-        // is of no use.
+        // In the live run its command was given up, and the answer came after other batches had
+        // left. Its copy here is of no use.
         if client.engine.books().entry(client.space, page).state == PageState::Stored {
             self.drop_pages(client, no.0, 1)?;
         }
@@ -117,7 +118,8 @@ impl Host {
         Ok(())
     }
 
-    /// The page was in memory when the manager first saw its mapping, or was a relative's.
+    /// The page was in memory when the manager first saw its mapping, or a relative had it.
+    ///
     /// * `alone`: no relative's copy serves it.
     fn find(&mut self, client: &mut Client<'_>, no: PageNo, alone: bool) -> Result<(), SetupError> {
         if !self.own_shared(client, no, alone) {

@@ -2,7 +2,7 @@
 //!
 //! A fork child starts with its parent's pages. The parent stays charged for the frames in memory;
 //! both share the copies in the tiers. The trace says when the child is charged for a frame of its
-//! own. If the child faulted live on a page that is in memory here, it is
+//! own. A child may have faulted in the live run on a page that is in memory here: then it is
 //! charged when it writes.
 
 use undercroft_base::{Flags, PageNo, PageState, VirtPage, VirtRange};
@@ -21,9 +21,9 @@ impl Host {
         parent: u32,
     ) -> Result<(), SetupError> {
         if child == parent {
-            return Ok(()); // no trace has this
+            return Ok(()); // recorded traces have no such fork
         }
-        self.end_space(client, child)?; // the trace says that it was empty
+        self.end_space(client, child)?; // by the trace it was empty
         let stream = client.stream;
         let common = stream.spaces.iter().flat_map(|of| of.common(child, parent));
         for (page, from) in common {
@@ -74,8 +74,8 @@ impl Host {
         client.marks[from as usize] |= LENT * shares;
     }
 
-    /// Lets all pages leave that the trace lets leave before it names more. At a fork or an end, a
-    /// page on its way out is out by then, or stays.
+    /// Lets the batch leave, except pages that the trace keeps before it names the next batch. At a
+    /// fork or an end, a page on its way out is either out, or stays.
     fn let_most_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let mut stays = 0;
         if client.leaving != 0 {
@@ -118,8 +118,7 @@ impl Host {
 
     /// Charges a page for its frame, which was a relative's until now; false when it was not.
     ///
-    /// * `alone`: it was copied, or no relative has the frame any more. Otherwise that is found
-    ///   out.
+    /// * `alone`: it was copied, or no relative has the frame any more. If false, that is checked.
     pub(super) fn own_shared(&mut self, client: &mut Client<'_>, no: PageNo, alone: bool) -> bool {
         let page = VirtPage(u64::from(no.0));
         let entry = client.engine.books().entry(client.space, page);
@@ -150,8 +149,8 @@ impl Host {
     }
 
     /// Item `index` of the batch leaves. Relatives may have its frame, which is freed only when
-    /// they have left, too. So one of them is charged for it and leaves next, as live. If the trace
-    /// is followed, the trace says so itself.
+    /// they have left, too. As in the live run, one of them is charged for it and leaves next. A
+    /// trace that is followed says this itself.
     #[inline(never)]
     pub(super) fn lend_on(&mut self, client: &mut Client<'_>, index: usize) {
         let Some(spaces) = &client.stream.spaces else {
@@ -173,7 +172,7 @@ impl Host {
                 .evictions()
                 .leave_frame_to(at, client.space, virt(heir));
             let mark = &mut client.marks[heir as usize];
-            *mark = *mark & !SHARED | LENT; // the next one's turn comes when it leaves
+            *mark = *mark & !SHARED | LENT; // the next relative leaves after this one
             client.leave_next.push(PageNo(heir));
         }
     }

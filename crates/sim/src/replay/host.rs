@@ -51,7 +51,7 @@ impl Host {
         }
     }
 
-    /// The reference at which a client stopped: its page is loaded, or waited for.
+    /// Serves the reference at which a client stopped: loads its page, or waits for it.
     pub(super) fn serve(
         &mut self,
         client: &mut Client<'_>,
@@ -141,9 +141,9 @@ impl Host {
         Ok(())
     }
 
-    /// No page can leave: the pages that are not locked may be in a compressed pool as large as the
-    /// rest of the limit. Live, the limit is exceeded then, too. If some can leave, they leave
-    /// first.
+    /// Exceeds the limit, because no page can leave. The pages that are not locked may be in a
+    /// compressed pool as large as the rest of the limit. The live manager exceeds it then, too,
+    /// once no page can leave.
     #[cold]
     fn exceed(&mut self, client: &mut Client<'_>) {
         assert!(
@@ -242,8 +242,8 @@ impl Host {
                 return Ok(());
             }
         }
-        // Live, pages that wait to be written have a 64th of the limit at most. While none wait,
-        // and the evictor is late, the program has that room too.
+        // In the live run, pages that wait to be written take at most a 64th of the limit. While
+        // none wait and the evictor is late, the program uses that room, too.
         let spare = client.frames / 63;
         if self.setup.room == SimRoom::Traced
             && client.engine.books().room() + spare as i64 >= pages
@@ -447,7 +447,7 @@ impl Host {
         }
     }
 
-    /// ... until it asks for no more, or nothing can move.
+    /// As [`Host::migrate`]: until the policy asks for no more, or nothing can move.
     #[inline(never)]
     fn migrate_all(&mut self, client: &mut Client<'_>) {
         loop {

@@ -1,7 +1,8 @@
 //! Repeats recorded evictions: a batch is named at once, and leaves page by page.
 //!
-//! As live, a batch stays on its way out until the next one is named. A page leaves earlier if the
-//! trace shows that it was out by then. It is recalled, or stays, if the trace says so.
+//! As in the live run, a batch stays on its way out until the next one is named. A page leaves
+//! earlier if the trace shows that it was out by then. It is recalled, or stays, if the trace says
+//! so.
 
 use undercroft_base::{PageNo, PageState, VirtPage, VirtRange};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
@@ -12,9 +13,9 @@ use super::host::Host;
 use crate::setup::SetupError;
 
 impl Host {
-    /// Has the policy name `count` pages, less those that had to leave before, or all that may
-    /// leave. The last batch of them stays on its way out: see [`Host::let_go`].
-    pub(super) fn evict_so_many(
+    /// Lets the policy select `count` pages, less those that had to leave before; fewer if no more
+    /// may leave. The last batch stays on its way out: see [`Host::let_go`].
+    pub(super) fn evict_count(
         &mut self,
         client: &mut Client<'_>,
         count: usize,
@@ -27,7 +28,7 @@ impl Host {
             self.let_go(client)?;
             let chosen = self.choose(client, left);
             if chosen == 0 {
-                break; // only locked pages are left; with room, the newest ones, too
+                break; // only locked pages are left; while there is room, also the newest ones
             }
             left -= chosen;
             client.leaving = u64::MAX >> (EVICT_PAGES_MAX - chosen);
@@ -62,8 +63,8 @@ impl Host {
         self.evict_one(client, index)
     }
 
-    /// Lets a page leave if it is on its way out. If it leaves together with one of these, as a
-    /// fork child's page does, all leave.
+    /// Lets a page leave if it is on its way out. If other pages leave together with it, as a fork
+    /// child's page does, all leave.
     pub(super) fn let_one_go(
         &mut self,
         client: &mut Client<'_>,

@@ -6,9 +6,9 @@
 //! written, and a clean page with a copy in a tier is dropped. The engine decides that; the replay
 //! only tells whether the bytes changed. Then the plan is read from the tiers and installed.
 //!
-//! With [`SimRoom::Ahead`](crate::setup::SimRoom::Ahead) pages leave as live: in batches, after a
-//! fault that used the reserve, until one and a half reserves are free. Here that takes no time.
-//! The live evictor works while the program continues.
+//! With [`SimRoom::Ahead`](crate::setup::SimRoom::Ahead) pages leave as in the live run: in
+//! batches, after a fault that used the reserve, until one and a half reserves are free. Here that
+//! takes no time; the live evictor works while the program continues.
 //!
 //! A live trace also records other events. Pages that were found in memory or dropped by the
 //! program are always followed (`follow.rs`). So are forks and ends of processes (`forks.rs`): all
@@ -147,7 +147,7 @@ impl<'a> Replay<'a> {
                 }
                 match client.run(STRETCH) {
                     Stop::Fault(no, write) => {
-                        client.tell_time(per_reference);
+                        client.advance_clock(per_reference);
                         fault = Some((no, write));
                         if !alone {
                             client.fault = fault;
@@ -158,7 +158,7 @@ impl<'a> Replay<'a> {
                     Stop::Moved => host.follow(client)?,
                     Stop::Paused => {}
                     Stop::End => {
-                        client.tell_time(per_reference);
+                        client.advance_clock(per_reference);
                         host.let_go(client)?;
                         break;
                     }

@@ -18,9 +18,9 @@ pub struct NextWindow {
 }
 
 impl NextWindow {
-    /// Sets the window of the next fault, which is at `no`, the reference before `after`. `moved`
-    /// are the movements from there on. The window is their first pages, as long as they are
-    /// equally spaced.
+    /// Sets the window of the next fault. The fault is on `no`, by the reference before `after`.
+    /// `moved` are the movements from there on; the window is their first pages, as long as they
+    /// are equally spaced.
     pub fn expect(&self, no: PageNo, after: usize, moved: &[MovedPage]) {
         let mut window = Window::default();
         let ahead = |moved: &&MovedPage| {

@@ -95,7 +95,7 @@ impl Tier {
         self.pages_max.saturating_sub(self.held)
     }
 
-    /// A place for one page.
+    /// Takes a place for one page.
     ///
     /// * `home`: the page's own place.
     /// * `over`: the place holds only a copy of the page that is about to go.

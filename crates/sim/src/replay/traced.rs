@@ -2,15 +2,15 @@
 //! reference.
 //!
 //! A use of a page in memory raises no fault, so a live trace lacks the uses of prefetched pages. A
-//! prefetcher that decided anew would see other streams than the live one. A simulation without one
-//! would lack the pages and the room they took. So the trace names the prefetched pages
+//! prefetcher that decided anew would see other streams than the live one. A simulation without
+//! prefetch would lack the pages, and the room they took. So the trace names the prefetched pages
 //! (`Becomes::Ahead`).
 //!
 //! There are two ways. If the live fault is a fault here, too, its pages come through the engine's
 //! prefetch port, so that one request reads all: `NextWindow::expect` sets the window before the
-//! engine asks. [`Host::bring_along`] loads the others where the trace names them. Those are pages
-//! of a window with gaps, of a fault that is a hit here, of another thread's fault, or below the
-//! faulting page (the trace names a window in the order of addresses).
+//! engine asks. [`Host::prefetch_along`] loads the others where the trace names them. Those are
+//! pages of a window with gaps, of a fault that is a hit here, of another thread's fault, or below
+//! the faulting page (the trace names a window in the order of addresses).
 
 use undercroft_base::{PageNo, ThreadId, TierId, VirtPage};
 use undercroft_engine::{Fault, FaultAnswer, Install};
@@ -52,10 +52,10 @@ impl Host {
         Ok(())
     }
 
-    /// A page was prefetched live: it is here, too, unless it is in memory.
+    /// Prefetches a page that the live run prefetched, unless it is in memory.
     ///
     /// * `written`: the program wrote it then.
-    pub(super) fn bring_along(
+    pub(super) fn prefetch_along(
         &mut self,
         client: &mut Client<'_>,
         no: PageNo,

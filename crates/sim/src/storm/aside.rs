@@ -45,7 +45,7 @@ impl World {
         self.aside.iter().any(|group| group.items[0].space == space)
     }
 
-    /// Gives the command for the next undecided group of the batch up.
+    /// Gives up the command for the next undecided group of the batch.
     fn set_group_aside(&mut self) -> bool {
         let Some(batch) = &mut self.batch else {
             return false;

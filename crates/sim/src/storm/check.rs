@@ -28,7 +28,7 @@ impl World {
         all
     }
 
-    /// Pages that the books have in memory. No event waits.
+    /// Pages that the books have in memory. Call it while no event waits.
     pub(super) fn in_memory(&self) -> impl Iterator<Item = (SpaceId, VirtPage, Entry)> {
         self.entries()
             .into_iter()
@@ -36,8 +36,8 @@ impl World {
             .filter(|(_, _, entry)| entry.state == PageState::Resident)
     }
 
-    /// The listener knows what is in memory. Of pages whose frames relatives are charged for it may
-    /// miss some: a page that stays does not say which children share it.
+    /// Checks that the listener knows what is in memory. It may miss inherited pages: the event of
+    /// a page that stays does not say which children share it.
     pub(super) fn check_heard(&self) {
         let heard = self.heard.pages();
         for (space, page, entry) in self.in_memory() {
@@ -82,7 +82,7 @@ impl World {
             }
         }
         if self.setup.sabotage == Some(super::setup::Sabotage::FreeEarly) {
-            return; // to see that the bytes show it, too
+            return; // the wrong bytes must show this bug, too
         }
         for item in self.flights.iter().flatten().flat_map(|f| &f.plan.items) {
             claim(item.tier, item.slot, format!("plan {}", item.page.0));
@@ -259,7 +259,7 @@ impl World {
         busy
     }
 
-    /// A thread waits for room. No page could make some.
+    /// Checks, while a thread waits for room, that no page could make any.
     fn check_none_could_leave(&self, full: bool) {
         let Some(page) = self.could_leave() else {
             return;
@@ -323,7 +323,7 @@ impl World {
         self.threads.iter().filter_map(of).collect()
     }
 
-    /// With nothing in flight, the engine's states are those of the kernel.
+    /// Checks, with nothing in flight, that the engine's states are those of the kernel.
     fn check_memory(&mut self) {
         for at in 0..self.procs.len() {
             let proc = &self.procs[at];

@@ -16,7 +16,7 @@ use super::world::World;
 /// Most turns that the evictor sleeps while threads may be waiting for room that others make.
 const NAP: u64 = 20;
 
-/// What came of moving a page out.
+/// The result of moving a page out.
 #[derive(Debug)]
 enum MovedOut {
     /// The agent has its bytes. `copied`: relatives may still have its frame.
@@ -27,12 +27,12 @@ enum MovedOut {
     Vanished,
 }
 
-/// What came of putting a page back.
+/// The result of putting a page back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Back {
     /// It is there, in every space that has it.
     Everywhere,
-    /// Events of a space are read first.
+    /// Events of a space must be read first.
     AfterEvents,
     /// A space refused for now.
     Again,
@@ -80,8 +80,8 @@ impl World {
         true
     }
 
-    /// The evictor has no batch. It sleeps until it is kicked or its nap is over, lets waiting
-    /// threads in, or begins a batch.
+    /// The evictor has no batch. It sleeps until it is kicked or its nap is over, gives room to
+    /// waiting threads, or begins a batch.
     fn evictor_turn(&mut self) -> bool {
         if let Some(left) = self.evictor_nap {
             self.evictor_nap = left.checked_sub(1);
@@ -228,7 +228,8 @@ impl World {
         self.holding.insert((item.space, place), content);
     }
 
-    /// Mostly, the manager notices that relatives still have the frame of an item.
+    /// Mostly, the manager notices that relatives still have the frame of an item, and leaves it to
+    /// them.
     fn leave_frame(&mut self, item: EvictItem) {
         if !self.random.chance(3, 4) {
             return;
@@ -378,7 +379,7 @@ impl World {
         back
     }
 
-    /// Counts which case the publication of an item is.
+    /// Counts the case of this publication.
     fn saw_published(&mut self, item: EvictItem, outcome: Outcome) {
         if self.engine.evictions().alive_mask(&[item]) == 0 {
             self.saw("published: dropped");
@@ -441,7 +442,7 @@ impl World {
                 pages: asked.pages.min(part),
                 ..asked
             });
-            // Now and then a page moves although the engine did not ask: it cannot tell.
+            // Now and then a page moves although the engine did not ask. The engine cannot tell.
             let from = self.random.index(self.tiers.len());
             let any = from + 1 < self.tiers.len() && self.random.chance(1, 20);
             let any = any.then(|| Migration {

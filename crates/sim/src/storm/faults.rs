@@ -10,7 +10,7 @@ use super::work::{Flight, Got};
 use super::world::{LayoutEvent, Message, World};
 
 impl World {
-    /// Whether a plan in progress has the slot.
+    /// Whether a plan in progress reads the slot.
     pub fn is_loading(&self, tier: TierId, slot: undercroft_base::Slot) -> bool {
         self.flights.iter().flatten().any(|flight| {
             let mut items = flight.plan.items.iter();
@@ -203,8 +203,8 @@ impl World {
         }
     }
 
-    /// Validates, installs, finishes; no layout event is read meanwhile. Sometimes only a part of
-    /// the plan.
+    /// Validates, installs, finishes; no layout event is read meanwhile. Sometimes it does so for a
+    /// part of the plan only.
     fn commit(&mut self, at: usize) {
         let mut flight = self.flights[at].take().expect("in flight");
         let (proc, fault) = (flight.proc, flight.plan.fault);
@@ -238,7 +238,7 @@ impl World {
         }
     }
 
-    /// Installs the items that are still expected and were loaded. Each has its `install` then.
+    /// Installs the items that were loaded and are still expected, and sets their `install`.
     fn install_loaded(&mut self, proc: usize, items: &mut [LoadItem], got: &[Got]) {
         let mm = self.procs[proc].mm;
         for (item, got) in items.iter_mut().zip(got) {

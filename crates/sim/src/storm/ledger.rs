@@ -1,4 +1,4 @@
-//! A ledger that survives its manager, and can have it die between any two words it writes.
+//! A ledger that survives its manager, and can kill it between any two words it writes.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -41,12 +41,12 @@ impl StormLedger {
         })
     }
 
-    /// After this many words the manager dies instead of writing the next.
+    /// After this many words the manager dies instead of writing the next one.
     pub(super) fn arm(&self, words: u64) {
         self.fuse.store(words, Ordering::Relaxed);
     }
 
-    /// It does not.
+    /// The manager no longer dies of a word it writes.
     pub(super) fn disarm(&self) {
         self.fuse.store(NEVER, Ordering::Relaxed);
     }

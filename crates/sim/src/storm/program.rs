@@ -198,7 +198,7 @@ impl World {
         self.log(|| format!("attach p{proc} {}..{}", range.start.0, range.end.0));
     }
 
-    /// ... a mapping that is not registered.
+    /// As [`World::attach`], for a random mapping that is not registered yet.
     pub fn attach_some(&mut self) {
         let Some(proc) = self.a_proc() else { return };
         let mm = self.procs[proc].mm;
@@ -586,7 +586,7 @@ impl World {
         self.memory.exit(mm);
         self.oracle.exit(mm);
         self.holding.retain(|(owner, _), _| *owner != space);
-        self.orders.retain(|(owner, ..)| *owner != space);
+        self.commands.retain(|(owner, ..)| *owner != space);
         // Its threads are gone. Their numbers are reused in other processes.
         let other = (0..self.procs.len()).find(|at| self.procs[*at].alive);
         match other {
@@ -625,7 +625,7 @@ impl World {
         self.own_frames_of(proc);
     }
 
-    /// ... of one process.
+    /// As [`World::own_frames`], for one process.
     pub fn own_frames_of(&mut self, proc: usize) {
         let (mm, space) = (self.procs[proc].mm, self.procs[proc].space);
         for range in self.engine.books().inherited(space, EVERYTHING) {

@@ -44,7 +44,7 @@ pub enum RecipeError {
         /// What is wrong with it.
         what: String,
     },
-    /// A line is not there.
+    /// A line is missing.
     #[error("no line begins with `{0} =`")]
     Missing(&'static str),
 }

@@ -48,11 +48,11 @@ impl Tally {
 /// An assertion that failed: of the engine, of a policy, or of the world that checks them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// File and line; the same bug found again has the same.
+    /// File and line. The same bug fails at the same place.
     pub place: String,
     /// Its message.
     pub message: String,
-    /// The step in which it failed; the one after the last: at the end.
+    /// The step in which it failed. One past the last step: the final check failed.
     pub step: u64,
     /// The events before it, oldest first.
     pub history: Vec<String>,

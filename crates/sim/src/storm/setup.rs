@@ -199,7 +199,7 @@ impl StormSetup {
         out
     }
 
-    /// Reads one `key = value` of [`StormSetup`]'s text; false when the key is not one of its.
+    /// Reads one `key = value` of [`StormSetup`]'s text; false when it has no such key.
     pub(super) fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
         let number = || {
             let parsed = value.parse::<u64>();

@@ -1,7 +1,7 @@
 //! A manager dies between any two words it writes, and a successor takes over from its ledger.
 //!
-//! All that it had in progress is gone: plans, the batch, slots to free, faults it had read,
-//! wake-ups it had not sent. This is left: the kernel's side, the tiers, the ledger, the last event
+//! Gone is all that it had in progress: plans, the batch, slots to free, faults it had read,
+//! wake-ups it had not sent. What is left: the kernel's side, the tiers, the ledger, the last event
 //! read, the holding areas, and the agents with their last command.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,17 +81,17 @@ impl World {
             if batch.cancelled {
                 continue;
             }
-            // An agent of each has a command, which it continues.
+            // The agent of each batch has a command, and carries it out.
             let space = batch.items.get(batch.next).map(|item| item.space);
             for at in batch.next..batch.items.len() {
                 let item = batch.items[at];
                 if Some(item.space) == space {
                     let place = place_of(&batch.items, at);
-                    self.orders.push((item.space, place, item.page));
+                    self.commands.push((item.space, place, item.page));
                 }
             }
         }
-        self.orders.reverse();
+        self.commands.reverse();
         self.flights.iter_mut().for_each(|flight| *flight = None);
         self.demotion = None;
         self.freed.clear();
@@ -112,7 +112,7 @@ impl World {
         self.down_for = Some(left - 1);
         match self.random.below(100) {
             0..70 => _ = self.program_step(),
-            70..80 => self.carry_out_an_order(),
+            70..80 => self.carry_out_a_command(),
             80..90 => _ = self.zap_step(),
             90..92 => self.pin_some(),
             _ => {
@@ -123,8 +123,8 @@ impl World {
         }
     }
 
-    fn carry_out_an_order(&mut self) {
-        let Some((owner, place, page)) = self.orders.pop() else {
+    fn carry_out_a_command(&mut self) {
+        let Some((owner, place, page)) = self.commands.pop() else {
             return;
         };
         if let Some(proc) = self.proc_of(owner)
@@ -132,7 +132,7 @@ impl World {
         {
             self.saw("agent goes on without its manager");
             self.holding.insert((owner, place), content);
-            // The program has it dropped, and the kernel would drop it a moment later. The page is
+            // The program has dropped it, and the kernel would drop it a moment later. The page is
             // not put back for that moment.
             let Proc { mm, intake, .. } = &self.procs[proc];
             if let Some(intake) = intake
@@ -150,7 +150,7 @@ impl World {
             let words = self.random.below(300);
             self.ledger.arm(words);
         }
-        self.orders.clear(); // it stops the agents
+        self.commands.clear(); // it stops the agents
         let alive: Vec<SpaceId> = self
             .procs
             .iter()
@@ -352,7 +352,7 @@ struct Kernel<'a> {
     procs: &'a [Proc],
     holding: &'a BTreeMap<(SpaceId, usize), Content>,
     forget: bool,
-    /// It asked for bytes that were lost with their process.
+    /// True once it was asked for bytes that were lost with their process.
     gone: bool,
 }
 

@@ -150,7 +150,7 @@ pub struct World {
     pub tiers: Vec<FakeTier>,
     /// This step's random numbers.
     pub random: Random,
-    /// Processes, those that have exited too.
+    /// Processes, including those that have exited.
     pub procs: Vec<Proc>,
     /// Threads of all processes.
     pub threads: Vec<Thread>,
@@ -178,7 +178,7 @@ pub struct World {
     /// While the manager is dead: steps until its successor takes over.
     pub down_for: Option<u64>,
     /// Commands that a dead manager gave to agents: (whose agent, place, page).
-    pub(super) orders: Vec<(SpaceId, usize, VirtPage)>,
+    pub(super) commands: Vec<(SpaceId, usize, VirtPage)>,
     /// The last events, for the history of a failure.
     pub history: VecDeque<String>,
     /// Number of the step.
@@ -244,7 +244,7 @@ impl World {
             evictor_nap: None,
             space_rates: SpaceRates::default(),
             down_for: None,
-            orders: Vec::new(),
+            commands: Vec::new(),
             history: VecDeque::new(),
             steps: 0,
             accesses: 0,
@@ -335,8 +335,8 @@ impl World {
         }
     }
 
-    /// Reports to the engine what each tier holds. As live, a tier in memory may take only a part
-    /// of the limit.
+    /// Reports to the engine what each tier holds. As in the live run, a tier in memory may take
+    /// only a part of the limit.
     pub fn update_pool(&mut self) {
         let limit = self.engine.books().limit().0;
         let last = self.tiers.len() - 1;
@@ -379,7 +379,7 @@ impl World {
         self.update_pool();
     }
 
-    /// The evictor lets threads in that waited for room; false when there was none.
+    /// Gives room to threads that waited for it; false when there was none.
     pub fn take_waiters(&mut self) -> bool {
         let mut out = Vec::new();
         self.engine.faults().take_waiters(&mut out);
