@@ -1,6 +1,6 @@
-//! What must hold of a hostile ledger. `tests/ledger.rs` runs it over random and mutated ones,
-//! `fuzz/fuzz_targets/ledger.rs` over those of the fuzzer. Hostile words
-//! give an error, or an engine whose books are in order.
+//! The rules that a hostile ledger must not break: it gives an error, or an engine whose books are
+//! in order. `tests/ledger.rs` tries random and mutated ledgers, `fuzz/fuzz_targets/ledger.rs`
+//! those of the fuzzer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

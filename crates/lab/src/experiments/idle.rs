@@ -67,7 +67,7 @@ fn one_round(
     seconds: u64,
 ) -> anyhow::Result<(f64, MemoryUse)> {
     let running = sleeper::start(lab, rig, limit, footprint_mib, seconds + 4)?;
-    std::thread::sleep(Duration::from_secs(1)); // eviction that the fill began comes to its end
+    std::thread::sleep(Duration::from_secs(1)); // the eviction that the fill started ends meanwhile
     let managers = sleeper::family(running.id());
     ensure!(
         !managers.is_empty(),

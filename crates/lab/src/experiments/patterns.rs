@@ -118,7 +118,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     let sizes = Sizes::of(lab);
     let footprint = sizes.footprint();
     // 55 % of the footprint. With data at 2.9:1 a quarter of the pages is then resident; with less,
-    // the kernel kills under zram. The small size has the workload's own 6 MiB or so on top.
+    // the kernel kills the run under zram. The small size adds some 6 MiB for the workload itself.
     let budget = Bytes((footprint.0 * 55 / 100 + lab.pick(6 << 20, 0)) & !0xfff);
     // On disk nothing is compressed: a quarter, so that the median random read is a swap-in.
     let file_budget = Bytes((footprint.0 / 4 + lab.pick(6 << 20, 0)) & !0xfff);

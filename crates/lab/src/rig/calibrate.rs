@@ -2,9 +2,8 @@
 //! total.
 //!
 //! zram and zswap keep compressed pages outside the memcg limit, so equal limits are not equal
-//! memory. With budget L, the limit is changed until limit + compressed peak is within 2 % of L:
-//! first by L - compressed, then by the secant.
-//! by L - compressed, then by the secant.
+//! memory. With budget L, the limit is changed until limit + compressed peak is within 2 % of L.
+//! The second trial uses L - compressed, later ones the secant.
 
 use super::{CommandLine, MemoryUse, Rig, RigError};
 use serde::{Deserialize, Serialize};

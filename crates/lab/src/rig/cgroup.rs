@@ -70,7 +70,6 @@ impl Cgroup {
 
     /// Waits for the processes to end, then kills those that remain. Returns false if some are
     /// still there.
-    /// there.
     pub(crate) fn empty(&self) -> bool {
         for kill in [false, true] {
             if kill && !self.members().is_empty() {

@@ -77,7 +77,7 @@ pub enum RigError {
         /// The rig's limit.
         limit: Bytes,
     },
-    /// The user asked for the end.
+    /// The user interrupted the run.
     #[error("interrupted; swap, device and cgroup were put back")]
     Interrupted,
 }

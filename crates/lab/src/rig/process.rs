@@ -115,7 +115,7 @@ impl Stage {
 }
 
 impl Stdout {
-    /// Connects the output of `process` with where it goes.
+    /// Connects the output of `process` to its destination.
     fn connect(&self, process: &mut Command) -> Result<(), RigError> {
         match self {
             Stdout::Lines => process.stdout(Stdio::piped()),

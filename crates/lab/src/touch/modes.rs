@@ -121,8 +121,8 @@ fn patterns(args: &Args) -> u64 {
     errors
 }
 
-/// Runs one phase. Pages and versions are split evenly over the threads. A tenth more operations go
-/// before, unmeasured.
+/// Runs one phase. Pages and versions are split evenly over the threads. As warm-up, a tenth as
+/// many operations run first, unmeasured.
 fn run_phase(
     content: Content,
     memory: &mut [u64],

@@ -59,8 +59,8 @@ impl Walk {
     /// `pages` must not be 0. Cost: O(1).
     pub(crate) fn new(pattern: Pattern, pages: usize, seed: u64) -> Walk {
         assert!(pages > 0, "a walk needs pages");
-        // A scan starts anywhere, so that a short one does not meet the pages that the scan before
-        // it brought in.
+        // A scan starts anywhere, so that a short one does not find the pages that the previous
+        // scan loaded.
         Walk {
             pattern,
             pages,

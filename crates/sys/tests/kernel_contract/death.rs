@@ -329,7 +329,6 @@ fn exec_clears_and_wakes_the_child_tid_word_in_shared_memory() {
 fn kill_and_exit_do_not_always_clear_the_child_tid_word() {
     // The kernel skips this if the thread is the last user of the memory. That is a race, so it is
     // only counted.
-    // counted.
     let ends = [End::ExitGroup, End::KilledByItself, End::KilledFromOutside];
     let cleared = ends.map(|end| {
         let words = (0..2).map(|_| word_after(Beacon::ChildTid, end, false, 300).0);

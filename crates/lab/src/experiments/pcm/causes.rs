@@ -1,5 +1,5 @@
-//! Why CLOCK-W is slower than CLOCK where it is: which pages it reads back, what it writes out,
-//! which laps were useless. And whether another reading of the paper would be better.
+//! Explains the cases in which CLOCK-W is slower than CLOCK: which pages it reads back, what it
+//! writes out, which laps were useless. Tries other readings of the paper, too.
 
 use super::laps::{self, Laps, Rule};
 use super::load::Loaded;

@@ -1,5 +1,5 @@
-//! `pcm-fig5`: CLOCK and CLOCK-W over memory, with every page size and every trace, generators too.
-//! Where CLOCK-W is worse: why.
+//! `pcm-fig5`: CLOCK and CLOCK-W over memory, for every page size and every trace, recorded and
+//! generated; and why CLOCK-W is worse in some cases.
 
 use super::causes::{Case, causes, causes_figure, classes, explain, readings};
 use super::load::{Loaded, generated, load, walkers};
@@ -81,8 +81,7 @@ fn generators(
     Ok(patterns)
 }
 
-/// Why CLOCK-W is worse where it is. For all cases and for the shown ones: how many, and how many
-/// of them are worse.
+/// Says why CLOCK-W is worse in some cases: how many of all cases, and how many of the shown ones.
 fn reasons(
     cases: &[Case],
     (all, worse): (&[Pair<'_>], usize),

@@ -42,7 +42,7 @@ fn of_recipes(lab: &Lab, found: &mut Simulated, recipes: &[Recipe]) -> anyhow::R
     Ok(all)
 }
 
-/// A generated trace. * `text`: its description.
+/// A trace generated from its description `text`.
 pub(super) fn generated(name: &str, text: &str) -> anyhow::Result<Loaded> {
     let spec: Spec = text
         .parse()

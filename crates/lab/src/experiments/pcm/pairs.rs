@@ -29,7 +29,9 @@ pub(super) fn pairs(runs: &[SimulatedRun]) -> Vec<Pair<'_>> {
         .collect()
 }
 
-/// Runs a trace under both policies. * `touches`: what a fault sets, under CLOCK and under CLOCK-W.
+/// Runs a trace under both policies.
+///
+/// * `touches`: what a fault sets, under CLOCK and under CLOCK-W.
 pub(super) fn both(
     trace: &Loaded,
     page_bytes: u64,

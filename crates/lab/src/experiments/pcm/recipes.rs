@@ -206,8 +206,8 @@ fn drawing(directory: &Path) -> anyhow::Result<()> {
     Ok(std::fs::write(directory.join("graph.draw"), text)?)
 }
 
-/// Words of aspell's own dictionary, the commoner half of them from a tenth of it. In one of fifty
-/// words two letters change places.
+/// The text that aspell checks: words of its own dictionary. Half of them come from a fixed tenth
+/// of it, so they repeat more often. Every fiftieth word has two letters swapped.
 fn document(directory: &Path) -> anyhow::Result<()> {
     let output = Command::new("aspell")
         .args(["-d", "en_US", "dump", "master"])

@@ -82,7 +82,8 @@ fn record_all(binary: &Path, results: &mut Results) -> anyhow::Result<Vec<Loaded
         .collect()
 }
 
-/// The trace of a recipe: the one that is there, if it was made of the same; else a new one.
+/// Returns the trace of a recipe: the existing one if it was made from the same inputs, else a new
+/// one.
 fn keep_or_record(
     binary: &Path,
     directory: &Path,
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_recording_hangs_on_changes_its_digest() {
+    fn everything_a_recording_depends_on_changes_its_digest() {
         let place = tempfile::tempdir().expect("a directory");
         let inputs = place.path();
         let command = |text: &str| super::super::recipes::words(text);
