@@ -1,5 +1,5 @@
-//! The only module that calls the live system: it starts a run, is its manager, and asks running
-//! managers for their state.
+//! The only module that calls the live system: it starts a run, acts as its manager, and asks
+//! running managers for their state.
 
 use std::ffi::OsString;
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, status};
 
-/// How many interpreters of interpreters the kernel follows, and so do we.
+/// Most nested interpreters that are followed: as many as the kernel follows.
 const INTERPRETERS_MAX: usize = 5;
 const PT_INTERP: u32 = 3;
 const PT_DYNAMIC: u32 = 2;

@@ -130,7 +130,7 @@ fn bad_directory(directory: &Path, why: String) -> Failure {
     )
 }
 
-/// True if files there are in memory. Also if that is unknown: then it cannot be used either.
+/// True if files there are in memory, or if that is unknown: such a directory is not used either.
 fn is_memory(directory: &Path) -> bool {
     rustix::fs::statfs(directory).map_or(true, |found| found.f_type == TMPFS_MAGIC)
 }

@@ -135,7 +135,7 @@ fn recorded(directory: &Path) -> String {
 }
 
 #[test]
-fn a_live_trace_brings_along_what_came_along_unless_told_otherwise_and_then_says_what_that_is() {
+fn a_live_trace_repeats_its_prefetches_unless_told_otherwise_and_then_warns() {
     let directory = tempfile::tempdir().expect("a directory");
     let trace = recorded(directory.path());
     let of = |more: &[&str]| {

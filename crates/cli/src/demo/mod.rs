@@ -125,7 +125,7 @@ fn interrupt_flag() -> Result<Arc<AtomicBool>, Failure> {
         signal_hook::flag::register(signal, stop.clone()).map_err(|error| {
             Failure::new(
                 status::FAILED,
-                "cannot take Ctrl-C over",
+                "cannot handle Ctrl-C",
                 error.to_string(),
                 "please report this; it is a bug",
             )
@@ -180,7 +180,7 @@ fn interrupted_or(failure: Failure, stop: &AtomicBool) -> Failure {
             130,
             "interrupted",
             "a signal asked the demo to stop",
-            "nothing: the store was stopped and the machine put back",
+            "nothing to do: the store was stopped and the machine put back",
         )
     } else {
         failure

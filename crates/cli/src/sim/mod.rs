@@ -46,14 +46,14 @@ fn replay(args: &ReplayArgs) -> Result<(), Failure> {
         fs::create_dir_all(out).map_err(|error| cannot_write(out, &error.to_string()))?;
     }
     let trace = open(name).map_err(|error| wrong_trace(name, &error))?;
-    as_it_was(&mut sweep, args, &trace);
+    take_recorded_options(&mut sweep, args, &trace);
     if trace.tells_ahead()
         && let Some(other) = args.prefetch.iter().find(|name| *name != TRACED)
     {
         eprintln!(
-            "undercroft: {name} was recorded with prefetch, and uses of pages brought along are not \
-             in it: what --prefetch \
-                 {other} would have done is only guessed at; --prefetch traced brings along what came along live"
+            "undercroft: {name} was recorded with prefetch, and does not show the uses of prefetched \
+             pages. So the result of --prefetch {other} is only a guess; --prefetch traced \
+             repeats the recorded prefetches"
         );
     }
     let bar = bar(trace.references() * sweep.count() as u64);
@@ -116,9 +116,9 @@ fn or_else<T: Clone>(asked: &[T], default: T) -> Vec<T> {
     }
 }
 
-/// Options that were not given are as in the recorded live run. If limit, policy and prefetched
-/// pages are the same, pages leave when they did live.
-fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
+/// Sets the options that were not given, as in the recorded live run. If limit, policy and
+/// prefetched pages are the same, pages leave when they left in that run.
+fn take_recorded_options(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
     let along = if trace.tells_ahead() { TRACED } else { "none" };
     sweep.prefetch = or_else(&args.prefetch, along.to_owned());
     let Some(run) = &trace.recorded else {
@@ -137,7 +137,7 @@ fn as_it_was(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
     if std::io::stderr().is_terminal() {
         let room = sweep.base.room;
         eprintln!(
-            "undercroft: recorded live under {} with {reclaim}; pages leave as --room {room} says",
+            "undercroft: recorded from a live run under {} with {reclaim}; pages leave as --room {room} says",
             run.limit
         );
     }

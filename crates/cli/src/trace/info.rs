@@ -79,12 +79,14 @@ impl References {
 #[derive(Serialize)]
 struct Movements {
     evicted: u64,
-    /// ... that had not been written since they came.
+    /// Evicted pages that had not been written since they came.
     evicted_clean: u64,
-    /// ... that the manager named itself, not its policy; absent if the trace does not say.
+    /// Evicted pages that the manager named itself, not its policy; absent if the trace does not
+    /// say.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted_named: Option<u64>,
-    /// ... that were put back for a fault before they were out; absent if the trace does not say.
+    /// Evicted pages that were put back for a fault before they were out; absent if the trace does
+    /// not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted_recalled: Option<u64>,
     found: u64,
@@ -98,7 +100,7 @@ struct Movements {
     #[serde(skip_serializing_if = "Option::is_none")]
     accessed: Option<u64>,
     /// Entries on pages that may not leave, for good or while their process does not run, and on
-    /// pages that may again; absent if none is ever recorded.
+    /// pages that may leave again; absent if none is ever recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     locked: Option<u64>,
     /// Forks of clients that have pages; absent if the trace does not say.

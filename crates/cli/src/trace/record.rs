@@ -24,8 +24,8 @@ use super::{PROGRESS_EVERY, TEXT_BUFFER_BYTES, granularity, progress, written};
 use crate::failure::{Failure, status};
 
 const VALGRIND: &str = "valgrind";
-/// How long a request to end may go unnoticed while the program is silent.
-const LOOK_AROUND: Timespec = Timespec {
+/// Longest time until a request to end is noticed while the program is silent.
+const REQUEST_CHECK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
@@ -254,7 +254,7 @@ impl Read for Log {
                 }
             }
             let mut ready = [PollFd::from_borrowed_fd(self.pipe.as_fd(), PollFlags::IN)];
-            match poll(&mut ready, Some(&LOOK_AROUND)) {
+            match poll(&mut ready, Some(&REQUEST_CHECK)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Ok(_) => {
                     if self.short {
