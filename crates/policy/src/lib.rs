@@ -1,4 +1,5 @@
-//! Pure choices: which page leaves next, where it is kept, and which pages come along with a fault.
+//! Pure choices: which page leaves next, where it is kept, and which pages are loaded along with a
+//! fault.
 //!
 //! Level 1: sees ids and counters only. No clock, no I/O, no bytes; the same code runs live and
 //! simulated.

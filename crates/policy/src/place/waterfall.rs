@@ -1,7 +1,7 @@
 //! New pages go to the fastest tier with room. The oldest pages of a full tier go to the next one.
 //!
-//! Room is made ahead: a tier that could not take the next two batches is relieved. So new pages
-//! are not stored past old ones.
+//! Room is made ahead: a tier that could not take the next two batches is relieved. Otherwise new
+//! pages would go to a slower tier than old ones.
 
 use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
 

@@ -2,11 +2,11 @@
 //! used.
 //!
 //! Source: Linux `mm/swap_state.c`, `__swapin_nr_pages`. A block has 2, 4, 8 .. `pages_max` pages;
-//! a miss halves it at most; a fault beside nothing known loads 1 page. Differs: the kernel counts
-//! a hit at each use of a read-ahead page. Here those pages are mapped and do not fault, so a fault
-//! at the end of the last block counts as use of the whole block. Pages of the block below the
-//! fault are not loaded, because a window goes one way. State is kept for the last `SPACES` address
-//! spaces, with first touches apart.
+//! a miss at most halves it; a fault away from every known block loads 1 page. Differs: the kernel
+//! counts a hit at each use of a read-ahead page. Here those pages are mapped and do not fault, so
+//! a fault at the end of the last block counts as use of the whole block. Pages of the block below
+//! the fault are not loaded, because a window goes one way. State is kept for the last `SPACES`
+//! address spaces, with first touches apart.
 
 use undercroft_base::{SpaceId, VirtPage};
 
@@ -27,7 +27,7 @@ struct Seen {
     used_at: u64,
 }
 
-/// Reads ahead of a fault, further while the pages are used.
+/// Reads ahead of a fault. The block grows while its pages are used.
 pub struct Readahead {
     seen: [Option<Seen>; SPACES],
     pages_max: u32,

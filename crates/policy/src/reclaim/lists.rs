@@ -342,7 +342,7 @@ impl PageLists {
         let PageLists { chunks, pool, .. } = self;
         match chunks.get(page as usize / PER_CHUNK) {
             Some(Some(chunk)) if chunk.has_link(page) => chunk.link(page, pool),
-            _ => Link::understood(page),
+            _ => Link::implied(page),
         }
     }
 
@@ -366,9 +366,9 @@ impl PageLists {
             chunk.change_link(page, change, pool);
             return;
         }
-        let understood = Link::understood(page);
-        let link = change(understood);
-        if link != understood {
+        let implied = Link::implied(page);
+        let link = change(implied);
+        if link != implied {
             chunk.add_link(page, link, pool);
         }
     }

@@ -52,7 +52,7 @@ pub trait Reclaim: Send {
     /// The page is no longer resident, or is leaving. O(1). Panics if it is not inserted.
     fn remove(&mut self, page: PageNo);
 
-    /// The page was used (`write`: written) since the last scan of its access bits. O(1).
+    /// The page was used (`write`: written) since the last scan of its Accessed bit. O(1).
     fn touch(&mut self, page: PageNo, write: bool);
 
     /// Takes up to `want` victims out and appends them to `out`, coldest first; fewer is not an

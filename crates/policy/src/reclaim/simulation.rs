@@ -153,7 +153,7 @@ fn active_inactive_misses_less_than_fifo() {
 }
 
 #[test]
-#[ignore = "prints the table of the module's documentation; seconds in a release build"]
+#[ignore = "prints the table of docs/design/0013; seconds in a release build"]
 fn simulation_table() {
     const PAGES: u32 = 16384;
     println!(

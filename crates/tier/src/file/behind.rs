@@ -17,8 +17,8 @@ use super::{BATCH_PAGES, PAGE_WORDS};
 /// Places, and so the most pages that wait at once: 1 MiB.
 pub const WAITING_PAGES_MAX: usize = BATCH_PAGES;
 
-/// Words used in the slot table. First one word a place, with the slot of its page + 1 (0: free);
-/// then the pages.
+/// Words used in the slot table. First the places, one word each: the slot of its page + 1 (0:
+/// free). Then the pages.
 pub(super) const WORDS: usize =
     WAITING_PAGES_MAX.next_multiple_of(PAGE_WORDS) + WAITING_PAGES_MAX * PAGE_WORDS;
 

@@ -324,7 +324,8 @@ impl FileTier {
     }
 
     /// Adds the batch to the waiting pages, and writes all when there are enough. A large batch is
-    /// written at once. So is one without places, because the waiting pages cannot be written.
+    /// written at once. So is a batch for which no places are free because the waiting pages cannot
+    /// be written.
     fn store_behind(&self, batch: &mut [Store<'_>], writer: &mut Writer) {
         let stuck = self.behind.is_full() || self.behind.lacks(batch.len());
         let written = !stuck || self.write_waiting(writer).is_ok();
@@ -343,8 +344,8 @@ impl FileTier {
             writer.paused = None;
             return;
         };
-        // Refused pages of this batch stay with the caller, so their slots are freed and they do
-        // not wait. Refused pages from before stay here.
+        // Refused pages of this batch stay with the caller: their slots are freed, and they do not
+        // wait. Refused pages of earlier batches stay here.
         let mut refused = 0;
         let mut slabs = self.lock_slabs();
         for (_, slot) in self.behind.waiting(&self.table) {

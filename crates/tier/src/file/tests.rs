@@ -469,8 +469,7 @@ fn file_is_recovered_with_the_pages_that_wait() {
     let idle_work = || ();
     let subject = subject(&new, &idle_work);
     assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);
-    // Every other slot, those of freed waiting pages among them, is used for pages that do not
-    // wait.
+    // Every other slot is used for pages that do not wait, also the slots of freed waiting pages.
     let more = stored(&new, &pages[150..266]);
     assert_eq!(waiting(&subject, &more, &pages[150..]), 0);
     assert_eq!(waiting(&subject, &slots[10..], &pages[10..]), 140);

@@ -8,13 +8,8 @@
 
 use undercroft_base::PAGE_BYTES;
 
-/// Address space of one block. Measured with 200,000 heap-like sizes (test `heap_fragmentation_*`,
-/// release). Bytes held per byte of objects when filled / after each was replaced 10 times at
-/// random / after random frees to a half:
-///
-/// * 16 KiB: 1.074 / 1.092 / 1.97
-/// * 32 KiB: 1.036 / 1.060 / 2.04
-/// * 64 KiB: 1.030 / 1.054 / 2.07
+/// Address space of one block. The fragmentation of other sizes: docs/design/0006. The test
+/// `heap_fragmentation_*` measures it.
 pub(super) const BLOCK_BYTES: usize = 32 * 1024;
 /// Pages a block may use.
 const BLOCK_PAGES: usize = BLOCK_BYTES / PAGE_BYTES;

@@ -9,10 +9,9 @@ use undercroft_base::PAGE_BYTES;
 
 /// How new copies are compressed. Each copy says how, so a pool reads copies of another setting.
 ///
-/// Chosen by measurement: 4 KiB pages of redis and CPython heaps, one run, ns compress +
-/// decompress. lz4_flex without its "safe" features 4151 + 1077, with them 4301 + 1149; the C lz4
-/// library 3770 + 888. The C library is 12-15 % faster in sum, which is too little for a second C
-/// dependency. lz4_flex's unchecked-copy decoder still checks every length.
+/// lz4_flex without its "safe" features is a little slower than the C library. The difference is
+/// too small for a second C dependency (docs/design/0006). Its unchecked-copy decoder still checks
+/// every length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compressor {
     /// LZ4 (lz4_flex): the fastest.

@@ -1,8 +1,8 @@
 //! Slots of the pool: numbers that say where an object is *now*, so that objects can be moved.
 //!
 //! Rejected: the object's offset as slot. It saves 8 bytes a page and one cache line a load. But
-//! then nothing can be moved, and random frees to a half, a quarter, a tenth of the pages leave
-//! 2.1, 3.8, 7.1 times the memory needed.
+//! then nothing can be moved, and random frees leave several times the memory needed
+//! (docs/design/0006).
 //!
 //! The table is in the memfd: 4 bytes a slot, two slots to a word. An entry is 0 (never used), the
 //! object's offset in units of 16 bytes, or `FREE` and the next free slot plus one. Writers hold

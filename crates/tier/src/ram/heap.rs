@@ -29,9 +29,8 @@ const BITMAP_WORDS: usize = BLOCK_OBJECTS_MAX / 64;
 const LINKS: usize = 5;
 /// Lists of a class: 0 = empty, 1..=3 by thirds of fill.
 const BANDS: usize = 4;
-/// How many larger classes' half-filled blocks are used before a new block is taken. Bytes held per
-/// byte of objects after churn with 0 / 1 / 2 / 3: with 5,000 objects 1.300 / 1.221 / 1.204 /
-/// 1.179, with 200,000 objects 1.059 / 1.056 / 1.060 / 1.061.
+/// How many larger classes' half-filled blocks are used before a new block is taken. Other numbers:
+/// docs/design/0006.
 const CLASSES_ABOVE: usize = 2;
 /// The same when no new block may be taken.
 const CLASSES_ABOVE_FULL: usize = 8;

@@ -12,7 +12,7 @@
 //! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link   |
 //! | pieces: u32 x 8 ---> Piece: 64 links, or 54 and four orders              |
 //! | index, sorted: how to find them there; len: links                        |
-//! | listed, holes; holed: blocks with holes; understood                      |
+//! | listed, holes; holed: blocks with holes; implied                         |
 //! +--------------------------------------------------------------------------+
 //! Link, 7 bytes: | next page, 28 bits | previous page, 28 bits |
 //! ```
@@ -75,7 +75,7 @@ impl Link {
 
     /// The neighbours of a page without a link.
     #[inline]
-    pub(super) fn understood(page: u32) -> Link {
+    pub(super) fn implied(page: u32) -> Link {
         Link::new(after(page), before(page))
     }
 
@@ -140,9 +140,11 @@ impl Block {
         self.links & !self.listed()
     }
 
-    /// Pages whose links are not needed.
-    /// * `first`: the block's first page.   * `links`: the links, from its first on.
-    fn understood(&self, first: u32, links: &[[u8; LINK_BYTES]]) -> u64 {
+    /// Pages whose links are implied, so not needed.
+    ///
+    /// * `first`: the block's first page.
+    /// * `links`: the links, from its first on.
+    fn implied(&self, first: u32, links: &[[u8; LINK_BYTES]]) -> u64 {
         let (mut pages, mut found) = (self.links, 0);
         for link in links {
             if pages == 0 {
@@ -150,8 +152,8 @@ impl Block {
             }
             let bit = pages.trailing_zeros();
             pages &= pages - 1;
-            let understood = Link::read(*link) == Link::understood(first + bit);
-            found |= u64::from(understood) << bit;
+            let implied = Link::read(*link) == Link::implied(first + bit);
+            found |= u64::from(implied) << bit;
         }
         found
     }
@@ -316,8 +318,8 @@ pub(super) struct Chunk {
     pub(super) holes: u8,
     /// Blocks that have a hole, one bit each.
     pub(super) holed: u8,
-    /// A listed page may have a link that it does not need.
-    understood: bool,
+    /// A listed page may have a link that is implied.
+    implied: bool,
     /// The links are sorted by page. Otherwise an order says where each is.
     pub(super) sorted: bool,
 }
@@ -414,7 +416,7 @@ impl Chunk {
     ) {
         let (piece, at) = self.link_at(page, pool);
         piece.set(at, change(piece.get(at)));
-        self.understood = true;
+        self.implied = true;
     }
 
     /// Gives a listed page that has no link this one.
@@ -453,7 +455,7 @@ impl Chunk {
         block.mark[1] &= others;
         self.listed -= 1;
         if block.links >> bit & 1 == 0 {
-            return Link::understood(page);
+            return Link::implied(page);
         }
         if !self.sorted {
             return self.take_link(page, pool);
@@ -661,7 +663,8 @@ impl Chunk {
         }
     }
 
-    /// Compacts the links: removes the holes and the links that are not needed.
+    /// Compacts the links: removes the holes and the implied links.
+    ///
     /// * `first`: the chunk's first page.
     pub(super) fn compact(&mut self, first: u32, pool: &mut Pool) {
         let len = self.len();
@@ -689,8 +692,8 @@ impl Chunk {
         for index in 0..BLOCKS {
             let block = &self.blocks[index];
             let page = first + (index * PER_BLOCK) as u32;
-            let goes = if self.understood {
-                block.holes() | block.understood(page, &links_of_chunk[before_block..])
+            let goes = if self.implied {
+                block.holes() | block.implied(page, &links_of_chunk[before_block..])
             } else {
                 block.holes()
             };
@@ -719,7 +722,7 @@ impl Chunk {
             pool.give(*piece);
         }
         (self.index, self.len) = (until, kept as u16);
-        (self.holes, self.holed, self.understood) = (0, 0, false);
+        (self.holes, self.holed, self.implied) = (0, 0, false);
         self.unsort(pool);
     }
 

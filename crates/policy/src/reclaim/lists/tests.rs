@@ -252,7 +252,7 @@ fn lists_cost_what_the_resident_pages_need() {
 }
 
 #[test]
-fn links_that_say_what_is_understood_go_when_links_move_together() {
+fn implied_links_are_removed_when_links_are_compacted() {
     let mut lists = PageLists::new();
     for at in 0..CHUNK_PAGES {
         lists.push_back(List::A, PageNo(at * 37 % CHUNK_PAGES));
@@ -421,7 +421,7 @@ fn nanos(count: u32, mut call: impl FnMut(u32)) -> f64 {
 }
 
 #[test]
-#[ignore = "prints the table of the module's documentation; seconds in a release build"]
+#[ignore = "prints the table of docs/design/0013; seconds in a release build"]
 fn lists_table() {
     for (pages, percent) in [(18, 12), (18, 50), (18, 100), (21, 12), (21, 50), (21, 100)] {
         print_times(1 << pages, percent);
@@ -446,7 +446,7 @@ fn print_times(pages: u32, percent: u32) {
     let touch = nanos(CALLS, |index| {
         lists.mark_listed(page(index), 1);
     });
-    // A stride, so that neighbours in the list are no neighbours in time.
+    // A stride, so that neighbours in the list are not used one after the other.
     let to_back = nanos(CALLS, |index| {
         lists.move_to_back(List::A, page(index.wrapping_mul(7919)));
     });
