@@ -233,6 +233,48 @@ pub fn thread_cpu(tid: u32) -> Option<usize> {
     stat_field(&buffer[..got], 39)?.parse().ok()
 }
 
+/// An open `/proc/TID/stat`. It stays with that thread, even if another gets its number.
+#[derive(Debug)]
+pub struct ThreadStat(File);
+
+impl ThreadStat {
+    /// Errors: there is no thread `tid`.
+    pub fn open(tid: u32) -> io::Result<ThreadStat> {
+        Ok(ThreadStat(File::open(format!("/proc/{tid}/stat"))?))
+    }
+
+    /// Its state letter (`R`: it runs, or could run), and the CPU that it runs on or waits for.
+    /// `None`: it has ended. About 5 us.
+    pub fn read(&self) -> Option<(char, usize)> {
+        let mut buffer = [0u8; 1024];
+        let got = self.0.read_at(&mut buffer, 0).ok()?;
+        let stat = &buffer[..got];
+        let state = stat_field(stat, 3)?.chars().next()?;
+        Some((state, stat_field(stat, 39)?.parse().ok()?))
+    }
+}
+
+/// An open `/proc/TID/schedstat`. It stays with that thread, even if another gets its number.
+#[derive(Debug)]
+pub struct RunTime(File);
+
+impl RunTime {
+    /// Errors: there is no thread `tid`.
+    pub fn open(tid: u32) -> io::Result<RunTime> {
+        Ok(RunTime(File::open(format!("/proc/{tid}/schedstat"))?))
+    }
+
+    /// CPU time that the thread has used; exact to the nanosecond while it does not run. About 2
+    /// us. `None`: it has ended, or the kernel does not count.
+    pub fn read(&self) -> Option<Duration> {
+        let mut buffer = [0u8; 128];
+        let got = self.0.read_at(&mut buffer, 0).ok()?;
+        let text = std::str::from_utf8(&buffer[..got]).ok()?;
+        let nanos = text.split_ascii_whitespace().next()?.parse().ok()?;
+        Some(Duration::from_nanos(nanos)).filter(|time| !time.is_zero())
+    }
+}
+
 /// The state letter of a process (`Z` for a zombie).
 pub fn process_state(pid: u32) -> Option<char> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
@@ -339,6 +381,12 @@ mod tests {
         let pid = std::process::id();
         assert!(Statm::open(pid).unwrap().read().unwrap().resident.0 > 0);
         assert!(thread_cpu(pid).is_some());
+        let (state, cpu) = ThreadStat::open(pid).unwrap().read().unwrap();
+        assert!("RSD".contains(state) && cpu < 4096);
+        let this = crate::process::thread_id();
+        let before = RunTime::open(this).unwrap().read().unwrap();
+        let ran = crate::process::thread_run_time(this).unwrap();
+        assert!(ran >= before && ran < Duration::from_secs(60));
         assert!(status_number(pid, "Threads").unwrap() >= 1);
         assert!(thread_ids(pid).unwrap().contains(&pid));
     }

@@ -11,6 +11,7 @@ use undercroft_sys::process;
 use super::Control;
 use crate::log::warn;
 use crate::options::AccessScan;
+use crate::placement::guard;
 use crate::space::access::Accesses;
 use crate::space::discover;
 use crate::space::process::Process;
@@ -62,6 +63,19 @@ impl Control {
             warn(&format!(
                 "the thread that scans Accessed bits did not start ({error}): policies learn from \
                  faults alone"
+            ));
+        }
+    }
+
+    /// Starts the thread that moves threads of the manager which get no CPU.
+    fn guard_threads(&self) {
+        let of = self.shared.clone();
+        let thread = std::thread::Builder::new().name("uc-guard".into());
+        let body = move || guard::run(&of.placement, &of.signals);
+        if let Err(error) = thread.spawn(body) {
+            warn(&format!(
+                "the thread that looks after the others did not start ({error}): real-time \
+                 programs may delay faults"
             ));
         }
     }
@@ -152,6 +166,7 @@ impl Control {
             // Resident pages count before they are discovered: faults are served meanwhile.
             self.expect(&to_find);
             self.scan_on_demand();
+            self.guard_threads();
             for process in processes {
                 self.watch(process);
             }

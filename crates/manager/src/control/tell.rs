@@ -138,6 +138,7 @@ impl Control {
         let latency = lock(&shared.gauges.fault_latency).clone();
         let stall = (latency.mean() * latency.len() as f64) as u64;
         let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);
+        let eviction = &shared.gauges.eviction;
         Report::new(&ReportInputs {
             command: self.launch.command.clone(),
             exit_status,
@@ -151,13 +152,10 @@ impl Control {
             scale: self.scale(),
             manager_cpu: undercroft_base::Nanos(ticks * 10_000_000),
             metadata: Bytes(metadata),
-            evict_batches: shared.gauges.eviction.batches.load(Ordering::Relaxed),
-            evict_locks: shared.gauges.eviction.engine_locks.load(Ordering::Relaxed),
-            commands_given_up: shared
-                .gauges
-                .eviction
-                .commands_given_up
-                .load(Ordering::Relaxed),
+            evict_batches: eviction.batches.load(Ordering::Relaxed),
+            evict_locks: eviction.engine_locks.load(Ordering::Relaxed),
+            commands_given_up: eviction.commands_given_up.load(Ordering::Relaxed),
+            threads_moved: shared.placement.threads_moved(),
             managed_pages: shared.gauges.managed_pages_peak.load(Ordering::Relaxed),
             spaces: shared.gauges.spaces_seen.load(Ordering::Relaxed),
             mappings_peak: shared.gauges.mappings_peak.load(Ordering::Relaxed),

@@ -2,6 +2,7 @@
 //! put back where they came from. If the process does not answer in time, `aside.rs` goes on with
 //! the group.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use undercroft_base::{
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{BatchIndex, EvictItem, Outcome, Taken};
 use undercroft_sys::uffd::UffdError;
+use undercroft_sys::{process, procfs};
 use undercroft_wire::protocol::OP_MOVE;
 
 use super::Evictor;
@@ -28,7 +30,11 @@ use crate::space::process::Process;
 const COMMAND_MAX: Duration = Duration::from_millis(25);
 const LATE_COMMAND_MAX: Duration = Duration::from_millis(1);
 
-const _: () = assert!(LATE_COMMAND_MAX.as_nanos() < COMMAND_MAX.as_nanos());
+/// An agent that takes longer than this may have no CPU.
+const AGENT_LATE: Duration = Duration::from_millis(4);
+
+const _: () = assert!(LATE_COMMAND_MAX.as_nanos() < AGENT_LATE.as_nanos());
+const _: () = assert!(AGENT_LATE.as_nanos() < COMMAND_MAX.as_nanos());
 
 /// Longest time for attempts to put a page back at once. A pending event prevents it, and is read
 /// within some 20 us.
@@ -191,7 +197,14 @@ impl Evictor {
         } else {
             COMMAND_MAX
         };
-        let patient = || began.elapsed() < most;
+        let brought = Cell::new(false);
+        let patient = || {
+            let waited = began.elapsed();
+            if waited > AGENT_LATE.min(most) && !brought.replace(true) {
+                bring_here(agent);
+            }
+            waited < most
+        };
         let answer = agent.commands.wait(seq, || !agent.has_ended(), patient);
         let late = matches!(answer, Err(NotDone::GivenUp));
         process.is_late.store(late, Ordering::Relaxed);
@@ -471,6 +484,16 @@ impl Evictor {
             .evictions()
             .publish(index, Outcome::PutBack, &mut self.wakes);
         true
+    }
+}
+
+/// Binds an agent that waits for its CPU to the caller's, where it will run: the caller waits for
+/// it.
+#[cold]
+fn bring_here(agent: &Agent) {
+    let tid = agent.tid();
+    if !agent.has_ended() && procfs::process_state(tid) == Some('R') {
+        let _ = process::set_affinity(tid, &[process::current_cpu()]);
     }
 }
 

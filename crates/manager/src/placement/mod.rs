@@ -6,6 +6,7 @@
 //! fault are active, and the others sleep. The evictor and the agents go to CPUs where no thread
 //! faults, if there are any.
 
+pub(crate) mod guard;
 pub(crate) mod pin;
 
 use std::sync::Arc;
@@ -42,6 +43,10 @@ pub(crate) struct Placement {
     active: AtomicU64,
     sampled: AtomicU64,
     evictor: AtomicU32,
+    /// For each of `allowed`: a thread of the manager got no time there, so others go elsewhere.
+    taken: Vec<AtomicBool>,
+    /// Times that a thread was moved for this reason.
+    moved: AtomicU64,
     /// Threads may be bound: records of new threads are read. A bound thread passes its CPU on to
     /// the threads that it starts.
     pub pins: AtomicBool,
@@ -59,7 +64,9 @@ impl Placement {
             disk_cpu: disk_cpu.filter(|cpu| cpus.contains(cpu)),
             seen: cpus.iter().map(|_| AtomicU64::new(0)).collect(),
             cpus,
+            taken: allowed.iter().map(|_| AtomicBool::new(false)).collect(),
             allowed,
+            moved: AtomicU64::new(0),
             active: AtomicU64::new(1),
             sampled: AtomicU64::new(0),
             evictor: AtomicU32::new(0),
@@ -124,23 +131,41 @@ impl Placement {
         before != active
     }
 
-    /// CPUs for reclaim: those where no thread faults, or all if there are none.
+    /// True if threads of the manager get no time on this CPU.
+    fn is_taken(&self, cpu: usize) -> bool {
+        let at = self.allowed.iter().position(|allowed| *allowed == cpu);
+        at.is_some_and(|at| self.taken[at].load(Ordering::Relaxed))
+    }
+
+    fn set_taken(&self, cpu: usize, taken: bool) {
+        if let Some(at) = self.allowed.iter().position(|allowed| *allowed == cpu) {
+            self.taken[at].store(taken, Ordering::Relaxed);
+        }
+    }
+
+    fn note_moved(&self) {
+        self.moved.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Times that a thread of the manager was moved because it got no CPU.
+    pub(crate) fn threads_moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// CPUs for reclaim: those where no thread faults, or all if there are none. Not those where
+    /// threads of the manager get no time, if there are others.
     pub(crate) fn worker_cpus(&self) -> Vec<usize> {
         let busy = |cpu: &usize| {
             let home = self.cpus.iter().position(|c| c == cpu);
             home.is_some_and(|thread| self.is_active(thread))
         };
-        let free: Vec<usize> = self
-            .allowed
-            .iter()
-            .copied()
-            .filter(|cpu| !busy(cpu))
-            .collect();
-        if free.is_empty() {
-            self.allowed.clone()
-        } else {
-            free
+        let mut usable = self.allowed.clone();
+        usable.retain(|cpu| !self.is_taken(*cpu));
+        if usable.is_empty() {
+            usable.clone_from(&self.allowed);
         }
+        let free: Vec<usize> = usable.iter().copied().filter(|cpu| !busy(cpu)).collect();
+        if free.is_empty() { usable } else { free }
     }
 
     /// Moves the evictor and the given agent threads to the CPUs for reclaim.

@@ -58,11 +58,16 @@ struct Bound {
 }
 
 impl Bound {
+    /// False if the program has chosen CPUs for its thread.
+    fn is_kept(&self) -> bool {
+        let program = self.program.as_ref();
+        program.is_none_or(|program| program.is_bound(self.tid))
+    }
+
     /// Gives thread `tid` back its CPUs: the bound thread, or one that it started. Not if the
     /// program has chosen CPUs meanwhile.
     fn release(&self, tid: u32) {
-        let chose = |program: &Arc<dyn Program>| tid == self.tid && !program.is_bound(tid);
-        if self.program.as_ref().is_some_and(chose) {
+        if tid == self.tid && !self.is_kept() {
             return;
         }
         if process::allowed_cpus(tid).is_ok_and(|now| now == [self.cpu]) {
@@ -118,10 +123,33 @@ impl Pin {
         }
     }
 
-    /// Frees a bound thread that has not faulted for a while.
+    /// Frees a bound thread that has not faulted for a while. Later, if another thread is at work
+    /// here: it may have no CPU, and the caller must not wait for it.
     pub(crate) fn expire(&self, now: u64) {
-        let mut lone = lock(&self.lone);
+        let Ok(mut lone) = self.lone.try_lock() else {
+            return;
+        };
         if now.saturating_sub(lone.last) > KEPT_NS {
+            self.let_go(&mut lone);
+        }
+    }
+
+    /// The thread that is bound.
+    pub(crate) fn bound(&self) -> Option<u32> {
+        Some(self.held.load(Relaxed)).filter(|tid| *tid != 0)
+    }
+
+    /// Frees thread `tid`, which is bound to CPU `from` and gets no time there; the kernel moves it
+    /// to `here` at once. Later, if another thread is at work here: see [`Pin::expire`].
+    pub(crate) fn escapes(&self, tid: u32, here: usize, from: usize) {
+        let Ok(mut lone) = self.lone.try_lock() else {
+            return;
+        };
+        if let Some(bound) = lone.bound.as_mut().filter(|bound| bound.tid == tid) {
+            if bound.before.contains(&here) && here != from && bound.is_kept() {
+                let _ = process::set_affinity(tid, &[here]);
+                bound.cpu = here;
+            }
             self.let_go(&mut lone);
         }
     }

@@ -187,6 +187,9 @@ pub struct ManagerCost {
     /// Commands that an agent did not answer in time.
     #[serde(default)]
     pub commands_given_up: u64,
+    /// Times that a thread of the manager got no CPU and was moved.
+    #[serde(default)]
+    pub threads_moved: u64,
 }
 
 /// Longest holds of locks while the program changes its address space or a process ends, and
@@ -286,6 +289,8 @@ pub struct ReportInputs<'a> {
     pub evict_locks: u64,
     /// Commands that an agent did not answer in time.
     pub commands_given_up: u64,
+    /// Times that a thread of the manager got no CPU and was moved.
+    pub threads_moved: u64,
     /// Most pages managed at once.
     pub managed_pages: u64,
     /// Address spaces managed.
@@ -536,6 +541,7 @@ impl Report {
                 evict_batches: inputs.evict_batches,
                 evict_locks: inputs.evict_locks,
                 commands_given_up: inputs.commands_given_up,
+                threads_moved: inputs.threads_moved,
             },
             spaces: inputs.spaces,
             mappings_peak: inputs.mappings_peak,

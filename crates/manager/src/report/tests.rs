@@ -71,6 +71,7 @@ fn sample() -> Report {
         evict_batches: 4,
         evict_locks: 70,
         commands_given_up: 0,
+        threads_moved: 0,
         managed_pages: 2048,
         spaces: 1,
         unmanaged_for_long: false,

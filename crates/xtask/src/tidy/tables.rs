@@ -137,7 +137,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("fault", &["awake", "install", "lane"]),
     ("gauges", &["latency", "limit", "scale"]),
     ("keeper", &["voice", "passing", "place", "status"]),
-    ("placement", &["pin"]),
+    ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),
     ("report", &["summary"]),
     (
