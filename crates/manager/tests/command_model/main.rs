@@ -1,9 +1,9 @@
 //! The protocol of the command page under `loom`: the functions that run live, in every
 //! interleaving with few forced switches.
 //!
-//! It must hold as it is, and fail when anything of it is broken: every order of an access weakened
-//! by a step, every wake-up left out, every step of the exclusions swapped. What can be weakened
-//! without harm is listed with the reason.
+//! The protocol must hold as it is, and fail when anything of it is broken: the memory order of an
+//! access weakened by a step, a wake-up left out, a step of an exclusion swapped. What can be
+//! weakened without harm is listed with the reason.
 
 mod memory;
 mod scenes;
@@ -17,29 +17,29 @@ use scenes::Scene::{self, *};
 use scenes::Variant;
 use undercroft_wire::command::Word::{self, *};
 
-/// What comes of a weaker order.
+/// The effect of a weaker memory order.
 enum Weaker {
     /// The scene fails like this.
     Fails(Scene, Outcome),
-    /// Nothing; the scenes where it matters, and why not.
+    /// None; the scenes where the order matters, and why it does no harm.
     Harmless(&'static [Scene], &'static str),
 }
 use Weaker::*;
 
-/// Every access of the protocol's with an order, and what comes of a weaker one.
+/// Every access of the protocol that has a memory order, and the effect of a weaker one.
 const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 27] = [
-    // Orders and answers.
-    (Store, Seq, SeqCst, Relaxed, Fails(Orders, Race)),
+    // Commands and answers.
+    (Store, Seq, SeqCst, Relaxed, Fails(Commands, Race)),
     (
         Store,
         Seq,
         SeqCst,
         Release,
-        Harmless(&[Orders, Events], "a wake-up is a full barrier"),
+        Harmless(&[Commands, Events], "a wake-up is a full barrier"),
     ),
-    (Load, Seq, Acquire, Relaxed, Fails(Orders, Race)),
-    (Store, Done, Release, Relaxed, Fails(Orders, Race)),
-    (Load, Done, Acquire, Relaxed, Fails(Orders, Race)),
+    (Load, Seq, Acquire, Relaxed, Fails(Commands, Race)),
+    (Store, Done, Release, Relaxed, Fails(Commands, Race)),
+    (Load, Done, Acquire, Relaxed, Fails(Commands, Race)),
     (Load, Agent, Acquire, Relaxed, Fails(Death(2), Race)),
     (StoreOf(1), Ready, Release, Relaxed, Fails(Start, Race)),
     (Load, Ready, Acquire, Relaxed, Fails(Start, Race)),
@@ -70,7 +70,7 @@ const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 27] = [
         Release,
         Harmless(
             &[Events, Death(1)],
-            "who goes to sleep looks again, behind a barrier",
+            "a thread that goes to sleep reads it again, behind a barrier",
         ),
     ),
     (
@@ -88,14 +88,14 @@ const ORDERS: [(Access, Word, Ordering, Ordering, Weaker); 27] = [
         Cancelled,
         Release,
         Relaxed,
-        Harmless(&[Events], "used by turns: the exclusion orders it"),
+        Harmless(&[Events], "used in turn: the exclusion orders it"),
     ),
     (
         Load,
         Cancelled,
         Acquire,
         Relaxed,
-        Harmless(&[Events], "used by turns: the exclusion orders it"),
+        Harmless(&[Events], "used in turn: the exclusion orders it"),
     ),
     // The fork gate.
     (StoreOf(1), InHand, SeqCst, Release, Fails(Fork, Race)),
@@ -159,8 +159,8 @@ fn every_weaker_order_is_found_or_harmless() {
 #[test]
 fn every_missing_wake_up_is_found() {
     let scenes = [
-        (Seq, Orders),
-        (Done, Orders),
+        (Seq, Commands),
+        (Done, Commands),
         (Busy, Events),
         (InHand, Fork),
         (Ready, Start),
@@ -169,7 +169,7 @@ fn every_missing_wake_up_is_found() {
         let (found, _) = scene.run(Broken::Wake(word), Variant::AsItIs);
         assert_eq!(
             found, Hang,
-            "{scene:?} without waking who sleeps on {word:?}"
+            "{scene:?} without waking the sleeper on {word:?}"
         );
     }
 }
@@ -193,7 +193,7 @@ fn every_wrong_step_is_found() {
         (
             Variant::SettlesEarly,
             GivenUp,
-            "the result is of another order",
+            "the result is of another command",
         ),
         (Variant::ReleasesGivenUp, GivenUpInFork, "race"),
         (Variant::ReadsAnyway, LeftUnread, "race"),

@@ -1,12 +1,12 @@
-//! The memory and the kernel of the model: atomics that may read stale, futexes, and one thing at a
-//! time that is broken on purpose.
+//! The memory and the kernel of the model: atomics that may read stale values, futexes, and one
+//! thing at a time that is broken on purpose.
 //!
-//! `loom` takes sequentially consistent accesses for acquire and release only, but knows such
+//! `loom` takes sequentially consistent accesses for acquire and release only, but it knows such
 //! *fences*. So an SC store is a release store that is remembered, and an SC load after one is a
-//! fence and an acquire load: two threads that each store and then load get what Dekker's needs,
-//! and what is weakened on either side loses it. That is no more than the language promises for the
-//! accesses themselves. It is more in one way: the fences also order what other accesses did before
-//! and after, as `xchg` does.
+//! fence and an acquire load. Two threads that each store and then load get what Dekker's algorithm
+//! needs; a weaker access on either side loses it. The language promises as much for the accesses
+//! themselves. The model is stronger in one way: the fences also order other accesses before and
+//! after, as `xchg` does.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -33,16 +33,16 @@ pub(crate) enum Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     Nothing,
-    /// Accesses of this kind with the first order have the second.
+    /// Accesses of this kind have the second memory order instead of the first.
     Order(Access, Word, Ordering, Ordering),
-    /// Who sleeps on this word is not woken.
+    /// Sleepers on this word are not woken.
     Wake(Word),
 }
 
-/// One word and those who sleep on it.
+/// One word and its sleepers.
 struct Place {
     value: AtomicU32,
-    /// Locked as the kernel locks the queue of a futex. True: all limits have passed.
+    /// Locked as the kernel locks the queue of a futex. True: every time limit has passed.
     queue: Mutex<bool>,
     bell: Condvar,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Page {
     broken: Broken,
 }
 
-/// An access of the protocol's: what, to which word, in which order.
+/// An access of the protocol: what, to which word, with which memory order.
 pub(crate) type Made = (Access, Word, Ordering);
 
 thread_local! {
@@ -102,7 +102,7 @@ impl Side {
         &self.page.places[word as usize]
     }
 
-    /// The order that the access has, perhaps broken.
+    /// The memory order that the access has, perhaps broken.
     fn order(&self, access: Access, word: Word, order: Ordering) -> Ordering {
         match self.page.broken {
             Broken::Nothing => MADE.with_borrow_mut(|made| {
@@ -118,7 +118,8 @@ impl Side {
         order
     }
 
-    /// The kernel writes the agent's thread id at its start, and 0 at its end, which it tells.
+    /// The kernel writes the agent's thread id at its start. At its end it writes 0 and wakes the
+    /// sleepers.
     pub(crate) fn agent_is(&self, thread: u32) {
         self.place(Word::Agent).value.store(thread, Release);
         if thread == 0 {
@@ -126,7 +127,7 @@ impl Side {
         }
     }
 
-    /// Ends every wait with a limit that is under way on `word`, and those to come.
+    /// Ends every wait with a limit on `word`, under way or to come.
     pub(crate) fn time_passes(&self, word: Word) {
         let place = self.place(word);
         *place
@@ -176,8 +177,8 @@ impl Shared for Side {
         }
     }
 
-    /// A limit never passes by itself: who would be woken late only because a limit saves it is
-    /// never woken here.
+    /// A limit never passes by itself. So a thread that only a limit would save is never woken
+    /// here.
     fn wait(&self, word: Word, expected: u32, limit: Option<Duration>) {
         let place = self.place(word);
         let late = place

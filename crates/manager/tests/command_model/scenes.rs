@@ -1,8 +1,8 @@
-//! The scenes of the model: which threads do what to one command page, and what must hold whatever
-//! the order.
+//! The scenes of the model: what each thread does to one command page, and what must hold in every
+//! interleaving.
 //!
-//! What the protocol guards is in cells of `loom`, which fail when two threads use one without the
-//! first's use happening before the second's. Who never ends is a deadlock, which fails too.
+//! `loom` has cells that fail when two threads use one and nothing orders the two uses. What the
+//! protocol guards is in such cells. A thread that never ends is a deadlock, which fails too.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,39 +20,39 @@ const AGENT: u32 = 7;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scene {
-    /// Orders, and nothing else.
-    Orders,
-    /// An order while layout events are acknowledged.
+    /// Commands, and nothing else.
+    Commands,
+    /// A command while layout events are acknowledged.
     Events,
     /// As before, with two events.
     EventsTwice,
-    /// Orders while a thread of the program forks.
+    /// Commands while a thread of the program forks.
     Fork,
     /// Two threads fork.
     Forks,
     /// A thread forks while the agent moves pages.
-    ForkAndOrder,
+    ForkAndCommand,
     /// The agent is not there yet.
     Late,
-    /// The agent dies: 0 before it sees its order, 1 inside a MOVE, 2 before it answers.
+    /// The agent dies: 0 before it sees its command, 1 inside a MOVE, 2 before it answers.
     Death(u32),
     /// An agent starts.
     Start,
-    /// The evictor loses its patience with an order.
+    /// The evictor gives up a command.
     GivenUp,
-    /// A thread forks while it does.
+    /// A thread forks while the evictor gives up a command.
     GivenUpInFork,
     /// The reader loses its patience with the agent.
     LeftUnread,
 }
 
 pub(crate) const ALL: [Scene; 14] = [
-    Scene::Orders,
+    Scene::Commands,
     Scene::Events,
     Scene::EventsTwice,
     Scene::Fork,
     Scene::Forks,
-    Scene::ForkAndOrder,
+    Scene::ForkAndCommand,
     Scene::Late,
     Scene::Death(0),
     Scene::Death(1),
@@ -63,38 +63,38 @@ pub(crate) const ALL: [Scene; 14] = [
     Scene::LeftUnread,
 ];
 
-/// What a caller, or the protocol itself, does otherwise than it should.
+/// What a caller, or the protocol itself, does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Variant {
     AsItIs,
-    /// The agent looks whether its order is cancelled before it keeps the reader out.
+    /// The agent asks whether its command is cancelled before it keeps the reader out.
     CancelledSeenEarly,
-    /// The agent looks whether the reader wants to read before it says that it moves.
+    /// The agent asks whether the reader wants to read before it says that it moves.
     LooksThenSets,
     /// The reader lets the agent go on before the event is in the books.
     AdmitsEarly,
     /// The reader keeps nobody out.
     ExcludesNobody,
-    /// The order is posted without the layout lock.
+    /// The command is posted without the layout lock.
     PostsUnlocked,
     /// The fork gate opens before the pages are published.
     ReleasesEarly,
-    /// The evictor looks for a fork before it claims.
+    /// The evictor asks whether a fork is under way before it claims.
     ClaimLooksThenSets,
-    /// The thread that forks looks before it says that it forks.
+    /// The thread that forks asks whether pages are in hand before it says that it forks.
     ForkLooksThenSets,
-    /// An order is posted to whoever is there.
+    /// A command is posted although no agent has started.
     PostsUnclaimed,
-    /// What an order came to that was given up is looked at before it is answered.
+    /// The result of a command that was given up is read before the answer comes.
     SettlesEarly,
-    /// The fork gate opens when an order is given up.
+    /// The fork gate opens when a command is given up.
     ReleasesGivenUp,
-    /// Who has lost its patience with the agent reads all the same.
+    /// A reader that has lost its patience with the agent reads all the same.
     ReadsAnyway,
 }
 
-/// Something that threads use by turns. Using it at a time when another may be using it fails the
-/// model.
+/// Something that threads use in turn. If a thread uses it while another may be using it, the model
+/// fails.
 struct Guarded {
     turn: UnsafeCell<()>,
     value: AtomicU32,
@@ -115,44 +115,45 @@ impl Guarded {
         self.turn.with_mut(|_| self.value.store(value, Relaxed));
     }
 
-    /// Uses it as one who changes it does.
+    /// Uses it as a writer does.
     fn change(&self) -> u32 {
         self.turn.with_mut(|_| self.value.load(Relaxed))
     }
 }
 
-/// What came of running a scene in every way.
+/// The outcome of a scene that was run in every interleaving.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// In so many ways, and it held in each.
+    /// It held in this many interleavings.
     Held(usize),
-    /// Two threads used at once what they use by turns.
+    /// Two threads used something at once that they must use in turn.
     Race,
-    /// Nobody can go on.
+    /// No thread can go on.
     Hang,
-    /// An assertion of the scene.
+    /// An assertion of the scene failed.
     Wrong(String),
 }
 
-/// Threads of this name fail without a word, and without the second that a backtrace takes: it is
-/// told by the outcome.
+/// Threads of this name panic without a message, and without the second that a backtrace takes: the
+/// outcome has the message.
 const MODEL: &str = "model";
 static HUSH: std::sync::Once = std::sync::Once::new();
 
 impl Scene {
-    /// Context switches forced upon threads that could go on, at most: what can be tried within
-    /// seconds. The environment variable `LOOM_MAX_PREEMPTIONS` has more tried.
+    /// Most context switches forced upon threads that could go on. More would take longer than
+    /// seconds; `LOOM_MAX_PREEMPTIONS` sets another number.
     fn preemptions(self) -> usize {
         match self {
             Scene::EventsTwice => 2,
-            Scene::Events | Scene::Forks | Scene::ForkAndOrder | Scene::Death(1..) => 3,
-            Scene::Orders | Scene::Fork => 5,
+            Scene::Events | Scene::Forks | Scene::ForkAndCommand | Scene::Death(1..) => 3,
+            Scene::Commands | Scene::Fork => 5,
             Scene::GivenUp | Scene::GivenUpInFork | Scene::LeftUnread => 3,
             Scene::Late | Scene::Death(_) | Scene::Start => 8,
         }
     }
 
-    /// Runs the scene in every way, until one fails; also the accesses it made if it is not broken.
+    /// Runs the scene in every interleaving, until one fails. Also returns the accesses that were
+    /// made, if the scene is not broken.
     pub(crate) fn run(self, broken: Broken, variant: Variant) -> (Outcome, Vec<Made>) {
         self.run_with(self.preemptions(), broken, variant)
     }
@@ -177,12 +178,12 @@ impl Scene {
             model.check(move || {
                 count.fetch_add(1, Relaxed);
                 match self {
-                    Scene::Orders => orders(broken),
+                    Scene::Commands => commands(broken),
                     Scene::Events => events(broken, variant, 1),
                     Scene::EventsTwice => events(broken, variant, 2),
                     Scene::Fork => fork(broken, variant, 1),
                     Scene::Forks => fork(broken, variant, 2),
-                    Scene::ForkAndOrder => fork_and_order(broken),
+                    Scene::ForkAndCommand => fork_and_command(broken),
                     Scene::Late => late(broken, variant),
                     Scene::Death(stage) => death(broken, stage),
                     Scene::Start => start(broken),
@@ -193,8 +194,8 @@ impl Scene {
             });
             accesses_made()
         };
-        // A thread of its own: what `loom` keeps for each thread may be left in disorder by a
-        // failure.
+        // A thread of its own, because a failure may leave what `loom` keeps for each thread in
+        // disorder.
         HUSH.call_once(|| {
             let loud = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
@@ -241,19 +242,19 @@ fn waits(side: &Side, seq: u32) -> Waited {
     command::wait(side, seq, || lives(side), || true)
 }
 
-/// Carries out `count` orders; `act` is given the number of each, and what it said.
+/// Carries out `count` commands. `act` gets the number of each.
 fn agent(side: &Side, count: usize, said: &Guarded, result: &Guarded, act: impl Fn(u32)) {
     let mut seq = 0;
     for _ in 0..count {
         seq = command::next_command(side, seq);
-        let order = said.get();
+        let words = said.get();
         act(seq);
-        result.set(order);
+        result.set(words);
         command::answer(side, seq);
     }
 }
 
-/// An agent that moves the pages of one order, as a thread.
+/// A thread with an agent that moves the pages of one command.
 fn moving_agent(
     page: &Arc<Page>,
     said: &Rc<Guarded>,
@@ -270,35 +271,40 @@ fn moving_agent(
     })
 }
 
-/// Each order is carried out once, with what it said, and answered; the answer says what was done
-/// for it.
-fn orders(broken: Broken) {
-    const ORDERS: usize = 2;
+/// Each command is carried out once, with its own words, and answered. The answer has the result of
+/// that command.
+fn commands(broken: Broken) {
+    const COMMANDS: usize = 2;
     let page = page_with_agent(broken);
     let (said, result) = (Guarded::new(), Guarded::new());
     let agent_thread = {
         let (page, said, result) = (page.clone(), said.clone(), result.clone());
-        thread::spawn(move || agent(&page.side(), ORDERS, &said, &result, |_| ()))
+        thread::spawn(move || agent(&page.side(), COMMANDS, &said, &result, |_| ()))
     };
     let side = page.side();
-    for order in 0..ORDERS as u32 {
+    for number in 0..COMMANDS as u32 {
         assert!(command::claim(&side));
-        let seq = command::post(&side, || said.set(10 + order));
+        let seq = command::post(&side, || said.set(10 + number));
         assert_eq!(waits(&side, seq), Waited::Answered);
-        assert_eq!(result.get(), 10 + order, "the result is of another order");
+        assert_eq!(
+            result.get(),
+            10 + number,
+            "the result is of another command"
+        );
         command::release(&side);
     }
     agent_thread.join().expect("the agent ends");
 }
 
-/// While an event is acknowledged, the agent is in no MOVE; after one that cancels its order, it
-/// starts none for it.
+/// While an event is acknowledged, the agent is in no MOVE. After an event that cancels its
+/// command, it starts no MOVE for that command.
 fn events(broken: Broken, variant: Variant, events: usize) {
     const MOVES: usize = 2;
     let page = page_with_agent(broken);
     let layout = Arc::new(RwLock::new(()));
     let (said, result) = (Guarded::new(), Guarded::new());
-    // The number of the order whose pages an event has dropped. Used by MOVEs and acknowledgements.
+    // The number of the command whose pages an event has dropped. Used by MOVEs and
+    // acknowledgements.
     let dropped = Guarded::new();
     let posted = Arc::new(AtomicU32::new(0));
     let agent_thread = {
@@ -373,7 +379,7 @@ fn events(broken: Broken, variant: Variant, events: usize) {
     reader.join().expect("the reader ends");
 }
 
-/// No page is between selected and published while a fork copies the address space; both go on in
+/// No page is between selected and published while a fork copies the address space. Both go on in
 /// the end.
 fn fork(broken: Broken, variant: Variant, forks: usize) {
     let page = page_with_agent(broken);
@@ -422,7 +428,7 @@ fn fork(broken: Broken, variant: Variant, forks: usize) {
 }
 
 /// As `fork`, with the agent that moves the pages.
-fn fork_and_order(broken: Broken) {
+fn fork_and_command(broken: Broken) {
     let page = page_with_agent(broken);
     let (said, result, memory) = (Guarded::new(), Guarded::new(), Guarded::new());
     let agent_thread = moving_agent(&page, &said, &result, &memory);
@@ -455,7 +461,7 @@ fn fork_and_order(broken: Broken) {
     }
 }
 
-/// An order is not carried out after it was given up: none is posted to an agent that has not
+/// A command is not carried out after it was given up: none is posted to an agent that has not
 /// started.
 fn late(broken: Broken, variant: Variant) {
     let page = Page::new(broken);
@@ -483,8 +489,8 @@ fn late(broken: Broken, variant: Variant) {
     agent_thread.join().expect("the agent ends");
 }
 
-/// Nobody waits for an agent that died (limits pass then), and it does nothing after its order was
-/// given up.
+/// No thread waits for an agent that died (limits pass then), and a dead agent does nothing after
+/// its command was given up.
 fn death(broken: Broken, stage: u32) {
     let page = page_with_agent(broken);
     let layout = Arc::new(RwLock::new(()));
@@ -533,7 +539,7 @@ fn death(broken: Broken, stage: u32) {
     reader.join().expect("the reader ends");
 }
 
-/// Who starts an agent goes on when it has what it needs, and only then.
+/// A thread that starts an agent goes on when the agent has what it needs, and only then.
 fn start(broken: Broken) {
     let page = Page::new(broken);
     let descriptors = Guarded::new();
@@ -549,8 +555,9 @@ fn start(broken: Broken) {
     agent_thread.join().expect("the agent ends");
 }
 
-/// An order is given up at any time; its result is looked at when its answer comes, and not before.
-/// `forks`: no fork copies the address space until then.
+/// A command is given up at any time. Its result is read when its answer comes, and not before.
+///
+/// * `forks`: no fork copies the address space until then.
 fn given_up(broken: Broken, variant: Variant, forks: bool) {
     let page = page_with_agent(broken);
     let (said, result, memory) = (Guarded::new(), Guarded::new(), Guarded::new());
@@ -576,7 +583,7 @@ fn given_up(broken: Broken, variant: Variant, forks: bool) {
             thread::yield_now();
         }
     }
-    assert_eq!(result.get(), 10, "the result is of another order");
+    assert_eq!(result.get(), 10, "the result is of another command");
     memory.set(0);
     command::release(&side);
     agent_thread.join().expect("the agent ends");
@@ -585,7 +592,8 @@ fn given_up(broken: Broken, variant: Variant, forks: bool) {
     }
 }
 
-/// Who finds the agent at work and has no patience acknowledges nothing, and may come back.
+/// A reader that finds the agent at work and loses its patience acknowledges nothing, and may come
+/// back.
 fn left_unread(broken: Broken, variant: Variant) {
     let page = page_with_agent(broken);
     let layout = Arc::new(RwLock::new(()));
