@@ -1,6 +1,6 @@
 // shout MIB ROUNDS: one thread keeps rewriting MIB of memory that does not compress. Another thread
-// writes parts of it, swapped out by then, to standard error. A closed standard error is no failure
-// of this program.
+// writes evicted parts of it to standard error. A closed standard error is no failure of this
+// program.
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>

@@ -57,7 +57,8 @@ int main(int argc, char **argv) {
         at++;
     pid_t child = forkpty(&terminal, NULL, NULL, NULL);
     if (child == 0) {
-        // As in a fresh session, whoever runs the tests (a shell ignores these for background jobs).
+        // As in a fresh session. A shell that runs the tests as a background job ignores these
+        // signals.
         signal(SIGINT, SIG_DFL);
         signal(SIGQUIT, SIG_DFL);
         signal(SIGHUP, SIG_DFL);

@@ -1,7 +1,6 @@
 // Fills 80 MiB with words that do not compress, reads 200 MiB of fresh memory, and checks its
-// words. Between the two it waits until its memory is managed: on a machine that is busy the
-// manager is late, and both would be there by then. Status 87: its memory is not managed within 20
-// s.
+// words. Between the two it waits until its memory is managed: on a busy machine the manager may be
+// late, and would find both done. Status 87: its memory is not managed within 20 s.
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>

@@ -83,8 +83,8 @@ pub fn anonymous_kib(pid: i32) -> u64 {
     kib(&format!("/proc/{pid}/status"), "RssAnon:")
 }
 
-/// Its share of that, where several processes share frames: `Pss_Anon`. Cost: the kernel walks its
-/// page tables, a few ms a GiB.
+/// The share of a process in anonymous memory whose frames several processes share: `Pss_Anon`.
+/// Cost: the kernel walks its page tables, a few ms a GiB.
 pub(crate) fn anonymous_part_kib(pid: i32) -> u64 {
     kib(&format!("/proc/{pid}/smaps_rollup"), "Pss_Anon:")
 }

@@ -14,8 +14,8 @@ const COLD_MIB: u64 = 64;
 const STEPS: u64 = 500;
 const COLD_A_STEP: u64 = 32;
 
-/// A hot set of more than half the memory, used at each step, beside a walk through cold memory;
-/// every word read is verified.
+/// A hot set of more than half the memory, used at each step, beside a walk through cold memory.
+/// Every word read is verified.
 fn job(policy: &str, folder: &Path) -> Job {
     resting_job(policy, folder, "2000")
 }
@@ -32,7 +32,7 @@ fn resting_job(policy: &str, folder: &Path, rest_us: &str) -> Job {
         .timeout(100)
 }
 
-/// Pages swapped in that the program could have kept: without those that the cold walk and the
+/// Pages swapped in that the program could have kept: all but those that the cold walk and the
 /// final verification read.
 fn hot_faults(job: Job) -> (f64, Value) {
     let outcome = job.run().expect(0);
@@ -58,23 +58,23 @@ fn a_hot_set_stays_in_memory_where_its_uses_are_seen() {
         assert_eq!(report["access_scans"], Value::Null);
         let (with, report) =
             hot_faults(job(policy, folder.path()).options(["--access-scan", "50ms"]));
-        let looks = &report["access_scans"];
+        let scans = &report["access_scans"];
         say(&format!(
-            "{policy}: {without} faults of the hot set without access bits, {with} with; {looks}"
+            "{policy}: {without} faults of the hot set without access bits, {with} with; {scans}"
         ));
-        assert!(looks["count"].as_u64() > Some(5), "{looks}");
-        // First in, first out evicts the hot set once in each lap. With scans, the hot set need not
-        // leave again once it is in memory.
+        assert!(scans["count"].as_u64() > Some(5), "{scans}");
+        // FIFO evicts the hot set once in each lap. With scans, the hot set need not leave again
+        // once it is in memory.
         assert!(without > 2.0 * (HOT_MIB * 256) as f64, "{without}");
         assert!(with < without / 2.0, "{with} of {without}");
     }
 }
 
-/// Scans are on by default: while pages leave, a scan now and then finds the used ones. Without
-/// pressure there is no scan.
+/// Scans are on by default: while pages leave, scans find the used ones. Without pressure there is
+/// no scan.
 #[test]
-fn unless_told_otherwise_a_run_looks_while_pages_leave() {
-    if !has_access_bits("unless_told_otherwise_a_run_looks_while_pages_leave") {
+fn by_default_a_run_scans_while_pages_leave() {
+    if !has_access_bits("by_default_a_run_scans_while_pages_leave") {
         return;
     }
     let _turn = one_at_a_time();
@@ -85,13 +85,13 @@ fn unless_told_otherwise_a_run_looks_while_pages_leave() {
     let job = || resting_job("lru", folder.path(), "8000");
     let (without, _) = hot_faults(job().options(never));
     let (with, report) = hot_faults(job());
-    let looks = &report["access_scans"];
+    let scans = &report["access_scans"];
     say(&format!(
-        "lru: {without} faults of the hot set without looks, {with} unless told otherwise; {looks}"
+        "lru: {without} faults of the hot set without scans, {with} by default; {scans}"
     ));
     let seconds = report["wall_seconds"].as_f64().expect("seconds");
-    let count = looks["count"].as_f64().expect("a count");
-    assert!(count >= 1.0 && count <= 2.0 * seconds + 1.0, "{looks}");
+    let count = scans["count"].as_f64().expect("a count");
+    assert!(count >= 1.0 && count <= 2.0 * seconds + 1.0, "{scans}");
     assert!(with < 0.9 * without, "{with} of {without}");
     let roomy = hot_faults(job().limit(256 * MIB)).1;
     assert_eq!(roomy["access_scans"], Value::Null, "nothing left memory");
@@ -100,8 +100,8 @@ fn unless_told_otherwise_a_run_looks_while_pages_leave() {
 /// Scans by default cost an idle program nothing, and leave out processes with a living fork
 /// relative.
 #[test]
-fn without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives() {
-    if !has_access_bits("without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives") {
+fn by_default_idle_programs_and_fork_relatives_are_not_scanned() {
+    if !has_access_bits("by_default_idle_programs_and_fork_relatives_are_not_scanned") {
         return;
     }
     let _turn = one_at_a_time();
@@ -111,16 +111,16 @@ fn without_being_asked_nobody_looks_at_the_idle_or_at_fork_relatives() {
         .timeout(60)
         .run()
         .expect(0);
-    let looks = &idle.report.expect("a report")["access_scans"];
-    say(&format!("idle for 5 s: {looks}"));
-    assert!(looks["count"].as_u64() <= Some(2), "{looks}");
+    let scans = &idle.report.expect("a report")["access_scans"];
+    say(&format!("idle for 5 s: {scans}"));
+    assert!(scans["count"].as_u64() <= Some(2), "{scans}");
 
     if find("python3").is_none() {
-        return skip("fork relatives and looks", "needs python3");
+        return skip("fork relatives and scans", "needs python3");
     }
     let folder = tempfile::tempdir().expect("a scratch folder");
     let spill = folder.path().join("spill").display().to_string();
-    let looks = |fork: bool| {
+    let scans = |fork: bool| {
         let script = format!(
             "import os, time
 parent = os.getpid()
@@ -134,7 +134,7 @@ end = time.time() + 4
 while time.time() < end:
     for block in data:
         block[::4096]
-os._exit(0)  # the child lives until then: without it looks are allowed again
+os._exit(0)  # the child lives until then: without it scans are allowed again
 ",
             fork = if fork { "True" } else { "False" }
         );
@@ -147,15 +147,15 @@ os._exit(0)  # the child lives until then: without it looks are allowed again
             .expect(0);
         outcome.report.expect("a report")["access_scans"].clone()
     };
-    let (alone, related) = (looks(false), looks(true));
+    let (alone, related) = (scans(false), scans(true));
     assert!(alone["count"].as_u64() > Some(1), "{alone}");
     assert_eq!(related, Value::Null);
 }
 
 /// Scans while the program forks: the children share the parent's frames until they write.
 #[test]
-fn looking_at_a_tree_of_processes_costs_no_byte() {
-    if !has_access_bits("looking_at_a_tree_of_processes_costs_no_byte") {
+fn scanning_a_tree_of_processes_costs_no_byte() {
+    if !has_access_bits("scanning_a_tree_of_processes_costs_no_byte") {
         return;
     }
     let _turn = one_at_a_time();
@@ -238,11 +238,11 @@ fn undercroft_without(name: &str, lost: &str) -> Option<Job> {
     Some(Job::new("setpriv").args(sets).arg(undercroft()).timeout(60))
 }
 
-/// A run goes on without scans if scanning does not work, or if bits cannot be cleared without
-/// holding up installations.
+/// By default a run goes on without scans if scanning does not work, or if bits cannot be cleared
+/// without holding up installations.
 #[test]
-fn without_the_rights_to_look_and_clear_nobody_looks_unless_asked() {
-    let name = "without_the_rights_to_look_and_clear_nobody_looks_unless_asked";
+fn without_the_rights_to_scan_and_clear_the_default_scans_nothing() {
+    let name = "without_the_rights_to_scan_and_clear_the_default_scans_nothing";
     let _turn = one_at_a_time();
     let folder = tempfile::tempdir().expect("a scratch folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
@@ -269,8 +269,8 @@ fn without_the_rights_to_look_and_clear_nobody_looks_unless_asked() {
 /// Without the right to load programs into the kernel the option is refused, with its name and the
 /// fix.
 #[test]
-fn without_the_right_to_look_the_option_is_refused() {
-    let name = "without_the_right_to_look_the_option_is_refused";
+fn without_the_right_to_scan_the_option_is_refused() {
+    let name = "without_the_right_to_scan_the_option_is_refused";
     let _turn = one_at_a_time();
     let Some(job) = undercroft_without(name, "-bpf,-perfmon,-sys_admin") else {
         return;

@@ -220,8 +220,8 @@ fn address_space_survives_each_policy_and_prefetcher() {
 
 /// Pages are scanned while they move, fork, vanish and come back.
 #[test]
-fn address_space_survives_looks_at_access_bits() {
-    if !has_access_bits("address_space_survives_looks_at_access_bits") {
+fn address_space_survives_scans_of_access_bits() {
+    if !has_access_bits("address_space_survives_scans_of_access_bits") {
         return;
     }
     for (seed, policy) in [(24, "lru"), (25, "active_inactive")] {

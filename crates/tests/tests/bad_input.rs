@@ -230,8 +230,8 @@ fn for_everyone() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (folder, binary, program)
 }
 
-/// Without CAP_SYS_PTRACE the kernel refuses fork events. Either the run is refused clearly, or no
-/// byte is lost in any fork child. There is nothing between.
+/// Without CAP_SYS_PTRACE the kernel refuses fork events. Then the run is refused clearly, or no
+/// byte is lost in any fork child. Anything else is a failure.
 #[test]
 fn without_capabilities_it_refuses_clearly_or_works_exactly() {
     needs_undercroft!("without_capabilities_it_refuses_clearly_or_works_exactly");
@@ -315,7 +315,7 @@ fn full_disk_never_costs_a_byte() {
     }
 }
 
-/// The program frees what fills the tier. Pages above the limit must soon move out there.
+/// The program frees what fills the tier. Pages above the limit must then soon move there.
 #[test]
 fn room_that_comes_back_is_used() {
     let name = "room_that_comes_back_is_used";
@@ -389,8 +389,8 @@ fn full_tiers_let_the_program_stay_or_end_it_as_asked() {
             .is_some_and(|bytes| bytes > 16e6),
         "the report says how far the limit was exceeded: {stayed}"
     );
-    // Each of them is a page moved out and back in vain. Without a rest between tries there would
-    // be tens of thousands.
+    // Each of them is a page that was moved out and back in vain. Without a rest between tries
+    // there would be tens of thousands.
     let refused_stores = stayed.number("counters.refused_store");
     let seconds = stayed.number("limit_exceeded.seconds");
     println!("refused stores: {refused_stores:?} in {seconds:?} s");

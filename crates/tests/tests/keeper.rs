@@ -50,8 +50,8 @@ fn signals_arrive_as_they_were_sent() {
         let plain = sent(&job, signal);
         let mut under = sent(&job.clone().limit(64 * MIB), signal);
         if signal == Signal::CONT {
-            // For a program that is not stopped, such a signal cannot be told from one for the
-            // whole group.
+            // Not passed on to a program that is not stopped: `run` cannot tell it from a signal to
+            // the whole group, which the program has already.
             under.0 = plain.0.clone();
         }
         assert_eq!(under, plain, "{signal:?}");
@@ -177,7 +177,7 @@ fn a_job_stops_and_goes_on_with_its_shell() {
         "send", "fg^M", "wait", "got 18", "send", "^C", "wait", "got 2",
     ];
     let mut steps = vec!["wait", "$ ", "send", &command, "wait", "ready"];
-    // Quickly: a stop comes while the keeper still looks at the continuation before it.
+    // Quickly, so that a stop comes while the keeper still handles the continuation before it.
     for _ in 0..10 {
         steps.extend(stopped.iter().chain(&goes_on));
     }
@@ -191,7 +191,7 @@ fn a_job_stops_and_goes_on_with_its_shell() {
 }
 
 #[test]
-fn a_terminal_that_goes_away_is_told_to_the_program() {
+fn a_hangup_of_the_terminal_reaches_the_program() {
     let _turn = one_at_a_time();
     let told = build("told").display().to_string();
     let scratch = tempfile::tempdir().expect("a scratch folder");
@@ -508,10 +508,13 @@ fn a_directory_that_others_can_change_is_refused() {
 }
 
 #[test]
-fn a_program_that_nobody_manages_is_told_of() {
+fn a_program_that_is_not_managed_is_reported() {
     let _turn = one_at_a_time();
     if plain_only() {
-        return skip("a_program_that_nobody_manages", "it tests our messages");
+        return skip(
+            "a_program_that_is_not_managed_is_reported",
+            "it tests our messages",
+        );
     }
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let report = scratch.path().join("report.json");

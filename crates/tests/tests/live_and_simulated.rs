@@ -11,7 +11,7 @@ use undercroft_tests::{
 
 const LIMIT: u64 = 32 * MIB;
 
-/// How far the simulation may be off, in percent, if it makes room as the live manager does (seen:
+/// How far the simulation may be off, in percent: if it makes room as the live manager does (seen:
 /// 0.9), and if it makes room at the recorded times (seen: 0.0; 0.1 on a machine with four busy
 /// loops).
 const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 0.5)];
@@ -19,8 +19,8 @@ const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 0.5)];
 /// The same with prefetch (seen: 1.1 and 0.0).
 const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 0.5)];
 
-/// In a loop larger than memory, at the recorded times (seen: 0.0). If one page comes in another
-/// order, it is 8 and more.
+/// In a loop larger than memory, at the recorded times (seen: 0.0). One page in another order makes
+/// it 8 or more.
 const LOOP_APART_MAX: f64 = 1.0;
 
 /// For processes that share a limit, and for a program that drops memory, at the recorded times
@@ -31,7 +31,8 @@ const SHARED_APART_MAX: f64 = 0.5;
 const FORKED_APART_MAX: f64 = 2.0;
 
 /// The same, if the manager gave up commands (seen: 0.0 to -1.3, with 1 to 5 of them). It does so
-/// when an agent has no CPU for 25 ms. What leaves then, and when, is not all in the trace.
+/// when an agent has no CPU for 25 ms. The trace does not have all that decides which pages leave
+/// then, and when.
 const GIVEN_UP_APART_MAX: f64 = 3.0;
 
 /// Pages that may be on their way out together.
@@ -96,13 +97,13 @@ fn recorded_and_replayed(policy: &str, more: &[&str]) {
             "{evictions} simulated, {left} live"
         );
     }
-    check_as_it_was(&trace, policy);
+    check_defaults_replay_the_run(&trace, policy);
     check_turns(&trace, 10_000);
 }
 
-/// What the simulator is not told, it takes from the trace: it replays the run. Under another
+/// Options that are not given come from the trace, so the simulator replays the run. Under another
 /// policy it decides for itself.
-fn check_as_it_was(trace: &str, policy: &str) {
+fn check_defaults_replay_the_run(trace: &str, policy: &str) {
     let plain = ["sim", "--json", "--tier", "nvme", "--trace", trace];
     let as_it_was = json(plain)["outcomes"][0].take();
     let asked = simulated(trace, policy, None, "traced");
@@ -133,7 +134,7 @@ fn recorded(folder: &Path, phases: &[&str], options: &[&str]) -> (Outcome, Strin
     (live, trace)
 }
 
-/// A page that is wanted back before it is stored is a fault of the program too.
+/// Faults of the program. A page that is wanted back before it is stored is one, too.
 fn faults(live: &Outcome) -> f64 {
     ["faults.first_touch", "faults.swap_in", "counters.recalled"]
         .map(|name| live.number(name).expect("a number in the report"))
@@ -173,7 +174,7 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
         );
         let number = |name: &str| live.number(name).expect("a number in the report");
         let came = number("pages.prefetched");
-        assert!(came > 10_000.0, "{came} pages brought along prove nothing");
+        assert!(came > 10_000.0, "{came} prefetched pages prove nothing");
         let expected = [faults(&live), number("pages.swapped_out"), came];
         let apart = |prefetch: Option<&str>, room: &str| {
             let outcome = simulated(&trace, policy, prefetch, room);
@@ -182,8 +183,7 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
             let [misses, evictions, came]: [f64; 3] = by;
             say(&format!(
                 "{policy}, recorded with {recorded_with}, {prefetch:?}, room {room}: of \
-                 {expected:?} faults, evictions, brought \
-                 along {misses:+.2} %, {evictions:+.2} %, {came:+.2} %"
+                 {expected:?} faults, evictions, prefetched pages {misses:+.2} %, {evictions:+.2} %, {came:+.2} %"
             ));
             by
         };
@@ -196,7 +196,7 @@ fn recorded_with_prefetch(recorded_with: &str, policies: &[&str]) {
         let by = apart(Some("none"), "ahead");
         assert!(by.iter().all(|by| *by < -10.0), "none: {by:?}");
         apart(Some(recorded_with), "ahead");
-        check_as_it_was(&trace, policy);
+        check_defaults_replay_the_run(&trace, policy);
         check_turns(&trace, 3_000);
     }
 }
@@ -208,7 +208,7 @@ enum Place {
     Out,
     /// In memory, and a fork relative is charged for it.
     Shared,
-    /// The parent had it out, or on its way out, at the fork.
+    /// At the fork, the parent's page was out or on its way out.
     OutAtFork,
 }
 
@@ -404,8 +404,8 @@ fn policies_with_access_bits_fault_as_often_in_the_simulator() {
     }
 }
 
-/// Of a loop larger than memory the policy keeps a part. Which part depends on every page: the
-/// trace has all that decides it.
+/// The policy keeps a part of a loop that is larger than memory. Every page decides which part, and
+/// the trace has them all.
 #[test]
 fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -434,7 +434,7 @@ fn the_part_of_a_loop_that_is_kept_is_the_same_in_the_simulator() {
         let by = apart("traced");
         assert!(by.iter().all(|by| by.abs() < LOOP_APART_MAX), "{by:?}");
         apart("ahead"); // pages leave at other moments, so another part is kept
-        check_as_it_was(&trace, policy);
+        check_defaults_replay_the_run(&trace, policy);
         check_turns(&trace, 10_000);
     }
 }
@@ -481,8 +481,8 @@ fn processes_that_share_a_limit_fault_as_often_in_the_simulator() {
     }
 }
 
-/// What fork children have from their parents, and what becomes theirs when the parents write, drop
-/// or leave it.
+/// Fork children inherit pages. They get frames of their own when their parents write or drop a
+/// page, or when it leaves the parents.
 #[test]
 fn fork_children_fault_as_often_in_the_simulator() {
     let _turn = one_at_a_time();
@@ -542,8 +542,8 @@ for turn in range(3):
     total = sum(numbers)
 ";
 
-/// A program that grows by copying, and drops what it copied from, pages that are out too. A new
-/// touch there gives zeros, not what had left.
+/// A program that grows by copying. It drops the memory that it copied from, evicted pages
+/// included. A new touch there gives zeros, not the evicted bytes.
 #[test]
 fn a_program_that_drops_memory_faults_as_often_in_the_simulator() {
     let name = "a_program_that_drops_memory_faults_as_often_in_the_simulator";
@@ -580,7 +580,7 @@ fn a_program_that_drops_memory_faults_as_often_in_the_simulator() {
         let of = ["misses", "evictions", "prefetched"].map(|name| float(&outcome[name]));
         let by: [f64; 3] = std::array::from_fn(|at| 100.0 * (of[at] / expected[at] - 1.0));
         say(&format!(
-            "{policy}, python: of {expected:?} faults, evictions, brought along {:+.2} %, {:+.2} %, {:+.2} %",
+            "{policy}, python: of {expected:?} faults, evictions, prefetched pages {:+.2} %, {:+.2} %, {:+.2} %",
             by[0], by[1], by[2]
         ));
         assert!(expected[0] > 20_000.0, "{expected:?} prove nothing");
@@ -589,11 +589,11 @@ fn a_program_that_drops_memory_faults_as_often_in_the_simulator() {
 }
 
 #[test]
-fn what_majority_brought_along_comes_along_in_the_simulator() {
+fn prefetches_of_majority_are_repeated_in_the_simulator() {
     recorded_with_prefetch("majority", &["clock", "lru", "active_inactive"]);
 }
 
 #[test]
-fn what_readahead_brought_along_comes_along_in_the_simulator() {
+fn prefetches_of_readahead_are_repeated_in_the_simulator() {
     recorded_with_prefetch("readahead:8", &["clock", "lru", "active_inactive"]);
 }

@@ -35,7 +35,7 @@ fn arenas_of_threads_stay_in_few_mappings() {
             .run()
             .expect(0);
         let (plain, ours) = (mappings(&plain.text()), mappings(&limited.text()));
-        // In a shorter run fewer mappings hide those of the shim and those that each thread costs.
+        // In a shorter run, the shim's mappings and those of each thread are a larger part.
         let fixed = if full { 0 } else { 12 + 2 * threads };
         assert!(
             2 * ours <= 3 * plain + 2 * fixed,

@@ -51,7 +51,7 @@ fn a_storm_of_forks_reads_what_it_wrote() {
 #[test]
 fn exec_chain_forgets_the_old_memory() {
     let touch = touch();
-    // Each step holds memory and is then replaced: by a shell, by the program, again.
+    // Each step holds memory and is then replaced by exec: by a shell, then by the program.
     let last = format!("exec {touch} 48 --rounds 2");
     let script =
         format!("{touch} 32; x=$(head -c 3000000 /dev/zero | tr '\\0' y); exec sh -c '{last}'");
