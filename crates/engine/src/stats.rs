@@ -7,11 +7,11 @@ use undercroft_base::{Bytes, PageCount};
 pub struct Stats {
     /// Fault messages.
     pub faults: u64,
-    /// ... of pages never touched before.
+    /// Fault messages of pages never touched before.
     pub first_touch: u64,
-    /// ... of stored pages.
+    /// Fault messages of stored pages.
     pub swap_in: u64,
-    /// ... of pages that were loading, evicting or resident.
+    /// Fault messages of pages that were loading, evicting or resident.
     pub repeated: u64,
     /// Writes to pages that are protected because fork relatives may share them. Not part of
     /// `faults`.
@@ -25,9 +25,9 @@ pub struct Stats {
     pub pages_swapped_in: u64,
     /// Pages evicted to a tier, clean and same-filled ones included.
     pub pages_swapped_out: u64,
-    /// ... whose retained copy was still right: nothing was written.
+    /// Pages evicted with a retained copy that was still right: nothing was written.
     pub clean_dropped: u64,
-    /// ... of one repeated word: they take no slot.
+    /// Pages evicted that were one repeated word: they take no slot.
     pub same_filled: u64,
     /// Pages installed besides the faulting one, from a tier.
     pub prefetched: u64,

@@ -73,7 +73,7 @@ impl Oracle {
         self.returning.clear();
     }
 
-    /// ... every page of the range.
+    /// As [`Oracle::zero`], for every page of the range.
     pub fn zero_range(&mut self, mm: Mm, range: VirtRange) {
         for page in range.pages() {
             self.zero(mm, page);

@@ -159,7 +159,7 @@ impl Remedies {
 struct Held {
     /// They left the program.
     moved: u64,
-    /// ... but are still in the staging area.
+    /// They left the program too, but are still in the staging area.
     stranded: u64,
 }
 

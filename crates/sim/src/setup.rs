@@ -133,7 +133,7 @@ pub enum DeviceLayout {
 pub enum WriteOut {
     /// The fault that needs the frame.
     Wait,
-    /// Nobody, while the device keeps up.
+    /// No fault, while the device keeps up.
     Behind,
 }
 

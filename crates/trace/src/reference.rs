@@ -26,9 +26,9 @@ impl Access {
 /// * `address`: first byte; in a page-granular trace a multiple of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reference {
-    /// When.
+    /// Virtual time since the trace began.
     pub time: u64,
-    /// Where.
+    /// First byte.
     pub address: u64,
     /// What it does.
     pub access: Access,
@@ -126,15 +126,15 @@ pub enum Kind {
 }
 
 /// One entry of a trace, with the fields of [`Reference`]. The thread of a movement means nothing,
-/// except for evicted, named, found ([`FRAME_OWNED`], [`FRAME_LEFT`]),
-/// locked ([`PASSED_OVER`], [`TAKEN_BACK`]) and forked ones.
+/// except for evicted, named, found ([`FRAME_OWNED`], [`FRAME_LEFT`]), locked ([`PASSED_OVER`],
+/// [`TAKEN_BACK`]) and forked ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
-    /// When.
+    /// Virtual time since the trace began.
     pub time: u64,
-    /// Where.
+    /// First byte.
     pub address: u64,
-    /// What.
+    /// What happened.
     pub kind: Kind,
     /// Which client.
     pub client: u16,

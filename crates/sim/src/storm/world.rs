@@ -31,7 +31,7 @@ const STEP_PARTS: u64 = 1000;
 /// A fault message that no fault thread has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where.
+    /// The page of the fault.
     pub page: VirtPage,
     /// Whether the access was a write.
     pub write: bool,
@@ -113,7 +113,7 @@ pub enum Doing {
     Running,
     /// Stopped in a fault; the message is queued or was read.
     Stopped {
-        /// Where.
+        /// The page of the fault.
         page: VirtPage,
         /// Whether it writes.
         write: bool,
