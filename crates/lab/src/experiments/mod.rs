@@ -8,6 +8,7 @@ mod idle;
 mod metadata;
 mod patterns;
 mod pcm;
+mod programs;
 mod redis_benchmark;
 mod redis_server;
 mod redis_ycsb;
@@ -66,6 +67,14 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "redis-benchmark SET and GET at 50 % of the memory: file tier against a swap file",
         },
         redis_benchmark::run,
+    ),
+    (
+        ExperimentInfo {
+            name: "programs",
+            about: "real programs at 75, 50 and 35 % of their memory, with defaults, against fixed \
+                    settings and a swap file",
+        },
+        programs::run,
     ),
     (
         ExperimentInfo {

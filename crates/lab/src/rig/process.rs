@@ -233,7 +233,11 @@ impl Running {
         self.stop_sampler();
         let report = match &self.stage.report {
             Some(path) if status.success() => Some(read_report(path)?),
-            _ => None,
+            Some(path) => {
+                let _ = fs::remove_file(path); // of a run that failed or was stopped
+                None
+            }
+            None => None,
         };
         let memory = self.memory(report.as_ref());
         let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
