@@ -25,6 +25,22 @@ fn background_jobs_of_a_shell_share_the_limit() {
     same(Job::new("sh").args(["-c", &script]), LIMIT, 1000.0);
 }
 
+/// The first fault in the memory of such a child is not its own.
+#[test]
+fn whoever_reads_a_fork_child_first_is_not_taken_for_it() {
+    let _turn = one_at_a_time();
+    let job = Job::new(build("readers")).args(["48", "12"]).timeout(60);
+    let job = if plain_only() {
+        job
+    } else {
+        job.limit(16 * MIB).tier("ram")
+    };
+    let outcome = job.run().expect(0);
+    if !plain_only() {
+        outcome.expect_swapping(2000.0);
+    }
+}
+
 #[test]
 fn status_of_a_background_job_is_right() {
     let _turn = one_at_a_time();

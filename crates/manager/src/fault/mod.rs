@@ -406,7 +406,7 @@ impl FaultThread {
             &self.zeros[..PAGE_BYTES],
         );
         if fault.page == process.beacon {
-            return self.answer_beacon(process, fault.thread.0);
+            return answer_beacon(process, fault.thread.0);
         }
         if let Some(agent) = process.agent.get()
             && agent.private.contains(fault.page)
@@ -474,31 +474,6 @@ impl FaultThread {
         }
     }
 
-    /// Tells a fork child the number of its address space.
-    fn answer_beacon(&mut self, process: &Arc<Process>, thread: u32) {
-        let Some(nonce) = process.issue_ticket(thread) else {
-            return; // no random numbers: the child faults again
-        };
-        let lane = self.take_lane();
-        if let Some(page) = self.ring.arena_mut().page_mut(lane * LOAD_PAGES_MAX) {
-            page.fill(0);
-            page[..8].copy_from_slice(&nonce.to_ne_bytes());
-        }
-        let at = lane * LOAD_PAGES_MAX;
-        if let Some(page) = self.ring.arena().pages(at, at + 1) {
-            let _layout = process.layout.read();
-            if process
-                .memory
-                .install(process.beacon, page, Wake::Now)
-                .is_err()
-            {
-                let range = VirtRange::one(process.beacon);
-                process.memory.wake(range);
-            }
-        }
-        self.idle.push(lane);
-    }
-
     /// Wakes the thread: the page is resident by the books. If the page keeps faulting, it may have
     /// vanished. Zeros are tried: the kernel installs them only if nothing is there and no layout
     /// event is pending. Two things remove a page without an event: guard pages, which read as
@@ -552,6 +527,13 @@ fn lets_read(process: &Process, agent: &Agent) -> bool {
         process.unread.store(!excluded, Ordering::Relaxed);
     }
     excluded
+}
+
+/// Tells a fork child the number of its address space. If there is a number already, the child
+/// reads that one. If there can be none now, it faults again.
+fn answer_beacon(process: &Process, thread: u32) {
+    process.issue_ticket(thread);
+    process.memory.wake(VirtRange::one(process.beacon));
 }
 
 /// Serves a thread of the program that touches the staging area, as mlockall does. The thread gets

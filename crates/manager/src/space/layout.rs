@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::{Message, Uffd};
 
@@ -121,7 +122,7 @@ pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, z
     if process.parent.is_none() || process.corrected.swap(true, Ordering::AcqRel) {
         return;
     }
-    let tid = host_number(&shared.processes, process, tid);
+    let tid = only_thread(&shared.processes, process, tid);
     let (mut wiped, mut present) = (Vec::new(), Vec::new());
     // Every managed mapping has the flag of missing-page tracking (`um`).
     let read = procfs::mappings_with_flags(tid, &mut [("wf", &mut wiped), ("um", &mut present)]);
@@ -151,23 +152,30 @@ pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, z
     crate::space::cow::protect(&shared.books, process, tid);
 }
 
-/// The number of a fork child's only thread in our pid namespace. Its first fault names it `tid`,
-/// which may be a number of another pid namespace. Without a living parent, `tid` is returned as it
-/// is; the caller verifies the process that it names.
-fn host_number(processes: &Processes, child: &Process, tid: u32) -> u32 {
+/// The only thread of a fork child. Its first fault names thread `tid`, which may be another
+/// process's that reads the child's memory, or a number of another pid namespace. So a number is
+/// put on the child's beacon, and that page is read in each process that may be the child. Without
+/// proof `tid` is returned as it is; the caller verifies the process that it names.
+fn only_thread(processes: &Processes, child: &Process, tid: u32) -> u32 {
+    let Some(nonce) = child.issue_ticket(tid) else {
+        return tid;
+    };
+    let shows = |pid: &u32| {
+        let mut seen = [0u8; 8];
+        let address = child.beacon.address();
+        let read = ProcessMemory::open(*pid).and_then(|memory| memory.read(address, &mut seen));
+        read.is_ok() && u64::from_ne_bytes(seen) == nonce
+    };
     let parent = child.parent.and_then(|parent| processes.get(parent));
-    let Some(parent) = parent.and_then(|parent| parent.pid()) else {
-        return tid;
-    };
-    if procfs::status_number(tid, "PPid") == Some(u64::from(parent)) {
-        return tid;
+    let parent = parent.and_then(|parent| parent.pid());
+    let children = || parent.map(procfs::children).unwrap_or_default();
+    let found = Some(tid)
+        .filter(shows)
+        .or_else(|| children().into_iter().find(shows));
+    if let Some(thread) = found {
+        child.give_ticket(thread);
     }
-    let renamed = |pid: &u32| {
-        let numbers = procfs::namespace_numbers(*pid);
-        numbers.len() > 1 && numbers.last() == Some(&tid)
-    };
-    let children = procfs::children(parent);
-    children.into_iter().find(renamed).unwrap_or(tid)
+    found.unwrap_or(tid)
 }
 
 /// Moves the evictor and all agents to CPUs where no client thread faults.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
-use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_base::{PAGE_BYTES, SpaceId, VirtPage, VirtRange};
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::{Category, Pagemap};
 use undercroft_sys::process::PidFd;
@@ -15,7 +15,7 @@ use undercroft_sys::procfs::{self, Tasks};
 use crate::placement::pin::Program;
 use crate::space::agent::Agent;
 use crate::space::order::EventOrder;
-use crate::space::port::Space;
+use crate::space::port::{Space, Wake};
 use crate::space::trail::Trail;
 use crate::sync::lock;
 
@@ -40,7 +40,7 @@ pub(crate) struct Identity {
     pub tasks: Tasks,
 }
 
-/// The number by which a fork child is to announce itself, and the thread that asked for it.
+/// The number by which a fork child is to announce itself, and the thread that may do so.
 pub(crate) struct Ticket {
     pub nonce: u64,
     pub thread: u32,
@@ -205,13 +205,27 @@ impl Process {
         }
     }
 
-    /// A new number by which thread `thread` of a fork child is to announce the process. `None`: no
-    /// random numbers.
+    /// Puts a new number on the beacon of a fork child, by which thread `thread` is to announce the
+    /// process. The caller holds no lock, and wakes the threads that wait there. `None`: the page
+    /// is not missing, the layout is changing, or there are no random numbers.
     pub(crate) fn issue_ticket(&self, thread: u32) -> Option<u64> {
         let bytes = undercroft_sys::process::random_bytes().ok()?;
         let nonce = u64::from_ne_bytes(bytes).max(1); // 0: not managed
+        let mut page = [0u8; PAGE_BYTES];
+        page[..8].copy_from_slice(&nonce.to_ne_bytes());
+        let _layout = self.layout.read();
+        (self.memory)
+            .install(self.beacon, &page, Wake::Later)
+            .ok()?;
         *lock(&self.ticket) = Some(Ticket { nonce, thread });
         Some(nonce)
+    }
+
+    /// The ticket is thread `thread`'s.
+    pub(crate) fn give_ticket(&self, thread: u32) {
+        if let Some(ticket) = lock(&self.ticket).as_mut() {
+            ticket.thread = thread;
+        }
     }
 
     /// Takes the ticket. False unless `nonce` is its number and it was given to a thread of process
