@@ -8,7 +8,7 @@
 // - none: no disturbance;
 // - stop (SIGSTOP), freezer (cgroup version 1), freeze (cgroup version 2);
 // - trace: a debugger stops all threads of the process;
-// - quota: the process has a hundredth of a processor;
+// - quota: the process has a hundredth of a processor, and the lowest priority;
 // - nice: the process has the lowest priority, beside two processes that spin;
 // - scribble, from half the time on and to the end: the process says of its own agent that it moves
 //   pages, and that its commands are not done;
@@ -232,7 +232,7 @@ static void disturb(const char *way, int pid, int on)
 	else if (!strcmp(way, "freeze"))
 		put(group, "cgroup.freeze", on ? "1" : "0");
 	else if (!strcmp(way, "quota"))
-		put(group, "cpu.cfs_quota_us", on ? "1000" : "-1");
+		put(group, "cpu.cfs_quota_us", on ? "1000" : "-1"), be_nice(pid, on);
 	else if (!strcmp(way, "trace"))
 		trace(pid, on);
 	else if (!strcmp(way, "nice"))

@@ -86,7 +86,7 @@ holds_up_nobody! {
     a_process_frozen_by_the_first_cgroup_version_holds_up_nobody: "freezer",
     a_process_frozen_by_the_second_cgroup_version_holds_up_nobody: "freeze",
     a_process_that_a_debugger_stops_holds_up_nobody: "trace",
-    a_process_with_a_hundredth_of_a_processor_holds_up_nobody: "quota",
+    a_process_with_a_hundredth_of_a_processor_and_the_lowest_priority_holds_up_nobody: "quota",
     a_process_that_is_starved_by_others_holds_up_nobody: "nice",
     // In the last two the process is ended, or goes on, and harms only itself.
     a_process_that_lies_about_its_agent_holds_up_nobody: "scribble",
@@ -123,4 +123,22 @@ fn whoever_reads_the_pagers_own_memory_loses_nothing() {
     ));
     // The heap and the library's data have a few zero pages.
     assert!(zeros < 200.0, "{outcome}");
+}
+
+/// The kernel reports no such change, so pages on their way out have no place to return to.
+#[test]
+fn pages_whose_place_is_taken_by_shared_memory_hold_up_nobody() {
+    let name = "pages_whose_place_is_taken_by_shared_memory_hold_up_nobody";
+    let _turn = one_at_a_time();
+    let mut job = Job::new(build("remaps")).args(["48", "3"]).timeout(60);
+    if !plain_only() {
+        // Nearly nothing fits below: what leaves is put back.
+        job = job.limit(16 * MIB).tier("ram,max=1M");
+    }
+    let outcome = job.run();
+    if outcome.code() == Some(77) {
+        return skip(name, "no System V shared memory");
+    }
+    let outcome = outcome.expect(0);
+    say(&format!("{name}: {} pieces", outcome.text().trim()));
 }

@@ -1,0 +1,70 @@
+// remaps MIB SECONDS: half of the memory makes way, piece by piece, for System V shared memory
+// (SHM_REMAP), of which a userfaultfd hears nothing, and is then mapped and written anew. Some pages
+// are on their way out at that moment. Meanwhile every byte of the other half is verified. No page
+// can be made smaller. At the end the program forks, which waits for pages on their way out. Prints
+// the pieces. Exit 86: other bytes came back. Exit 77: no System V shared memory.
+#define _GNU_SOURCE
+#include "pages.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/shm.h>
+#include <sys/wait.h>
+#include <time.h>
+
+enum { PIECE = 16 };
+
+static volatile int stop;
+static uint64_t pieces;
+
+static void *make_way(void *argument)
+{
+	uint64_t half = pages / 2 / PIECE;
+	for (; !stop; pieces++) {
+		uint64_t page = pages / 2 + mix64(pieces) % half * PIECE;
+		char *at = (char *)(memory + page * WORDS);
+		int id = shmget(IPC_PRIVATE, PIECE * PAGE, IPC_CREAT | 0600);
+		if (id < 0 || shmat(id, at, SHM_REMAP) != at)
+			_exit(77);
+		shmctl(id, IPC_RMID, NULL);
+		*(volatile char *)at = 1;
+		usleep(500);
+		if (mmap(at, PIECE * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at)
+			_exit(2);
+		for (uint64_t of = 0; of < PIECE; of++)
+			fill(page + of, pieces);
+	}
+	return argument;
+}
+
+int main(int count, char **arguments)
+{
+	if (count != 3)
+		return 2;
+	random_data = 1;
+	if (!map_pages(strtoul(arguments[1], NULL, 0)))
+		return 2;
+	uint32_t *version = calloc(pages, 4);
+	pthread_t beside;
+	for (uint64_t page = 0; page < pages; page++)
+		fill(page, 0);
+	if (!version || pthread_create(&beside, NULL, make_way, NULL))
+		return 2;
+	uint64_t turn = 0, own = pages / 2;
+	for (time_t end = time(NULL) + atoi(arguments[2]); time(NULL) < end;) {
+		uint64_t page = mix64(++turn) % own;
+		check(page, version[page]);
+		if (turn & 1)
+			fill(page, ++version[page]);
+	}
+	stop = 1;
+	pthread_join(beside, NULL);
+	for (uint64_t page = 0; page < own; page++)
+		check(page, version[page]);
+	int child = fork(), status;
+	if (child == 0)
+		_exit(0);
+	if (waitpid(child, &status, 0) != child || status)
+		return 2;
+	printf("%lu\n", pieces);
+	return 0;
+}
