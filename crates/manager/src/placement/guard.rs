@@ -21,14 +21,19 @@ use super::Placement;
 use crate::signals::Signals;
 
 /// Time between two looks.
-const TICK: Duration = Duration::from_millis(5);
+const TICK: Duration = Duration::from_millis(10);
+
+/// The same while no thread but the control thread runs or waits for a CPU. A look costs some
+/// 100 us, and an idle run is to cost nothing that shows.
+const CALM_TICK: Duration = Duration::from_millis(100);
 
 /// A thread that waited for a CPU for this long is moved. Where many programs share a CPU, ordinary
 /// waits are shorter.
 const WAIT_MAX: Duration = Duration::from_millis(15);
 
-// A delayed fault takes one tick more than this, and is to take 50 ms at most.
-const _: () = assert!(WAIT_MAX.as_millis() + TICK.as_millis() < 50);
+// While faults are served, one is delayed by a tick, the wait and a tick. That is to be 50 ms at
+// most. The first fault after a calm time may take a calm tick more.
+const _: () = assert!(TICK.as_millis() + WAIT_MAX.as_millis() + TICK.as_millis() <= 50);
 
 /// How long a CPU is left to whoever has it. Twice as long each time that it is still taken when
 /// the threads return, up to the maximum.
@@ -99,10 +104,10 @@ pub(crate) fn run(placement: &Placement, signals: &Signals) {
             guard.list();
             list_at = now + LIST_EVERY;
         }
-        guard.look(now);
+        let busy = guard.look(now);
         guard.return_some(now);
         guard.look_at_bound(now);
-        std::thread::sleep(TICK);
+        std::thread::sleep(if busy { TICK } else { CALM_TICK });
     }
 }
 
@@ -120,20 +125,27 @@ impl Guard<'_> {
         }
     }
 
-    /// Moves the threads that have waited too long.
-    fn look(&mut self, now: Instant) {
+    /// Moves the threads that have waited too long. True if a thread has run since the last look, or
+    /// waits. The control thread, which runs at all times, does not count.
+    fn look(&mut self, now: Instant) -> bool {
         let (placement, left) = (self.placement, &mut self.left);
+        let (mut busy, control) = (false, std::process::id());
         self.wards.retain_mut(|ward| {
             let Ok(ran) = process::thread_run_time(ward.thread.tid) else {
                 return false; // it has ended
             };
-            if let Some(cpu) = ward.thread.lacks(ran, now)
+            let has_run = ran != ward.thread.ran;
+            let lacks = ward.thread.lacks(ran, now);
+            let waits = ward.thread.waits_since.is_some();
+            busy |= waits || has_run && ward.thread.tid != control;
+            if let Some(cpu) = lacks
                 && ward.leaves(cpu, placement)
             {
                 leave_to_others(left, cpu, now);
             }
             true
         });
+        busy
     }
 
     /// Frees the bound client thread if it waits too long: another CPU may have time for it.
