@@ -125,8 +125,8 @@ impl Guard<'_> {
         }
     }
 
-    /// Moves the threads that have waited too long. True if a thread has run since the last look, or
-    /// waits. The control thread, which runs at all times, does not count.
+    /// Moves the threads that have waited too long. True if a thread has run since the last look,
+    /// or waits. The control thread, which runs at all times, does not count.
     fn look(&mut self, now: Instant) -> bool {
         let (placement, left) = (self.placement, &mut self.left);
         let (mut busy, control) = (false, std::process::id());
