@@ -71,17 +71,12 @@ impl Books {
     pub(crate) fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
         ENGINE_LOCKS.with(|locks| locks.set(locks.get() + 1));
         for _ in 0..ENGINE_SPINS {
-            if let Some(guard) = self.try_engine() {
+            if let Ok(guard) = self.engine.try_lock() {
                 return guard;
             }
             std::hint::spin_loop();
         }
         lock(&self.engine)
-    }
-
-    /// Locks the engine, unless another thread has it.
-    pub(crate) fn try_engine(&self) -> Option<MutexGuard<'_, Engine<MemfdLedger>>> {
-        self.engine.try_lock().ok()
     }
 
     /// DRAM that tiers hold now.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
-use undercroft_engine::{EVERYTHING, Engine};
+use undercroft_engine::EVERYTHING;
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process::{robust_list_head, set_fair};
@@ -14,7 +14,6 @@ use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
 
 use crate::books::Books;
-use crate::books::ledger::MemfdLedger;
 use crate::signals::Signals;
 use crate::space::agent::Agent;
 use crate::space::layout::apply_events;
@@ -76,10 +75,7 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
     *lock(&process.fences) = others.iter().map(|vma| vma.range).collect();
     let mut fresh = Vec::new();
     for vma in unknown(&shared.books, process, ours) {
-        if let (false, Some(wide)) = (begins, process.between_fences(vma.range)) {
-            register_early(process, wide);
-        }
-        fresh.extend(register(shared, process, agent, vma.range));
+        fresh.extend(register(shared, process, agent, vma.range, !begins));
     }
     if process.recount.swap(false, Ordering::AcqRel) {
         fresh = shared.books.regions(process.space);
@@ -113,19 +109,11 @@ pub(crate) fn manage_again(shared: &Shared, process: &Process, ranges: &[VirtRan
 
 /// Registers the mappings at `range` and counts their pages.
 pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
-    if let Some(wide) = process.between_fences(range) {
-        register_early(process, wide);
-    }
-    attend(shared, process, range);
-}
-
-/// [`manage_new`] after [`register_early`].
-pub(crate) fn attend(shared: &Shared, process: &Process, range: VirtRange) {
     let Some(agent) = process.agent.get() else {
         return;
     };
     process.counting.fetch_add(1, Ordering::SeqCst);
-    for fresh in register(shared, process, agent, range) {
+    for fresh in register(shared, process, agent, range, true) {
         count_present(shared, process, agent, fresh);
     }
     process.counting.fetch_sub(1, Ordering::SeqCst);
@@ -137,11 +125,16 @@ pub(crate) fn attend(shared: &Shared, process: &Process, range: VirtRange) {
 /// Each mapping is registered whole, and as it is now. The kernel splits mappings at the ends of a
 /// registration, and pieces that have pages of their own never merge again. An mremap over them
 /// would then fail, which it would not do without us.
+///
+/// * `wide`: registers all between the nearest mappings that cannot be managed, in one call. Then
+///   no end of the registration is inside a mapping, whatever the program does meanwhile. For one
+///   or two new mappings: the kernel visits each in the range.
 pub(crate) fn register(
     shared: &Shared,
     process: &Process,
     agent: &Agent,
     hint: VirtRange,
+    wide: bool,
 ) -> Vec<VirtRange> {
     let mut fresh = Vec::new();
     let Ok(maps) = process.maps() else {
@@ -163,31 +156,30 @@ pub(crate) fn register(
         if is_known(&shared.books, process, mapping.range) && !process.event_pending() {
             continue;
         }
+        let wide = wide
+            .then(|| process.between_fences(mapping.range))
+            .flatten();
+        if let Some(wide) = wide
+            && process
+                .memory
+                .register(wide, RegisterMode::MISSING_WP)
+                .is_ok()
+        {
+            // Other new mappings there have records of their own, or the next check finds them.
+            if let Ok(Some(now)) = maps.at_or_above(mapping.range.start)
+                && now.private_anonymous
+                && now.range.intersect(wide) == now.range
+            {
+                at = now.range.end;
+                attach(&shared.books, process, now.range, &mut fresh);
+                continue;
+            }
+        }
         for range in register_whole(shared, process, agent, maps, mapping.range) {
             attach(&shared.books, process, range, &mut fresh);
         }
     }
     fresh
-}
-
-/// Registers `wide`, of [`Process::between_fences`], in one call and without a lock of ours. For a
-/// new mapping in it, before [`register`] brings the books up to date:
-///
-/// - The program is about to touch the mapping, and a fault thread may hold the layout lock.
-/// - No end of the registration is inside a mapping, whatever the program does meanwhile.
-///
-/// The program may replace the mapping before [`register`] comes, which therefore registers it with
-/// the lock held. If it is registered already, that changes nothing. Pages that are touched in
-/// between are counted by their faults. Cost: the kernel visits each mapping in the range.
-pub(crate) fn register_early(process: &Process, wide: VirtRange) {
-    let _ = process.memory.register(wide, RegisterMode::MISSING_WP);
-}
-
-/// True if the books have all of `range`. False if that is not so, or if another thread is at the
-/// books.
-pub(crate) fn is_surely_known(books: &Books, process: &Process, range: VirtRange) -> bool {
-    let engine = books.try_engine();
-    engine.is_some_and(|engine| has_region(&engine, process, range))
 }
 
 /// Adds `range` to the books, and appends the parts that they did not have to `fresh`.
@@ -206,10 +198,7 @@ fn is_ours(process: &Process, agent: &Agent, range: VirtRange) -> bool {
 
 /// True if the books have all of `range`.
 fn is_known(books: &Books, process: &Process, range: VirtRange) -> bool {
-    has_region(&books.engine(), process, range)
-}
-
-fn has_region(engine: &Engine<MemfdLedger>, process: &Process, range: VirtRange) -> bool {
+    let engine = books.engine();
     let regions = engine.books().regions(process.space);
     range.minus(&regions[range.overlapping(regions)]).is_empty()
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::arrivals::Arrivals;
 use super::graves::Graves;
 use super::process::Process;
 use super::processes::Processes;
@@ -21,8 +20,6 @@ pub(crate) struct Shared {
     pub books: Books,
     /// The address spaces.
     pub processes: Processes,
-    /// New mappings that the books do not have yet.
-    pub arrivals: Arrivals,
     /// Books that are still to be forgotten.
     pub graves: Graves,
     /// The measurements for the report.

@@ -152,7 +152,6 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "trail",
             "process",
             "processes",
-            "arrivals",
             "graves",
             "shared",
             "parts",
