@@ -32,7 +32,9 @@ impl<'e, L: Ledger> Books<'e, L> {
 
     /// Bytes of metadata: the ledger's words, the maps that find them, and the policy's peak.
     pub fn metadata_bytes(self) -> u64 {
-        self.engine.table.metadata_bytes() + self.engine.reclaim.metadata_bytes().0
+        self.engine.table.metadata_bytes()
+            + self.engine.reclaim.metadata_bytes().0
+            + self.engine.departures.metadata_bytes()
     }
 
     /// How many pages fit below the limit. Negative when the limit is exceeded.

@@ -448,6 +448,11 @@ impl<L: Ledger> Engine<L> {
             self.release(entry.tier, entry.slot);
         }
         self.table.set(no, new);
+        if outcome == Outcome::Clean {
+            self.departures.left_clean(no, stamp);
+        } else {
+            self.departures.left_with_copy(no);
+        }
         if outcome != Outcome::Lost {
             self.remember_age(no, new);
         }

@@ -409,7 +409,7 @@ impl<L: Ledger> Engine<L> {
             self.stats.prefetched += u64::from(!item.demanded);
             let arrival = if item.demanded {
                 Arrival::SwapIn {
-                    distance: self.distance(item.stamp),
+                    distance: self.distance(item),
                 }
             } else {
                 Arrival::Prefetch
@@ -460,9 +460,11 @@ impl<L: Ledger> Engine<L> {
         !item.demanded && share < self.config.limit.0 as u128 * RETAIN_AHEAD_PERCENT
     }
 
-    /// Evictions since the copy of generation `stamp` was made. Wraps after 2^16 steps.
-    fn distance(&self, stamp: Stamp) -> PageCount {
-        let steps = self.stamp().0.wrapping_sub(stamp.0);
+    /// Evictions since the page left. Wraps after 2^16 steps.
+    #[inline]
+    fn distance(&self, item: &LoadItem) -> PageCount {
+        let left = self.departures.when(item.no).unwrap_or(item.stamp);
+        let steps = self.stamp().0.wrapping_sub(left.0);
         PageCount(u64::from(steps) * STAMP_EVICTIONS)
     }
 }

@@ -19,6 +19,7 @@
 mod batch;
 mod books;
 mod cow;
+mod departures;
 mod discovery;
 mod evict;
 mod fault;
@@ -105,6 +106,7 @@ pub struct Engine<L> {
     pool_held: Bytes,
     /// Pages selected for eviction so far, recalled ones included: the clock of refault distances.
     evictions: u64,
+    departures: departures::Departures,
     /// For each slot that several pages refer to (after a fork): how many.
     refs: FxHashMap<(TierId, Slot), u32>,
     /// Slots that no page refers to, for the caller to free.
@@ -199,6 +201,7 @@ impl<L: Ledger> Engine<L> {
             expected_found: 0,
             pool_held: Bytes(0),
             evictions: 0,
+            departures: departures::Departures::default(),
             refs: FxHashMap::default(),
             freed: Vec::with_capacity(4 * limits::LOAD_PAGES_MAX),
             batch: batch::Batch::default(),

@@ -5,8 +5,8 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use undercroft_base::{Bytes, PageCount, PageNo, VirtPage, VirtRange};
-use undercroft_engine::{Outcome, Taken};
+use undercroft_base::{Bytes, PageCount, PageNo, Slot, TierId, VirtPage, VirtRange};
+use undercroft_engine::{Engine, Outcome, Taken, VecLedger};
 use undercroft_policy::reclaim::lru::Lru;
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
 
@@ -77,4 +77,57 @@ fn distance_counts_pages_chosen_whether_they_are_published_or_not() {
         assert_eq!(arrival, Some(Arrival::SwapIn { distance }), "{published}");
         engine.books().audit();
     }
+}
+
+/// A page that leaves clean keeps its old copy, and with it the copy's stamp.
+#[test]
+fn distance_of_a_page_that_left_clean_counts_from_when_it_left() {
+    let last = Arc::new(Mutex::new(None));
+    let reclaim = Box::new(Noting(Lru::new(), last.clone()));
+    let mut engine = common::engine_with(4, 2000, reclaim, true);
+    let space = engine.layout().add_space();
+    let pages = VirtRange::new(VirtPage(0), VirtPage(1024));
+    engine.layout().attached(space, pages);
+    for page in 0..960 {
+        common::touch(&mut engine, space, VirtPage(page));
+    }
+    leave(&mut engine, 64); // page 0 among them
+    leave(&mut engine, 640);
+    common::touch(&mut engine, space, VirtPage(0));
+    let clean = leave(&mut engine, 960 - 704 + 1);
+    assert_eq!(clean, 1, "page 0, last of all");
+    for page in 960..1024 {
+        common::touch(&mut engine, space, VirtPage(page));
+    }
+    leave(&mut engine, 64);
+    common::touch(&mut engine, space, VirtPage(0));
+    let Some(Arrival::SwapIn { distance }) = *last.lock().expect("one thread") else {
+        panic!("the page was loaded");
+    };
+    let near = PageCount(64)..=PageCount(64 + 16);
+    assert!(near.contains(&distance), "{distance:?}");
+    engine.books().audit();
+}
+
+/// Evicts `count` pages. Returns how many were clean.
+fn leave(engine: &mut Engine<VecLedger>, count: usize) -> u64 {
+    let before = engine.books().stats().clean_dropped;
+    let (mut batch, mut wake, mut left) = (Vec::new(), Vec::new(), 0);
+    while left < count {
+        assert!(
+            engine
+                .evictions()
+                .select((count - left).min(64), &mut batch)
+        );
+        for item in &batch {
+            left += 1;
+            engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+            let outcome = match item.retained {
+                Some(_) => Outcome::Clean,
+                None => Outcome::Stored(TierId(0), Slot(item.no.0.into())),
+            };
+            engine.evictions().publish(item.at, outcome, &mut wake);
+        }
+    }
+    engine.books().stats().clean_dropped - before
 }

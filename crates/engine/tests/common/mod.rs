@@ -7,9 +7,20 @@ use undercroft_policy::reclaim::Reclaim;
 /// Keeps a reserve below `limit` pages and no copies of resident pages. Does not prefetch.
 /// * `chunks`: of its ledger.
 pub(crate) fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<VecLedger> {
+    engine_with(chunks, limit, reclaim, false)
+}
+
+/// As [`engine`].
+/// * `retain`: the tier keeps the copies of resident pages.
+pub(crate) fn engine_with(
+    chunks: usize,
+    limit: u64,
+    reclaim: Box<dyn Reclaim>,
+    retain: bool,
+) -> Engine<VecLedger> {
     let config = Config {
         limit: Bytes(limit * PAGE_BYTES as u64),
-        retain: vec![false],
+        retain: vec![retain],
         demotes: vec![false],
         room: Room::Ahead,
     };
