@@ -5,6 +5,8 @@ use undercroft_base::{
     VirtRange,
 };
 
+use undercroft_policy::reclaim::Choice;
+
 use crate::layout::is_zero;
 use crate::ledger::Ledger;
 use crate::{Books, Stats};
@@ -28,6 +30,11 @@ impl<'e, L: Ledger> Books<'e, L> {
     /// Counters since the start.
     pub fn stats(self) -> &'e Stats {
         &self.engine.stats
+    }
+
+    /// What the reclaim policy has chosen, if it chooses between rules. O(1).
+    pub fn reclaim_choice(self) -> Option<Choice> {
+        self.engine.reclaim.choice()
     }
 
     /// Bytes of metadata: the ledger's words, the maps that find them, and the policy's peak.

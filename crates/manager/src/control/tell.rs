@@ -12,7 +12,8 @@ use super::handshake::HANDSHAKE;
 use crate::books::metered::MeteredTier;
 use crate::options::AccessScan;
 use crate::report::{
-    AccessScans, Policies, Rates, Report, ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot,
+    AccessScans, Policies, PolicyChoice, Rates, Report, ReportInputs, Scale, Snapshot, TierInputs,
+    TierSnapshot,
 };
 use crate::sync::lock;
 
@@ -45,9 +46,17 @@ impl Control {
     }
 
     fn policies(&self) -> Policies {
+        let choice = self.shared.books.engine().books().reclaim_choice();
         Policies {
             reclaim: self.launch.options.reclaim.clone(),
             prefetch: self.launch.options.prefetch.clone(),
+            choice: choice.map(|choice| PolicyChoice {
+                rule: choice.name.to_owned(),
+                changes: choice.changes,
+                pages_since_change: choice.pages_since_change,
+                lru_sample_faults: choice.sample_faults[0],
+                active_inactive_sample_faults: choice.sample_faults[1],
+            }),
         }
     }
 

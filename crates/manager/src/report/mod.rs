@@ -213,6 +213,24 @@ pub struct Policies {
     pub reclaim: String,
     /// The policy that chooses pages to prefetch.
     pub prefetch: String,
+    /// What the reclaim policy `auto` chose; null with any other.
+    #[serde(default)]
+    pub choice: Option<PolicyChoice>,
+}
+
+/// What the reclaim policy `auto` chose, and by which figures.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyChoice {
+    /// The policy whose rule is in force at the end, or now.
+    pub rule: String,
+    /// Times that the rule changed. The first is that of `lru`.
+    pub changes: u64,
+    /// Pages loaded since the last change, or since the start.
+    pub pages_since_change: u64,
+    /// Faults in the sample of pages that the rule of `lru` keeps.
+    pub lru_sample_faults: u64,
+    /// Faults in the sample, as large, that the rule of `active_inactive` keeps.
+    pub active_inactive_sample_faults: u64,
 }
 
 /// The engine's counters that have no place above; see `undercroft_engine::Stats` for their

@@ -83,16 +83,27 @@ fn sample() -> Report {
             load: 3e-6,
             install: 4e-6,
         }),
-        policies: Policies {
-            reclaim: "active_inactive".into(),
-            prefetch: "majority".into(),
-        },
+        policies: policies(),
         access_scans: Some(AccessScans {
             count: 10,
             seconds: 0.01,
             pages_used: 1000,
         }),
     })
+}
+
+fn policies() -> Policies {
+    Policies {
+        reclaim: "auto".into(),
+        prefetch: "majority".into(),
+        choice: Some(PolicyChoice {
+            rule: "active_inactive".into(),
+            changes: 1,
+            pages_since_change: 100,
+            lru_sample_faults: 30,
+            active_inactive_sample_faults: 10,
+        }),
+    }
 }
 
 /// Every path of names in a JSON value, arrays as `[]`, sorted.

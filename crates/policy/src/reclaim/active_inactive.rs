@@ -1,4 +1,4 @@
-//! Active and inactive lists (RapidSwap §3.1) with activation by refault distance. The default.
+//! Active and inactive lists (RapidSwap §3.1) with activation by refault distance.
 //!
 //! ```text
 //! first touch, prefetch, far refault          near refault, returned, used again
@@ -14,37 +14,19 @@
 //! whatever the load. Part of a loop larger than memory stays and hits; under plain FIFO none of it
 //! does. A scan passes through the inactive tenth only.
 //!
-//! Misses beside FIFO and LRU, and the rules that were rejected: docs/design/0013.
+//! The rule is in `two_lists.rs`. Misses beside FIFO and LRU, and the rules that were rejected:
+//! docs/design/0013.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
 use super::lists::{List, PageLists};
+use super::two_lists::{Search, TwoLists};
 use super::{Arrival, Reclaim, Verdict};
-
-const INACTIVE: List = List::A;
-const ACTIVE: List = List::B;
-
-/// Used since the policy last came to it.
-const USED: u8 = 1;
-/// Prefetched and not known to be used: its first touch does not count as a second one.
-const UNPROVEN: u8 = 2;
-
-/// Active holds at most this share of the pages.
-const ACTIVE_PERCENT_MAX: u64 = 90;
-/// Share of the refaults that the threshold lets activate.
-const NEAR_PERCENT: u64 = 10;
-/// Each refault moves the threshold by about 1/64.
-const THRESHOLD_STEPS: u64 = 64;
-/// Refaults beyond this multiple of the resident pages are cold.
-const FAR_TIMES: u64 = 4;
-/// Refaults within this fraction of the resident pages always activate.
-const NEAR_FRACTION: u64 = 4;
 
 /// Two lists; a page that is soon faulted back goes to the active one.
 pub struct ActiveInactive {
     lists: PageLists,
-    /// Refault distance up to which a page is hot.
-    threshold: u64,
+    rule: TwoLists,
 }
 
 impl Default for ActiveInactive {
@@ -58,62 +40,19 @@ impl ActiveInactive {
     pub fn new() -> ActiveInactive {
         ActiveInactive {
             lists: PageLists::new(),
-            threshold: u64::MAX,
+            rule: TwoLists::new(List::A, List::B),
         }
     }
 
     /// Pages on the active list.
     pub fn active(&self) -> PageCount {
-        self.lists.len(ACTIVE)
-    }
-
-    /// True if a refault at `distance` is near. Moves the threshold.
-    fn is_near(&mut self, distance: u64) -> bool {
-        let resident = self.lists.total().0;
-        let far = resident.saturating_mul(FAR_TIMES);
-        if distance > far {
-            return false;
-        }
-        let threshold = self.threshold.min(far);
-        let near = distance <= threshold.max(resident / NEAR_FRACTION);
-        self.threshold = if distance <= threshold {
-            threshold - (threshold * (100 - NEAR_PERCENT)).div_ceil(100 * THRESHOLD_STEPS)
-        } else {
-            threshold + (threshold * NEAR_PERCENT) / (100 * THRESHOLD_STEPS) + 1
-        };
-        near
-    }
-
-    /// Moves the active front to inactive while active is above its share. Scans up to `most`
-    /// pages.
-    fn shrink_active(&mut self, most: usize) {
-        for _ in 0..most {
-            if self.lists.len(ACTIVE).0 * 100 <= self.lists.total().0 * ACTIVE_PERCENT_MAX {
-                return;
-            }
-            let Some(page) = self.lists.front(ACTIVE) else {
-                return;
-            };
-            let used = self.lists.mark(page) == USED;
-            self.lists.set_mark(page, 0);
-            let list = if used { ACTIVE } else { INACTIVE };
-            self.lists.move_to_back(list, page);
-        }
+        self.rule.active(&self.lists)
     }
 }
 
 impl Reclaim for ActiveInactive {
     fn insert(&mut self, page: PageNo, arrival: Arrival) {
-        let (list, mark) = match arrival {
-            Arrival::FirstTouch => (INACTIVE, 0),
-            Arrival::Prefetch => (INACTIVE, UNPROVEN),
-            Arrival::SwapIn { distance } if self.is_near(distance.0) => (ACTIVE, 0),
-            Arrival::SwapIn { .. } => (INACTIVE, 0),
-            Arrival::Returned => (ACTIVE, 0),
-        };
-        self.lists.push_back(list, page);
-        self.lists.set_mark(page, mark);
-        self.shrink_active(2);
+        self.rule.insert(&mut self.lists, page, arrival);
     }
 
     fn remove(&mut self, page: PageNo) {
@@ -121,15 +60,8 @@ impl Reclaim for ActiveInactive {
     }
 
     fn touch(&mut self, page: PageNo, _write: bool) {
-        match (self.lists.list(page), self.lists.mark(page)) {
-            (None, _) => {}
-            (Some(_), UNPROVEN) => self.lists.set_mark(page, 0),
-            (Some(INACTIVE), USED) => {
-                self.lists.set_mark(page, 0);
-                self.lists.move_to_back(ACTIVE, page);
-                self.shrink_active(2);
-            }
-            (Some(_), _) => self.lists.set_mark(page, USED),
+        if let Some(list) = self.lists.list(page) {
+            self.rule.touch(&mut self.lists, list, page);
         }
     }
 
@@ -140,32 +72,15 @@ impl Reclaim for ActiveInactive {
         verdict: &mut dyn FnMut(PageNo) -> Verdict,
         out: &mut Vec<PageNo>,
     ) {
-        self.shrink_active(scan_max);
-        let (mut wanted, mut looks) = (want, scan_max);
-        for list in [INACTIVE, ACTIVE] {
-            // Pages that are kept go to a back, so one lap is exactly the pages listed now.
-            for _ in 0..self.lists.len(list).0 {
-                let Some(page) = self.lists.front(list) else {
-                    break;
-                };
-                if wanted == 0 || looks == 0 {
-                    return;
-                }
-                looks -= 1;
-                if list == INACTIVE && self.lists.mark(page) == USED {
-                    self.lists.set_mark(page, 0);
-                    self.lists.move_to_back(ACTIVE, page);
-                    continue;
-                }
-                match verdict(page) {
-                    Verdict::Take => {
-                        out.extend(self.lists.pop_front(list));
-                        wanted -= 1;
-                    }
-                    Verdict::Skip => self.lists.move_to_back(list, page),
-                }
-            }
-        }
+        let mut laps = self.rule.begin(&mut self.lists, scan_max);
+        let mut search = Search {
+            wanted: want,
+            looks: scan_max,
+            verdict,
+            out,
+        };
+        let rule = &mut self.rule;
+        rule.select(&mut self.lists, &mut laps, want, &mut search);
     }
 
     fn len(&self) -> PageCount {

@@ -28,7 +28,14 @@ pub enum List {
     B = 2,
     /// The third.
     C = 3,
+    /// The fourth.
+    D = 4,
+    /// The fifth.
+    E = 5,
 }
+
+/// How many lists there are.
+const LIST_COUNT: usize = 5;
 
 impl List {
     /// The list of this number; `None` for 0.
@@ -38,7 +45,9 @@ impl List {
             0 => None,
             1 => Some(List::A),
             2 => Some(List::B),
-            _ => Some(List::C),
+            3 => Some(List::C),
+            4 => Some(List::D),
+            _ => Some(List::E),
         }
     }
 }
@@ -57,7 +66,7 @@ fn not_listed(page: PageNo) -> ! {
     panic!("{page:?} is in no list: removed twice, or never inserted");
 }
 
-/// Up to three lists. A page is in one of them or in none. Every operation reads only a page and
+/// Up to five lists. A page is in one of them or in none. Every operation reads only a page and
 /// its neighbours. `push_back`, `remove`, `pop_front` and `move_to_back` may also move links of the
 /// chunks concerned, at most 3.5 KiB each.
 #[derive(Default)]
@@ -68,7 +77,7 @@ pub struct PageLists {
     chunks_used: usize,
     chunks_used_peak: usize,
     pool: Pool,
-    ends: [Ends; 3],
+    ends: [Ends; LIST_COUNT],
 }
 
 impl PageLists {
@@ -99,8 +108,9 @@ impl PageLists {
         let (at, bit) = place(page.0);
         let block = &mut chunk.blocks[at];
         assert!(get(block.list, bit) == 0, "{page:?} is inserted twice");
-        block.list[0] |= u64::from(list as u8 & 1) << bit;
-        block.list[1] |= u64::from(list as u8 >> 1) << bit;
+        for (at, plane) in block.list.iter_mut().enumerate() {
+            *plane |= u64::from(list as u8 >> at & 1) << bit;
+        }
         let is_hole = block.links >> bit & 1 == 1;
         chunk.listed += 1;
         if is_hole {

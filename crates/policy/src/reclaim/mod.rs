@@ -1,14 +1,17 @@
 //! Reclaim policies: they order the resident pages, and name the next victims.
 
 pub mod active_inactive;
+pub mod auto;
 pub mod clock;
 pub mod clock_w;
 #[cfg(test)]
 mod contract;
+mod duel;
 pub mod lists;
 pub mod lru;
 #[cfg(test)]
 mod simulation;
+mod two_lists;
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
@@ -29,6 +32,20 @@ pub enum Arrival {
     Prefetch,
     /// It was selected and could not leave (touched, pinned, no room in a tier), so it is not cold.
     Returned,
+}
+
+/// What a policy that chooses between two rules has chosen, and by which figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The policy whose rule is in force.
+    pub name: &'static str,
+    /// Times that the rule has changed.
+    pub changes: u64,
+    /// Pages loaded since the last change, or since the start.
+    pub pages_since_change: u64,
+    /// Page faults so far in the two samples that are always kept by the rule of `lru` and by that
+    /// of `active_inactive`.
+    pub sample_faults: [u64; 2],
 }
 
 /// The engine's verdict on a candidate.
@@ -77,17 +94,23 @@ pub trait Reclaim: Send {
     /// Most bytes of metadata held so far. O(1).
     fn metadata_bytes(&self) -> Bytes;
 
+    /// What a policy that chooses between rules has chosen. O(1).
+    fn choice(&self) -> Option<Choice> {
+        None
+    }
+
     /// The name the user knows it by.
     fn name(&self) -> &'static str;
 }
 
 /// The reclaim policies a user can name; the first is the default.
-pub const NAMES: [&str; 4] = ["active_inactive", "clock", "clock_w", "lru"];
+pub const NAMES: [&str; 5] = ["active_inactive", "auto", "clock", "clock_w", "lru"];
 
 /// Makes an empty policy. Errors: an unknown name; the message lists the valid ones.
 pub fn by_name(name: &str) -> Result<Box<dyn Reclaim>, UnknownPolicy> {
     match name {
         "active_inactive" => Ok(Box::new(active_inactive::ActiveInactive::new())),
+        "auto" => Ok(Box::new(auto::Auto::new())),
         "clock" => Ok(Box::new(clock::Clock::new())),
         "clock_w" => Ok(Box::new(clock_w::ClockW::new())),
         "lru" => Ok(Box::new(lru::Lru::new())),

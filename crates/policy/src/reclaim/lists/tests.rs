@@ -11,7 +11,7 @@ use super::chunk::{FEW_LINKS, HOLES_MAX, PIECE_LINKS, SLAB_PIECES};
 use super::*;
 use undercroft_seeded::Random;
 
-const LISTS: [List; 3] = [List::A, List::B, List::C];
+const LISTS: [List; 5] = [List::A, List::B, List::C, List::D, List::E];
 
 impl PageLists {
     /// Panics if counters, links and bits contradict each other, or a piece is lost. O(pages).
@@ -66,7 +66,7 @@ impl PageLists {
 /// What the lists must equal.
 #[derive(Default)]
 struct Model {
-    lists: [VecDeque<u32>; 3],
+    lists: [VecDeque<u32>; 5],
     marks: HashMap<u32, u8>,
 }
 
@@ -159,7 +159,7 @@ fn drain(mut lists: PageLists, model: Model) {
 
 proptest! {
     #[test]
-    fn lists_equal_three_deques(ops in prop::collection::vec((0..11u8, 0..3usize, 0..1200u32), 0..800)) {
+    fn lists_equal_five_deques(ops in prop::collection::vec((0..11u8, 0..5usize, 0..1200u32), 0..800)) {
         let (mut lists, mut model) = (PageLists::new(), Model::default());
         for (op, list, page) in ops {
             step(&mut lists, &mut model, op, list, page);
@@ -169,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn lists_of_few_pages_equal_three_deques(ops in prop::collection::vec((0..11u8, 0..3usize, 0..6u32), 0..200)) {
+    fn lists_of_few_pages_equal_five_deques(ops in prop::collection::vec((0..11u8, 0..5usize, 0..6u32), 0..200)) {
         let (mut lists, mut model) = (PageLists::new(), Model::default());
         for (op, list, page) in ops {
             // The ends of blocks and chunks, and the highest page there is.
@@ -182,7 +182,7 @@ proptest! {
 }
 
 #[test]
-fn lists_equal_three_deques_for_200_000_operations() {
+fn lists_equal_five_deques_for_200_000_operations() {
     println!("seed 5");
     let mut random = Random::new(5);
     let (mut lists, mut model) = (PageLists::new(), Model::default());
@@ -192,7 +192,7 @@ fn lists_equal_three_deques_for_200_000_operations() {
         // From some 20 pages of each chunk in a list to all of them, and back.
         let fill = [1, 3, 2, 12, 24, 12][round as usize % 6];
         for index in 0..10_000 {
-            let (page, list) = (random.below(2000) as u32, random.below(3) as usize);
+            let (page, list) = (random.below(2000) as u32, random.below(5) as usize);
             let op = match model.held(page) {
                 None if random.below(24) >= fill => continue,
                 Some(_) if random.below(24) < fill => 4 + random.below(4) as u8,
@@ -242,7 +242,7 @@ fn bytes_a_page(in_order: bool, resident: impl Fn(u32) -> bool) -> f64 {
 #[test]
 fn lists_cost_what_the_resident_pages_need() {
     let cost = bytes_a_page(false, |_| true);
-    assert!(cost <= 7.8, "{cost}");
+    assert!(cost <= 7.95, "{cost}");
     let cost = bytes_a_page(false, |page| page % 2 == 0);
     assert!(cost <= 4.5, "{cost}");
     let cost = bytes_a_page(false, |page| page % 8 == 0);
@@ -311,7 +311,7 @@ fn links_are_sorted_when_they_are_many_and_not_when_they_are_few_again() {
 #[test]
 fn pages_that_come_in_order_cost_no_links() {
     let cost = bytes_a_page(true, |_| true);
-    assert!(cost <= 0.8, "{cost}");
+    assert!(cost <= 0.9, "{cost}");
     // Every fault brings its neighbours along.
     let mut lists = PageLists::new();
     for window in 0..8000u32 {
