@@ -1,6 +1,7 @@
 // Memory whose bytes are known: each word follows from its page, its version and its place.
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -36,6 +37,15 @@ static void fill(uint64_t page, uint64_t version)
 {
 	for (uint64_t i = 0; i < WORDS; i++)
 		memory[page * WORDS + i] = word_of(page, version, i);
+}
+
+// Maps `mib` MiB and fills them with version 0. The versions of the pages; NULL: there is no room.
+static inline uint32_t *filled_pages(uint64_t mib)
+{
+	uint32_t *version = map_pages(mib) ? calloc(pages, 4) : NULL;
+	for (uint64_t page = 0; version && page < pages; page++)
+		fill(page, 0);
+	return version;
 }
 
 // Ends the program with WRONG if a word is another.

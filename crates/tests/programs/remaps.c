@@ -41,12 +41,8 @@ int main(int count, char **arguments)
 	if (count != 3)
 		return 2;
 	random_data = 1;
-	if (!map_pages(strtoul(arguments[1], NULL, 0)))
-		return 2;
-	uint32_t *version = calloc(pages, 4);
+	uint32_t *version = filled_pages(strtoul(arguments[1], NULL, 0));
 	pthread_t beside;
-	for (uint64_t page = 0; page < pages; page++)
-		fill(page, 0);
 	if (!version || pthread_create(&beside, NULL, make_way, NULL))
 		return 2;
 	uint64_t turn = 0, own = pages / 2;

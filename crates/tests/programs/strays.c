@@ -64,15 +64,9 @@ int main(int count, char **arguments)
 	if (count != 3)
 		return 2;
 	random_data = 1;
-	if (!map_pages(strtoul(arguments[1], NULL, 0)))
-		return 2;
-	uint32_t *version = calloc(pages, 4);
-	if (!version)
-		return 2;
-	for (uint64_t page = 0; page < pages; page++)
-		fill(page, 0);
+	uint32_t *version = filled_pages(strtoul(arguments[1], NULL, 0));
 	pthread_t beside;
-	if (pthread_create(&beside, NULL, look, NULL))
+	if (!version || pthread_create(&beside, NULL, look, NULL))
 		return 2;
 	uint64_t state = 88172645463325252;
 	for (time_t end = time(NULL) + atoi(arguments[2]); time(NULL) < end;) {

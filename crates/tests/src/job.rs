@@ -405,6 +405,19 @@ impl Outcome {
         String::from_utf8_lossy(&self.output).into_owned()
     }
 
+    /// The numbers that standard output consists of. Panics if there are not `N` of them.
+    pub fn numbers<const N: usize>(&self) -> [f64; N] {
+        let text = self.text();
+        let numbers: Option<Vec<f64>> = text
+            .split_whitespace()
+            .map(|word| word.parse().ok())
+            .collect();
+        match numbers.and_then(|numbers| numbers.try_into().ok()) {
+            Some(numbers) => numbers,
+            None => panic!("{N} numbers were expected: {self}"),
+        }
+    }
+
     /// A number in the report by its path (`"pages.swapped_out"`).
     pub fn number(&self, path: &str) -> Option<f64> {
         path.split('.')

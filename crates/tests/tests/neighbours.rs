@@ -39,14 +39,7 @@ fn holds_up_nobody(name: &str, way: &str) {
         return skip(name, "no group can be made, or no process put in it");
     }
     let outcome = outcome.expect(0);
-    let text = outcome.text();
-    let numbers: Vec<f64> = text
-        .split_whitespace()
-        .map(|word| word.parse().expect("a number"))
-        .collect();
-    let [p50, p99, most, late_p50, late_p99, late_most, other] = numbers[..] else {
-        panic!("seven numbers: {outcome}");
-    };
+    let [p50, p99, most, late_p50, late_p99, late_most, other] = outcome.numbers();
     let given_up = if plain_only() {
         0.0
     } else {

@@ -20,14 +20,7 @@ fn is_served_beside(name: &str, way: &str) {
         return skip(name, "no real-time priority, or one CPU");
     }
     let outcome = outcome.expect(0);
-    let text = outcome.text();
-    let numbers: Vec<f64> = text
-        .split_whitespace()
-        .map(|word| word.parse().expect("a number"))
-        .collect();
-    let [longest, accesses, late, stalled] = numbers[..] else {
-        panic!("four numbers: {outcome}");
-    };
+    let [longest, accesses, late, stalled] = outcome.numbers();
     let moved = outcome.number("manager.threads_moved").unwrap_or(0.0);
     say(&format!(
         "{name}: longest access {longest} ms of {accesses}, {late} longer than 1 ms, {stalled} of \

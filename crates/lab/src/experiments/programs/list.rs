@@ -34,6 +34,11 @@ class W {
 END
 javac W.java"#;
 
+/// A text of 20,000 words, two a line.
+const TEXT: &str = r#"python3 -c 'import random, sys
+random.seed(3); words = ["%x" % random.getrandbits(40) for _ in range(20000)]
+for _ in range(int(sys.argv[1])): print(random.choice(words), random.choice(words))' "$1" > text"#;
+
 pub(super) const PROGRAMS: &[Program] = &[
     Program {
         name: "sort",
@@ -132,18 +137,14 @@ console.log(s, a.slice(0, 9).map(o => o.i).join());' "$1""#,
         name: "zstd-long",
         needs: &["zstd", "python3"],
         sizes: [20_000, 1_500_000],
-        prepare: r#"python3 -c 'import random, sys
-random.seed(3); words = ["%x" % random.getrandbits(40) for _ in range(20000)]
-for _ in range(int(sys.argv[1])): print(random.choice(words), random.choice(words))' "$1" > text"#,
+        prepare: TEXT,
         command: "zstd -q -12 -T1 --long=26 -c text | cksum",
     },
     Program {
         name: "xz",
         needs: &["xz", "python3"],
         sizes: [20_000, 500_000],
-        prepare: r#"python3 -c 'import random, sys
-random.seed(3); words = ["%x" % random.getrandbits(40) for _ in range(20000)]
-for _ in range(int(sys.argv[1])): print(random.choice(words), random.choice(words))' "$1" > text"#,
+        prepare: TEXT,
         command: "xz -4 -T1 -c text | cksum",
     },
 ];
