@@ -117,6 +117,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT, value_parser = values::prefetch)]
     pub prefetch: String,
 
+    /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take: worth,
+    /// or waterfall (all that `max=` allows)
+    #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT, value_parser = values::placement)]
+    pub placement: String,
+
     /// If every tier is full: keep the pages in memory, or end the program with status 125
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = WhenFullArg::Stay)]
     pub when_full: WhenFullArg,

@@ -54,6 +54,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             tiers,
             reclaim: args.reclaim,
             prefetch: args.prefetch,
+            placement: args.placement,
             when_full: args.when_full.into(),
             quiet: args.quiet,
             trace: args.trace,

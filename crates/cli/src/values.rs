@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use undercroft_base::{Bytes, Nanos, PAGE_BYTES};
 use undercroft_manager::options::AccessScan;
-use undercroft_policy::{prefetch, reclaim};
+use undercroft_policy::{place, prefetch, reclaim};
 use undercroft_tier::spec::TierSpec;
 
 /// Reclaim policy when none is named.
 pub(crate) const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
 /// Prefetch policy when none is named.
+pub(crate) const PLACEMENT_DEFAULT: &str = place::NAMES[0];
+
+/// See there.
 pub(crate) const PREFETCH_DEFAULT: &str = prefetch::NAMES[0];
 /// Smallest limit. Below it, the reserve and the pages of one instruction leave no room for
 /// progress.
@@ -137,6 +140,13 @@ pub(crate) fn stall_max(_text: &str) -> Result<String, String> {
 pub(crate) fn reclaim(text: &str) -> Result<String, String> {
     reclaim::by_name(text)
         .map(|policy| policy.name().to_owned())
+        .map_err(|error| error.to_string())
+}
+
+/// `--placement`: a placement policy's name.
+pub(crate) fn placement(text: &str) -> Result<String, String> {
+    place::by_name(text)
+        .map(|_| text.to_owned())
         .map_err(|error| error.to_string())
 }
 

@@ -4,6 +4,7 @@ use undercroft_base::{
     Bytes, Entry, Flags, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage,
     VirtRange,
 };
+use undercroft_policy::place::Share;
 
 use undercroft_policy::reclaim::Choice;
 
@@ -25,6 +26,11 @@ impl<'e, L: Ledger> Books<'e, L> {
     /// The limit in force.
     pub fn limit(self) -> Bytes {
         self.engine.config.limit
+    }
+
+    /// How much DRAM copies in memory should have, if the placement policy decides that.
+    pub fn share(self) -> Option<Share> {
+        self.engine.place.share()
     }
 
     /// Counters since the start.

@@ -407,14 +407,17 @@ impl<L: Ledger> Engine<L> {
         } else {
             self.stats.pages_swapped_in += 1;
             self.stats.prefetched += u64::from(!item.demanded);
-            let arrival = if item.demanded {
-                Arrival::SwapIn {
-                    distance: self.distance(item),
+            let distance = item.demanded.then(|| self.distance(item));
+            let arrival = match distance {
+                Some(distance) => {
+                    if item.tier != TierId::FILL {
+                        self.place.refaulted(distance);
+                    }
+                    Arrival::SwapIn { distance }
                 }
-            } else {
-                Arrival::Prefetch
+                None => Arrival::Prefetch,
             };
-            (arrival, self.keep_or_release(item, entry, anew))
+            (arrival, self.keep_or_release(item, entry, anew, distance))
         };
         self.table.set(item.no, resident);
         self.reclaim.insert(item.no, arrival);
@@ -435,13 +438,21 @@ impl<L: Ledger> Engine<L> {
     }
 
     /// The entry of a page that was loaded from a tier: `anew`, unless the tier keeps the copy.
+    /// * `distance`: evictions since the page left, if a thread waited for it.
     #[inline]
-    fn keep_or_release(&mut self, item: &LoadItem, entry: Entry, anew: Entry) -> Entry {
+    fn keep_or_release(
+        &mut self,
+        item: &LoadItem,
+        entry: Entry,
+        anew: Entry,
+        distance: Option<PageCount>,
+    ) -> Entry {
         if item.tier == TierId::FILL {
             return anew;
         }
         let configured = self.config.retain.get(item.tier.0 as usize).copied();
-        if configured == Some(true) || self.retains_ahead(item) {
+        let kept = configured == Some(true) && distance.is_none_or(|far| self.place.keeps(far));
+        if kept || self.retains_ahead(item) {
             return Entry {
                 state: anew.state,
                 flags: anew.flags.with(Flags::RETAINED),

@@ -42,7 +42,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage};
-use undercroft_policy::place::{Place, TierState, waterfall::Waterfall};
+use undercroft_policy::place::{Place, TierState, worth::Worth};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
@@ -189,7 +189,7 @@ impl<L: Ledger> Engine<L> {
             table,
             reclaim,
             prefetch: (!prefetch.is_none()).then_some(prefetch),
-            place: Box::new(Waterfall),
+            place: Box::new(Worth::default()),
             tiers: Vec::with_capacity(config.demotes.len()),
             ages: config
                 .demotes
@@ -218,6 +218,11 @@ impl<L: Ledger> Engine<L> {
             stats: Stats::default(),
             journal: None,
         }
+    }
+
+    /// Has `place` decide which tier keeps a page, in place of `worth`. Before the first page.
+    pub fn set_place(&mut self, place: Box<dyn Place>) {
+        self.place = place;
     }
 
     /// Changes the limit. No live run does. The caller then reclaims as [`Books::reclaim_wanted`]

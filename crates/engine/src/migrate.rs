@@ -58,7 +58,8 @@ impl<L: Ledger> Migrations<'_, L> {
     /// What should move between tiers before the next batch leaves. The caller carries it out with
     /// [`Migrations::select`], sets the tiers, and asks again until nothing moves.
     pub fn wanted(&mut self) -> Option<Migration> {
-        self.engine.place.migrate(&self.engine.tiers)
+        let limit = self.engine.config.limit;
+        self.engine.place.migrate(limit, &self.engine.tiers)
     }
 
     /// Appends up to `want` of the pages that have been longest in `tier`. They stay stored there,

@@ -45,6 +45,8 @@ pub struct ClientOptions {
     pub reclaim: String,
     /// Prefetch policy name.
     pub prefetch: String,
+    /// Placement policy name.
+    pub placement: String,
     /// What happens when every tier is full.
     pub when_full: WhenFull,
     /// Suppress everything but errors on stderr.
@@ -113,6 +115,7 @@ mod tests {
             tiers: texts.map(|text| text.parse().expect("a tier")).to_vec(),
             reclaim: "clock".to_owned(),
             prefetch: "none".to_owned(),
+            placement: "worth".to_owned(),
             when_full: WhenFull::Kill,
             quiet: true,
             trace: None,

@@ -400,6 +400,8 @@ pub struct Setup {
     pub reclaim: String,
     /// Policy or [`TRACED`], valid for [`prefetch`].
     pub prefetch: String,
+    /// Placement policy.
+    pub placement: String,
     /// Fastest first; at least one, at most [`TierId::MAX`].
     pub tiers: Vec<SimTier>,
     /// What pages hold at first.
@@ -426,6 +428,7 @@ impl Default for Setup {
             page_bytes: 4096,
             reclaim: "clock".to_owned(),
             prefetch: "none".to_owned(),
+            placement: undercroft_policy::place::NAMES[0].to_owned(),
             tiers: vec![SimTier {
                 text: "pcm".to_owned(),
                 kind: kind("pcm").expect("a known profile"),

@@ -6,6 +6,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Nanos;
 use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, SimTier};
 
+use crate::values;
+
 /// `undercroft sim`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
@@ -80,6 +82,10 @@ pub(crate) struct ReplayArgs {
     /// Context switches of a fault: auto, off, on, or a time
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
+
+    /// Policy that chooses the tier of a page: worth or waterfall
+    #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT, value_parser = values::placement)]
+    pub placement: String,
 
     /// When pages leave to make room: at the last moment, ahead of time as in `run`, or when they
     /// did in the live run [default: traced if a live run is replayed under its own limit and

@@ -86,6 +86,7 @@ fn sweep(args: &ReplayArgs) -> Sweep {
     let base = Setup {
         initial: args.initial.into(),
         fault_touch: args.fault_touch.into(),
+        placement: args.placement.clone(),
         room: args.room.map_or(SimRoom::AfterPlan, SimRoom::from),
         reference_time: args.reference_time,
         software: args.software,

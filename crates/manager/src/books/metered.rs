@@ -10,6 +10,15 @@ use undercroft_policy::place::{LatencyClass, TierState};
 use crate::gauges::latency::new_histogram;
 use crate::sync::lock;
 
+/// Nanoseconds to decompress a page. Not measured: two readings of the clock would cost a tenth.
+const RAM_LOAD_NS: u64 = 3_000;
+
+/// Nanoseconds that a read of a device is thought to take before any was measured.
+const FILE_LOAD_NS: u64 = 80_000;
+
+/// Reads that the mean time of a load remembers.
+const LOADS: u64 = 64;
+
 /// One tier with what is measured around it.
 pub(crate) struct MeteredTier {
     pub tier: Box<dyn Tier>,
@@ -17,19 +26,35 @@ pub(crate) struct MeteredTier {
     pub writes: AtomicU64,
     pub errors: AtomicU64,
     pub read_latency: Mutex<Histogram<u64>>,
+    /// Nanoseconds of a load lately.
+    load_ns: AtomicU64,
     peaks: Mutex<(TierUsage, TierUsage)>,
 }
 
 impl MeteredTier {
     pub(crate) fn new(tier: Box<dyn Tier>) -> MeteredTier {
+        let load_ns = match tier.info().kind {
+            TierKind::Ram => RAM_LOAD_NS,
+            TierKind::File => FILE_LOAD_NS,
+        };
         MeteredTier {
             tier,
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             read_latency: Mutex::new(new_histogram()),
+            load_ns: AtomicU64::new(load_ns),
             peaks: Mutex::default(),
         }
+    }
+
+    /// Notes that a read of the device took `nanos`.
+    pub(crate) fn note_read(&self, nanos: u64) {
+        lock(&self.read_latency).saturating_record(nanos);
+        // Two threads may lose a reading to each other: it is a mean of many.
+        let mean = self.load_ns.load(Ordering::Relaxed);
+        let next = mean - mean / LOADS + nanos / LOADS;
+        self.load_ns.store(next, Ordering::Relaxed);
     }
 
     pub(crate) fn is_ram(&self) -> bool {
@@ -38,10 +63,14 @@ impl MeteredTier {
 
     /// Its state, which the engine needs before a decision.
     pub(crate) fn state(&self) -> TierState {
+        let usage = self.tier.usage();
         TierState {
             capacity: self.tier.info().capacity,
-            held: self.tier.usage().held,
+            held: usage.held,
             dram: self.tier.dram(),
+            copies: usage.logical.pages_floor(),
+            packed: usage.stored,
+            load_ns: self.load_ns.load(Ordering::Relaxed),
             latency: if self.is_ram() {
                 LatencyClass::Memory
             } else {

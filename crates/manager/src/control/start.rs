@@ -240,18 +240,17 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
         .next();
     let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim)?;
     let prefetch = undercroft_policy::prefetch::by_name(&options.prefetch)?;
+    let place = undercroft_policy::place::by_name(&options.placement)?;
     let tiers = tiers::build(options, memories.tiers)?;
     let config = config(options, &tiers);
     let record = record(launch)?;
     let ledger = ledger::create(memories.ledger, launch.ledger_chunks)?;
     let placement = Placement::new(disk_cpu);
     let fault_threads = placement.cpus.len();
+    let mut engine = Engine::new(ledger, reclaim, prefetch, config);
+    engine.set_place(place);
     Ok(Arc::new(Shared {
-        books: Books::new(
-            Engine::new(ledger, reclaim, prefetch, config),
-            tiers,
-            record,
-        ),
+        books: Books::new(engine, tiers, record),
         processes: Processes::new(fault_threads),
         graves: Graves::default(),
         gauges: Gauges::new(),
@@ -282,8 +281,8 @@ fn record(launch: &Launch) -> Result<Option<Record>, StartError> {
         return Ok(None);
     };
     let mut settings = format!(
-        "--memory-max {} --policy {} --prefetch {}",
-        options.memory_max.0, options.reclaim, options.prefetch
+        "--memory-max {} --policy {} --prefetch {} --placement {}",
+        options.memory_max.0, options.reclaim, options.prefetch, options.placement
     );
     match tiers::write_behind(options) {
         Bytes(0) => {}

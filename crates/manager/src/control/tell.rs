@@ -46,10 +46,16 @@ impl Control {
     }
 
     fn policies(&self) -> Policies {
-        let choice = self.shared.books.engine().books().reclaim_choice();
+        let (choice, share) = {
+            let engine = self.shared.books.engine();
+            (engine.books().reclaim_choice(), engine.books().share())
+        };
         Policies {
             reclaim: self.launch.options.reclaim.clone(),
             prefetch: self.launch.options.prefetch.clone(),
+            placement: self.launch.options.placement.clone(),
+            compressed_bytes_target: share.map(|share| share.target.0),
+            placement_decisions: share.map_or(0, |share| share.decisions),
             choice: choice.map(|choice| PolicyChoice {
                 rule: choice.name.to_owned(),
                 changes: choice.changes,

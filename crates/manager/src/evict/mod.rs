@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use undercroft_base::{PageCount, SpaceId, VirtPage, VirtRange};
+use undercroft_base::{PageCount, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
 use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Outcome};
 use undercroft_policy::place::{TIERS_MAX, TierOrder, TierState};
@@ -32,7 +32,7 @@ use crate::space::shared::Shared;
 /// meanwhile waits.
 const COMPRESS_PAGES: usize = 8;
 
-/// Pages that are written and published at a time if the first tier is a device: one write for all
+/// Pages that are written and published at a time if the first tier is a device: one write of all
 /// takes little longer than a write of one page.
 const WRITE_PAGES: usize = EVICT_PAGES_MAX;
 
@@ -76,8 +76,6 @@ pub(crate) struct Evictor {
     states: Vec<TierState>,
     demotions: Vec<DemoteItem>,
     demote_buffer: PageBuf,
-    /// Pages that are stored at a time.
-    store_pages: usize,
     backoff: Backoff,
     /// A page of the last batch did not compress; others may.
     unfit: bool,
@@ -95,14 +93,8 @@ pub(crate) struct Evictor {
 
 impl Evictor {
     pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Evictor> {
-        let store_pages = if shared.books.tiers[0].is_ram() {
-            COMPRESS_PAGES
-        } else {
-            WRITE_PAGES
-        };
         Ok(Evictor {
             shared,
-            store_pages,
             items: Vec::with_capacity(EVICT_PAGES_MAX),
             buffer: PageBuf::new(EVICT_PAGES_MAX)?,
             wakes: Vec::with_capacity(EVICT_PAGES_MAX),
@@ -121,6 +113,14 @@ impl Evictor {
             revisit_at: Duration::ZERO,
             kept: PageCount(0),
         })
+    }
+
+    /// Pages that are stored at a time if `first` is tried first.
+    fn store_pages(&self, first: Option<TierId>) -> usize {
+        match first.map(|tier| self.shared.books.tiers[usize::from(tier.0)].is_ram()) {
+            Some(false) => WRITE_PAGES,
+            _ => COMPRESS_PAGES,
+        }
     }
 
     /// Works until the run ends.

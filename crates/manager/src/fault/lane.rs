@@ -191,7 +191,7 @@ impl FaultThread {
                         metered.tier.checksum(item.slot, item.stamp)
                             == Some(page_checksum(page, item.stamp))
                     });
-            lock(&metered.read_latency).saturating_record(took);
+            metered.note_read(took);
             if verified {
                 this.loads.states[at] = Load::Ready;
                 continue;

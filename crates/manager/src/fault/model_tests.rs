@@ -55,6 +55,7 @@ fn options(tier: &str) -> ClientOptions {
         memory_max: Bytes(KEPT * PAGE_BYTES as u64),
         tiers: vec![tier.parse().expect("a tier")],
         reclaim: "active_inactive".to_owned(),
+        placement: "worth".to_owned(),
         prefetch: "readahead".to_owned(),
         when_full: WhenFull::Stay,
         quiet: true,

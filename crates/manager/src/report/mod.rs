@@ -213,6 +213,15 @@ pub struct Policies {
     pub reclaim: String,
     /// The policy that chooses pages to prefetch.
     pub prefetch: String,
+    /// The policy that chooses the tier of a page.
+    #[serde(default)]
+    pub placement: String,
+    /// DRAM that it gives to compressed copies at the end; absent if it has not decided.
+    #[serde(default)]
+    pub compressed_bytes_target: Option<u64>,
+    /// How often it has decided that.
+    #[serde(default)]
+    pub placement_decisions: u64,
     /// What the reclaim policy `auto` chose; null with any other.
     #[serde(default)]
     pub choice: Option<PolicyChoice>,

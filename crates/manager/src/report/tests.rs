@@ -96,6 +96,9 @@ fn policies() -> Policies {
     Policies {
         reclaim: "auto".into(),
         prefetch: "majority".into(),
+        placement: "worth".into(),
+        compressed_bytes_target: Some(4096),
+        placement_decisions: 3,
         choice: Some(PolicyChoice {
             rule: "active_inactive".into(),
             changes: 1,

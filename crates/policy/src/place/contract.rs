@@ -1,7 +1,7 @@
 //! The contract of [`Place`]: every implementation passes it.
 
 use proptest::prelude::*;
-use undercroft_base::{Bytes, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 
 use super::{
     LatencyClass, MIGRATE_PAGES_MAX, NAMES, PageFacts, Place, TIERS_MAX, TierState, by_name,
@@ -22,12 +22,20 @@ fn tier(random: &mut Random) -> TierState {
         capacity: Bytes(capacity),
         held: Bytes(held),
         dram: Bytes(random.below(held + 1)),
+        copies: PageCount(random.below(1 << 20)),
+        packed: Bytes(random.below(held + 1)),
+        load_ns: random.below(1 << 30),
         latency: [LatencyClass::Memory, LatencyClass::Device][random.below(2) as usize],
         demotes: random.below(3) != 0,
     }
 }
 
-fn check(place: &mut dyn Place, tiers: &[TierState], page: PageFacts) -> Result<(), TestCaseError> {
+fn check(
+    place: &mut dyn Place,
+    limit: Bytes,
+    tiers: &[TierState],
+    page: PageFacts,
+) -> Result<(), TestCaseError> {
     let order = place.order(page, tiers);
     let mut seen = [false; TIERS_MAX];
     for tier in order.iter().map(|tier| usize::from(tier.0)) {
@@ -35,7 +43,7 @@ fn check(place: &mut dyn Place, tiers: &[TierState], page: PageFacts) -> Result<
         prop_assert!(!std::mem::replace(&mut seen[tier], true), "a tier twice");
     }
     prop_assert_eq!(tiers.is_empty(), order.get(0).is_none(), "no tier is tried");
-    if let Some(migration) = place.migrate(tiers) {
+    if let Some(migration) = place.migrate(limit, tiers) {
         let (from, to) = (usize::from(migration.from.0), usize::from(migration.to.0));
         prop_assert!(from < tiers.len() && to < tiers.len() && from != to);
         prop_assert!(tiers[from].demotes, "pages of this tier cannot move on");
@@ -54,7 +62,13 @@ proptest! {
             let mut random = Random::new(seed);
             for no in 0..200 {
                 let tiers: Vec<TierState> = (0..count).map(|_| tier(&mut random)).collect();
-                check(place.as_mut(), &tiers, PageFacts { no: PageNo(no) })?;
+                for _ in 0..random.below(20) {
+                    let bits = random.below(24);
+                    place.refaulted(PageCount(random.below(1 << bits)));
+                }
+                let bits = random.below(40);
+                let limit = Bytes(random.below(1 << bits));
+                check(place.as_mut(), limit, &tiers, PageFacts { no: PageNo(no) })?;
             }
         }
     }
@@ -78,7 +92,7 @@ fn every_placement_is_content_after_its_migrations() {
             // The last takes everything.
             tiers[count - 1].capacity = Bytes(1 << 50);
             let mut rounds = 0;
-            while let Some(migration) = place.migrate(&tiers) {
+            while let Some(migration) = place.migrate(Bytes(1 << 24), &tiers) {
                 let (from, to) = (usize::from(migration.from.0), usize::from(migration.to.0));
                 let bytes = migration.pages.bytes().0.min(tiers[from].held.0);
                 tiers[from].held.0 -= bytes;

@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod contract;
 pub mod waterfall;
+pub mod worth;
 
 use crate::UnknownPolicy;
 use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, TierId};
@@ -55,6 +56,12 @@ pub struct TierState {
     pub held: Bytes,
     /// DRAM that it uses now. It counts towards the client's limit.
     pub dram: Bytes,
+    /// Copies that it holds.
+    pub copies: PageCount,
+    /// Bytes of these copies; `held` has free places too.
+    pub packed: Bytes,
+    /// Nanoseconds to load one page, as measured lately.
+    pub load_ns: u64,
     /// How fast it is.
     pub latency: LatencyClass,
     /// Whether pages may be demoted from it.
@@ -127,6 +134,15 @@ pub struct Migration {
     pub pages: PageCount,
 }
 
+/// How much DRAM copies in memory should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Bytes of all tiers in memory together.
+    pub target: Bytes,
+    /// Decisions so far.
+    pub decisions: u64,
+}
+
 /// Decides where pages are kept. `tiers` are all tiers of the client, fastest first.
 pub trait Place: Send {
     /// The tiers to offer a page to. Called once for each page that needs a new copy, with the
@@ -134,21 +150,40 @@ pub trait Place: Send {
     fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder;
 
     /// What should be demoted before the next batch leaves memory, if anything. The caller carries
-    /// it out and asks again, until the answer is nothing or nothing could be moved. O(tiers).
-    fn migrate(&mut self, tiers: &[TierState]) -> Option<Migration>;
+    /// it out and asks again, until the answer is nothing or nothing could be moved. Called once a
+    /// batch, with the engine locked: O(tiers), apart from rare decisions of some 10 us.
+    ///
+    /// * `limit`: DRAM of the client, for resident pages and for what tiers hold there.
+    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration>;
+
+    /// A thread waited for a page that had left `distance` evictions ago. On the fault path, with
+    /// the engine locked: O(1).
+    fn refaulted(&mut self, _distance: PageCount) {}
+
+    /// Whether a device keeps the copy of a page that came back after `distance` evictions. If not,
+    /// the page gets a new copy when it leaves, which may go to a faster tier. O(1).
+    fn keeps(&self, _distance: PageCount) -> bool {
+        true
+    }
+
+    /// What it decided about DRAM; `None` if it decides nothing, or has not yet.
+    fn share(&self) -> Option<Share> {
+        None
+    }
 
     /// The name the user knows it by.
     fn name(&self) -> &'static str;
 }
 
 /// The placement policies; the first is the default.
-pub const NAMES: [&str; 1] = ["waterfall"];
+pub const NAMES: [&str; 2] = ["worth", "waterfall"];
 
 /// Makes a policy without history.
 ///
 /// Errors: an unknown name; the message lists the valid ones.
 pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {
     match name {
+        "worth" => Ok(Box::new(worth::Worth::default())),
         "waterfall" => Ok(Box::new(waterfall::Waterfall)),
         _ => Err(UnknownPolicy::new("placement", name, &NAMES)),
     }

@@ -27,7 +27,7 @@ impl Place for Waterfall {
         TierOrder::downwards(tiers.len())
     }
 
-    fn migrate(&mut self, tiers: &[TierState]) -> Option<Migration> {
+    fn migrate(&mut self, _: Bytes, tiers: &[TierState]) -> Option<Migration> {
         let above_others = tiers.split_last()?.1;
         let is_full = |tier: &TierState| tier.demotes && tier.headroom() < wanted(tier);
         let from = above_others.iter().position(is_full)?;
@@ -53,6 +53,9 @@ mod tests {
             capacity: Bytes(capacity),
             held: Bytes(held),
             dram: Bytes(held),
+            copies: PageCount(held / PAGE_BYTES as u64),
+            packed: Bytes(held),
+            load_ns: 0,
             latency: LatencyClass::Memory,
             demotes: true,
         }
@@ -62,7 +65,7 @@ mod tests {
     fn the_first_full_tier_is_relieved_a_mebibyte_at_a_time() {
         const MIB: u64 = 1 << 20;
         let move_on = |tiers: &[TierState]| {
-            let found = Waterfall.migrate(tiers);
+            let found = Waterfall.migrate(Bytes(0), tiers);
             found.map(|m| (m.from.0, m.to.0, m.pages.0))
         };
         let (full, free) = (
@@ -85,13 +88,16 @@ mod tests {
     fn a_small_tier_keeps_a_quarter_free_and_moves_a_quarter() {
         let page = PAGE_BYTES as u64;
         let of = |held| {
-            let found = Waterfall.migrate(&[pool(40 * page, held), pool(page, 0)]);
+            let found = Waterfall.migrate(Bytes(0), &[pool(40 * page, held), pool(page, 0)]);
             found.map(|m| m.pages.0)
         };
         assert_eq!(of(30 * page), None);
         assert_eq!(of(30 * page + 1), Some(10));
-        assert_eq!(Waterfall.migrate(&[pool(0, 0), pool(page, 0)]), None);
-        let tiny = Waterfall.migrate(&[pool(page, page), pool(page, 0)]);
+        assert_eq!(
+            Waterfall.migrate(Bytes(0), &[pool(0, 0), pool(page, 0)]),
+            None
+        );
+        let tiny = Waterfall.migrate(Bytes(0), &[pool(page, page), pool(page, 0)]);
         assert_eq!(tiny.map(|m| m.pages.0), Some(1));
     }
 }

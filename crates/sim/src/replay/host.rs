@@ -425,6 +425,9 @@ impl Host {
                     capacity: bytes(share.min(held + free / ratio)),
                     held: bytes(held),
                     dram: bytes(held),
+                    copies: PageCount(client.held[place]),
+                    packed: bytes(held),
+                    load_ns: tier.load_ns(),
                     latency: LatencyClass::Memory,
                     demotes: false, // the engine knows
                 }
@@ -433,6 +436,9 @@ impl Host {
                 capacity: bytes(tier.held() as f64 + free),
                 held: bytes(tier.held() as f64),
                 dram: Bytes(0),
+                copies: PageCount(tier.held()),
+                packed: bytes(tier.held() as f64),
+                load_ns: tier.load_ns(),
                 latency: LatencyClass::Device,
                 demotes: false,
             },

@@ -5,6 +5,9 @@ use undercroft_model::device::{Attach, Device, Time, profiles};
 
 use crate::setup::{DeviceLayout, SimTier, TierModel, WriteOut};
 
+/// Reads that the mean time of a read remembers.
+const LOADS: f64 = 64.0;
+
 /// Counts of a tier, besides its device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TierCounters {
@@ -31,6 +34,8 @@ pub struct Tier {
     slots: Slots,
     homes: Option<Homes>,
     wear: Vec<u32>,
+    /// Nanoseconds of a read lately; 0 before the first.
+    load_ns: f64,
 }
 
 impl Tier {
@@ -52,6 +57,7 @@ impl Tier {
             slots: Slots::default(),
             homes: homes.map(Homes::new),
             wear: Vec::new(),
+            load_ns: 0.0,
             spec: spec.clone(),
         }
     }
@@ -158,10 +164,21 @@ impl Tier {
     pub fn read(&mut self, now: Time, slot: Slot, pages: u64) -> Time {
         self.counters.pages_read += pages;
         let (offset, bytes) = (slot.0 * self.page_bytes, pages * self.page_bytes);
-        match &mut self.device {
+        let end = match &mut self.device {
             None => now + Time::from_ns(profiles::DECOMPRESS_NS_PER_BYTE * bytes as f64),
             Some(device) => device.read(now, offset, bytes).end,
-        }
+        };
+        let took = (end - now).ns();
+        self.load_ns += match self.load_ns {
+            0.0 => took,
+            mean => (took - mean) / LOADS,
+        };
+        end
+    }
+
+    /// Nanoseconds of a read lately; 0 before the first.
+    pub fn load_ns(&self) -> u64 {
+        self.load_ns as u64
     }
 
     /// Resets the counts, and keeps the pages: the simulation proper starts here.

@@ -1,0 +1,430 @@
+//! As [`Waterfall`], and decides how much DRAM compressed copies may take above a device: as much
+//! as they are worth. The default.
+//!
+//! ```text
+//! DRAM:      | resident pages                          | compressed copies |
+//! refaults:              nearer than a step left <-- boundary --> a step right
+//! ```
+//! A page that comes back after `d` evictions would not have left, had `d` more pages been
+//! resident. So the distances of the refaults tell what every other split would have cost: a
+//! refault within the pages gained is no fault; one within the copies that fit is a decompression;
+//! every other reads the device. The cheapest split is the target. Source: Wilson, Kaplan,
+//! Smaragdakis, *The Case for Compressed Caching in Virtual Memory Systems* (USENIX ATC 1999),
+//! which counts uses in an LRU order. Here only refaults are known, so what a *smaller* resident
+//! part costs is guessed from the nearest refaults. Growth is therefore slow, and waits longer each
+//! time that it had to be taken back.
+//!
+//! Tiers without a device below them are left to [`Waterfall`]: there is nothing to choose.
+
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
+
+use super::waterfall::Waterfall;
+use super::{
+    BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, Share, TierOrder,
+    TierState,
+};
+
+/// Distances told apart. The last counts everything farther.
+const BUCKETS: usize = 256;
+/// Buckets for as many evictions as the limit has pages, at least.
+const PER_LIMIT: u64 = 64;
+/// Refaults between decisions. Older ones count half after each.
+const EVIDENCE: u64 = 512;
+/// Splits compared: the most copies may have, and this many smaller ones.
+const SPLITS: u64 = 32;
+/// Another split has to be cheaper by this part.
+const GAIN_PART: u64 = 16;
+/// Copies get at most this part of the limit more in one decision.
+const GROW_PART: u64 = 16;
+/// Most decisions without growth after growth was taken back.
+const PATIENCE_MAX: u32 = 64;
+/// Pages a copy takes the place of, while too few are held to tell.
+const RATIO_FIRST: f64 = 2.5;
+/// Copies that tell the ratio.
+const RATIO_PAGES: u64 = 256;
+/// Part of a pool that copies fill; the rest is free places.
+const FILLED: f64 = 0.85;
+
+/// Nanoseconds of a fault besides loading: the program waits for its pager and back.
+const FAULT_NS: f64 = 10_000.0;
+/// Nanoseconds to compress a page, and to move it on later.
+const COPY_NS: f64 = 4_000.0;
+
+/// Splits DRAM by the worth of compressed copies.
+#[derive(Clone, Debug)]
+pub struct Worth {
+    /// Refaults by distance, decayed: as they would be with what copies have now.
+    refaults: [u32; BUCKETS],
+    /// Buckets of DRAM that copies have.
+    copies: u64,
+    /// log2 of the evictions of one bucket.
+    width: u32,
+    /// Refaults and new copies since the last decision.
+    seen: u64,
+    stored: u64,
+    /// New copies since the last demotion beyond the target.
+    unmoved: u64,
+    /// Bytes that copies should have; `None` before the first decision: all they may.
+    target: Option<Bytes>,
+    /// Refaults within this distance are worth a copy in memory.
+    reach: PageCount,
+    ratio: f64,
+    patience: u32,
+    wait: u32,
+    grew: bool,
+    decisions: u64,
+}
+
+impl Default for Worth {
+    fn default() -> Self {
+        Worth {
+            refaults: [0; BUCKETS],
+            copies: 0,
+            width: 0,
+            seen: 0,
+            stored: 0,
+            unmoved: 0,
+            target: None,
+            reach: PageCount(0),
+            ratio: RATIO_FIRST,
+            patience: 1,
+            wait: 0,
+            grew: false,
+            decisions: 0,
+        }
+    }
+}
+
+/// The tiers in memory above the first device, and that device's load time. `None`: one of them is
+/// missing.
+fn above_device(tiers: &[TierState]) -> Option<(usize, &TierState)> {
+    let device = tiers
+        .iter()
+        .position(|tier| tier.latency == LatencyClass::Device)?;
+    (device > 0).then(|| (device, &tiers[device]))
+}
+
+fn sum(tiers: &[TierState], of: impl Fn(&TierState) -> u64) -> u64 {
+    tiers.iter().map(of).fold(0, u64::saturating_add)
+}
+
+/// What the decision is about, in pages of DRAM.
+struct Split {
+    /// DRAM in all.
+    limit: f64,
+    /// DRAM of copies now.
+    now: f64,
+    ratio: f64,
+    memory_ns: f64,
+    device_ns: f64,
+}
+
+impl Worth {
+    /// The cost of the refaults seen, in nanoseconds, had copies had `copies` pages of DRAM.
+    fn cost(&self, split: &Split, copies: f64) -> f64 {
+        let gained = split.now - copies;
+        let held = copies * split.ratio;
+        let bucket = f64::from(1u32 << self.width);
+        let mut cost = 0.0;
+        if copies > 0.0 {
+            cost += self.stored as f64 * COPY_NS;
+        }
+        for (at, count) in self.refaults.iter().enumerate() {
+            let (count, from) = (f64::from(*count), at as f64 * bucket);
+            let last = at + 1 == BUCKETS;
+            // The part of the bucket nearer than `to`.
+            let within = |to: f64| match (last, ((to - from) / bucket).clamp(0.0, 1.0)) {
+                (true, _) => 0.0,
+                (false, part) => part,
+            };
+            let (hits, near) = (within(gained), within(gained + held));
+            cost += count * (near - hits) * (FAULT_NS + split.memory_ns);
+            cost += count * (1.0 - near) * (FAULT_NS + split.device_ns);
+            // The resident pages that would have to go are used as often as those that went last.
+            let lost = within(-gained);
+            cost += count * lost * (FAULT_NS + split.memory_ns + COPY_NS);
+        }
+        cost
+    }
+
+    /// Decides anew.
+    fn decide(&mut self, split: &Split, most: Bytes) {
+        let page = PAGE_BYTES as f64;
+        let before = self.target.unwrap_or(most).0.min(most.0) as f64 / page;
+        let top = most.0 as f64 / page;
+        let (mut best, mut least) = (before, self.cost(split, before));
+        least -= least / GAIN_PART as f64;
+        for step in 0..=SPLITS {
+            let copies = top * step as f64 / SPLITS as f64;
+            let cost = self.cost(split, copies);
+            if cost < least {
+                (best, least) = (copies, cost);
+            }
+        }
+        self.wait = self.wait.saturating_sub(1);
+        if best < before {
+            if self.grew {
+                self.patience = (self.patience * 2).min(PATIENCE_MAX);
+            }
+            self.wait = self.patience;
+            self.grew = false;
+        } else if best > before {
+            let step = split.limit / GROW_PART as f64;
+            best = if self.wait > 0 {
+                before
+            } else {
+                best.min(before + step)
+            };
+            self.grew |= best > before;
+        }
+        self.decisions += 1;
+        self.target = Some(Bytes((best * page) as u64));
+        self.reach = PageCount((best * split.ratio) as u64);
+        for count in &mut self.refaults {
+            *count /= 2;
+        }
+        (self.seen, self.stored) = (0, self.stored / 2);
+    }
+
+    /// Copies have `copies` buckets of DRAM now. What they gave up, pages have: as many refaults
+    /// would be no faults now, and the others are nearer.
+    fn shift(&mut self, copies: u64) {
+        let by = copies.abs_diff(self.copies).min(BUCKETS as u64 - 1) as usize;
+        let last = BUCKETS - 1; // stays: it has no upper end
+        if copies < self.copies {
+            self.refaults.copy_within(by..last, 0);
+            self.refaults[last - by..last].fill(0);
+        } else if by > 0 {
+            let beyond: u32 = self.refaults[last - by..last].iter().sum();
+            self.refaults[last] += beyond;
+            self.refaults.copy_within(..last - by, by);
+            self.refaults[..by].fill(0);
+        }
+        self.copies = copies;
+    }
+
+    /// Looks whether there is enough evidence for a decision.
+    fn look(&mut self, limit: Bytes, tiers: &[TierState]) {
+        let Some((count, device)) = above_device(tiers) else {
+            return;
+        };
+        let memory = &tiers[..count];
+        let width = (limit.0 / PAGE_BYTES as u64 / PER_LIMIT).max(1).ilog2();
+        if width != self.width {
+            (self.width, self.refaults, self.copies) = (width, [0; BUCKETS], 0);
+        }
+        let dram = sum(memory, |t| t.dram.0);
+        self.shift((dram / PAGE_BYTES as u64) >> self.width);
+        let (copies, packed) = (sum(memory, |t| t.copies.0), sum(memory, |t| t.packed.0));
+        if copies >= RATIO_PAGES && packed > 0 {
+            let ratio = (copies * PAGE_BYTES as u64) as f64 / packed as f64;
+            self.ratio = (ratio * FILLED).clamp(1.0, 100.0);
+        }
+        if self.seen < EVIDENCE {
+            return;
+        }
+        let page = PAGE_BYTES as f64;
+        let split = Split {
+            limit: limit.0 as f64 / page,
+            now: dram as f64 / page,
+            ratio: self.ratio,
+            memory_ns: memory.iter().map(|t| t.load_ns).max().unwrap_or(0) as f64,
+            device_ns: device.load_ns as f64,
+        };
+        self.decide(&split, Bytes(sum(memory, |t| t.capacity.0)));
+    }
+
+    /// A demotion that brings copies back to their target, with room for the next batches.
+    fn shrink(&mut self, tiers: &[TierState]) -> Option<Migration> {
+        let (target, (count, _)) = (self.target?, above_device(tiers)?);
+        let memory = &tiers[..count];
+        let room = (2 * BATCH_PAGES * PAGE_BYTES as u64).min(target.0 / 4);
+        if sum(memory, |t| t.dram.0) + room <= target.0 {
+            return None;
+        }
+        let from = memory.iter().rposition(|t| t.demotes && t.copies.0 > 0)?;
+        let pages = memory[from].copies.0.div_ceil(4).min(MIGRATE_PAGES_MAX);
+        // Not faster than new copies come. Otherwise reclaim would be late.
+        if self.unmoved < pages {
+            return None;
+        }
+        self.unmoved = 0;
+        Some(Migration {
+            from: TierId(from as u8),
+            to: TierId(from as u8 + 1),
+            pages: PageCount(pages),
+        })
+    }
+
+    /// Whether copies take more than their target.
+    fn is_over(&self, tiers: &[TierState]) -> bool {
+        match (self.target, above_device(tiers)) {
+            (Some(target), Some((count, _))) => sum(&tiers[..count], |t| t.dram.0) >= target.0,
+            _ => false,
+        }
+    }
+}
+
+impl Place for Worth {
+    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
+        self.stored += 1;
+        self.unmoved += 1;
+        if !self.is_over(tiers) {
+            return Waterfall.order(page, tiers);
+        }
+        let devices = above_device(tiers).map_or(0, |(count, _)| count);
+        let mut order = TierOrder::default();
+        for tier in (devices..tiers.len()).chain(0..devices) {
+            order.then(TierId(tier as u8));
+        }
+        order
+    }
+
+    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration> {
+        self.look(limit, tiers);
+        Waterfall
+            .migrate(limit, tiers)
+            .or_else(|| self.shrink(tiers))
+    }
+
+    fn refaulted(&mut self, distance: PageCount) {
+        let bucket = (distance.0 >> self.width).min(BUCKETS as u64 - 1);
+        self.refaults[bucket as usize] += 1;
+        self.seen += 1;
+    }
+
+    fn keeps(&self, distance: PageCount) -> bool {
+        self.reach == PageCount(0) || distance > self.reach
+    }
+
+    fn share(&self) -> Option<Share> {
+        self.target.map(|target| Share {
+            target,
+            decisions: self.decisions,
+        })
+    }
+
+    fn name(&self) -> &'static str {
+        "worth"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Bytes = Bytes(64 << 20);
+    const PAGES: u64 = LIMIT.0 / PAGE_BYTES as u64;
+
+    /// A pool of up to half of the limit over a device. `dram`: of the copies, a third of them.
+    fn tiers(dram: u64) -> [TierState; 2] {
+        let pool = TierState {
+            capacity: Bytes(LIMIT.0 / 2),
+            held: Bytes(dram),
+            dram: Bytes(dram),
+            copies: PageCount(dram * 3 / PAGE_BYTES as u64),
+            packed: Bytes((dram as f64 * FILLED) as u64),
+            load_ns: 3_000,
+            latency: LatencyClass::Memory,
+            demotes: true,
+        };
+        let device = TierState {
+            capacity: Bytes(1 << 40),
+            held: Bytes(0),
+            dram: Bytes(0),
+            copies: PageCount(0),
+            packed: Bytes(0),
+            load_ns: 80_000,
+            latency: LatencyClass::Device,
+            demotes: false,
+        };
+        [pool, device]
+    }
+
+    /// Copies follow the target, and every refault is `distance(dram)` far. The target in percent
+    /// of the limit after each of `decisions`.
+    fn targets(decisions: usize, start: u64, distance: impl Fn(u64) -> u64) -> Vec<u64> {
+        let mut worth = Worth {
+            target: Some(Bytes(start)),
+            ..Worth::default()
+        };
+        let mut dram = start;
+        let mut found = Vec::new();
+        worth.migrate(LIMIT, &tiers(dram));
+        for _ in 0..decisions {
+            for _ in 0..EVIDENCE {
+                worth.refaulted(PageCount(distance(dram)));
+            }
+            worth.migrate(LIMIT, &tiers(dram));
+            let target = worth.share().expect("a decision").target;
+            dram = target.0;
+            found.push(target.0 * 100 / LIMIT.0);
+        }
+        found
+    }
+
+    #[test]
+    fn copies_of_pages_that_come_back_at_once_get_nothing() {
+        let found = targets(3, LIMIT.0 / 2, |dram| match dram {
+            0 => PAGES * 20, // it fits now: what is left comes from far
+            _ => PAGES / 16,
+        });
+        assert_eq!(found, [0; 3]);
+    }
+
+    /// A loop over one and a half times the limit: it fits if a quarter of the limit holds three
+    /// copies in each page.
+    #[test]
+    fn a_loop_that_fits_with_copies_gets_room_for_them_slowly() {
+        let found = targets(40, 1 << 20, |dram| {
+            let resident = PAGES - dram / PAGE_BYTES as u64;
+            PAGES * 3 / 2 - resident
+        });
+        let steps = found.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
+        assert!(steps.max() <= Some(100 / GROW_PART + 1), "{found:?}");
+        let last = found[39];
+        assert!((24..=40).contains(&last), "{found:?}");
+    }
+
+    #[test]
+    fn what_no_split_holds_gets_no_copies() {
+        let found = targets(3, LIMIT.0 / 2, |_| PAGES * 20);
+        let before = found[0];
+        assert!(before == 50 || before == 0, "{found:?}");
+        let mut worth = Worth::default();
+        for _ in 0..EVIDENCE {
+            worth.refaulted(PageCount(PAGES * 20));
+            worth.order(
+                PageFacts {
+                    no: undercroft_base::PageNo(0),
+                },
+                &tiers(LIMIT.0 / 2),
+            );
+        }
+        worth.migrate(LIMIT, &tiers(LIMIT.0 / 2));
+        assert_eq!(worth.share().map(|share| share.target), Some(Bytes(0)));
+    }
+
+    #[test]
+    fn beyond_the_target_new_pages_go_to_the_device_and_old_ones_follow_no_faster() {
+        let full = tiers(LIMIT.0 / 4);
+        let page = PageFacts {
+            no: undercroft_base::PageNo(0),
+        };
+        let mut worth = Worth::default();
+        assert_eq!(worth.order(page, &full).get(0), Some(TierId(0)));
+        let mut worth = Worth {
+            target: Some(Bytes(0)),
+            ..Worth::default()
+        };
+        assert_eq!(worth.order(page, &full).get(0), Some(TierId(1)));
+        assert_eq!(worth.migrate(LIMIT, &full), None, "one page came");
+        for _ in 0..MIGRATE_PAGES_MAX {
+            worth.order(page, &full);
+        }
+        let migration = worth.migrate(LIMIT, &full).expect("as many as came");
+        assert_eq!((migration.from, migration.to), (TierId(0), TierId(1)));
+        assert_eq!(migration.pages, PageCount(MIGRATE_PAGES_MAX));
+        assert_eq!(worth.migrate(LIMIT, &full), None);
+    }
+}
