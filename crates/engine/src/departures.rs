@@ -36,6 +36,15 @@ impl Departures {
         }
     }
 
+    /// The page `to` has the state of `from` from now on: it is the same page at another address,
+    /// or a fork child's. O(1); allocates as [`Departures::left_clean`].
+    pub(crate) fn copy(&mut self, from: PageNo, to: PageNo) {
+        match self.when(from) {
+            Some(left) => self.left_clean(to, left),
+            None => self.left_with_copy(to),
+        }
+    }
+
     /// When the page left clean. `None`: it left when its copy was made. O(1).
     #[inline]
     pub(crate) fn when(&self, page: PageNo) -> Option<Stamp> {

@@ -143,6 +143,7 @@ impl<L: Ledger> Engine<L> {
                 }
             }
         };
+        self.departures.copy(no, copy);
         self.table.set(copy, theirs);
         if theirs.state == PageState::Stored {
             // This copy may outlive the parent's, and is then the one to demote.

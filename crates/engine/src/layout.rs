@@ -216,6 +216,7 @@ impl<L: Ledger> Layout<'_, L> {
             // recognised; one that has none cannot.
             self.engine
                 .note_move(no, new_no, entry.state == PageState::Evicting);
+            self.engine.departures.copy(no, new_no);
             self.engine.table.set(new_no, moved);
             self.engine.table.set(no, Entry::UNTOUCHED);
             self.engine.forget_move();

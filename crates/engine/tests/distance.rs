@@ -82,6 +82,15 @@ fn distance_counts_pages_chosen_whether_they_are_published_or_not() {
 /// A page that leaves clean keeps its old copy, and with it the copy's stamp.
 #[test]
 fn distance_of_a_page_that_left_clean_counts_from_when_it_left() {
+    distance_of_a_clean_page(false);
+}
+
+#[test]
+fn distance_of_a_clean_page_is_the_same_after_a_move() {
+    distance_of_a_clean_page(true);
+}
+
+fn distance_of_a_clean_page(moved: bool) {
     let last = Arc::new(Mutex::new(None));
     let reclaim = Box::new(Noting(Lru::new(), last.clone()));
     let mut engine = common::engine_with(4, 2000, reclaim, true);
@@ -100,7 +109,14 @@ fn distance_of_a_page_that_left_clean_counts_from_when_it_left() {
         common::touch(&mut engine, space, VirtPage(page));
     }
     leave(&mut engine, 64);
-    common::touch(&mut engine, space, VirtPage(0));
+    let (from, to) = (VirtRange::one(VirtPage(0)), VirtPage(4096));
+    if moved {
+        let target = VirtRange::new(to, to.plus(512));
+        engine.layout().attached(space, target);
+        let result = engine.layout().remap_pages(space, from, to);
+        assert!(result.is_ok(), "the ledger has room");
+    }
+    common::touch(&mut engine, space, if moved { to } else { from.start });
     let Some(Arrival::SwapIn { distance }) = *last.lock().expect("one thread") else {
         panic!("the page was loaded");
     };
