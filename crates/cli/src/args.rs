@@ -117,8 +117,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT, value_parser = values::prefetch)]
     pub prefetch: String,
 
-    /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take: worth,
-    /// or waterfall (all that `max=` allows)
+    /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take:
+    /// waterfall (all that `max=` allows), or worth (as much as pays)
     #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT, value_parser = values::placement)]
     pub placement: String,
 

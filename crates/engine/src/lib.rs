@@ -42,7 +42,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage};
-use undercroft_policy::place::{Place, TierState, worth::Worth};
+use undercroft_policy::place::{Place, TierState, waterfall::Waterfall};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
@@ -189,7 +189,7 @@ impl<L: Ledger> Engine<L> {
             table,
             reclaim,
             prefetch: (!prefetch.is_none()).then_some(prefetch),
-            place: Box::new(Worth::default()),
+            place: Box::new(Waterfall),
             tiers: Vec::with_capacity(config.demotes.len()),
             ages: config
                 .demotes
@@ -220,7 +220,7 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
-    /// Has `place` decide which tier keeps a page, in place of `worth`. Before the first page.
+    /// Has `place` decide which tier keeps a page, in place of `waterfall`. Before the first page.
     pub fn set_place(&mut self, place: Box<dyn Place>) {
         self.place = place;
     }

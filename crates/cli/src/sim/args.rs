@@ -83,7 +83,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// Policy that chooses the tier of a page: worth or waterfall
+    /// Policy that chooses the tier of a page: waterfall or worth
     #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT, value_parser = values::placement)]
     pub placement: String,
 
