@@ -303,7 +303,11 @@ impl<L: Ledger> Engine<L> {
             &mut verdict,
             victims,
         );
+        let cut_off = self.victims.len() < EVICT_PAGES_MAX && want >= EVICT_PAGES_MAX;
         self.keep_victims();
+        if cut_off {
+            self.tell(BookEvent::FellShort);
+        }
     }
 
     #[inline]

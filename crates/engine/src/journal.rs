@@ -18,6 +18,9 @@ pub enum BookEvent {
     Waits(Fault),
     /// A batch begins. Pages of the one before are on their way out only if they were set aside.
     BatchBegan,
+    /// The policy was asked for a whole batch, and named fewer pages in a search that was cut off.
+    /// What it named, if anything, is the next batch.
+    FellShort,
     /// Something happened to one page.
     Page(SpaceId, VirtPage, PageEvent),
     /// These pages may not leave from now on.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 use undercroft_trace::{Event, Kind, Movement, Reference};
-use undercroft_trace::{FRAME_LEFT, FRAME_OWNED, PASSED_OVER, TAKEN_BACK};
+use undercroft_trace::{FELL_SHORT, FRAME_LEFT, FRAME_OWNED, PASSED_OVER, TAKEN_BACK};
 
 use crate::recorded::Recorded;
 
@@ -85,12 +85,18 @@ pub enum Becomes {
     },
     /// Not of a page. The address space has ended with all its pages.
     Ended,
+    /// Not of a page. The live policy was asked for a whole batch, and its search was cut off
+    /// before it had named one. What it named leaves next.
+    FellShort,
 }
 
 impl Becomes {
     /// Whether it concerns one page, not an address space.
     pub fn is_of_a_page(self) -> bool {
-        !matches!(self, Becomes::Forked { .. } | Becomes::Ended)
+        !matches!(
+            self,
+            Becomes::Forked { .. } | Becomes::Ended | Becomes::FellShort
+        )
     }
 }
 
@@ -228,6 +234,7 @@ impl Collector {
             Movement::Locked => match event.thread {
                 PASSED_OVER if self.live => Becomes::PassedOver,
                 TAKEN_BACK if self.live => Becomes::TakenBack,
+                FELL_SHORT if self.live => Becomes::FellShort,
                 _ => Becomes::Locked,
             },
             // Clients of other traces share nothing, and none begins after another.

@@ -194,6 +194,7 @@ impl Chunks {
                         }
                     }
                 }
+                Becomes::FellShort => {}
                 _ => name(&mut lives, &self.list, moved.number),
             }
         }

@@ -47,7 +47,7 @@ fn page(random: &mut Random) -> u64 {
 
 fn becomes(random: &mut Random) -> Becomes {
     let batch = random.below(2) as u16;
-    match random.below(18) {
+    match random.below(19) {
         0 => Becomes::Found,
         1 => Becomes::Dropped,
         2 => Becomes::Named { batch },
@@ -65,6 +65,7 @@ fn becomes(random: &mut Random) -> Becomes {
         13 => Becomes::TakenBack,
         14 => Becomes::FrameOwned,
         15 => Becomes::FrameLeft,
+        16 => Becomes::FellShort,
         10 => Becomes::Forked {
             parent: (NUMBERS[random.below(SPACES) as usize] + random.below(16) / 15) as u16,
         },
@@ -85,7 +86,7 @@ fn crafted(random: &mut Random) -> MemoryTrace {
         };
         let what = (random.below(4) < often).then(|| becomes(random));
         let space = NUMBERS[random.below(spaces) as usize] * SPACE_BYTES;
-        if let Some(what @ (Becomes::Forked { .. } | Becomes::Ended)) = what {
+        if let Some(what @ (Becomes::Forked { .. } | Becomes::Ended | Becomes::FellShort)) = what {
             moved.push(Moved {
                 after: references.len(),
                 address: space,

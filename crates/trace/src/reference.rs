@@ -50,6 +50,9 @@ pub const FRAME_LEFT: u16 = 2;
 pub const PASSED_OVER: u16 = 1;
 /// The same: that is over, and the policy knows the page again, as one that was chosen and stayed.
 pub const TAKEN_BACK: u16 = 2;
+/// The same place, without a page: the policy was asked for a whole batch, and its search was cut
+/// off before it had named one.
+pub const FELL_SHORT: u16 = 3;
 
 /// How a page came into memory or left it without a reference of the program. It never counts as a
 /// reference.
@@ -73,7 +76,7 @@ pub enum Movement {
     /// It stayed in memory and was used since the last scan: its Accessed bit was set.
     Accessed,
     /// It may not leave from now on, in memory or not: by the manager's decision or the program's;
-    /// or for a while ([`PASSED_OVER`], [`TAKEN_BACK`]).
+    /// or for a while ([`PASSED_OVER`], [`TAKEN_BACK`]). Or of no page ([`FELL_SHORT`]).
     Locked,
     /// As [`Movement::Evicted`], but the manager named it itself, not its policy.
     Named,
@@ -127,7 +130,7 @@ pub enum Kind {
 
 /// One entry of a trace, with the fields of [`Reference`]. The thread of a movement means nothing,
 /// except for evicted, named, found ([`FRAME_OWNED`], [`FRAME_LEFT`]), locked ([`PASSED_OVER`],
-/// [`TAKEN_BACK`]) and forked ones.
+/// [`TAKEN_BACK`], [`FELL_SHORT`]) and forked ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// Virtual time since the trace began.

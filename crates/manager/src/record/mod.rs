@@ -104,6 +104,8 @@ enum What {
     Forked { parent: SpaceId },
     /// The address space is gone.
     Ended,
+    /// Of no page: the policy named fewer pages than a whole batch.
+    FellShort,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -214,6 +216,7 @@ impl Record {
                 self.inbox.batches.fetch_add(1, Ordering::Relaxed);
                 lock(&self.inbox.queue).waiting.clear();
             }
+            BookEvent::FellShort => self.fell_short(),
             BookEvent::Page(space, page, PageEvent::Chosen) => {
                 self.push(space, page, What::Left(Movement::Evicted, self.batch()));
             }
@@ -277,6 +280,17 @@ impl Record {
             return;
         }
         self.push_all(queue, space, page, &[What::Moved(movement, number, pages)]);
+    }
+
+    /// Queues a search that was cut off. Like uses, it is dropped first: searches that find nothing
+    /// may follow each other.
+    fn fell_short(&self) {
+        let queue = lock(&self.inbox.queue);
+        if queue.seen.len() >= QUEUE_MAX / 2 {
+            self.inbox.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.push_all(queue, SpaceId(0), VirtPage(0), &[What::FellShort]);
     }
 
     /// Notes that a thread faulted on a page that is being evicted, and waits. [`Record::put_back`]

@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use undercroft_base::{SpaceId, ThreadId, VirtPage};
-use undercroft_trace::{Access, Event, Kind, Movement, TraceWriter, WriteError};
+use undercroft_trace::{Access, Event, FELL_SHORT, Kind, Movement, TraceWriter, WriteError};
 
 use super::known::Known;
 use super::{CLIENTS, Inbox, NAP, QUEUE_FULL, QUEUE_MAX, QUEUE_SPARE, RecordError, Seen, What};
@@ -140,6 +140,8 @@ impl<W: Write> Out<W> {
             What::Dropped(_) | What::Remapped(..) | What::Ended => {
                 self.spaces.get(&seen.space).copied()
             }
+            // Of no address space: the first one of the trace stands in.
+            What::FellShort => (!self.known.is_empty()).then_some(0),
             What::Fault { .. } | What::Moved(..) | What::Left(..) => self.client(seen.space),
         };
         let Some(client) = client else {
@@ -160,6 +162,7 @@ impl<W: Write> Out<W> {
         let moved = Kind::Movement;
         match seen.what {
             What::Forked { .. } => Ok(()), // above
+            What::FellShort => put(first, moved(Movement::Locked), FELL_SHORT),
             What::Fault { write, thread } => {
                 // All threads beyond the last number share it.
                 let threads = self.threads.len().min(usize::from(u16::MAX)) as u16;

@@ -22,6 +22,10 @@ impl Host {
             let page = VirtPage(u64::from(moved.number));
             match moved.what {
                 Becomes::Forked { parent } => self.fork(client, moved.number, u32::from(parent))?,
+                Becomes::FellShort if self.setup.room == SimRoom::Traced => {
+                    self.search_in_part(client)?;
+                }
+                Becomes::FellShort => {}
                 Becomes::Ended => self.end_space(client, moved.number)?,
                 Becomes::Ahead { written } if client.traced.is_some() => {
                     self.prefetch_along(client, no, written)?;

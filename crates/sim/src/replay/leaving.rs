@@ -36,6 +36,19 @@ impl Host {
         Ok(())
     }
 
+    /// Lets the policy search once, for a whole batch, as it did in the live run. What it names
+    /// counts as having left before the trace says so.
+    pub(super) fn search_in_part(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+        self.let_go(client)?;
+        self.migrate(client);
+        let batch = &mut client.batch;
+        if client.engine.evictions().select(EVICT_PAGES_MAX, batch) {
+            client.leaving = u64::MAX >> (EVICT_PAGES_MAX - batch.len());
+            client.forced += batch.len();
+        }
+        Ok(())
+    }
+
     /// Lets all pages on their way out leave.
     #[inline]
     pub(super) fn let_go(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {

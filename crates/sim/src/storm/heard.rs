@@ -72,7 +72,10 @@ impl Journal for Heard {
             BookEvent::Ended(space) => {
                 pages.retain(|(of, _)| *of != space);
             }
-            BookEvent::Waits(_) | BookEvent::BatchBegan | BookEvent::Locked(..) => {}
+            BookEvent::Waits(_)
+            | BookEvent::BatchBegan
+            | BookEvent::FellShort
+            | BookEvent::Locked(..) => {}
         }
     }
 }
