@@ -611,6 +611,16 @@ mod tests {
     }
 
     #[test]
+    fn a_search_that_was_cut_off_is_told_once_the_trace_has_a_space() {
+        let found = recorded(|record| {
+            record.note(BookEvent::FellShort);
+            record.fault(SpaceId(7), VirtPage(5), true, ThreadId(1));
+            record.note(BookEvent::FellShort);
+        });
+        assert_eq!(found, [(5, WRITE), (0, Kind::Movement(Movement::Locked))]);
+    }
+
+    #[test]
     fn spaces_that_end_before_anything_is_known_of_them_take_no_number() {
         let folder = tempfile::tempdir().unwrap();
         let record = Record::create(&folder.path().join("t.uct"), &[], "", false).unwrap();
