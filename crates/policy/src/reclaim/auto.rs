@@ -7,21 +7,28 @@
 //! ```text
 //! pages, in blocks:   ....R F............F R..............R F....    R: sample kept by recency
 //!                     others                                         F: sample kept by frequency
-//! lists:   A = R      B, C = F, inactive and active     D, E = all others, inactive and active
+//! lists:   first set:   A = R; B, C = F, inactive and active
+//!          second set:  A, B = all others, inactive and active
 //! ```
 //! - The samples lie in pairs, one beside the other. So both have like parts of the program.
 //! - A sample has its share of the memory, not more: with more refaults its pages would stay no
 //!   longer. A share is that of the first touches in it.
+//! - Which set a page is in follows from its number. So five lists cost no more bits a page than
+//!   the two of `active_inactive`.
 
 use undercroft_base::{Bytes, PageCount, PageNo};
 
 use super::duel::{Duel, Rule};
-use super::lists::{List, PageLists};
+use super::lists::{List, PageLists, Set};
 use super::two_lists::{Search, TwoLists};
 use super::{Arrival, Choice, Reclaim, Verdict};
 
-/// The sample that is kept by recency.
+/// The sample that is kept by recency, in the set of the samples.
 const RECENT: List = List::A;
+/// The lists of both samples.
+const SAMPLES: Set = Set::First;
+/// The lists of all other pages.
+const OTHERS: Set = Set::Second;
 
 /// Pages of a block, which is in one sample as a whole. So windows of prefetched pages mostly stay
 /// in one sample.
@@ -64,7 +71,7 @@ impl Default for Auto {
 impl Auto {
     /// Empty.
     pub fn new() -> Auto {
-        let mut others = TwoLists::new(List::D, List::E);
+        let mut others = TwoLists::new(List::A, List::B);
         others.set_recency(true);
         Auto {
             lists: PageLists::new(),
@@ -74,6 +81,14 @@ impl Auto {
             sampled: 0,
             seen: 0,
         }
+    }
+
+    /// The lists, turned to those that the page is in or may come to.
+    fn lists_of(&mut self, sample: Option<Rule>) -> &mut PageLists {
+        self.lists.turn_to(match sample {
+            Some(_) => SAMPLES,
+            None => OTHERS,
+        })
     }
 
     /// A page was loaded: by a fault of its own, or along with another.
@@ -107,6 +122,7 @@ impl Reclaim for Auto {
             Arrival::Prefetch => self.came_back(sample, false),
             Arrival::Returned => {}
         }
+        self.lists_of(sample);
         let lists = &mut self.lists;
         match sample {
             Some(Rule::Recency) => lists.push_back(RECENT, page),
@@ -116,15 +132,19 @@ impl Reclaim for Auto {
     }
 
     fn remove(&mut self, page: PageNo) {
-        self.lists.remove(page);
+        self.lists_of(sample_of(page)).remove(page);
     }
 
     fn touch(&mut self, page: PageNo, _write: bool) {
-        match self.lists.list(page) {
-            None => {}
-            Some(RECENT) => self.lists.move_to_back(RECENT, page),
-            Some(list @ (List::B | List::C)) => self.frequent.touch(&mut self.lists, list, page),
-            Some(list) => self.others.touch(&mut self.lists, list, page),
+        let sample = sample_of(page);
+        let Some(list) = self.lists_of(sample).list(page) else {
+            return;
+        };
+        let lists = &mut self.lists;
+        match sample {
+            Some(Rule::Recency) => lists.move_to_back(RECENT, page),
+            Some(Rule::Frequency) => self.frequent.touch(lists, list, page),
+            None => self.others.touch(lists, list, page),
         }
     }
 
@@ -135,13 +155,14 @@ impl Reclaim for Auto {
         verdict: &mut dyn FnMut(PageNo) -> Verdict,
         out: &mut Vec<PageNo>,
     ) {
-        let (lists, quota) = (&self.lists, self.quota());
+        let quota = self.quota();
         let over = |len: u64| len.saturating_sub(quota) as usize;
-        let excess = [over(lists.len(RECENT).0), over(self.frequent.len(lists))];
-        let lists = &mut self.lists;
-        let mut recent = lists.len(RECENT).0;
-        let mut frequent = self.frequent.begin(lists, scan_max);
-        let mut others = self.others.begin(lists, scan_max);
+        let lists = self.lists.turn_to(SAMPLES);
+        let recent_over = over(lists.len(RECENT).0);
+        let frequent_over = over(self.frequent.len(lists));
+        let mut recent_lap = lists.len(RECENT).0;
+        let mut frequent_laps = self.frequent.begin(lists, scan_max);
+        let mut other_laps = self.others.begin(lists.turn_to(OTHERS), scan_max);
         let mut search = Search {
             wanted: want,
             looks: scan_max,
@@ -149,13 +170,16 @@ impl Reclaim for Auto {
             out,
         };
         // First as many as each sample has too many, then any.
-        for most in [excess, [usize::MAX; 2]] {
-            search.lap(lists, RECENT, &mut recent, most[0], None);
-            let many = most[1].min(search.wanted);
-            let few = &mut self.frequent;
-            few.select(lists, &mut frequent, many, &mut search);
-            let many = search.wanted;
-            self.others.select(lists, &mut others, many, &mut search);
+        for [recent_most, frequent_most] in [[recent_over, frequent_over], [usize::MAX; 2]] {
+            lists.turn_to(SAMPLES);
+            search.lap(lists, RECENT, &mut recent_lap, recent_most, None);
+            let frequent_most = frequent_most.min(search.wanted);
+            let frequent = &mut self.frequent;
+            frequent.select(lists, &mut frequent_laps, frequent_most, &mut search);
+            lists.turn_to(OTHERS);
+            let wanted = search.wanted;
+            self.others
+                .select(lists, &mut other_laps, wanted, &mut search);
         }
     }
 
@@ -244,11 +268,9 @@ mod tests {
         for reference in 0..4 * pages {
             memory.refer(reference % pages, 16384);
         }
-        let policy = &memory.policy;
-        for len in [
-            policy.lists.len(RECENT).0,
-            policy.frequent.len(&policy.lists),
-        ] {
+        let policy = &mut memory.policy;
+        let lists = policy.lists.turn_to(SAMPLES);
+        for len in [lists.len(RECENT).0, policy.frequent.len(lists)] {
             assert!((480..=544).contains(&len), "{len} pages of a sample");
         }
     }

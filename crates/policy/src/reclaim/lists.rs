@@ -28,14 +28,7 @@ pub enum List {
     B = 2,
     /// The third.
     C = 3,
-    /// The fourth.
-    D = 4,
-    /// The fifth.
-    E = 5,
 }
-
-/// How many lists there are.
-const LIST_COUNT: usize = 5;
 
 impl List {
     /// The list of this number; `None` for 0.
@@ -45,11 +38,20 @@ impl List {
             0 => None,
             1 => Some(List::A),
             2 => Some(List::B),
-            3 => Some(List::C),
-            4 => Some(List::D),
-            _ => Some(List::E),
+            _ => Some(List::C),
         }
     }
+}
+
+/// A set of lists A to C. Two sets share the links, and each page belongs to one set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Set {
+    /// The set of a policy that needs only one.
+    #[default]
+    First = 0,
+    /// The other.
+    Second = 1,
 }
 
 /// `front` and `back` are pages only while `len` is not 0, `before_back` only while it is above 1.
@@ -66,9 +68,12 @@ fn not_listed(page: PageNo) -> ! {
     panic!("{page:?} is in no list: removed twice, or never inserted");
 }
 
-/// Up to five lists. A page is in one of them or in none. Every operation reads only a page and
-/// its neighbours. `push_back`, `remove`, `pop_front` and `move_to_back` may also move links of the
-/// chunks concerned, at most 3.5 KiB each.
+/// Up to three lists in each of two sets. A page is in one of them or in none.
+///
+/// Two bits a page say which list of its set. The set is not stored: the caller must know it by the
+/// page's number, and every call is about the set that [`PageLists::turn_to`] named last. Every
+/// operation reads only a page and its neighbours. `push_back`, `remove`, `pop_front` and
+/// `move_to_back` may also move links of the chunks concerned, at most 3.5 KiB each.
 #[derive(Default)]
 pub struct PageLists {
     chunks: Vec<Option<Box<Chunk>>>,
@@ -77,13 +82,27 @@ pub struct PageLists {
     chunks_used: usize,
     chunks_used_peak: usize,
     pool: Pool,
-    ends: [Ends; LIST_COUNT],
+    ends: [Ends; 6],
+    set: Set,
 }
 
 impl PageLists {
     /// Empty lists. Cost: no allocation.
     pub fn new() -> PageLists {
         PageLists::default()
+    }
+
+    /// All calls are about the lists and pages of `set` from now on. O(1).
+    #[inline]
+    pub fn turn_to(&mut self, set: Set) -> &mut PageLists {
+        self.set = set;
+        self
+    }
+
+    /// Where the ends of `list` are.
+    #[inline]
+    fn ends_of(&self, list: List) -> usize {
+        self.set as usize * 3 + list as usize - 1
     }
 
     /// Puts the page at the back, with mark 0. Panics if it is in a list, or if its number does not
@@ -108,9 +127,8 @@ impl PageLists {
         let (at, bit) = place(page.0);
         let block = &mut chunk.blocks[at];
         assert!(get(block.list, bit) == 0, "{page:?} is inserted twice");
-        for (at, plane) in block.list.iter_mut().enumerate() {
-            *plane |= u64::from(list as u8 >> at & 1) << bit;
-        }
+        block.list[0] |= u64::from(list as u8 & 1) << bit;
+        block.list[1] |= u64::from(list as u8 >> 1) << bit;
         let is_hole = block.links >> bit & 1 == 1;
         chunk.listed += 1;
         if is_hole {
@@ -122,9 +140,7 @@ impl PageLists {
     /// Takes the page out of its list, which it returns. Panics if it is in none.
     #[inline]
     pub fn remove(&mut self, page: PageNo) -> List {
-        let PageLists {
-            chunks, pool, ends, ..
-        } = self;
+        let PageLists { chunks, pool, .. } = self;
         let Some(Some(chunk)) = chunks.get_mut(page.0 as usize / PER_CHUNK) else {
             not_listed(page);
         };
@@ -135,7 +151,7 @@ impl PageLists {
         let link = chunk.take_out(page.0, pool);
         let (next, mut prev) = (link.next(), link.prev());
         let unneeded = chunk.holds_unneeded();
-        let ends = &ends[list as usize - 1];
+        let ends = &self.ends[self.ends_of(list)];
         if ends.back == page.0 {
             prev = ends.before_back;
         }
@@ -152,7 +168,8 @@ impl PageLists {
     #[inline(always)] // on the eviction path
     pub fn pop_front(&mut self, list: List) -> Option<PageNo> {
         let page = self.front(list)?;
-        let ends = &mut self.ends[list as usize - 1];
+        let at = self.ends_of(list);
+        let ends = &mut self.ends[at];
         let Some(Some(chunk)) = self.chunks.get_mut(page.0 as usize / PER_CHUNK) else {
             not_listed(page);
         };
@@ -167,7 +184,7 @@ impl PageLists {
     /// Moves a listed page to the back of `list`, the same or another. Its mark stays. Panics as
     /// `remove`.
     pub fn move_to_back(&mut self, list: List, page: PageNo) {
-        let ends = self.ends[list as usize - 1];
+        let ends = self.ends[self.ends_of(list)];
         if ends.len > 0 && ends.back == page.0 {
             return;
         }
@@ -194,7 +211,7 @@ impl PageLists {
 
     /// The page at the front.
     pub fn front(&self, list: List) -> Option<PageNo> {
-        let ends = self.ends[list as usize - 1];
+        let ends = self.ends[self.ends_of(list)];
         (ends.len > 0).then_some(PageNo(ends.front))
     }
 
@@ -205,10 +222,10 @@ impl PageLists {
 
     /// Pages in `list`.
     pub fn len(&self, list: List) -> PageCount {
-        PageCount(self.ends[list as usize - 1].len)
+        PageCount(self.ends[self.ends_of(list)].len)
     }
 
-    /// Pages in all lists.
+    /// Pages in all lists of both sets.
     pub fn total(&self) -> PageCount {
         PageCount(self.ends.iter().map(|ends| ends.len).sum())
     }
@@ -262,7 +279,8 @@ impl PageLists {
     /// Joins a page to the back of `list`. Its bits say already that it is in `list`.
     #[inline(always)] // on the fault path
     fn join_back(&mut self, list: List, page: u32) {
-        let ends = &mut self.ends[list as usize - 1];
+        let at = self.ends_of(list);
+        let ends = &mut self.ends[at];
         let old = *ends;
         ends.back = page;
         ends.len += 1;
@@ -278,7 +296,8 @@ impl PageLists {
 
     /// Joins the neighbours of a page that leaves the list.
     fn join_neighbours(&mut self, list: List, page: u32, next: u32, prev: u32) {
-        let ends = &mut self.ends[list as usize - 1];
+        let at = self.ends_of(list);
+        let ends = &mut self.ends[at];
         ends.len -= 1;
         if ends.front == page {
             ends.front = next;
@@ -286,7 +305,7 @@ impl PageLists {
         }
         if ends.back == page {
             ends.back = prev;
-            self.ends[list as usize - 1].before_back = self.link_of(prev).prev();
+            self.ends[at].before_back = self.link_of(prev).prev();
             return;
         }
         let next_is_back = ends.back == next;
@@ -337,7 +356,7 @@ impl PageLists {
     /// The pages after and before a page of `list`; any number where there is none.
     #[inline]
     fn neighbours(&mut self, list: List, page: u32) -> (u32, u32) {
-        let ends = self.ends[list as usize - 1];
+        let ends = self.ends[self.ends_of(list)];
         let link = self.link_of(page);
         if ends.back == page {
             (link.next(), ends.before_back)

@@ -1,15 +1,15 @@
 //! The links of the listed pages of a chunk (512 pages), in pieces of a common pool.
 //!
 //! A page needs a link only if its neighbours in the list are not the pages before and after it.
-//! Three bits a page say which list it is in, two are the policy's mark, and one says whether it
-//! has a link. Where the links are sorted by page, the number of link bits up to a page is the
-//! place of its link, so no place is stored. Where they are few, they are not sorted, and an
-//! *order* says where each is:
+//! Two bits a page say which list it is in, two are the policy's mark, and one says whether it has
+//! a link. Where the links are sorted by page, the number of link bits up to a page is the place of
+//! its link, so no place is stored. Where they are few, they are not sorted, and an *order* says
+//! where each is:
 //!
 //! ```text
-//! Chunk: 512 pages, 432 bytes; none while no page of it is in a list
+//! Chunk: 512 pages, 368 bytes; none while no page of it is in a list
 //! +--------------------------------------------------------------------------+
-//! | blocks: 8 x 64 pages: list bits 0 to 2, mark bits 0 and 1, has a link     |
+//! | blocks: 8 x 64 pages: list bits 0 and 1, mark bits 0 and 1, has a link   |
 //! | pieces: u32 x 8 ---> Piece: 64 links, or 54 and four orders              |
 //! | index, sorted: how to find them there; len: links                        |
 //! | listed, holes; holed: blocks with holes; implied                         |
@@ -124,7 +124,7 @@ fn nearest(bits: u64, bit: u32) -> (u32, u32) {
 /// Bit planes of 64 pages.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Block {
-    pub(super) list: [u64; 3],
+    pub(super) list: [u64; 2],
     pub(super) mark: [u64; 2],
     /// Pages that own a link. Of a listed page it names the neighbours; otherwise it is a hole.
     pub(super) links: u64,
@@ -133,7 +133,7 @@ pub(super) struct Block {
 impl Block {
     #[inline]
     pub(super) fn listed(&self) -> u64 {
-        self.list[0] | self.list[1] | self.list[2]
+        self.list[0] | self.list[1]
     }
 
     pub(super) fn holes(&self) -> u64 {
@@ -161,15 +161,14 @@ impl Block {
 
 /// Number at `bit` of two planes.
 #[inline]
-pub(super) fn get<const N: usize>(planes: [u64; N], bit: u32) -> u8 {
-    let bits = planes.into_iter().rev();
-    bits.fold(0, |value, plane| value << 1 | (plane >> bit & 1) as u8)
+pub(super) fn get(planes: [u64; 2], bit: u32) -> u8 {
+    (planes[0] >> bit & 1) as u8 | ((planes[1] >> bit & 1) as u8) << 1
 }
 
 #[inline]
-pub(super) fn set<const N: usize>(planes: &mut [u64; N], bit: u32, value: u8) {
-    for (at, plane) in planes.iter_mut().enumerate() {
-        *plane = *plane & !(1 << bit) | u64::from(value >> at & 1) << bit;
+pub(super) fn set(planes: &mut [u64; 2], bit: u32, value: u8) {
+    for (plane, value) in planes.iter_mut().zip([value & 1, value >> 1]) {
+        *plane = *plane & !(1 << bit) | u64::from(value) << bit;
     }
 }
 
@@ -326,7 +325,7 @@ pub(super) struct Chunk {
 }
 
 const _: () = assert!(
-    size_of::<Chunk>() == 432,
+    size_of::<Chunk>() == 368,
     "the metadata budget of a page, and the drawing above"
 );
 
@@ -452,7 +451,6 @@ impl Chunk {
         let others = !(1 << bit);
         block.list[0] &= others;
         block.list[1] &= others;
-        block.list[2] &= others;
         block.mark[0] &= others;
         block.mark[1] &= others;
         self.listed -= 1;
