@@ -347,7 +347,8 @@ impl<L: Ledger> Engine<L> {
                     state: PageState::Resident,
                     flags,
                     ..Entry::UNTOUCHED
-                },
+                }
+                .that_left(),
             );
         }
         let InFlight { dead, item, .. } = self.batch.pages[at];
@@ -394,7 +395,8 @@ impl<L: Ledger> Engine<L> {
                         state: PageState::Resident,
                         flags,
                         ..entry
-                    },
+                    }
+                    .that_left(),
                 );
                 self.count();
                 let (space, page) = self.table.address(child);
@@ -485,7 +487,8 @@ impl<L: Ledger> Engine<L> {
             Entry {
                 state: PageState::Resident,
                 ..entry
-            },
+            }
+            .that_left(),
         );
         self.reclaim.insert(no, arrival);
         self.recent.push(no);
