@@ -1,6 +1,7 @@
 //! Finds the mappings that can be managed, and registers them. Before pressure: none. Then: every
 //! private anonymous mapping but stacks, thread control blocks, locked memory and the shim's own.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -353,8 +354,10 @@ pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, 
         return;
     };
     let mut seen = lock(&process.threads_seen);
+    let mut excluded = HashSet::with_capacity(threads.len());
     for tid in &threads {
         if seen.contains(tid) {
+            excluded.insert(*tid);
             continue;
         }
         let Some(head) = robust_list_head(*tid) else {
@@ -368,13 +371,13 @@ pub(crate) fn lock_threads(books: &Books, signals: &Signals, process: &Process, 
             engine.layout().lock(process.space, block, true)
         };
         if absent.0 == 0 {
-            seen.push(*tid);
+            excluded.insert(*tid);
             continue;
         }
         // The thread is tried again at the next check.
         signals.bring_in(process.space, block.pages());
     }
-    seen.retain(|tid| threads.contains(tid));
+    *seen = excluded; // without threads that have ended
 }
 
 /// Counts inherited pages whose frames the process has alone by now. False if it has no inherited

@@ -1,6 +1,7 @@
 //! One address space of the client, with all that is needed to serve its faults and to evict its
 //! pages.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
@@ -111,7 +112,7 @@ pub(crate) struct Process {
     /// We have ended it, and told the user.
     ended: AtomicBool,
     /// Threads whose control blocks are excluded from eviction.
-    pub threads_seen: Mutex<Vec<u32>>,
+    pub threads_seen: Mutex<HashSet<u32>>,
     /// Valid for one announcement.
     pub ticket: Mutex<Option<Ticket>>,
     /// Mappings that cannot be managed, as of the last discovery, in ascending order.
@@ -152,7 +153,7 @@ impl Process {
             is_late: AtomicBool::new(false),
             unread: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            threads_seen: Mutex::new(Vec::new()),
+            threads_seen: Mutex::default(),
             ticket: Mutex::default(),
             fences: Mutex::default(),
             recheck: Recheck::default(),
