@@ -28,10 +28,13 @@ impl<L: Ledger> Discovery<'_, L> {
 
     /// A page was found in the memory of a process that is being attached, and another process
     /// shares its frame. If one of the older `relatives` has the page too, it becomes inherited and
-    /// is not counted again. False if none has.
+    /// is not counted again. False if none has, or no region has the page.
     pub fn found_shared(&mut self, space: SpaceId, page: VirtPage, relatives: &[SpaceId]) -> bool {
         let mut older = relatives.iter().filter(|of| **of < space);
-        if !older.any(|of| self.engine.is_present(*of, page)) {
+        let one = VirtRange::new(page, page.plus(1));
+        if !older.any(|of| self.engine.is_present(*of, page))
+            || self.engine.managed(space, one).is_empty()
+        {
             return false;
         }
         let Ok(no) = self.engine.table.find_or_add(space, page) else {
@@ -54,7 +57,8 @@ impl<L: Ledger> Discovery<'_, L> {
         true
     }
 
-    /// Reports pages of `range` that were resident when their region was attached. They are counted
+    /// Reports pages of `range` that were resident when their region was attached. What no region
+    /// has any more is left out: the program may have put another mapping there. They are counted
     /// now.
     pub fn found_resident(&mut self, space: SpaceId, range: VirtRange) {
         self.engine.found(space, range, Arrival::FirstTouch);
@@ -106,8 +110,17 @@ impl<L: Ledger> Discovery<'_, L> {
 }
 
 impl<L: Ledger> Engine<L> {
+    /// The parts of `range` that a region has. O(log regions + parts).
+    fn managed(&self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
+        let regions = self.table.regions(space);
+        let parts = regions[range.overlapping(regions)].iter();
+        parts.map(|region| range.intersect(*region)).collect()
+    }
+
+    /// Pages outside all regions stay unknown: nothing serves a fault there, so they must not leave.
     fn found(&mut self, space: SpaceId, range: VirtRange, arrival: Arrival) {
-        for page in range.pages() {
+        let managed = self.managed(space, range);
+        for page in managed.into_iter().flat_map(VirtRange::pages) {
             let Ok(no) = self.table.find_or_add(space, page) else {
                 return;
             };

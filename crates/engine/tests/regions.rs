@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use undercroft_base::{PageCount, ThreadId, VirtPage, VirtRange};
+use undercroft_base::{PageCount, PageState, ThreadId, VirtPage, VirtRange};
 use undercroft_engine::{Fault, FaultAnswer, LoadPlan};
 
 const PAGES: u64 = 40;
@@ -52,6 +52,33 @@ fn regions_are_the_pages_attached_and_not_unmapped() {
         let expected: Vec<_> = regions.iter().filter(touched).copied().collect();
         assert_eq!(found, expected, "step {step}: {range:?} of {regions:?}");
     }
+}
+
+/// The program unmapped what was just registered, and mapped something else there, which is not
+/// registered. Its pages would leave and read as zeros.
+#[test]
+fn pages_found_where_no_region_is_any_more_are_not_counted() {
+    let reclaim = undercroft_policy::reclaim::by_name("clock").expect("a policy");
+    let mut engine = common::engine(2, 1000, reclaim);
+    let space = engine.layout().add_space();
+    let range = |start, end| VirtRange::new(VirtPage(start), VirtPage(end));
+    engine.layout().attached(space, range(0, 20));
+    engine.layout().attached(space, range(40, 60));
+    engine.layout().detached(space, range(10, 50));
+    engine.discovery().found_resident(space, range(0, 100));
+    assert_eq!(engine.books().resident().0, 20);
+    for page in [10, 30, 49, 60] {
+        let entry = engine.books().entry(space, VirtPage(page));
+        assert_eq!(entry.state, PageState::Untouched, "page {page}");
+    }
+    let child = engine.layout().add_space();
+    engine.layout().attached(child, range(0, 5));
+    let mut found = |page| {
+        let mut discovery = engine.discovery();
+        discovery.found_shared(child, VirtPage(page), &[space])
+    };
+    assert!(found(4) && !found(5));
+    engine.books().audit();
 }
 
 /// A client is attached with pages in memory, and faults while they are being counted. It may not
