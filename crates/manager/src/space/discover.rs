@@ -172,24 +172,33 @@ pub(crate) fn register(
                 && now.range.intersect(wide) == now.range
             {
                 at = now.range.end;
-                attach(&shared.books, process, now.range, &mut fresh);
+                attach(&shared.books, process, &[now.range], &mut fresh);
                 continue;
             }
         }
-        for range in register_whole(shared, process, agent, maps, mapping.range) {
-            attach(&shared.books, process, range, &mut fresh);
-        }
+        let ranges = register_whole(shared, process, agent, maps, mapping.range);
+        attach(&shared.books, process, &ranges, &mut fresh);
     }
     fresh
 }
 
-/// Adds `range` to the books, and appends the parts that they did not have to `fresh`.
-fn attach(books: &Books, process: &Process, range: VirtRange, fresh: &mut Vec<VirtRange>) {
+/// Adds registered ranges to the books, and appends the parts that they did not have to `fresh`.
+///
+/// Not while an event is unread: a range may be the new place of a mapping that the books still
+/// have at its old one. The move would then seem to go to a place in use, and to wait for an event
+/// that never comes ([`crate::space::order`]). The ranges are left to the next check.
+fn attach(books: &Books, process: &Process, ranges: &[VirtRange], fresh: &mut Vec<VirtRange>) {
+    if process.event_pending() {
+        ranges.iter().for_each(|range| process.recheck.add(*range));
+        return;
+    }
     let mut engine = books.engine();
-    let regions = engine.books().regions(process.space);
-    let holes = &regions[range.overlapping(regions)];
-    fresh.extend(range.minus(holes));
-    engine.layout().attached(process.space, range);
+    for range in ranges {
+        let regions = engine.books().regions(process.space);
+        let holes = &regions[range.overlapping(regions)];
+        fresh.extend(range.minus(holes));
+        engine.layout().attached(process.space, *range);
+    }
 }
 
 /// True for the shim's memory, which is a mapping of its own.
