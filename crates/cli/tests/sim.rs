@@ -106,7 +106,13 @@ fn out_gets_every_form_and_plots_that_say_simulated() {
 /// Records a live run that prefetched pages: twice round eight pages, with a fault on every second
 /// one.
 fn recorded(directory: &Path) -> String {
+    recorded_by(directory, "")
+}
+
+/// The same, with this source in its header.
+fn recorded_by(directory: &Path, source: &str) -> String {
     let header = Header {
+        source: source.to_owned(),
         granularity: 12,
         time_unit: TimeUnit::Nanoseconds,
         live: true,
@@ -169,6 +175,31 @@ fn a_live_trace_repeats_its_prefetches_unless_told_otherwise_and_then_warns() {
     let error = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{error}");
     assert!(error.contains("--prefetch traced"), "{error}");
+}
+
+#[test]
+fn a_live_trace_is_replayed_as_it_was_recorded_unless_told_otherwise() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = "undercroft 0.1.0 run, --memory-max 16384 --policy clock --prefetch majority";
+    let of = |source: &str, more: &[&str]| {
+        let trace = recorded_by(directory.path(), source);
+        let output = sim(&[&["--trace", &trace, "--json"], more].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let results: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let setting = &results["outcomes"][0]["setting"];
+        ["reclaim", "placement", "room"].map(|name| setting[name].as_str().map(str::to_owned))
+    };
+    let is = |setting: [&str; 3]| setting.map(|text| Some(text.to_owned()));
+    let worth = format!("{run} --placement worth");
+    assert_eq!(of(&worth, &[]), is(["clock", "worth", "traced"]));
+    assert_eq!(of(run, &[]), is(["clock", "waterfall", "traced"]));
+    for (option, value, setting) in [
+        ("--placement", "worth", ["clock", "worth", "traced"]),
+        ("--placement", "waterfall", ["clock", "waterfall", "after"]),
+        ("--reclaim", "lru", ["lru", "worth", "after"]),
+    ] {
+        assert_eq!(of(&worth, &[option, value]), is(setting), "{option} {value}");
+    }
 }
 
 #[test]

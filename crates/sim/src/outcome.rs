@@ -26,6 +26,8 @@ pub struct Setting {
     pub tiers: Vec<String>,
     /// When pages leave to make room: `after`, `ahead` or `traced`.
     pub room: String,
+    /// Policy that chooses the tier of a page.
+    pub placement: String,
 }
 
 /// How virtual time was spent, summed over clients.
@@ -227,6 +229,7 @@ impl Outcome {
                 prefetch: setup.prefetch.clone(),
                 tiers: setup.tiers.iter().map(|tier| tier.text.clone()).collect(),
                 room: setup.room.to_string(),
+                placement: setup.placement.clone(),
             },
             references,
             writes: sum(&|c| c.stream.writes),

@@ -1,6 +1,7 @@
 //! The settings of a recorded live run, read from its trace.
 
 use undercroft_base::Bytes;
+use undercroft_policy::place;
 use undercroft_trace::Header;
 
 use crate::setup;
@@ -12,7 +13,12 @@ pub struct Recorded {
     pub limit: Bytes,
     /// `--policy`; it can be simulated.
     pub policy: String,
+    /// `--placement`; it can be simulated.
+    pub placement: String,
 }
+
+/// The placement of traces that do not name one: there was no other.
+const PLACEMENT_BEFORE: &str = "waterfall";
 
 impl Recorded {
     /// From a trace's header. `None` if it is not of a live run, or its source does not follow
@@ -30,9 +36,12 @@ impl Recorded {
         };
         let limit = limit.checked_sub(waiting).filter(|_| waiting >= 0)?;
         let policy = setup::reclaim(value("--policy")?).ok()?;
+        let placement = value("--placement").unwrap_or(PLACEMENT_BEFORE);
+        place::by_name(placement).ok()?;
         (header.live && header.movements && limit > 0).then_some(Recorded {
             limit: Bytes(limit as u64),
             policy,
+            placement: placement.to_owned(),
         })
     }
 }
@@ -42,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_live_run_says_its_limit_and_policy_and_nothing_else_does() {
+    fn a_live_run_says_its_limit_and_policies_and_nothing_else_does() {
         let of = |movements, source: &str| {
             Recorded::of(&Header {
                 live: true,
@@ -56,6 +65,9 @@ mod tests {
         let recorded = of(true, good).unwrap();
         assert_eq!(recorded.limit, Bytes(32 << 20));
         assert_eq!(recorded.policy, "active_inactive");
+        assert_eq!(recorded.placement, "waterfall", "as before there was another");
+        let worth = of(true, &format!("{good} --placement worth")).unwrap();
+        assert_eq!(worth.placement, "worth");
         assert_eq!(of(false, good), None);
         let waiting = of(true, &format!("{good} --write-behind 524288")).unwrap();
         assert_eq!(waiting.limit, Bytes((32 << 20) - (512 << 10)));
@@ -68,6 +80,7 @@ mod tests {
             "undercroft 0.1.0 run, --memory-max 18446744073709551615 --policy clock",
             "undercroft 0.1.0 run, --memory-max 4096 --policy of_tomorrow",
             "undercroft 0.1.0 run, --memory-max 4096 --policy",
+            "undercroft 0.1.0 run, --memory-max 4096 --policy clock --placement of_tomorrow",
             "undercroft 0.1.0 run, --memory-max 4096 --policy clock --write-behind 4096",
             "undercroft 0.1.0 run, --memory-max 4096 --policy clock --write-behind -1",
             "undercroft 0.1.0 run, --memory-max 4096 --policy clock --write-behind x",

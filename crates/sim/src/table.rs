@@ -113,7 +113,7 @@ fn line(out: &mut String, cells: &[String], widths: &[usize], style: Style) {
 
 type Field = (&'static str, fn(&Outcome) -> String);
 
-const FIELDS: [Field; 43] = [
+const FIELDS: [Field; 44] = [
     ("memory", |o| o.setting.memory.clone()),
     ("page_bytes", |o| o.setting.page_bytes.to_string()),
     ("reclaim", |o| o.setting.reclaim.clone()),
@@ -181,6 +181,7 @@ const FIELDS: [Field; 43] = [
     ("dram_dollars", |o| o.cost.dram_dollars.to_string()),
     ("total_dollars", |o| o.cost.total_dollars.to_string()),
     ("room", |o| o.setting.room.clone()),
+    ("placement", |o| o.setting.placement.clone()),
 ];
 
 fn sum(outcome: &Outcome, of: fn(&crate::outcome::TierOutcome) -> u64) -> String {

@@ -83,13 +83,14 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// Policy that chooses the tier of a page: waterfall or worth
-    #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT, value_parser = values::placement)]
-    pub placement: String,
+    /// Policy that chooses the tier of a page: waterfall or worth [default: as recorded if a live
+    /// run is replayed, otherwise waterfall]
+    #[arg(long, value_name = "NAME", value_parser = values::placement)]
+    pub placement: Option<String>,
 
     /// When pages leave to make room: at the last moment, ahead of time as in `run`, or when they
     /// did in the live run [default: traced if a live run is replayed under its own limit and
-    /// policy, otherwise after]
+    /// policies, otherwise after]
     #[arg(long, value_enum, value_name = "WHEN")]
     pub room: Option<RoomArg>,
 

@@ -83,16 +83,17 @@ fn replay(args: &ReplayArgs) -> Result<(), Failure> {
 }
 
 fn sweep(args: &ReplayArgs) -> Sweep {
+    let default = Setup::default();
     let base = Setup {
         initial: args.initial.into(),
         fault_touch: args.fault_touch.into(),
-        placement: args.placement.clone(),
+        placement: args.placement.clone().unwrap_or(default.placement),
         room: args.room.map_or(SimRoom::AfterPlan, SimRoom::from),
         reference_time: args.reference_time,
         software: args.software,
         context_switch: args.context_switch,
         seed: args.seed,
-        ..Setup::default()
+        ..default
     };
     let tiers = if args.tiers.is_empty() {
         vec![base.tiers.clone()]
@@ -117,7 +118,7 @@ fn or_else<T: Clone>(asked: &[T], default: T) -> Vec<T> {
     }
 }
 
-/// Sets the options that were not given, as in the recorded live run. If limit, policy and
+/// Sets the options that were not given, as in the recorded live run. If limit, policies and
 /// prefetched pages are the same, pages leave when they left in that run.
 fn take_recorded_options(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTrace) {
     let along = if trace.tells_ahead() { TRACED } else { "none" };
@@ -128,18 +129,22 @@ fn take_recorded_options(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTra
     let (memory, reclaim) = (Memory::Bytes(run.limit), &run.policy);
     sweep.memory = or_else(&args.memory, memory);
     sweep.reclaim = or_else(&args.reclaim, reclaim.clone());
+    if args.placement.is_none() {
+        sweep.base.placement.clone_from(&run.placement);
+    }
     let same = sweep.memory == [memory]
         && sweep.page_bytes == [trace.granule_bytes]
         && sweep.reclaim == [reclaim.as_str()]
-        && sweep.prefetch == [along];
+        && sweep.prefetch == [along]
+        && sweep.base.placement == run.placement;
     if same && args.room.is_none() {
         sweep.base.room = SimRoom::Traced;
     }
     if std::io::stderr().is_terminal() {
         let room = sweep.base.room;
         eprintln!(
-            "undercroft: recorded from a live run under {} with {reclaim}; pages leave as --room {room} says",
-            run.limit
+            "undercroft: recorded from a live run under {} with {reclaim} and {}; pages leave as --room {room} says",
+            run.limit, run.placement
         );
     }
 }
