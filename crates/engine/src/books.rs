@@ -5,7 +5,6 @@ use undercroft_base::{
     VirtRange,
 };
 use undercroft_policy::place::Share;
-
 use undercroft_policy::reclaim::Choice;
 
 use crate::layout::is_zero;

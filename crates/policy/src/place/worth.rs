@@ -2,8 +2,9 @@
 //! as they are worth.
 //!
 //! ```text
-//! DRAM:      | resident pages                          | compressed copies |
-//! refaults:              nearer than a step left <-- boundary --> a step right
+//! DRAM:              | resident pages                 | compressed copies |
+//!                                               <---- boundary ---->
+//! refaults speak for      more copies (far ones)       fewer copies (near ones)
 //! ```
 //! A page that comes back after `d` evictions would not have left, had `d` more pages been
 //! resident. So the distances of the refaults tell what every other split would have cost: a
@@ -11,8 +12,8 @@
 //! every other reads the device. The cheapest split is the target. Source: Wilson, Kaplan,
 //! Smaragdakis, *The Case for Compressed Caching in Virtual Memory Systems* (USENIX ATC 1999),
 //! which counts uses in an LRU order. Here only refaults are known, so what a *smaller* resident
-//! part costs is guessed from the nearest refaults. Growth is therefore slow, and waits longer each
-//! time that it had to be taken back.
+//! part costs is guessed from the nearest refaults. The target therefore moves in steps, both up
+//! and down, and growth waits longer each time that it had to be taken back.
 //!
 //! Tiers without a device below them are left to [`Waterfall`]: there is nothing to choose.
 
