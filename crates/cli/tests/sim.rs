@@ -198,7 +198,11 @@ fn a_live_trace_is_replayed_as_it_was_recorded_unless_told_otherwise() {
         ("--placement", "waterfall", ["clock", "waterfall", "after"]),
         ("--reclaim", "lru", ["lru", "worth", "after"]),
     ] {
-        assert_eq!(of(&worth, &[option, value]), is(setting), "{option} {value}");
+        assert_eq!(
+            of(&worth, &[option, value]),
+            is(setting),
+            "{option} {value}"
+        );
     }
 }
 

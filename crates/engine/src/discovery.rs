@@ -117,7 +117,8 @@ impl<L: Ledger> Engine<L> {
         parts.map(|region| range.intersect(*region)).collect()
     }
 
-    /// Pages outside all regions stay unknown: nothing serves a fault there, so they must not leave.
+    /// Pages outside all regions stay unknown: nothing serves a fault there, so they must not
+    /// leave.
     fn found(&mut self, space: SpaceId, range: VirtRange, arrival: Arrival) {
         let managed = self.managed(space, range);
         for page in managed.into_iter().flat_map(VirtRange::pages) {

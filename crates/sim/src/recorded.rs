@@ -65,7 +65,10 @@ mod tests {
         let recorded = of(true, good).unwrap();
         assert_eq!(recorded.limit, Bytes(32 << 20));
         assert_eq!(recorded.policy, "active_inactive");
-        assert_eq!(recorded.placement, "waterfall", "as before there was another");
+        assert_eq!(
+            recorded.placement, "waterfall",
+            "as before there was another"
+        );
         let worth = of(true, &format!("{good} --placement worth")).unwrap();
         assert_eq!(worth.placement, "worth");
         assert_eq!(of(false, good), None);

@@ -207,12 +207,24 @@ fn address_space_survives_with_one_thread_and_no_fork() {
 
 #[test]
 fn address_space_survives_each_policy_and_prefetcher() {
-    let policies = ["active_inactive", "clock", "clock_w", "lru"];
-    let prefetchers = ["none", "readahead", "majority", "none"];
-    for (number, (policy, prefetch)) in policies.iter().zip(prefetchers).enumerate() {
+    let cases = [
+        ("active_inactive", "none", "waterfall"),
+        ("clock", "readahead", "waterfall"),
+        ("clock_w", "majority", "waterfall"),
+        ("lru", "none", "waterfall"),
+        ("auto", "majority", "worth"),
+    ];
+    for (number, (policy, prefetch, placement)) in cases.into_iter().enumerate() {
         fuzz_with(
             &[],
-            &["--policy", policy, "--prefetch", prefetch],
+            &[
+                "--policy",
+                policy,
+                "--prefetch",
+                prefetch,
+                "--placement",
+                placement,
+            ],
             Case {
                 seed: 20 + number as u64,
                 ops: ops(2_500),

@@ -254,8 +254,8 @@ mod tests {
         assert!(order.has_applied_all() && !order.asks());
     }
 
-    // Thread A moves 10..12 to 50. The books have something at 50, though no event about it is late.
-    // Thread B moves 20..22 to 10, and both ends of old places are read last.
+    // Thread A moves 10..12 to 50. The books have something at 50, though no event about it is
+    // late. Thread B moves 20..22 to 10, and both ends of old places are read last.
     #[test]
     fn the_end_of_an_old_place_comes_before_what_moves_there_even_if_all_were_read() {
         for stale in [true, false] {
