@@ -347,8 +347,7 @@ impl<L: Ledger> Engine<L> {
                     state: PageState::Resident,
                     flags,
                     ..Entry::UNTOUCHED
-                }
-                .that_left(),
+                },
             );
         }
         let InFlight { dead, item, .. } = self.batch.pages[at];
@@ -395,8 +394,7 @@ impl<L: Ledger> Engine<L> {
                         state: PageState::Resident,
                         flags,
                         ..entry
-                    }
-                    .that_left(),
+                    },
                 );
                 self.count();
                 let (space, page) = self.table.address(child);
@@ -487,8 +485,7 @@ impl<L: Ledger> Engine<L> {
             Entry {
                 state: PageState::Resident,
                 ..entry
-            }
-            .that_left(),
+            },
         );
         self.reclaim.insert(no, arrival);
         self.recent.push(no);

@@ -119,7 +119,7 @@ pub(crate) struct Process {
     pub fences: Mutex<Vec<VirtRange>>,
     /// Ranges whose mappings went away: new mappings there are to be discovered.
     pub recheck: Recheck,
-    /// Faults that named a page which is resident by the books.
+    /// Faults in a row that named a page which is resident by the books.
     pub puzzled: AtomicU32,
 }
 
