@@ -77,6 +77,13 @@ fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
         let refused = |line: &&str| line.starts_with("peer ") && !line.ends_with(" refused 0");
         assert_eq!(text.lines().find(refused), None, "{outcome}");
     }
+    if !case.more.contains(&"--guards") {
+        let vanished = outcome.number("counters.vanished").unwrap_or(0.0);
+        assert_eq!(
+            vanished, 0.0,
+            "no page is missing without an event: {outcome}"
+        );
+    }
     outcome.expect_swapping(10_000.0);
 }
 

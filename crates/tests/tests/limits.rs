@@ -170,7 +170,6 @@ fn grows(name: &str, mode: &str, threads: &[&str]) {
 }
 
 #[test]
-#[ignore = "known gap: once in some ten runs the limit is passed for too long"]
 fn limit_holds_where_threads_fill_large_blocks() {
     let name = "limit_holds_where_threads_fill_large_blocks";
     grows(name, "memset", &["2", "8"]);
@@ -179,7 +178,6 @@ fn limit_holds_where_threads_fill_large_blocks() {
 }
 
 #[test]
-#[ignore = "known gap: once in some ten runs the limit is passed for too long"]
 fn limit_holds_where_threads_allocate_small_objects() {
     let name = "limit_holds_where_threads_allocate_small_objects";
     grows(name, "small", &["4"]);

@@ -71,12 +71,17 @@ impl Books {
     pub(crate) fn engine(&self) -> MutexGuard<'_, Engine<MemfdLedger>> {
         ENGINE_LOCKS.with(|locks| locks.set(locks.get() + 1));
         for _ in 0..ENGINE_SPINS {
-            if let Ok(guard) = self.engine.try_lock() {
+            if let Some(guard) = self.try_engine() {
                 return guard;
             }
             std::hint::spin_loop();
         }
         lock(&self.engine)
+    }
+
+    /// Locks the engine, unless another thread has it.
+    pub(crate) fn try_engine(&self) -> Option<MutexGuard<'_, Engine<MemfdLedger>>> {
+        self.engine.try_lock().ok()
     }
 
     /// DRAM that tiers hold now.

@@ -43,8 +43,6 @@ const GROWTH: f64 = 4e9;
 struct Pressure {
     /// Managing begins with this check.
     begins: bool,
-    /// Resident pages of each address space that are still to be discovered.
-    to_find: HashMap<SpaceId, u64>,
     /// Page faults so far.
     faults: u64,
     /// Time until the next check, while nothing is managed.
@@ -165,20 +163,43 @@ impl Control {
             self.managing = true;
             // Resident pages count before they are discovered: faults are served meanwhile.
             self.expect(&to_find);
-            self.scan_on_demand();
-            self.guard_threads();
-            for process in processes {
-                self.watch(process);
-            }
         }
         let headroom = threshold.saturating_sub(used) as f64;
         let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
         Pressure {
             begins,
-            to_find,
             faults,
             wait: wait.clamp(TICK_MIN, TICK_MAX),
         }
+    }
+
+    /// Begins to manage the processes. All their memory is registered before anything else is done,
+    /// because they go on growing until then.
+    fn begin(&mut self, processes: &[Arc<Process>]) {
+        let mut enrolled = Vec::new();
+        for process in processes {
+            enrolled.push(discover::enroll(&self.shared, process, &mut self.maps));
+        }
+        for process in processes {
+            self.watch(process);
+            // What was mapped before the watch began has no record.
+            enrolled.push(discover::enroll(&self.shared, process, &mut self.maps));
+        }
+        let _ = process::set_fair(0); // the rest is not urgent
+        self.scan_on_demand();
+        self.guard_threads();
+        let mut to_find = HashMap::new();
+        for process in processes {
+            if let Some(statm) = self.statm.get(&process.space) {
+                to_find.insert(process.space, process.anonymous_pages(statm));
+            }
+        }
+        self.expect(&to_find);
+        for one in enrolled.into_iter().flatten() {
+            to_find.remove(&one.count(&self.shared));
+            self.expect(&to_find);
+        }
+        self.expect(&HashMap::new());
     }
 
     /// Checks pressure, discovers, and finds changes that raise no event. Returns the time until
@@ -187,12 +208,14 @@ impl Control {
         let processes = self.shared.processes.all();
         let Pressure {
             begins,
-            mut to_find,
             faults,
             wait,
         } = self.check_pressure(&processes);
         if !self.managing {
             return wait;
+        }
+        if begins {
+            self.begin(&processes);
         }
         let now = self.shared.elapsed().as_nanos() as u64;
         self.shared.placement.pin.expire(now);
@@ -213,20 +236,10 @@ impl Control {
                 }
                 continue;
             };
-            if self.check_process(process, pid, everything) {
-                growing = true;
-                if begins {
-                    to_find.remove(&process.space);
-                    self.expect(&to_find);
-                }
-            }
+            growing |= self.check_process(process, pid, everything);
             if process.agent.get().is_some_and(|a| a.has_ended()) {
                 self.part_with(process); // it called exec, and its new program has no shim
             }
-        }
-        if begins {
-            self.expect(&HashMap::new());
-            let _ = process::set_fair(0);
         }
         // After the dead are forgotten: frames that only they were charged for are found then.
         for process in self.shared.processes.all() {

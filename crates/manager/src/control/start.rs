@@ -35,6 +35,7 @@ use crate::placement::Placement;
 use crate::record::{Record, RecordError};
 use crate::signals::Signals;
 use crate::space::access::Accesses;
+use crate::space::arrivals::Arrivals;
 use crate::space::graves::Graves;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
@@ -222,6 +223,9 @@ fn start_threads(
         let thread = Builder::new().name(format!("uc-layout-{index}"));
         threads.push(thread.spawn(move || watch::run(&of, rings))?);
     }
+    let of = shared.clone();
+    let thread = Builder::new().name("uc-arrivals".into());
+    threads.push(thread.spawn(move || watch::attend(&of))?);
     if let Some((scanner, interval)) = scanner {
         let of = shared.clone();
         let thread = Builder::new().name("uc-access".into());
@@ -252,6 +256,7 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
     Ok(Arc::new(Shared {
         books: Books::new(engine, tiers, record),
         processes: Processes::new(fault_threads),
+        arrivals: Arrivals::default(),
         graves: Graves::default(),
         gauges: Gauges::new(),
         signals: Signals::new(fault_threads)?,

@@ -26,6 +26,7 @@ use crate::gauges::Gauges;
 use crate::options::{AccessScan, ClientOptions, WhenFull};
 use crate::placement::Placement;
 use crate::signals::Signals;
+use crate::space::arrivals::Arrivals;
 use crate::space::graves::Graves;
 use crate::space::model::ModelMemory;
 use crate::space::process::{Identity, Process};
@@ -96,6 +97,7 @@ fn shared(options: ClientOptions) -> Arc<Shared> {
     Arc::new(Shared {
         books: Books::new(engine, tiers, None),
         processes: Processes::new(fault_threads),
+        arrivals: Arrivals::default(),
         graves: Graves::default(),
         gauges: Gauges::new(),
         signals: Signals::new(fault_threads).expect("eventfds"),

@@ -7,14 +7,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
-use undercroft_engine::EVERYTHING;
-use undercroft_sys::maps::Maps;
+use undercroft_engine::{EVERYTHING, Engine};
+use undercroft_sys::maps::{Mapping, Maps};
 use undercroft_sys::pagemap::Category;
-use undercroft_sys::process::{robust_list_head, set_fair};
+use undercroft_sys::process::robust_list_head;
 use undercroft_sys::procfs::{self, Vma};
 use undercroft_sys::uffd::RegisterMode;
 
 use crate::books::Books;
+use crate::books::ledger::MemfdLedger;
 use crate::signals::Signals;
 use crate::space::agent::Agent;
 use crate::space::layout::apply_events;
@@ -30,6 +31,9 @@ const SCAN_PAGES: u64 = 4096;
 /// few ms a GiB. The kernel refuses to move locked pages anyway. Each thread has a few: its control
 /// block.
 const LOCKED_MIN: u64 = 4096;
+
+/// Mappings that are looked up under one hold of the layout lock, some 2 us each.
+const MAPPINGS_A_HOLD: usize = 64;
 
 /// Times that a mapping may change during its registration before it is left to the next check.
 const REGISTER_TRIES_MAX: usize = 8;
@@ -47,14 +51,53 @@ const _: () = assert!(EVENT_PAUSE.as_nanos() < EVENT_WAIT_MAX.as_nanos());
 /// ends, past userfaultfd.
 const CONTROL_BLOCK: (u64, u64) = (0x300, 0x700);
 
-/// Registers the new mappings of a process and counts their pages. Reads `/proc/PID/maps` once.
-pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String) {
-    let (Some(pid), Some(agent)) = (process.pid(), process.agent.get()) else {
-        return; // a fork child that has not announced itself
-    };
-    if procfs::read_maps(pid, text).is_err() {
-        return;
+/// New mappings of a process, registered. Their pages are still to be counted
+/// ([`Enrolled::count`]).
+#[must_use]
+pub(crate) struct Enrolled {
+    process: Arc<Process>,
+    fresh: Vec<VirtRange>,
+}
+
+impl Drop for Enrolled {
+    fn drop(&mut self) {
+        self.process.counting.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+impl Enrolled {
+    /// Counts the pages. Returns whose they are.
+    pub(crate) fn count(self, shared: &Shared) -> SpaceId {
+        let process = &self.process;
+        let (Some(pid), Some(agent)) = (process.pid(), process.agent.get()) else {
+            return process.space;
+        };
+        for range in &self.fresh {
+            count_present(shared, process, agent, *range);
+        }
+        count_moved(shared, process, agent);
+        lock_threads(&shared.books, &shared.signals, process, pid);
+        process.space
+    }
+}
+
+/// Registers the new mappings of a process and counts their pages.
+pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String) {
+    if let Some(enrolled) = enroll(shared, process, text) {
+        enrolled.count(shared);
+    }
+}
+
+/// Registers the new mappings of a process. Reads `/proc/PID/maps` once. `None` if that cannot be
+/// read.
+pub(crate) fn enroll(
+    shared: &Shared,
+    process: &Arc<Process>,
+    text: &mut String,
+) -> Option<Enrolled> {
+    // Without an agent, it is a fork child that has not announced itself.
+    let (pid, agent) = process.pid().zip(process.agent.get())?;
+    procfs::read_maps(pid, text).ok()?;
     let beacon = VirtRange::one(process.beacon);
     let begins = !process.managed.swap(true, Ordering::AcqRel);
     if begins {
@@ -65,6 +108,10 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         let _ = procfs::mappings_with_flags(pid, &mut [("lo", &mut locked)]);
     }
     process.counting.fetch_add(1, Ordering::SeqCst);
+    let mut enrolled = Enrolled {
+        process: process.clone(),
+        fresh: Vec::new(),
+    };
     let may = |vma: &Vma<'_>| {
         let is_locked = !vma.range.overlapping(&locked).is_empty();
         vma.is_private_anonymous() && !is_locked && !is_ours(process, agent, vma.range)
@@ -74,19 +121,39 @@ pub(crate) fn manage(shared: &Shared, process: &Arc<Process>, text: &mut String)
         .gauges
         .note_mappings(pid, (ours.len() + others.len()) as u64);
     *lock(&process.fences) = others.iter().map(|vma| vma.range).collect();
-    let mut fresh = Vec::new();
-    for vma in unknown(&shared.books, process, ours) {
-        fresh.extend(register(shared, process, agent, vma.range, !begins));
+    let new = unknown(&shared.books, process, ours);
+    let new: Vec<VirtRange> = if begins {
+        spans(process, &new)
+    } else {
+        new.iter().map(|vma| vma.range).collect()
+    };
+    for range in new {
+        let fresh = register(shared, process, agent, range, true);
+        enrolled.fresh.extend(fresh);
     }
     if process.recount.swap(false, Ordering::AcqRel) {
-        fresh = shared.books.regions(process.space);
+        enrolled.fresh = shared.books.regions(process.space);
     }
-    let _ = set_fair(0); // registered: the rest is not urgent
-    for range in fresh {
-        count_present(shared, process, agent, range);
+    Some(enrolled)
+}
+
+/// Between each two mappings that cannot be managed: from the first to the last of those in `of`.
+/// Where most memory is mapped comes first, because there the program can grow fastest.
+fn spans(process: &Process, of: &[Vma<'_>]) -> Vec<VirtRange> {
+    let mut spans: Vec<(VirtRange, VirtRange, u64)> = Vec::new();
+    for vma in of {
+        let wide = process.between_fences(vma.range).unwrap_or(vma.range);
+        let pages = vma.range.count().0;
+        match spans.last_mut() {
+            Some((within, span, sum)) if *within == wide => {
+                *span = VirtRange::new(span.start, vma.range.end);
+                *sum += pages;
+            }
+            _ => spans.push((wide, vma.range, pages)),
+        }
     }
-    process.counting.fetch_sub(1, Ordering::SeqCst);
-    lock_threads(&shared.books, &shared.signals, process, pid);
+    spans.sort_by_key(|(_, _, pages)| std::cmp::Reverse(*pages));
+    spans.into_iter().map(|(_, span, _)| span).collect()
 }
 
 /// The mappings that the books do not have. The books may have a mapping that an unread event will
@@ -101,11 +168,37 @@ fn unknown<'a>(books: &Books, process: &Process, mut of: Vec<Vma<'a>>) -> Vec<Vm
     of
 }
 
-/// [`manage_new`] for each of several ranges.
+/// [`manage_new`] for each of several ranges. Also counts what was moved while pages were counted.
 pub(crate) fn manage_again(shared: &Shared, process: &Process, ranges: &[VirtRange]) {
     for range in ranges {
         manage_new(shared, process, *range);
     }
+    if let Some(agent) = process.agent.get() {
+        process.counting.fetch_add(1, Ordering::SeqCst);
+        count_moved(shared, process, agent);
+        process.counting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Registers `wide`, of [`Process::between_fences`], in one call and without a lock of ours, before
+/// [`manage_new`] comes to a new mapping in it. The program is about to touch the mapping, and the
+/// layout lock may be held by a thread that has no CPU.
+///
+/// - No end of the registration is inside a mapping, whatever the program does meanwhile.
+/// - The program may replace the mapping before [`manage_new`] comes, which therefore registers it
+///   with the lock held. If it is registered already, that changes nothing.
+/// - Pages that are touched in between are counted by their faults.
+///
+/// Cost: the kernel visits each mapping in the range.
+pub(crate) fn register_early(process: &Process, wide: VirtRange) {
+    let _ = process.memory.register(wide, RegisterMode::MISSING_WP);
+}
+
+/// True if the books have all of `range`, and no event says otherwise. False also if another thread
+/// is at the books.
+pub(crate) fn is_surely_known(books: &Books, process: &Process, range: VirtRange) -> bool {
+    let known = (books.try_engine()).is_some_and(|engine| has_region(&engine, process, range));
+    known && !process.event_pending()
 }
 
 /// Registers the mappings at `range` and counts their pages.
@@ -117,6 +210,7 @@ pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
     for fresh in register(shared, process, agent, range, true) {
         count_present(shared, process, agent, fresh);
     }
+    count_moved(shared, process, agent);
     process.counting.fetch_sub(1, Ordering::SeqCst);
 }
 
@@ -128,8 +222,10 @@ pub(crate) fn manage_new(shared: &Shared, process: &Process, range: VirtRange) {
 /// would then fail, which it would not do without us.
 ///
 /// * `wide`: registers all between the nearest mappings that cannot be managed, in one call. Then
-///   no end of the registration is inside a mapping, whatever the program does meanwhile. For one
-///   or two new mappings: the kernel visits each in the range.
+///   no end of the registration is inside a mapping, whatever the program does meanwhile. Each call
+///   more may wait for long: at its end the kernel gives the lock of the address space to threads
+///   of the program that wait for it, and they may have no CPU. The kernel visits each mapping in
+///   the range.
 pub(crate) fn register(
     shared: &Shared,
     process: &Process,
@@ -141,10 +237,10 @@ pub(crate) fn register(
     let Ok(maps) = process.maps() else {
         return fresh;
     };
-    let mut at = hint.start;
+    let (mut at, mut since) = (hint.start, Instant::now());
     while at < hint.end {
         // Held for one mapping at a time: faults wait for it.
-        let _layout = process.layout.write();
+        let layout = process.layout.write();
         let mapping = match maps.at_or_above(at) {
             Ok(Some(mapping)) if mapping.range.start < hint.end => mapping,
             _ => break,
@@ -157,40 +253,91 @@ pub(crate) fn register(
         if is_known(&shared.books, process, mapping.range) && !process.event_pending() {
             continue;
         }
+        let mut found = None;
         let wide = wide
             .then(|| process.between_fences(mapping.range))
             .flatten();
-        if let Some(wide) = wide
-            && process
+        if let Some(wide) = wide {
+            let may = |now: &Mapping| {
+                let whole = now.range.intersect(wide) == now.range;
+                now.private_anonymous && whole && !is_ours(process, agent, now.range)
+            };
+            let all = VirtRange::new(mapping.range.start, hint.end);
+            let before = some_mappings(maps, all, may);
+            let done = process
                 .memory
                 .register(wide, RegisterMode::MISSING_WP)
-                .is_ok()
-        {
-            // Other new mappings there have records of their own, or the next check finds them.
-            if let Ok(Some(now)) = maps.at_or_above(mapping.range.start)
-                && now.private_anonymous
-                && now.range.intersect(wide) == now.range
-            {
-                at = now.range.end;
-                attach(&shared.books, process, &[now.range], &mut fresh);
-                continue;
+                .is_ok();
+            if let (true, Some(last)) = (done, before.last()) {
+                // What was mapped after the registration is not registered: if it were in the
+                // books, its pages would leave, and read as zeros.
+                let as_now = |old: &VirtRange| {
+                    let now = maps.at_or_above(old.start).ok().flatten()?;
+                    (now.range.contains(old.start) && may(&now)).then_some(now.range)
+                };
+                let ranges: Vec<VirtRange> = before.iter().filter_map(as_now).collect();
+                (at, found) = (last.end, Some(ranges));
             }
         }
-        let ranges = register_whole(shared, process, agent, maps, mapping.range);
-        attach(&shared.books, process, &ranges, &mut fresh);
+        let ranges =
+            found.unwrap_or_else(|| register_whole(shared, process, agent, maps, mapping.range));
+        if attach(&shared.books, process, &ranges, &mut fresh) {
+            since = Instant::now();
+            continue;
+        }
+        drop(layout);
+        if awaits_events(process, since) {
+            at = mapping.range.start;
+        } else {
+            ranges.iter().for_each(|range| process.recheck.add(*range));
+        }
     }
     fresh
 }
 
+/// Lets a fault thread read the process's events. The caller holds no layout lock, and has waited
+/// since `since`. False if they may stay unread for long: its agent does not run, or it has ended.
+fn awaits_events(process: &Process, since: Instant) -> bool {
+    let stuck = process.unread.load(Ordering::Relaxed);
+    if stuck || since.elapsed() > EVENT_WAIT_MAX || !process.is_alive() {
+        return false;
+    }
+    std::thread::sleep(EVENT_PAUSE);
+    true
+}
+
+/// The mappings from `range.start` on that begin in `range`, up to the first that `may` refuses.
+/// [`MAPPINGS_A_HOLD`] at most.
+fn some_mappings(
+    maps: &Maps,
+    mut range: VirtRange,
+    may: impl Fn(&Mapping) -> bool,
+) -> Vec<VirtRange> {
+    let mut found = Vec::new();
+    while found.len() < MAPPINGS_A_HOLD
+        && let Ok(Some(now)) = maps.at_or_above(range.start)
+        && now.range.start < range.end
+        && may(&now)
+    {
+        found.push(now.range);
+        range = VirtRange::new(now.range.end.min(range.end), range.end);
+    }
+    found
+}
+
 /// Adds registered ranges to the books, and appends the parts that they did not have to `fresh`.
 ///
-/// Not while an event is unread: a range may be the new place of a mapping that the books still
-/// have at its old one. The move would then seem to go to a place in use, and to wait for an event
-/// that never comes ([`crate::space::order`]). The ranges are left to the next check.
-fn attach(books: &Books, process: &Process, ranges: &[VirtRange], fresh: &mut Vec<VirtRange>) {
+/// False, and nothing is done, while an event is unread: a range may be the new place of a mapping
+/// that the books still have at its old one. The move would then seem to go to a place in use, and
+/// to wait for an event that never comes ([`crate::space::order`]).
+fn attach(
+    books: &Books,
+    process: &Process,
+    ranges: &[VirtRange],
+    fresh: &mut Vec<VirtRange>,
+) -> bool {
     if process.event_pending() {
-        ranges.iter().for_each(|range| process.recheck.add(*range));
-        return;
+        return false;
     }
     let mut engine = books.engine();
     for range in ranges {
@@ -199,6 +346,7 @@ fn attach(books: &Books, process: &Process, ranges: &[VirtRange], fresh: &mut Ve
         fresh.extend(range.minus(holes));
         engine.layout().attached(process.space, *range);
     }
+    true
 }
 
 /// True for the shim's memory, which is a mapping of its own.
@@ -208,7 +356,10 @@ fn is_ours(process: &Process, agent: &Agent, range: VirtRange) -> bool {
 
 /// True if the books have all of `range`.
 fn is_known(books: &Books, process: &Process, range: VirtRange) -> bool {
-    let engine = books.engine();
+    has_region(&books.engine(), process, range)
+}
+
+fn has_region(engine: &Engine<MemfdLedger>, process: &Process, range: VirtRange) -> bool {
     let regions = engine.books().regions(process.space);
     range.minus(&regions[range.overlapping(regions)]).is_empty()
 }
@@ -259,6 +410,14 @@ fn register_whole(
     done
 }
 
+/// Counts pages that the program moved while pages were counted. What it moves once more meanwhile
+/// is left to the next check.
+fn count_moved(shared: &Shared, process: &Process, agent: &Agent) {
+    for range in process.uncounted.take() {
+        count_present(shared, process, agent, range);
+    }
+}
+
 /// Counts the resident pages of a newly registered range. Pages that cannot be counted now are
 /// counted later ([`Process::recount`]).
 pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, range: VirtRange) {
@@ -294,17 +453,11 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         }
         if process.event_pending() || !apply_events_without_agent(shared, process, agent) {
             drop(layout);
-            if !process.is_alive() {
-                return;
+            if awaits_events(process, since) {
+                continue;
             }
-            // The process's events may stay unread for as long as its agent does not run.
-            let stuck = process.unread.load(Ordering::Relaxed);
-            if stuck || since.elapsed() > EVENT_WAIT_MAX {
-                process.recount.store(true, Ordering::Release);
-                break;
-            }
-            std::thread::sleep(EVENT_PAUSE);
-            continue;
+            process.recount.store(true, Ordering::Release);
+            break;
         }
         if scanned {
             add_present(&shared.books, process, &relatives, start, &present, &shares);
@@ -327,6 +480,10 @@ fn add_present(
 ) {
     let mut engine = books.engine();
     for (found, _) in present {
+        if shares.is_empty() {
+            (engine.discovery()).found_resident(process.space, *found);
+            continue;
+        }
         for page in found.pages() {
             let shares = shares.get((page.0 - start.0) as usize) == Some(&true);
             let mut discovery = engine.discovery();
@@ -428,4 +585,36 @@ pub(crate) fn note_own_frames(
     }
     signals.kick_evictor();
     any
+}
+
+#[cfg(test)]
+mod tests {
+    use undercroft_base::VirtPage;
+
+    use super::*;
+    use crate::space::model::ModelMemory;
+
+    fn pages(start: u64, end: u64) -> VirtRange {
+        VirtRange::new(VirtPage(start), VirtPage(end))
+    }
+
+    /// Each call of the kernel may wait for threads of the program that have no CPU, and the others
+    /// grow meanwhile.
+    #[test]
+    fn all_between_two_fences_is_registered_at_once_and_the_largest_first() {
+        let memory = Arc::new(ModelMemory::new(pages(0, 1)));
+        let process = Process::new(SpaceId(1), memory, VirtPage(1), None, None);
+        *lock(&process.fences) = vec![pages(0x100, 0x110), pages(0x300, 0x400)];
+        let lines = [
+            "20000-21000 rw-p 00000000 00:00 0",
+            "110000-120000 rw-p 00000000 00:00 0",
+            "120000-160000 ---p 00000000 00:00 0",
+            "180000-190000 rw-p 00000000 00:00 0",
+            "400000-420000 rw-p 00000000 00:00 0",
+        ];
+        let of: Vec<Vma<'_>> = lines.iter().filter_map(|line| Vma::parse(line)).collect();
+        assert_eq!(of.len(), lines.len());
+        let in_turn = [pages(0x110, 0x190), pages(0x400, 0x420), pages(0x20, 0x21)];
+        assert_eq!(spans(&process, &of), in_turn);
+    }
 }

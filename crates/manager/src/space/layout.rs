@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use undercroft_base::VirtRange;
 use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::procfs;
 use undercroft_sys::uffd::{Message, Uffd};
@@ -29,7 +30,13 @@ pub(crate) fn heard(shared: &Shared, process: &Process, event: Message) {
 /// ([`crate::space::order`]) while the kernel may still report it. The caller holds the layout lock
 /// for writing, and no agent is moving pages.
 pub(crate) fn apply_events(shared: &Shared, process: &Process) -> bool {
-    if lock(&process.order).asks() && !process.event_pending() {
+    {
+        let order = lock(&process.order);
+        if !order.asks() {
+            return order.has_applied_all();
+        }
+    }
+    if !process.event_pending() {
         apply_all(shared, process, false);
         lock(&process.order).forget_vacated();
     }
@@ -60,12 +67,20 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
         Message::Fault { .. } | Message::Fork { .. } => return,
         Message::Remove(range) => (parts::dropped(shared, space, range, false), range),
         Message::Unmap(range) => (parts::dropped(shared, space, range, true), range),
-        Message::Remap { from, to } => match parts::moved(shared, space, from, to) {
-            Ok(effect) => (effect, from),
-            Err(_) => {
-                return shared.signals.doom(Doom::TableFull);
+        Message::Remap { from, to } => {
+            follow(
+                shared,
+                process,
+                from,
+                VirtRange::new(to, to.plus(from.count().0)),
+            );
+            match parts::moved(shared, space, from, to) {
+                Ok(effect) => (effect, from),
+                Err(_) => {
+                    return shared.signals.doom(Doom::TableFull);
+                }
             }
-        },
+        }
     };
     if let (true, Some(agent)) = (effect.cancel_batch, process.agent.get()) {
         agent.commands.cancel();
@@ -78,6 +93,21 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
     // A thread that waits on a page of the range faults again, and gets an answer from the new
     // books.
     process.memory.wake(range);
+}
+
+/// Notes that pages have moved which may not have been counted yet. Who counts them would not find
+/// them at the old place.
+fn follow(shared: &Shared, process: &Process, from: VirtRange, to: VirtRange) {
+    let known = {
+        let engine = shared.books.engine();
+        let regions = engine.books().regions(process.space);
+        from.minus(&regions[from.overlapping(regions)]).is_empty()
+    };
+    if !known {
+        process.recheck.add(to);
+    } else if process.counting.load(Ordering::SeqCst) > 0 {
+        process.uncounted.add(to);
+    }
 }
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {

@@ -4,6 +4,7 @@
 pub(crate) mod access;
 pub(crate) mod agent;
 pub(crate) mod anonymous;
+pub(crate) mod arrivals;
 pub(crate) mod command;
 pub(crate) mod cow;
 pub(crate) mod discover;

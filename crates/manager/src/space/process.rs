@@ -119,7 +119,9 @@ pub(crate) struct Process {
     pub fences: Mutex<Vec<VirtRange>>,
     /// Ranges whose mappings went away: new mappings there are to be discovered.
     pub recheck: Recheck,
-    /// Faults in a row that named a page which is resident by the books.
+    /// Ranges that were moved while pages were counted: pages there are to be counted again.
+    pub uncounted: Recheck,
+    /// Faults that named a page which is resident by the books.
     pub puzzled: AtomicU32,
 }
 
@@ -157,6 +159,7 @@ impl Process {
             ticket: Mutex::default(),
             fences: Mutex::default(),
             recheck: Recheck::default(),
+            uncounted: Recheck::default(),
             puzzled: AtomicU32::new(0),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::arrivals::Arrivals;
 use super::graves::Graves;
 use super::process::Process;
 use super::processes::Processes;
@@ -20,6 +21,8 @@ pub(crate) struct Shared {
     pub books: Books,
     /// The address spaces.
     pub processes: Processes,
+    /// New mappings that the books do not have yet.
+    pub arrivals: Arrivals,
     /// Books that are still to be forgotten.
     pub graves: Graves,
     /// The measurements for the report.
@@ -43,6 +46,11 @@ impl Shared {
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
-        self.started.elapsed()
+        self.elapsed_at(Instant::now())
+    }
+
+    /// As [`Shared::elapsed`], at another moment.
+    pub(crate) fn elapsed_at(&self, moment: Instant) -> Duration {
+        moment.saturating_duration_since(self.started)
     }
 }

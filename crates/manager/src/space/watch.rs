@@ -1,7 +1,10 @@
 //! Registers new mappings as soon as they are made, before the program uses them.
 //!
 //! One thread for each CPU, at most eight, with real-time priority. The kernel's record of a new
-//! mapping wakes the thread on the CPU where the mapping was made, before the program runs on.
+//! mapping wakes the thread on the CPU where the mapping was made, before the program runs on. A
+//! mapping with pages of its own never becomes one with its neighbour. So the thread waits for
+//! nothing but the kernel: it registers the mapping, and leaves the books to another thread.
+//!
 //! Without permission for the records or for the priority, registration is late, but never wrong:
 //! pages touched meanwhile are counted when the mapping is registered.
 
@@ -10,11 +13,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use undercroft_base::VirtRange;
+use undercroft_base::{SpaceId, VirtRange};
 use undercroft_sys::process;
 use undercroft_sys::sideband::{Record, Ring, Sideband, Wake};
 
 use crate::placement::FAULT_THREADS_MAX;
+use crate::space::arrivals::Arrival;
 use crate::space::discover;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
@@ -92,8 +96,9 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
                 _ => {}
             });
         }
+        let mut done = None;
         for (pid, range) in &mapped {
-            register_new(shared, *pid, *range);
+            arrived(shared, *pid, *range, &mut done);
         }
         threads.dedup();
         for pid in &threads {
@@ -112,8 +117,29 @@ fn managed(processes: &Processes, pid: u32) -> Option<Arc<Process>> {
 }
 
 /// Registers a mapping that process `pid` has made at `range`.
-fn register_new(shared: &Shared, pid: u32, range: VirtRange) {
-    if let Some(process) = managed(&shared.processes, pid) {
-        discover::manage_new(shared, &process, range);
+/// * `done`: what was registered since the records were read.
+fn arrived(shared: &Shared, pid: u32, range: VirtRange, done: &mut Option<(SpaceId, VirtRange)>) {
+    let Some(process) = managed(&shared.processes, pid) else {
+        return;
+    };
+    // The books may be behind, so the mapping goes to the other thread anyway.
+    if !discover::is_surely_known(&shared.books, &process, range)
+        && let Some(wide) = process.between_fences(range)
+        && done.replace((process.space, wide)) != Some((process.space, wide))
+    {
+        discover::register_early(&process, wide);
+    }
+    if let Err(new) = shared.arrivals.add(Arrival { process, range }) {
+        discover::manage_new(shared, &new.process, new.range);
+    }
+}
+
+/// Body of the thread that brings the books up to date with new mappings.
+pub(crate) fn attend(shared: &Shared) {
+    let _ = process::set_fifo(0, 1);
+    while !shared.signals.stopped() {
+        if let Some(new) = shared.arrivals.take(NAP) {
+            discover::manage_new(shared, &new.process, new.range);
+        }
     }
 }
