@@ -333,7 +333,7 @@ impl FaultThread {
     /// Step 1: reads messages, and applies layout events before any page can be installed.
     fn intake(&mut self, process: &Arc<Process>) -> Intake {
         let _layout = process.layout.write();
-        let (since, mut events, mut short) = (Instant::now(), false, false);
+        let (mut changing, mut short) = (None, false);
         let agent = process.agent.get();
         if agent.is_some_and(|agent| !lets_read(process, agent)) {
             return Intake::Unread;
@@ -366,7 +366,7 @@ impl FaultThread {
                             });
                         }
                         event => {
-                            events = true;
+                            changing = changing.or_else(|| Some(Instant::now()));
                             crate::space::layout::heard(&self.shared, process, event);
                         }
                     }
@@ -391,7 +391,7 @@ impl FaultThread {
         if let Some(agent) = agent {
             agent.commands.admit_agent();
         }
-        if events {
+        if let Some(since) = changing {
             note_hold(&self.shared.gauges.holds.layout, since);
         }
         if short { Intake::Short } else { Intake::Read }
@@ -413,7 +413,7 @@ impl FaultThread {
         {
             return fill_staging(process, agent, fault.page);
         }
-        let now = self.shared.elapsed().as_nanos() as u64;
+        let now = self.shared.elapsed_at(read).as_nanos() as u64;
         let thread = process.known_thread(fault.thread.0);
         if self
             .shared
