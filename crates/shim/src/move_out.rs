@@ -3,7 +3,7 @@
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 
-use undercroft_wire::command::{self, Shared};
+use undercroft_wire::command::{self, CommandWords};
 use undercroft_wire::protocol::{CommandPage, STAGING_PAGES, next_run};
 
 use crate::page::Page;

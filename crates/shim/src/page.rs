@@ -4,7 +4,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering, Ordering::*};
 use core::time::Duration;
 
-use undercroft_wire::command::{Shared, Word};
+use undercroft_wire::command::{CommandWords, Word};
 use undercroft_wire::protocol::CommandPage;
 
 use crate::raw::{call3, call6, nr};
@@ -47,7 +47,7 @@ fn word_of(page: &CommandPage, word: Word) -> &AtomicU32 {
 }
 
 /// The real words: in the mapped page, with the processor's own atomics and the kernel's futexes.
-impl Shared for Page {
+impl CommandWords for Page {
     #[inline(always)]
     fn load(&self, word: Word, order: Ordering) -> u32 {
         word_of(self, word).load(order)

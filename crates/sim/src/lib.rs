@@ -17,7 +17,7 @@ pub mod sweep;
 pub mod table;
 
 pub use memory_trace::MemoryTrace;
-pub use outcome::Outcome;
+pub use outcome::SimReport;
 pub use page_stream::PageStream;
 pub use setup::{Setup, SetupError};
 pub use sweep::{Results, Sweep};
@@ -31,8 +31,8 @@ pub fn simulate(
     streams: &[PageStream],
     setup: &Setup,
     progress: &mut dyn FnMut(u64),
-) -> Result<Outcome, SetupError> {
+) -> Result<SimReport, SetupError> {
     let mut replay = replay::Replay::new(streams, setup)?;
     replay.run(progress)?;
-    Ok(Outcome::of(replay, setup))
+    Ok(SimReport::of(replay, setup))
 }

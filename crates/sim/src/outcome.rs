@@ -4,7 +4,7 @@
 use serde::Serialize;
 use undercroft_model::device::{Counters, profiles};
 
-use crate::replay::tiers::Tier;
+use crate::replay::tiers::ReplayTier;
 use crate::replay::{Replay, Spent};
 use crate::setup::{Setup, TierModel};
 
@@ -157,7 +157,7 @@ pub struct Latency {
 
 /// The result of one simulation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct SimReport {
     /// The setting.
     pub setting: Setting,
     /// References replayed.
@@ -205,9 +205,9 @@ pub struct Outcome {
     pub clients: Vec<ClientOutcome>,
 }
 
-impl Outcome {
+impl SimReport {
     /// Adds up a finished replay.
-    pub fn of(mut replay: Replay<'_>, setup: &Setup) -> Outcome {
+    pub fn of(mut replay: Replay<'_>, setup: &Setup) -> SimReport {
         let (elapsed, settled) = replay.finish();
         let clients: Vec<_> = replay.clients.iter().map(client_outcome).collect();
         let seconds = elapsed.seconds();
@@ -221,7 +221,7 @@ impl Outcome {
         };
         let references = sum(&|c| c.at as u64);
         let misses = sum(&|c| c.seen.misses);
-        let mut outcome = Outcome {
+        let mut outcome = SimReport {
             setting: Setting {
                 memory: setup.memory.to_string(),
                 page_bytes: setup.page_bytes,
@@ -262,7 +262,7 @@ impl Outcome {
         outcome
     }
 
-    fn energy_used(&self, tiers: &[Tier]) -> EnergyUsed {
+    fn energy_used(&self, tiers: &[ReplayTier]) -> EnergyUsed {
         let dram = profiles::DRAM_ENERGY;
         let page = self.setting.page_bytes as f64;
         let line = dram.line_bytes as f64;
@@ -300,7 +300,7 @@ impl Outcome {
         }
     }
 
-    fn cost_used(&self, tiers: &[Tier]) -> CostUsed {
+    fn cost_used(&self, tiers: &[ReplayTier]) -> CostUsed {
         let bytes = self.memory_pages as f64 * self.setting.page_bytes as f64;
         let dram_dollars = bytes / GIB * profiles::DRAM_DOLLARS_PER_GIB;
         let device_dollars: f64 = tiers
@@ -363,7 +363,7 @@ fn client_outcome(client: &crate::replay::Client<'_>) -> ClientOutcome {
     }
 }
 
-fn tier_outcome(tier: &Tier, seconds: f64, page_bytes: u64) -> TierOutcome {
+fn tier_outcome(tier: &ReplayTier, seconds: f64, page_bytes: u64) -> TierOutcome {
     let device = tier.device();
     let done = device.map_or_else(Counters::default, |device| *device.counters());
     let profile = device.map(|device| device.profile());

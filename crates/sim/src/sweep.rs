@@ -4,7 +4,7 @@ use serde::Serialize;
 use undercroft_base::Bytes;
 
 use crate::memory_trace::{Becomes, MemoryTrace, Moved};
-use crate::outcome::Outcome;
+use crate::outcome::SimReport;
 use crate::page_stream::PageStream;
 use crate::setup::{Memory, Setup, SetupError, SimTier, TRACED};
 use crate::simulate;
@@ -43,7 +43,7 @@ pub struct Results {
     /// Its clients.
     pub clients: Vec<String>,
     /// One for each combination: page size, tiers, prefetch, reclaim, memory, the last fastest.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<SimReport>,
 }
 
 /// How far a sweep is.

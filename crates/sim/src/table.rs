@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::outcome::Outcome;
+use crate::outcome::SimReport;
 use crate::setup::TRACED;
 use crate::sweep::Results;
 
@@ -15,7 +15,7 @@ pub enum Style {
     Markdown,
 }
 
-type Column = (&'static str, fn(&Outcome) -> String);
+type Column = (&'static str, fn(&SimReport) -> String);
 
 /// The columns that a reader needs first. The others are in CSV and JSON.
 const COLUMNS: [Column; 13] = [
@@ -111,7 +111,7 @@ fn line(out: &mut String, cells: &[String], widths: &[usize], style: Style) {
     out.push('\n');
 }
 
-type Field = (&'static str, fn(&Outcome) -> String);
+type Field = (&'static str, fn(&SimReport) -> String);
 
 const FIELDS: [Field; 44] = [
     ("memory", |o| o.setting.memory.clone()),
@@ -184,7 +184,7 @@ const FIELDS: [Field; 44] = [
     ("placement", |o| o.setting.placement.clone()),
 ];
 
-fn sum(outcome: &Outcome, of: fn(&crate::outcome::TierOutcome) -> u64) -> String {
+fn sum(outcome: &SimReport, of: fn(&crate::outcome::TierOutcome) -> u64) -> String {
     outcome.tiers.iter().map(of).sum::<u64>().to_string()
 }
 
@@ -246,7 +246,7 @@ fn prefixed(value: f64, unit: &str) -> String {
     }
 }
 
-impl Outcome {
+impl SimReport {
     /// The highest p99 of any client.
     pub fn worst_p99_seconds(&self) -> f64 {
         let clients = self.clients.iter();

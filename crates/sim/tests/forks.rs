@@ -9,7 +9,7 @@ use undercroft_sim::memory_trace::Becomes::{
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Memory, Setup, SimRoom};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{MemoryTrace, Outcome, PageStream, simulate};
+use undercroft_sim::{MemoryTrace, PageStream, SimReport, simulate};
 
 const PAGE: u64 = 4096;
 
@@ -47,7 +47,7 @@ impl Live {
         self.tell(child, 0, Forked { parent });
     }
 
-    fn run(&self, change: impl FnOnce(&mut Setup)) -> Outcome {
+    fn run(&self, change: impl FnOnce(&mut Setup)) -> SimReport {
         let trace = MemoryTrace {
             name: "test".to_owned(),
             granule_bytes: PAGE,
@@ -74,7 +74,7 @@ fn parent() -> Live {
 }
 
 /// (misses, first touches among them, evictions)
-fn counts(outcome: &Outcome) -> (u64, u64, u64) {
+fn counts(outcome: &SimReport) -> (u64, u64, u64) {
     (outcome.misses, outcome.first_touches, outcome.evictions)
 }
 

@@ -12,7 +12,7 @@ use undercroft_sim::memory_trace::Becomes::{
 use undercroft_sim::memory_trace::Moved;
 use undercroft_sim::setup::{Cost, Initial, Memory, Setup, SetupError, SimRoom};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{MemoryTrace, Outcome, Sweep, simulate};
+use undercroft_sim::{MemoryTrace, SimReport, Sweep, simulate};
 
 const PAGE: u64 = 4096;
 
@@ -45,7 +45,7 @@ fn trace(clients: Vec<Vec<u64>>) -> MemoryTrace {
     }
 }
 
-fn run(trace: &MemoryTrace, change: impl FnOnce(&mut Setup)) -> Outcome {
+fn run(trace: &MemoryTrace, change: impl FnOnce(&mut Setup)) -> SimReport {
     let mut setup = Setup::default();
     change(&mut setup);
     let streams = streams_of(trace, setup.page_bytes).unwrap();

@@ -30,7 +30,7 @@ pub enum Word {
 }
 
 /// What the protocol needs of its memory and of the kernel.
-pub trait Shared {
+pub trait CommandWords {
     /// An atomic load.
     fn load(&self, word: Word, order: Ordering) -> u32;
     /// An atomic store.
@@ -80,7 +80,7 @@ const ALL: u32 = u32::MAX >> 1;
 /// the program is inside fork(), and while it has no running agent: try later. An agent that is
 /// still to start would carry out a command long after it was given up.
 #[inline]
-pub fn claim(page: &impl Shared) -> bool {
+pub fn claim(page: &impl CommandWords) -> bool {
     if page.load(Word::Agent, Acquire) == 0 {
         return false;
     }
@@ -94,7 +94,7 @@ pub fn claim(page: &impl Shared) -> bool {
 
 /// The pages that were moved out have been read and published.
 #[inline]
-pub fn release(page: &impl Shared) {
+pub fn release(page: &impl CommandWords) {
     page.store(Word::InHand, 0, SeqCst);
     if page.load(Word::Forking, SeqCst) != 0 {
         page.wake(Word::InHand, ALL);
@@ -106,7 +106,7 @@ pub fn release(page: &impl Shared) {
 /// reading since. So events acknowledged before are known, and an event acknowledged later cancels
 /// this command. [`wait`] wakes the agent.
 #[inline]
-pub fn post(page: &impl Shared, write: impl FnOnce()) -> u32 {
+pub fn post(page: &impl CommandWords, write: impl FnOnce()) -> u32 {
     write();
     let seq = page.load(Word::Seq, Relaxed).wrapping_add(1);
     page.store(Word::Seq, seq, SeqCst);
@@ -130,7 +130,7 @@ pub enum Waited {
 /// whole command.
 #[inline]
 pub fn wait(
-    page: &impl Shared,
+    page: &impl CommandWords,
     seq: u32,
     alive: impl Fn() -> bool,
     patient: impl Fn() -> bool,
@@ -155,20 +155,20 @@ pub fn wait(
 /// sees this. Before [`is_answered`], it is unknown which pages have moved. Until then the pages
 /// are on their way out, the gate stays shut for fork(), and no other command may be posted.
 #[inline]
-pub fn give_up(page: &impl Shared, seq: u32) {
+pub fn give_up(page: &impl CommandWords, seq: u32) {
     page.store(Word::Cancelled, seq, Release);
 }
 
 /// Whether command `seq` is answered: then, and not before, its result may be read.
 #[inline]
-pub fn is_answered(page: &impl Shared, seq: u32) -> bool {
+pub fn is_answered(page: &impl CommandWords, seq: u32) -> bool {
     page.load(Word::Done, Acquire) == seq
 }
 
 /// The command in progress must move no more pages. Called between [`exclude_agent`] and
 /// [`admit_agent`], so it takes effect before the next page.
 #[inline]
-pub fn cancel(page: &impl Shared) {
+pub fn cancel(page: &impl CommandWords) {
     let seq = page.load(Word::Seq, Acquire);
     page.store(Word::Cancelled, seq, Release);
 }
@@ -181,7 +181,7 @@ pub fn cancel(page: &impl Shared) {
 /// MOVE, or about to make one, and does not run. It may go on at any time, so no event may be
 /// acknowledged. There is nothing to admit then.
 #[inline]
-pub fn exclude_agent<S: Shared>(
+pub fn exclude_agent<S: CommandWords>(
     page: &S,
     alive: impl Fn() -> bool,
     patient: impl Fn() -> bool,
@@ -213,7 +213,7 @@ pub fn exclude_agent<S: Shared>(
 
 /// Lets the agent continue.
 #[inline]
-pub fn admit_agent(page: &impl Shared) {
+pub fn admit_agent(page: &impl CommandWords) {
     page.store(Word::ReaderWants, 0, Release);
 }
 
@@ -221,14 +221,14 @@ pub fn admit_agent(page: &impl Shared) {
 
 /// Tells the thread that started the agent that the agent needs nothing more of it.
 #[inline]
-pub fn announce(page: &impl Shared) {
+pub fn announce(page: &impl CommandWords) {
     page.store(Word::Ready, 1, Release);
     page.wake(Word::Ready, 1);
 }
 
 /// Waits for [`announce`].
 #[inline]
-pub fn wait_for_agent(page: &impl Shared) {
+pub fn wait_for_agent(page: &impl CommandWords) {
     while page.load(Word::Ready, Acquire) == 0 {
         page.wait(Word::Ready, 0, None);
     }
@@ -236,7 +236,7 @@ pub fn wait_for_agent(page: &impl Shared) {
 
 /// The agent waits for a command other than `last`. Returns its number.
 #[inline]
-pub fn next_command(page: &impl Shared, last: u32) -> u32 {
+pub fn next_command(page: &impl CommandWords, last: u32) -> u32 {
     loop {
         let seq = page.load(Word::Seq, Acquire);
         if seq != last {
@@ -249,7 +249,11 @@ pub fn next_command(page: &impl Shared, last: u32) -> u32 {
 /// Runs `act`, which carries out part of command `seq`, while the manager acknowledges no event.
 /// `None`: the command is cancelled.
 #[inline]
-pub fn between_events<S: Shared, R>(page: &S, seq: u32, act: impl FnOnce() -> R) -> Option<R> {
+pub fn between_events<S: CommandWords, R>(
+    page: &S,
+    seq: u32,
+    act: impl FnOnce() -> R,
+) -> Option<R> {
     exclude_reader(page);
     let cancelled = page.load(Word::Cancelled, Acquire) == seq;
     let result = if cancelled { None } else { Some(act()) };
@@ -259,7 +263,7 @@ pub fn between_events<S: Shared, R>(page: &S, seq: u32, act: impl FnOnce() -> R)
 
 /// The agent has written down what it did for command `seq`.
 #[inline]
-pub fn answer(page: &impl Shared, seq: u32) {
+pub fn answer(page: &impl CommandWords, seq: u32) {
     page.store(Word::Done, seq, Release);
     page.wake(Word::Done, 1);
 }
@@ -267,7 +271,7 @@ pub fn answer(page: &impl Shared, seq: u32) {
 /// A thread that is about to fork waits until no page is being moved out. None is until
 /// [`after_fork`].
 #[inline]
-pub fn before_fork<S: Shared>(page: &S) {
+pub fn before_fork<S: CommandWords>(page: &S) {
     page.add(Word::Forking, 1);
     let mut looks = 0;
     while page.load(Word::InHand, SeqCst) != 0 {
@@ -281,13 +285,13 @@ pub fn before_fork<S: Shared>(page: &S) {
 
 /// The fork is over, in the parent.
 #[inline]
-pub fn after_fork(page: &impl Shared) {
+pub fn after_fork(page: &impl CommandWords) {
     page.add(Word::Forking, u32::MAX);
 }
 
 /// Sets [`Word::Busy`] while the manager is not reading messages. Half of [`between_events`].
 #[inline]
-pub fn exclude_reader<S: Shared>(page: &S) {
+pub fn exclude_reader<S: CommandWords>(page: &S) {
     loop {
         page.store(Word::Busy, 1, SeqCst);
         if page.load(Word::ReaderWants, SeqCst) == 0 {
@@ -304,7 +308,7 @@ pub fn exclude_reader<S: Shared>(page: &S) {
 
 /// Clears [`Word::Busy`], and wakes the manager if it sleeps on it.
 #[inline]
-fn admit_reader(page: &impl Shared) {
+fn admit_reader(page: &impl CommandWords) {
     page.store(Word::Busy, 0, SeqCst);
     if page.load(Word::ReaderWants, SeqCst) == READER_SLEEPS {
         page.wake(Word::Busy, 1);

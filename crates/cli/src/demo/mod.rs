@@ -17,7 +17,7 @@ use undercroft_base::Bytes;
 use crate::args::{DemoArgs, StoreArg};
 use crate::failure::{Failure, status};
 use server::{NoServer, Place, Server, Setting};
-use table::{Outcome, Row};
+use table::{Row, RowResult};
 use workload::{Phase, Plan, VALUE_BYTES};
 
 /// Undercroft and kernel swap get the measured footprint divided by this.
@@ -79,7 +79,7 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
         rows.push(if args.no_kernel_swap {
             Row {
                 name,
-                outcome: Outcome::Absent("left out by --no-kernel-swap".to_owned()),
+                outcome: RowResult::Absent("left out by --no-kernel-swap".to_owned()),
             }
         } else {
             measure(name, setting, &place, plan, &stop)?
@@ -147,7 +147,7 @@ fn measure(
         Err(NoServer::Unavailable(why)) => {
             return Ok(Row {
                 name,
-                outcome: Outcome::Absent(why),
+                outcome: RowResult::Absent(why),
             });
         }
         Err(NoServer::Failed(failure)) => return Err(interrupted_or(failure, stop)),
@@ -166,7 +166,7 @@ fn measure(
         .map_err(|failure| interrupted_or(failure, stop))?;
     Ok(Row {
         name,
-        outcome: Outcome::Measured {
+        outcome: RowResult::Measured {
             measured: Box::new(measured),
             dram: used.dram,
             report: used.report.map(Box::new),

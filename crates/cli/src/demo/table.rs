@@ -13,11 +13,11 @@ pub(super) struct Row {
     /// As printed.
     pub name: &'static str,
     /// Its result.
-    pub outcome: Outcome,
+    pub outcome: RowResult,
 }
 
 /// The result of one setting.
-pub(super) enum Outcome {
+pub(super) enum RowResult {
     /// It ran.
     Measured {
         /// Speed and verification.
@@ -60,22 +60,22 @@ impl Row {
     /// DRAM at its peak; 0 if it did not run.
     pub(super) fn dram(&self) -> Bytes {
         match &self.outcome {
-            Outcome::Measured { dram, .. } => *dram,
-            Outcome::Absent(_) => Bytes(0),
+            RowResult::Measured { dram, .. } => *dram,
+            RowResult::Absent(_) => Bytes(0),
         }
     }
 
     /// True if no value was wrong.
     pub(super) fn is_right(&self) -> bool {
         match &self.outcome {
-            Outcome::Measured { measured, .. } => measured.wrong == 0,
-            Outcome::Absent(_) => true,
+            RowResult::Measured { measured, .. } => measured.wrong == 0,
+            RowResult::Absent(_) => true,
         }
     }
 
     fn document(&self) -> DocumentRow<'_> {
         let (measured, dram, report, absent) = match &self.outcome {
-            Outcome::Measured {
+            RowResult::Measured {
                 measured,
                 dram,
                 report,
@@ -85,7 +85,7 @@ impl Row {
                 report.as_deref(),
                 None,
             ),
-            Outcome::Absent(why) => (None, None, None, Some(why.as_str())),
+            RowResult::Absent(why) => (None, None, None, Some(why.as_str())),
         };
         DocumentRow {
             name: self.name,
@@ -102,8 +102,8 @@ impl Row {
     }
 
     fn text(&self) -> String {
-        let Outcome::Measured { measured, dram, .. } = &self.outcome else {
-            let Outcome::Absent(why) = &self.outcome else {
+        let RowResult::Measured { measured, dram, .. } = &self.outcome else {
+            let RowResult::Absent(why) = &self.outcome else {
                 return String::new();
             };
             return format!("{:<32}  absent: {why}", self.name);
@@ -155,7 +155,7 @@ pub(super) fn print(
         show::line(&row.text())?;
     }
     let reports = rows.iter().filter_map(|row| match &row.outcome {
-        Outcome::Measured {
+        RowResult::Measured {
             report: Some(report),
             ..
         } => Some(report),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use undercroft_lab::{Curve, Curves, draw_curves};
 use undercroft_sim::Results;
-use undercroft_sim::outcome::{Outcome, Setting};
+use undercroft_sim::outcome::{Setting, SimReport};
 
 /// More curves than this in one picture look alike.
 const CURVES_MAX: usize = 14;
@@ -14,7 +14,7 @@ const CURVES_MAX: usize = 14;
 struct Metric {
     file: &'static str,
     label: &'static str,
-    of: fn(&Outcome) -> f64,
+    of: fn(&SimReport) -> f64,
 }
 
 const METRICS: [Metric; 3] = [
@@ -68,7 +68,7 @@ impl Axis {
         }
     }
 
-    fn place(self, outcome: &Outcome) -> f64 {
+    fn place(self, outcome: &SimReport) -> f64 {
         match self {
             Axis::Memory => outcome.memory_pages as f64 * 100.0 / outcome.footprint_pages as f64,
             Axis::PageSize => outcome.setting.page_bytes as f64 / 1024.0,

@@ -3,7 +3,7 @@
 use super::redis_server::{Server, installed};
 use super::{Lab, or_skip, progress, redis_benchmark, skip};
 use crate::results::{Better, Results, Sample, Target};
-use crate::rig::{CommandLine, Outcome, Plain, Rig, RigError, Stdout, TierChoice};
+use crate::rig::{CommandLine, Finished, Plain, Rig, RigError, Stdout, TierChoice};
 use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -115,7 +115,7 @@ fn record(
     rig: &dyn Rig,
     case: &str,
     seconds: f64,
-    outcome: Outcome,
+    outcome: Finished,
 ) {
     results.samples.push(Sample {
         round,
@@ -132,7 +132,7 @@ fn record(
     );
 }
 
-fn one_program(rig: &dyn Rig, limit: Bytes, command: &CommandLine) -> Result<Outcome, RigError> {
+fn one_program(rig: &dyn Rig, limit: Bytes, command: &CommandLine) -> Result<Finished, RigError> {
     rig.set_up(limit)?
         .spawn(command)?
         .finish()?
@@ -145,7 +145,7 @@ fn one_redis(
     limit: Bytes,
     log: &Path,
     requests: u64,
-) -> Result<(f64, Outcome), RigError> {
+) -> Result<(f64, Finished), RigError> {
     let server = Server::start(rig, limit, log)?;
     let began = Instant::now();
     let done = redis_benchmark::benchmark(&server, 50_000, requests);

@@ -2,7 +2,7 @@
 
 use super::{Lab, or_skip, phase_sample, progress, run_touch};
 use crate::results::{Better, Results, Target};
-use crate::rig::{Outcome, Plain, Rig, TierChoice, Zram};
+use crate::rig::{Finished, Plain, Rig, TierChoice, Zram};
 use crate::touch::PhaseLine;
 use std::collections::BTreeMap;
 use undercroft_base::Bytes;
@@ -59,7 +59,7 @@ fn record(
     rig: &str,
     case: &str,
     lines: &[PhaseLine],
-    outcome: Outcome,
+    outcome: Finished,
 ) {
     // The first is warm-up: the host allocates guest memory lazily.
     for line in lines.iter().skip(1) {

@@ -16,7 +16,7 @@ mod sleeper;
 
 use crate::results::{Results, Sample};
 use crate::rig::{
-    CommandLine, Outcome, Rig, RigError, Stdout, SwapFile, TierChoice, Undercroft, Zram, Zswap,
+    CommandLine, Finished, Rig, RigError, Stdout, SwapFile, TierChoice, Undercroft, Zram, Zswap,
 };
 use crate::touch::PhaseLine;
 use crate::{ExperimentInfo, RunOptions};
@@ -306,7 +306,7 @@ pub(crate) fn run_touch(
     rig: &dyn Rig,
     limit: Bytes,
     command: &CommandLine,
-) -> Result<(Vec<PhaseLine>, Outcome), RigError> {
+) -> Result<(Vec<PhaseLine>, Finished), RigError> {
     let outcome = rig.set_up(limit)?.spawn(command)?.finish()?;
     let outcome = outcome.successful(rig.name(), "undercroft-touch")?;
     let lines: Result<Vec<PhaseLine>, _> = outcome
@@ -329,7 +329,7 @@ pub(crate) fn run_retrying(
     rig: &dyn Rig,
     limit: Bytes,
     command: &CommandLine,
-) -> anyhow::Result<Option<(Vec<PhaseLine>, Outcome)>> {
+) -> anyhow::Result<Option<(Vec<PhaseLine>, Finished)>> {
     for _ in 0..2 {
         match run_touch(rig, limit, command) {
             Err(error @ RigError::Killed { .. }) => {
@@ -348,7 +348,7 @@ pub(crate) fn phase_sample(
     rig: &str,
     case: String,
     line: &PhaseLine,
-    outcome: &Outcome,
+    outcome: &Finished,
 ) -> Sample {
     let values = [
         ("mean_ns", line.mean_ns),

@@ -4,7 +4,7 @@
 use super::redis_server::{Server, installed};
 use super::{Lab, or_skip, progress, skip};
 use crate::results::{Better, Results, Sample};
-use crate::rig::{Outcome, Plain, Rig, RigError, SwapFile, TierChoice};
+use crate::rig::{Finished, Plain, Rig, RigError, SwapFile, TierChoice};
 use std::collections::BTreeMap;
 use std::io;
 use std::process::{Command, Stdio};
@@ -65,7 +65,7 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn record(results: &mut Results, round: usize, rig: &str, cases: Cases, outcome: Outcome) {
+fn record(results: &mut Results, round: usize, rig: &str, cases: Cases, outcome: Finished) {
     for (case, values) in cases {
         results.samples.push(Sample {
             round,
@@ -98,7 +98,7 @@ fn one_run(
     limit: Bytes,
     keys: u64,
     requests: u64,
-) -> Result<(Cases, Outcome), RigError> {
+) -> Result<(Cases, Finished), RigError> {
     let server = Server::start(
         rig,
         limit,

@@ -1,7 +1,7 @@
 //! A redis-server on a rig: started on a free loopback port without persistence, queried, shut
 //! down.
 
-use crate::rig::{CommandLine, Outcome, Rig, RigError, Running, Stdout};
+use crate::rig::{CommandLine, Finished, Rig, RigError, Running, Stdout};
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -79,7 +79,7 @@ impl Server {
 
     /// SHUTDOWN NOSAVE. Returns the rig's outcome. A server that had already died (killed) is an
     /// error.
-    pub(crate) fn shut_down(self, rig: &'static str) -> Result<Outcome, RigError> {
+    pub(crate) fn shut_down(self, rig: &'static str) -> Result<Finished, RigError> {
         // If the command succeeds, the connection closes without a reply.
         let _ = self.ask(&["SHUTDOWN", "NOSAVE"]);
         self.running.finish()?.successful(rig, "redis-server")

@@ -8,7 +8,7 @@
 use super::redis_server::{Server, installed};
 use super::{Lab, check_total, or_skip, progress, skip};
 use crate::results::{Better, Results, Sample, Target, median};
-use crate::rig::{Outcome, Plain, Rig, RigError, SwapFile, TierChoice, Zram};
+use crate::rig::{Finished, Plain, Rig, RigError, SwapFile, TierChoice, Zram};
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -267,7 +267,7 @@ fn one_run(
     rig: &dyn Rig,
     limit: Bytes,
     workloads: &[Workload],
-) -> Result<(Cases, Outcome), RigError> {
+) -> Result<(Cases, Finished), RigError> {
     let server = Server::start(
         rig,
         limit,

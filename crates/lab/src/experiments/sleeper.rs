@@ -1,7 +1,7 @@
 //! A client that fills its memory and then sleeps, and undercroft's processes around it.
 
 use super::Lab;
-use crate::rig::{Outcome, Rig, RigError, Running};
+use crate::rig::{Finished, Rig, RigError, Running};
 use anyhow::ensure;
 use std::fs;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(super) fn start(
 }
 
 /// Waits until the client has slept enough.
-pub(super) fn finish(running: Running, rig: &dyn Rig) -> Result<Outcome, RigError> {
+pub(super) fn finish(running: Running, rig: &dyn Rig) -> Result<Finished, RigError> {
     running.finish()?.successful(rig.name(), "sleeping client")
 }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Rig::set_up(limit) -> Stage { prefix, guards, meters }
-//! Stage::spawn(command) -> Running -> finish() -> Outcome
+//! Stage::spawn(command) -> Running -> finish() -> Finished
 //! ```
 //! Dropping a `Stage` or `Running` at any point (error, panic, Ctrl-C) kills the command, then
 //! takes swap, device and cgroup back. A rig refuses if another swap is active. Kernel rigs need
@@ -25,7 +25,7 @@ use undercroft_base::Bytes;
 pub(crate) use calibrate::calibrate_with;
 pub use calibrate::{Calibration, calibrate};
 pub use kernel::{Plain, SwapFile, Zram, Zswap};
-pub use process::{CommandLine, Outcome, Running, Stdout};
+pub use process::{CommandLine, Finished, Running, Stdout};
 pub use undercroft::{TierChoice, Undercroft};
 
 /// Why a rig could not be used.

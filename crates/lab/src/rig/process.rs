@@ -38,7 +38,7 @@ pub enum Stdout {
 
 /// The outcome of one run.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct Finished {
     /// Lines of standard output (with `Stdout::Lines`).
     pub lines: Vec<String>,
     /// Its exit status.
@@ -210,7 +210,7 @@ impl Running {
 
     /// Waits for the end, takes the stage down and returns what was measured. Errors: `Interrupted`
     /// if the user asked for the end; the command has then been killed.
-    pub fn finish(mut self) -> Result<Outcome, RigError> {
+    pub fn finish(mut self) -> Result<Finished, RigError> {
         let status = loop {
             match self
                 .child
@@ -242,7 +242,7 @@ impl Running {
         let memory = self.memory(report.as_ref());
         let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
         let facts = self.stage.facts.clone();
-        Ok(Outcome {
+        Ok(Finished {
             lines,
             status,
             wall,
@@ -319,9 +319,9 @@ impl Drop for Running {
     }
 }
 
-impl Outcome {
+impl Finished {
     /// The outcome, or an error with the status if the command failed.
-    pub fn successful(self, rig: &'static str, what: &str) -> Result<Outcome, RigError> {
+    pub fn successful(self, rig: &'static str, what: &str) -> Result<Finished, RigError> {
         let how = match (self.status.code(), self.status.signal()) {
             (Some(0), _) => return Ok(self),
             (None, Some(9)) | (Some(137), _) => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use undercroft_sys::futex;
 use undercroft_sys::mapping::SharedMemory;
 
-use undercroft_wire::command::{self as both_sides, Shared, Waited, Word};
+use undercroft_wire::command::{self as both_sides, CommandWords, Waited, Word};
 use undercroft_wire::protocol::{CPU_WORDS, CommandPage, STAGING_PAGES};
 
 /// One agent's command page.
@@ -34,7 +34,7 @@ pub(crate) enum NotDone {
     GivenUp,
 }
 
-impl Shared for Commands {
+impl CommandWords for Commands {
     #[inline(always)]
     fn load(&self, word: Word, order: Ordering) -> u32 {
         self.word(word).load(order)

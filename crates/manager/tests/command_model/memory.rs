@@ -16,7 +16,7 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Condvar, Mutex};
 
-use undercroft_wire::command::{Shared, Word};
+use undercroft_wire::command::{CommandWords, Word};
 
 /// What is done to a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl Side {
     }
 }
 
-impl Shared for Side {
+impl CommandWords for Side {
     fn load(&self, word: Word, order: Ordering) -> u32 {
         match self.order(Access::Load, word, order) {
             SeqCst => {

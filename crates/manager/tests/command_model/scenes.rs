@@ -13,7 +13,7 @@ use loom::sync::RwLock;
 use loom::thread;
 
 use crate::memory::{Broken, Made, Page, Side, accesses_made};
-use undercroft_wire::command::{self, Shared, Waited, Word};
+use undercroft_wire::command::{self, CommandWords, Waited, Word};
 
 /// The agent's thread id.
 const AGENT: u32 = 7;

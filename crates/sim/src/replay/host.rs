@@ -13,7 +13,7 @@ use undercroft_model::device::{Attach, Time, profiles};
 use undercroft_policy::place::{LatencyClass, Migration, TIERS_MAX, TierState, pool_percent};
 
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
-use super::tiers::{Tier, tier_id};
+use super::tiers::{ReplayTier, tier_id};
 use crate::setup::{FaultTouch, Initial, Setup, SetupError, SimRoom, TierModel};
 
 /// Devices and tiers, which the clients of a replay share.
@@ -21,7 +21,7 @@ pub(super) struct Host {
     /// The simulation's rules.
     pub setup: Setup,
     /// The tiers, fastest first.
-    pub tiers: Vec<Tier>,
+    pub tiers: Vec<ReplayTier>,
     freed: Vec<(TierId, Slot)>,
     /// Threads to wake. No thread waits in a simulation, but the engine names some.
     pub wake: Vec<(SpaceId, VirtPage)>,
@@ -32,12 +32,12 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// * `homes`: as [`Tier::new`] has them.
+    /// * `homes`: as [`ReplayTier::new`] has them.
     pub(super) fn new(setup: &Setup, homes: Option<u64>) -> Host {
         let tiers = setup.tiers.iter();
         Host {
             tiers: tiers
-                .map(|spec| Tier::new(spec, setup.page_bytes, homes))
+                .map(|spec| ReplayTier::new(spec, setup.page_bytes, homes))
                 .collect(),
             freed: Vec::new(),
             wake: Vec::new(),
@@ -546,7 +546,12 @@ impl Host {
 /// Which pages of a plan one request reads: neighbours on a device with its own engine. Leaves
 /// half-open ranges of `items` in `out`, the one with the faulting page first. Pages that are not
 /// read are in no range.
-fn requests(tiers: &[Tier], items: &[LoadItem], demanded: usize, out: &mut Vec<(usize, usize)>) {
+fn requests(
+    tiers: &[ReplayTier],
+    items: &[LoadItem],
+    demanded: usize,
+    out: &mut Vec<(usize, usize)>,
+) {
     out.clear();
     if let [item] = items {
         // Without a window: the most frequent case.

@@ -39,7 +39,7 @@ use crate::spaces::Spaces;
 
 pub use client::{Client, Seen, Spent, Stop};
 use host::Host;
-use tiers::Tier;
+use tiers::ReplayTier;
 
 /// References between two calls of the progress function.
 const STRETCH: usize = 1 << 20;
@@ -219,18 +219,23 @@ impl<'a> Replay<'a> {
     pub fn finish(&mut self) -> (Time, Time) {
         let clients = self.clients.iter().map(|client| client.clock);
         let elapsed = clients.max().unwrap_or_default();
-        let idle = self.host.tiers.iter_mut().map(Tier::finish_writes).max();
+        let idle = self
+            .host
+            .tiers
+            .iter_mut()
+            .map(ReplayTier::finish_writes)
+            .max();
         (elapsed, idle.unwrap_or_default().max(elapsed))
     }
 
     /// The tiers, fastest first.
-    pub fn tiers(&self) -> &[Tier] {
+    pub fn tiers(&self) -> &[ReplayTier] {
         &self.host.tiers
     }
 
     /// The device of each tier that has one.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
-        self.host.tiers.iter().filter_map(Tier::device)
+        self.host.tiers.iter().filter_map(ReplayTier::device)
     }
 }
 

@@ -22,7 +22,7 @@ pub struct TierCounters {
 }
 
 /// One tier at work.
-pub struct Tier {
+pub struct ReplayTier {
     /// As it was described.
     pub spec: SimTier,
     /// Its counts.
@@ -38,17 +38,17 @@ pub struct Tier {
     load_ns: f64,
 }
 
-impl Tier {
+impl ReplayTier {
     /// An empty tier for pages of `page_bytes`.
     ///
     /// * `homes`: how many places belong to pages. A page may be here twice: a fork child's, as it
     ///   was at the fork, and its parent's.
-    pub fn new(spec: &SimTier, page_bytes: u64, homes: Option<u64>) -> Tier {
+    pub fn new(spec: &SimTier, page_bytes: u64, homes: Option<u64>) -> ReplayTier {
         let device = match &spec.kind {
             TierModel::Pool { .. } => None,
             TierModel::Device { profile, .. } => Some(Device::new((**profile).clone())),
         };
-        Tier {
+        ReplayTier {
             counters: TierCounters::default(),
             device,
             page_bytes,

@@ -7,7 +7,7 @@ use crate::results::{
     Better, Figure, Panel, Results, Simulated, SimulatedRun, Table, Verdict, number,
 };
 use undercroft_base::Nanos;
-use undercroft_sim::{Outcome, Setup};
+use undercroft_sim::{Setup, SimReport};
 
 /// The program's own time for each of its references, before the cache: *assumed*, a processor of
 /// about 1 GHz.
@@ -16,13 +16,13 @@ const PROGRAM_NS: f64 = 1.0;
 /// A program under both systems.
 struct Case {
     name: String,
-    small: Outcome,
-    large: Outcome,
+    small: SimReport,
+    large: SimReport,
 }
 
 /// Joules when the program takes `times` its own time. With `device`, the energy of the disk or the
 /// PCM counts.
-fn joules(outcome: &Outcome, times: f64, device: bool) -> f64 {
+fn joules(outcome: &SimReport, times: f64, device: bool) -> f64 {
     let energy = &outcome.energy;
     let longer = outcome.times.reference_seconds * (times - 1.0);
     let stretch = (outcome.elapsed_seconds + longer) / outcome.elapsed_seconds;
@@ -244,7 +244,7 @@ fn durations(cases: &[Case]) -> Table {
 fn constants(cases: &[Case]) -> Table {
     let saved = |dram: f64, pcm: f64, disk: f64| {
         let each = cases.iter().map(|case| {
-            let of = |outcome: &Outcome, device: f64| {
+            let of = |outcome: &SimReport, device: f64| {
                 let energy = &outcome.energy;
                 energy.dram_static_joules * dram
                     + energy.dram_dynamic_joules

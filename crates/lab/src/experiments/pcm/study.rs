@@ -12,7 +12,7 @@ use anyhow::Context;
 use undercroft_base::Nanos;
 use undercroft_sim::setup::{FaultTouch, Initial, Memory, Setup, SimTier, TierModel};
 use undercroft_sim::sweep::streams_of;
-use undercroft_sim::{Outcome, PageStream, simulate};
+use undercroft_sim::{PageStream, SimReport, simulate};
 
 /// DRAM in percent of the footprint, as the paper's axis.
 pub(super) const MEMORY_PERCENT: [f64; 11] = [
@@ -155,7 +155,7 @@ impl<'a> Pages<'a> {
         &self,
         percent: f64,
         base: &Setup,
-    ) -> anyhow::Result<(Outcome, SimulatedRun)> {
+    ) -> anyhow::Result<(SimReport, SimulatedRun)> {
         let pages = self.frames(percent);
         let setup = Setup {
             page_bytes: self.page_bytes,

@@ -16,7 +16,7 @@ use super::redis_server::installed;
 use super::{Lab, or_skip, progress, skip};
 use crate::results::{Better, Results, Sample, Target};
 use crate::rig::{
-    CommandLine, Outcome, Plain, Rig, RigError, Stage, Stdout, SwapFile, TierChoice, Undercroft,
+    CommandLine, Finished, Plain, Rig, RigError, Stage, Stdout, SwapFile, TierChoice, Undercroft,
 };
 use list::{PROGRAMS, Program};
 
@@ -236,7 +236,7 @@ impl Rig for Fixed {
 
 /// One run.
 struct Ran {
-    outcome: Outcome,
+    outcome: Finished,
     /// The most anonymous memory of all its processes, sampled.
     peak: Bytes,
     /// Pages that kernel swap read meanwhile.
