@@ -1,8 +1,8 @@
 //! The Tier port: storage below DRAM that keeps page copies. A tier makes no choices.
 //!
 //! Memory tiers answer `load` at once. Block tiers mostly answer *where* to read (`Loaded::Read`),
-//! and the caller then calls `check`. So the caller can put many reads in flight on its own ring,
-//! and never blocks on the fault path.
+//! and the caller then calls `checksum`. So the caller can put many reads in flight on its own
+//! ring, and never blocks on the fault path.
 
 use std::os::fd::RawFd;
 
@@ -98,7 +98,7 @@ pub enum Loaded {
     /// The bytes are in `dst` and verified.
     Done,
     /// The caller reads one page at `offset` of `fd` into a page-aligned buffer, then calls
-    /// `check`.
+    /// `checksum`.
     Read {
         /// Open for O_DIRECT reads. The tier owns it and keeps it open while it lives.
         fd: RawFd,

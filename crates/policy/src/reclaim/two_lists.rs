@@ -38,10 +38,10 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Looks at up to `lap` pages from the front of `list`, and takes up to `most` of them.
-    /// `again`: a page with this mark goes to the back of that list instead, with mark 0. Skipped
-    /// pages go to the back, so a lap of all pages meets none twice. `lap` is
-    /// counted down. Returns how many pages went to the other list.
+    /// Looks at up to `lap` pages from the front of `list`, and takes up to `most` of them. `lap`
+    /// is counted down. Skipped pages go to the back, so a lap of all pages meets none twice.
+    /// Returns how many pages went to the other list.
+    /// * `again`: a page with this mark goes to the back of that list instead, with mark 0.
     pub(super) fn lap(
         &mut self,
         lists: &mut PageLists,
