@@ -82,7 +82,8 @@ impl Flags {
     }
 }
 
-/// One page's entry, unpacked. Fields that a state does not use are zero, except LOCKED.
+/// One page's entry, unpacked. Fields that a state does not use are zero, except LOCKED. A resident
+/// page without a copy has the tier `FILL` if it [has left](Entry::has_left).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Where the page is.
@@ -121,6 +122,21 @@ impl Entry {
             | (u64::from(self.tier.0 & 7) << 8)
             | (self.slot.0 << 11)
             | (u64::from(self.stamp.0) << 48)
+    }
+
+    /// Whether this resident page was out of memory since it last came as zeros. A page that was
+    /// chosen to leave, and stayed, was not.
+    #[inline]
+    pub fn has_left(self) -> bool {
+        self.flags.has(Flags::RETAINED) || self.tier == TierId::FILL
+    }
+
+    /// This resident page, which was out of memory.
+    #[inline]
+    pub fn that_left(self) -> Entry {
+        let keeps = self.flags.has(Flags::RETAINED);
+        let tier = if keeps { self.tier } else { TierId::FILL };
+        Entry { tier, ..self }
     }
 
     /// The same ledger word with another state.
@@ -172,6 +188,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn entry_of_a_page_that_left_keeps_its_copy_and_says_so() {
+        let fresh = Entry {
+            state: PageState::Resident,
+            ..Entry::UNTOUCHED
+        };
+        assert!(!fresh.has_left() && fresh.that_left().has_left());
+        let kept = Entry {
+            flags: Flags::RETAINED,
+            tier: TierId(1),
+            slot: Slot(9),
+            ..fresh
+        };
+        assert!(kept.has_left());
+        assert_eq!(kept.that_left(), kept);
     }
 
     #[test]

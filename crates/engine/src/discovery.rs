@@ -7,6 +7,18 @@ use undercroft_policy::reclaim::Arrival;
 use crate::ledger::Ledger;
 use crate::{BookEvent, Discovery, Engine, PageEvent};
 
+/// What became of a page that is resident by the books, and missing by the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// It was not out of memory since it came as zeros: the program or the kernel dropped it, and
+    /// it reads as zeros. Three things do so without an event: guard pages; a
+    /// `MADV_DONTNEED` that was heard of before the page came, and carried out after; and fork, of
+    /// pages that were never written.
+    Dropped,
+    /// It was out of memory: it may have been lost there, or on its way back.
+    Lost,
+}
+
 impl<L: Ledger> Discovery<'_, L> {
     /// Announces resident pages that [`Discovery::found_resident`] will report. Until then they
     /// use up room for faults, but nothing is reclaimed for them. 0 when all are reported.
@@ -45,9 +57,9 @@ impl<L: Ledger> Discovery<'_, L> {
         true
     }
 
-    /// Reports pages of `range` that were resident when their region was attached. What no region
-    /// has any more is left out: the program may have put another mapping there. They are counted
-    /// now.
+    /// Reports pages of `range` that were resident when their region was attached. They are counted
+    /// now. What no region has any more is left out: the program may have put another mapping
+    /// there.
     pub fn found_resident(&mut self, space: SpaceId, range: VirtRange) {
         self.engine.found(space, range, Arrival::FirstTouch);
     }
@@ -59,16 +71,38 @@ impl<L: Ledger> Discovery<'_, L> {
         self.engine.found(space, range, Arrival::Returned);
     }
 
+    /// What this page is if the kernel says that it is missing. `None`: the books do not have it as
+    /// resident, so it may well be missing.
+    pub fn missing(&self, space: SpaceId, page: VirtPage) -> Option<Missing> {
+        let no = self.engine.table.find(space, page)?;
+        let entry = self.engine.table.entry(no);
+        match entry.state {
+            PageState::Resident if entry.has_left() => Some(Missing::Lost),
+            PageState::Resident => Some(Missing::Dropped),
+            _ => None,
+        }
+    }
+
     /// The kernel says that this page is missing, though the books have it as resident and no event
-    /// said otherwise. Guard pages do that. The program itself dropped the content, so the page
-    /// reads as zeros from now on.
-    pub fn vanished(&mut self, space: SpaceId, page: VirtPage) {
+    /// said otherwise. As `how` says, it reads as zeros from now on, or as an error.
+    pub fn vanished(&mut self, space: SpaceId, page: VirtPage, how: Missing) {
+        match how {
+            Missing::Dropped => self.engine.stats.vanished += 1,
+            Missing::Lost => self.engine.stats.lost += 1,
+        }
         let Some(no) = self.engine.table.find(space, page) else {
             return;
         };
         if self.engine.table.entry(no).state == PageState::Resident {
-            self.engine.stats.vanished += 1;
             self.engine.drop_page(no);
+            if how == Missing::Lost {
+                let state = PageState::Lost;
+                let lost = Entry {
+                    state,
+                    ..Entry::UNTOUCHED
+                };
+                self.engine.table.set(no, lost);
+            }
             let one = VirtRange::new(page, page.plus(1));
             self.engine.tell(BookEvent::Dropped(space, one));
         }

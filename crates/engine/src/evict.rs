@@ -341,19 +341,18 @@ impl<L: Ledger> Engine<L> {
                 self.release(entry.tier, entry.slot);
             }
             let flags = entry.flags.without(Flags::RETAINED);
-            self.table.set(
-                child,
-                Entry {
-                    state: PageState::Resident,
-                    flags,
-                    ..Entry::UNTOUCHED
-                },
-            );
+            let stays = Entry {
+                state: PageState::Resident,
+                flags,
+                ..Entry::UNTOUCHED
+            };
+            let left = entry.has_left();
+            (self.table).set(child, if left { stays.that_left() } else { stays });
         }
         let InFlight { dead, item, .. } = self.batch.pages[at];
         if !dead {
             self.tell_page(item.space, item.page, PageEvent::Stayed);
-            self.back_to_resident(at, Arrival::Returned);
+            self.stay_resident(at, Arrival::Returned);
         }
         self.batch.pages[at].settled = true;
         self.forget_note(at);
@@ -394,7 +393,8 @@ impl<L: Ledger> Engine<L> {
                         state: PageState::Resident,
                         flags,
                         ..entry
-                    },
+                    }
+                    .that_left(),
                 );
                 self.count();
                 let (space, page) = self.table.address(child);
@@ -472,7 +472,15 @@ impl<L: Ledger> Engine<L> {
         Some(self.batch.followers.swap_remove(found).1)
     }
 
+    /// Item `at`, which was out, is resident again.
     pub(crate) fn back_to_resident(&mut self, at: usize, arrival: Arrival) {
+        self.stay_resident(at, arrival);
+        let no = self.batch.pages[at].item.no;
+        self.table.set(no, self.table.entry(no).that_left());
+    }
+
+    /// Item `at` is resident, as it was before it was chosen.
+    fn stay_resident(&mut self, at: usize, arrival: Arrival) {
         let no = self.batch.pages[at].item.no;
         let entry = self.table.entry(no);
         assert_eq!(
@@ -480,13 +488,7 @@ impl<L: Ledger> Engine<L> {
             PageState::Evicting,
             "a page of the batch changed state outside it"
         );
-        self.table.set(
-            no,
-            Entry {
-                state: PageState::Resident,
-                ..entry
-            },
-        );
+        self.table.set_state(no, PageState::Resident);
         self.reclaim.insert(no, arrival);
         self.recent.push(no);
     }

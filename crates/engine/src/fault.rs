@@ -447,6 +447,7 @@ impl<L: Ledger> Engine<L> {
         anew: Entry,
         distance: Option<PageCount>,
     ) -> Entry {
+        let anew = anew.that_left();
         if item.tier == TierId::FILL {
             return anew;
         }

@@ -108,11 +108,18 @@ impl<L: Ledger> Engine<L> {
         let inherited = flags.with(Flags::INHERITED);
         let theirs = match entry.state {
             PageState::Untouched | PageState::Lost => Entry { flags, ..entry },
-            PageState::Resident => Entry {
-                state: PageState::Resident,
-                flags: inherited,
-                ..Entry::UNTOUCHED
-            },
+            PageState::Resident => {
+                let theirs = Entry {
+                    state: PageState::Resident,
+                    flags: inherited,
+                    ..Entry::UNTOUCHED
+                };
+                if entry.has_left() {
+                    theirs.that_left()
+                } else {
+                    theirs
+                }
+            }
             PageState::Evicting => {
                 if let Some(leader) = self.batch.follow(no, copy) {
                     self.note_follower(leader, copy);

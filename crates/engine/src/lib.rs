@@ -47,6 +47,7 @@ use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
 pub use batch::{BatchIndex, EvictItem, Outcome, Taken};
+pub use discovery::Missing;
 pub use fault::{FaultAnswer, Install, LoadItem, LoadPlan};
 pub use journal::{BookEvent, Journal, PageEvent};
 pub use layout::{EVERYTHING, Effect};

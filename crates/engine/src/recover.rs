@@ -353,7 +353,7 @@ impl<L: Ledger> Engine<L> {
             flags: Flags(flags.0 & Flags::LOCKED.0),
             ..Entry::UNTOUCHED
         };
-        self.table.set(no, resident);
+        self.table.set(no, resident.that_left());
         self.count();
         self.reclaim.insert(no, Arrival::Returned);
     }
@@ -448,7 +448,7 @@ impl<L: Ledger> Engine<L> {
                 flags,
                 ..Entry::UNTOUCHED
             };
-            self.table.set(no, resident);
+            self.table.set(no, resident.that_left());
         }
     }
 

@@ -10,8 +10,8 @@ use core::mem::size_of;
 
 use crate::raw::{EFAULT, PAGE, call3, call6, fail, nr};
 
-const MAYMOVE: usize = 1;
-const FIXED: usize = 2;
+pub(crate) const MAYMOVE: usize = 1;
+pub(crate) const FIXED: usize = 2;
 const DONTUNMAP: usize = 4;
 
 /// Most pieces of one move. With more, the kernel's refusal stands.
@@ -100,7 +100,7 @@ unsafe extern "C" fn mremap(
 }
 
 /// Bytes rounded up to whole pages. `None` for 0 bytes, or too many.
-fn whole(bytes: usize) -> Option<usize> {
+pub(crate) fn whole(bytes: usize) -> Option<usize> {
     let whole = bytes.checked_add(PAGE - 1)? & !(PAGE - 1);
     (whole > 0).then_some(whole)
 }

@@ -15,9 +15,12 @@ pub(crate) mod nr {
     pub(crate) const SCHED_YIELD: usize = 24;
     pub(crate) const MREMAP: usize = 25;
     pub(crate) const MADVISE: usize = 28;
+    pub(crate) const SHMAT: usize = 30;
+    pub(crate) const SHMCTL: usize = 31;
     pub(crate) const DUP2: usize = 33;
     pub(crate) const GETPID: usize = 39;
     pub(crate) const SOCKET: usize = 41;
+    pub(crate) const SHMDT: usize = 67;
     pub(crate) const FCNTL: usize = 72;
     pub(crate) const CONNECT: usize = 42;
     pub(crate) const SENDMSG: usize = 46;

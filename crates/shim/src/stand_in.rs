@@ -1,7 +1,20 @@
-//! Stands in for madvise, which can drop pages without telling userfaultfd.
+//! Stands in for madvise and shmat, which can drop pages without telling userfaultfd.
 
+use core::mem::MaybeUninit;
+
+use crate::mremap::{FIXED, MAYMOVE, whole};
 use crate::raw::advice::{DONTNEED, GUARD_INSTALL};
-use crate::raw::{call3, fail, nr};
+use crate::raw::{EINVAL, PAGE, call3, call6, fail, nr};
+
+/// Flags of shmat(2): round the address down; take the place of what is mapped there.
+const SHM_RND: usize = 0o20000;
+const SHM_REMAP: usize = 0o40000;
+
+/// `IPC_STAT`.
+const STAT: usize = 2;
+/// `struct shmid_ds`, in words, and its word `shm_segsz`.
+const SEGMENT_WORDS: usize = 14;
+const SEGMENT_BYTES: usize = 6;
 
 /// Stands in for the C library's madvise.
 ///
@@ -21,4 +34,64 @@ unsafe extern "C" fn madvise(address: usize, length: usize, advice: i32) -> i32 
         }
     }
     fail(result) as i32
+}
+
+/// Stands in for the C library's shmat.
+///
+/// If the segment takes the place of other memory (`SHM_REMAP`), that memory goes without an event.
+/// So the segment is attached elsewhere and moved there: mremap raises the event. If any of this is
+/// refused, the program's own call decides.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn shmat(id: i32, address: usize, flags: i32) -> isize {
+    let (id, flags) = (id as u32 as usize, flags as u32 as usize);
+    // SAFETY: the program's own call.
+    unsafe {
+        let moved = attach_and_move(id, address, flags);
+        if moved >= 0 {
+            return moved;
+        }
+        fail(call3(nr::SHMAT, id, address, flags))
+    }
+}
+
+/// Puts segment `id` in the place of what is at `address`. An error if that is not asked for, or if
+/// the kernel refuses a part of it; nothing is changed then.
+///
+/// # Safety
+/// The program lets go of what is there.
+unsafe fn attach_and_move(id: usize, mut address: usize, flags: usize) -> isize {
+    if flags & SHM_RND != 0 {
+        address &= !(PAGE - 1);
+    }
+    if flags & SHM_REMAP == 0 || address == 0 || !address.is_multiple_of(PAGE) {
+        return EINVAL;
+    }
+    let mut segment = [const { MaybeUninit::<usize>::uninit() }; SEGMENT_WORDS];
+    // SAFETY: `segment` is live and of the size of `struct shmid_ds`, which the kernel fills.
+    // Volatile because the kernel writes behind the compiler's back.
+    let (asked, bytes) = unsafe {
+        let asked = call3(nr::SHMCTL, id, STAT, segment.as_mut_ptr() as usize);
+        let bytes = core::ptr::read_volatile(&segment[SEGMENT_BYTES]);
+        (asked, bytes)
+    };
+    if asked < 0 {
+        return asked;
+    }
+    // SAFETY: the kernel has filled it.
+    let Some(bytes) = whole(unsafe { bytes.assume_init() }) else {
+        return EINVAL;
+    };
+    // SAFETY: at an address that the kernel chooses.
+    let elsewhere = unsafe { call3(nr::SHMAT, id, 0, flags & !(SHM_REMAP | SHM_RND)) };
+    if (-4095..0).contains(&elsewhere) {
+        return elsewhere;
+    }
+    let from = elsewhere as usize;
+    // SAFETY: the mapping was just made; the program lets go of what is at `address`.
+    let moved = unsafe { call6(nr::MREMAP, from, bytes, bytes, MAYMOVE | FIXED, address, 0) };
+    if moved < 0 {
+        // SAFETY: the mapping was just made.
+        unsafe { call3(nr::SHMDT, from, 0, 0) };
+    }
+    moved
 }

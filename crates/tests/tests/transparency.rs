@@ -1,7 +1,7 @@
 //! What a program does with its address space and its CPUs gives the same results as in a plain
 //! run.
 
-use undercroft_tests::{Job, MIB, build, one_at_a_time, say, setting, skip};
+use undercroft_tests::{Job, MIB, build, one_at_a_time, plain_only, say, setting, skip};
 
 /// A slot that one mmap made is one mapping, and mremap moves it: registration never splits it.
 #[test]
@@ -60,6 +60,75 @@ fn guard_pages_are_kept() {
             return skip("guard_pages_are_kept", "this kernel has no guard pages");
         }
         outcome.expect(0).expect_swapping(1000.0);
+    }
+}
+
+/// A page that vanishes without an event never reads as zeros if it may be the manager who lost it.
+/// A page that no eviction has touched is the program's own doing, and reads as without us.
+#[test]
+fn a_page_that_vanishes_is_an_error_if_it_was_ever_out() {
+    let _turn = one_at_a_time();
+    for way in ["moved", "guarded", "asleep"] {
+        let job = Job::new(build("vanish")).args([way, "60", "24"]);
+        let outcome = job.limit(40 * MIB).run();
+        if outcome.code() == Some(77) {
+            skip(
+                "a_page_that_vanishes_is_an_error_if_it_was_ever_out",
+                "the kernel neither guards nor moves pages",
+            );
+            continue;
+        }
+        let outcome = outcome.expect(0);
+        let read = outcome.numbers::<8>().map(|number| number as u64);
+        let [
+            taken,
+            errors,
+            zeros,
+            old,
+            new,
+            new_errors,
+            new_zeros,
+            new_old,
+        ] = read;
+        if plain_only() {
+            assert_eq!((zeros, new_zeros), (taken, new), "{outcome}");
+            continue;
+        }
+        // Of the fresh pages, a few may have been about to leave.
+        assert!(new == 24 && new_zeros >= 20 && new_old == 0, "{outcome}");
+        let count = |name: &str| outcome.number(name).map(|number| number as u64);
+        assert_eq!(
+            count("counters.lost"),
+            Some(errors + new_errors),
+            "{outcome}"
+        );
+        assert_eq!(
+            count("counters.vanished"),
+            Some(zeros + new_zeros),
+            "{outcome}"
+        );
+        // A guard that is put on an evicted page by a raw call is not heard of: see operating.md.
+        let expected = if way == "asleep" {
+            errors + old
+        } else {
+            errors
+        };
+        assert!(taken >= 20 && expected == taken, "{way}: {outcome}");
+    }
+}
+
+/// Pages that are mapped ahead while another thread drops them may vanish, and are zeros then. A
+/// program that does this gets no error.
+#[test]
+fn pages_that_are_dropped_while_they_come_are_no_error() {
+    let _turn = one_at_a_time();
+    let outcome = Job::new(build("beside")).arg("3").limit(40 * MIB).run();
+    let outcome = outcome.expect(0);
+    let vanished = outcome.number("counters.vanished").unwrap_or(0.0);
+    let rounds = outcome.numbers::<1>();
+    say(&format!("{rounds:?} rounds, {vanished} pages vanished"));
+    if !plain_only() {
+        assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
     }
 }
 

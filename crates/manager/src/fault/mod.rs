@@ -18,9 +18,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{PAGE_BYTES, PageState, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_base::{PAGE_BYTES, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
-use undercroft_engine::{Fault, FaultAnswer};
+use undercroft_engine::{Fault, FaultAnswer, Missing};
 use undercroft_sys::mapping::ZeroPages;
 use undercroft_sys::ring::Ring;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
@@ -38,9 +38,9 @@ use lane::Lane;
 /// Plans of a thread that may wait for storage at once.
 const LANES: usize = 16;
 
-/// After this many wakes in a row on a page that is resident by the books, the kernel is asked
-/// whether it is there.
-const PUZZLED_AFTER: u32 = 3;
+/// At every so many faults on pages that are resident by the books, the kernel is asked whether the
+/// page is there. A thread that faults on a missing page comes back until that is its fault.
+const PUZZLED_AFTER: u32 = 8;
 
 /// Times that one process is served in a row before others: some 0.3 ms if each fault needs a page
 /// from memory.
@@ -445,7 +445,6 @@ impl FaultThread {
             answer
         };
         if answer == FaultAnswer::Load {
-            process.puzzled.store(0, Ordering::Relaxed);
             let times = [arrived, read, Instant::now()];
             return self.carry_out(lane, process, times);
         }
@@ -474,39 +473,51 @@ impl FaultThread {
         }
     }
 
-    /// Wakes the thread: the page is resident by the books. If the page keeps faulting, it may have
-    /// vanished. Zeros are tried: the kernel installs them only if nothing is there and no layout
-    /// event is pending. Two things remove a page without an event: guard pages, which read as
-    /// zeros afterwards; and fork, if a mapping has held only the shared zero page and is not
-    /// registered for write protection.
+    /// Wakes the thread: the page is resident by the books. If such faults go on, the page may be
+    /// missing.
     fn wake_or_wonder(&mut self, process: &Arc<Process>, page: VirtPage) {
-        let range = VirtRange::one(page);
         let times = process.puzzled.fetch_add(1, Ordering::Relaxed) + 1;
-        if times >= PUZZLED_AFTER {
-            process.puzzled.store(0, Ordering::Relaxed);
-            let _layout = process.layout.read();
-            let entry = self
-                .shared
-                .books
-                .engine()
-                .books()
-                .entry(process.space, page);
-            let sure = entry.state == PageState::Resident && process.has_applied_all();
-            if sure && process.memory.zero(range, Wake::Now).is_ok() {
-                let mut engine = self.shared.books.engine();
-                engine.discovery().vanished(process.space, page);
-            }
+        if times.is_multiple_of(PUZZLED_AFTER) {
+            self.wonder(process, page);
         }
-        process.memory.wake(range);
+        process.memory.wake(VirtRange::one(page));
         self.shared.books.free_released();
+    }
+
+    /// Fills the page, if the kernel says that nothing is there: with zeros, if the program or the
+    /// kernel dropped it ([`Missing::Dropped`]), otherwise with poison. The kernel refuses both if
+    /// something is there, or if a layout event is pending. The layout lock is held for writing, so
+    /// no command is posted: a page that is resident now does not leave meanwhile.
+    #[cold]
+    fn wonder(&self, process: &Process, page: VirtPage) {
+        let range = VirtRange::one(page);
+        let _layout = process.layout.write();
+        let missing = (self.shared.books.engine().discovery()).missing(process.space, page);
+        let (Some(missing), true) = (missing, process.has_applied_all()) else {
+            return;
+        };
+        let filled = match missing {
+            Missing::Dropped => process.memory.zero(range, Wake::Now),
+            Missing::Lost => process.memory.poison(range),
+        };
+        if filled.is_ok() {
+            let mut engine = self.shared.books.engine();
+            (engine.discovery()).vanished(process.space, page, missing);
+        }
     }
 
     /// No copy of the page verifies: makes every access fail, so that no wrong bytes are read.
     fn poison(&mut self, process: &Arc<Process>, page: VirtPage) {
         let range = VirtRange::one(page);
         match process.memory.poison(range) {
-            // The layout is changing: the thread faults again, and this is tried again.
-            Ok(()) | Err(UffdError::LayoutChanging { .. }) => {}
+            // The layout is changing: the thread faults again, and this is tried again. If
+            // something is there, another thread has poisoned it. If the mapping is gone, there is
+            // nothing to read.
+            Ok(())
+            | Err(UffdError::LayoutChanging { .. })
+            | Err(UffdError::Exists { .. })
+            | Err(UffdError::NotMapped { .. })
+            | Err(UffdError::ClientGone) => {}
             Err(_) => self.shared.signals.doom(Doom::NotPoisoned),
         }
         process.memory.wake(range);

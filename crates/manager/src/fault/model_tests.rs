@@ -355,3 +355,36 @@ fn a_page_whose_bytes_are_lost_is_poisoned() {
     assert_eq!(bed.memory.touch(FIRST, None, tid), Touch::Poisoned);
     bed.stop();
 }
+
+/// A page that vanishes without an event reads as zeros if it has not left since it came. If it was
+/// out and is back, its bytes may be lost: it is poisoned.
+#[test]
+fn a_page_that_vanishes_is_zeros_or_poisoned() {
+    let mut bed = Bed::new("ram");
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let content = Content::fill(1);
+    for page in 0..KEPT / 2 {
+        bed.memory.touch(FIRST.plus(page), Some(content), tid);
+    }
+    let (fresh, back) = (FIRST, FIRST.plus(1));
+    {
+        let mut engine = bed.shared.books.engine();
+        let (mut batch, mut wake) = (Vec::new(), Vec::new());
+        let one = [VirtRange::one(back)];
+        let mut evictions = engine.evictions();
+        assert!(evictions.select_these(bed.process.space, &one, &mut batch));
+        evictions.settle(batch[0].at, Taken::Moved, &mut wake);
+        evictions.publish(batch[0].at, Outcome::PutBack, &mut wake);
+    }
+    for page in [fresh, back] {
+        assert_eq!(bed.memory.move_out(page), Ok(content));
+    }
+    let zeros = Touch::Done(Content::ZERO);
+    assert_eq!(bed.memory.touch(fresh, None, tid), zeros);
+    assert_eq!(bed.memory.touch(back, None, tid), Touch::Poisoned);
+    let engine = bed.shared.books.engine();
+    let stats = engine.books().stats();
+    assert_eq!((stats.vanished, stats.lost), (1, 1));
+    drop(engine);
+    bed.stop();
+}

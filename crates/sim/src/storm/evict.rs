@@ -4,7 +4,7 @@ use undercroft_base::{
     PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Store, StoreError, Tier, TierId, VirtPage,
     fill_word, page_checksum,
 };
-use undercroft_engine::{EvictItem, Outcome, Taken};
+use undercroft_engine::{EvictItem, Missing, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
 
 use undercroft_policy::place::Migration;
@@ -183,7 +183,8 @@ impl World {
             MovedOut::Not(taken) => self.stay(item, taken, &mut wake),
             MovedOut::Vanished => {
                 self.stay(item, Taken::NotTried, &mut wake);
-                self.engine.discovery().vanished(item.space, item.page);
+                let dropped = Missing::Dropped; // by the program: the model has zeros there
+                (self.engine.discovery()).vanished(item.space, item.page, dropped);
             }
         }
         self.wake_all(wake);
