@@ -17,6 +17,8 @@ pub use tier::{
 };
 pub use units::{Bytes, Nanos, PAGE_BYTES, PageCount, ParseUnitError};
 
+const _: () = assert!(usize::BITS == 64, "sizes and addresses are 64 bits");
+
 /// The checksum of a page copy of generation `stamp`: XXH3-64, seeded with the stamp. It decides
 /// whether a page is unchanged since it was loaded, so it has 64 bits. Cost: about 0.15 us a page
 /// in cache.

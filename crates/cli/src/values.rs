@@ -9,10 +9,9 @@ use undercroft_tier::spec::TierSpec;
 
 /// Reclaim policy when none is named.
 pub(crate) const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
-/// Prefetch policy when none is named.
+/// Placement policy when none is named.
 pub(crate) const PLACEMENT_DEFAULT: &str = place::NAMES[0];
-
-/// See there.
+/// Prefetch policy when none is named.
 pub(crate) const PREFETCH_DEFAULT: &str = prefetch::NAMES[0];
 /// Smallest limit. Below it, the reserve and the pages of one instruction leave no room for
 /// progress.

@@ -468,8 +468,8 @@ impl<L: Ledger> Engine<L> {
     /// read a moment ago, unchanged: with the copy kept, that costs a checksum instead of a
     /// compression. Pages faulted one by one stay longer, so for them the room is worth more.
     fn retains_ahead(&self, item: &LoadItem) -> bool {
-        let share = self.pool_held.0 as u128 * 100;
-        !item.demanded && share < self.config.limit.0 as u128 * RETAIN_AHEAD_PERCENT
+        let share = u128::from(self.pool_held.0) * 100;
+        !item.demanded && share < u128::from(self.config.limit.0) * RETAIN_AHEAD_PERCENT
     }
 
     /// Evictions since the page left. Wraps after 2^16 steps.

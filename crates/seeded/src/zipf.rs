@@ -65,7 +65,7 @@ mod tests {
             }
             let sum: f64 = (1..=count).map(|k| (k as f64).powf(-theta)).sum();
             for (rank, seen) in seen.iter().enumerate() {
-                let expected = draws as f64 * ((rank + 1) as f64).powf(-theta) / sum;
+                let expected = f64::from(draws) * ((rank + 1) as f64).powf(-theta) / sum;
                 let off = (*seen as f64 - expected).abs();
                 assert!(
                     off < 5.0 * expected.sqrt() + 1.0,

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::*};
 
 use crate::library::{control_block, next};
 use crate::page::{Page, command_page};
-use crate::raw::{call3, fail, nr};
+use crate::raw::{call3, fail, nr, own_id};
 
 const WORD: usize = size_of::<u64>();
 
@@ -34,32 +34,25 @@ type OfThread = unsafe extern "C" fn(usize, usize, *mut u8) -> i32;
 unsafe extern "C" fn pthread_getaffinity_np(thread: usize, bytes: usize, set: *mut u8) -> i32 {
     #[unsafe(link_section = ".data")]
     static REAL: AtomicUsize = AtomicUsize::new(0);
-    // SAFETY: the program's own call, passed on; 0 is the calling thread.
-    unsafe {
-        match is_own(thread) {
-            true => -ask(0, bytes, set) as i32,
-            false => of_thread(c"pthread_getaffinity_np", &REAL, thread, bytes, set),
-        }
+    if is_own(thread) {
+        // SAFETY: the program's own call, passed on; 0 is the calling thread.
+        return -unsafe { ask(0, bytes, set) } as i32;
     }
+    // SAFETY: the program's own call, passed on.
+    unsafe { of_thread(c"pthread_getaffinity_np", &REAL, thread, bytes, set) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_setaffinity_np(thread: usize, bytes: usize, set: *const u8) -> i32 {
     #[unsafe(link_section = ".data")]
     static REAL: AtomicUsize = AtomicUsize::new(0);
-    // SAFETY: the program's own call, passed on; 0 is the calling thread.
-    unsafe {
-        match is_own(thread) {
-            true => -choose(0, bytes, set).min(0) as i32,
-            false => of_thread(
-                c"pthread_setaffinity_np",
-                &REAL,
-                thread,
-                bytes,
-                set.cast_mut(),
-            ),
-        }
+    if is_own(thread) {
+        // SAFETY: the program's own call, passed on; 0 is the calling thread.
+        return -unsafe { choose(0, bytes, set) }.min(0) as i32;
     }
+    let set = set.cast_mut();
+    // SAFETY: the program's own call, passed on.
+    unsafe { of_thread(c"pthread_setaffinity_np", &REAL, thread, bytes, set) }
 }
 
 /// In both C libraries the handle of a thread is the address of its control block, which the thread
@@ -76,16 +69,14 @@ unsafe fn of_thread(
     set: *mut u8,
 ) -> i32 {
     const ENOSYS: i32 = 38;
-    match next(name, real) {
-        0 => ENOSYS,
-        // SAFETY: the C library's function of that name, with its signature.
-        real => unsafe { core::mem::transmute::<usize, OfThread>(real)(thread, bytes, set) },
+    let real = next(name, real);
+    if real == 0 {
+        return ENOSYS;
     }
-}
-
-fn own_id() -> u32 {
-    // SAFETY: takes no arguments.
-    unsafe { call3(nr::GETTID, 0, 0, 0) as u32 }
+    // SAFETY: the C library's function of that name, with its signature.
+    let real = unsafe { core::mem::transmute::<usize, OfThread>(real) };
+    // SAFETY: the program's own call, passed on.
+    unsafe { real(thread, bytes, set) }
 }
 
 /// Writes the CPUs that thread `tid` (0: the calling one) may use. Returns 0 or the negative error.
@@ -102,20 +93,17 @@ unsafe fn ask(tid: u32, bytes: usize, set: *mut u8) -> isize {
     }
     let got = got as usize;
     // SAFETY: the kernel has written `got` of `bytes`; the C library clears the rest.
-    unsafe { core::ptr::write_bytes(set.add(got), 0, bytes - got) };
+    unsafe { core::ptr::write_bytes(set.wrapping_add(got), 0, bytes - got) };
     // SAFETY: written above, whole.
-    let ones = (0..bytes).map(|at| unsafe { set.add(at).read() }.count_ones());
+    let ones = (0..bytes).map(|at| unsafe { set.wrapping_add(at).read() }.count_ones());
     if let Some(page) = page
         && (before || is_bound(&page))
         && ones.sum::<u32>() == 1
     {
         for (at, word) in page.cpus.iter().enumerate().take(bytes / WORD) {
+            let to = set.cast::<u64>().wrapping_add(at);
             // SAFETY: inside the program's set; it need not be aligned.
-            unsafe {
-                set.cast::<u64>()
-                    .add(at)
-                    .write_unaligned(word.load(Relaxed))
-            };
+            unsafe { to.write_unaligned(word.load(Relaxed)) };
         }
     }
     0

@@ -29,12 +29,14 @@ pub(crate) unsafe fn start_agent(
     // CHILD_SETTID: a thread of the program, but *without* FILES. With its own descriptor table,
     // the program may close any descriptor, and sees none of ours.
     let flags: usize = 0x100 | 0x200 | 0x800 | 0x1_0000 | 0x4_0000 | 0x20_0000 | 0x100_0000;
+    // SAFETY: the page is mapped for as long as the address space lives.
+    let page = Page(unsafe { &*page });
+    let tid = core::ptr::from_ref(&page.agent) as usize;
+    let result: isize;
     // SAFETY: the new thread runs `agent` on its own mapped stack and never returns; registers
     // carry its arguments. The word that the kernel clears when it dies is in the command page,
     // which is shared with the manager.
     unsafe {
-        let tid = core::ptr::addr_of!((*page).agent) as usize;
-        let result: isize;
         asm!(
             "syscall",
             "test rax, rax",
@@ -62,13 +64,15 @@ pub(crate) unsafe fn start_agent(
             lateout("rcx") _,
             lateout("r11") _,
         );
-        if result < 0 {
-            return false;
-        }
-        command::wait_for_agent(&Page(&*page));
-        true
     }
+    if result < 0 {
+        return false;
+    }
+    command::wait_for_agent(&page);
+    true
 }
+
+const PR_SET_NAME: usize = 15;
 
 /// The agent thread.
 unsafe extern "C" fn agent(
@@ -77,30 +81,37 @@ unsafe extern "C" fn agent(
     holding_uffd: usize,
     process_uffd: usize,
 ) -> ! {
-    // SAFETY: the command page and staging area live as long as the address space; descriptors are
-    // this thread's own.
-    unsafe {
-        call3(nr::PRCTL, 15, c"uc-agent".as_ptr() as usize, 0);
-        // 0: the process's userfaultfd. 1: the holding area's. No other descriptor stays open.
-        let (holding, process) = (
-            call3(nr::FCNTL, holding_uffd, 0, 10),
-            call3(nr::FCNTL, process_uffd, 0, 10),
-        );
-        call3(nr::DUP2, process as usize, 0, 0);
-        call3(nr::DUP2, holding as usize, 1, 0);
-        call3(nr::CLOSE_RANGE, 2, u32::MAX as usize, 0);
-        drop_rights();
-        let page = &Page(&*page);
-        command::announce(page);
-        let mut seq = 0;
-        loop {
-            seq = command::next_command(page, seq);
-            let count = (page.count.load(Relaxed) as usize).min(STAGING_PAGES);
-            if page.op.load(Relaxed) == OP_MOVE {
-                move_out(page, seq, count, staging);
-            }
-            command::answer(page, seq);
-            fill_holding(1, page, staging);
+    // SAFETY: the name lives for ever; a thread's own.
+    unsafe { call3(nr::PRCTL, PR_SET_NAME, c"uc-agent".as_ptr() as usize, 0) };
+    keep_descriptors(process_uffd, holding_uffd);
+    drop_rights();
+    // SAFETY: the command page lives as long as the address space.
+    let page = &Page(unsafe { &*page });
+    command::announce(page);
+    let mut seq = 0;
+    loop {
+        seq = command::next_command(page, seq);
+        let count = (page.count.load(Relaxed) as usize).min(STAGING_PAGES);
+        if page.op.load(Relaxed) == OP_MOVE {
+            // SAFETY: the staging area is the shim's own, and lives as long as the address space.
+            unsafe { move_out(page, seq, count, staging) };
         }
+        command::answer(page, seq);
+        // SAFETY: as above.
+        unsafe { fill_holding(1, page, staging) };
     }
+}
+
+/// Makes the process's userfaultfd descriptor 0, and the holding area's 1. No other descriptor
+/// stays open. The table is this thread's own.
+fn keep_descriptors(process_uffd: usize, holding_uffd: usize) {
+    // SAFETY: takes numbers.
+    let aside = |descriptor| unsafe { call3(nr::FCNTL, descriptor, 0, 10) } as usize;
+    let (holding, process) = (aside(holding_uffd), aside(process_uffd));
+    // SAFETY: takes numbers.
+    unsafe { call3(nr::DUP2, process, 0, 0) };
+    // SAFETY: takes numbers.
+    unsafe { call3(nr::DUP2, holding, 1, 0) };
+    // SAFETY: takes numbers; nothing here owns the others.
+    unsafe { call3(nr::CLOSE_RANGE, 2, u32::MAX as usize, 0) };
 }

@@ -92,58 +92,80 @@ pub(crate) static COMMAND: AtomicU64 = AtomicU64::new(0);
 pub(crate) static OWNER: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) {
-    // SAFETY: the dynamic linker passes the environment as a null-terminated array of C strings;
-    // `ADDRESS` is written once, here, before any other thread exists.
-    unsafe {
-        // musl passes its initialisers nothing, but has set the variable before; glibc has not.
-        let register: unsafe extern "C" fn(_, _, _, _) -> i32 = __register_atfork;
-        let environment = core::ptr::addr_of!(__environ);
-        // Without `black_box`, the compiler assumes that a symbol's address is never 0.
-        let is_glibc = core::hint::black_box(register as usize) != 0;
-        let environment = core::hint::black_box(environment);
-        let envp = match is_glibc || environment.is_null() {
-            true => envp,
-            false => core::ptr::read_volatile(environment),
-        };
-        if envp.is_null() || !find_socket(envp) {
-            return;
-        }
-        if join(KIND_START, 0) && is_glibc {
-            let (before, after) = (Some(before_fork as _), Some(after_fork as _));
-            register(before, after, Some(in_fork_child), core::ptr::null());
-        }
+    // musl passes its initialisers nothing, but has set the variable before; glibc has not.
+    let register: unsafe extern "C" fn(_, _, _, _) -> i32 = __register_atfork;
+    let environment = core::ptr::addr_of!(__environ);
+    // Without `black_box`, the compiler assumes that a symbol's address is never 0.
+    let is_glibc = core::hint::black_box(register as usize) != 0;
+    let environment = core::hint::black_box(environment);
+    let envp = match is_glibc || environment.is_null() {
+        true => envp,
+        // SAFETY: the C library's own variable.
+        false => unsafe { core::ptr::read_volatile(environment) },
+    };
+    // SAFETY: the dynamic linker passes the environment as a null-terminated array of C strings; no
+    // other thread exists.
+    if envp.is_null() || !unsafe { find_socket(envp) } {
+        return;
+    }
+    // SAFETY: the process has one thread, and no agent yet.
+    let joined = unsafe { join(KIND_START, 0) };
+    if joined && is_glibc {
+        let (before, after) = (Some(before_fork as _), Some(after_fork as _));
+        // SAFETY: the C library's own; the functions are of the kind that it calls.
+        unsafe { register(before, after, Some(in_fork_child), core::ptr::null()) };
     }
 }
 
 /// Copies the socket's path out of the environment. False if it is not there.
+///
+/// # Safety
+/// `envp` is a null-terminated array of C strings that live for ever. No other thread exists.
 unsafe fn find_socket(mut envp: *const *const u8) -> bool {
-    let name = SOCKET_VARIABLE.as_bytes();
-    // SAFETY: walks C strings up to their NUL and the array up to its null, as the ABI lays them
-    // out.
-    unsafe {
-        while !(*envp).is_null() {
-            let entry = *envp;
-            let mut i = 0;
-            while i < name.len() && *entry.add(i) == *name.as_ptr().add(i) {
-                i += 1;
-            }
-            if i == name.len() && *entry.add(i) == b'=' {
-                let path = core::ptr::addr_of_mut!(ADDRESS.path).cast::<u8>();
-                let value = entry.add(i + 1);
-                let mut j = 0;
-                while *value.add(j) != 0 {
-                    if j >= 107 {
-                        return false;
-                    }
-                    core::ptr::write_volatile(path.add(j), *value.add(j));
-                    j += 1;
-                }
-                return j > 0;
-            }
-            envp = envp.add(1);
+    loop {
+        // SAFETY: the array goes on up to its null.
+        let entry = unsafe { envp.read() };
+        if entry.is_null() {
+            return false;
         }
+        // SAFETY: a C string that lives for ever.
+        let entry = unsafe { bytes_of(entry) };
+        let value = entry.strip_prefix(SOCKET_VARIABLE.as_bytes());
+        if let Some(value) = value.and_then(|rest| rest.strip_prefix(b"=")) {
+            // SAFETY: no other thread exists.
+            return unsafe { keep_path(value) };
+        }
+        envp = envp.wrapping_add(1);
     }
-    false
+}
+
+/// The bytes of a C string, without its NUL.
+///
+/// # Safety
+/// The string lives for ever, and nobody changes it.
+unsafe fn bytes_of(string: *const u8) -> &'static [u8] {
+    let mut length = 0;
+    // SAFETY: the string goes on up to its NUL.
+    while unsafe { string.wrapping_add(length).read() } != 0 {
+        length += 1;
+    }
+    // SAFETY: read above.
+    unsafe { core::slice::from_raw_parts(string, length) }
+}
+
+/// Copies the path to `ADDRESS`. False if it is empty or too long.
+///
+/// # Safety
+/// No other thread exists.
+unsafe fn keep_path(path: &[u8]) -> bool {
+    let address = core::ptr::addr_of_mut!(ADDRESS);
+    // SAFETY: nothing else refers to it.
+    let kept = unsafe { &mut (*address).path };
+    let fits = path.len() < kept.len();
+    if fits {
+        kept[..path.len()].copy_from_slice(path);
+    }
+    fits && !path.is_empty()
 }
 
 /// Runs in the parent before fork(): no page may be moving out while the child's memory is copied.

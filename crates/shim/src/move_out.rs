@@ -240,18 +240,29 @@ const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 /// Empties both areas. Bit i = place i of the staging area is in use.
 unsafe fn make_room(page: &Page, staging: usize) -> u64 {
     let hold = staging + STAGING_PAGES * PAGE;
-    // SAFETY: both areas are the shim's own; nothing refers to them.
-    unsafe {
-        // DONTNEED: the old pages are stored. Refused if the program has locked all its memory.
-        if call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, advice::DONTNEED) == EINVAL {
-            unlock(staging);
-            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, advice::DONTNEED);
-        }
-        match page.strays.swap(0, Relaxed) {
-            0 => 0,
-            _ => clear_strays(page, staging),
-        }
+    // SAFETY: the holding area is the shim's own; its pages are stored.
+    let emptied = unsafe { empty(hold) };
+    // Refused if the program has locked all its memory.
+    if emptied == EINVAL {
+        // SAFETY: the areas are the shim's own.
+        unsafe { unlock(staging) };
+        // SAFETY: as above.
+        unsafe { empty(hold) };
     }
+    if page.strays.swap(0, Relaxed) == 0 {
+        return 0;
+    }
+    // SAFETY: the areas are the shim's own.
+    unsafe { clear_strays(page, staging) }
+}
+
+/// Drops the pages of an area. Returns the kernel's answer.
+///
+/// # Safety
+/// The area is the shim's own, and nothing refers to its pages.
+unsafe fn empty(area: usize) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { call3(nr::MADVISE, area, STAGING_PAGES * PAGE, advice::DONTNEED) }
 }
 
 /// Empties the staging area: its pages are zeros mapped for a reader, or are stored already. The
@@ -262,13 +273,11 @@ unsafe fn clear_strays(page: &Page, staging: usize) -> u64 {
     let (mut taken, mut at) = (0u64, 0);
     let mut waits = Waits::default();
     while at < STAGING_PAGES {
+        let rest = at..STAGING_PAGES;
         // SAFETY: both areas are the shim's own; nothing refers to them.
-        let done = unsafe {
-            let rest = at..STAGING_PAGES;
-            let (done, _) = move_on(page, staging, rest, MOVE_ALLOW_SRC_HOLES, &mut waits);
-            call3(nr::MADVISE, hold, STAGING_PAGES * PAGE, advice::DONTNEED);
-            done
-        };
+        let (done, _) = unsafe { move_on(page, staging, rest, MOVE_ALLOW_SRC_HOLES, &mut waits) };
+        // SAFETY: as above.
+        unsafe { empty(hold) };
         if done == 0 {
             taken |= 1 << at;
         }
@@ -362,12 +371,11 @@ unsafe fn move_runs(
         let to = (staging + next * PAGE) as u64;
         let mut request = [to, start, (tried * PAGE) as u64, 0, 0u64];
         // SAFETY: the pages are the program's own, moved as the manager commands.
-        unsafe {
-            result = call3(nr::IOCTL, 0, UFFD_MOVE, request.as_mut_ptr() as usize);
-            let done = pages_moved(result, &request);
-            stuck = done == 0;
-            next += done;
-        }
+        result = unsafe { call3(nr::IOCTL, 0, UFFD_MOVE, request.as_mut_ptr() as usize) };
+        // SAFETY: the kernel has written the request.
+        let done = unsafe { pages_moved(result, &request) };
+        stuck = done == 0;
+        next += done;
     }
     Moved {
         done: next - at,

@@ -88,13 +88,14 @@ unsafe extern "C" fn mremap(
     };
     // SAFETY: as the program asked: its mapping goes to `new`, and what was there goes away.
     let result = unsafe { pieces.carry_out(new_bytes, flags) };
-    // SAFETY: this unmaps our own reservation, or what the program asked to cut off.
-    unsafe {
-        if result < 0 && flags & FIXED == 0 {
-            call3(nr::MUNMAP, new as usize, new_bytes, 0);
-        } else if result >= 0 && moved < old_bytes {
-            call3(nr::MUNMAP, old + moved, old_bytes - moved, 0);
-        }
+    let (rest, rest_bytes) = match result {
+        ..0 if flags & FIXED == 0 => (new as usize, new_bytes),
+        0.. => (old + moved, old_bytes - moved),
+        _ => (0, 0),
+    };
+    if rest_bytes > 0 {
+        // SAFETY: this unmaps our own reservation, or what the program asked to cut off.
+        unsafe { call3(nr::MUNMAP, rest, rest_bytes, 0) };
     }
     if result < 0 { fail(result) } else { new }
 }

@@ -38,12 +38,9 @@ pub(crate) fn command_page() -> Option<Page> {
 /// The word of that name.
 #[inline(always)]
 fn word_of(page: &CommandPage, word: Word) -> &AtomicU32 {
+    let at = core::ptr::from_ref(page).wrapping_byte_add(CommandPage::offset(word));
     // SAFETY: the offset is that of a field of this type.
-    unsafe {
-        &*core::ptr::from_ref(page)
-            .byte_add(CommandPage::offset(word))
-            .cast()
-    }
+    unsafe { &*at.cast() }
 }
 
 /// The real words: in the mapped page, with the processor's own atomics and the kernel's futexes.

@@ -84,6 +84,12 @@ pub(crate) unsafe fn call3(n: usize, a: usize, b: usize, c: usize) -> isize {
     unsafe { call6(n, a, b, c, 0, 0, 0) }
 }
 
+/// The calling thread's number.
+pub(crate) fn own_id() -> u32 {
+    // SAFETY: takes no arguments.
+    unsafe { call3(nr::GETTID, 0, 0, 0) as u32 }
+}
+
 /// Closes a descriptor that the shim made or got.
 pub(crate) fn close(descriptor: usize) {
     // SAFETY: takes a number; no value of this program owns the descriptor.
@@ -110,11 +116,11 @@ pub(crate) fn fail(result: isize) -> isize {
     if !(-4095..0).contains(&result) {
         return result;
     }
-    // SAFETY: the C library's own; it is there when its dynamic linker has loaded this object.
-    unsafe {
-        if __errno_location as *const () as usize != 0 {
-            *__errno_location() = -result as i32;
-        }
+    if __errno_location as *const () as usize != 0 {
+        // SAFETY: the C library's own.
+        let errno = unsafe { __errno_location() };
+        // SAFETY: of the calling thread.
+        unsafe { errno.write(-result as i32) };
     }
     -1
 }

@@ -1,7 +1,5 @@
 //! Stands in for madvise and shmat, which can drop pages without telling userfaultfd.
 
-use core::mem::MaybeUninit;
-
 use crate::mremap::{FIXED, MAYMOVE, whole};
 use crate::raw::advice::{DONTNEED, GUARD_INSTALL};
 use crate::raw::{EINVAL, PAGE, call3, call6, fail, nr};
@@ -28,10 +26,9 @@ unsafe extern "C" fn madvise(address: usize, length: usize, advice: i32) -> i32 
     let result = unsafe { call3(nr::MADVISE, address, length, advice) };
     if result == 0 && advice == GUARD_INSTALL {
         // SAFETY: the contents are gone already, as the program asked.
-        unsafe {
-            call3(nr::MADVISE, address, length, DONTNEED);
-            call3(nr::MADVISE, address, length, GUARD_INSTALL);
-        }
+        unsafe { call3(nr::MADVISE, address, length, DONTNEED) };
+        // SAFETY: as above.
+        unsafe { call3(nr::MADVISE, address, length, GUARD_INSTALL) };
     }
     fail(result) as i32
 }
@@ -45,13 +42,12 @@ unsafe extern "C" fn madvise(address: usize, length: usize, advice: i32) -> i32 
 unsafe extern "C" fn shmat(id: i32, address: usize, flags: i32) -> isize {
     let (id, flags) = (id as u32 as usize, flags as u32 as usize);
     // SAFETY: the program's own call.
-    unsafe {
-        let moved = attach_and_move(id, address, flags);
-        if moved >= 0 {
-            return moved;
-        }
-        fail(call3(nr::SHMAT, id, address, flags))
+    let moved = unsafe { attach_and_move(id, address, flags) };
+    if moved >= 0 {
+        return moved;
     }
+    // SAFETY: the program's own call, passed on.
+    fail(unsafe { call3(nr::SHMAT, id, address, flags) })
 }
 
 /// Puts segment `id` in the place of what is at `address`. An error if that is not asked for, or if
@@ -66,19 +62,13 @@ unsafe fn attach_and_move(id: usize, mut address: usize, flags: usize) -> isize 
     if flags & SHM_REMAP == 0 || address == 0 || !address.is_multiple_of(PAGE) {
         return EINVAL;
     }
-    let mut segment = [const { MaybeUninit::<usize>::uninit() }; SEGMENT_WORDS];
+    let mut segment = [0usize; SEGMENT_WORDS];
     // SAFETY: `segment` is live and of the size of `struct shmid_ds`, which the kernel fills.
-    // Volatile because the kernel writes behind the compiler's back.
-    let (asked, bytes) = unsafe {
-        let asked = call3(nr::SHMCTL, id, STAT, segment.as_mut_ptr() as usize);
-        let bytes = core::ptr::read_volatile(&segment[SEGMENT_BYTES]);
-        (asked, bytes)
-    };
+    let asked = unsafe { call3(nr::SHMCTL, id, STAT, segment.as_mut_ptr() as usize) };
     if asked < 0 {
         return asked;
     }
-    // SAFETY: the kernel has filled it.
-    let Some(bytes) = whole(unsafe { bytes.assume_init() }) else {
+    let Some(bytes) = whole(segment[SEGMENT_BYTES]) else {
         return EINVAL;
     };
     // SAFETY: at an address that the kernel chooses.

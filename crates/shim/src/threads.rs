@@ -100,16 +100,15 @@ struct Call {
 }
 
 unsafe extern "C" fn get_ready(start: *const Start) -> Call {
-    // SAFETY: `pthread_create` above passed it. Both C libraries keep the address of the control
-    // block in its first word. If locking is refused (RLIMIT_MEMLOCK), the manager locks it later.
-    unsafe {
-        call3(MLOCK, control_block(), CONTROL_BLOCK, 0);
-        let start = &*start;
-        let call = Call {
-            function: start.function.load(Relaxed),
-            argument: start.argument.load(Relaxed),
-        };
-        start.taken.store(0, Release);
-        call
-    }
+    // If locking is refused (RLIMIT_MEMLOCK), the manager locks it later.
+    // SAFETY: both C libraries keep the address of the control block in its first word.
+    unsafe { call3(MLOCK, control_block(), CONTROL_BLOCK, 0) };
+    // SAFETY: `pthread_create` above passed it, and it lives for ever.
+    let start = unsafe { &*start };
+    let call = Call {
+        function: start.function.load(Relaxed),
+        argument: start.argument.load(Relaxed),
+    };
+    start.taken.store(0, Release);
+    call
 }

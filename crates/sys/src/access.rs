@@ -479,8 +479,9 @@ impl OwnMemory {
 
     fn touch(&self, page: usize) {
         assert!(page < self.pages);
+        let at = self.start.wrapping_add(page * PAGE_BYTES);
         // SAFETY: inside our mapping (asserted), writable, and nothing refers to it.
-        unsafe { self.start.add(page * PAGE_BYTES).write_volatile(1) };
+        unsafe { at.write_volatile(1) };
     }
 
     fn range(&self) -> VirtRange {

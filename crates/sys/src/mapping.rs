@@ -122,25 +122,21 @@ impl SharedMemory {
     /// Copies bytes out. A racing writer leaves torn bytes, so the reader verifies a checksum.
     pub fn bytes_out(&self, offset: usize, dst: &mut [u8]) {
         self.check(offset, dst.len());
+        let src = self.map.start.as_ptr().wrapping_add(offset);
         // SAFETY: the source range is inside the mapping (checked); `dst` is exclusive and cannot
         // overlap it. A racing writer makes the bytes unpredictable, not the copy unsound in
         // practice: `copy_nonoverlapping` is a plain memcpy, and the bytes are used only after
         // their checksum verifies.
-        unsafe {
-            let src = self.map.start.as_ptr().add(offset);
-            std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len());
-        }
+        unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
     }
 
     /// Copies bytes in. The caller is the only writer of the range.
     pub fn bytes_in(&self, offset: usize, src: &[u8]) {
         self.check(offset, src.len());
+        let dst = self.map.start.as_ptr().wrapping_add(offset);
         // SAFETY: the target range is inside the mapping (checked) and `src` cannot overlap it: no
         // reference into the mapping is ever given out.
-        unsafe {
-            let dst = self.map.start.as_ptr().add(offset);
-            std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len());
-        }
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
     }
 
     /// Frees the pages of the range; they read as zeros. Partial pages at the ends are zeroed.

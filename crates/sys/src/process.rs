@@ -300,25 +300,23 @@ pub fn spawn_fd_holder(job: impl FnOnce()) -> io::Result<u32> {
 }
 
 fn hold_while(job: impl FnOnce()) -> ! {
-    // SAFETY: raw calls with constant arguments and local memory; nothing of the parent's state is
-    // touched.
-    unsafe {
-        libc::prctl(libc::PR_SET_NAME, c"uc-fds".as_ptr());
-        libc::prctl(libc::PR_SET_PDEATHSIG, 0);
-        let all = u64::MAX;
-        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &all, 0, 8);
-        libc::setsid();
-    }
+    let all = u64::MAX;
+    // Nothing of the parent's state is touched.
+    // SAFETY: the name lives for ever.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"uc-fds".as_ptr()) };
+    // SAFETY: takes numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
+    // SAFETY: the set is live, and of 8 bytes.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &all, 0, 8) };
+    // SAFETY: takes no arguments.
+    unsafe { libc::setsid() };
     // The caller's hook might end the process, which would close everything.
     std::panic::set_hook(Box::new(|_| {}));
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_ok() {
         // SAFETY: ends this process; nothing of it is needed any more.
         unsafe { libc::_exit(0) }
     }
-    loop {
-        // SAFETY: takes no arguments.
-        unsafe { libc::syscall(libc::SYS_pause) };
-    }
+    pause_for_ever()
 }
 
 /// Closes the standard streams: readers of their other ends must not wait for this process.
@@ -343,12 +341,16 @@ pub(crate) fn spawn_waiting_child() -> io::Result<u32> {
 }
 
 fn wait_for_death() -> ! {
-    // SAFETY: raw calls with constant arguments; nothing of the parent's state is touched.
-    unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        loop {
-            libc::syscall(libc::SYS_pause);
-        }
+    // Nothing of the parent's state is touched.
+    // SAFETY: takes numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    pause_for_ever()
+}
+
+fn pause_for_ever() -> ! {
+    loop {
+        // SAFETY: takes no arguments.
+        unsafe { libc::syscall(libc::SYS_pause) };
     }
 }
 

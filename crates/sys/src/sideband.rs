@@ -192,9 +192,10 @@ impl CpuRing {
 
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset < PAGE_BYTES);
+        let at = self.start.as_ptr().wrapping_add(offset);
         // SAFETY: inside the mapped control page, aligned, and only ever accessed as whole words by
         // the kernel and us.
-        unsafe { &*self.start.as_ptr().add(offset).cast::<AtomicU64>() }
+        unsafe { &*at.cast::<AtomicU64>() }
     }
 
     /// Copies `out.len()` bytes from position `at` of the endless stream.
@@ -203,12 +204,12 @@ impl CpuRing {
         let first = out.len().min(RING_BYTES - from);
         let (head, rest) = out.split_at_mut(first);
         assert!(rest.len() <= from, "a record is shorter than the ring");
-        // SAFETY: both pieces lie inside the data pages (bounded above); the kernel does not write
-        // between tail and head, which is where the caller reads; `out` cannot overlap the mapping.
-        unsafe {
-            let data = self.start.as_ptr().add(PAGE_BYTES);
-            std::ptr::copy_nonoverlapping(data.add(from), head.as_mut_ptr(), head.len());
-            std::ptr::copy_nonoverlapping(data, rest.as_mut_ptr(), rest.len());
+        let data = self.start.as_ptr().wrapping_add(PAGE_BYTES);
+        for (from, to) in [(data.wrapping_add(from), head), (data, rest)] {
+            // SAFETY: both pieces lie inside the data pages (bounded above); the kernel does not
+            // write between tail and head, which is where the caller reads; `out` cannot overlap
+            // the mapping.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         }
     }
 

@@ -166,8 +166,7 @@ impl Signals {
         let mut one = empty_set();
         // SAFETY: adds one number to a live, initialised set; an invalid one changes nothing.
         unsafe { libc::sigaddset(&mut one, number) };
-        // SAFETY: kill takes numbers only. Blocked, it joins one that waits already: one stop.
-        unsafe { libc::kill(libc::getpid(), number) };
+        send_self(number); // blocked, it joins one that waits already: one stop
         let _ = change_mask(libc::SIG_UNBLOCK, &one); // it stops here
         let _ = change_mask(libc::SIG_BLOCK, &one);
     }
@@ -231,9 +230,16 @@ pub fn end_by(number: i32) {
     let mut one = empty_set();
     // SAFETY: adds one number to a live, initialised set; an invalid one changes nothing.
     unsafe { libc::sigaddset(&mut one, number) };
-    // SAFETY: kill takes numbers only.
-    unsafe { libc::kill(libc::getpid(), number) };
+    send_self(number);
     let _ = change_mask(libc::SIG_UNBLOCK, &one);
+}
+
+/// Sends a signal to this process.
+fn send_self(number: i32) {
+    // SAFETY: takes no arguments.
+    let id = unsafe { libc::getpid() };
+    // SAFETY: takes numbers only.
+    unsafe { libc::kill(id, number) };
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ fn manager_killed_never_shows_zeros_or_stale_bytes() {
     let begin = Instant::now();
     let mut slowest = Duration::ZERO;
     for seed in 0..kills {
-        let tier = ["ram", "file:SPILL,size=256M"][(seed % 4 == 3) as usize];
+        let tier = ["ram", "file:SPILL,size=256M"][usize::from(seed % 4 == 3)];
         slowest = slowest.max(kill_once(seed, tier));
     }
     say(&format!(

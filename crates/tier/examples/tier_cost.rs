@@ -249,7 +249,7 @@ fn file(pages: &[Page]) -> Result<(), Failure> {
         "file (O_DIRECT: {direct}): store {:.0} into new space, {:.0} into reused, batches of {BATCH}: {:.0} MiB/s",
         times[0],
         times[1],
-        PAGE_BYTES as f64 * 1e9 / times[1] / (1 << 20) as f64
+        PAGE_BYTES as f64 * 1e9 / times[1] / f64::from(1 << 20)
     );
     Ok(())
 }

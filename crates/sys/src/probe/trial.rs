@@ -38,9 +38,10 @@ impl OwnPage {
 
     fn byte(&self, offset: usize) -> u8 {
         assert!(offset < PAGE_BYTES);
+        let at = self.0.as_ptr().wrapping_add(offset);
         // SAFETY: inside the page (asserted), which is mapped. It must not be missing and
         // registered, or the read waits for ever: callers read only what they filled or moved in.
-        unsafe { self.0.as_ptr().add(offset).read_volatile() }
+        unsafe { at.read_volatile() }
     }
 }
 

@@ -111,19 +111,19 @@ impl Area {
     /// madvise of the whole area: 0 or errno.
     pub(crate) fn advise(self, advice: i32) -> i32 {
         // SAFETY: memory of this process that no Rust reference covers; its contents may go.
-        errno(unsafe { libc::madvise(self.pointer(), self.bytes(), advice) } as i64)
+        errno(unsafe { libc::madvise(self.pointer(), self.bytes(), advice) }.into())
     }
 
     pub(crate) fn protect(self, prot: i32) {
         // SAFETY: as above; no reference is invalidated.
         let result = unsafe { libc::mprotect(self.pointer(), self.bytes(), prot) };
-        assert_eq!(errno(result as i64), 0, "mprotect");
+        assert_eq!(errno(result.into()), 0, "mprotect");
     }
 
     pub(crate) fn unmap(self) {
         // SAFETY: as above; nothing uses the area afterwards.
         let result = unsafe { libc::munmap(self.pointer(), self.bytes()) };
-        assert_eq!(errno(result as i64), 0, "munmap");
+        assert_eq!(errno(result.into()), 0, "munmap");
     }
 
     /// mremap to `pages` with flags, to `target` with MREMAP_FIXED or DONTUNMAP.

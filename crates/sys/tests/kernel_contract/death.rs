@@ -252,28 +252,28 @@ enum Beacon {
 
 /// The agent: sets its beacon in the shared page at `page`, then only waits.
 fn agent(page: usize, beacon: Beacon) -> ! {
-    let word = page as *const AtomicU32;
-    // SAFETY: the page is mapped shared and written with atomics or before it is announced; the
-    // calls take addresses in it that stay mapped.
-    unsafe {
-        match beacon {
-            Beacon::ChildTid => {
-                libc::syscall(libc::SYS_set_tid_address, page);
-                (*word).store(99, Ordering::SeqCst);
-            }
-            Beacon::RobustList => {
-                let (head, node) = ((page + HEAD) as *mut usize, (page + NODE) as *mut usize);
-                head.write_volatile(page + NODE);
-                head.add(1).write_volatile(0usize.wrapping_sub(NODE));
-                head.add(2).write_volatile(0);
-                node.write_volatile(page + HEAD);
-                libc::syscall(libc::SYS_set_robust_list, head, 24);
-                (*word).store(process::thread_id() | FUTEX_WAITERS, Ordering::SeqCst);
-            }
+    // SAFETY: the page is mapped shared, and this word is written with atomics.
+    let word = unsafe { &*(page as *const AtomicU32) };
+    match beacon {
+        Beacon::ChildTid => {
+            // SAFETY: the word stays mapped, or the kernel does not write it.
+            unsafe { libc::syscall(libc::SYS_set_tid_address, page) };
+            word.store(99, Ordering::SeqCst);
         }
-        loop {
-            libc::syscall(libc::SYS_pause);
+        Beacon::RobustList => {
+            let head = [page + NODE, 0usize.wrapping_sub(NODE), 0];
+            // SAFETY: inside the page, which nothing has been told of yet.
+            unsafe { ((page + HEAD) as *mut [usize; 3]).write_volatile(head) };
+            // SAFETY: as above.
+            unsafe { ((page + NODE) as *mut usize).write_volatile(page + HEAD) };
+            // SAFETY: the list was just written.
+            unsafe { libc::syscall(libc::SYS_set_robust_list, page + HEAD, 24) };
+            word.store(process::thread_id() | FUTEX_WAITERS, Ordering::SeqCst);
         }
+    }
+    loop {
+        // SAFETY: takes no arguments.
+        unsafe { libc::syscall(libc::SYS_pause) };
     }
 }
 

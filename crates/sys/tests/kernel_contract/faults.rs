@@ -283,12 +283,10 @@ fn the_kernel_s_write_at_thread_exit_skips_a_missing_page() {
     let address = area.address;
     evict(area, 0);
     std::thread::spawn(move || {
-        // SAFETY: the kernel clears this word when the thread ends; the page stays mapped. The
-        // thread ends without Rust's clean-up, and no thread joins it.
-        unsafe {
-            libc::syscall(libc::SYS_set_tid_address, address);
-            libc::syscall(libc::SYS_exit, 0);
-        }
+        // SAFETY: the kernel clears this word when the thread ends; the page stays mapped.
+        unsafe { libc::syscall(libc::SYS_set_tid_address, address) };
+        // SAFETY: the thread ends without Rust's clean-up, and no thread joins it.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
     });
     // It may ask for the page (a message), but it does not wait for it.
     let asked = ear.hear(QUIET).is_some();

@@ -482,11 +482,11 @@ fn count_while_evicting(evict: impl Fn(Area) -> Option<[u8; PAGE]>) -> (u64, u64
                 for (page, expected) in expected.iter_mut().enumerate() {
                     let word = (area.address + page * PAGE + 64 * writer) as *mut u64;
                     // SAFETY: an aligned word of a mapped page that only this thread writes.
-                    unsafe {
-                        lost += u64::from(word.read_volatile() != *expected);
-                        *expected = word.read_volatile() + 1;
-                        word.write_volatile(*expected);
-                    }
+                    let found = unsafe { word.read_volatile() };
+                    lost += u64::from(found != *expected);
+                    *expected = found + 1;
+                    // SAFETY: as above.
+                    unsafe { word.write_volatile(*expected) };
                     made += 1;
                 }
             }

@@ -107,17 +107,15 @@ impl Told {
     }
 
     fn tell(&self, slot: usize, value: usize) {
+        let at = (self.0.address as *mut usize).wrapping_add(slot);
         // SAFETY: a mapped page that no Rust reference covers.
-        unsafe {
-            (self.0.address as *mut usize)
-                .add(slot)
-                .write_volatile(value)
-        };
+        unsafe { at.write_volatile(value) };
     }
 
     fn told(&self, slot: usize) -> usize {
+        let at = (self.0.address as *const usize).wrapping_add(slot);
         // SAFETY: as above.
-        unsafe { (self.0.address as *const usize).add(slot).read_volatile() }
+        unsafe { at.read_volatile() }
     }
 
     fn area(&self, slot: usize, pages: usize) -> Area {

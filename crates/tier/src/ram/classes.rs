@@ -36,7 +36,7 @@ pub(super) struct Class {
 impl Class {
     /// Memory that a block uses when its pages are touched.
     pub(super) fn held_bytes(&self) -> u64 {
-        self.pages as u64 * PAGE_BYTES as u64
+        u64::from(self.pages) * PAGE_BYTES as u64
     }
 }
 
