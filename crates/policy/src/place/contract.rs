@@ -22,7 +22,7 @@ fn tier(random: &mut Random) -> TierState {
         capacity: Bytes(capacity),
         held: Bytes(held),
         dram: Bytes(random.below(held + 1)),
-        copies: PageCount(random.below(1 << 20)),
+        copies: PageCount(if held == 0 { 0 } else { random.below(1 << 20) }),
         packed: Bytes(random.below(held + 1)),
         load_ns: random.below(1 << 30),
         latency: [LatencyClass::Memory, LatencyClass::Device][random.below(2) as usize],
