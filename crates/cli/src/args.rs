@@ -118,7 +118,7 @@ pub(crate) struct RunArgs {
     pub prefetch: String,
 
     /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take:
-    /// waterfall (all that `max=` allows), or worth (as much as pays)
+    /// worth (as much as pays), or waterfall (all that `max=` allows)
     #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT, value_parser = values::placement)]
     pub placement: String,
 

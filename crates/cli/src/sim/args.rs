@@ -83,8 +83,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// Policy that chooses the tier of a page: waterfall or worth [default: as recorded if a live
-    /// run is replayed, otherwise waterfall]
+    /// Policy that chooses the tier of a page: worth or waterfall [default: as recorded if a live
+    /// run is replayed, otherwise worth]
     #[arg(long, value_name = "NAME", value_parser = values::placement)]
     pub placement: Option<String>,
 

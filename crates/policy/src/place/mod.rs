@@ -176,7 +176,7 @@ pub trait Place: Send {
 }
 
 /// The placement policies; the first is the default.
-pub const NAMES: [&str; 2] = ["waterfall", "worth"];
+pub const NAMES: [&str; 2] = ["worth", "waterfall"];
 
 /// Makes a policy without history.
 ///

@@ -40,6 +40,10 @@ const GAIN_PART: u64 = 16;
 const STEP_PART: u64 = 16;
 /// Most decisions without growth after growth was taken back.
 const PATIENCE_MAX: u32 = 64;
+/// No decision before so many times as many evictions as there would be pages in the DRAM of the
+/// copies, and in the copies. Until then, no page can have come back from as far as that, and near
+/// refaults would speak alone.
+const MATURE: f64 = 1.5;
 /// Pages a copy takes the place of, while too few are held to tell.
 const RATIO_FIRST: f64 = 2.5;
 /// Copies that tell the ratio.
@@ -65,6 +69,8 @@ pub struct Worth {
     seen: u64,
     /// New copies since the last demotion beyond the target.
     unmoved: u64,
+    /// New copies so far.
+    left: u64,
     /// Bytes that copies should have; `None` before the first decision: all they may.
     target: Option<Bytes>,
     /// Refaults within this distance are worth a copy in memory.
@@ -84,6 +90,7 @@ impl Default for Worth {
             width: 0,
             seen: 0,
             unmoved: 0,
+            left: 0,
             target: None,
             reach: PageCount(0),
             ratio: RATIO_FIRST,
@@ -229,6 +236,9 @@ impl Worth {
             memory_ns: memory.iter().map(|t| t.load_ns).max().unwrap_or(0) as f64,
             device_ns: device.load_ns as f64,
         };
+        if (self.left as f64) < MATURE * split.now * (1.0 + split.ratio) {
+            return;
+        }
         self.decide(&split, Bytes(sum(memory, |t| t.capacity.0)));
     }
 
@@ -266,6 +276,7 @@ impl Worth {
 impl Place for Worth {
     fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
         self.unmoved += 1;
+        self.left += 1;
         if !self.is_over(tiers) {
             return Waterfall.order(page, tiers);
         }
@@ -343,6 +354,7 @@ mod tests {
     fn targets(decisions: usize, start: u64, distance: impl Fn(u64) -> u64) -> Vec<u64> {
         let mut worth = Worth {
             target: Some(Bytes(start)),
+            left: 20 * PAGES,
             ..Worth::default()
         };
         let mut dram = start;
@@ -387,6 +399,23 @@ mod tests {
     #[test]
     fn what_no_split_holds_changes_nothing() {
         assert_eq!(targets(3, LIMIT.0 / 2, |_| PAGES * 20), [50; 3]);
+    }
+
+    /// While few pages have left, only those that left a moment ago can have come back.
+    #[test]
+    fn the_first_refaults_decide_nothing() {
+        let pool = tiers(LIMIT.0 / 4);
+        let mut worth = Worth::default();
+        worth.migrate(LIMIT, &pool);
+        for _ in 0..2 * EVIDENCE {
+            worth.refaulted(PageCount(1));
+        }
+        worth.migrate(LIMIT, &pool);
+        assert_eq!(worth.share(), None);
+        worth.left = 20 * PAGES;
+        worth.migrate(LIMIT, &pool);
+        let target = worth.share().map(|share| share.target);
+        assert!(target < Some(Bytes(LIMIT.0 / 2)), "{target:?}");
     }
 
     #[test]
