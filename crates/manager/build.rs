@@ -59,6 +59,9 @@ fn compile(kind: &str, name: &str, source: &Path, output: &Path, more: &[&std::f
             "panic=abort",
             "-C",
             "opt-level=s",
+            // In another unit, a symbol is not weak.
+            "-C",
+            "codegen-units=1",
             "-C",
             "strip=symbols",
         ])

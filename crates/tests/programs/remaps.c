@@ -41,8 +41,10 @@ static void *make_way(void *argument)
 		uint64_t page = pages / 2 + piece * PIECE;
 		char *at = (char *)(memory + page * WORDS);
 		int id = shmget(IPC_PRIVATE, PIECE * PAGE, IPC_CREAT | 0600);
-		if (id < 0 || attach(id, at) != at)
+		if (id < 0)
 			_exit(77);
+		if (attach(id, at) != at)
+			_exit(3);
 		shmctl(id, IPC_RMID, NULL);
 		*(volatile char *)at = 1;
 		usleep(500);

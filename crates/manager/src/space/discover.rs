@@ -12,7 +12,7 @@ use undercroft_sys::maps::{Mapping, Maps};
 use undercroft_sys::pagemap::Category;
 use undercroft_sys::process::robust_list_head;
 use undercroft_sys::procfs::{self, Vma};
-use undercroft_sys::uffd::RegisterMode;
+use undercroft_sys::uffd::{RegisterMode, UffdError};
 
 use crate::books::Books;
 use crate::books::ledger::MemfdLedger;
@@ -253,35 +253,19 @@ pub(crate) fn register(
         if is_known(&shared.books, process, mapping.range) && !process.event_pending() {
             continue;
         }
-        let mut found = None;
         let wide = wide
             .then(|| process.between_fences(mapping.range))
             .flatten();
-        if let Some(wide) = wide {
-            let may = |now: &Mapping| {
-                let whole = now.range.intersect(wide) == now.range;
-                now.private_anonymous && whole && !is_ours(process, agent, now.range)
-            };
-            let all = VirtRange::new(mapping.range.start, hint.end);
-            let before = some_mappings(maps, all, may);
-            let done = process
-                .memory
-                .register(wide, RegisterMode::MISSING_WP)
-                .is_ok();
-            if let (true, Some(last)) = (done, before.last()) {
-                // What was mapped after the registration is not registered: if it were in the
-                // books, its pages would leave, and read as zeros.
-                let as_now = |old: &VirtRange| {
-                    let now = maps.at_or_above(old.start).ok().flatten()?;
-                    (now.range.contains(old.start) && may(&now)).then_some(now.range)
-                };
-                let ranges: Vec<VirtRange> = before.iter().filter_map(as_now).collect();
-                (at, found) = (last.end, Some(ranges));
-            }
-        }
-        let ranges =
-            found.unwrap_or_else(|| register_whole(shared, process, agent, maps, mapping.range));
-        if attach(&shared.books, process, &ranges, &mut fresh) {
+        let all = VirtRange::new(mapping.range.start, hint.end);
+        let found = wide.and_then(|wide| register_wide(shared, process, agent, maps, wide, all));
+        let (end, ranges) = found.unwrap_or_else(|| {
+            let ranges = register_whole(shared, process, agent, maps, mapping.range);
+            (mapping.range.end, Some(ranges))
+        });
+        at = end;
+        if let Some(ranges) = &ranges
+            && attach(&shared.books, process, ranges, &mut fresh)
+        {
             since = Instant::now();
             continue;
         }
@@ -289,10 +273,67 @@ pub(crate) fn register(
         if awaits_events(process, since) {
             at = mapping.range.start;
         } else {
-            ranges.iter().for_each(|range| process.recheck.add(*range));
+            let all = VirtRange::new(mapping.range.start, end);
+            process.recheck.add(all);
         }
     }
     fresh
+}
+
+/// Registers `wide`, of [`Process::between_fences`], in one call. Returns the mappings of `all`
+/// that are registered then ([`registered`]), up to an end: as many as one hold of the layout lock
+/// may take. `None` if the kernel refuses.
+fn register_wide(
+    shared: &Shared,
+    process: &Process,
+    agent: &Agent,
+    maps: &Maps,
+    wide: VirtRange,
+    all: VirtRange,
+) -> Option<(VirtPage, Option<Vec<VirtRange>>)> {
+    let may = |now: &Mapping| {
+        let whole = now.range.intersect(wide) == now.range;
+        now.private_anonymous && whole && !is_ours(process, agent, now.range)
+    };
+    let before = some_mappings(maps, all, may);
+    let end = before.last()?.end;
+    let done = (process.memory).register(wide, RegisterMode::MISSING_WP);
+    done.ok()?;
+    let as_now = |old: &VirtRange| {
+        let now = maps.at_or_above(old.start).ok().flatten()?;
+        (now.range.contains(old.start) && may(&now)).then_some(now.range)
+    };
+    let now = before.iter().filter_map(as_now).collect();
+    Some((end, registered(shared, process, agent, maps, now)))
+}
+
+/// The mappings of `now`, after a registration of all of them. `None` while an event is unread.
+///
+/// What was mapped after the registration is not registered: if it were in the books, its pages
+/// would leave, and read as zeros. So the kernel is asked for each that the books do not have, and
+/// what is not registered is registered alone. The answer is of a mapping that was there when `now`
+/// was read: if it had been replaced meanwhile, an event would be unread.
+fn registered(
+    shared: &Shared,
+    process: &Process,
+    agent: &Agent,
+    maps: &Maps,
+    now: Vec<VirtRange>,
+) -> Option<Vec<VirtRange>> {
+    let mut ranges = Vec::new();
+    for range in now {
+        if is_known(&shared.books, process, range) {
+            ranges.push(range);
+            continue;
+        }
+        // Nothing of it is protected: it is new.
+        match process.memory.protect(VirtRange::one(range.start), false) {
+            Ok(()) => ranges.push(range),
+            Err(UffdError::LayoutChanging { .. }) => return None,
+            Err(_) => ranges.extend(register_whole(shared, process, agent, maps, range)),
+        }
+    }
+    Some(ranges)
 }
 
 /// Lets a fault thread read the process's events. The caller holds no layout lock, and has waited

@@ -105,7 +105,8 @@ fn follow(shared: &Shared, process: &Process, from: VirtRange, to: VirtRange) {
     };
     if !known {
         process.recheck.add(to);
-    } else if process.counting.load(Ordering::SeqCst) > 0 {
+    }
+    if !known || process.counting.load(Ordering::SeqCst) > 0 {
         process.uncounted.add(to);
     }
 }

@@ -414,8 +414,8 @@ mod tests {
         assert_eq!(worth.share(), None);
         worth.left = 20 * PAGES;
         worth.migrate(LIMIT, &pool);
-        let target = worth.share().map(|share| share.target);
-        assert!(target < Some(Bytes(LIMIT.0 / 2)), "{target:?}");
+        let target = worth.share().expect("a decision").target;
+        assert!(target < Bytes(LIMIT.0 / 2), "{target}");
     }
 
     #[test]
