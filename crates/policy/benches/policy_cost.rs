@@ -1,5 +1,5 @@
-//! Prints what each policy costs per call, in ns: `cargo run --release -p undercroft-policy
-//! --example policy_cost`.
+//! Prints what each policy costs per call, in ns: `cargo bench -p undercroft-policy --bench
+//! policy_cost -- [PAGES]`.
 //!
 //! `select` takes pages out; they come back as `Returned` before they are touched. Argument: pages
 //! (default 65536, at least 64; larger numbers show cache misses). Compare figures of one run only:
@@ -120,7 +120,7 @@ fn random_cost(name: &str, random: &mut Random) -> f64 {
 }
 
 fn main() {
-    let argument = std::env::args().nth(1);
+    let argument = std::env::args().skip(1).find(|word| word != "--bench");
     let pages: Option<u32> = argument.and_then(|text| text.parse().ok());
     let pages = pages.unwrap_or(65536).max(BATCH as u32);
     let mut order: Vec<u32> = (0..pages).collect();

@@ -1,7 +1,7 @@
 //! References a second through the engine, beside the cost of numbering the pages.
 //!
-//! `cargo run --release -p undercroft-sim --example sim_speed [REFERENCES [PAGES [ROUNDS
-//! [POLICY]]]]`: a Zipf 0.8 trace in memory, one core.
+//! `cargo bench -p undercroft-sim --bench sim_speed --
+//! [REFERENCES [PAGES [ROUNDS [POLICY]]]]`: a Zipf 0.8 trace in memory, one core.
 
 use std::time::Instant;
 
@@ -10,7 +10,8 @@ use undercroft_sim::setup::Memory;
 use undercroft_sim::{PageStream, Setup, simulate};
 
 fn main() {
-    let mut arguments = std::env::args().skip(1);
+    // Cargo adds `--bench`.
+    let mut arguments = std::env::args().skip(1).filter(|word| word != "--bench");
     let mut number = |default: u64| -> u64 {
         let text = arguments.next();
         text.map_or(default, |text| text.parse().expect("a number"))

@@ -1,7 +1,7 @@
 //! Prints what a page costs in each tier, beside the bare compressor: time to store, load and free,
 //! ratios, fragmentation.
 //!
-//! `cargo run --release -p undercroft-tier --example tier_cost [-- PAGES_FILE]`
+//! `cargo bench -p undercroft-tier --bench tier_cost -- [PAGES_FILE]`
 //!
 //! PAGES_FILE: 4 KiB pages of a real heap. Without it, synthetic heap-like pages. Times are
 //! processor time of one thread (of the file tier: wall time), best of several rounds. Compare
@@ -24,7 +24,7 @@ const BATCH: usize = 64;
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
-    let pages: Vec<Page> = match std::env::args().nth(1) {
+    let pages: Vec<Page> = match std::env::args().skip(1).find(|word| word != "--bench") {
         Some(path) => std::fs::read(path)?.as_chunks::<PAGE_BYTES>().0.to_vec(),
         None => {
             let mut random = Pages::new(1);

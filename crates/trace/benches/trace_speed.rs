@@ -1,5 +1,5 @@
-//! How fast traces are made, written, read and analysed, and how large they are: `cargo run
-//! --release --example trace_speed [REFS]`.
+//! How fast traces are made, written, read and analysed, and how large they are: `cargo
+//! bench -p undercroft-trace --bench trace_speed -- [REFS]`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use undercroft_trace::{
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let refs: u64 = match std::env::args().nth(1) {
+    let refs: u64 = match std::env::args().skip(1).find(|word| word != "--bench") {
         Some(refs) => refs.parse()?,
         None => 10_000_000,
     };

@@ -108,7 +108,7 @@ pub const SOFTWARE_NS: f64 = 4_000.0;
 /// each way.
 pub const CONTEXT_SWITCH_NS: f64 = 4_000.0;
 
-/// Compressed pool: LZ4 one 4 KiB page, ns a byte, as `tier/examples/tier_cost.rs` measures on a
+/// Compressed pool: LZ4 one 4 KiB page, ns a byte, as `tier/benches/tier_cost.rs` measures on a
 /// 2020s x86-64.
 pub const COMPRESS_NS_PER_BYTE: f64 = 0.5;
 

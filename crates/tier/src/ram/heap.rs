@@ -222,11 +222,6 @@ impl Heap {
         self.empty_bytes != 0
     }
 
-    /// Sets the capacity: new blocks are refused if they would bring `held` above it.
-    pub(super) fn set_capacity(&mut self, capacity: u64) {
-        self.capacity = capacity;
-    }
-
     /// Counts `bytes` of metadata kept elsewhere. False, and not counted, if they exceed the
     /// capacity.
     pub(super) fn charge(&mut self, bytes: u64) -> bool {
@@ -658,7 +653,7 @@ mod tests {
             worst = worst.max(world.overhead());
             if percent == 50 {
                 let held = world.heap.held();
-                world.heap.set_capacity(held);
+                world.heap.capacity = held;
                 let stored = (0..objects)
                     .filter(|_| world.store(size(&mut random)))
                     .count();
@@ -667,7 +662,7 @@ mod tests {
                     world.overhead()
                 );
                 refilled = world.overhead();
-                world.heap.set_capacity(u64::MAX);
+                world.heap.capacity = u64::MAX;
             }
         }
         world.compact();

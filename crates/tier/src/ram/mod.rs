@@ -88,7 +88,6 @@ pub struct RamPool {
     logical: AtomicU64,
     stored: AtomicU64,
     held: AtomicU64,
-    capacity: AtomicU64,
 }
 
 /// What the lock guards.
@@ -158,7 +157,7 @@ impl RamPool {
 
     /// A new, empty pool in `memory`, which must be all zeros. The length of `memory` is the
     /// address space that the pool may ever use (see [`RamPool::reserve_for`]). `capacity`: most
-    /// bytes held; see [`RamPool::set_capacity`].
+    /// bytes held.
     pub fn new(
         memory: SharedMemory,
         compressor: Compressor,
@@ -230,7 +229,6 @@ impl RamPool {
             logical: AtomicU64::new(0),
             stored: AtomicU64::new(0),
             held: AtomicU64::new(PAGE_BYTES as u64),
-            capacity: AtomicU64::new(capacity.0),
         };
         pool.held.store(pool.lock().held(), Relaxed);
         pool
@@ -274,21 +272,6 @@ impl RamPool {
         self.publish(&books);
         drop(books);
         self.punch_free_blocks(blocks);
-    }
-
-    /// Changes how many bytes the pool may hold. If it holds more, nothing is lost: stores that
-    /// need memory are refused with `Full` until enough is freed. Frees what it can: empty blocks,
-    /// then by compaction.
-    pub fn set_capacity(&self, capacity: Bytes) {
-        self.capacity.store(capacity.0, Relaxed);
-        self.lock().heap.set_capacity(heap_capacity(capacity));
-        self.trim();
-        while self.usage().held > capacity && self.compact(1) == 1 {}
-    }
-
-    /// The capacity now. `info` keeps the first one.
-    pub fn capacity(&self) -> Bytes {
-        Bytes(self.capacity.load(Relaxed))
     }
 
     /// The compressor of new copies.

@@ -120,26 +120,6 @@ fn pool_noise_is_incompressible_and_takes_nothing() {
 }
 
 #[test]
-fn pool_capacity_changes_while_in_use() {
-    let mut random = Pages::new(7);
-    let pool = pool(Compressor::Lz4, 16 << 20);
-    let mut pages =
-        |count| -> Vec<_> { (0..count).map(|_| (random.heap_like(), Stamp(1))).collect() };
-    let first = store_all(&pool, &pages(2000));
-    assert!(first.iter().all(Result::is_ok));
-    pool.set_capacity(Bytes(1 << 20));
-    assert!(store_all(&pool, &pages(1000)).contains(&Err(StoreError::Full)));
-    let slots: Vec<_> = first.into_iter().map(Result::unwrap).collect();
-    let mut dst = [0; PAGE_BYTES];
-    for &slot in &slots {
-        assert_eq!(pool.load(slot, Stamp(1), &mut dst), Ok(Loaded::Done));
-    }
-    pool.free(&slots[..1900]);
-    pool.set_capacity(Bytes(16 << 20));
-    assert!(store_all(&pool, &pages(1000)).iter().all(Result::is_ok));
-}
-
-#[test]
 #[should_panic(expected = "free already")]
 fn pool_double_free_panics() {
     let pool = pool(Compressor::Lz4, 4 << 20);
@@ -360,25 +340,4 @@ fn pool_stores_compact_what_random_frees_left() {
     }
     println!("held / stored: {sparse:.2}, then {:.2}", overhead());
     assert!(sparse > 2.0 && overhead() < 1.5);
-}
-
-#[test]
-fn pool_lower_capacity_gives_sparse_memory_back_at_once() {
-    let mut random = Pages::new(16);
-    let pool = pool(Compressor::Lz4, 64 << 20);
-    let pages: Vec<_> = (0..6000).map(|_| (random.heap_like(), Stamp(3))).collect();
-    let slots: Vec<_> = store_all(&pool, &pages)
-        .into_iter()
-        .map(Result::unwrap)
-        .collect();
-    let (kept, freed): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|_| random.below(5) == 0);
-    pool.free(&freed);
-    let limit = Bytes(pool.usage().stored.0 * 3 / 2);
-    assert!(pool.usage().held > limit);
-    pool.set_capacity(limit);
-    assert!(pool.usage().held <= limit, "{:?}", pool.usage());
-    let mut dst = [0; PAGE_BYTES];
-    for &slot in &kept {
-        assert_eq!(pool.load(slot, Stamp(3), &mut dst), Ok(Loaded::Done));
-    }
 }
