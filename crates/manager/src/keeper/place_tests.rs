@@ -19,6 +19,35 @@ fn mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("chmod");
 }
 
+/// A program may lack what the shim asks for: it may be static, or have another C library. Then the
+/// loader must not refuse the shim, so it needs nothing by a strong symbol that not every C library
+/// has.
+#[test]
+fn the_shim_needs_only_what_every_c_library_has() {
+    let here = tempfile::tempdir().expect("a temporary directory");
+    let shim = here.path().join(SHIM_NAME);
+    std::fs::write(&shim, SHIM).expect("the shim is written");
+    let mut nm = std::process::Command::new("nm");
+    let nm = nm.args(["--dynamic", "--undefined-only"]).arg(&shim);
+    let symbols = nm.output().expect("nm, which comes with the C compiler");
+    assert!(symbols.status.success(), "{symbols:?}");
+    let symbols = String::from_utf8(symbols.stdout).expect("names");
+    let of = |kind: &str| -> Vec<&str> {
+        let words = symbols.lines().map(|line| line.split_whitespace());
+        let pairs = words.filter_map(|mut words| words.next().zip(words.next()));
+        let found = pairs.filter(|(of, _)| *of == kind);
+        found.map(|(_, name)| name).collect()
+    };
+    assert_eq!(of("U"), ["memcpy", "memset", "strlen"]);
+    let weak = [
+        "__environ",
+        "__errno_location",
+        "__register_atfork",
+        "dlsym",
+    ];
+    assert_eq!(of("w"), weak);
+}
+
 #[test]
 fn a_directory_that_others_can_change_is_refused_with_the_fix() {
     let here = tempfile::tempdir().expect("a temporary directory");

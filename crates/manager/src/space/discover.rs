@@ -477,7 +477,19 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
     let mut start = range.start;
     let mut since = Instant::now();
     // Pages come only through us from now on, so a place that was empty is not read again.
-    while let Ok(Some(next)) = pagemap.first(VirtRange::new(start, range.end), any) {
+    while let Ok(next) = pagemap.first(VirtRange::new(start, range.end), any) {
+        let Some(next) = next else {
+            // Pages that are not found may be moving. Their new place is noted while pages are
+            // counted.
+            if is_settled(process) {
+                break;
+            }
+            if awaits_events(process, since) {
+                continue;
+            }
+            process.recount.store(true, Ordering::Release);
+            break;
+        };
         start = next;
         let part = VirtRange::new(start, start.plus(SCAN_PAGES).min(range.end));
         present.clear();
@@ -507,6 +519,12 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         since = Instant::now();
     }
     shared.signals.kick_evictor();
+}
+
+/// True if the books know of every layout event.
+fn is_settled(process: &Process) -> bool {
+    let _layout = process.layout.read();
+    !process.event_pending() && process.has_applied_all()
 }
 
 /// Counts the pages that were found `present`.
