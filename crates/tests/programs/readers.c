@@ -1,12 +1,15 @@
-// readers MIB ROUNDS: children made by a raw system call wait, and touch nothing. Another process,
+// readers MIB ROUNDS [brothers]: children made by a raw system call wait, and touch nothing. Another process,
 // which is no relative, reads their memory first. Then each child verifies its own: what was shared
 // with it, what the parent wants wiped in children, and that what the parent does not want in
-// children is missing. Exit 86: other bytes came back. Exit 4: a child or the reader failed.
+// children is missing. `brothers`: the children are made with CLONE_PARENT, so the parent is not their
+// parent. Exit 86: other bytes came back. Exit 4: a child or the reader failed.
 //
 // readers read MIB ADDRESS: the reader. Gets process ids on its input, and answers each with a byte.
 #define _GNU_SOURCE
 #include "pages.h"
 #include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -67,15 +70,38 @@ static char *aside(int advice)
 	return at;
 }
 
+// The first failure of all children, those made by a child with CLONE_PARENT among them.
+static int all_children(void)
+{
+	int status, bad = 0;
+	while (wait(&status) > 0)
+		if (status && !bad)
+			bad = WIFEXITED(status) ? WEXITSTATUS(status) : 4;
+	return bad;
+}
+
+// Waits for the end of a process that is no child; its parent hears of its status.
+static int wait_for_brother(int pid)
+{
+	struct pollfd end = {.fd = syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
+	int good = end.fd >= 0 && poll(&end, 1, 20000) == 1;
+	close(end.fd);
+	return good ? 0 : 4;
+}
+
 int main(int count, char **arguments)
 {
-	if (count == 4) {
+	int brothers = count == 4 && !strcmp(arguments[3], "brothers");
+	if (brothers) {
+		if (fork())
+			return all_children();
+	} else if (count == 4) {
 		pages = strtoul(arguments[2], NULL, 0) * 256;
 		read_others(strtoul(arguments[3], NULL, 0));
 	}
 	int to[2], from[2], go[2], status, reader, bad = 0;
 	char address[32], byte;
-	if (count != 3 || !map_pages(strtoul(arguments[1], NULL, 0)) || pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC) ||
+	if (count != 3 + brothers || !map_pages(strtoul(arguments[1], NULL, 0)) || pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC) ||
 	    pipe2(go, O_CLOEXEC))
 		return 2;
 	wiped = aside(MADV_WIPEONFORK), absent = aside(MADV_DONTFORK);
@@ -91,7 +117,7 @@ int main(int count, char **arguments)
 	if (posix_spawn(&reader, "/proc/self/exe", &files, NULL, words, none))
 		return 2;
 	for (int round = atoi(arguments[2]); round > 0 && !bad; round--) {
-		int pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+		int pid = syscall(SYS_clone, brothers ? CLONE_PARENT : SIGCHLD, 0, 0, 0, 0);
 		if (pid == 0)
 			child(go[0]);
 		if (write(to[1], &pid, sizeof pid) != sizeof pid)
@@ -104,7 +130,11 @@ int main(int count, char **arguments)
 				bad = tries < 20000 && WIFEXITED(status) ? WEXITSTATUS(status) : 4;
 			usleep(1000);
 		}
-		if (write(go[1], "", 1) != 1 || waitpid(pid, &status, 0) != pid)
+		if (write(go[1], "", 1) != 1)
+			bad = 4;
+		else if (brothers)
+			bad = bad ? bad : wait_for_brother(pid);
+		else if (waitpid(pid, &status, 0) != pid)
 			bad = 4;
 		else if (status)
 			bad = WIFEXITED(status) ? WEXITSTATUS(status) : 4;

@@ -26,19 +26,28 @@ fn background_jobs_of_a_shell_share_the_limit() {
 }
 
 /// The first fault in the memory of such a child is not its own.
-#[test]
-fn whoever_reads_a_fork_child_first_is_not_taken_for_it() {
+fn others_read_first(more: &[&str]) {
     let _turn = one_at_a_time();
-    let job = Job::new(build("readers")).args(["48", "12"]).timeout(60);
+    let job = Job::new(build("readers")).args(["48", "12"]).args(more);
     let job = if plain_only() {
         job
     } else {
         job.limit(16 * MIB).tier("ram")
     };
-    let outcome = job.run().expect(0);
+    let outcome = job.timeout(60).run().expect(0);
     if !plain_only() {
         outcome.expect_swapping(2000.0);
     }
+}
+
+#[test]
+fn whoever_reads_a_fork_child_first_is_not_taken_for_it() {
+    others_read_first(&[]);
+}
+
+#[test]
+fn a_child_that_is_not_its_parents_child_is_found_when_others_read_it_first() {
+    others_read_first(&["brothers"]);
 }
 
 #[test]

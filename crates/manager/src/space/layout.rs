@@ -199,10 +199,14 @@ fn only_thread(processes: &Processes, child: &Process, tid: u32) -> u32 {
     };
     let parent = child.parent.and_then(|parent| processes.get(parent));
     let parent = parent.and_then(|parent| parent.pid());
-    let children = || parent.map(procfs::children).unwrap_or_default();
+    // A child made with `CLONE_PARENT` is its parent's brother.
+    let parents = || {
+        let above = parent.and_then(|pid| procfs::status_number(pid, "PPid"));
+        parent.into_iter().chain(above.map(|pid| pid as u32))
+    };
     let found = Some(tid)
         .filter(shows)
-        .or_else(|| children().into_iter().find(shows));
+        .or_else(|| parents().flat_map(procfs::children).find(shows));
     if let Some(thread) = found {
         child.give_ticket(thread);
     }
