@@ -172,7 +172,7 @@ fn address_space_survives_on_the_file_tier() {
     };
     fuzz(Case {
         seed: 3,
-        ops: ops(10_000),
+        ops: ops(20_000),
         threads: 2,
         tiers: FILE,
         percent: 25,
@@ -307,7 +307,7 @@ fn address_space_survives_more_seeds() {
         let tiers = [RAM, FILE, BOTH, WIDE][seed as usize % 4];
         fuzz(Case {
             seed,
-            ops: ops(10_000),
+            ops: ops(20_000),
             threads: 1 + seed % 4,
             tiers,
             percent: if tiers == RAM { 60 } else { 25 },
