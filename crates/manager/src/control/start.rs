@@ -218,10 +218,10 @@ fn start_threads(
     let evictor = Evictor::new(shared.clone())?;
     let thread = Builder::new().name("uc-evict".into());
     threads.push(thread.spawn(move || evictor.run())?);
-    for (index, rings) in watch::shares(watch).into_iter().enumerate() {
+    for (index, share) in watch::shares(watch)?.into_iter().enumerate() {
         let of = shared.clone();
         let thread = Builder::new().name(format!("uc-layout-{index}"));
-        threads.push(thread.spawn(move || watch::run(&of, rings))?);
+        threads.push(thread.spawn(move || watch::run(&of, &share))?);
     }
     let of = shared.clone();
     let thread = Builder::new().name("uc-arrivals".into());

@@ -5,9 +5,15 @@
 //! mapping with pages of its own never becomes one with its neighbour. So the thread waits for
 //! nothing but the kernel: it registers the mapping, and leaves the books to another thread.
 //!
+//! A hypervisor may stop a CPU for milliseconds. The program's threads move to another CPU, but
+//! the thread bound to the stopped one cannot. So the record wakes the next thread too. The kernel
+//! shows it to whoever looks first.
+//!
 //! Without permission for the records or for the priority, registration is late, but never wrong:
 //! pages touched meanwhile are counted when the mapping is registered.
 
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,27 +42,58 @@ pub(crate) fn new() -> Watch {
     Arc::new(Mutex::new(Sideband::idle(Wake::EachRecord).ok()))
 }
 
+/// A ring that two threads read.
+struct SharedRing {
+    ring: Mutex<Ring>,
+    /// Readable for one of those who poll it when there is a record.
+    news: OwnedFd,
+}
+
+/// The rings that one thread reads.
+pub(crate) struct Share {
+    /// The CPUs of its own rings; it stays on them.
+    cpus: Vec<usize>,
+    /// Its own, and the own rings of the next thread.
+    rings: Vec<Arc<SharedRing>>,
+}
+
 /// The rings of all CPUs, in one share for each thread. Empty if the kernel refuses the watch.
-pub(crate) fn shares(watch: &Watch) -> Vec<Vec<Ring>> {
+///
+/// Errors: there is no descriptor left.
+pub(crate) fn shares(watch: &Watch) -> io::Result<Vec<Share>> {
     let rings = lock(watch)
         .as_mut()
         .map(Sideband::take_rings)
         .unwrap_or_default();
-    let mut shares: Vec<Vec<Ring>> = Vec::new();
+    let mut shares: Vec<Share> = Vec::new();
     for (at, ring) in rings.into_iter().enumerate() {
         if at < FAULT_THREADS_MAX {
-            shares.push(Vec::new());
+            shares.push(Share {
+                cpus: Vec::new(),
+                rings: Vec::new(),
+            });
         }
-        shares[at % FAULT_THREADS_MAX].push(ring);
+        let share = &mut shares[at % FAULT_THREADS_MAX];
+        share.cpus.push(ring.cpu());
+        share.rings.push(Arc::new(SharedRing {
+            news: ring.as_fd().try_clone_to_owned()?,
+            ring: Mutex::new(ring),
+        }));
     }
-    shares
+    let own: Vec<Vec<_>> = shares.iter().map(|share| share.rings.clone()).collect();
+    for (at, share) in shares.iter_mut().enumerate() {
+        let next = (at + 1) % own.len();
+        if next != at {
+            share.rings.extend(own[next].iter().cloned());
+        }
+    }
+    Ok(shares)
 }
 
-/// Body of a thread: it reads the records of the CPUs of its rings.
-pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
+/// Body of a thread: it reads the records of its share.
+pub(crate) fn run(shared: &Shared, share: &Share) {
     let _ = process::set_fifo(0, 2);
-    let cpus: Vec<usize> = rings.iter().map(Ring::cpu).collect();
-    let _ = process::set_affinity(0, &cpus);
+    let _ = process::set_affinity(0, &share.cpus);
     shared.placement.pins.store(true, Ordering::Relaxed);
     let mut mapped: Vec<(u32, VirtRange)> = Vec::new();
     let mut threads: Vec<u32> = Vec::new();
@@ -65,16 +102,15 @@ pub(crate) fn run(shared: &Shared, mut rings: Vec<Ring>) {
             tv_sec: NAP.as_secs() as i64,
             tv_nsec: 0,
         };
-        let mut fds: Vec<_> = rings
-            .iter()
-            .map(|ring| PollFd::new(ring, PollFlags::IN))
+        let fds = share.rings.iter();
+        let mut fds: Vec<_> = fds
+            .map(|ring| PollFd::new(&ring.news, PollFlags::IN))
             .collect();
         let _ = poll(&mut fds, Some(&nap));
-        drop(fds);
         mapped.clear();
         threads.clear();
-        for ring in &mut rings {
-            ring.drain(|record| match record {
+        for shared_ring in &share.rings {
+            lock(&shared_ring.ring).drain(|record| match record {
                 Record::Mmap {
                     pid,
                     range,
