@@ -120,6 +120,9 @@ pub(crate) fn random_operations(subject: &Subject<'_>, seed: u64, steps: u32) {
                     })
                     .collect();
                 tier.free(&slots.iter().map(|(slot, ..)| *slot).collect::<Vec<_>>());
+                if random.below(4) == 0 {
+                    tier.tidy();
+                }
                 for (slot, page, stamp) in slots {
                     if let Ok(loaded) = subject.load(slot, stamp) {
                         assert!(

@@ -52,6 +52,8 @@ const WRITE_TRIES: u32 = 4;
 const DIRTY_SLABS_KEPT: usize = 16;
 /// Most discards at once. A read waits for a discard as long as for a write of 1 MiB.
 const DISCARDS_AT_ONCE: usize = 2;
+/// Most space that is reserved before it is needed.
+const RESERVE_MAX: u64 = 64 * SLAB_BYTES;
 /// After a failed write, `store` answers `Full` at once for this long. Doubled with each further
 /// failure.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -135,6 +137,28 @@ struct Writer {
     runs: Vec<Run>,
     /// While `store` refuses at once: until when, and how many writes in a row failed.
     paused: Option<(Instant, u32)>,
+    /// The space before this offset was asked for in large pieces ([`Backing::reserve`]).
+    reserved: u64,
+    /// Some of it may never have been used.
+    spare: bool,
+}
+
+impl Writer {
+    /// Before the first slot of a slab beyond all others is written: reserves the slab, and a
+    /// quarter of what there was, at most [`RESERVE_MAX`]. So a file has few pieces.
+    fn reserve(&mut self, backing: &Backing) {
+        let Some(last) = self.slots.iter().max() else {
+            return;
+        };
+        let end = (last / u64::from(SLAB_SLOTS) + 1) * SLAB_BYTES;
+        if end > self.reserved {
+            let more = (self.reserved / 4).min(RESERVE_MAX) / SLAB_BYTES * SLAB_BYTES;
+            let end = end.max(self.reserved + more).min(backing.bytes().0);
+            backing.reserve(self.reserved, end - self.reserved);
+            self.reserved = end;
+            self.spare = true;
+        }
+    }
 }
 
 /// One write: pages `start..end` to consecutive slots.
@@ -207,6 +231,8 @@ impl FileTier {
                 slots: Vec::with_capacity(BATCH_PAGES),
                 runs: Vec::with_capacity(BATCH_PAGES),
                 paused: None,
+                reserved: 0,
+                spare: false,
             }),
             counters: Counters::default(),
             table,
@@ -243,6 +269,7 @@ impl FileTier {
     /// Discards every empty slab. Blocks for I/O: for idle workers.
     pub fn trim(&self) {
         self.discard_surplus(0, usize::MAX);
+        self.release_reserve();
     }
 
     /// Calls `visit` with every slot that is in use. For takeover: no thread may store or free
@@ -316,6 +343,7 @@ impl FileTier {
             slabs.alloc(self.bitmap(), batch.len(), &mut writer.slots);
             self.publish(&slabs);
         }
+        writer.reserve(&self.backing);
         for (item, &slot) in batch.iter().zip(&writer.slots) {
             let word = &self.table.words()[self.checksums_word + slot as usize];
             word.store(item.checksum, Relaxed);
@@ -476,6 +504,23 @@ impl FileTier {
         writer.paused = Some((Instant::now() + pause, times + 1));
     }
 
+    /// Gives back the space that was reserved beyond all slabs in use.
+    fn release_reserve(&self) {
+        // The lock keeps slots of that space from being written meanwhile. If it is taken, the tier
+        // is not idle.
+        let Ok(mut writer) = self.writer.try_lock() else {
+            return;
+        };
+        if !std::mem::take(&mut writer.spare) {
+            return;
+        }
+        let used = self.lock_slabs().end() * SLAB_BYTES;
+        if used < writer.reserved {
+            let _ = self.backing.discard(used, writer.reserved - used);
+            writer.reserved = used;
+        }
+    }
+
     fn discard_surplus(&self, keep: usize, most: usize) {
         for _ in 0..most {
             let Some(slab) = self.lock_slabs().take_surplus(keep) else {
@@ -538,6 +583,7 @@ impl Tier for FileTier {
 
     fn tidy(&self) {
         self.discard_surplus(DIRTY_SLABS_KEPT, DISCARDS_AT_ONCE);
+        self.release_reserve();
     }
 
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {

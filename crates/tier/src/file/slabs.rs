@@ -118,6 +118,15 @@ impl Slabs {
         self.occupied
     }
 
+    /// All slabs from this one on are clean. Cost: O(slabs).
+    pub(super) fn end(&self) -> u64 {
+        let last = self
+            .slabs
+            .iter()
+            .rposition(|slab| slab.state != State::Clean);
+        last.map_or(0, |slab| slab as u64 + 1)
+    }
+
     /// Slabs with used slots, and the one being filled.
     pub(super) fn in_use(&self) -> usize {
         self.occupied as usize - self.dirty.len()
