@@ -38,20 +38,35 @@ use crate::space::shared::Shared;
 /// Pages told to the engine under one hold of its lock: some 5 us.
 const TOUCH_PAGES: usize = 64;
 
+/// Scans on demand: one is due when this fraction of the resident pages has left.
+const TURNOVER: u64 = 8;
+/// Scans on demand: one is due after this time if any page has left.
+const AT_LEAST_EVERY: Duration = Duration::from_millis(500);
+
 /// How often to scan.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
+    /// At most one scan in this time.
     interval: Duration,
     /// Scans take at most one part in `share` of the time.
     share: u32,
-    /// Only while pages leave.
+    /// Only while pages leave, and as often as they leave.
     on_demand: bool,
+}
+
+/// What scanning on demand does next.
+enum Next {
+    Scan,
+    /// Looks again soon.
+    Wait,
+    /// No page leaves.
+    Rest,
 }
 
 impl Pace {
     /// The pace of `--access-scan auto`, measured in `docs/design/0010-access-bits.md`.
     const AUTO: Pace = Pace {
-        interval: Duration::from_millis(500),
+        interval: Duration::from_millis(20),
         share: 40,
         on_demand: true,
     };
@@ -135,8 +150,9 @@ pub(crate) struct Accesses {
     shared: Arc<Shared>,
     scanner: AccessScanner,
     pace: Pace,
-    /// Pages evicted so far, as of the last scan.
+    /// Pages evicted so far, as of the last scan or rest, and when that was.
     left: u64,
+    since: Instant,
     last: HashMap<SpaceId, Last>,
     used: Vec<VirtPage>,
     /// Blocks with Accessed bits set.
@@ -159,7 +175,7 @@ impl Accesses {
         // A scanner is made at the first eviction. Short runs, and runs that only come near their
         // limit, never pay for one.
         while shared.books.engine().books().stats().pages_swapped_out == 0 {
-            if !sleep(&shared, Pace::AUTO.interval) {
+            if !sleep(&shared, AT_LEAST_EVERY) {
                 return;
             }
         }
@@ -175,6 +191,7 @@ impl Accesses {
             scanner,
             pace,
             left: 0,
+            since: Instant::now(),
             last: HashMap::new(),
             used: Vec::new(),
             set: Vec::new(),
@@ -187,10 +204,18 @@ impl Accesses {
     fn run(mut self) {
         let mut pause = self.pace.interval;
         while sleep(&self.shared, pause) {
-            if self.pace.on_demand && !self.pages_leave() {
-                // After a rest, the bits show uses of long ago: the next scan only clears them.
-                self.last = HashMap::new();
-                continue;
+            match self.next() {
+                Next::Scan => {}
+                Next::Wait => {
+                    pause = self.pace.interval;
+                    continue;
+                }
+                Next::Rest => {
+                    // After a rest, the bits show uses of long ago: the next scan only clears them.
+                    self.last = HashMap::new();
+                    pause = AT_LEAST_EVERY;
+                    continue;
+                }
             }
             let _ = process::set_affinity(0, &self.shared.placement.worker_cpus());
             let began = Instant::now();
@@ -233,10 +258,28 @@ impl Accesses {
         }
     }
 
-    /// True if any page has left since the last call.
-    fn pages_leave(&mut self) -> bool {
-        let left = self.shared.books.engine().books().stats().pages_swapped_out;
-        std::mem::replace(&mut self.left, left) != left
+    /// What to do now. The bits are worth a look when many pages have left since the last scan: a
+    /// policy that has gone through a part of memory needs to know what of it was used.
+    fn next(&mut self) -> Next {
+        if !self.pace.on_demand {
+            return Next::Scan;
+        }
+        let (left, resident) = {
+            let engine = self.shared.books.engine();
+            let books = engine.books();
+            (books.stats().pages_swapped_out, books.resident().0)
+        };
+        let late = self.since.elapsed() >= AT_LEAST_EVERY;
+        let next = match left - self.left {
+            0 if late => Next::Rest,
+            0 => Next::Wait,
+            gone if late || gone >= resident / TURNOVER => Next::Scan,
+            _ => Next::Wait,
+        };
+        if !matches!(next, Next::Wait) {
+            (self.left, self.since) = (left, Instant::now());
+        }
+        next
     }
 
     /// One process: scan, touch, clear. False if there was nothing to scan.
