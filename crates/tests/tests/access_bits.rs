@@ -163,9 +163,13 @@ os._exit(0)  # the child lives until then: without it scans are allowed again
             .expect(0);
         outcome.report.expect("a report")["access_scans"].clone()
     };
-    let (alone, related) = (scans(false), scans(true));
-    assert!(alone["count"].as_u64() > Some(1), "{alone}");
-    assert_eq!(related, Value::Null);
+    let count = |scans: Value| scans["count"].as_u64().unwrap_or(0);
+    let (alone, related) = (count(scans(false)), count(scans(true)));
+    say(&format!(
+        "{alone} scans without a relative, {related} with one"
+    ));
+    // When the parent has ended, the child may be scanned in its last 10 ms.
+    assert!(alone > 5 && related <= 2, "{alone} and {related}");
 }
 
 /// Scans while the program forks: the children share the parent's frames until they write.
