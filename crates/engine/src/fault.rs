@@ -93,11 +93,37 @@ impl Default for LoadPlan {
     }
 }
 
-/// Where the last window of a trend ends. A fault there shows that the window was used.
-#[derive(Clone, Copy, Debug, Default)]
+/// Windows that may still turn out to have been used: one for each stream of a few.
+const EXPECTED: usize = 8;
+
+/// Where the last windows of the program's streams end. A fault there shows that the window was
+/// used.
+#[derive(Debug, Default)]
 pub(crate) struct Expected {
-    at: Option<(SpaceId, VirtPage)>,
-    pages: u64,
+    ends: [Option<(SpaceId, VirtPage)>; EXPECTED],
+    pages: [u64; EXPECTED],
+    next: usize,
+}
+
+impl Expected {
+    /// The pages of the window that a fault at `page` shows to have been used.
+    fn used(&mut self, space: SpaceId, page: VirtPage) -> u64 {
+        let end = Some((space, page));
+        match self.ends.iter().position(|other| *other == end) {
+            Some(at) => {
+                self.ends[at] = None;
+                self.pages[at]
+            }
+            None => 0,
+        }
+    }
+
+    /// A window of `pages` ends before `page`. It replaces the oldest one.
+    fn add(&mut self, space: SpaceId, page: VirtPage, pages: u64) {
+        self.ends[self.next] = Some((space, page));
+        self.pages[self.next] = pages;
+        self.next = (self.next + 1) % EXPECTED;
+    }
 }
 
 impl<L: Ledger> Faults<'_, L> {
@@ -286,10 +312,9 @@ impl<L: Ledger> Engine<L> {
             first_touch: fresh,
         };
         let Window { stride, count } = prefetch.on_fault(seen);
-        if !fresh && self.expected.at == Some((fault.space, fault.page)) {
-            self.stats.prefetch_hits += self.expected.pages;
+        if !fresh {
+            self.stats.prefetch_hits += self.expected.used(fault.space, fault.page);
         }
-        self.expected.at = None;
         if count > 0 && stride != 0 {
             self.plan_along(plan, fault, fresh, stride, count);
         }
@@ -343,8 +368,9 @@ impl<L: Ledger> Engine<L> {
         }
         if !fresh {
             let next = fault.page.0.checked_add_signed(stride * (count + 1));
-            self.expected.at = next.map(|page| (fault.space, VirtPage(page)));
-            self.expected.pages = added;
+            if let Some(next) = next.filter(|_| added > 0) {
+                self.expected.add(fault.space, VirtPage(next), added);
+            }
         }
         if stride < 0 {
             plan.items.sort_unstable_by_key(|item| item.page);

@@ -11,6 +11,7 @@ use rustix::event::epoll;
 use undercroft_base::Bytes;
 use undercroft_engine::{Config, Engine, Room, Stats};
 use undercroft_policy::UnknownPolicy;
+use undercroft_policy::prefetch::first_touch::FirstTouches;
 use undercroft_sys::access::{AccessError, AccessScanner};
 use undercroft_sys::interrupts;
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
@@ -251,7 +252,7 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
     let ledger = ledger::create(memories.ledger, launch.ledger_chunks)?;
     let placement = Placement::new(disk_cpu);
     let fault_threads = placement.cpus.len();
-    let mut engine = Engine::new(ledger, reclaim, prefetch, config);
+    let mut engine = Engine::new(ledger, reclaim, FirstTouches::beside(prefetch), config);
     engine.set_place(place);
     Ok(Arc::new(Shared {
         books: Books::new(engine, tiers, record),

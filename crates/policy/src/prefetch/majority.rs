@@ -315,6 +315,9 @@ impl Default for Majority {
 }
 
 impl Majority {
+    /// The name the user knows it by.
+    pub const NAME: &'static str = "majority";
+
     /// A prefetcher without history. Allocates all that it will ever use.
     pub fn new() -> Majority {
         // No key is `u64::MAX`: a space id and a thread id are never both all ones.
@@ -358,7 +361,7 @@ impl Prefetch for Majority {
     }
 
     fn name(&self) -> &'static str {
-        "majority"
+        Majority::NAME
     }
 }
 

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod contract;
+pub mod first_touch;
 pub mod majority;
 pub mod none;
 pub mod readahead;
