@@ -100,6 +100,12 @@ impl<'e, L: Ledger> Books<'e, L> {
         self.engine.table.regions(space)
     }
 
+    /// Whether the page is in a managed range.
+    #[inline]
+    pub fn is_managed(self, space: SpaceId, page: VirtPage) -> bool {
+        !(VirtRange::one(page).overlapping(self.regions(space))).is_empty()
+    }
+
     /// The number of pages in all managed ranges, touched or not.
     pub fn managed_pages(self) -> PageCount {
         let spaces = self.engine.table.spaces();

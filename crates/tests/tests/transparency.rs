@@ -63,6 +63,47 @@ fn guard_pages_are_kept() {
     }
 }
 
+/// The machine's pool of huge pages, with a few in it. Dropping it restores the old number.
+struct HugePages(String);
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+impl HugePages {
+    fn some() -> Option<HugePages> {
+        let old = std::fs::read_to_string(POOL).ok()?;
+        let number = |text: &str| text.trim().parse::<u64>().ok();
+        let pool = HugePages(old);
+        let wanted = number(&pool.0)? + 4;
+        std::fs::write(POOL, wanted.to_string()).ok()?;
+        (number(&std::fs::read_to_string(POOL).ok()?)? >= wanted).then_some(pool)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = std::fs::write(POOL, self.0.trim());
+    }
+}
+
+/// All between two mappings that cannot be managed is registered in one call. What the program maps
+/// there meanwhile may be another such mapping, and the kernel does not refuse it.
+#[test]
+fn huge_pages_and_shared_memory_beside_new_mappings_are_left_alone() {
+    let _turn = one_at_a_time();
+    let name = "huge_pages_and_shared_memory_beside_new_mappings_are_left_alone";
+    let Some(_pool) = HugePages::some() else {
+        return skip(name, "no pool of huge pages can be made here");
+    };
+    let job = Job::new(build("hugetlb")).args(["60", "1500"]);
+    let outcome = job.limit(24 * MIB).run();
+    if outcome.code() == Some(77) {
+        return skip(name, "another program has the huge pages");
+    }
+    let outcome = outcome.expect(0).expect_swapping(1000.0);
+    let [rounds] = outcome.numbers::<1>();
+    assert!(rounds > 1000.0, "{outcome}");
+}
+
 /// A page that vanishes without an event never reads as zeros if it may be the manager who lost it.
 /// A page that no eviction has touched is the program's own doing, and reads as without us.
 #[test]

@@ -13,22 +13,24 @@ mod model_tests;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use undercroft_base::{PAGE_BYTES, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
-use undercroft_engine::{Fault, FaultAnswer, Missing};
+use undercroft_engine::{Engine, Fault, FaultAnswer, Missing};
 use undercroft_sys::mapping::ZeroPages;
 use undercroft_sys::ring::Ring;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
+use crate::books::ledger::MemfdLedger;
 use crate::fault::awake::Awake;
 use crate::gauges::scale::{is_out_of_descriptors, note_hold};
 use crate::signals::Doom;
 use crate::space::agent::Agent;
+use crate::space::foreign;
 use crate::space::port::Wake;
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::processes::Change;
@@ -432,7 +434,9 @@ impl FaultThread {
         let lane = self.take_lane();
         let answer = {
             let held = self.shared.books.pool_held();
-            let mut engine = self.shared.books.engine();
+            let Some(mut engine) = engine_for(&self.shared, process, fault.page) else {
+                return self.idle.push(lane);
+            };
             engine.migrations().set_pool_held(held);
             let answer = engine
                 .faults()
@@ -557,6 +561,22 @@ fn fill_staging(process: &Process, agent: &Agent, page: VirtPage) {
         agent.commands.has_strays(); // the agent sees it with its next command, which needs the lock
         let _ = process.memory.zero(range, Wake::Later);
     }
+/// The engine, to answer a fault. `None`: the page is in a mapping that cannot be managed, and its
+/// thread faults again, without us.
+fn engine_for<'a>(
+    shared: &'a Shared,
+    process: &Process,
+    page: VirtPage,
+) -> Option<MutexGuard<'a, Engine<MemfdLedger>>> {
+    let engine = shared.books.engine();
+    if engine.books().is_managed(process.space, page) {
+        return Some(engine);
+    }
+    drop(engine);
+    // A mapping that is not in the books yet, or a foreign one.
+    (!foreign::release(process, page)).then(|| shared.books.engine())
+}
+
     drop(layout);
     process.memory.wake(range);
 }

@@ -29,6 +29,10 @@ impl Space for Anonymous {
         self.0.register(range, mode)
     }
 
+    fn unregister(&self, range: VirtRange) -> Result<(), Refused> {
+        self.0.unregister(range)
+    }
+
     fn events<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
         self.0.read_messages(buffer)
     }

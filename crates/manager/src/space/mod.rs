@@ -9,6 +9,7 @@ pub(crate) mod command;
 pub(crate) mod cow;
 pub(crate) mod discover;
 pub(crate) mod graves;
+pub(crate) mod foreign;
 pub(crate) mod layout;
 #[cfg(test)]
 pub(crate) mod model;

@@ -207,6 +207,12 @@ impl Space for ModelMemory {
         Ok(())
     }
 
+    fn unregister(&self, range: VirtRange) -> Result<(), UffdError> {
+        let mut kernel = lock(&self.kernel);
+        (kernel.memory).advise(self.mm, range, |advice| advice.registered = false);
+        Ok(())
+    }
+
     fn events<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
         let mut kernel = lock(&self.kernel);
         let messages = self.messages.read_messages(buffer)?;

@@ -26,6 +26,9 @@ pub(crate) trait Space: AsFd + Send + Sync {
     /// From now on, [`Space::events`] reports faults on the mappings in the range.
     fn register(&self, range: VirtRange, mode: RegisterMode) -> Result<(), UffdError>;
 
+    /// No fault in the range is reported from now on. Missing pages read as the mapping has them.
+    fn unregister(&self, range: VirtRange) -> Result<(), UffdError>;
+
     /// Reads pending messages. A layout event that was read is acknowledged: the client goes on.
     fn events<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>>;
 

@@ -115,7 +115,8 @@ pub(crate) struct Process {
     pub threads_seen: Mutex<HashSet<u32>>,
     /// Valid for one announcement.
     pub ticket: Mutex<Option<Ticket>>,
-    /// Mappings that cannot be managed, as of the last discovery, in ascending order.
+    /// Mappings that cannot be managed, as of the last discovery, and those that were seen since.
+    /// In ascending order.
     pub fences: Mutex<Vec<VirtRange>>,
     /// Ranges whose mappings went away: new mappings there are to be discovered.
     pub recheck: Recheck,
@@ -279,6 +280,19 @@ impl Process {
     }
 
     /// True if the address space no longer exists (exec or exit).
+    /// Notes a mapping that cannot be managed, until the next discovery.
+    pub(crate) fn fence(&self, range: VirtRange) {
+        let mut fences = lock(&self.fences);
+        let at = range.overlapping(&fences);
+        let old = &fences[at.clone()];
+        // Old ones may be gone by now. One that covers them all is still right: it only makes the
+        // next registrations smaller.
+        let start = old.first().map_or(range.start, |old| old.start);
+        let end = old.last().map_or(range.end, |old| old.end);
+        let all = VirtRange::new(start.min(range.start), end.max(range.end));
+        fences.splice(at, [all]);
+    }
+
     /// * `zeros`: any page.
     pub(crate) fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
         self.memory.is_gone(zeros)

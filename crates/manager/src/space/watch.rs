@@ -95,7 +95,7 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
     let _ = process::set_fifo(0, 2);
     let _ = process::set_affinity(0, &share.cpus);
     shared.placement.pins.store(true, Ordering::Relaxed);
-    let mut mapped: Vec<(u32, VirtRange)> = Vec::new();
+    let mut mapped: Vec<(u32, VirtRange, bool)> = Vec::new();
     let mut threads: Vec<u32> = Vec::new();
     while !shared.signals.stopped() {
         let nap = rustix::fs::Timespec {
@@ -114,10 +114,10 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
                 Record::Mmap {
                     pid,
                     range,
-                    anonymous: true,
+                    anonymous,
                     ..
                 } => {
-                    mapped.push((pid, range));
+                    mapped.push((pid, range, anonymous));
                 }
                 Record::Fork {
                     pid,
@@ -133,8 +133,12 @@ pub(crate) fn run(shared: &Shared, share: &Share) {
             });
         }
         let mut done = None;
-        for (pid, range) in &mapped {
-            arrived(shared, *pid, *range, &mut done);
+        for (pid, range, anonymous) in &mapped {
+            if *anonymous {
+                arrived(shared, *pid, *range, &mut done);
+            } else if let Some(process) = managed(&shared.processes, *pid) {
+                process.fence(*range); // what is mapped beside it is registered without it
+            }
         }
         threads.dedup();
         for pid in &threads {

@@ -152,6 +152,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "trail",
             "process",
             "processes",
+            "foreign",
             "arrivals",
             "graves",
             "shared",
