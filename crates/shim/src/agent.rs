@@ -21,14 +21,14 @@ pub(crate) unsafe fn start_agent(
 ) -> bool {
     let page = command as *const CommandPage;
     // VM
-    // FS
     // SIGHAND
     // THREAD
     // SYSVSEM
     // CHILD_CLEARTID
     // CHILD_SETTID: a thread of the program, but *without* FILES. With its own descriptor table,
-    // the program may close any descriptor, and sees none of ours.
-    let flags: usize = 0x100 | 0x200 | 0x800 | 0x1_0000 | 0x4_0000 | 0x20_0000 | 0x100_0000;
+    // the program may close any descriptor, and sees none of ours. Without FS, too: a program may
+    // enter a mount namespace (setns) only if it shares root and working directory with nobody.
+    let flags: usize = 0x100 | 0x800 | 0x1_0000 | 0x4_0000 | 0x20_0000 | 0x100_0000;
     // SAFETY: the page is mapped for as long as the address space lives.
     let page = Page(unsafe { &*page });
     let tid = core::ptr::from_ref(&page.agent) as usize;
@@ -83,6 +83,9 @@ unsafe extern "C" fn agent(
 ) -> ! {
     // SAFETY: the name lives for ever; a thread's own.
     unsafe { call3(nr::PRCTL, PR_SET_NAME, c"uc-agent".as_ptr() as usize, 0) };
+    // SAFETY: the path lives for ever. The working directory is this thread's own, and shall not
+    // keep a file system busy that the program unmounts.
+    unsafe { call3(nr::CHDIR, c"/".as_ptr() as usize, 0, 0) };
     keep_descriptors(process_uffd, holding_uffd);
     drop_rights();
     // SAFETY: the command page lives as long as the address space.

@@ -25,6 +25,7 @@ pub(crate) mod nr {
     pub(crate) const CONNECT: usize = 42;
     pub(crate) const SENDMSG: usize = 46;
     pub(crate) const RECVMSG: usize = 47;
+    pub(crate) const CHDIR: usize = 80;
     pub(crate) const SETGROUPS: usize = 116;
     pub(crate) const SETRESUID: usize = 117;
     pub(crate) const SETRESGID: usize = 119;

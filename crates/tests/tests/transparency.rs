@@ -235,3 +235,28 @@ sys.exit(wrong != 0)
     let job = Job::new("/usr/bin/python3").args(["-c", script]);
     job.limit(32 * MIB).run().expect(0).expect_swapping(1000.0);
 }
+
+/// A process that shares its root and working directory with another thread may not enter a mount
+/// namespace.
+#[test]
+fn a_program_may_enter_a_mount_namespace() {
+    let _turn = one_at_a_time();
+    let script = "
+import ctypes, os, sys
+b = bytearray(48 << 20)
+for at in range(0, len(b), 4096): b[at] = 1
+os.chdir('/tmp')
+library, mine = ctypes.CDLL(None, use_errno=True), os.open('/proc/self/ns/mnt', os.O_RDONLY)
+if library.setns(mine, 0x20000) != 0: sys.exit(77 if ctypes.get_errno() == 1 else ctypes.get_errno())
+sys.exit(sum(b[at] for at in range(0, len(b), 4096)) != 12288)
+";
+    let job = Job::new("/usr/bin/python3").args(["-c", script]);
+    let outcome = job.limit(24 * MIB).run();
+    if outcome.code() == Some(77) {
+        return skip(
+            "a_program_may_enter_a_mount_namespace",
+            "not permitted here",
+        );
+    }
+    outcome.expect(0).expect_swapping(1000.0);
+}
