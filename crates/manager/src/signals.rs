@@ -38,10 +38,6 @@ pub(crate) enum Doom {
     /// A process forked. The child's pages that are not resident have no place.
     #[error("the page table is full: it has too many fork children")]
     TableFullByFork,
-    #[error("no file descriptor is left for a fork child; raise the hard limit (`ulimit -Hn`)")]
-    NoDescriptors,
-    #[error("the mappings of a fork child cannot be read (is it in another pid namespace?)")]
-    ChildUnreadable,
 }
 
 /// The signals of one run.

@@ -1,8 +1,8 @@
-// readers MIB ROUNDS [brothers]: children made by a raw system call wait, and touch nothing. Another process,
+// readers MIB ROUNDS [brothers|orphans]: children made by a raw system call wait, and touch nothing. Another process,
 // which is no relative, reads their memory first. Then each child verifies its own: what was shared
 // with it, what the parent wants wiped in children, and that what the parent does not want in
 // children is missing. `brothers`: the children are made with CLONE_PARENT, so the parent is not their
-// parent. Exit 86: other bytes came back. Exit 4: a child or the reader failed.
+// parent. `orphans`: a child's parent is a fork child that ends before anybody reads. Exit 86: other bytes came back. Exit 4: a child or the reader failed.
 //
 // readers read MIB ADDRESS: the reader. Gets process ids on its input, and answers each with a byte.
 #define _GNU_SOURCE
@@ -42,7 +42,7 @@ static void read_others(uint64_t address)
 	_exit(0);
 }
 
-static void child(int go)
+static void child(int go, int told)
 {
 	char byte;
 	if (read(go, &byte, 1) != 1)
@@ -58,6 +58,8 @@ static void child(int go)
 	for (int at = 0; at < ASIDE * PAGE; at += 512)
 		if (fresh[at])
 			_exit(WRONG);
+	if (told >= 0 && write(told, "", 1) != 1)
+		_exit(4);
 	_exit(0);
 }
 
@@ -89,20 +91,47 @@ static int wait_for_brother(int pid)
 	return good ? 0 : 4;
 }
 
+static int wait_for_orphan(int pid, int told)
+{
+	char byte;
+	fcntl(told, F_SETFL, O_NONBLOCK);
+	return wait_for_brother(pid) || read(told, &byte, 1) != 1 ? 4 : 0;
+}
+
+// A child whose parent has ended. It writes a byte to `told` if all was right.
+static int orphan(int go, int told)
+{
+	int number[2], pid = 0, status;
+	if (pipe2(number, O_CLOEXEC))
+		_exit(2);
+	int parent = fork();
+	if (!parent) {
+		int pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+		if (!pid)
+			child(go, told);
+		_exit(write(number[1], &pid, sizeof pid) != sizeof pid);
+	}
+	if (waitpid(parent, &status, 0) != parent || status || read(number[0], &pid, sizeof pid) != sizeof pid)
+		_exit(4);
+	close(number[0]), close(number[1]);
+	return pid;
+}
+
 int main(int count, char **arguments)
 {
 	int brothers = count == 4 && !strcmp(arguments[3], "brothers");
+	int orphans = count == 4 && !strcmp(arguments[3], "orphans");
 	if (brothers) {
 		if (fork())
 			return all_children();
-	} else if (count == 4) {
+	} else if (count == 4 && !orphans) {
 		pages = strtoul(arguments[2], NULL, 0) * 256;
 		read_others(strtoul(arguments[3], NULL, 0));
 	}
-	int to[2], from[2], go[2], status, reader, bad = 0;
+	int to[2], from[2], go[2], told[2], status, reader, bad = 0;
 	char address[32], byte;
-	if (count != 3 + brothers || !map_pages(strtoul(arguments[1], NULL, 0)) || pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC) ||
-	    pipe2(go, O_CLOEXEC))
+	if (count != 3 + brothers + orphans || !map_pages(strtoul(arguments[1], NULL, 0)) || pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC) ||
+	    pipe2(go, O_CLOEXEC) || pipe2(told, O_CLOEXEC))
 		return 2;
 	wiped = aside(MADV_WIPEONFORK), absent = aside(MADV_DONTFORK);
 	for (uint64_t page = 0; page < pages; page++)
@@ -117,9 +146,9 @@ int main(int count, char **arguments)
 	if (posix_spawn(&reader, "/proc/self/exe", &files, NULL, words, none))
 		return 2;
 	for (int round = atoi(arguments[2]); round > 0 && !bad; round--) {
-		int pid = syscall(SYS_clone, brothers ? CLONE_PARENT : SIGCHLD, 0, 0, 0, 0);
+		int pid = orphans ? orphan(go[0], told[1]) : syscall(SYS_clone, brothers ? CLONE_PARENT : SIGCHLD, 0, 0, 0, 0);
 		if (pid == 0)
-			child(go[0]);
+			child(go[0], -1);
 		if (write(to[1], &pid, sizeof pid) != sizeof pid)
 			bad = 4;
 		close(round == 1 ? to[1] : -1);
@@ -134,6 +163,8 @@ int main(int count, char **arguments)
 			bad = 4;
 		else if (brothers)
 			bad = bad ? bad : wait_for_brother(pid);
+		else if (orphans)
+			bad = bad ? bad : wait_for_orphan(pid, told[0]);
 		else if (waitpid(pid, &status, 0) != pid)
 			bad = 4;
 		else if (status)

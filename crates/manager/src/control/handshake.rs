@@ -29,6 +29,7 @@ use crate::gauges::scale::is_out_of_descriptors;
 use crate::space::agent::{Agent, Proof, ProofError};
 use crate::space::anonymous::Anonymous;
 use crate::space::command::Commands;
+use crate::space::correction::{ChildBooks, Who, correct};
 use crate::space::discover;
 use crate::space::process::{Identity, Process};
 use crate::sync::lock;
@@ -58,6 +59,10 @@ const _: () = assert!(DYING.as_nanos() < HANDSHAKE.as_nanos());
 /// Most ancestors that are followed to find the keeper.
 const ANCESTORS_MAX: usize = 256;
 
+/// Longest wait for events that a fork child's books need, and the pause between two looks.
+const CORRECTION: Duration = Duration::from_millis(500);
+const CORRECTION_PAUSE: Duration = Duration::from_micros(50);
+
 /// Most messages about processes that could not be managed.
 const COMPLAINTS_MAX: u32 = 20;
 
@@ -73,6 +78,8 @@ enum Unmanaged {
     /// No fork event announced it, or it is not the process that was announced.
     #[error("it says that it is a fork child, and no fork of a managed process is known for it")]
     UnknownFork,
+    #[error("its mappings cannot be read")]
+    Unreadable,
     #[error("userfaultfd fork events were refused ({0}); run as root or with CAP_SYS_PTRACE")]
     NoForkEvents(UffdError),
     #[error(transparent)]
@@ -370,7 +377,28 @@ impl Control {
         let known = self.shared.processes.all();
         let mut nameless = known.iter().filter(|p| p.identity.get().is_none());
         let process = nameless.find(|p| p.beacon == beacon && p.redeem(nonce, pid));
-        process.cloned().ok_or(Unmanaged::UnknownFork)
+        let process = process.cloned().ok_or(Unmanaged::UnknownFork)?;
+        self.correct(&process, pid)?;
+        Ok(process)
+    }
+
+    /// Corrects the books of a fork child, if no fault of it has come yet: another process's read
+    /// of its memory may have put the number there. From now on its pages may leave.
+    fn correct(&self, process: &Process, pid: u32) -> Result<(), Unmanaged> {
+        let page = [0u8; PAGE_BYTES];
+        let until = Instant::now() + CORRECTION;
+        loop {
+            match correct(&self.shared, process, Who::Known(pid), &page) {
+                ChildBooks::Right => return Ok(()),
+                ChildBooks::Short => {
+                    return Err(io::Error::from(rustix::io::Errno::MFILE).into());
+                }
+                ChildBooks::Later if Instant::now() < until => {
+                    std::thread::sleep(CORRECTION_PAUSE);
+                }
+                _ => return Err(Unmanaged::Unreadable),
+            }
+        }
     }
 
     /// Makes the process of a peer that is new: it has just started, or it was forked before

@@ -30,6 +30,7 @@ use crate::fault::awake::Awake;
 use crate::gauges::scale::{is_out_of_descriptors, note_hold};
 use crate::signals::Doom;
 use crate::space::agent::Agent;
+use crate::space::correction::{ChildBooks, Who, correct};
 use crate::space::foreign;
 use crate::space::port::Wake;
 use crate::space::process::{EXCLUDE_MAX, Process};
@@ -96,6 +97,8 @@ pub(crate) struct FaultThread {
     /// The thread that faulted last is the only one that faults, and is bound to a CPU.
     alone: bool,
     awake: Awake,
+    /// A fork child cannot be served before other messages are read.
+    put_off: bool,
     /// Processes whose messages stay unread until this time, because their agent does not let go.
     later: Vec<(u64, Instant)>,
 }
@@ -136,6 +139,7 @@ impl FaultThread {
             reaped: Vec::with_capacity(512),
             alone: false,
             awake: Awake::default(),
+            put_off: false,
             later: Vec::new(),
             shared,
         })
@@ -211,8 +215,7 @@ impl FaultThread {
         for (space, page) in pages {
             let process = self.shared.processes.get(space);
             // A fork child's books are correct only after its first fault.
-            let corrected = |p: &Process| p.parent.is_none() || p.corrected.load(Ordering::Acquire);
-            if let Some(process) = process.filter(|p| corrected(p)) {
+            if let Some(process) = process.filter(|process| process.is_corrected()) {
                 let fault = Fault {
                     space,
                     page,
@@ -290,12 +293,41 @@ impl FaultThread {
             self.fault(process, fault, arrived, read);
         }
         self.writes.dedup_by_key(|fault| fault.page);
-        for fault in self.writes.drain(..) {
-            let zeros = &self.zeros[..PAGE_BYTES];
-            crate::space::layout::correct_fork_child(&self.shared, process, fault.thread.0, zeros);
-            crate::space::cow::written(&self.shared, process, fault);
+        let mut writes = std::mem::take(&mut self.writes);
+        for fault in writes.drain(..) {
+            self.write(process, fault);
         }
-        any
+        self.writes = writes;
+        any && !std::mem::take(&mut self.put_off)
+    }
+
+    /// Corrects the books of a fork child before its first page is served.
+    fn correct(&mut self, process: &Process, thread: u32) -> ChildBooks {
+        let who = Who::Faulted(thread);
+        let zeros = &self.zeros[..PAGE_BYTES];
+        let books = correct(&self.shared, process, who, zeros);
+        match books {
+            ChildBooks::Right | ChildBooks::Never => {}
+            ChildBooks::Later => self.put_off = true,
+            ChildBooks::Short => {
+                self.put_off = true;
+                std::thread::sleep(DESCRIPTORS_PAUSE);
+            }
+        }
+        books
+    }
+
+    /// Serves a write to a protected page.
+    fn write(&mut self, process: &Arc<Process>, fault: Fault) {
+        let page = VirtRange::one(fault.page);
+        match self.correct(process, fault.thread.0) {
+            ChildBooks::Right => {
+                crate::space::cow::written(&self.shared, process, fault);
+            }
+            // The page is the process's own, whatever the books say.
+            ChildBooks::Never => _ = process.memory.protect(page, false),
+            ChildBooks::Later | ChildBooks::Short => process.memory.wake(page),
+        }
     }
 
     /// Leaves a process unread whose agent does not let go: the agent is about to move pages, and
@@ -401,12 +433,13 @@ impl FaultThread {
 
     /// Steps 2 to 4 of one fault: decides, loads, installs.
     fn fault(&mut self, process: &Arc<Process>, fault: Fault, arrived: Instant, read: Instant) {
-        crate::space::layout::correct_fork_child(
-            &self.shared,
-            process,
-            fault.thread.0,
-            &self.zeros[..PAGE_BYTES],
-        );
+        match self.correct(process, fault.thread.0) {
+            ChildBooks::Right => {}
+            ChildBooks::Never => return self.poison(process, fault.page),
+            ChildBooks::Later | ChildBooks::Short => {
+                return process.memory.wake(VirtRange::one(fault.page)); // it faults again
+            }
+        }
         if fault.page == process.beacon {
             return answer_beacon(process, fault.thread.0);
         }
@@ -528,6 +561,22 @@ impl FaultThread {
     }
 }
 
+/// The engine, to answer a fault. `None`: the page is in a mapping that cannot be managed, and its
+/// thread faults again, without us.
+fn engine_for<'a>(
+    shared: &'a Shared,
+    process: &Process,
+    page: VirtPage,
+) -> Option<MutexGuard<'a, Engine<MemfdLedger>>> {
+    let engine = shared.books.engine();
+    if engine.books().is_managed(process.space, page) {
+        return Some(engine);
+    }
+    drop(engine);
+    // A mapping that is not in the books yet, or a foreign one.
+    (!foreign::release(process, page)).then(|| shared.books.engine())
+}
+
 /// Excludes the agent while messages are read. False if it does not let go in time. Only the first
 /// thread waits for such an agent.
 fn lets_read(process: &Process, agent: &Agent) -> bool {
@@ -547,7 +596,7 @@ fn lets_read(process: &Process, agent: &Agent) -> bool {
 /// Tells a fork child the number of its address space. If there is a number already, the child
 /// reads that one. If there can be none now, it faults again.
 fn answer_beacon(process: &Process, thread: u32) {
-    process.issue_ticket(thread);
+    let _ = process.issue_ticket(thread);
     process.memory.wake(VirtRange::one(process.beacon));
 }
 
@@ -561,22 +610,6 @@ fn fill_staging(process: &Process, agent: &Agent, page: VirtPage) {
         agent.commands.has_strays(); // the agent sees it with its next command, which needs the lock
         let _ = process.memory.zero(range, Wake::Later);
     }
-/// The engine, to answer a fault. `None`: the page is in a mapping that cannot be managed, and its
-/// thread faults again, without us.
-fn engine_for<'a>(
-    shared: &'a Shared,
-    process: &Process,
-    page: VirtPage,
-) -> Option<MutexGuard<'a, Engine<MemfdLedger>>> {
-    let engine = shared.books.engine();
-    if engine.books().is_managed(process.space, page) {
-        return Some(engine);
-    }
-    drop(engine);
-    // A mapping that is not in the books yet, or a foreign one.
-    (!foreign::release(process, page)).then(|| shared.books.engine())
-}
-
     drop(layout);
     process.memory.wake(range);
 }

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use undercroft_base::VirtRange;
-use undercroft_sys::memory::ProcessMemory;
-use undercroft_sys::procfs;
 use undercroft_sys::uffd::{Message, Uffd};
 
-use crate::gauges::scale::is_out_of_descriptors;
 use crate::placement::Placement;
 use crate::signals::Doom;
 use crate::space::anonymous::Anonymous;
+use crate::space::moves::Move;
 use crate::space::parts;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
@@ -75,7 +73,14 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
                 VirtRange::new(to, to.plus(from.count().0)),
             );
             match parts::moved(shared, space, from, to) {
-                Ok(effect) => (effect, from),
+                Ok(effect) => {
+                    process.moves.add(Move::new(from, to));
+                    // A fork that is reported from now on has seen all moves so far.
+                    if process.is_corrected() && !process.event_pending() {
+                        process.moves.settle();
+                    }
+                    (effect, from)
+                }
                 Err(_) => {
                     return shared.signals.doom(Doom::TableFull);
                 }
@@ -112,16 +117,17 @@ fn follow(shared: &Shared, process: &Process, from: VirtRange, to: VirtRange) {
 }
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
-    // `correct_fork_child` finds the parts that the child does not have, or has as zeros, at its
-    // first fault.
+    // What the child does not have, has as zeros, or has at another place is found before its first
+    // page is served ([`crate::space::correction`]).
     let space = shared.books.engine().forks().begin_fork(parent.space);
-    let child = Process::new(
+    let mut child = Process::new(
         space,
         Arc::new(Anonymous::new(child)),
         parent.beacon,
         Some(parent.space),
         Some(parent.family),
     );
+    child.fork_moves = Some(parent.moves.fork(parent.event_pending()));
     child.managed.store(true, Ordering::Relaxed);
     let uncounted =
         parent.counting.load(Ordering::SeqCst) > 0 || parent.recount.load(Ordering::Acquire);
@@ -143,74 +149,6 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
         // The child is not served, and its userfaultfd stays open: it waits until it is ended.
         Err(_) => shared.signals.doom(Doom::TableFullByFork),
     }
-}
-
-/// Corrects a fork child's books by its own mappings: those marked `MADV_DONTFORK` are absent,
-/// those marked `MADV_WIPEONFORK` are zeros. Called before the first page of the child is served.
-/// Its only thread (`tid`) waits, so the marks are those of the fork. Cost: reads the child's
-/// smaps, a few ms a GiB, once.
-pub(crate) fn correct_fork_child(shared: &Shared, process: &Process, tid: u32, zeros: &[u8]) {
-    if process.parent.is_none() || process.corrected.swap(true, Ordering::AcqRel) {
-        return;
-    }
-    let tid = only_thread(&shared.processes, process, tid);
-    let (mut wiped, mut present) = (Vec::new(), Vec::new());
-    // Every managed mapping has the flag of missing-page tracking (`um`).
-    let read = procfs::mappings_with_flags(tid, &mut [("wf", &mut wiped), ("um", &mut present)]);
-    if read.is_err() || !present.iter().any(|range| range.contains(process.beacon)) {
-        let short = read.is_err_and(|error| is_out_of_descriptors(&error));
-        if !process.has_lost_its_memory(zeros) {
-            shared.signals.doom(if short {
-                Doom::NoDescriptors
-            } else {
-                Doom::ChildUnreadable
-            });
-        }
-        return; // the child was killed meanwhile
-    }
-    let layout = process.layout.write();
-    let regions = shared.books.regions(process.space);
-    for region in regions {
-        for absent in region.minus(&present[region.overlapping(&present)]) {
-            parts::dropped(shared, process.space, absent, true);
-        }
-    }
-    for range in wiped {
-        parts::dropped(shared, process.space, range, false);
-    }
-    shared.books.free_released();
-    drop(layout);
-    crate::space::cow::protect(&shared.books, process, tid);
-}
-
-/// The only thread of a fork child. Its first fault names thread `tid`, which may be another
-/// process's that reads the child's memory, or a number of another pid namespace. So a number is
-/// put on the child's beacon, and that page is read in each process that may be the child. Without
-/// proof `tid` is returned as it is; the caller verifies the process that it names.
-fn only_thread(processes: &Processes, child: &Process, tid: u32) -> u32 {
-    let Some(nonce) = child.issue_ticket(tid) else {
-        return tid;
-    };
-    let shows = |pid: &u32| {
-        let mut seen = [0u8; 8];
-        let address = child.beacon.address();
-        let read = ProcessMemory::open(*pid).and_then(|memory| memory.read(address, &mut seen));
-        read.is_ok() && u64::from_ne_bytes(seen) == nonce
-    };
-    let parent = child.parent.and_then(|parent| processes.get(parent));
-    let parent = parent.and_then(|parent| parent.pid());
-    // A child made with `CLONE_PARENT` is its parent's brother.
-    let parents = || {
-        let above = parent.and_then(|pid| procfs::status_number(pid, "PPid"));
-        parent.into_iter().chain(above.map(|pid| pid as u32))
-    };
-    let found = Some(tid)
-        .filter(shows)
-        .or_else(|| parents().flat_map(procfs::children).find(shows));
-    if let Some(thread) = found {
-        child.give_ticket(thread);
-    }
-    found.unwrap_or(tid)
 }
 
 /// Moves the evictor and all agents to CPUs where no client thread faults.

@@ -6,13 +6,15 @@ pub(crate) mod agent;
 pub(crate) mod anonymous;
 pub(crate) mod arrivals;
 pub(crate) mod command;
+pub(crate) mod correction;
 pub(crate) mod cow;
 pub(crate) mod discover;
-pub(crate) mod graves;
 pub(crate) mod foreign;
+pub(crate) mod graves;
 pub(crate) mod layout;
 #[cfg(test)]
 pub(crate) mod model;
+pub(crate) mod moves;
 pub(crate) mod order;
 pub(crate) mod parts;
 pub(crate) mod port;

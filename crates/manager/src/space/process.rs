@@ -5,16 +5,18 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use undercroft_base::{PAGE_BYTES, SpaceId, VirtPage, VirtRange};
 use undercroft_sys::maps::Maps;
 use undercroft_sys::pagemap::{Category, Pagemap};
 use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs::{self, Tasks};
+use undercroft_sys::uffd::UffdError;
 
 use crate::placement::pin::Program;
 use crate::space::agent::Agent;
+use crate::space::moves::{ForkMoves, Moves};
 use crate::space::order::EventOrder;
 use crate::space::port::{Space, Wake};
 use crate::space::trail::Trail;
@@ -97,8 +99,17 @@ pub(crate) struct Process {
     /// The parent was still being counted at the fork, or a count of this process failed: its pages
     /// are to be counted again.
     pub recount: AtomicBool,
+    /// What it has moved lately, and what its parent moved around the fork.
+    pub moves: Moves,
+    pub fork_moves: Option<ForkMoves>,
     /// The books of this fork child have been corrected by its own mappings.
     pub corrected: AtomicBool,
+    /// Held by who corrects them: since when that is tried.
+    pub correction: Mutex<Option<Instant>>,
+    /// The only thread of this fork child: its memory held the number on the beacon.
+    pub proven: OnceLock<u32>,
+    /// Nobody can read its mappings, so its books stay wrong.
+    pub unreadable: AtomicBool,
     /// It is registered with the kernel, because pressure has come.
     pub managed: AtomicBool,
     /// The process has exited; its address space may live on in another that shares it.
@@ -149,7 +160,12 @@ impl Process {
             trail: Trail::default(),
             counting: AtomicU32::new(0),
             recount: AtomicBool::new(false),
+            moves: Moves::default(),
+            fork_moves: None,
             corrected: AtomicBool::new(false),
+            correction: Mutex::default(),
+            proven: OnceLock::new(),
+            unreadable: AtomicBool::new(false),
             managed: AtomicBool::new(false),
             exited: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -163,6 +179,11 @@ impl Process {
             uncounted: Recheck::default(),
             puzzled: AtomicU32::new(0),
         }
+    }
+
+    /// False for a fork child whose books may still be those of its parent.
+    pub(crate) fn is_corrected(&self) -> bool {
+        self.parent.is_none() || self.corrected.load(Ordering::Acquire)
     }
 
     pub(crate) fn pid(&self) -> Option<u32> {
@@ -211,19 +232,18 @@ impl Process {
     }
 
     /// Puts a new number on the beacon of a fork child, by which thread `thread` is to announce the
-    /// process. The caller holds no lock, and wakes the threads that wait there. `None`: the page
-    /// is not missing, the layout is changing, or there are no random numbers.
-    pub(crate) fn issue_ticket(&self, thread: u32) -> Option<u64> {
-        let bytes = undercroft_sys::process::random_bytes().ok()?;
+    /// process. The caller holds no lock, and wakes the threads that wait there. Errors: the
+    /// page is not missing, the layout is changing, or there are no random numbers.
+    pub(crate) fn issue_ticket(&self, thread: u32) -> Result<u64, UffdError> {
+        let bytes = undercroft_sys::process::random_bytes();
+        let bytes = bytes.map_err(|_| UffdError::NoMemory { done: 0 })?;
         let nonce = u64::from_ne_bytes(bytes).max(1); // 0: not managed
         let mut page = [0u8; PAGE_BYTES];
         page[..8].copy_from_slice(&nonce.to_ne_bytes());
         let _layout = self.layout.read();
-        (self.memory)
-            .install(self.beacon, &page, Wake::Later)
-            .ok()?;
+        (self.memory).install(self.beacon, &page, Wake::Later)?;
         *lock(&self.ticket) = Some(Ticket { nonce, thread });
-        Some(nonce)
+        Ok(nonce)
     }
 
     /// The ticket is thread `thread`'s.
@@ -260,6 +280,19 @@ impl Process {
         (at.is_empty() && whole.intersect(range) == range).then_some(whole)
     }
 
+    /// Notes a mapping that cannot be managed, until the next discovery.
+    pub(crate) fn fence(&self, range: VirtRange) {
+        let mut fences = lock(&self.fences);
+        let at = range.overlapping(&fences);
+        let old = &fences[at.clone()];
+        // Old ones may be gone by now. One that covers them all is still right: it only makes the
+        // next registrations smaller.
+        let start = old.first().map_or(range.start, |old| old.start);
+        let end = old.last().map_or(range.end, |old| old.end);
+        let all = VirtRange::new(start.min(range.start), end.max(range.end));
+        fences.splice(at, [all]);
+    }
+
     /// True if nothing is in `range`, no guard page either. Only `thread` can put one there: it
     /// waits, and the process has no other. Cost: two system calls.
     pub(crate) fn is_vacant(&self, range: VirtRange, thread: u32) -> bool {
@@ -280,19 +313,6 @@ impl Process {
     }
 
     /// True if the address space no longer exists (exec or exit).
-    /// Notes a mapping that cannot be managed, until the next discovery.
-    pub(crate) fn fence(&self, range: VirtRange) {
-        let mut fences = lock(&self.fences);
-        let at = range.overlapping(&fences);
-        let old = &fences[at.clone()];
-        // Old ones may be gone by now. One that covers them all is still right: it only makes the
-        // next registrations smaller.
-        let start = old.first().map_or(range.start, |old| old.start);
-        let end = old.last().map_or(range.end, |old| old.end);
-        let all = VirtRange::new(start.min(range.start), end.max(range.end));
-        fences.splice(at, [all]);
-    }
-
     /// * `zeros`: any page.
     pub(crate) fn has_lost_its_memory(&self, zeros: &[u8]) -> bool {
         self.memory.is_gone(zeros)
