@@ -169,16 +169,37 @@ impl Placement {
     }
 
     /// Moves the evictor and the given agent threads to the CPUs for reclaim.
-    pub(crate) fn place_workers(&self, agents: &[u32]) {
+    ///
+    /// * `agents`: each with its process, which may be bound to some CPUs.
+    pub(crate) fn place_workers(&self, agents: &[(u32, Option<u32>)]) {
         let cpus = self.worker_cpus();
         let evictor = self.evictor.load(Ordering::Relaxed);
-        for tid in agents
-            .iter()
-            .copied()
-            .chain([evictor])
-            .filter(|tid| *tid != 0)
-        {
-            let _ = process::set_affinity(tid, &cpus);
+        if evictor != 0 {
+            let _ = process::set_affinity(evictor, &cpus);
         }
+        for (tid, pid) in agents.iter().filter(|(tid, _)| *tid != 0) {
+            let own = pid.and_then(|pid| self.pin.own_cpus(pid));
+            let _ = process::set_affinity(*tid, &shared_cpus(&cpus, own.as_deref()));
+        }
+    }
+}
+
+/// The CPUs for an agent: those for reclaim that the program may use. If the program has none of
+/// them, all of them: on the program's own CPUs its threads fault, or the manager gets no time.
+fn shared_cpus(cpus: &[usize], program: Option<&[usize]>) -> Vec<usize> {
+    let may = |cpu: &usize| program.is_none_or(|program| program.contains(cpu));
+    let both: Vec<usize> = cpus.iter().copied().filter(may).collect();
+    if both.is_empty() { cpus.to_vec() } else { both }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_stays_on_the_cpus_of_its_program_if_reclaim_has_one_of_them() {
+        assert_eq!(shared_cpus(&[1, 2, 3], Some(&[0, 2])), [2]);
+        assert_eq!(shared_cpus(&[1, 2], Some(&[0])), [1, 2]);
+        assert_eq!(shared_cpus(&[1, 2], None), [1, 2]);
     }
 }

@@ -134,6 +134,16 @@ impl Pin {
         }
     }
 
+    /// The CPUs that the program gave to thread `tid`. `None`: it has ended, or another thread is
+    /// at work here.
+    pub(crate) fn own_cpus(&self, tid: u32) -> Option<Vec<usize>> {
+        let lone = self.lone.try_lock().ok()?;
+        match lone.bound.as_ref() {
+            Some(bound) if bound.tid == tid && bound.is_kept() => Some(bound.before.clone()),
+            _ => process::allowed_cpus(tid).ok(),
+        }
+    }
+
     /// The thread that is bound.
     pub(crate) fn bound(&self) -> Option<u32> {
         Some(self.held.load(Relaxed)).filter(|tid| *tid != 0)
@@ -236,6 +246,11 @@ mod tests {
             let pin = Pin::default();
             (0..12).for_each(|ms| pin.seen(tid, cpu, None, ms * MS, || None));
             assert_eq!(process::allowed_cpus(tid).unwrap(), [cpu]);
+            assert_eq!(
+                pin.own_cpus(tid).as_ref(),
+                Some(&before),
+                "those of the program"
+            );
             beside_a_thread(|child, _| {
                 process::set_affinity(child, &[cpu]).unwrap(); // as inherited
                 pin.started(tid, child);

@@ -156,7 +156,7 @@ pub(crate) fn place_agents(processes: &Processes, placement: &Placement) {
     let mut agents = Vec::new();
     for process in processes.all() {
         let alive = process.agent.get().filter(|agent| !agent.has_ended());
-        agents.extend(alive.map(|agent| agent.tid()));
+        agents.extend(alive.map(|agent| (agent.tid(), process.pid())));
     }
     placement.place_workers(&agents);
 }
