@@ -2,6 +2,7 @@
 //! before.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use undercroft_base::{Bytes, TierId};
@@ -29,6 +30,19 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         )
     })?;
     preflight::check(&args.command[0])?;
+    if let Some(limit) = undercroft_sys::cgroup::memory_limit()
+        && !args.quiet
+        && is_above_group(memory_max, limit)
+    {
+        // A closed standard error is no reason to fail.
+        let _ = writeln!(
+            std::io::stderr(),
+            "undercroft: --memory-max and what is not counted in it may pass the memory limit of \
+             this control group, {} MiB: the kernel then kills the program\n  fix: give a tenth \
+             less than that",
+            limit.0 >> 20
+        );
+    }
     if let Some(path) = &args.report {
         check_writable(path, "report")?;
     }
@@ -63,6 +77,12 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         command: args.command,
         report: args.report,
     })
+}
+
+/// Whether a program at its limit, and a tenth more, would pass that of its control group. Without
+/// a limit of ours, nothing is promised.
+fn is_above_group(memory_max: u64, group: Bytes) -> bool {
+    memory_max != u64::MAX && memory_max.saturating_add(memory_max / 10) > group.0
 }
 
 /// Physical memory of this machine.
@@ -162,6 +182,13 @@ fn check_writable(path: &Path, what: &str) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_near_that_of_the_control_group_is_warned_of() {
+        let group = Bytes(1000);
+        assert!(is_above_group(1000, group) && is_above_group(910, group));
+        assert!(!is_above_group(909, group) && !is_above_group(u64::MAX, group));
+    }
 
     #[test]
     fn tier_directory_prefers_the_users_choice_and_refuses_a_missing_one() {

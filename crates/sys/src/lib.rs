@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod arena;
+pub mod cgroup;
 pub mod fdpass;
 pub mod futex;
 pub mod held;

@@ -67,6 +67,7 @@ impl KernelReport {
             layout_watch(),
             access_bits(),
             swap_now(),
+            memory_group(),
             huge_pages(&sysfs("/sys/kernel/mm/transparent_hugepage/enabled")),
             cpus(process::allowed_cpus(0)),
             overcommit(&sysfs("/proc/sys/vm/overcommit_memory")),
@@ -456,6 +457,21 @@ fn access_bits() -> Check {
                 AccessError::FiveLevels => "boot with no5lvl",
                 _ => "leave --access-scan out; nothing else needs them",
             },
+        ),
+    }
+}
+
+/// The memory limit of the control group, which `--memory-max` has to stay below.
+fn memory_group() -> Check {
+    let name = "memory group";
+    match crate::cgroup::memory_limit() {
+        None => ok(name, "no control group limits this process's memory"),
+        Some(limit) => ok(
+            name,
+            format!(
+                "limit {} MiB: a program that passes it is killed; keep --memory-max a tenth below",
+                limit.0 >> 20
+            ),
         ),
     }
 }
