@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <threads.h>
 #include <unistd.h>
 
 enum { AT_ONCE = 16 };
@@ -24,6 +25,13 @@ static void *thrash(void *argument)
 			memory[i] = i ^ round;
 		}
 	return argument;
+}
+
+// A thread of the C11 kind: the shim does not stand in for thrd_create.
+static int plain_one(void *argument)
+{
+	usleep((uint64_t)argument % 7 * 1500);
+	return (uint64_t)argument % 1000;
 }
 
 static void count_up(void *argument) { __atomic_fetch_add((uint64_t *)argument, 1, __ATOMIC_RELAXED); }
@@ -71,6 +79,10 @@ int main(int argc, char **argv)
 		for (uint64_t i = 0; i < AT_ONCE; i++)
 			if (pthread_create(&threads[i], NULL, one, (void *)(first + i)))
 				return 4;
+		thrd_t plain;
+		int given;
+		if (thrd_create(&plain, plain_one, (void *)first) != thrd_success)
+			return 4;
 		if (first > 0 && getenv("UNDERCROFT_SOCKET") && locked() == 0)
 			return 6; // the C library keeps stacks, with control blocks, for the next threads
 		for (uint64_t i = 0; i < AT_ONCE; i++)
@@ -82,6 +94,8 @@ int main(int argc, char **argv)
 			if (pthread_join(threads[i], &result) || result != expected)
 				return 5;
 		}
+		if (thrd_join(plain, &given) != thrd_success || given != (int)(first % 1000))
+			return 5;
 	}
 	stop = 1;
 	pthread_join(beside, NULL);
