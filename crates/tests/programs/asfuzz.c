@@ -110,7 +110,10 @@ static void child(struct world *mine, struct world **others, u32 other_count, co
 	mine->depth++;
 	mine->process = __atomic_add_fetch(&side->processes, 1, __ATOMIC_RELAXED) & 4095;
 	mine->rng = mix64(mine->rng ^ 0xf0f0);
+	// The first forks of all workers make one child of each kind, so that few forks have all kinds.
 	enum child_kind kind = below(mine, 2) ? PLAIN : below(mine, CHILD_KINDS);
+	if (mine->turn < CHILD_KINDS)
+		kind = (enum child_kind)mine->turn;
 	__atomic_add_fetch(&side->children[kind], 1, __ATOMIC_RELAXED);
 	become(mine, kind);
 	as_child(mine);
@@ -126,7 +129,7 @@ static void child(struct world *mine, struct world **others, u32 other_count, co
 			if (found < before->mine[t][page] || found > side->mine[t][page] + 1)
 				side_mismatch("a counter in a fork child", page, before->mine[t][page], found);
 		}
-	mine->ops_left = 16 + below(mine, 96);
+	mine->ops_left = 16 + below(mine, 64);
 	u64 ops = mine->ops_left;
 	run(mine);
 	verify_share(mine, "fork child at its end", 4);
@@ -170,6 +173,7 @@ static void op_fork(struct world *w, struct children *c)
 	for (u32 i = 0; all && i < options.threads; i++)
 		if (worlds[i] != w)
 			copies[others++] = copy_world(worlds[i]);
+	mine->turn = w->depth ? CHILD_KINDS : __atomic_fetch_add(&side->turns, 1, __ATOMIC_RELAXED);
 	pid_t pid = fork();
 	if (pid == 0)
 		child(mine, copies, others, before);
@@ -194,6 +198,7 @@ static void op_fork(struct world *w, struct children *c)
 // Called with the lock held for writing, so that no worker allocates meanwhile.
 static void op_brk(struct world *w)
 {
+	side->breaks++;
 	struct brk_area *a = brk_area;
 	u8 *top = sbrk(0);
 	if (!a->pages || top != a->base + (u64)a->pages * PAGE) { // first time, or malloc moved the break: start again
@@ -269,7 +274,7 @@ enum op {
 	OP_FORK, OP_BRK, OP_REST, OP_GUARD, OP_PEER, OP_VFORK, OP_COUNT
 };
 
-static const struct {
+static struct {
 	const char *name;
 	u32 weight; // of about 1000
 } table[OP_COUNT] = {
@@ -281,7 +286,7 @@ static const struct {
 	[OP_PROTECT] = { "mprotect", 35 },     [OP_PROBE] = { "segv_probe", 25 },      [OP_POPULATE] = { "populate", 10 },
 	[OP_HINT] = { "hint", 10 },            [OP_LOCK] = { "mlock", 6 },             [OP_URING] = { "uring_fixed", 4 },
 	[OP_FORK] = { "fork", 5 },             [OP_BRK] = { "brk", 5 },                [OP_REST] = { "rest", 5 },
-	[OP_GUARD] = { "guard", 8 },           [OP_PEER] = { "peer", 40 },            [OP_VFORK] = { "vfork", 4 },
+	[OP_GUARD] = { "guard", 0 },           [OP_PEER] = { "peer", 40 },            [OP_VFORK] = { "vfork", 6 },
 };
 
 static enum op choose(struct world *w)
@@ -359,7 +364,7 @@ static void run(struct world *w)
 		case OP_POPULATE: op_populate(w); break;
 		case OP_HINT: options.no_hints ? (void)0 : op_hint(w); break;
 		case OP_LOCK: options.no_lock ? (void)0 : op_lock(w); break;
-		case OP_GUARD: options.guards ? op_guard(w) : (void)0; break;
+		case OP_GUARD: op_guard(w); break;
 		case OP_PEER: top ? op_peer(w) : (void)0; break;
 		case OP_VFORK: op_vfork(w); break;
 		case OP_URING: op_uring(w, &gear, &ring); break;
@@ -449,6 +454,8 @@ static void parse(int argc, char **argv)
 			exit(2);
 		}
 	}
+	if (options.guards)
+		table[OP_GUARD].weight = 60;
 	if (options.threads < 1 || options.threads > THREADS_MAX || options.mib < 4 || options.mib > 4096) {
 		fprintf(stderr, "asfuzz: --threads 1..%d, --footprint-mib 4..4096\n", THREADS_MAX);
 		exit(2);
@@ -548,6 +555,8 @@ int main(int argc, char **argv)
 	       side->quiet_forks, segv, refused, freed_old, freed_zero);
 	printf("increments %lu\nfutex_rounds %lu\nstorm_threads %lu\nspawned %lu\nalarms %lu\ndirect_io_skipped %lu\n",
 	       side->increments, side->futex_rounds, side->storm_threads, side->spawned, side->alarms, side->direct_skipped);
+	printf("vforks %lu\nclones %lu\nguards %lu\npins %lu\nbreaks %lu\nrealtime_threads %lu\n", side->vforks, side->clones,
+	       side->guards, side->pins, side->breaks, side->realtime_threads);
 	for (u32 i = 0; i < CHILD_KINDS; i++)
 		printf("children %s %lu\n", child_kinds[i], side->children[i]);
 	for (u32 i = 0; i < PEER_WAYS && peer; i++)

@@ -4,6 +4,7 @@
 #define ASFUZZ_CHILD_H
 
 #include "asfuzz_ops.h"
+#include "asfuzz_side.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -69,28 +70,48 @@ static void end_by_exec_of_a_thread(struct world *w)
 	broken(w, "the process outlived its exec");
 }
 
-// A child that shares the memory reads and writes pages of this worker, which waits for it.
+struct sharing {
+	struct world *w;
+	struct span s;
+	u64 version;
+};
+
+// In a child that shares the memory, and the thread-local storage of its parent. It writes pages,
+// and nothing else.
+static int write_as_sharer(void *argument)
+{
+	const struct sharing *sharing = argument;
+	for (u32 i = 0; i < sharing->s.count; i++)
+		write_blocks(sharing->w, sharing->s.start + i, 0, BLOCKS, sharing->version);
+	return 0;
+}
+
+// A child that shares the memory writes pages of this worker, which waits for it: by vfork, or by a
+// clone whose parent runs on meanwhile.
 static void op_vfork(struct world *w)
 {
+	static __thread u8 stack[64 << 10] __attribute__((aligned(16)));
 	struct span s = pick(w, 8, WANT_WRITE);
 	if (!s.count)
 		return;
 	u64 version = new_version(w);
-	remember(w, "write by a vfork child", s.start, s.count, 0);
-	pid_t pid = vfork();
+	int clones = below(w, 2);
+	struct sharing sharing = { w, s, version };
+	remember(w, clones ? "write by a CLONE_VM child" : "write by a vfork child", s.start, s.count, 0);
+	pid_t pid = clones ? clone(write_as_sharer, stack + sizeof stack, CLONE_VM | SIGCHLD, &sharing) : vfork();
 	if (pid == 0) {
-		for (u32 i = 0; i < s.count; i++)
-			write_blocks(w, s.start + i, 0, BLOCKS, version);
+		write_as_sharer(&sharing);
 		_exit(0);
 	}
 	if (pid < 0)
-		broken(w, "vfork");
+		broken(w, clones ? "clone" : "vfork");
 	int status;
 	while (waitpid(pid, &status, 0) < 0)
 		if (errno != EINTR)
-			broken(w, "waitpid of a vfork child");
+			broken(w, "waitpid of a child that shares the memory");
 	if (status)
-		broken(w, "a vfork child ended with status %x", status);
-	verify_span(w, "after a vfork child", s);
+		broken(w, "a child that shares the memory ended with status %x", status);
+	verify_span(w, "after a child that shares the memory", s);
+	__atomic_add_fetch(clones ? &side->clones : &side->vforks, 1, __ATOMIC_RELAXED);
 }
 #endif

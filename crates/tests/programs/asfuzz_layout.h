@@ -430,6 +430,7 @@ static void op_guard(struct world *w)
 	if (advise(w, s, 103))
 		broken(w, "MADV_GUARD_REMOVE of %u pages at %p", s.count, (void *)address_of(w, s.start));
 	verify_span(w, "after guards", s);
+	__atomic_add_fetch(&side->guards, 1, __ATOMIC_RELAXED);
 }
 
 static void op_lock(struct world *w)

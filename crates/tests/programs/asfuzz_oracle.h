@@ -62,7 +62,7 @@ struct step {
 struct world {
 	u64 seed, content_seed, rng;
 	u64 process, thread, counter; // of the next version
-	u64 steps, ops_left;
+	u64 steps, ops_left, turn;
 	u8 *base; // arena address
 	u32 pages, depth, cursor, live, slots;
 	u32 history_at;

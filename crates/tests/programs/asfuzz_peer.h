@@ -167,7 +167,7 @@ static void op_peer(struct world *w)
 {
 	if (peer_link < 0)
 		return;
-	struct request r = { .way = below(w, 32) ? below(w, BY_STOP) : peer_freezer >= 0 && below(w, 2) ? BY_FREEZER : BY_STOP };
+	struct request r = { .way = below(w, 8) ? below(w, BY_STOP) : peer_freezer >= 0 && below(w, 2) ? BY_FREEZER : BY_STOP };
 	r.tid = (u32)syscall(SYS_gettid);
 	if (r.way >= BY_STOP) {
 		r.microseconds = below(w, below(w, 4) ? 2000 : 30000);
@@ -195,7 +195,10 @@ static void op_peer(struct world *w)
 		r.at += word, r.length = 8;
 	}
 	u64 version = new_version(w), expected[PAGE_WORDS];
+	int bring_in = may_be_refused(r.way) && below(w, 2); // most pages are out: nearly all would be refused
 	pthread_mutex_lock(&peer_turn);
+	for (u32 i = 0; i < s.count && bring_in; i++)
+		(void)*(volatile u64 *)address_of(w, s.start + i);
 	if (r.way == BY_POKE) {
 		u64 value = patch_word(w, version);
 		memcpy(peer->bytes, &value, 8);

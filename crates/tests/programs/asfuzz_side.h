@@ -18,8 +18,11 @@ enum { COUNTER_PAGES = 512, COUNTER_THREADS = 3, FUTEX_PAGES = 64, ALARM_PAGES =
 // In MAP_SHARED memory, which is not managed: what the side threads know.
 struct side {
 	int stop, realtime;
+	u64 realtime_threads;
 	u64 children[8]; // fork children by what they became
+	u64 turns; // forks by workers, which make one child of each kind first
 	u64 processes, child_ops, forks, quiet_forks, direct_skipped;
+	u64 vforks, clones, guards, pins, breaks; // operations that were carried out, not only chosen
 	u64 mine[COUNTER_THREADS][COUNTER_PAGES]; // increments by this thread of its own word
 	u64 seen[COUNTER_THREADS][COUNTER_PAGES]; // last value of the common word
 	u64 increments, futex_rounds, storm_threads, spawned, alarms;
@@ -48,9 +51,13 @@ static void *count_up(void *argument)
 {
 	u64 me = (u64)argument, rng = me;
 	struct sched_param priority = { .sched_priority = 1 };
-	if (me == 0 && side->realtime && sched_setscheduler(0, SCHED_FIFO, &priority)) {
-		say("asfuzz: BROKEN SCHED_FIFO: %s\n", strerror(errno));
-		_exit(EXIT_BROKEN);
+	// With --realtime two of them are real-time threads, one of each kind.
+	if (me < 2 && side->realtime) {
+		if (sched_setscheduler(0, me ? SCHED_RR : SCHED_FIFO, &priority)) {
+			say("asfuzz: BROKEN real-time priority: %s\n", strerror(errno));
+			_exit(EXIT_BROKEN);
+		}
+		__atomic_add_fetch(&side->realtime_threads, 1, __ATOMIC_RELAXED);
 	}
 	while (!stopping()) {
 		u64 page = mix64(++rng) % COUNTER_PAGES;

@@ -88,5 +88,6 @@ static void op_uring(struct world *w, struct gear *g, struct uring *r)
 	if (syscall(SYS_io_uring_register, r->fd, IORING_UNREGISTER_BUFFERS, NULL, 0))
 		broken(w, "IORING_UNREGISTER_BUFFERS");
 	verify_span(w, "after a pin", s);
+	__atomic_add_fetch(&side->pins, 1, __ATOMIC_RELAXED);
 }
 #endif

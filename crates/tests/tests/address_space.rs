@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use undercroft_tests::{
-    Job, MIB, build, find, has_access_bits, one_at_a_time, plain_only, say, setting, skip,
+    Job, MIB, Outcome, build, find, has_access_bits, one_at_a_time, plain_only, say, setting, skip,
     target_folder,
 };
 
 const FOOTPRINT_MIB: u64 = 64;
+
+/// With fewer operations some kind may rightly not come up.
+const OPS_FOR_EVERY_KIND: u64 = 2_000;
 
 #[derive(Clone, Copy)]
 struct Case<'a> {
@@ -73,6 +76,9 @@ fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
         line("child_ops"),
         line("pages_checked"),
     ));
+    if case.ops >= OPS_FOR_EVERY_KIND {
+        assert_every_kind_was_done(&text, case.more, &outcome);
+    }
     if plain_only() {
         let refused = |line: &&str| line.starts_with("peer ") && !line.ends_with(" refused 0");
         assert_eq!(text.lines().find(refused), None, "{outcome}");
@@ -86,6 +92,100 @@ fn fuzz_with(before: &[&str], options: &[&str], case: Case<'_>) {
         );
     }
     outcome.expect_swapping(10_000.0);
+}
+
+/// Every kind of operation that the case does not exclude was carried out, and by each way of the
+/// second process at least once with success.
+#[track_caller]
+fn assert_every_kind_was_done(text: &str, more: &[&str], outcome: &Outcome) {
+    let has = |option: &str| more.contains(&option);
+    let number = |word: &str| word.parse::<u64>().unwrap_or(0);
+    let count = |name: &str| {
+        let prefix = format!("{name} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&prefix));
+        value.map_or(0, |value| {
+            number(value.split(' ').next().unwrap_or_default())
+        })
+    };
+    let mut missing = Vec::new();
+    let mut wants = |name: String, done: u64| {
+        if done == 0 {
+            missing.push(name);
+        }
+    };
+    for name in [
+        "pages_checked",
+        "segv_seen",
+        "vforks",
+        "clones",
+        "pins",
+        "breaks",
+    ] {
+        wants(name.to_owned(), count(name));
+    }
+    let mut only_if = |included: bool, names: &[&str]| {
+        for name in names.iter().filter(|_| included) {
+            wants((*name).to_owned(), count(name));
+        }
+    };
+    only_if(!has("--no-fork"), &["forks", "child_ops"]);
+    only_if(!has("--no-fork"), &CHILDREN.map(|kind| kind));
+    only_if(
+        !has("--no-side"),
+        &["increments", "futex_rounds", "storm_threads", "spawned"],
+    );
+    only_if(!has("--no-signals"), &["alarms"]);
+    only_if(has("--guards"), &["guards"]);
+    only_if(has("--realtime"), &["realtime_threads"]);
+    for line in text.lines() {
+        if let Some((name, counts)) = line
+            .strip_prefix("peer ")
+            .and_then(|line| line.split_once(": "))
+        {
+            let (asked, refused) = counts.split_once(" refused ").unwrap_or(("0", "0"));
+            if name != "cgroup freezer" || has("--freezer") {
+                wants(format!("peer {name}"), number(asked) - number(refused));
+            }
+        }
+        if let Some((name, chosen)) = line
+            .strip_prefix("op ")
+            .and_then(|line| line.rsplit_once(' '))
+        {
+            if name != "guard" || has("--guards") {
+                wants(format!("op {name}"), number(chosen));
+            }
+        }
+    }
+    let ways = text
+        .lines()
+        .filter(|line| line.starts_with("peer "))
+        .count();
+    assert_eq!(ways, 8, "the second process tells of its ways: {outcome}");
+    assert!(missing.is_empty(), "never done: {missing:?}: {outcome}");
+}
+
+/// What fork children become (`programs/asfuzz_child.h`). Only root changes the user.
+const CHILDREN: [&str; 5] = [
+    "children plain",
+    "children closefrom",
+    "children seccomp",
+    "children setuid",
+    "children exec_by_thread",
+];
+
+/// As [`fuzz`]. Real-time threads fault, too, and the second process freezes the program.
+fn fuzz_frozen(name: &str, case: Case<'_>) {
+    let freezer = Freezer::new(name);
+    let path = freezer.as_ref().map(|freezer| freezer.0.to_string_lossy());
+    let mut more = case.more.to_vec();
+    more.push("--realtime");
+    if let Some(path) = &path {
+        more.extend(["--freezer", path]);
+    }
+    fuzz(Case {
+        more: &more,
+        ..case
+    });
 }
 
 /// A cgroup (version 2) of its own, to be frozen in; removed with this value.
@@ -148,36 +248,38 @@ fn address_space_survives_on_the_ram_tier_alone() {
     });
 }
 
+/// Also frozen, and with real-time threads.
 #[test]
 fn address_space_survives_on_ram_over_file_with_four_workers() {
-    fuzz(Case {
-        seed: 2,
-        ops: ops(10_000),
-        threads: 4,
-        tiers: WIDE,
-        percent: 25,
-        more: &[],
-    });
+    let name = "address_space_survives_on_ram_over_file_with_four_workers";
+    fuzz_frozen(
+        name,
+        Case {
+            seed: 2,
+            ops: ops(10_000),
+            threads: 4,
+            tiers: WIDE,
+            percent: 25,
+            more: &[],
+        },
+    );
 }
 
-/// A second process reads, writes, stops and freezes the program. One of the program's threads has
-/// real-time priority.
+/// Also frozen, and with real-time threads.
 #[test]
 fn address_space_survives_on_the_file_tier() {
-    let freezer = Freezer::new("address_space_survives_on_the_file_tier");
-    let path = freezer.as_ref().map(|freezer| freezer.0.to_string_lossy());
-    let more: Vec<&str> = match &path {
-        Some(path) => vec!["--realtime", "--freezer", path],
-        None => vec!["--realtime"],
-    };
-    fuzz(Case {
-        seed: 3,
-        ops: ops(20_000),
-        threads: 2,
-        tiers: FILE,
-        percent: 25,
-        more: &more,
-    });
+    let name = "address_space_survives_on_the_file_tier";
+    fuzz_frozen(
+        name,
+        Case {
+            seed: 3,
+            ops: ops(12_000),
+            threads: 2,
+            tiers: FILE,
+            percent: 25,
+            more: &[],
+        },
+    );
 }
 
 #[test]
@@ -192,13 +294,14 @@ fn address_space_survives_on_a_small_pool_over_file() {
     });
 }
 
-/// One worker and nothing beside it: the case to try first when another one fails.
+/// One worker, its fork children, and nothing beside them: the case to try first when another one
+/// fails.
 #[test]
-fn address_space_survives_with_one_thread_and_no_fork() {
-    let more = &["--no-side", "--no-fork", "--no-signals"];
+fn address_space_survives_with_one_thread() {
+    let more = &["--no-side", "--no-signals"];
     fuzz(Case {
         seed: 5,
-        ops: ops(35_000),
+        ops: ops(41_000),
         threads: 1,
         tiers: WIDE,
         percent: 25,
