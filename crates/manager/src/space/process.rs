@@ -370,3 +370,62 @@ impl Program for Process {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::model::ModelMemory;
+
+    const NONCE: u64 = 0x5eed;
+
+    /// A fork child whose ticket was given to the calling thread.
+    fn child() -> Process {
+        let pages = VirtRange::new(VirtPage(0), VirtPage(1));
+        let memory = Arc::new(ModelMemory::new(pages));
+        let process = Process::new(SpaceId(1), memory, VirtPage(1), Some(SpaceId(0)), None);
+        *lock(&process.ticket) = Some(Ticket {
+            nonce: NONCE,
+            thread: undercroft_sys::process::thread_id(),
+        });
+        process
+    }
+
+    #[test]
+    fn redeem_accepts_the_process_of_the_thread_once() {
+        let process = child();
+        assert!(process.redeem(NONCE, std::process::id()));
+        assert!(!process.redeem(NONCE, std::process::id()), "a second use");
+    }
+
+    /// A refusal leaves the ticket to whom it belongs.
+    #[test]
+    fn redeem_refuses_another_process_and_another_number() {
+        let process = child();
+        let parent = std::os::unix::process::parent_id();
+        for pid in [parent, 1, 0, u32::MAX] {
+            assert!(!process.redeem(NONCE, pid), "process {pid}");
+        }
+        for nonce in [0, 1, NONCE + 1, NONCE << 1, !NONCE] {
+            assert!(!process.redeem(nonce, std::process::id()), "number {nonce}");
+        }
+        assert!(process.redeem(NONCE, std::process::id()));
+    }
+
+    /// 0 stands for "not managed". It is nobody's number, and without a ticket no number is good.
+    #[test]
+    fn redeem_without_a_ticket_refuses_every_number() {
+        let process = child();
+        *lock(&process.ticket) = None;
+        for nonce in [0, NONCE] {
+            assert!(!process.redeem(nonce, std::process::id()), "number {nonce}");
+        }
+    }
+
+    #[test]
+    fn redeem_refuses_the_process_from_which_the_ticket_went_to_another_thread() {
+        let process = child();
+        process.give_ticket(1); // the first process of the machine
+        assert!(!process.redeem(NONCE, std::process::id()));
+        assert!(process.redeem(NONCE, 1));
+    }
+}
