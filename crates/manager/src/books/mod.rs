@@ -6,6 +6,7 @@ pub(crate) mod runs;
 pub(crate) mod tiers;
 
 use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtRange};
@@ -15,6 +16,7 @@ use undercroft_policy::place::TIERS_MAX;
 use self::ledger::MemfdLedger;
 use self::metered::MeteredTier;
 use self::runs::Runs;
+use crate::gauges::scale::{Hold, Longest};
 use crate::record::Record;
 use crate::sync::lock;
 
@@ -38,6 +40,8 @@ pub(crate) fn engine_locks() -> u64 {
 /// never held together.
 pub(crate) struct Books {
     engine: Mutex<Engine<MemfdLedger>>,
+    /// The longest holds of [`Books::engine_for_many`].
+    pub holds: Longest,
     pub tiers: Vec<MeteredTier>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
@@ -45,6 +49,27 @@ pub(crate) struct Books {
     pub zero_runs: Runs,
     /// Pages that are charged for frames which evicted fork relatives left behind.
     pub leave_next: Runs,
+}
+
+/// The engine, locked; the time is taken.
+pub(crate) struct HeldEngine<'a> {
+    // Before the lock: fields are dropped in this order, and the time ends before the hold.
+    _hold: Hold<'a>,
+    engine: MutexGuard<'a, Engine<MemfdLedger>>,
+}
+
+impl Deref for HeldEngine<'_> {
+    type Target = Engine<MemfdLedger>;
+
+    fn deref(&self) -> &Engine<MemfdLedger> {
+        &self.engine
+    }
+}
+
+impl DerefMut for HeldEngine<'_> {
+    fn deref_mut(&mut self) -> &mut Engine<MemfdLedger> {
+        &mut self.engine
+    }
 }
 
 impl Books {
@@ -59,6 +84,7 @@ impl Books {
         }
         Books {
             engine: Mutex::new(engine),
+            holds: Longest::default(),
             tiers,
             record,
             zero_runs: Runs::default(),
@@ -77,6 +103,15 @@ impl Books {
             std::hint::spin_loop();
         }
         lock(&self.engine)
+    }
+
+    /// As [`Books::engine`], for work on many pages. The length of the hold is noted.
+    pub(crate) fn engine_for_many(&self) -> HeldEngine<'_> {
+        let engine = self.engine();
+        HeldEngine {
+            _hold: self.holds.hold(),
+            engine,
+        }
     }
 
     /// Locks the engine, unless another thread has it.

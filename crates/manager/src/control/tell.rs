@@ -36,10 +36,16 @@ impl Control {
     fn scale(&self) -> Scale {
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let seconds = |of: &AtomicU64| undercroft_base::Nanos(count(of)).seconds();
-        let (holds, shortages) = (&self.shared.gauges.holds, &self.shared.gauges.shortages);
+        let engine = &self.shared.books.holds;
+        let (layout, shortages) = (
+            &self.shared.gauges.layout_holds,
+            &self.shared.gauges.shortages,
+        );
         Scale {
-            engine_hold_seconds_max: seconds(&holds.engine),
-            layout_hold_seconds_max: seconds(&holds.layout),
+            engine_hold_seconds_max: seconds(&engine.wall),
+            engine_hold_cpu_seconds_max: seconds(&engine.cpu),
+            layout_hold_seconds_max: seconds(&layout.wall),
+            layout_hold_cpu_seconds_max: seconds(&layout.cpu),
             descriptors_short: count(&shortages.descriptors),
             table_full: count(&shortages.table),
         }

@@ -367,9 +367,11 @@ impl Evictor {
     fn choose_next(&mut self, most: usize, items: &mut Vec<EvictItem>) -> bool {
         for _ in 0..ASKS_MAX {
             let kept = self.kept;
-            if self.shared.books.engine().evictions().select(most, items) {
+            let mut engine = self.shared.books.engine_for_many();
+            if engine.evictions().select(most, items) {
                 return true;
             }
+            drop(engine);
             self.kept = self.shared.books.engine().books().kept_pages();
             if self.kept == kept {
                 break;
@@ -403,7 +405,7 @@ impl Evictor {
         ranges: &[VirtRange],
         items: &mut Vec<EvictItem>,
     ) -> bool {
-        let mut engine = self.shared.books.engine();
+        let mut engine = self.shared.books.engine_for_many();
         engine.evictions().select_these(space, ranges, items)
     }
 

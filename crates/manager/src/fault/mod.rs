@@ -27,7 +27,7 @@ use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
 use crate::books::ledger::MemfdLedger;
 use crate::fault::awake::Awake;
-use crate::gauges::scale::{is_out_of_descriptors, note_hold};
+use crate::gauges::scale::is_out_of_descriptors;
 use crate::signals::Doom;
 use crate::space::agent::Agent;
 use crate::space::correction::{ChildBooks, Who, correct};
@@ -400,7 +400,8 @@ impl FaultThread {
                             });
                         }
                         event => {
-                            changing = changing.or_else(|| Some(Instant::now()));
+                            let holds = &self.shared.gauges.layout_holds;
+                            changing.get_or_insert_with(|| holds.hold());
                             crate::space::layout::heard(&self.shared, process, event);
                         }
                     }
@@ -425,9 +426,7 @@ impl FaultThread {
         if let Some(agent) = agent {
             agent.commands.admit_agent();
         }
-        if let Some(since) = changing {
-            note_hold(&self.shared.gauges.holds.layout, since);
-        }
+        drop(changing); // the layout lock is released now, too
         if short { Intake::Short } else { Intake::Read }
     }
 

@@ -13,7 +13,7 @@ use undercroft_base::Bytes;
 
 use self::latency::{Breakdown, new_histogram};
 use self::limit::Exceeded;
-use self::scale::{Holds, Shortages};
+use self::scale::{Longest, Shortages};
 use crate::sync::lock;
 
 /// The gauges of one run.
@@ -24,7 +24,8 @@ pub(crate) struct Gauges {
     pub eviction: EvictionCost,
     pub scans: Scans,
     pub shortages: Shortages,
-    pub holds: Holds,
+    /// Holds of the layout lock of any address space. Those of the engine's are in the books.
+    pub layout_holds: Longest,
     pub spaces_seen: AtomicU64,
     pub managed_pages_peak: AtomicU64,
     /// The most mappings that one process was seen to have.
@@ -70,7 +71,7 @@ impl Gauges {
             eviction: EvictionCost::default(),
             scans: Scans::default(),
             shortages: Shortages::default(),
-            holds: Holds::default(),
+            layout_holds: Longest::default(),
             spaces_seen: AtomicU64::new(0),
             managed_pages_peak: AtomicU64::new(0),
             mappings_peak: AtomicU64::new(0),
@@ -87,15 +88,51 @@ impl Gauges {
 
     /// Notes the mappings of a process, and warns once if they come near the kernel's limit.
     pub(crate) fn note_mappings(&self, pid: u32, count: u64) {
+        if let Some(warning) = self.mappings_warning(pid, count) {
+            crate::log::warn(&warning);
+        }
+    }
+
+    /// Notes the mappings of a process. A text once: when the peak crosses the threshold.
+    fn mappings_warning(&self, pid: u32, count: u64) -> Option<String> {
         let before = self.mappings_peak.fetch_max(count, Ordering::Relaxed);
-        // Once: when the peak crosses the threshold.
         let most = self.mappings_warn;
-        if before < most && count >= most {
-            crate::log::warn(&format!(
+        (before < most && count >= most).then(|| {
+            format!(
                 "process {pid} has {count} mappings, of {} that the kernel allows one process; \
                  raise vm.max_map_count (sysctl)",
                 most / 4 * 5
-            ));
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_warn_once_and_from_four_fifths_of_what_the_kernel_allows() {
+        let gauges = Gauges::new();
+        let allowed = undercroft_sys::procfs::mappings_max();
+        let most = allowed / 5 * 4;
+        assert_eq!(gauges.mappings_warning(7, most - 1), None);
+        let warning = gauges.mappings_warning(7, most).expect("a warning");
+        assert!(warning.starts_with(&format!("process 7 has {most} mappings, of ")));
+        assert!(warning.contains("vm.max_map_count"), "{warning}");
+        // Not again: neither for more, nor for another process, nor after a fall.
+        for (pid, count) in [(7, most + 1), (8, allowed), (7, 10), (7, most)] {
+            assert_eq!(gauges.mappings_warning(pid, count), None);
         }
+        assert_eq!(gauges.mappings_peak.load(Ordering::Relaxed), allowed);
+    }
+
+    /// One process jumps over the threshold between two looks.
+    #[test]
+    fn mappings_that_jump_over_the_threshold_warn_too() {
+        let gauges = Gauges::new();
+        let allowed = undercroft_sys::procfs::mappings_max();
+        assert_eq!(gauges.mappings_warning(7, 100), None);
+        assert!(gauges.mappings_warning(7, allowed).is_some());
     }
 }

@@ -2,19 +2,48 @@
 //! ran short. The counts are in the report. The control thread warns once of each shortage.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Longest holds of locks while layout events are applied and processes end, in nanoseconds. They
-/// include time in which the holder did not have its CPU.
+use undercroft_sys::process::own_run_time;
+
+/// The longest holds of a lock, in nanoseconds. `wall` includes time in which the holder did not
+/// have its CPU; `cpu` is the CPU time that a holder used. The two may be of different holds.
 #[derive(Default)]
-pub(crate) struct Holds {
-    pub engine: AtomicU64,
-    pub layout: AtomicU64,
+pub(crate) struct Longest {
+    pub wall: AtomicU64,
+    pub cpu: AtomicU64,
 }
 
-/// Notes a hold that began at `since`.
-pub(crate) fn note_hold(longest: &AtomicU64, since: Instant) {
-    longest.fetch_max(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+impl Longest {
+    /// Begins a hold. It is noted when the value is dropped: before the lock is released. Cost: one
+    /// system call, and one more if the hold may be the longest.
+    pub(crate) fn hold(&self) -> Hold<'_> {
+        Hold {
+            longest: self,
+            since: Instant::now(),
+            ran: own_run_time(),
+        }
+    }
+}
+
+/// A lock is held.
+pub(crate) struct Hold<'a> {
+    longest: &'a Longest,
+    since: Instant,
+    ran: Duration,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let nanos = |time: Duration| time.as_nanos() as u64;
+        let wall = nanos(self.since.elapsed());
+        self.longest.wall.fetch_max(wall, Ordering::Relaxed);
+        // A thread uses no more CPU time than passes.
+        if wall > self.longest.cpu.load(Ordering::Relaxed) {
+            let ran = own_run_time().saturating_sub(self.ran);
+            self.longest.cpu.fetch_max(nanos(ran), Ordering::Relaxed);
+        }
+    }
 }
 
 /// Shortages of one run.
@@ -77,6 +106,22 @@ pub(crate) fn is_out_of_descriptors(error: &std::io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hold_counts_the_time_and_only_the_holders_own_work_as_cpu_time() {
+        let longest = Longest::default();
+        let nanos = |of: &AtomicU64| Duration::from_nanos(of.load(Ordering::Relaxed));
+        let hold = longest.hold();
+        std::thread::sleep(Duration::from_millis(30));
+        drop(hold);
+        assert!(nanos(&longest.wall) >= Duration::from_millis(30));
+        assert!(nanos(&longest.cpu) < Duration::from_millis(15));
+        let hold = longest.hold();
+        let began = own_run_time();
+        while own_run_time() - began < Duration::from_millis(20) {}
+        drop(hold);
+        assert!(nanos(&longest.cpu) >= Duration::from_millis(20));
+    }
 
     #[test]
     fn each_shortage_is_told_once() {

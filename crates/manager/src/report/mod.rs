@@ -192,14 +192,21 @@ pub struct ManagerCost {
     pub threads_moved: u64,
 }
 
-/// Longest holds of locks while the program changes its address space or a process ends, and
-/// resources that ran short.
+/// Longest holds of locks for work on many pages (the program changes its address space, memory is
+/// registered and counted, a process ends, pages leave), and resources that ran short. The times of
+/// the clock include time in which the holder did not have its CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scale {
     /// The engine's lock: every fault needs it.
     pub engine_hold_seconds_max: f64,
+    /// The same, of the holder's CPU time.
+    #[serde(default)]
+    pub engine_hold_cpu_seconds_max: f64,
     /// The lock of one address space: its own faults need it.
     pub layout_hold_seconds_max: f64,
+    /// The same, of the holder's CPU time.
+    #[serde(default)]
+    pub layout_hold_cpu_seconds_max: f64,
     /// Times that a descriptor was missing: for a fork child, a new process, or the watch of one.
     pub descriptors_short: u64,
     /// Times that the page table had no place, so that memory went on outside the limit.

@@ -104,6 +104,7 @@ struct Mapped {
 
 fn by_mappings(shared: &Shared, process: &Process, tid: u32, since: Instant) -> ChildBooks {
     let _layout = process.layout.write();
+    let _held = shared.gauges.layout_holds.hold();
     // What it changed itself before its first fault.
     let is_settled = || !process.event_pending() && process.has_applied_all();
     if !is_settled() {

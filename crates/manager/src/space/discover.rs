@@ -19,6 +19,7 @@ use crate::books::ledger::MemfdLedger;
 use crate::signals::Signals;
 use crate::space::agent::Agent;
 use crate::space::layout::apply_events;
+use crate::space::parts::pause;
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::shared::Shared;
 use crate::sync::lock;
@@ -26,6 +27,9 @@ use crate::sync::lock;
 /// Pages whose presence is read under one hold of the layout lock. Bounds how long a fault waits
 /// for the lock.
 const SCAN_PAGES: u64 = 4096;
+
+/// Pages that are counted under one hold of the engine: some 0.1 ms, or 1 ms beside fork relatives.
+const COUNT_PAGES: u64 = 512;
 
 /// Locked memory of a process, in KiB, above which the locked mappings are looked up, which takes a
 /// few ms a GiB. The kernel refuses to move locked pages anyway. Each thread has a few: its control
@@ -241,6 +245,7 @@ pub(crate) fn register(
     while at < hint.end {
         // Held for one mapping at a time: faults wait for it.
         let layout = process.layout.write();
+        let held = shared.gauges.layout_holds.hold();
         let mapping = match maps.at_or_above(at) {
             Ok(Some(mapping)) if mapping.range.start < hint.end => mapping,
             _ => break,
@@ -269,6 +274,7 @@ pub(crate) fn register(
             since = Instant::now();
             continue;
         }
+        drop(held);
         drop(layout);
         if awaits_events(process, since) {
             at = mapping.range.start;
@@ -380,7 +386,7 @@ fn attach(
     if process.event_pending() {
         return false;
     }
-    let mut engine = books.engine();
+    let mut engine = books.engine_for_many();
     for range in ranges {
         let regions = engine.books().regions(process.space);
         let holes = &regions[range.overlapping(regions)];
@@ -497,6 +503,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         // whose move is still unread would be found at its new place, while the books have it at
         // the old one.
         let layout = process.layout.write();
+        let held = shared.gauges.layout_holds.hold();
         let scanned = pagemap.scan(part, any, &mut present).is_ok();
         shares.clear();
         if !relatives.is_empty()
@@ -505,6 +512,7 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             shares.extend(entries.map(|entry| entry.present() && !entry.exclusive()));
         }
         if process.event_pending() || !apply_events_without_agent(shared, process, agent) {
+            drop(held);
             drop(layout);
             if awaits_events(process, since) {
                 continue;
@@ -537,10 +545,18 @@ fn add_present(
     present: &[(VirtRange, Category)],
     shares: &[bool],
 ) {
-    let mut engine = books.engine();
-    for (found, _) in present {
+    let mut engine = books.engine_for_many();
+    let mut held_pages = 0;
+    for found in present.iter().flat_map(|(found, _)| pieces(*found)) {
+        held_pages += found.count().0;
+        if held_pages > COUNT_PAGES {
+            drop(engine);
+            pause();
+            engine = books.engine_for_many();
+            held_pages = found.count().0;
+        }
         if shares.is_empty() {
-            (engine.discovery()).found_resident(process.space, *found);
+            (engine.discovery()).found_resident(process.space, found);
             continue;
         }
         for page in found.pages() {
@@ -552,6 +568,15 @@ fn add_present(
             }
         }
     }
+}
+
+/// `range` in parts of no more pages than are counted under one hold of the engine.
+fn pieces(range: VirtRange) -> impl Iterator<Item = VirtRange> {
+    let starts = (range.start.0..range.end.0).step_by(COUNT_PAGES as usize);
+    starts.map(move |start| {
+        let start = VirtPage(start);
+        VirtRange::new(start, start.plus(COUNT_PAGES).min(range.end))
+    })
 }
 
 /// As [`apply_events`], with the agent excluded meanwhile. False if the agent does not let go in
@@ -616,10 +641,14 @@ pub(crate) fn note_own_frames(
     let Ok(pagemap) = process.pagemap() else {
         return false;
     };
-    let parts = books.engine().books().parts(process.space, EVERYTHING);
+    let parts = books
+        .engine_for_many()
+        .books()
+        .parts(process.space, EVERYTHING);
     let mut ranges = Vec::new();
     for part in parts {
-        ranges.extend(books.engine().books().inherited(process.space, part));
+        let engine = books.engine_for_many();
+        ranges.extend(engine.books().inherited(process.space, part));
     }
     let any = !ranges.is_empty();
     for range in ranges {
@@ -627,12 +656,12 @@ pub(crate) fn note_own_frames(
         while start < range.end {
             let count = (range.end.0 - start.0)
                 .min(buffer.len() as u64 / 8)
-                .min(SCAN_PAGES);
+                .min(COUNT_PAGES);
             let _layout = process.layout.read();
             let Ok(entries) = pagemap.entries(start, &mut buffer[..count as usize * 8]) else {
                 return any;
             };
-            let mut engine = books.engine();
+            let mut engine = books.engine_for_many();
             for (at, entry) in entries.enumerate() {
                 if entry.present() && entry.exclusive() {
                     let page = start.plus(at as u64);

@@ -135,7 +135,7 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     let child = Arc::new(child);
     // The evictor may get a page of the child before its books are complete, and waits for them at
     // this lock.
-    let layout = child.layout.write();
+    let layout = child.layout.write(); // its hold is a part of the parent's, which is noted
     shared.processes.add_forming(child.clone());
     let forked = parts::forked(shared, parent.space, space);
     drop(layout);

@@ -6,15 +6,14 @@
 //! control thread forgets it later; so does the evictor, before it evicts any page. The books of a
 //! fork child or of a moved mapping are made at once, page by page, because both places need them.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Effect, Engine, LedgerFull};
 
 use crate::books::ledger::MemfdLedger;
-use crate::gauges::scale::note_hold;
 use crate::space::graves::Dead;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
@@ -39,12 +38,7 @@ const PAUSE: Duration = Duration::from_micros(20);
 
 /// Does `work` with the engine locked, and notes the time of the hold.
 fn locked<T>(shared: &Shared, work: impl FnOnce(&mut Locked) -> T) -> T {
-    let mut engine: MutexGuard<'_, Locked> = shared.books.engine();
-    let since = Instant::now();
-    let done = work(&mut engine);
-    drop(engine);
-    note_hold(&shared.gauges.holds.engine, since);
-    done
+    work(&mut shared.books.engine_for_many())
 }
 
 /// Chunks for one hold. A trace has a fork as a whole: with a trace, all is done in one hold.
@@ -79,7 +73,8 @@ fn in_parts(
     });
 }
 
-fn pause() {
+/// Leaves the engine to threads that wait for it. The caller has just unlocked it.
+pub(crate) fn pause() {
     let since = Instant::now();
     while since.elapsed() < PAUSE {
         std::hint::spin_loop();
@@ -195,7 +190,7 @@ pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
         relatives: shared.processes.relatives(&process),
         parts: shared
             .books
-            .engine()
+            .engine_for_many()
             .books()
             .parts(process.space, EVERYTHING),
         space: process.space,
@@ -211,7 +206,7 @@ pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
 impl Dead {
     fn grave(shared: &Shared, space: SpaceId) -> Dead {
         Dead {
-            parts: shared.books.engine().books().parts(space, EVERYTHING),
+            parts: locked(shared, |engine| engine.books().parts(space, EVERYTHING)),
             space,
             process: None,
             relatives: Vec::new(),
@@ -225,6 +220,7 @@ impl Dead {
         let space = self.space;
         let at_once = at_once(shared, CHUNKS);
         let _layout = self.process.as_ref().map(|process| process.layout.write());
+        let _held = shared.gauges.layout_holds.hold();
         let done = locked(shared, |engine| {
             if self.next == 0 {
                 engine.layout().ending(space);
