@@ -6,8 +6,13 @@ use undercroft_tests::{Job, MIB, build, one_at_a_time, plain_only, say, skip, ta
 /// Rounds of 40 ms undisturbed and 40 ms disturbed.
 const ROUNDS: &str = "25";
 
-/// A 99th percentile below this proves no wait, because other programs run on the machine, too.
-const CALM_US: f64 = 500.0;
+/// A median, and a 99th percentile, below these prove no wait, because other programs run on the
+/// machine, too.
+const CALM_P50_US: f64 = 20.0;
+const CALM_P99_US: f64 = 100.0;
+
+/// Other programs of the machine may spoil a round. A process that holds up others spoils all.
+const TRIES: usize = 3;
 
 /// The folder of version 2 cgroups, if they can freeze.
 fn second_version() -> Option<String> {
@@ -18,8 +23,8 @@ fn second_version() -> Option<String> {
     mount.split(' ').nth(1).map(str::to_owned)
 }
 
-/// One process is disturbed in this `way` half of the time. The other's 99th percentile must be at
-/// most twice what it is otherwise.
+/// One process is disturbed in this `way` half of the time. The other's median and 99th percentile
+/// must be at most twice what they are otherwise, in the best of three runs.
 fn holds_up_nobody(name: &str, way: &str) {
     let _turn = one_at_a_time();
     let mut job = Job::new(build("neighbours"))
@@ -34,9 +39,22 @@ fn holds_up_nobody(name: &str, way: &str) {
     if !plain_only() {
         job = job.limit(40 * MIB).tier("ram");
     }
+    let mut slow = Vec::new();
+    for _ in 0..TRIES {
+        match is_calm_beside(name, way, &job) {
+            None => return skip(name, "no group can be made, or no process put in it"),
+            Some(Ok(())) => return,
+            Some(Err(why)) => slow.push(why),
+        }
+    }
+    panic!("in each of {TRIES} runs: {slow:#?}");
+}
+
+/// One run; `None` if it cannot be made here. Says why if the other process was held up.
+fn is_calm_beside(name: &str, way: &str, job: &Job) -> Option<Result<(), String>> {
     let outcome = job.run();
     if outcome.code() == Some(77) {
-        return skip(name, "no group can be made, or no process put in it");
+        return None;
     }
     let outcome = outcome.expect(0);
     let [p50, p99, most, late_p50, late_p99, late_most, other] = outcome.numbers();
@@ -49,13 +67,12 @@ fn holds_up_nobody(name: &str, way: &str) {
         "{name}: p50 {p50} us, p99 {p99} us, longest {most} us; disturbed {late_p50}, {late_p99}, \
          {late_most} us; {other} accesses of the other process; {given_up} commands given up"
     ));
-    let calm = f64::max(p99, CALM_US);
-    assert!(
-        late_p99 <= 2.0 * calm,
-        "p99 {late_p99} us beside {p99} us: {outcome}"
-    );
+    let is_calm = |late: f64, calm: f64, least| late <= 2.0 * f64::max(calm, least);
+    let calm = is_calm(late_p50, p50, CALM_P50_US) && is_calm(late_p99, p99, CALM_P99_US);
+    let figures = format!("p50 {late_p50} us beside {p50}, p99 {late_p99} us beside {p99}");
+    let verdict = if calm { Ok(()) } else { Err(figures) };
     if plain_only() {
-        return;
+        return Some(verdict);
     }
     let outcome = match way {
         "scribble" | "garbage" => outcome.expect_swapped(2000.0),
@@ -65,6 +82,7 @@ fn holds_up_nobody(name: &str, way: &str) {
         // Otherwise no process was disturbed in the middle of a command, and nothing is proved.
         assert!(given_up > 0.0, "{outcome}");
     }
+    Some(verdict)
 }
 
 /// One test for each way to disturb a process.
