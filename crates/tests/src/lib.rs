@@ -93,6 +93,11 @@ pub fn setting(name: &str, default: u64) -> u64 {
     }
 }
 
+/// Whether tests of scale run at their full size (`UNDERCROFT_TEST_FULL_SIZE=1`).
+pub fn is_full_size() -> bool {
+    std::env::var("UNDERCROFT_TEST_FULL_SIZE").is_ok_and(|value| value == "1")
+}
+
 /// The value of `key` at `version`: `length` bytes. Half of the keys compress badly, half well.
 pub fn value_of(key: u64, version: u64, length: usize) -> Vec<u8> {
     let seed = mix(key ^ mix(version));

@@ -1,7 +1,7 @@
 //! What a program does with its address space and its CPUs gives the same results as in a plain
 //! run.
 
-use undercroft_tests::{Job, MIB, build, one_at_a_time, plain_only, say, setting, skip};
+use undercroft_tests::{Job, MIB, build, is_full_size, one_at_a_time, plain_only, say, skip};
 
 /// A slot that one mmap made is one mapping, and mremap moves it: registration never splits it.
 #[test]
@@ -11,6 +11,32 @@ fn slots_stay_in_one_mapping() {
         let job = Job::new(build("slots")).args([threads, "60", "2500"]);
         job.limit(40 * MIB).run().expect(0).expect_swapping(1000.0);
     }
+}
+
+/// A mapping that grew while it was managed may be in two pieces for good. mremap moves both, and
+/// moves nothing if the kernel refuses one. In a plain run there is one mapping.
+#[test]
+fn mremap_across_two_pieces_does_what_it_does_to_one_mapping() {
+    let name = "mremap_across_two_pieces_does_what_it_does_to_one_mapping";
+    let _turn = one_at_a_time();
+    let mut job = Job::new(build("pieces")).args(["48", "12"]).timeout(120);
+    if !plain_only() {
+        job = job.limit(24 * MIB);
+    }
+    let outcome = job.run();
+    if outcome.code() == Some(77) {
+        return skip(name, "no real-time priority");
+    }
+    let outcome = outcome.expect(0).expect_swapping(1000.0);
+    let [tries, split, moves] = outcome.numbers();
+    say(&format!("{name}: {split} splits in {tries} tries"));
+    assert_eq!(moves, tries, "{outcome}");
+    // Each try makes a split, unless the machine takes a CPU away meanwhile.
+    let least = if plain_only() { 0.0 } else { tries / 2.0 };
+    assert!(
+        split >= least,
+        "no move of two pieces was tested: {outcome}"
+    );
 }
 
 /// Threads whose allocators grow under pressure have hardly more mappings than in a plain run.
@@ -23,7 +49,7 @@ fn arenas_of_threads_stay_in_few_mappings() {
             .expect("a number of mappings")
     };
     // The full size: 200,000 blocks each.
-    let full = setting("UNDERCROFT_TEST_FULL", 0) > 0;
+    let full = is_full_size();
     for (threads, few) in [(4u64, 100_000u64), (16, 30_000), (32, 15_000)] {
         let blocks = if full { 200_000 } else { few };
         let args = [threads.to_string(), blocks.to_string()];
