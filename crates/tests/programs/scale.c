@@ -1,8 +1,10 @@
 // Programs that are large: many threads, many processes, a wide and sparse mapping.
 //
-//   scale threads COUNT SECONDS     threads that each have a page of their own, write and check it
+//   scale threads COUNT SECONDS     threads that each have 64 pages of their own; each writes one page after the
+//                                   other, 50 a second, and checks what it wrote there before
 //   scale execs COUNT               fork and exec of /bin/true, one after the other
-//   scale loops COUNT EACH          COUNT processes, each with EACH forks and execs of /bin/true
+//   scale loops COUNT EACH          COUNT processes at once, each with EACH forks and execs of /bin/true; prints
+//                                   processes a second, and milliseconds of CPU time a process
 //   scale wide MIB USED_MIB         a mapping of MIB, USED_MIB of it written, spread; a fork of it;
 //                                   both check every page; then a part and all are unmapped
 //
@@ -14,12 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, WRONG = 86 };
+enum { PAGE = 4096, WRONG = 86, OWN = 64 };
 static volatile int stop;
+static uint64_t rounds;
 
 static double now(void)
 {
@@ -28,18 +32,25 @@ static double now(void)
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
+static double seconds(struct timeval time)
+{
+	return time.tv_sec + time.tv_usec / 1e6;
+}
+
 static void *thread(void *number)
 {
-	uint64_t *page = malloc(PAGE);
+	uint64_t *pages = malloc(OWN * PAGE), key = (uint64_t)number * 1000003;
 	for (uint64_t round = 0; !stop; round++) {
-		for (int i = 0; i < PAGE / 8; i++)
-			page[i] = (uint64_t)number * 1000003 + round;
-		usleep(20000);
-		for (int i = 0; i < PAGE / 8; i++)
-			if (page[i] != (uint64_t)number * 1000003 + round)
+		uint64_t *page = pages + round % OWN * (PAGE / 8);
+		for (int i = 0; i < PAGE / 8 && round >= OWN; i++)
+			if (page[i] != key + (round - OWN) * 512 + i)
 				_exit(WRONG);
+		for (int i = 0; i < PAGE / 8; i++)
+			page[i] = key + round * 512 + i;
+		__atomic_add_fetch(&rounds, 1, __ATOMIC_RELAXED);
+		usleep(20000);
 	}
-	free(page);
+	free(pages);
 	return NULL;
 }
 
@@ -58,7 +69,7 @@ static int threads(long count, long seconds)
 	stop = 1;
 	for (long i = 0; i < count; i++)
 		pthread_join(all[i], NULL);
-	printf("started in %.3f s\n", started);
+	printf("started in %.3f s, %.0f pages a second\n", started, rounds / (now() - begin));
 	return 0;
 }
 
@@ -91,7 +102,12 @@ static int loops(long count, long each)
 	int status, failed = 0;
 	for (long i = 0; i < count; i++)
 		failed |= wait(&status) < 0 || status;
-	printf("%.0f a second\n", count * (each + 1) / (now() - begin));
+	struct rusage own, children;
+	getrusage(RUSAGE_SELF, &own);
+	getrusage(RUSAGE_CHILDREN, &children);
+	long processes = count * (each + 1);
+	double cpu = seconds(own.ru_utime) + seconds(own.ru_stime) + seconds(children.ru_utime) + seconds(children.ru_stime);
+	printf("%.1f %.4f\n", processes / (now() - begin), cpu * 1000 / processes);
 	return failed;
 }
 
