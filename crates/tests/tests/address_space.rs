@@ -150,10 +150,9 @@ fn assert_every_kind_was_done(text: &str, more: &[&str], outcome: &Outcome) {
         if let Some((name, chosen)) = line
             .strip_prefix("op ")
             .and_then(|line| line.rsplit_once(' '))
+            && (name != "guard" || has("--guards"))
         {
-            if name != "guard" || has("--guards") {
-                wants(format!("op {name}"), number(chosen));
-            }
+            wants(format!("op {name}"), number(chosen));
         }
     }
     let ways = text
