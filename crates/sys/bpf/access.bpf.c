@@ -27,7 +27,7 @@ struct context {
 
 enum state { ABSENT, TABLE, HUGE, HUGE_ACCESSED };
 
-/* Shared with `src/access.rs`. */
+/* Shared with `src/access`. */
 struct control {
 	u64 phys_max;   /* first physical address behind the memory */
 	u64 base;       /* where the kernel maps physical address 0 */

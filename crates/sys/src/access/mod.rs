@@ -71,7 +71,7 @@ const VECTORS_MAX: usize = 1024;
 /// Pages of one call. Layout changes wait for the call: some 0.5 ms at most.
 const CLEAR_PAGES: u64 = 4096;
 
-static OBJECT: &[u8] = include_bytes!("../bpf/access.bpf.o");
+static OBJECT: &[u8] = include_bytes!("../../bpf/access.bpf.o");
 
 /// Why access bits are not available.
 #[derive(Debug, thiserror::Error)]

@@ -11,25 +11,15 @@ use std::time::{Duration, Instant};
 
 use undercroft_sys::uffd::{Features, UffdDevice};
 
-#[path = "kernel_contract/access.rs"]
 mod access;
-#[path = "kernel_contract/bed.rs"]
 mod bed;
-#[path = "kernel_contract/death.rs"]
 mod death;
-#[path = "kernel_contract/faults.rs"]
 mod faults;
-#[path = "kernel_contract/fork.rs"]
 mod fork;
-#[path = "kernel_contract/identity.rs"]
 mod identity;
-#[path = "kernel_contract/layout.rs"]
 mod layout;
-#[path = "kernel_contract/moving.rs"]
 mod moving;
-#[path = "kernel_contract/reading.rs"]
 mod reading;
-#[path = "kernel_contract/side_band.rs"]
 mod side_band;
 
 /// A fact: its name, and its test, which panics if the fact does not hold.
