@@ -42,7 +42,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage};
-use undercroft_policy::place::{Place, TierState, waterfall::Waterfall};
+use undercroft_policy::place::{LatencyClass, Place, TierState, waterfall::Waterfall};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 
@@ -70,6 +70,27 @@ pub struct Config {
     pub demotes: Vec<bool>,
     /// When room for a fault is made.
     pub room: Room,
+}
+
+impl Config {
+    /// The configuration for these tiers, fastest first, live and in a replay. Tests and storms also
+    /// run others.
+    ///
+    /// A device keeps the copy of a page that is loaded: it costs no DRAM. Memory does not. A copy
+    /// in memory may be demoted, if a tier is below. A copy on a device is not: it would have to be
+    /// read first.
+    pub fn for_tiers(limit: Bytes, room: Room, tiers: &[LatencyClass]) -> Config {
+        let is_device = |at: usize| tiers[at] == LatencyClass::Device;
+        let count = tiers.len();
+        Config {
+            limit,
+            retain: (0..count).map(is_device).collect(),
+            demotes: (0..count)
+                .map(|at| !is_device(at) && at + 1 < count)
+                .collect(),
+            room,
+        }
+    }
 }
 
 /// When room for a fault is made, and by whom.

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use undercroft_base::{Bytes, Nanos, TierId};
 use undercroft_model::device::{Attach, Law, Profile, Time, profiles};
+use undercroft_policy::place::LatencyClass;
 
 use crate::bound;
 
@@ -167,6 +168,16 @@ pub enum TierModel {
         /// Who waits for write-outs.
         write_out: WriteOut,
     },
+}
+
+impl TierModel {
+    /// How fast it is.
+    pub fn latency(&self) -> LatencyClass {
+        match self {
+            TierModel::Pool { .. } => LatencyClass::Memory,
+            TierModel::Device { .. } => LatencyClass::Device,
+        }
+    }
 }
 
 /// Default ratio of a compressed pool: LZ4's on the demo's data, and the usual figure for zswap.

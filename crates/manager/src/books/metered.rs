@@ -61,6 +61,14 @@ impl MeteredTier {
         self.tier.info().kind == TierKind::Ram
     }
 
+    /// How fast it is. This decides whether it keeps copies and demotes (`Config::for_tiers`).
+    pub(crate) fn latency(&self) -> LatencyClass {
+        match self.tier.info().kind {
+            TierKind::Ram => LatencyClass::Memory,
+            TierKind::File => LatencyClass::Device,
+        }
+    }
+
     /// Its state, which the engine needs before a decision.
     pub(crate) fn state(&self) -> TierState {
         let usage = self.tier.usage();
@@ -71,11 +79,7 @@ impl MeteredTier {
             copies: usage.logical.pages_floor(),
             packed: usage.stored,
             load_ns: self.load_ns.load(Ordering::Relaxed),
-            latency: if self.is_ram() {
-                LatencyClass::Memory
-            } else {
-                LatencyClass::Device
-            },
+            latency: self.latency(),
             demotes: false, // the engine knows
         }
     }

@@ -31,7 +31,7 @@ use crate::books::{Books, ledger, tiers};
 use crate::evict::Evictor;
 use crate::fault::FaultThread;
 use crate::gauges::Gauges;
-use crate::options::{AccessScan, ClientOptions};
+use crate::options::AccessScan;
 use crate::placement::Placement;
 use crate::record::{Record, RecordError};
 use crate::signals::Signals;
@@ -247,7 +247,8 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
     let prefetch = undercroft_policy::prefetch::by_name(&options.prefetch)?;
     let place = undercroft_policy::place::by_name(&options.placement)?;
     let tiers = tiers::build(options, memories.tiers)?;
-    let config = config(options, &tiers);
+    let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
+    let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
     let record = record(launch)?;
     let ledger = ledger::create(memories.ledger, launch.ledger_chunks)?;
     let placement = Placement::new(disk_cpu);
@@ -265,19 +266,6 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
         options: options.clone(),
         started: Instant::now(),
     }))
-}
-
-fn config(options: &ClientOptions, tiers: &[MeteredTier]) -> Config {
-    let count = tiers.len();
-    Config {
-        limit: options.memory_max,
-        retain: tiers.iter().map(|t| !t.is_ram()).collect(),
-        // A copy on a device is not demoted: it would have to be read first.
-        demotes: (0..count)
-            .map(|at| tiers[at].is_ram() && at + 1 < count)
-            .collect(),
-        room: Room::Ahead,
-    }
 }
 
 /// Opens the trace of `--trace`, if the user wants one.

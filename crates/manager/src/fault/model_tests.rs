@@ -21,6 +21,7 @@ use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::Tasks;
 
 use super::FaultThread;
+use crate::books::metered::MeteredTier;
 use crate::books::{Books, ledger, tiers};
 use crate::gauges::Gauges;
 use crate::options::{AccessScan, ClientOptions, WhenFull};
@@ -81,12 +82,8 @@ fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
 
 fn shared(options: ClientOptions) -> Arc<Shared> {
     let tiers = tiers::build(&options, inherited(&options)).expect("tiers");
-    let config = Config {
-        limit: options.memory_max,
-        retain: vec![!tiers[0].is_ram()],
-        demotes: vec![false],
-        room: Room::Ahead,
-    };
+    let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
+    let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
     let memory = SharedMemory::create("ledger", ledger::bytes_for(CHUNKS)).expect("memory");
     let ledger = ledger::create(memory, CHUNKS).expect("a ledger");
     let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim).expect("a policy");

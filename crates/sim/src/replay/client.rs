@@ -13,7 +13,7 @@ use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
 use crate::page_stream::PageStream;
 use crate::replay::next_window::{NextWindow, Traced};
-use crate::setup::{Setup, SetupError, SimRoom, TRACED, TierModel};
+use crate::setup::{Setup, SetupError, SimRoom, TRACED};
 
 /// The page differs from its stored copy, if it has one.
 pub(super) const DIRTY: u8 = 1;
@@ -196,17 +196,12 @@ fn prefetch_of(setup: &Setup) -> Result<Told<dyn Prefetch, NextWindow>, SetupErr
 /// The engine's configuration of a client with `frames` of memory. A page of the simulation is a
 /// page of the engine, whatever its size.
 fn config_of(setup: &Setup, frames: u64) -> Config {
-    let count = setup.tiers.len();
-    let device = |at: usize| matches!(setup.tiers[at].kind, TierModel::Device { .. });
-    Config {
-        limit: Bytes(frames * PAGE_BYTES as u64),
-        retain: (0..count).map(device).collect(),
-        demotes: (0..count).map(|at| at + 1 < count).collect(),
-        room: match setup.room {
-            SimRoom::AfterPlan => Room::AfterPlan,
-            SimRoom::Ahead | SimRoom::Traced => Room::Ahead,
-        },
-    }
+    let latencies: Vec<_> = setup.tiers.iter().map(|tier| tier.kind.latency()).collect();
+    let room = match setup.room {
+        SimRoom::AfterPlan => Room::AfterPlan,
+        SimRoom::Ahead | SimRoom::Traced => Room::Ahead,
+    };
+    Config::for_tiers(Bytes(frames * PAGE_BYTES as u64), room, &latencies)
 }
 
 /// Adds the client's one address space, with a mapping for each run. The numbers of its pages are

@@ -10,7 +10,7 @@ use undercroft_engine::{
 };
 use undercroft_model::device::{Attach, Time, profiles};
 
-use undercroft_policy::place::{LatencyClass, Migration, TIERS_MAX, TierState, pool_percent};
+use undercroft_policy::place::{Migration, TIERS_MAX, TierState, pool_percent};
 
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 use super::tiers::{ReplayTier, tier_id};
@@ -358,17 +358,18 @@ impl Host {
         Err(SetupError::TiersFull { references: 0 })
     }
 
-    /// Stores the selected page in the last tier, at no cost.
-    pub(super) fn store_in_last(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
+    /// Stores the selected page in the last tier that the policy offers it to, at no cost.
+    pub(super) fn store_far(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         let EvictItem { at, no, .. } = client.batch[0];
         client
             .engine
             .evictions()
             .settle(at, Taken::Moved, &mut self.wake);
-        let last = self.tiers.len() - 1;
-        if !self.tiers[last].has_room() {
+        let offered = client.engine.evictions().tiers_for(at).iter().last();
+        let last = offered.map(|tier| usize::from(tier.0));
+        let Some(last) = last.filter(|last| self.tiers[*last].has_room()) else {
             return Err(SetupError::TiersFull { references: 0 });
-        }
+        };
         let home = client.home + u64::from(no.0);
         let slot = self.tiers[last].take(home, false);
         client.held[last] += 1;
@@ -428,7 +429,7 @@ impl Host {
                     copies: PageCount(client.held[place]),
                     packed: bytes(held),
                     load_ns: tier.load_ns(),
-                    latency: LatencyClass::Memory,
+                    latency: tier.spec.kind.latency(),
                     demotes: false, // the engine knows
                 }
             }
@@ -439,7 +440,7 @@ impl Host {
                 copies: PageCount(tier.held()),
                 packed: bytes(tier.held() as f64),
                 load_ns: tier.load_ns(),
-                latency: LatencyClass::Device,
+                latency: tier.spec.kind.latency(),
                 demotes: false,
             },
         }

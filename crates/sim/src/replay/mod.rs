@@ -177,7 +177,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Creates every page and evicts it to the last tier, before time begins.
+    /// Creates every page and evicts it to the tier that the policy offers last, before time begins.
     fn store_everything(&mut self) -> Result<(), SetupError> {
         let Replay { clients, host } = self;
         for client in clients {
@@ -205,7 +205,7 @@ impl<'a> Replay<'a> {
                     .finish(client.plan.fault, &mut client.plan.items);
                 while client.engine.books().resident().0 > 0 {
                     if client.engine.evictions().select(1, &mut client.batch) {
-                        host.store_in_last(client)?;
+                        host.store_far(client)?;
                     }
                 }
             }
