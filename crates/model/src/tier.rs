@@ -2,7 +2,8 @@
 //!
 //! Slots are reused last-freed-first, so that a reference to a freed slot soon finds another page's
 //! bytes. As in the real tiers, a slot's checksum is kept apart from the device: a failing device
-//! damages bytes, never checksums.
+//! damages bytes, never checksums. A tier that is told to ([`FakeTier::set_reads`]) mostly says
+//! where to read, as a device does. There is no file: the caller reads by [`FakeTier::read`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,9 @@ use undercroft_base::{
 
 use crate::content::Content;
 use undercroft_seeded::{Random, mix};
+
+/// The descriptor in `Loaded::Read`: there is no file.
+const NO_FILE: i32 = -1;
 
 /// How often each failure strikes, in 1000 calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,6 +88,8 @@ struct Inner {
     struck: BTreeMap<&'static str, u64>,
     /// The last load failed by injection.
     made_to_fail: bool,
+    /// Most loads say where to read.
+    reads: bool,
 }
 
 impl Inner {
@@ -99,6 +105,56 @@ impl Inner {
 
     fn strike(&mut self, what: &'static str) {
         *self.struck.entry(what).or_default() += 1;
+    }
+
+    /// Reads what the device has at `slot`, or what a failing device gives instead. A free slot has
+    /// what it held last. Errors: the device failed.
+    fn read(&mut self, slot: Slot, dst: &mut [u8]) -> Result<(), FailKind> {
+        self.made_to_fail = false;
+        if self.gone {
+            self.made_to_fail = true;
+            self.strike("gone");
+            return Err(FailKind::Io);
+        }
+        let Some(kept) = self.kept.get(&slot) else {
+            match self.free.iter().find(|(free, _)| *free == slot) {
+                Some((_, bytes)) => dst.copy_from_slice(bytes),
+                None => dst.fill(0),
+            }
+            return Ok(());
+        };
+        let (stamp, checksum, damaged) = (kept.stamp, kept.checksum, kept.damaged);
+        let kinds = [
+            (self.rates.load_io, "EIO of a load"),
+            (self.rates.stale, "stale read"),
+            (self.rates.misdirected, "misdirected read"),
+        ];
+        let mut failure = self.draw(kinds);
+        let slots = self.kept.len();
+        let other = self.random.index(slots);
+        let seen = match failure {
+            Some("EIO of a load") => {
+                self.made_to_fail = true;
+                self.strike("EIO of a load");
+                return Err(FailKind::Io);
+            }
+            Some("misdirected read") => self.kept.values().nth(other).map(|kept| &kept.bytes),
+            Some(_) => self.kept[&slot].before.as_ref(),
+            None => None,
+        };
+        match seen {
+            Some(bytes) => dst.copy_from_slice(bytes),
+            None => {
+                failure = None;
+                dst.copy_from_slice(&self.kept[&slot].bytes);
+            }
+        }
+        if let Some(name) = failure {
+            self.strike(name);
+        }
+        // Right bytes for the wrong reason are right.
+        self.made_to_fail = page_checksum(dst, stamp) != checksum && (failure.is_some() || damaged);
+        Ok(())
     }
 }
 
@@ -130,6 +186,7 @@ impl FakeTier {
                 random: Random::new(seed),
                 struck: BTreeMap::new(),
                 made_to_fail: false,
+                reads: false,
             }),
         }
     }
@@ -153,6 +210,18 @@ impl FakeTier {
         self.inner().gone = gone;
     }
 
+    /// From now on most loads say where to read (or none does).
+    pub fn set_reads(&self, reads: bool) {
+        self.inner().reads = reads;
+    }
+
+    /// Reads a page where [`Loaded::Read`] said. The bytes are not verified. Errors: the device
+    /// failed.
+    pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), FailKind> {
+        let slot = Slot(offset / PAGE_BYTES as u64);
+        self.inner().read(slot, dst)
+    }
+
     /// True while every operation fails.
     pub fn is_gone(&self) -> bool {
         self.inner().gone
@@ -163,7 +232,7 @@ impl FakeTier {
         std::mem::take(&mut self.inner().struck)
     }
 
-    /// Whether the last load failed by injection, or found a copy damaged by injection.
+    /// Whether the last load or read failed by injection, or found a copy damaged by injection.
     pub fn was_made_to_fail(&self) -> bool {
         self.inner().made_to_fail
     }
@@ -324,51 +393,20 @@ impl Tier for FakeTier {
 
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
         let mut inner = self.inner();
-        let rates = inner.rates;
         inner.made_to_fail = false;
-        let Some(kept) = inner.kept.get(&slot).filter(|kept| kept.stamp == stamp) else {
-            return Err(LoadError::Corrupt);
-        };
-        let (checksum, damaged) = (kept.checksum, kept.damaged);
-        if inner.gone {
-            inner.made_to_fail = true;
-            inner.strike("gone");
-            return Err(LoadError::Failed(FailKind::Io));
+        let kept = inner.kept.get(&slot).filter(|kept| kept.stamp == stamp);
+        let checksum = kept.ok_or(LoadError::Corrupt)?.checksum;
+        if inner.reads && inner.random.chance(3, 4) {
+            let offset = slot.0 * PAGE_BYTES as u64;
+            return Ok(Loaded::Read {
+                fd: NO_FILE,
+                offset,
+            });
         }
-        let kinds = [
-            (rates.load_io, "EIO of a load"),
-            (rates.stale, "stale read"),
-            (rates.misdirected, "misdirected read"),
-        ];
-        let failure = inner.draw(kinds);
-        let slots = inner.kept.len();
-        let other = inner.random.index(slots);
-        let mut failure = failure;
-        let seen = match failure {
-            Some("EIO of a load") => {
-                inner.made_to_fail = true;
-                inner.strike("EIO of a load");
-                return Err(LoadError::Failed(FailKind::Io));
-            }
-            Some("misdirected read") => inner.kept.values().nth(other).map(|kept| &kept.bytes),
-            Some(_) => inner.kept[&slot].before.as_ref(),
-            None => None,
-        };
-        match seen {
-            Some(bytes) => dst.copy_from_slice(bytes),
-            None => {
-                failure = None;
-                dst.copy_from_slice(&inner.kept[&slot].bytes);
-            }
-        }
-        if let Some(name) = failure {
-            inner.strike(name);
-        }
-        // Right bytes for the wrong reason are right.
+        inner.read(slot, dst).map_err(LoadError::Failed)?;
         if page_checksum(dst, stamp) == checksum {
             Ok(Loaded::Done)
         } else {
-            inner.made_to_fail = failure.is_some() || damaged;
             Err(LoadError::Corrupt)
         }
     }
@@ -442,6 +480,30 @@ mod tests {
         );
         store(&tier, Content(8), Stamp(1)).unwrap();
         assert_eq!(store(&tier, Content(9), Stamp(1)), Err(StoreError::Full));
+    }
+
+    #[test]
+    fn tier_says_where_to_read_and_the_bytes_there_verify_by_its_checksum() {
+        let tier = FakeTier::new("t", TierKind::File, Bytes(2 * 4096), 1);
+        tier.set_reads(true);
+        let mut page = vec![0; PAGE_BYTES];
+        store(&tier, Content(4), Stamp(1)).unwrap();
+        let slot = store(&tier, Content(5), Stamp(1)).unwrap();
+        let loads = (0..20).map(|_| tier.load(slot, Stamp(1), &mut page));
+        let read = loads.filter_map(|loaded| match loaded {
+            Ok(Loaded::Read { offset, .. }) => Some(offset),
+            _ => None,
+        });
+        let read: Vec<u64> = read.collect();
+        assert!((10..20).contains(&read.len()), "{} of 20", read.len());
+        page.fill(0);
+        assert_eq!(tier.read(read[0], &mut page), Ok(()));
+        let sum = page_checksum(&page, Stamp(1));
+        assert_eq!(tier.checksum(slot, Stamp(1)), Some(sum));
+        assert_eq!(Content::of(&page), Some(Content(5)));
+        tier.set_gone(true);
+        assert_eq!(tier.read(read[0], &mut page), Err(FailKind::Io));
+        assert!(tier.was_made_to_fail());
     }
 
     #[test]

@@ -56,6 +56,7 @@ fn world(options: &str) -> World {
         pages: 1000,
         retain: options.contains("retain"),
         demotes: true,
+        reads: options.contains("reads"),
     };
     setup.tiers = vec![tier(TierKind::File), tier(TierKind::File)];
     for option in options.split_whitespace() {
@@ -63,7 +64,7 @@ fn world(options: &str) -> World {
             Some(("limit", pages)) => setup.limit_pages = pages.parse().unwrap(),
             Some(("prefetch", _)) => setup.prefetch = "readahead",
             Some(("ledger", chunks)) => setup.ledger_chunks = chunks.parse().unwrap(),
-            _ => assert_eq!(option, "retain"),
+            _ => assert!(["retain", "reads"].contains(&option), "{option}"),
         }
     }
     let mut world = World::new(setup);
@@ -504,6 +505,20 @@ fn damaged_copy_is_an_error_never_bytes() {
         "",
         "flip 0; write 0..64; reclaim 1; read 0; tell 0; lost; remove 0; read 0; tell 0",
         "lost; lost 1; resident",
+    );
+}
+
+#[test]
+fn a_copy_that_is_read_from_a_device_counts_only_if_it_verifies() {
+    check(
+        "reads",
+        "write 0..64; reclaim 32; read 0..32; lost; slots 0; count",
+        "lost 0; slots 0; count 64",
+    );
+    check(
+        "reads",
+        "flip 0; write 0..64; reclaim 8; read 0; tell 0; lost; slots 0",
+        "lost; lost 1; slots 7",
     );
 }
 

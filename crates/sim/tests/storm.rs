@@ -10,7 +10,7 @@ use undercroft_sim::storm::{
 };
 
 /// Seeds that fail when a bug that was found here and fixed is put back. Each was put back once to
-/// check.
+/// check. They are older than devices that say where to read, and run without them.
 const REGRESSIONS: [(u64, &str); 6] = [
     (
         7,
@@ -47,7 +47,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 79] = [
+const MUST_SEE: [&str; 81] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -59,6 +59,7 @@ const MUST_SEE: [&str; 79] = [
     "copied for a write: a run",
     "demotion: copy gone or damaged",
     "demotion: done",
+    "demotion: the copy would have to be read",
     "demotion: too late",
     "dropped while loading",
     "event: fork",
@@ -89,6 +90,7 @@ const MUST_SEE: [&str; 79] = [
     "ledger full at fork",
     "ledger full at remap",
     "left its frame to an heir",
+    "load: read from the device",
     "load: right at the second try",
     "lost write",
     "manager killed between two words",
@@ -146,7 +148,9 @@ fn tell(ended: &Ended) -> ! {
 #[test]
 fn regression_seeds_do_not_fail() {
     for (seed, story) in REGRESSIONS {
-        let ended = run(&StormSetup::of_seed(seed), OPERATIONS_LONG);
+        let mut setup = StormSetup::of_seed(seed);
+        setup.tiers.iter_mut().for_each(|tier| tier.reads = false);
+        let ended = run(&setup, OPERATIONS_LONG);
         if ended.failure.is_some() {
             println!("{story}: back");
             tell(&ended);

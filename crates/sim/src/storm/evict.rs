@@ -1,10 +1,10 @@
 //! The evictor and the demoter: select, take out, store, publish, with other steps between.
 
 use undercroft_base::{
-    PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Store, StoreError, Tier, TierId, VirtPage,
+    Loaded, PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Store, StoreError, Tier, TierId, VirtPage,
     fill_word, page_checksum,
 };
-use undercroft_engine::{EvictItem, Missing, Outcome, Taken};
+use undercroft_engine::{DemoteItem, EvictItem, Missing, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
 
 use undercroft_policy::place::Migration;
@@ -295,18 +295,25 @@ impl World {
             }
         }
         self.update_pool();
+        let sum = page_checksum(&bytes, item.stamp);
         let mut order = self.engine.evictions().tiers_for(item.at).iter();
-        match order.find_map(|tier| self.store_in(tier, &bytes, item.stamp)) {
+        match order.find_map(|tier| self.store_in(tier, &bytes, item.stamp, sum)) {
             Some((tier, slot)) => Outcome::Stored(tier, slot),
             None => Outcome::PutBack,
         }
     }
 
-    fn store_in(&mut self, to: TierId, bytes: &[u8], stamp: Stamp) -> Option<(TierId, Slot)> {
+    fn store_in(
+        &mut self,
+        to: TierId,
+        bytes: &[u8],
+        stamp: Stamp,
+        checksum: u64,
+    ) -> Option<(TierId, Slot)> {
         let mut batch = [Store {
             page: bytes,
             stamp,
-            checksum: page_checksum(bytes, stamp),
+            checksum,
             result: Err(StoreError::Full),
         }];
         self.tiers[usize::from(to.0)].store(&mut batch);
@@ -466,30 +473,44 @@ impl World {
                 "demotion: done"
             });
             self.log(|| format!("demoted {item:?} to {to:?} {slot:?}"));
-        } else if let Some((item, bytes)) = demotion.loaded.take() {
+        } else if let Some((item, bytes, checksum)) = demotion.loaded.take() {
             let to = demotion.to;
-            match self.store_in(to, &bytes, item.stamp) {
+            match self.store_in(to, &bytes, item.stamp, checksum) {
                 Some((tier, slot)) => {
                     self.demotion.as_mut().expect("going on").stored = Some((item, tier, slot));
                 }
                 None => self.engine.migrations().failed(item),
             }
         } else if let Some(item) = demotion.items.pop() {
-            let mut page = vec![0; PAGE_BYTES];
-            match self.tiers[item.tier.0 as usize].load(item.slot, item.stamp, &mut page) {
-                Ok(_) => {
-                    demotion.loaded = Some((item, page.into()));
-                    let stalled = self.stall() / 10;
-                    self.demotion.as_mut().expect("going on").stalled = stalled;
-                }
-                Err(_) => {
-                    self.engine.migrations().failed(item);
-                    self.saw("demotion: copy gone or damaged");
-                }
-            }
+            self.load_to_demote(item);
         } else {
             self.demotion = None;
         }
         true
+    }
+
+    /// Reads a copy as the live demotion does: its checksum goes along with it, and a copy that
+    /// would have to be read from a device stays where it is.
+    fn load_to_demote(&mut self, item: DemoteItem) {
+        let from = &self.tiers[usize::from(item.tier.0)];
+        let sum = from.checksum(item.slot, item.stamp);
+        let mut page = vec![0; PAGE_BYTES];
+        let loaded = from.load(item.slot, item.stamp, &mut page);
+        match (sum, loaded) {
+            (Some(sum), Ok(Loaded::Done)) => {
+                let stalled = self.stall() / 10;
+                let demotion = self.demotion.as_mut().expect("going on");
+                demotion.loaded = Some((item, page.into(), sum));
+                demotion.stalled = stalled;
+            }
+            (Some(_), Ok(Loaded::Read { .. })) => {
+                self.engine.migrations().failed(item);
+                self.saw("demotion: the copy would have to be read");
+            }
+            (None, _) | (_, Err(_)) => {
+                self.engine.migrations().failed(item);
+                self.saw("demotion: copy gone or damaged");
+            }
+        }
     }
 }

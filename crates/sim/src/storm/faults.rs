@@ -1,9 +1,11 @@
 //! The fault threads: read a message, decide, load; then validate, install and finish under the
 //! layout lock.
 
-use undercroft_base::{PAGE_BYTES, PageState, ThreadId, Tier, TierId, TierKind, VirtPage};
+use undercroft_base::{
+    Loaded, PAGE_BYTES, PageState, ThreadId, Tier, TierId, TierKind, VirtPage, page_checksum,
+};
 use undercroft_engine::{Fault, FaultAnswer, Install, LoadItem, LoadPlan};
-use undercroft_model::{Content, Refusal};
+use undercroft_model::{Content, FakeTier, Refusal};
 
 use super::setup::Sabotage;
 use super::work::{Flight, Got};
@@ -133,7 +135,7 @@ impl World {
             return;
         }
         let missing: Vec<usize> = (0..flight.got.len())
-            .filter(|item| flight.got[*item] == Got::Not)
+            .filter(|item| matches!(flight.got[*item], Got::Not | Got::Reading { .. }))
             .collect();
         let from: Vec<TierId> = missing
             .iter()
@@ -151,52 +153,74 @@ impl World {
         } else {
             1
         };
-        for _ in 0..count {
+        for item in missing.into_iter().take(count) {
             let flight = self.flights[at].as_ref().expect("in flight");
-            let Some(item) = flight.got.iter().position(|got| *got == Got::Not) else {
-                break;
-            };
             let load = flight.plan.items[item];
-            let got = match load.tier {
-                TierId::FILL => Got::Content(Content::fill(load.slot.0 as u32)),
-                _ => self.load(load),
+            let got = match (load.tier, flight.got[item]) {
+                (TierId::FILL, _) => Got::Content(Content::fill(load.slot.0 as u32)),
+                (_, Got::Reading { offset, again }) => self.read_done(load, offset, again),
+                _ => self.load(load, false),
             };
             self.flights[at].as_mut().expect("in flight").got[item] = got;
         }
     }
 
-    /// Loads one page as the fault threads do. A copy in a file that does not verify is read once
-    /// more; a copy in RAM does not change.
-    fn load(&mut self, item: LoadItem) -> Got {
-        let (slot, stamp) = (item.slot, item.stamp);
-        let from = &self.tiers[item.tier.0 as usize];
+    /// Loads one page as the fault threads do, or says where it is to be read.
+    ///
+    /// * `again`: the first copy did not verify.
+    fn load(&mut self, item: LoadItem, again: bool) -> Got {
+        let from = self.tier_of(item);
+        let mut page = vec![0; PAGE_BYTES];
+        match from.load(item.slot, item.stamp, &mut page) {
+            Ok(Loaded::Read { offset, .. }) => Got::Reading { offset, again },
+            loaded => self.got(item, &page, loaded.is_ok(), again),
+        }
+    }
+
+    /// A read of the device has ended. Its bytes count if they have the tier's checksum.
+    fn read_done(&mut self, item: LoadItem, offset: u64, again: bool) -> Got {
+        let from = self.tier_of(item);
+        let mut page = vec![0; PAGE_BYTES];
+        let read = from.read(offset, &mut page).is_ok();
+        let sum = from.checksum(item.slot, item.stamp);
+        let verified = read && sum == Some(page_checksum(&page, item.stamp));
+        self.saw("load: read from the device");
+        self.got(item, &page, verified, again)
+    }
+
+    /// The tier of an item that is being loaded, and so owns its slot.
+    fn tier_of(&self, item: LoadItem) -> &FakeTier {
+        let from = &self.tiers[usize::from(item.tier.0)];
         assert!(
-            from.is_live(slot) && from.checksum(slot, stamp).is_some(),
+            from.is_live(item.slot) && from.checksum(item.slot, item.stamp).is_some(),
             "{item:?}: its slot was freed under the load"
         );
-        let tries = match from.info().kind {
-            TierKind::Ram => 1,
-            TierKind::File => 2,
-        };
-        let mut page = vec![0; PAGE_BYTES];
-        for again in 0..tries {
-            let loaded = from.load(slot, stamp, &mut page);
-            if self.setup.sabotage == Some(Sabotage::SkipChecksum) {
-                return Got::Content(Content::of(&page).unwrap_or(Content::ZERO));
-            }
-            if loaded.is_ok() {
-                let content = Content::of(&page);
-                if again > 0 {
-                    self.saw("load: right at the second try");
-                }
-                return Got::Content(content.expect("a verified copy is some page's content"));
-            }
-            assert!(
-                from.was_made_to_fail(),
-                "{item:?}: a good copy did not verify"
-            );
+        from
+    }
+
+    /// What comes of bytes that were loaded. A copy in a file that does not verify is loaded once
+    /// more; a copy in RAM does not change.
+    fn got(&mut self, item: LoadItem, page: &[u8], verified: bool, again: bool) -> Got {
+        if self.setup.sabotage == Some(Sabotage::SkipChecksum) {
+            return Got::Content(Content::of(page).unwrap_or(Content::ZERO));
         }
-        if from.info().kind == TierKind::Ram || item.demanded {
+        if verified {
+            if again {
+                self.saw("load: right at the second try");
+            }
+            let content = Content::of(page);
+            return Got::Content(content.expect("a verified copy is some page's content"));
+        }
+        let from = &self.tiers[usize::from(item.tier.0)];
+        assert!(
+            from.was_made_to_fail(),
+            "{item:?}: a good copy did not verify"
+        );
+        let is_ram = from.info().kind == TierKind::Ram;
+        if !is_ram && !again {
+            return self.load(item, true);
+        }
+        if is_ram || item.demanded {
             Got::Lost
         } else {
             Got::Again
@@ -255,7 +279,7 @@ impl World {
                     Err(_) => Install::NotYet,
                 },
                 Got::Lost => Install::Lost,
-                Got::Not | Got::Again => Install::NotYet,
+                Got::Not | Got::Reading { .. } | Got::Again => Install::NotYet,
             };
         }
     }

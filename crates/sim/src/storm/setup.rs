@@ -48,6 +48,8 @@ pub struct TierSetup {
     pub retain: bool,
     /// Its oldest pages move to the next tier.
     pub demotes: bool,
+    /// Mostly says where to read, as a device does.
+    pub reads: bool,
 }
 
 /// What happens when the limit is reached and no tier has room.
@@ -142,12 +144,13 @@ impl StormSetup {
                 },
                 retain: random.chance(1, 2),
                 demotes: random.chance(2, 3),
+                reads: false,
             });
         }
         if random.chance(1, 4) {
             tiers[0].kind = TierKind::File;
         }
-        StormSetup {
+        let mut setup = StormSetup {
             seed,
             reclaim: reclaim::NAMES[random.index(reclaim::NAMES.len())],
             prefetch: prefetch::NAMES[random.index(prefetch::NAMES.len())],
@@ -165,7 +168,12 @@ impl StormSetup {
                 WhenFull::Stay
             },
             sabotage: None,
+        };
+        // Drawn last: older seeds keep the rest of their configuration.
+        for tier in &mut setup.tiers {
+            tier.reads = tier.kind == TierKind::File && random.chance(2, 3);
         }
+        setup
     }
 
     /// This setup with something left out, simplest first: the candidates of the minimiser.
@@ -189,6 +197,7 @@ impl StormSetup {
         });
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.retain = false));
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.demotes = false));
+        push(&|s| s.tiers.iter_mut().for_each(|tier| tier.reads = false));
         push(&|s| s.prefetch = "none");
         push(&|s| s.reclaim = "lru");
         push(&|s| s.fault_threads = 1);
@@ -264,14 +273,15 @@ fn tier(value: &str) -> Result<TierSetup, String> {
     let Some(pages @ 1..=0x10_0000) = pages else {
         return Err(format!("`{value}` has no `pages=N`, 1 to 1048576"));
     };
-    let (mut retain, mut demotes) = (false, false);
+    let (mut retain, mut demotes, mut reads) = (false, false, false);
     for word in words {
         match word {
             "retain" => retain = true,
             "demotes" => demotes = true,
+            "reads" if kind == TierKind::File => reads = true,
             _ => {
                 return Err(format!(
-                    "`{word}` is neither `retain` nor `demotes`, which a tier may have"
+                    "`{word}` is none of `retain`, `demotes` and (of a file) `reads`, which a tier may have"
                 ));
             }
         }
@@ -281,6 +291,7 @@ fn tier(value: &str) -> Result<TierSetup, String> {
         pages,
         retain,
         demotes,
+        reads,
     })
 }
 
@@ -299,6 +310,7 @@ impl Display for StormSetup {
             write!(line, " pages={}", tier.pages)?;
             line += if tier.retain { " retain" } else { "" };
             line += if tier.demotes { " demotes" } else { "" };
+            line += if tier.reads { " reads" } else { "" };
             writeln!(out, "tier = {line}")?;
         }
         writeln!(out, "ledger_chunks = {}", self.ledger_chunks)?;

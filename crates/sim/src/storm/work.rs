@@ -46,8 +46,8 @@ pub struct Demotion {
     pub to: TierId,
     /// Not yet begun.
     pub items: Vec<DemoteItem>,
-    /// Read from the old tier.
-    pub loaded: Option<(DemoteItem, Box<[u8]>)>,
+    /// Read from the old tier: the page, its bytes and the checksum that goes along with them.
+    pub loaded: Option<(DemoteItem, Box<[u8]>, u64)>,
     /// Written to the new tier.
     pub stored: Option<(DemoteItem, TierId, Slot)>,
     /// Turns it misses.
@@ -59,6 +59,13 @@ pub struct Demotion {
 pub enum Got {
     /// Nothing yet.
     Not,
+    /// The tier said where to read. `again`: the first copy that was read did not verify.
+    Reading {
+        /// Where, in the tier's device.
+        offset: u64,
+        /// Whether this is the second read.
+        again: bool,
+    },
     /// Its bytes, verified.
     Content(Content),
     /// Nothing this time. A demanded page is loaded once more.

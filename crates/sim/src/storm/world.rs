@@ -220,7 +220,9 @@ impl World {
             .map(|(at, tier)| {
                 let seed = setup.seed ^ (at as u64) << 32;
                 let capacity = Bytes(tier.pages * PAGE);
-                FakeTier::new(&format!("tier{at}"), tier.kind, capacity, seed)
+                let fake = FakeTier::new(&format!("tier{at}"), tier.kind, capacity, seed);
+                fake.set_reads(tier.reads);
+                fake
             })
             .collect();
         World {
