@@ -1,8 +1,8 @@
 //! Shrinks a storm that failed to a short one that fails at the same place.
 //!
 //! Delta debugging (after Zeller and Hildebrandt 2002): leaves out pieces of the list of steps,
-//! halves first, then ever smaller ones; then parts of the configuration. It ends when neither
-//! helps any more, or when the replays are used up.
+//! halves first, then ever smaller ones; between sizes, parts of the configuration. It ends when
+//! neither helps any more, or when the replays are used up.
 
 use super::recipe::Recipe;
 use super::run::{Ended, Failure, replay};
@@ -106,6 +106,10 @@ impl Search<'_> {
             }
             if size > 1 || !shorter {
                 size /= 2;
+            }
+            if shorter {
+                // In a simpler configuration fewer steps matter, and each is cheaper to try.
+                self.shrink_setup();
             }
         }
     }
