@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hdrhistogram::Histogram;
 use undercroft_base::{LoadError, Loaded, Slot, Stamp, Tier, TierKind, TierUsage};
 use undercroft_policy::place::{LatencyClass, TierState};
+use undercroft_tier::file::FileMeter;
 
 use crate::gauges::latency::new_histogram;
 use crate::sync::lock;
@@ -26,19 +27,22 @@ pub(crate) struct MeteredTier {
     pub writes: AtomicU64,
     pub errors: AtomicU64,
     pub read_latency: Mutex<Histogram<u64>>,
+    /// The counts of its file; none if it has no file.
+    pub file: Option<FileMeter>,
     /// Nanoseconds of a load lately.
     load_ns: AtomicU64,
     peaks: Mutex<(TierUsage, TierUsage)>,
 }
 
 impl MeteredTier {
-    pub(crate) fn new(tier: Box<dyn Tier>) -> MeteredTier {
+    pub(crate) fn new(tier: Box<dyn Tier>, file: Option<FileMeter>) -> MeteredTier {
         let load_ns = match tier.info().kind {
             TierKind::Ram => RAM_LOAD_NS,
             TierKind::File => FILE_LOAD_NS,
         };
         MeteredTier {
             tier,
+            file,
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             errors: AtomicU64::new(0),

@@ -9,6 +9,7 @@ use undercroft_base::{Bytes, PAGE_BYTES};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_policy::place::pool_percent;
 use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::procfs;
 use undercroft_tier::file::{Backing, BackingError, FileTier, FileTierError, WAITING_PAGES_MAX};
 use undercroft_tier::ram::{RamPool, RamPoolError};
 use undercroft_tier::spec::{RamSpec, TierSpec};
@@ -54,17 +55,15 @@ pub(crate) enum TierError {
 
 /// The capacity of the pool that is tier `index`.
 fn ram_capacity(options: &ClientOptions, index: usize, ram: &RamSpec) -> Bytes {
-    let limit = options.memory_max.min(physical_memory());
+    let limit = options.memory_max.min(total_memory());
     let percent = pool_percent(index + 1 == options.tiers.len());
     let default = Bytes((limit.0 as f64 * f64::from(percent) / 100.0) as u64);
     ram.max.map_or(default, |max| max.resolve(limit))
 }
 
-fn physical_memory() -> Bytes {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    Bytes(kib.map_or(u64::MAX / 2, |kib| kib * 1024))
+/// The machine's DRAM; more than any machine has if it is unknown.
+fn total_memory() -> Bytes {
+    procfs::total_memory().unwrap_or(Bytes(u64::MAX / 2))
 }
 
 /// Opens the memory, file or device of each tier.
@@ -150,19 +149,21 @@ pub(crate) fn build(
 ) -> Result<Vec<MeteredTier>, TierError> {
     let mut tiers = Vec::new();
     for (index, (memory, backing)) in inherited.into_iter().enumerate() {
-        let tier: Box<dyn undercroft_base::Tier> = match (&options.tiers[index], backing) {
+        tiers.push(match (&options.tiers[index], backing) {
             (TierSpec::Ram(ram), _) => {
                 let capacity = ram_capacity(options, index, ram);
-                Box::new(RamPool::new(memory, ram.compressor, capacity)?)
+                let pool = RamPool::new(memory, ram.compressor, capacity)?;
+                MeteredTier::new(Box::new(pool), None)
             }
             (TierSpec::File(_), Some((fd, name, bytes))) => {
                 let backing = Backing::inherit(fd, name, Bytes(bytes))?;
-                let tier = FileTier::new(backing, memory)?;
-                Box::new(tier.write_behind(waiting_pages(options.memory_max)))
+                let waiting = waiting_pages(options.memory_max);
+                let tier = FileTier::new(backing, memory)?.write_behind(waiting);
+                let meter = tier.meter();
+                MeteredTier::new(Box::new(tier), Some(meter))
             }
             (TierSpec::File(_), None) => return Err(TierError::NotInherited(index)),
-        };
-        tiers.push(MeteredTier::new(tier));
+        });
     }
     Ok(tiers)
 }

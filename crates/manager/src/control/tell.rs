@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use undercroft_base::Bytes;
 use undercroft_sys::procfs;
+use undercroft_tier::file::FileMeter;
 
 use super::Control;
 use super::handshake::HANDSHAKE;
@@ -153,6 +154,7 @@ impl Control {
                     writes: metered.writes.load(Ordering::Relaxed),
                     errors: metered.errors.load(Ordering::Relaxed),
                     read_latency: latency,
+                    file: metered.file.as_ref().map(FileMeter::read),
                 }
             })
             .collect();

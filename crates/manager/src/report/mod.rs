@@ -13,6 +13,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use undercroft_base::{Bytes, Nanos, TierInfo, TierKind, TierUsage};
 use undercroft_engine::Stats;
+use undercroft_tier::file::FileCounts;
 
 pub use summary::human_summary;
 
@@ -154,6 +155,38 @@ pub struct TierReport {
     pub errors: u64,
     /// Time of one read; null when there was none.
     pub read_latency_seconds: Option<Quantiles>,
+    /// What the file or device was asked for; null for a tier in memory.
+    pub file: Option<FileReport>,
+}
+
+/// What the file or device of a tier was asked for, and what it refused.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileReport {
+    /// Write operations, each of one page or more.
+    pub writes: u64,
+    /// Pages not stored because it was full.
+    pub pages_no_space: u64,
+    /// Pages not stored because of another I/O error.
+    pub pages_failed: u64,
+    /// Pages that were not tried, because a write had failed shortly before.
+    pub pages_paused: u64,
+    /// Slabs (1 MiB) whose space was given back.
+    pub slabs_discarded: u64,
+    /// Slabs whose space could not be given back.
+    pub discards_failed: u64,
+}
+
+impl FileReport {
+    fn of(counts: FileCounts) -> FileReport {
+        FileReport {
+            writes: counts.writes,
+            pages_no_space: counts.pages_no_space,
+            pages_failed: counts.pages_failed,
+            pages_paused: counts.pages_paused,
+            slabs_discarded: counts.slabs_discarded,
+            discards_failed: counts.discards_failed,
+        }
+    }
 }
 
 /// How far and how long DRAM was above the limit.
@@ -357,6 +390,8 @@ pub struct TierInputs<'a> {
     pub errors: u64,
     /// Read latency in nanoseconds.
     pub read_latency: &'a Histogram<u64>,
+    /// The counts of its file, if it has one.
+    pub file: Option<FileCounts>,
 }
 
 /// One running client, as `status --json` gives it.
@@ -523,6 +558,7 @@ impl TierReport {
             writes: inputs.writes,
             errors: inputs.errors,
             read_latency_seconds: Quantiles::of(inputs.read_latency),
+            file: inputs.file.map(FileReport::of),
         }
     }
 }

@@ -63,6 +63,10 @@ fn sample() -> Report {
             writes: 125,
             errors: 0,
             read_latency: &histogram([]),
+            file: Some(FileCounts {
+                writes: 3,
+                ..FileCounts::default()
+            }),
         }],
         limit_exceeded: LimitExceeded::default(),
         manager_cpu: Nanos(300_000_000),

@@ -24,7 +24,7 @@ mod tests;
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -87,7 +87,7 @@ const SIZE_MAX: u64 = 1 << 44; // 16 TiB: slab numbers and counts stay far insid
 
 /// How often writes failed and space was freed, since the tier was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FileCounters {
+pub struct FileCounts {
     /// Pages not stored because the device was full.
     pub pages_no_space: u64,
     /// Pages not stored because of another I/O error.
@@ -112,6 +112,25 @@ struct Counters {
     writes: AtomicU64,
 }
 
+/// Reads the counts of a tier, which is behind its port by then.
+#[derive(Clone, Debug)]
+pub struct FileMeter(Arc<Counters>);
+
+impl FileMeter {
+    /// The counts now.
+    pub fn read(&self) -> FileCounts {
+        let counters = &self.0;
+        FileCounts {
+            pages_no_space: counters.pages_no_space.load(Relaxed),
+            pages_failed: counters.pages_failed.load(Relaxed),
+            pages_paused: counters.pages_paused.load(Relaxed),
+            slabs_discarded: counters.slabs_discarded.load(Relaxed),
+            discards_failed: counters.discards_failed.load(Relaxed),
+            writes: counters.writes.load(Relaxed),
+        }
+    }
+}
+
 /// A tier in a file or on a block device.
 pub struct FileTier {
     backing: Backing,
@@ -124,7 +143,7 @@ pub struct FileTier {
     writer: Mutex<Writer>,
     taken: AtomicU64,
     held: AtomicU64,
-    counters: Counters,
+    counters: Arc<Counters>,
 }
 
 /// What one storing thread at a time uses.
@@ -234,7 +253,7 @@ impl FileTier {
                 reserved: 0,
                 spare: false,
             }),
-            counters: Counters::default(),
+            counters: Arc::default(),
             table,
         };
         Ok(tier)
@@ -253,21 +272,14 @@ impl FileTier {
         &self.backing
     }
 
-    /// The counters.
-    pub fn counters(&self) -> FileCounters {
-        let counters = &self.counters;
-        FileCounters {
-            pages_no_space: counters.pages_no_space.load(Relaxed),
-            pages_failed: counters.pages_failed.load(Relaxed),
-            pages_paused: counters.pages_paused.load(Relaxed),
-            slabs_discarded: counters.slabs_discarded.load(Relaxed),
-            discards_failed: counters.discards_failed.load(Relaxed),
-            writes: counters.writes.load(Relaxed),
-        }
+    /// What reads the counts, for the report.
+    pub fn meter(&self) -> FileMeter {
+        FileMeter(self.counters.clone())
     }
 
-    /// Discards every empty slab. Blocks for I/O: for idle workers.
-    pub fn trim(&self) {
+    /// Discards every empty slab.
+    #[cfg(test)]
+    fn trim(&self) {
         self.discard_surplus(0, usize::MAX);
         self.release_reserve();
     }

@@ -54,11 +54,11 @@ fn file_passes_the_tier_contract_and_leaves_nothing_behind() {
         tier.backing().is_in_memory()
     );
     contract::check(&subject(&tier, &|| tier.trim()), 31);
-    println!("{:?}", tier.counters());
+    println!("{:?}", tier.meter().read());
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     use std::os::unix::fs::MetadataExt;
     let metadata = tier.backing().file().metadata().unwrap();
-    if tier.counters().discards_failed == 0 {
+    if tier.meter().read().discards_failed == 0 {
         assert_eq!(metadata.blocks(), 0, "discarded slabs still take space");
     } else {
         println!("SKIPPED: this file system does not punch holes");
@@ -108,7 +108,7 @@ fn file_batch_is_one_write() {
         let results = store_all(&tier, &pages(&mut random, 64));
         assert!(results.iter().all(Result::is_ok));
     }
-    assert_eq!(tier.counters().writes, 4);
+    assert_eq!(tier.meter().read().writes, 4);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn file_that_refuses_writes_fails_pages_and_takes_no_slots() {
             .iter()
             .all(|result| *result == Err(StoreError::Full))
     );
-    let counters = tier.counters();
+    let counters = tier.meter().read();
     assert_eq!((counters.pages_failed, counters.pages_paused), (100, 100));
     std::thread::sleep(PAUSE_FIRST);
     assert!(
@@ -309,7 +309,7 @@ fn keeps_what_it_has(tier: &FileTier, most: usize) {
             }
         }
     }
-    let counters = tier.counters();
+    let counters = tier.meter().read();
     println!(
         "{} kept, {no_space} without space, {counters:?}",
         kept.len()
@@ -396,12 +396,12 @@ fn file_pages_wait_in_memory_until_they_are_written_at_once() {
     let subject = subject(&tier, &idle_work);
     let mut slots = stored(&tier, &pages[..64]);
     slots.extend(stored(&tier, &pages[64..192]));
-    assert_eq!(tier.counters().writes, 0);
+    assert_eq!(tier.meter().read().writes, 0);
     assert_eq!(tier.dram(), Bytes(192 * PAGE_BYTES as u64));
     assert_eq!(waiting(&subject, &slots, &pages), 192);
     // When fewer than 64 places are left, all are written.
     slots.extend(stored(&tier, &pages[192..193]));
-    assert_eq!(tier.counters().writes, 1);
+    assert_eq!(tier.meter().read().writes, 1);
     assert_eq!(waiting(&subject, &slots, &pages), 0);
     // A batch without enough places waits behind the others.
     slots.extend(stored(&tier, &pages[193..313]));
@@ -469,7 +469,7 @@ fn file_that_refuses_writes_keeps_what_waits_and_writes_it_later() {
     assert_eq!(paused, [Err(StoreError::Full)]);
     std::thread::sleep(PAUSE_FIRST);
     assert_eq!(store_all(&tier, &pages[190..191]), [failed]);
-    assert_eq!(tier.counters().pages_failed, 61);
+    assert_eq!(tier.meter().read().pages_failed, 61);
     assert_eq!(waiting(&subject(&tier, &idle_work), &slots, &pages), 190);
     tier.free(&slots[..50]);
     // Now the device accepts writes.
@@ -595,7 +595,7 @@ fn file_gives_space_back_at_leisure_or_when_half_of_it_is_empty() {
     let tier = tier(directory.path(), 200 << 20);
     let one = pages(&mut Pages::new(48), 256);
     let slabs: Vec<Vec<Slot>> = (0..100).map(|_| stored(&tier, &one)).collect();
-    let discards = || tier.counters().slabs_discarded + tier.counters().discards_failed;
+    let discards = || tier.meter().read().slabs_discarded + tier.meter().read().discards_failed;
     // 45 of 100 are empty. While busy, the tier keeps them; when idle, it discards two at a time.
     slabs[..45].iter().for_each(|slots| tier.free(slots));
     let more = stored(&tier, &one[..10]);
