@@ -105,14 +105,6 @@ impl ThreadStatus {
     }
 }
 
-/// Numbers of a process or thread in each pid namespace, from this one down to its own.
-pub fn namespace_numbers(pid: u32) -> Vec<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    let numbers = line.unwrap_or_default().split_ascii_whitespace();
-    numbers.filter_map(|number| number.parse().ok()).collect()
-}
-
 /// True when `tid` is a thread of process `pid`.
 pub fn is_thread_of(pid: u32, tid: u32) -> bool {
     std::fs::exists(format!("/proc/{pid}/task/{tid}")).unwrap_or(false)
