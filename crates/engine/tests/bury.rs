@@ -1,5 +1,5 @@
-//! Large ranges that the program drops: their chunks are given to another space and forgotten by
-//! and by, while faults, evictions and further drops go on. Every page is compared with what the
+//! Large ranges that the program drops: their chunks are given to another space and forgotten
+//! gradually, while faults, evictions and further drops go on. Every page is compared with what the
 //! program last wrote, every slot with who has it.
 
 mod common;
@@ -10,23 +10,13 @@ use undercroft_base::{Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{
     EVERYTHING, Engine, EvictItem, Fault, FaultAnswer, Install, LoadPlan, Outcome, Taken, VecLedger,
 };
+use undercroft_seeded::Random;
 
 const CHUNK: u64 = 512;
 const CHUNKS: u64 = 6;
 
 fn range(start: u64, end: u64) -> VirtRange {
     VirtRange::new(VirtPage(start), VirtPage(end))
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % most
-    }
 }
 
 /// The program, its kernel and its manager, with the engine in the middle.
@@ -56,7 +46,7 @@ impl World {
         let space = engine.layout().add_space();
         engine.layout().attached(space, range(0, CHUNKS * CHUNK));
         World {
-            random: Random(seed * 2 + 1),
+            random: Random::new(seed),
             engine,
             space,
             written: HashMap::new(),

@@ -629,12 +629,7 @@ impl Chunk {
     fn shift_up(&self, from: usize, to: usize, pool: &mut Pool) {
         let (first, last) = (from / PIECE_LINKS, to / PIECE_LINKS);
         for index in (first..=last).rev() {
-            let start = if index > first { 0 } else { from % PIECE_LINKS };
-            let end = if index < last {
-                PIECE_LINKS - 1
-            } else {
-                to % PIECE_LINKS
-            };
+            let (start, end) = links_in(index, from, to);
             pool.piece(self.pieces[index])
                 .copy_within(start..end, start + 1);
             if index > first {
@@ -648,12 +643,7 @@ impl Chunk {
     fn shift_down(&self, from: usize, to: usize, pool: &mut Pool) {
         let (first, last) = (from / PIECE_LINKS, to / PIECE_LINKS);
         for index in first..=last {
-            let start = if index > first { 0 } else { from % PIECE_LINKS };
-            let end = if index < last {
-                PIECE_LINKS - 1
-            } else {
-                to % PIECE_LINKS
-            };
+            let (start, end) = links_in(index, from, to);
             pool.piece(self.pieces[index])
                 .copy_within(start + 1..end + 1, start);
             if index < last {
@@ -748,4 +738,20 @@ impl Chunk {
             pool.give(self.pieces[index]);
         }
     }
+}
+
+/// The first and last place in piece `index` of the links `from..=to`.
+#[inline]
+fn links_in(index: usize, from: usize, to: usize) -> (usize, usize) {
+    let start = if index > from / PIECE_LINKS {
+        0
+    } else {
+        from % PIECE_LINKS
+    };
+    let end = if index < to / PIECE_LINKS {
+        PIECE_LINKS - 1
+    } else {
+        to % PIECE_LINKS
+    };
+    (start, end)
 }
