@@ -1,4 +1,4 @@
-//! Hostile bytes as a message of the handshake: `undercroft_wire::parse::check` says what must hold.
+//! Hostile bytes as a message of the handshake. `wire::parse::check` says what must hold.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -51,7 +51,8 @@ impl<L: Ledger> Faults<'_, L> {
             if granted == 0 {
                 first_copies = copies;
             } else if copies && !first_copies {
-                break; // the write itself copies nothing, so the pages after it are not worth a frame
+                // The write itself copies nothing. So the pages after it are not worth a frame.
+                break;
             }
             if copies {
                 let room = self.engine.books().room();

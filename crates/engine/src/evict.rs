@@ -37,8 +37,8 @@ impl<L: Ledger> Evictions<'_, L> {
 
     /// As [`Evictions::select`], but the caller names the victims: up to a batch of evictable pages
     /// of `ranges`, in order. Ranges may overlap. For pages that should leave first: zero pages
-    /// that were mapped ahead and never written, and pages whose relatives' copies have left. The
-    /// frame of the latter is freed only when they leave too.
+    /// that were mapped ahead and never written, and pages that share a frame with a page of a
+    /// relative that has left. Such a frame is freed only when they leave too.
     pub fn select_these(
         &mut self,
         space: SpaceId,

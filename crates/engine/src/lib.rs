@@ -73,8 +73,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The configuration for these tiers, fastest first, live and in a replay. Tests and storms also
-    /// run others.
+    /// The configuration for these tiers, fastest first, live and in a replay. Tests and storms
+    /// also run others.
     ///
     /// A device keeps the copy of a page that is loaded: it costs no DRAM. Memory does not. A copy
     /// in memory may be demoted, if a tier is below. A copy on a device is not: it would have to be

@@ -142,7 +142,7 @@ unsafe fn find_socket(mut envp: *const *const u8) -> bool {
 /// The bytes of a C string, without its NUL.
 ///
 /// # Safety
-/// The string lives for ever, and nobody changes it.
+/// The string lives for ever, and is never changed.
 unsafe fn bytes_of(string: *const u8) -> &'static [u8] {
     let mut length = 0;
     // SAFETY: the string goes on up to its NUL.

@@ -40,7 +40,8 @@ fn disk_cpu(node: &Path, root: &Path) -> Option<usize> {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
         .max_by_key(|irq| interrupts(root, *irq))?;
     let path: PathBuf = root.join(format!("proc/irq/{busiest}/effective_affinity_list"));
-    fs::read_to_string(path).ok()?.trim().parse().ok() // a list of CPUs does not parse: no single one
+    // A list of several CPUs does not parse.
+    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// How often the interrupt has arrived, on all CPUs.

@@ -304,7 +304,7 @@ impl Evictor {
         }
     }
 
-    /// Lends `pages` above the limit, in place of the former loan. Adds to what
+    /// Lends `pages` above the limit, in place of the last loan. Adds to what
     /// [`Evictor::everything_full`] allows.
     fn lend(&mut self, pages: u64) {
         if pages != self.lent {

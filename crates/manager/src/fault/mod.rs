@@ -41,8 +41,9 @@ use lane::Lane;
 /// Plans of a thread that may wait for storage at once.
 const LANES: usize = 16;
 
-/// At every so many faults on pages that are resident by the books, the kernel is asked whether the
-/// page is there. A thread that faults on a missing page comes back until that is its fault.
+/// A fault may come on a page that is resident by the books. Every eighth time the kernel is asked
+/// whether the page is really there. If it is missing, its thread faults again and again, so one of
+/// its faults is the eighth.
 const PUZZLED_AFTER: u32 = 8;
 
 /// Times that one process is served in a row before others: some 0.3 ms if each fault needs a page
@@ -288,7 +289,8 @@ impl FaultThread {
         for at in 0..self.faults.len() {
             let fault = self.faults[at];
             if self.faults[..at].iter().any(|f| f.page == fault.page) {
-                continue; // the same page twice: a kernel-mode fault repeats its message; one answer wakes all
+                // A fault in the kernel repeats its message. One answer wakes all threads.
+                continue;
             }
             self.fault(process, fault, arrived, read);
         }
@@ -606,7 +608,8 @@ fn fill_staging(process: &Process, agent: &Agent, page: VirtPage) {
     let range = VirtRange::one(page);
     let layout = process.layout.write();
     if agent.commands.is_idle() {
-        agent.commands.has_strays(); // the agent sees it with its next command, which needs the lock
+        // The agent sees this with its next command, which needs the lock.
+        agent.commands.has_strays();
         let _ = process.memory.zero(range, Wake::Later);
     }
     drop(layout);

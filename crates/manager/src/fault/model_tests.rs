@@ -38,7 +38,7 @@ const FIRST: VirtPage = VirtPage(512);
 /// Pages of the program, and those that it may keep.
 const PAGES: u64 = 1536;
 const KEPT: u64 = 384;
-/// Threads of the program. Each has every so many-th page for its own.
+/// Threads of the program. Each has every third page for its own.
 const THREADS: u64 = 3;
 const CHUNKS: usize = 16;
 

@@ -35,8 +35,8 @@ const WAIT_MAX: Duration = Duration::from_millis(15);
 // most. The first fault after a calm time may take a calm tick more.
 const _: () = assert!(TICK.as_millis() + WAIT_MAX.as_millis() + TICK.as_millis() <= 50);
 
-/// How long a CPU is left to whoever has it. Twice as long each time that it is still taken when
-/// the threads return, up to the maximum.
+/// How long a CPU is left to the thread that has it. Twice as long each time that it is still taken
+/// when the threads return, up to the maximum.
 const LEAVE_MIN: Duration = Duration::from_secs(1);
 const LEAVE_MAX: Duration = Duration::from_secs(8);
 
@@ -71,7 +71,7 @@ struct Moved {
     before: Vec<usize>,
 }
 
-/// A CPU that is left to whoever has it.
+/// A CPU that is left to the thread that has it.
 struct Left {
     cpu: usize,
     until: Instant,

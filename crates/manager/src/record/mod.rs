@@ -601,7 +601,8 @@ mod tests {
             }
             record.page(space, 1, PageEvent::PutBack);
             record.page(space, 2, PageEvent::PutBack);
-            record.note(BookEvent::BatchBegan); // page 3 was stored after all; its thread faults again
+            // Page 3 was stored after all. Its thread faults again.
+            record.note(BookEvent::BatchBegan);
             record.fault(space, VirtPage(3), true, ThreadId(5));
         });
         let returned = Kind::Movement(Movement::Returned);

@@ -1,4 +1,4 @@
-//! New mappings of which the kernel has told, until the books have them. The watch threads put them
+//! New mappings that the kernel has told of, until the books have them. The watch threads put them
 //! in, and one thread takes them out ([`crate::space::watch`]).
 
 use std::collections::VecDeque;

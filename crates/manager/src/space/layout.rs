@@ -100,7 +100,7 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
     process.memory.wake(range);
 }
 
-/// Notes that pages have moved which may not have been counted yet. Who counts them would not find
+/// Notes that pages have moved. Some may not have been counted yet, and the count would not find
 /// them at the old place.
 fn follow(shared: &Shared, process: &Process, from: VirtRange, to: VirtRange) {
     let known = {

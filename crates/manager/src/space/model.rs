@@ -24,7 +24,7 @@ const REMOVE: u64 = 0x15;
 /// A thread that waits longer has been forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// One call in so many is slow. It takes four times as long as a removal does after its event.
+/// One call in four is slow. It takes four times as long as a removal does after its event.
 const SLOW_CALL: u32 = 4;
 const DELAY: Duration = Duration::from_micros(50);
 

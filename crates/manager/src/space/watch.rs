@@ -6,8 +6,8 @@
 //! nothing but the kernel: it registers the mapping, and leaves the books to another thread.
 //!
 //! A hypervisor may stop a CPU for milliseconds. The program's threads move to another CPU, but
-//! the thread bound to the stopped one cannot. So the record wakes the next thread too. The kernel
-//! shows it to whoever looks first.
+//! the thread bound to the stopped one cannot. So the record wakes the next thread too. The thread
+//! that looks first gets it.
 //!
 //! Without permission for the records or for the priority, registration is late, but never wrong:
 //! pages touched meanwhile are counted when the mapping is registered.

@@ -73,7 +73,7 @@ pub(crate) enum Variant {
     LooksThenSets,
     /// The reader lets the agent go on before the event is in the books.
     AdmitsEarly,
-    /// The reader keeps nobody out.
+    /// The reader does not keep the agent out.
     ExcludesNobody,
     /// The command is posted without the layout lock.
     PostsUnlocked,

@@ -152,8 +152,8 @@ pub fn by_name(name: &str) -> Option<Profile> {
 /// to 10 if low goes with low, so ours is at the cheap end for writes. Energy: Lee09 table 2 (not
 /// checked): array 2.47 and 16.82 pJ a bit, row buffer 0.93 and 1.02. Idle: no refresh; *assumed* a
 /// tenth of DRAM's standby. Endurance: the lower of the 10^7 to 10^8 of PCM §I. Price: a quarter of
-/// DRAM's, as four times the density suggests (Qureshi et al., ISCA 2009, not checked); never sold
-/// as such.
+/// DRAM's, as four times the density suggests (Qureshi et al., ISCA 2009, not checked). Such memory
+/// was never sold.
 fn pcm() -> Profile {
     Profile {
         name: "pcm",

@@ -1,8 +1,9 @@
 //! Placement policies. They decide which tier takes an evicted page, and what is demoted, when and
 //! how much.
 //!
-//! The live manager, the replay and the storms ask this and carry out the answer. Manager and replay
-//! choose no tier themselves. Storms also demote unasked: the engine must be right all the same.
+//! The live manager, the replay and the storms ask this and carry out the answer. Manager and
+//! replay choose no tier themselves. Storms also demote unasked: the engine must be right all the
+//! same.
 
 #[cfg(test)]
 mod contract;

@@ -25,13 +25,13 @@ use super::{
     TierState,
 };
 
-/// Distances told apart. The last counts everything farther.
+/// Classes of distances. The last one counts every larger distance.
 const BUCKETS: usize = 256;
-/// Buckets for as many evictions as the limit has pages, at least.
+/// At least this many classes cover the distances up to the number of pages in the limit.
 const PER_LIMIT: u64 = 64;
 /// Refaults between decisions. Older ones count half after each.
 const EVIDENCE: u64 = 512;
-/// Splits compared: the most copies may have, and this many smaller ones.
+/// Splits compared, besides the one that gives copies the most DRAM they may have.
 const SPLITS: u64 = 32;
 /// Another split has to be cheaper by this part.
 const GAIN_PART: u64 = 16;
@@ -40,13 +40,13 @@ const GAIN_PART: u64 = 16;
 const STEP_PART: u64 = 16;
 /// Most decisions without growth after growth was taken back.
 const PATIENCE_MAX: u32 = 64;
-/// No decision before so many times as many evictions as there would be pages in the DRAM of the
-/// copies, and in the copies. Until then, no page can have come back from as far as that, and near
-/// refaults would speak alone.
+/// Nothing is decided before the evictions are this multiple of the pages that copies could hold,
+/// plus those that their DRAM could hold. Before that, no page can have come back from so far, and
+/// only near refaults would count.
 const MATURE: f64 = 1.5;
-/// Pages a copy takes the place of, while too few are held to tell.
+/// Pages in one page of copies, while there are too few copies to measure it.
 const RATIO_FIRST: f64 = 2.5;
-/// Copies that tell the ratio.
+/// From this many copies on, the ratio is measured.
 const RATIO_PAGES: u64 = 256;
 /// Part of a pool that copies fill; the rest is free places.
 const FILLED: f64 = 0.85;

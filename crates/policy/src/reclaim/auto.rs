@@ -83,7 +83,7 @@ impl Auto {
         }
     }
 
-    /// The lists, turned to those that the page is in or may come to.
+    /// The lists, set to those of a page's group: of the samples, or of all other pages.
     fn lists_of(&mut self, sample: Option<Rule>) -> &mut PageLists {
         self.lists.turn_to(match sample {
             Some(_) => SAMPLES,

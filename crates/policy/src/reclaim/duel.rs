@@ -39,10 +39,10 @@ const KEPT: u64 = 4;
 const WHOLE: i64 = 1 << 32;
 /// Added to both shares, so that small ones say little.
 const SHARE_FLOOR: i64 = WHOLE / 16;
-/// Loaded pages over which a share is taken.
+/// Loaded pages that a share remembers.
 const SHARE_PAGES: i64 = 1024;
-/// The share of the rule that is not in force fades while this multiple of the resident pages is
-/// loaded.
+/// Loaded pages until the share of the rule that is not in force has faded, as a multiple of the
+/// resident pages.
 const FADE_TIMES: u64 = 16;
 
 /// What the samples cost, and the rule that they speak for.

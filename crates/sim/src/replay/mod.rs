@@ -177,7 +177,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Creates every page and evicts it to the tier that the policy offers last, before time begins.
+    /// Creates every page and evicts it to the tier that the policy offers last, before time
+    /// begins.
     fn store_everything(&mut self) -> Result<(), SetupError> {
         let Replay { clients, host } = self;
         for client in clients {

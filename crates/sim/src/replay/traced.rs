@@ -22,9 +22,9 @@ use crate::memory_trace::Becomes;
 use crate::setup::{SetupError, SimRoom};
 
 impl Host {
-    /// Called before the fault at `no`, the last reference done. Pages that left with a live
-    /// prefetch are out by now, and so is as much of the last batch as the engine wants free for a
-    /// window.
+    /// Called before the fault at `no`, the last reference done. First it lets pages leave: those
+    /// that had left when the live run prefetched, and as many of the last batch as the engine
+    /// wants free for a window.
     pub(super) fn expect_window(
         &mut self,
         client: &mut Client<'_>,

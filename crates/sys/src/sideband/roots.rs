@@ -1,6 +1,6 @@
-//! Which processes are watched, and by whose events. A process that a watched one starts inherits
-//! the watch for as long as the events of the first one, its *root*, are open. So these stay open
-//! until the last process of that tree has ended.
+//! Which processes are watched, and by which events. The first watched process of a tree is its
+//! *root*. A process that a watched one starts inherits the watch while the root's events are open.
+//! So they stay open until the last process of the tree has ended.
 //!
 //! This is known from the records of starts, which can be lost or late. A process that is not known
 //! is watched once more, until its record has come. Ended processes are found by testing which ones
@@ -16,8 +16,8 @@ use super::Record;
 /// Fewest ends reported before processes are tested.
 const ENDS_MIN: usize = 64;
 
-/// Fewest starts reported before processes are tested, for the case that ends were lost. Also at
-/// least twice as many as lived.
+/// Fewest starts reported before processes are tested, because ends may be lost. The starts are
+/// also at least twice as many as the processes that lived.
 const STARTS_MIN: usize = 256;
 
 /// A process that is watched by its id.

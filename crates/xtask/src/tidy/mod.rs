@@ -14,7 +14,7 @@ pub(crate) use tree::root;
 /// A rule: its name, and what breaks it (one line each).
 type Check = (&'static str, fn(&Tree) -> Vec<String>);
 
-const CHECKS: [Check; 14] = [
+const CHECKS: [Check; 15] = [
     ("crates use only what is below them", crates::arrows),
     ("crates form no circle", crates::circles),
     (
@@ -38,6 +38,10 @@ const CHECKS: [Check; 14] = [
         text::comments,
     ),
     ("text is at most 120 columns wide", text::markdown),
+    (
+        "texts do without phrases that are read twice",
+        text::phrases,
+    ),
 ];
 
 /// Runs every check. Errors: everything found, by rule.

@@ -64,6 +64,24 @@ pub(super) const IMPURE_WORDS: [&str; 17] = [
 /// (ARCHITECTURE.md).
 pub(super) const PRINTING: [&str; 5] = ["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 
+/// Phrases that are read twice, and what to write. Looked for in comments and in Markdown.
+pub(super) const PHRASES: &[(&str, &str)] = &[
+    ("so many", "name the number, or `this many`"),
+    ("on the way of", "say where: `on the path of`"),
+    ("by and by", "`gradually`, or `a few at a time`"),
+    ("whoever", "name the thing: `the thread that`"),
+    ("nobody", "name the thing: `no process`"),
+    ("the latter", "name it again"),
+    ("the former", "name it again"),
+    ("respectively", "two sentences"),
+    ("in order to", "`to`"),
+    ("i.e", "`that is`, or another sentence"),
+    ("thereby", "another sentence"),
+    ("whereby", "`by which`, or another sentence"),
+    ("utilize", "`use`"),
+    ("leverage", "`use`"),
+];
+
 pub(super) const FILE_LINES_MAX: usize = 800;
 pub(super) const COMMENT_WIDTH_MAX: usize = 100;
 pub(super) const TEXT_WIDTH_MAX: usize = 120;

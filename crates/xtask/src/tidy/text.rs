@@ -1,6 +1,7 @@
-//! How files look: first line, length, width of comments and of Markdown.
+//! How files look: first line, length, width of comments and of Markdown. And phrases that texts do
+//! without.
 
-use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, TEXT_WIDTH_MAX};
+use super::tables::{COMMENT_WIDTH_MAX, FILE_LINES_MAX, PHRASES, TEXT_WIDTH_MAX};
 use super::tree::Tree;
 
 /// Files whose first line is not their job.
@@ -28,7 +29,7 @@ pub(super) fn comments(tree: &Tree) -> Vec<String> {
     let mut wrong = Vec::new();
     for (path, text) in &tree.sources {
         for (at, line) in text.lines().enumerate() {
-            let (what, most) = if line.trim_start().starts_with("//") {
+            let (what, most) = if line.trim_start().starts_with("//") || has_comment(line) {
                 ("a comment", COMMENT_WIDTH_MAX)
             } else {
                 ("a line", TEXT_WIDTH_MAX)
@@ -39,6 +40,57 @@ pub(super) fn comments(tree: &Tree) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// Whether a comment ends the line. A quote that is open before the dashes is a string.
+fn has_comment(line: &str) -> bool {
+    let mut found = line.match_indices(" // ");
+    found.any(|(at, _)| line[..at].matches('"').count().is_multiple_of(2))
+}
+
+/// Phrases of [`PHRASES`] in comments and in Markdown, over the ends of lines too.
+pub(super) fn phrases(tree: &Tree) -> Vec<String> {
+    let comments = tree.sources.iter().map(|(path, text)| {
+        let comments = text.lines().map(|line| {
+            let (_, comment) = line.split_once("//").unwrap_or_default();
+            comment.trim_start_matches(['/', '!'])
+        });
+        (path, comments.collect::<Vec<_>>())
+    });
+    // Results keep the words of the day they were made.
+    let texts = tree.texts.iter();
+    let texts = texts.filter(|(path, _)| !path.starts_with("docs/results/"));
+    let texts = texts.map(|(path, text)| (path, text.lines().collect()));
+    let found = comments.chain(texts);
+    found
+        .flat_map(|(path, lines)| phrases_in(path, &lines))
+        .collect()
+}
+
+fn phrases_in(path: &str, lines: &[&str]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        // The next line too: a phrase may be broken there.
+        let next = lines.get(at + 1).unwrap_or(&"");
+        let words = |text: &str| format!(" {} ", plain(text));
+        let (this, both) = (words(line), words(&format!("{line} {next}")));
+        let after = words(next);
+        for (phrase, instead) in PHRASES {
+            let is_in = |text: &str| text.contains(&words(phrase));
+            if is_in(&this) || is_in(&both) && !is_in(&after) {
+                wrong.push(format!("{path}:{}: `{phrase}`: {instead}", at + 1));
+            }
+        }
+    }
+    wrong
+}
+
+/// The words of a text in small letters, with one space between.
+fn plain(text: &str) -> String {
+    let words = text.split(|c: char| !(c.is_alphanumeric() || c == '.' || c == '-'));
+    let words = words.map(|word| word.trim_end_matches('.').to_lowercase());
+    let words: Vec<String> = words.filter(|word| !word.is_empty()).collect();
+    words.join(" ")
 }
 
 /// Lines of Markdown that are too wide. Tables may be wider.
@@ -87,10 +139,25 @@ mod tests {
         assert_eq!(found(&format!("// {}\n", &wide[2..])), 0);
         assert_eq!(found(&format!("let a = \"{wide}\";\n")), 0);
         assert_eq!(found(&format!("let a = \"{wide}{wide}\";\n")), 1);
+        assert_eq!(found(&format!("a(); // {wide}\n")), 1);
+        assert_eq!(found(&format!("a(\"{wide} // \");\n")), 0);
         let wide = "x".repeat(121);
         assert_eq!(markdown(&tree_of("a.md", &wide)).len(), 1);
         assert_eq!(markdown(&tree_of("a.md", &format!("|{wide}"))).len(), 0);
         assert_eq!(markdown(&tree_of("a/results.md", &wide)).len(), 1);
+    }
+
+    #[test]
+    fn a_phrase_is_found_over_the_end_of_a_line_and_once() {
+        let (phrase, _) = PHRASES[0];
+        let broken = phrase.replacen(' ', "\n/// ", 1);
+        let found = |path: &str, text: &str| phrases(&tree_of(path, text)).len();
+        let path = "crates/base/src/a.rs";
+        assert_eq!(found(path, &format!("/// One {phrase}, two.\n")), 1);
+        assert_eq!(found(path, &format!("/// One {broken}\n/// two.\n")), 1);
+        assert_eq!(found(path, &format!("let a = \"{phrase}\";\n")), 0);
+        assert_eq!(found(path, &format!("/// One{phrase}s.\n")), 0);
+        assert_eq!(found("a.md", &format!("one\n{phrase}\n")), 1);
     }
 
     #[test]

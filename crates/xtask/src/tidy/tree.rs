@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// The files of the tree. Paths are from its root, with `/` between their parts.
 pub(super) struct Tree {
-    /// Rust files below `crates/`.
+    /// Rust files below `crates/` and `fuzz/`.
     pub sources: BTreeMap<String, String>,
     /// Markdown files.
     pub texts: BTreeMap<String, String>,
@@ -46,7 +46,7 @@ impl Tree {
                 .to_string();
             let read = || fs::read_to_string(&path).expect("a text file");
             let parts: Vec<&str> = from_root.split('/').collect();
-            if parts[0] == "crates" && name.ends_with(".rs") {
+            if ["crates", "fuzz"].contains(&parts[0]) && name.ends_with(".rs") {
                 self.sources.insert(from_root.clone(), read());
             } else if name.ends_with(".md") {
                 self.texts.insert(from_root.clone(), read());

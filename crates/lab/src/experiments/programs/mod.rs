@@ -1,5 +1,5 @@
-//! Real programs that nobody tuned for, each in parts of its own peak: with the default settings,
-//! with fixed ones, and with a swap file in the same DRAM.
+//! Real programs, none of which the settings were tuned for. Each runs in parts of its own peak:
+//! with the default settings, with fixed ones, and with a swap file in the same DRAM.
 
 mod list;
 
@@ -23,15 +23,15 @@ use list::{PROGRAMS, Program};
 /// Limits, in percent of a program's peak without one.
 const SHARES: [u64; 3] = [75, 50, 35];
 
-/// A run may take so many times the time without a limit, and at least `PATIENCE`. Then it is
-/// stopped: it took longer than that.
+/// A run may take this multiple of its time without a limit, and at least `PATIENCE`. Then it is
+/// stopped, and counts as longer than that.
 const TIMES_MAX: u32 = 12;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The least limit: a shell and a few libraries take more than half of it.
 const LEAST: Bytes = Bytes(4 << 20);
 
-/// Our settings beside the default: a name, and whether there is a RAM tier, and the arguments.
+/// The settings besides the default: their name, whether there is a RAM tier, and the arguments.
 const FIXED: [(&str, bool, &[&str]); 3] = [
     ("undercroft-lru", true, &["--policy", "lru"]),
     ("undercroft-file-only", false, &[]),
