@@ -8,6 +8,9 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_base::Bytes;
 use undercroft_manager::options::{AccessScan, WhenFull};
+use undercroft_policy::place::PlacementName;
+use undercroft_policy::prefetch::PrefetchName;
+use undercroft_policy::reclaim::ReclaimName;
 use undercroft_tier::spec::TierSpec;
 
 use crate::trace::args::TraceArgs;
@@ -108,19 +111,19 @@ pub(crate) struct RunArgs {
     pub page_size: Bytes,
 
     /// Policy that chooses the pages to evict: active_inactive, auto, clock, clock_w or lru
-    #[arg(long = "policy", value_name = "NAME", value_parser = values::reclaim)]
+    #[arg(long = "policy", value_name = "NAME")]
     #[arg(default_value = values::RECLAIM_DEFAULT)]
-    pub reclaim: String,
+    pub reclaim: ReclaimName,
 
     /// Policy that chooses the pages to load along with a fault: majority, readahead[:PAGES],
     /// window[:PAGES] or none
-    #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT, value_parser = values::prefetch)]
-    pub prefetch: String,
+    #[arg(long, value_name = "NAME", default_value = values::PREFETCH_DEFAULT)]
+    pub prefetch: PrefetchName,
 
     /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take:
     /// worth (as much as pays), or waterfall (all that `max=` allows)
-    #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT, value_parser = values::placement)]
-    pub placement: String,
+    #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT)]
+    pub placement: PlacementName,
 
     /// If every tier is full: keep the pages in memory, or end the program with status 125
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = WhenFullArg::Stay)]

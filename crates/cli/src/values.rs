@@ -135,27 +135,6 @@ pub(crate) fn stall_max(_text: &str) -> Result<String, String> {
         .to_owned())
 }
 
-/// `--policy`: a reclaim policy's name.
-pub(crate) fn reclaim(text: &str) -> Result<String, String> {
-    reclaim::by_name(text)
-        .map(|policy| policy.name().to_owned())
-        .map_err(|error| error.to_string())
-}
-
-/// `--placement`: a placement policy's name.
-pub(crate) fn placement(text: &str) -> Result<String, String> {
-    place::by_name(text)
-        .map(|_| text.to_owned())
-        .map_err(|error| error.to_string())
-}
-
-/// `--prefetch`: a prefetch policy's name.
-pub(crate) fn prefetch(text: &str) -> Result<String, String> {
-    prefetch::by_name(text)
-        .map(|policy| policy.name().to_owned())
-        .map_err(|error| error.to_string())
-}
-
 /// `--tier`: a tier specification.
 pub(crate) fn tier(text: &str) -> Result<TierSpec, String> {
     text.parse::<TierSpec>().map_err(|error| error.to_string())
@@ -184,6 +163,7 @@ pub(crate) fn demo_size(text: &str) -> Result<Bytes, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
 
     #[test]
     fn memory_max_takes_sizes_shares_and_max() {
@@ -244,18 +224,32 @@ mod tests {
     }
 
     #[test]
-    fn policies_are_those_of_the_library() {
-        for name in undercroft_policy::reclaim::NAMES {
-            assert_eq!(reclaim(name).as_deref(), Ok(name));
-        }
-        for name in undercroft_policy::prefetch::NAMES {
-            assert_eq!(prefetch(name).as_deref(), Ok(name));
-        }
-        assert!(reclaim("fifo").expect_err("fifo").contains("clock_w"));
+    fn policies_keep_what_the_user_gave_and_unknown_ones_are_refused() {
+        use clap::Parser;
+
+        let run = |option: &str, name: &str| {
+            let words = ["undercroft", "run", option, name, "--", "true"];
+            let Command::Run(args) = Cli::try_parse_from(words)
+                .map_err(|e| e.to_string())?
+                .command
+            else {
+                panic!("`run` is another command");
+            };
+            Ok::<_, String>(args)
+        };
+        let args = run("--prefetch", "readahead:8").expect("a policy");
+        assert_eq!(args.prefetch.to_string(), "readahead:8");
         assert!(
-            prefetch("psychic")
-                .expect_err("psychic")
-                .contains("majority")
+            run("--policy", "fifo")
+                .expect_err("fifo")
+                .contains("clock_w")
+        );
+        let psychic = run("--prefetch", "psychic").expect_err("psychic");
+        assert!(psychic.contains("majority"), "{psychic}");
+        assert!(
+            run("--placement", "top")
+                .expect_err("top")
+                .contains("waterfall")
         );
     }
 }

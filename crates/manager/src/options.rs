@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use undercroft_base::Bytes;
+use undercroft_policy::place::PlacementName;
+use undercroft_policy::prefetch::PrefetchName;
+use undercroft_policy::reclaim::ReclaimName;
 use undercroft_tier::spec::TierSpec;
 
 /// What the manager does when every tier is full and the limit is reached.
@@ -41,12 +44,15 @@ pub struct ClientOptions {
     /// Fastest first; never empty.
     #[serde(with = "as_text")]
     pub tiers: Vec<TierSpec>,
-    /// Reclaim policy name.
-    pub reclaim: String,
-    /// Prefetch policy name.
-    pub prefetch: String,
-    /// Placement policy name.
-    pub placement: String,
+    /// Which reclaim policy.
+    #[serde(with = "as_name")]
+    pub reclaim: ReclaimName,
+    /// Which prefetch policy, with its size.
+    #[serde(with = "as_name")]
+    pub prefetch: PrefetchName,
+    /// Which placement policy.
+    #[serde(with = "as_name")]
+    pub placement: PlacementName,
     /// What happens when every tier is full.
     pub when_full: WhenFull,
     /// Suppress everything but errors on stderr.
@@ -82,6 +88,28 @@ mod as_number {
     }
 }
 
+/// A policy's name in JSON: its text, which is parsed on the other side.
+mod as_name {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<T: Display, S: Serializer>(name: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(name)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
 /// Tiers in JSON: each as its canonical text, which parses to an equal value.
 mod as_text {
     use serde::de::Error;
@@ -113,9 +141,9 @@ mod tests {
         let options = ClientOptions {
             memory_max: Bytes(u64::MAX),
             tiers: texts.map(|text| text.parse().expect("a tier")).to_vec(),
-            reclaim: "clock".to_owned(),
-            prefetch: "none".to_owned(),
-            placement: "worth".to_owned(),
+            reclaim: "clock".parse().expect("a policy"),
+            prefetch: "window:5".parse().expect("a policy"),
+            placement: "worth".parse().expect("a policy"),
             when_full: WhenFull::Kill,
             quiet: true,
             trace: None,
@@ -124,10 +152,12 @@ mod tests {
         let sent = serde_json::to_string(&options).expect("JSON");
         let got: ClientOptions = serde_json::from_str(&sent).expect("options");
         assert_eq!(
-            (got.memory_max, &got.tiers),
-            (options.memory_max, &options.tiers)
+            (got.memory_max, &got.tiers, &got.prefetch),
+            (options.memory_max, &options.tiers, &options.prefetch)
         );
-        let wrong = sent.replace("ram,zstd", "rum,zstd");
-        assert!(serde_json::from_str::<ClientOptions>(&wrong).is_err());
+        for (right, wrong) in [("ram,zstd", "rum,zstd"), ("window:5", "window:500")] {
+            let wrong = sent.replace(right, wrong);
+            assert!(serde_json::from_str::<ClientOptions>(&wrong).is_err());
+        }
     }
 }

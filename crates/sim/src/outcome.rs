@@ -229,7 +229,7 @@ impl SimReport {
                 prefetch: setup.prefetch.clone(),
                 tiers: setup.tiers.iter().map(|tier| tier.text.clone()).collect(),
                 room: setup.room.to_string(),
-                placement: setup.placement.clone(),
+                placement: setup.placement.to_string(),
             },
             references,
             writes: sum(&|c| c.stream.writes),

@@ -1,7 +1,7 @@
 //! The settings of a recorded live run, read from its trace.
 
 use undercroft_base::Bytes;
-use undercroft_policy::place;
+use undercroft_policy::place::PlacementName;
 use undercroft_trace::Header;
 
 use crate::setup;
@@ -14,7 +14,7 @@ pub struct Recorded {
     /// `--policy`; it can be simulated.
     pub policy: String,
     /// `--placement`; it can be simulated.
-    pub placement: String,
+    pub placement: PlacementName,
 }
 
 /// The placement of traces that do not name one: there was no other.
@@ -37,11 +37,10 @@ impl Recorded {
         let limit = limit.checked_sub(waiting).filter(|_| waiting >= 0)?;
         let policy = setup::reclaim(value("--policy")?).ok()?;
         let placement = value("--placement").unwrap_or(PLACEMENT_BEFORE);
-        place::by_name(placement).ok()?;
         (header.live && header.movements && limit > 0).then_some(Recorded {
             limit: Bytes(limit as u64),
             policy,
-            placement: placement.to_owned(),
+            placement: placement.parse().ok()?,
         })
     }
 }
@@ -66,11 +65,12 @@ mod tests {
         assert_eq!(recorded.limit, Bytes(32 << 20));
         assert_eq!(recorded.policy, "active_inactive");
         assert_eq!(
-            recorded.placement, "waterfall",
+            recorded.placement.to_string(),
+            "waterfall",
             "as before there was another"
         );
         let worth = of(true, &format!("{good} --placement worth")).unwrap();
-        assert_eq!(worth.placement, "worth");
+        assert_eq!(worth.placement.to_string(), "worth");
         assert_eq!(of(false, good), None);
         let waiting = of(true, &format!("{good} --write-behind 524288")).unwrap();
         assert_eq!(waiting.limit, Bytes((32 << 20) - (512 << 10)));

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use undercroft_base::{Bytes, Nanos, TierId};
 use undercroft_model::device::{Attach, Law, Profile, Time, profiles};
-use undercroft_policy::place::LatencyClass;
+use undercroft_policy::place::{LatencyClass, PlacementName};
 
 use crate::bound;
 
@@ -412,7 +412,7 @@ pub struct Setup {
     /// Policy or [`TRACED`], valid for [`prefetch`].
     pub prefetch: String,
     /// Placement policy.
-    pub placement: String,
+    pub placement: PlacementName,
     /// Fastest first; at least one, at most [`TierId::MAX`].
     pub tiers: Vec<SimTier>,
     /// What pages hold at first.
@@ -439,7 +439,7 @@ impl Default for Setup {
             page_bytes: 4096,
             reclaim: "clock".to_owned(),
             prefetch: "none".to_owned(),
-            placement: undercroft_policy::place::NAMES[0].to_owned(),
+            placement: PlacementName::default(),
             tiers: vec![SimTier {
                 text: "pcm".to_owned(),
                 kind: kind("pcm").expect("a known profile"),

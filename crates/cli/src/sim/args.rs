@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Nanos;
+use undercroft_policy::place::PlacementName;
 use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, SimTier};
-
-use crate::values;
 
 /// `undercroft sim`.
 #[derive(Debug, Args)]
@@ -85,8 +84,8 @@ pub(crate) struct ReplayArgs {
 
     /// Policy that chooses the tier of a page: worth or waterfall [default: as recorded if a live
     /// run is replayed, otherwise worth]
-    #[arg(long, value_name = "NAME", value_parser = values::placement)]
-    pub placement: Option<String>,
+    #[arg(long, value_name = "NAME")]
+    pub placement: Option<PlacementName>,
 
     /// When pages leave to make room: at the last moment, ahead of time as in `run`, or when they
     /// did in the live run [default: traced if a live run is replayed under its own limit and

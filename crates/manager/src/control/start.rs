@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use undercroft_base::Bytes;
 use undercroft_engine::{Config, Engine, Room, Stats};
-use undercroft_policy::UnknownPolicy;
 use undercroft_policy::prefetch::first_touch::FirstTouches;
 use undercroft_sys::access::{AccessError, AccessScanner};
 use undercroft_sys::interrupts;
@@ -79,8 +78,6 @@ enum StartError {
     SwapIsOn { detail: String, fix: String },
     #[error("--access-scan: {0}; or leave the option out: policies then learn from faults alone")]
     NoAccessBits(AccessError),
-    #[error(transparent)]
-    Policy(#[from] UnknownPolicy),
     #[error(transparent)]
     Tier(#[from] TierError),
     #[error(transparent)]
@@ -243,9 +240,6 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
         .filter_map(|(_, backing)| backing.as_ref())
         .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
         .next();
-    let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim)?;
-    let prefetch = undercroft_policy::prefetch::by_name(&options.prefetch)?;
-    let place = undercroft_policy::place::by_name(&options.placement)?;
     let tiers = tiers::build(options, memories.tiers)?;
     let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
@@ -253,8 +247,9 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
     let ledger = ledger::create(memories.ledger, launch.ledger_chunks)?;
     let placement = Placement::new(disk_cpu);
     let fault_threads = placement.cpus.len();
-    let mut engine = Engine::new(ledger, reclaim, FirstTouches::beside(prefetch), config);
-    engine.set_place(place);
+    let prefetch = FirstTouches::beside(options.prefetch.make());
+    let mut engine = Engine::new(ledger, options.reclaim.make(), prefetch, config);
+    engine.set_place(options.placement.make());
     Ok(Arc::new(Shared {
         books: Books::new(engine, tiers, record),
         processes: Processes::new(fault_threads),

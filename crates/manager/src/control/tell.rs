@@ -58,9 +58,9 @@ impl Control {
             (engine.books().reclaim_choice(), engine.books().share())
         };
         Policies {
-            reclaim: self.launch.options.reclaim.clone(),
-            prefetch: self.launch.options.prefetch.clone(),
-            placement: self.launch.options.placement.clone(),
+            reclaim: self.launch.options.reclaim.to_string(),
+            prefetch: self.launch.options.prefetch.to_string(),
+            placement: self.launch.options.placement.to_string(),
             compressed_bytes_target: share.map(|share| share.target.0),
             placement_decisions: share.map_or(0, |share| share.decisions),
             choice: choice.map(|choice| PolicyChoice {

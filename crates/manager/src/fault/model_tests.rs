@@ -56,9 +56,9 @@ fn options(tier: &str) -> ClientOptions {
     ClientOptions {
         memory_max: Bytes(KEPT * PAGE_BYTES as u64),
         tiers: vec![tier.parse().expect("a tier")],
-        reclaim: "active_inactive".to_owned(),
-        placement: "worth".to_owned(),
-        prefetch: "readahead".to_owned(),
+        reclaim: "active_inactive".parse().expect("a policy"),
+        placement: "worth".parse().expect("a policy"),
+        prefetch: "readahead".parse().expect("a policy"),
         when_full: WhenFull::Stay,
         quiet: true,
         trace: None,
@@ -86,8 +86,8 @@ fn shared(options: ClientOptions) -> Arc<Shared> {
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
     let memory = SharedMemory::create("ledger", ledger::bytes_for(CHUNKS)).expect("memory");
     let ledger = ledger::create(memory, CHUNKS).expect("a ledger");
-    let reclaim = undercroft_policy::reclaim::by_name(&options.reclaim).expect("a policy");
-    let prefetch = undercroft_policy::prefetch::by_name(&options.prefetch).expect("a policy");
+    let reclaim = options.reclaim.make();
+    let prefetch = options.prefetch.make();
     let engine = Engine::new(ledger, reclaim, prefetch, config);
     let placement = Placement::new(None);
     let fault_threads = placement.cpus.len();

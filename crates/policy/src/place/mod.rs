@@ -189,3 +189,8 @@ pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {
         _ => Err(UnknownPolicy::new("placement", name, &NAMES)),
     }
 }
+
+policy_name! {
+    /// The name of a placement policy that there is.
+    PlacementName makes Place
+}

@@ -83,3 +83,8 @@ pub fn by_name(name: &str) -> Result<Box<dyn Prefetch>, UnknownPolicy> {
         _ => return Err(unknown()),
     })
 }
+
+policy_name! {
+    /// The name of a prefetch policy that there is.
+    PrefetchName makes Prefetch
+}

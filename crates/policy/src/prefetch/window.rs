@@ -38,7 +38,7 @@ impl Prefetch for FixedWindow {
 
 #[cfg(test)]
 mod tests {
-    use super::super::by_name;
+    use super::super::{PrefetchName, by_name};
     use super::*;
     use undercroft_base::{SpaceId, ThreadId, VirtPage};
 
@@ -60,6 +60,19 @@ mod tests {
     fn window_brings_the_same_whatever_happens() {
         assert_eq!(counts("window:3", &[7, 900, 2, 3]), [3, 3, 3, 3]);
         assert_eq!(counts("window", &[7]), [8]);
+    }
+
+    #[test]
+    fn a_parsed_name_keeps_its_size() {
+        let name: PrefetchName = "window:5".parse().expect("a known policy");
+        assert_eq!(name.to_string(), "window:5");
+        let fault = FaultSeen {
+            space: SpaceId(1),
+            page: VirtPage(16),
+            thread: ThreadId(0),
+            first_touch: false,
+        };
+        assert_eq!(name.make().on_fault(fault).count, 5);
     }
 
     #[test]

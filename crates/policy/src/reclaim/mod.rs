@@ -117,3 +117,8 @@ pub fn by_name(name: &str) -> Result<Box<dyn Reclaim>, UnknownPolicy> {
         _ => Err(UnknownPolicy::new("reclaim", name, &NAMES)),
     }
 }
+
+policy_name! {
+    /// The name of a reclaim policy that there is.
+    ReclaimName makes Reclaim
+}

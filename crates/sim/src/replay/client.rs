@@ -235,10 +235,7 @@ impl<'a> Client<'a> {
         let config = config_of(setup, frames);
         let chunks = stream.numbers as usize / CHUNK_PAGES as usize;
         let mut engine = Engine::new(VecLedger::new(chunks), reclaim, prefetch, config);
-        let place = undercroft_policy::place::by_name(&setup.placement);
-        engine.set_place(place.map_err(|error| {
-            SetupError::option("--placement", &setup.placement, error.to_string(), "")
-        })?);
+        engine.set_place(setup.placement.make());
         let space = add_pages(&mut engine, stream);
         let numbers = stream.numbers as usize;
         Ok(Client {
