@@ -109,6 +109,9 @@ pub enum Loaded {
 
 /// Storage below DRAM that keeps page copies. Several threads call it at once.
 ///
+/// Six methods make a tier. Two more have a default, because only a tier that puts work off needs
+/// its own: [`Tier::dram`] for pages that wait in memory, [`Tier::tidy`] for the work.
+///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
 /// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
 /// being freed; the checksum shows it.

@@ -29,7 +29,8 @@ pub enum Word {
     Ready,
 }
 
-/// What the protocol needs of its memory and of the kernel.
+/// What the protocol needs of its memory and of the kernel. Seven methods: each is one operation
+/// that the model replaces, and joining two would hide a memory order from it.
 pub trait CommandWords {
     /// An atomic load.
     fn load(&self, word: Word, order: Ordering) -> u32;

@@ -21,6 +21,9 @@ pub(crate) enum Wake {
 
 /// The memory of one address space. Its descriptor is readable while messages are pending.
 ///
+/// Seven methods, each one call of the kernel. The two questions at the end follow from them, and
+/// stay apart: each has its own call, and no caller asks both.
+///
 /// In an error, `done` is the number of pages that were installed from the start of the range.
 pub(crate) trait Space: AsFd + Send + Sync {
     /// From now on, [`Space::events`] reports faults on the mappings in the range.

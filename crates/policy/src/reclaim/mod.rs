@@ -62,6 +62,10 @@ pub enum Verdict {
 /// The engine calls `insert` once when a page becomes resident. It calls `remove` once when the
 /// page stops being resident, unless `select` took it out. A page is never inserted twice without
 /// one of these between.
+///
+/// Seven methods make a policy: four keep the order, three say what it holds and what it is called.
+/// The last are apart because they are asked at different times: `len` in assertions, the others by
+/// the report.
 pub trait Reclaim: Send {
     /// The page is resident now. O(1).
     fn insert(&mut self, page: PageNo, arrival: Arrival);
