@@ -10,13 +10,19 @@ use undercroft_sim::setup::Memory;
 use undercroft_sim::{PageStream, Setup, simulate};
 
 fn main() {
-    // Cargo adds `--bench`.
-    let mut arguments = std::env::args().skip(1).filter(|word| word != "--bench");
-    let mut number = |default: u64| -> u64 {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    // Cargo adds `--bench`, but not when it tests: then a small size is enough.
+    let is_test = words.iter().all(|word| word != "--bench");
+    let mut arguments = words
+        .into_iter()
+        .filter(|word| !is_test && word != "--bench");
+    let mut number = |default: u64, small: u64| -> u64 {
+        let default = if is_test { small } else { default };
         let text = arguments.next();
         text.map_or(default, |text| text.parse().expect("a number"))
     };
-    let (references, pages, rounds) = (number(20_000_000), number(1 << 18), number(3));
+    let references = number(20_000_000, 50_000);
+    let (pages, rounds) = (number(1 << 18, 1 << 12), number(3, 1));
     let only = arguments.next();
     let mut random = Random::new(42);
     let packed: Vec<u64> = (0..references)
