@@ -280,11 +280,19 @@ pub(crate) fn or_skip<T>(
     match result {
         Ok(value) => return Ok(Some(value)),
         Err(error @ (RigError::Interrupted | RigError::OtherSwap(_))) => return Err(error.into()),
-        Err(error @ RigError::Failed { .. }) => {
+        Err(
+            error @ (RigError::Failed { .. }
+            | RigError::CommandFailed { .. }
+            | RigError::Unreadable { .. }),
+        ) => {
             eprintln!("FAILED: {error}");
             results.failures.push(error.to_string());
         }
-        Err(error) => skip(results, &error.to_string()),
+        Err(
+            error @ (RigError::Unavailable { .. }
+            | RigError::BudgetTooSmall { .. }
+            | RigError::Killed { .. }),
+        ) => skip(results, &error.to_string()),
     }
     Ok(None)
 }
@@ -314,9 +322,9 @@ pub(crate) fn run_touch(
         .iter()
         .map(|line| serde_json::from_str(line))
         .collect();
-    let lines = lines.map_err(|error| RigError::Failed {
+    let lines = lines.map_err(|error| RigError::Unreadable {
         what: format!("read the output of undercroft-touch on rig {}", rig.name()),
-        source: std::io::Error::other(error),
+        why: error.to_string(),
     })?;
     Ok((lines, outcome))
 }

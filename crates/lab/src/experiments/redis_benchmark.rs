@@ -6,7 +6,6 @@ use super::{Lab, or_skip, progress, skip};
 use crate::results::{Better, Results, Sample};
 use crate::rig::{Finished, Plain, Rig, RigError, SwapFile, TierChoice};
 use std::collections::BTreeMap;
-use std::io;
 use std::process::{Command, Stdio};
 use undercroft_base::Bytes;
 
@@ -113,9 +112,9 @@ pub(crate) fn benchmark(server: &Server, keys: u64, requests: u64) -> Result<Cas
     let mut cases = Cases::new();
     for test in ["set", "get"] {
         let what = format!("redis-benchmark -t {test}");
-        let failed = |why: String| RigError::Failed {
+        let failed = |how: String| RigError::CommandFailed {
             what: what.clone(),
-            source: io::Error::other(why),
+            how,
         };
         let arguments = format!(
             "-p {} -t {test} -d 1024 -r {keys} -n {requests} -c 4 --csv",

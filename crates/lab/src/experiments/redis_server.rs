@@ -53,9 +53,9 @@ impl Server {
             {
                 let text = std::fs::read_to_string(log).unwrap_or_default();
                 let last = text.lines().last().unwrap_or("no output").to_owned();
-                return Err(RigError::Failed {
+                return Err(RigError::CommandFailed {
                     what: format!("start redis-server on rig {}", rig.name()),
-                    source: io::Error::other(last),
+                    how: last,
                 });
             }
             std::thread::sleep(Duration::from_millis(20));

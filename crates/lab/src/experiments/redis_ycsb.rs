@@ -12,7 +12,6 @@ use crate::rig::{Finished, Plain, Rig, RigError, SwapFile, TierChoice, Zram};
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use undercroft_base::Bytes;
@@ -312,9 +311,9 @@ impl Client {
     ) -> Result<BTreeMap<String, f64>, RigError> {
         let export = self.out.join("ycsb.json");
         let what = format!("ycsb {} {more:?}", mode.join(" "));
-        let failed = |why: String| RigError::Failed {
+        let failed = |how: String| RigError::CommandFailed {
             what: what.clone(),
-            source: io::Error::other(why),
+            how,
         };
         let mut command = Command::new("java");
         command
@@ -389,9 +388,9 @@ impl Client {
         }
         let text = String::from_utf8_lossy(&output.stdout);
         let what = "check every value".to_owned();
-        Err(RigError::Failed {
+        Err(RigError::CommandFailed {
             what,
-            source: io::Error::other(format!("{} {}", output.status, text.trim())),
+            how: format!("{} {}", output.status, text.trim()),
         })
     }
 }

@@ -57,7 +57,23 @@ pub enum RigError {
         /// Compressed bytes measured.
         compressed: Bytes,
     },
-    /// A step of the set-up, or the command itself, failed.
+    /// A command ran and failed, or ended too early.
+    #[error("{what}: {how}")]
+    CommandFailed {
+        /// What it was to do.
+        what: String,
+        /// How it ended, or what it said last.
+        how: String,
+    },
+    /// A command's output or report is not what it should be.
+    #[error("{what}: {why}")]
+    Unreadable {
+        /// What was read.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A system call of the set-up failed.
     #[error("{what}: {source}")]
     Failed {
         /// The step, with its path or command.

@@ -4,7 +4,7 @@
 use super::{Facts, MemoryUse, RigError, Stage, StoreMeter};
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -225,9 +225,9 @@ impl Running {
         let wall = self.began.elapsed();
         let reader = self.reader.take();
         if reader.is_some_and(|reader| reader.join().is_err()) {
-            return Err(RigError::Failed {
+            return Err(RigError::Unreadable {
                 what: "read the command's output".into(),
-                source: io::Error::other("the reader thread panicked"),
+                why: "the reader thread panicked".into(),
             });
         }
         self.stop_sampler();
@@ -292,10 +292,13 @@ impl Running {
 /// Reads and removes the report of a run. Errors: absent or not JSON, which no successful run
 /// leaves.
 fn read_report(path: &std::path::Path) -> Result<serde_json::Value, RigError> {
-    let what = || RigError::failed(format!("read undercroft's report {}", path.display()));
-    let text = fs::read_to_string(path).map_err(what())?;
-    let report = serde_json::from_str(&text).map_err(|error| what()(io::Error::other(error)))?;
-    fs::remove_file(path).map_err(what())?;
+    let what = format!("read undercroft's report {}", path.display());
+    let text = fs::read_to_string(path).map_err(RigError::failed(&what))?;
+    let report = serde_json::from_str(&text).map_err(|error| RigError::Unreadable {
+        what: what.clone(),
+        why: error.to_string(),
+    })?;
+    fs::remove_file(path).map_err(RigError::failed(&what))?;
     Ok(report)
 }
 
@@ -335,9 +338,9 @@ impl Finished {
             (Some(code), _) => format!("exit status {code}"),
             (None, signal) => format!("killed by signal {}", signal.unwrap_or(0)),
         };
-        Err(RigError::Failed {
+        Err(RigError::CommandFailed {
             what: format!("{what} under {rig}"),
-            source: io::Error::other(how),
+            how,
         })
     }
 }

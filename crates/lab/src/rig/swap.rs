@@ -3,7 +3,6 @@
 
 use super::{Facts, RigError};
 use std::fs::{self, File, OpenOptions};
-use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -276,8 +275,8 @@ fn run(program: &str, arguments: &[&str]) -> Result<(), RigError> {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(RigError::Failed {
+    Err(RigError::CommandFailed {
         what,
-        source: io::Error::other(format!("{} {text}", output.status)),
+        how: format!("{} {text}", output.status),
     })
 }
