@@ -27,7 +27,7 @@ pub(crate) unsafe fn start_agent(
     // CHILD_CLEARTID
     // CHILD_SETTID: a thread of the program, but *without* FILES. With its own descriptor table,
     // the program may close any descriptor, and sees none of ours. Without FS, too: a program may
-    // enter a mount namespace (setns) only if it shares root and working directory with nobody.
+    // enter a mount namespace (setns) only if it shares root and working directory with no thread.
     let flags: usize = 0x100 | 0x800 | 0x1_0000 | 0x4_0000 | 0x20_0000 | 0x100_0000;
     // SAFETY: the page is mapped for as long as the address space lives.
     let page = Page(unsafe { &*page });

@@ -541,13 +541,18 @@ struct RawMessage {
 
 /// Room for 32 messages. It is reused, so reading allocates nothing.
 pub struct MessageBuf {
-    raw: [MaybeUninit<RawMessage>; 32],
+    raw: [MaybeUninit<RawMessage>; MessageBuf::MESSAGES],
+}
+
+impl MessageBuf {
+    /// How many messages one read brings at most.
+    pub const MESSAGES: usize = 32;
 }
 
 impl Default for MessageBuf {
     fn default() -> MessageBuf {
         MessageBuf {
-            raw: [MaybeUninit::uninit(); 32],
+            raw: [MaybeUninit::uninit(); MessageBuf::MESSAGES],
         }
     }
 }

@@ -67,6 +67,17 @@ const COME_BACK: Duration = Duration::from_millis(5);
 /// Epoll events that are taken at once.
 const EVENTS_MAX: usize = 16;
 
+/// Reads in a row of one process, so that events behind many faults are read. Each brings 32
+/// messages, and a thread that waits has sent one.
+const READS_MAX: u32 = 512;
+
+/// What one read brought.
+struct ReadOnce {
+    /// As many messages as there is room for: more may wait.
+    full: bool,
+    events: bool,
+}
+
 /// The result of reading a process's messages.
 enum Intake {
     Read,
@@ -369,54 +380,36 @@ impl FaultThread {
     /// Step 1: reads messages, and applies layout events before any page can be installed.
     fn intake(&mut self, process: &Arc<Process>) -> Intake {
         let _layout = process.layout.write();
-        let (mut changing, mut short) = (None, false);
+        let (mut changed, mut short) = (false, false);
         let agent = process.agent.get();
         if agent.is_some_and(|agent| !lets_read(process, agent)) {
             return Intake::Unread;
         }
-        match process.memory.events(&mut self.messages) {
-            Ok(messages) => {
-                for message in messages {
-                    match message {
-                        Message::Fault {
-                            page,
-                            write,
-                            wp,
-                            thread,
-                            ..
-                        } => {
-                            let space = process.space;
-                            let list = if wp {
-                                &mut self.writes
-                            } else {
-                                &mut self.faults
-                            };
-                            // The agent must never wait for room, because it makes room.
-                            let agent = process.agent.get().map(|agent| agent.tid());
-                            list.push(Fault {
-                                space,
-                                page,
-                                write,
-                                thread,
-                                urgent: agent == Some(thread.0) && thread.0 != 0,
-                            });
-                        }
-                        event => {
-                            let holds = &self.shared.gauges.layout_holds;
-                            changing.get_or_insert_with(|| holds.hold());
-                            crate::space::layout::heard(&self.shared, process, event);
-                        }
+        for _ in 0..READS_MAX {
+            match self.read_messages(process) {
+                Ok(read) => {
+                    changed |= read.events;
+                    // The kernel gives faults before events. While an event waits, no page can be
+                    // installed, and each thread that is woken faults again. So the faults of many
+                    // threads would keep the event from being read for ever.
+                    if !(read.full && process.event_pending()) {
+                        break;
                     }
                 }
+                // No descriptor for a fork child: its parent stays blocked in fork(), and the event
+                // stays unread.
+                Err(error) if is_out_of_descriptors(&error) => {
+                    self.shared.gauges.shortages.no_descriptor();
+                    short = true;
+                    break;
+                }
+                Err(error) => {
+                    self.shared.signals.doom(Doom::NoFaults(error));
+                    break;
+                }
             }
-            // No descriptor for a fork child: its parent stays blocked in fork(), and the event
-            // stays unread.
-            Err(error) if is_out_of_descriptors(&error) => {
-                self.shared.gauges.shortages.no_descriptor();
-                short = true;
-            }
-            Err(error) => self.shared.signals.doom(Doom::NoFaults(error)),
         }
+        let held = changed.then(|| self.shared.gauges.layout_holds.hold());
         if !crate::space::layout::apply_events(&self.shared, process) {
             // The books are behind the kernel at the moment, and no page can be installed. The
             // threads fault again.
@@ -428,8 +421,48 @@ impl FaultThread {
         if let Some(agent) = agent {
             agent.commands.admit_agent();
         }
-        drop(changing); // the layout lock is released now, too
+        drop(held); // the layout lock is released now, too
         if short { Intake::Short } else { Intake::Read }
+    }
+
+    /// Reads messages once: faults go to the lists, events to the process's order of events.
+    fn read_messages(&mut self, process: &Arc<Process>) -> std::io::Result<ReadOnce> {
+        let messages = process.memory.events(&mut self.messages)?;
+        let mut read = ReadOnce {
+            full: messages.len() == MessageBuf::MESSAGES,
+            events: false,
+        };
+        for message in messages {
+            match message {
+                Message::Fault {
+                    page,
+                    write,
+                    wp,
+                    thread,
+                    ..
+                } => {
+                    let list = if wp {
+                        &mut self.writes
+                    } else {
+                        &mut self.faults
+                    };
+                    // The agent must never wait for room, because it makes room.
+                    let agent = process.agent.get().map(|agent| agent.tid());
+                    list.push(Fault {
+                        space: process.space,
+                        page,
+                        write,
+                        thread,
+                        urgent: agent == Some(thread.0) && thread.0 != 0,
+                    });
+                }
+                event => {
+                    read.events = true;
+                    crate::space::layout::heard(&self.shared, process, event);
+                }
+            }
+        }
+        Ok(read)
     }
 
     /// Steps 2 to 4 of one fault: decides, loads, installs.

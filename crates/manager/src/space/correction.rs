@@ -36,7 +36,7 @@ pub(crate) enum ChildBooks {
     Later,
     /// There is no descriptor to look at it. It was counted. Ask again after a pause.
     Short,
-    /// Nobody can look at it. Its missing pages must not be served.
+    /// It cannot be looked at. Its missing pages must not be served.
     Never,
 }
 
@@ -231,8 +231,8 @@ fn only_thread(processes: &Processes, child: &Process, who: Who) -> Result<Optio
     };
     let parent = child.parent.and_then(|parent| processes.get(parent));
     let parent = parent.and_then(|parent: Arc<Process>| parent.pid());
-    // A child made with `CLONE_PARENT` is its parent's brother. One whose parent has ended is
-    // somebody's whom nobody can name.
+    // A child made with `CLONE_PARENT` is its parent's brother. One whose parent has ended has
+    // a new parent, which is not known.
     let above = parent.and_then(|pid| procfs::status_number(pid, "PPid"));
     let parents = || parent.into_iter().chain(above.map(|pid| pid as u32));
     let found = [tid].into_iter().find(&mut shows);

@@ -108,7 +108,7 @@ pub(crate) struct Process {
     pub correction: Mutex<Option<Instant>>,
     /// The only thread of this fork child: its memory held the number on the beacon.
     pub proven: OnceLock<u32>,
-    /// Nobody can read its mappings, so its books stay wrong.
+    /// Its mappings cannot be read, so its books stay wrong.
     pub unreadable: AtomicBool,
     /// It is registered with the kernel, because pressure has come.
     pub managed: AtomicBool,
@@ -411,7 +411,7 @@ mod tests {
         assert!(process.redeem(NONCE, std::process::id()));
     }
 
-    /// 0 stands for "not managed". It is nobody's number, and without a ticket no number is good.
+    /// 0 stands for "not managed". No process has it, and without a ticket no number is good.
     #[test]
     fn redeem_without_a_ticket_refuses_every_number() {
         let process = child();
