@@ -1,7 +1,7 @@
 //! Process trees under one limit: shells with background jobs, exec chains, forking workers,
 //! threads, dropped users.
 
-use undercroft_tests::{Job, MIB, build, find, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{Job, MIB, build, find, one_at_a_time, plain_only, skip};
 
 const LIMIT: u64 = 24 * MIB;
 
@@ -53,25 +53,6 @@ fn a_child_that_is_not_its_parents_child_is_found_when_others_read_it_first() {
 #[test]
 fn a_child_whose_parent_has_ended_is_found_when_others_read_it_first() {
     others_read_first(&["orphans"]);
-}
-
-/// The kernel reports a fork and another thread's mremap in either order. The child reads its
-/// blocks where it has them.
-#[test]
-fn a_child_has_its_bytes_where_a_move_beside_the_fork_left_them() {
-    let _turn = one_at_a_time();
-    for more in [&[][..], &["raw"]] {
-        let job = Job::new(build("forkmove")).args(["24", "5"]).args(more);
-        let outcome = job.limit(16 * MIB).tier("ram").run().expect(0);
-        let [forks, elsewhere, moves] = outcome.numbers::<3>();
-        say(&format!(
-            "{forks} forks, {elsewhere} children had a block elsewhere, {moves} moves"
-        ));
-        assert!(forks > 20.0 && elsewhere > 2.0, "{outcome}");
-        if !plain_only() {
-            outcome.expect_swapping(1000.0);
-        }
-    }
 }
 
 #[test]

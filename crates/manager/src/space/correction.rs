@@ -1,13 +1,15 @@
 //! Corrects the books of a fork child by its own mappings, before a page of it is served or leaves.
 //! The books are a copy of the parent's.
 //!
-//! - A mapping that is marked `MADV_DONTFORK` is absent, one marked `MADV_WIPEONFORK` has zeros.
-//! - A mapping that the parent moved at the moment of the fork may be at its other place
-//!   ([`crate::space::moves`]).
+//! A mapping that is marked `MADV_DONTFORK` is absent, one marked `MADV_WIPEONFORK` has zeros.
+//!
+//! Not followed: a move that another thread of the parent made at the moment of the fork, and that
+//! the kernel reported in the wrong order. From the mappings alone such a move looks like a mapping
+//! that the child does not inherit beside a fresh one that the books do not have yet. A repair that
+//! took one for the other gave a child bytes of another page.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use undercroft_base::VirtRange;
 use undercroft_sys::memory::ProcessMemory;
@@ -15,16 +17,11 @@ use undercroft_sys::procfs;
 use undercroft_sys::uffd::UffdError;
 
 use crate::gauges::scale::is_out_of_descriptors;
-use crate::signals::Doom;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
 use crate::space::{cow, parts};
 use crate::sync::lock;
-
-/// Longest wait for a move that the parent's kernel has not reported yet. A thread of the parent is
-/// on its way out of the kernel meanwhile, and may have no CPU.
-const MOVE_WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// The books of a fork child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +29,7 @@ const MOVE_WAIT_MAX: Duration = Duration::from_millis(250);
 pub(crate) enum ChildBooks {
     /// Those of its memory; also those of a process that is no fork child, or is gone.
     Right,
-    /// An event of its parent, or of its own, has to be read first. Ask again.
+    /// An event of its own has to be read first. Ask again.
     Later,
     /// There is no descriptor to look at it. It was counted. Ask again after a pause.
     Short,
@@ -59,16 +56,15 @@ pub(crate) fn correct(shared: &Shared, process: &Process, who: Who, zeros: &[u8]
         return ChildBooks::Right;
     }
     // A second thread waits for the first.
-    let mut since = lock(&process.correction);
+    let _turn = lock(&process.correction);
     if process.is_corrected() {
         return ChildBooks::Right;
     }
     if process.unreadable.load(Ordering::Relaxed) {
         return ChildBooks::Never;
     }
-    let since = *since.get_or_insert_with(Instant::now);
     let books = match only_thread(&shared.processes, process, who) {
-        Ok(Some(tid)) => by_mappings(shared, process, tid, since),
+        Ok(Some(tid)) => by_mappings(shared, process, tid),
         Ok(None) => ChildBooks::Never,
         Err(Shortage) => ChildBooks::Short,
     };
@@ -102,7 +98,7 @@ struct Mapped {
     foreign: Vec<VirtRange>,
 }
 
-fn by_mappings(shared: &Shared, process: &Process, tid: u32, since: Instant) -> ChildBooks {
+fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> ChildBooks {
     let _layout = process.layout.write();
     let _held = shared.gauges.layout_holds.hold();
     // What it changed itself before its first fault.
@@ -138,11 +134,10 @@ fn by_mappings(shared: &Shared, process: &Process, tid: u32, since: Instant) -> 
     now.foreign.retain(|range| is_in(range, &now.tracked));
     now.foreign.sort_by_key(|range| range.start);
     now.tracked.retain(|range| !is_in(range, &now.foreign));
-    let Some(gone) = follow_moves(shared, process, &now.tracked, since) else {
-        return ChildBooks::Later;
-    };
-    for absent in gone {
-        parts::dropped(shared, process.space, absent, true);
+    for region in shared.books.regions(process.space) {
+        for absent in region.minus(&now.tracked[region.overlapping(&now.tracked)]) {
+            parts::dropped(shared, process.space, absent, true);
+        }
     }
     for range in now.wiped {
         parts::dropped(shared, process.space, range, false);
@@ -153,50 +148,6 @@ fn by_mappings(shared: &Shared, process: &Process, tid: u32, since: Instant) -> 
     shared.books.free_released();
     cow::protect(&shared.books, process, tid);
     ChildBooks::Right
-}
-
-/// Has the books follow the moves of the parent that the child shows. Returns what is absent in the
-/// child then. `None`: the kernel may still report a move of the parent.
-fn follow_moves(
-    shared: &Shared,
-    process: &Process,
-    tracked: &[VirtRange],
-    since: Instant,
-) -> Option<Vec<VirtRange>> {
-    let minus = |of: &[VirtRange], holes: &[VirtRange]| -> Vec<VirtRange> {
-        let parts = of.iter();
-        let parts = parts.flat_map(|range| range.minus(&holes[range.overlapping(holes)]));
-        parts.collect()
-    };
-    loop {
-        // Asked first: all that was reported by now is in the list.
-        let is_quiet = is_quiet(shared, process) || since.elapsed() > MOVE_WAIT_MAX;
-        let regions = shared.books.regions(process.space);
-        let (gone, new) = (minus(&regions, tracked), minus(tracked, &regions));
-        let around = process.fork_moves.as_ref();
-        if gone.is_empty() || new.is_empty() {
-            return Some(gone);
-        }
-        let Some(step) = around.and_then(|moves| moves.next(&gone, &new, &process.moves)) else {
-            return is_quiet.then_some(gone);
-        };
-        if parts::moved(shared, process.space, step.from, step.to.start).is_err() {
-            shared.signals.doom(Doom::TableFullByFork);
-            return Some(Vec::new());
-        }
-    }
-}
-
-/// True if every change that the child's parent has made by now is in its books.
-fn is_quiet(shared: &Shared, process: &Process) -> bool {
-    let parent = process.parent.and_then(|space| shared.processes.get(space));
-    parent.is_none_or(|parent| {
-        // Not waited for: the parent's lock comes before a child's.
-        let Ok(_layout) = parent.layout.try_read() else {
-            return false;
-        };
-        !parent.event_pending() && parent.has_applied_all()
-    })
 }
 
 /// There is no descriptor left.

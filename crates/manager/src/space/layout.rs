@@ -10,7 +10,6 @@ use undercroft_sys::uffd::{Message, Uffd};
 use crate::placement::Placement;
 use crate::signals::Doom;
 use crate::space::anonymous::Anonymous;
-use crate::space::moves::Move;
 use crate::space::parts;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
@@ -73,17 +72,8 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
                 VirtRange::new(to, to.plus(from.count().0)),
             );
             match parts::moved(shared, space, from, to) {
-                Ok(effect) => {
-                    process.moves.add(Move::new(from, to));
-                    // A fork that is reported from now on has seen all moves so far.
-                    if process.is_corrected() && !process.event_pending() {
-                        process.moves.settle();
-                    }
-                    (effect, from)
-                }
-                Err(_) => {
-                    return shared.signals.doom(Doom::TableFull);
-                }
+                Ok(effect) => (effect, from),
+                Err(_) => return shared.signals.doom(Doom::TableFull),
             }
         }
     };
@@ -117,17 +107,16 @@ fn follow(shared: &Shared, process: &Process, from: VirtRange, to: VirtRange) {
 }
 
 fn fork(shared: &Shared, parent: &Process, child: Uffd) {
-    // What the child does not have, has as zeros, or has at another place is found before its first
-    // page is served ([`crate::space::correction`]).
+    // What the child does not have, or has as zeros, is found before its first page is served
+    // ([`crate::space::correction`]).
     let space = shared.books.engine().forks().begin_fork(parent.space);
-    let mut child = Process::new(
+    let child = Process::new(
         space,
         Arc::new(Anonymous::new(child)),
         parent.beacon,
         Some(parent.space),
         Some(parent.family),
     );
-    child.fork_moves = Some(parent.moves.fork(parent.event_pending()));
     child.managed.store(true, Ordering::Relaxed);
     let uncounted =
         parent.counting.load(Ordering::SeqCst) > 0 || parent.recount.load(Ordering::Acquire);

@@ -14,7 +14,6 @@ pub(crate) mod graves;
 pub(crate) mod layout;
 #[cfg(test)]
 pub(crate) mod model;
-pub(crate) mod moves;
 pub(crate) mod order;
 pub(crate) mod parts;
 pub(crate) mod port;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use undercroft_base::{PAGE_BYTES, SpaceId, VirtPage, VirtRange};
 use undercroft_sys::maps::Maps;
@@ -16,7 +16,6 @@ use undercroft_sys::uffd::UffdError;
 
 use crate::placement::pin::Program;
 use crate::space::agent::Agent;
-use crate::space::moves::{ForkMoves, Moves};
 use crate::space::order::EventOrder;
 use crate::space::port::{Space, Wake};
 use crate::space::trail::Trail;
@@ -99,13 +98,10 @@ pub(crate) struct Process {
     /// The parent was still being counted at the fork, or a count of this process failed: its pages
     /// are to be counted again.
     pub recount: AtomicBool,
-    /// What it has moved lately, and what its parent moved around the fork.
-    pub moves: Moves,
-    pub fork_moves: Option<ForkMoves>,
     /// The books of this fork child have been corrected by its own mappings.
     pub corrected: AtomicBool,
-    /// Held by who corrects them: since when that is tried.
-    pub correction: Mutex<Option<Instant>>,
+    /// Held while they are corrected.
+    pub correction: Mutex<()>,
     /// The only thread of this fork child: its memory held the number on the beacon.
     pub proven: OnceLock<u32>,
     /// Its mappings cannot be read, so its books stay wrong.
@@ -160,8 +156,6 @@ impl Process {
             trail: Trail::default(),
             counting: AtomicU32::new(0),
             recount: AtomicBool::new(false),
-            moves: Moves::default(),
-            fork_moves: None,
             corrected: AtomicBool::new(false),
             correction: Mutex::default(),
             proven: OnceLock::new(),

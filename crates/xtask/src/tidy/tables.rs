@@ -168,7 +168,6 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "agent",
             "order",
             "trail",
-            "moves",
             "process",
             "foreign",
             "processes",
