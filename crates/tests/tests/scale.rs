@@ -167,10 +167,10 @@ fn many_threads_in_half_their_memory_have_every_byte() {
     let outcome = Job::new(build("scale"))
         .args(["threads", &count.to_string(), seconds])
         .limit(count * 64 * 4096 / 2)
-        .timeout(900)
+        .timeout(300)
         .run();
     tell(&format!("{count} threads"), &outcome);
-    expect_short_holds(outcome.expect(0)).expect_swapping(count as f64 * 32.0);
+    expect_short_holds(outcome.expect(0)).expect_swapping(count as f64 * 8.0);
 }
 
 /// Many processes at once, each of which forks and executes, beside a program over its limit. What
