@@ -16,6 +16,9 @@ const LIMIT: u64 = 12 * MIB;
 /// Longest time until nothing of a run is left. On an idle machine it takes milliseconds.
 const GONE: Duration = Duration::from_secs(20);
 
+/// Time in which a process that was killed frees its memory.
+const FREED: Duration = Duration::from_secs(5);
+
 /// How the program makes its children (`programs/orphans.c`). The last two are linked to musl,
 /// where no child announces itself.
 const KINDS: [&str; 9] = [
@@ -262,7 +265,7 @@ fn keeper_manager_and_holder_killed_leave_an_announced_process_waiting() {
         // A victim may still be on its way out: it frees its memory first.
         let begin = Instant::now();
         let mut waits = death.run.left();
-        while waits.len() > 1 && begin.elapsed() < GONE {
+        while waits.len() > 1 && begin.elapsed() < FREED {
             std::thread::sleep(Duration::from_millis(50));
             waits = death.run.left();
         }

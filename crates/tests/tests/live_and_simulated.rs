@@ -12,9 +12,9 @@ use undercroft_tests::{
 const LIMIT: u64 = 32 * MIB;
 
 /// How far the simulation may be off, in percent: if it makes room as the live manager does (seen:
-/// 0.9; 2.8 beside two builds, where room is made late), and if it makes room at the recorded times
-/// (seen: 0.0; 0.1 on a machine with four busy loops).
-const APART_MAX: [(&str, f64); 2] = [("ahead", 4.0), ("traced", 0.5)];
+/// 1.3; once 2.8 beside two builds, which fails), and if it makes room at the recorded times (seen:
+/// 0.0; 0.1 on a machine with four busy loops).
+const APART_MAX: [(&str, f64); 2] = [("ahead", 2.0), ("traced", 0.5)];
 
 /// The same with prefetch (seen: 1.1 and 0.0).
 const AHEAD_APART_MAX: [(&str, f64); 2] = [("ahead", 3.0), ("traced", 0.5)];
