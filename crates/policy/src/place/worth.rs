@@ -208,8 +208,8 @@ impl Worth {
         self.copies = copies;
     }
 
-    /// Looks whether there is enough evidence for a decision.
-    fn look(&mut self, limit: Bytes, tiers: &[TierState]) {
+    /// Brings the state up to date with the tiers, and decides anew if there is enough evidence.
+    fn decide_if_due(&mut self, limit: Bytes, tiers: &[TierState]) {
         let Some((count, device)) = above_device(tiers) else {
             return;
         };
@@ -289,7 +289,7 @@ impl Place for Worth {
     }
 
     fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration> {
-        self.look(limit, tiers);
+        self.decide_if_due(limit, tiers);
         Waterfall
             .migrate(limit, tiers)
             .or_else(|| self.shrink(tiers))
