@@ -104,9 +104,9 @@ pub(crate) fn run(placement: &Placement, signals: &Signals) {
             guard.list();
             list_at = now + LIST_EVERY;
         }
-        let busy = guard.look(now);
+        let busy = guard.move_starved(now);
         guard.return_some(now);
-        guard.look_at_bound(now);
+        guard.free_bound(now);
         std::thread::sleep(if busy { TICK } else { CALM_TICK });
     }
 }
@@ -127,7 +127,7 @@ impl Guard<'_> {
 
     /// Moves the threads that have waited too long. True if a thread has run since the last look,
     /// or waits. The control thread, which runs at all times, does not count.
-    fn look(&mut self, now: Instant) -> bool {
+    fn move_starved(&mut self, now: Instant) -> bool {
         let (placement, left) = (self.placement, &mut self.left);
         let (mut busy, control) = (false, std::process::id());
         self.wards.retain_mut(|ward| {
@@ -149,7 +149,7 @@ impl Guard<'_> {
     }
 
     /// Frees the bound client thread if it waits too long: another CPU may have time for it.
-    fn look_at_bound(&mut self, now: Instant) {
+    fn free_bound(&mut self, now: Instant) {
         let bound = self.placement.pin.bound();
         if self.bound.as_ref().map(|(thread, _)| thread.tid) != bound {
             let open = |tid| Watched::new(tid).zip(RunTime::open(tid).ok());
