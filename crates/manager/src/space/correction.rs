@@ -102,8 +102,7 @@ fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> ChildBooks {
     let _layout = process.layout.write();
     let _held = shared.gauges.layout_holds.hold();
     // What it changed itself before its first fault.
-    let is_settled = || !process.event_pending() && process.has_applied_all();
-    if !is_settled() {
+    if !process.books_are_current() {
         return ChildBooks::Later;
     }
     let mut now = Mapped::default();
@@ -126,7 +125,7 @@ fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> ChildBooks {
     {
         return ChildBooks::Never; // another process
     }
-    if !is_settled() {
+    if !process.books_are_current() {
         return ChildBooks::Later;
     }
     let is_in = |range: &VirtRange, of: &[VirtRange]| !range.overlapping(of).is_empty();

@@ -487,9 +487,11 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         let Some(next) = next else {
             // Pages that are not found may be moving. Their new place is noted while pages are
             // counted.
-            if is_settled(process) {
+            let layout = process.layout.read();
+            if process.books_are_current() {
                 break;
             }
+            drop(layout);
             if awaits_events(process, since) {
                 continue;
             }
@@ -527,12 +529,6 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
         since = Instant::now();
     }
     shared.signals.kick_evictor();
-}
-
-/// True if the books know of every layout event.
-fn is_settled(process: &Process) -> bool {
-    let _layout = process.layout.read();
-    !process.event_pending() && process.has_applied_all()
 }
 
 /// Counts the pages that were found `present`.

@@ -323,6 +323,12 @@ impl Process {
         lock(&self.order).has_applied_all()
     }
 
+    /// True if the books know of every layout event, read or not. Call it with the layout lock
+    /// held.
+    pub(crate) fn books_are_current(&self) -> bool {
+        !self.event_pending() && self.has_applied_all()
+    }
+
     pub(crate) fn kill(&self) {
         if let Some(identity) = self.identity.get() {
             let _ = identity.pidfd.kill();
