@@ -9,7 +9,7 @@ use crate::mapping::PageBuf;
 
 /// A buffer of pages. A page in flight belongs to the kernel: it cannot be borrowed until its I/O
 /// is reaped. One thread owns the arena. Only the in-flight marks are shared with a
-/// [`crate::ring::Ring`].
+/// [`crate::ring::PageRing`].
 #[derive(Debug)]
 pub struct PageArena {
     buffer: PageBuf,

@@ -10,20 +10,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use undercroft_base::PAGE_BYTES;
 
-/// A mapping that is unmapped on drop.
+/// A mapping of this process, unmapped on drop.
 #[derive(Debug)]
-struct Mapping {
+struct OwnMapping {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: a mapping is plain memory owned by this value. The types that wrap it decide what several
 // threads may do with it.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; `&Mapping` alone gives no access.
-unsafe impl Sync for Mapping {}
+unsafe impl Send for OwnMapping {}
+// SAFETY: as above; `&OwnMapping` alone gives no access.
+unsafe impl Sync for OwnMapping {}
 
-impl Drop for Mapping {
+impl Drop for OwnMapping {
     fn drop(&mut self) {
         // SAFETY: the range is ours (made by mmap with this length), and nothing borrows from it
         // any more.
@@ -39,7 +39,7 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct SharedMemory {
     fd: OwnedFd,
-    map: Mapping,
+    map: OwnMapping,
 }
 
 impl SharedMemory {
@@ -84,7 +84,7 @@ impl SharedMemory {
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(SharedMemory {
             fd,
-            map: Mapping { start, len },
+            map: OwnMapping { start, len },
         })
     }
 
@@ -165,7 +165,7 @@ impl AsFd for SharedMemory {
 
 /// Private, page-aligned memory, touched in advance: buffers of the fault path and of O_DIRECT.
 #[derive(Debug)]
-pub struct PageBuf(Mapping);
+pub struct PageBuf(OwnMapping);
 
 impl PageBuf {
     /// `pages` zeroed pages, already in memory.
@@ -176,7 +176,7 @@ impl PageBuf {
         // SAFETY: a fresh anonymous mapping at an address the kernel chooses; it overlaps nothing.
         let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(PageBuf(Mapping { start, len }))
+        Ok(PageBuf(OwnMapping { start, len }))
     }
 
     /// `pages` zero pages that are all the kernel's one zero page, so reading them stays in the
@@ -189,7 +189,7 @@ impl PageBuf {
         let start =
             unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, flags) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(ZeroPages(Mapping { start, len }))
+        Ok(ZeroPages(OwnMapping { start, len }))
     }
 
     /// The address of byte `offset`, for the kernel to read or write. Not derived from a reference.
@@ -212,7 +212,7 @@ impl PageBuf {
 
 /// Zero pages to read; see [`PageBuf::zeros`].
 #[derive(Debug)]
-pub struct ZeroPages(Mapping);
+pub struct ZeroPages(OwnMapping);
 
 impl Deref for ZeroPages {
     type Target = [u8];

@@ -42,7 +42,7 @@ const COVERING_OR_NEXT: u64 = 1 << 4;
 /// Names of anonymous mappings are shorter (`[anon:` and 80 bytes).
 const NAME_BYTES: usize = 128;
 
-/// One mapping, with what decides whether it can be managed.
+/// One mapping of a process, as `/proc` shows it, with what decides whether it can be managed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Its pages: the whole mapping.

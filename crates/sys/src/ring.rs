@@ -18,7 +18,7 @@ struct Operation {
 
 /// A ring and its arena. Pages in an operation are in flight until its completion is reaped.
 /// Dropping the ring waits for all.
-pub struct Ring {
+pub struct PageRing {
     ring: IoUring,
     arena: PageArena,
     operations: Vec<Option<Operation>>,
@@ -36,11 +36,11 @@ pub enum Refused {
     PageBusy,
 }
 
-impl Ring {
+impl PageRing {
     /// A ring for `entries` operations at once over `pages` pages of its own.
-    pub fn new(entries: u32, pages: usize) -> io::Result<Ring> {
+    pub fn new(entries: u32, pages: usize) -> io::Result<PageRing> {
         let operations = entries as usize;
-        Ok(Ring {
+        Ok(PageRing {
             ring: IoUring::new(entries)?,
             arena: PageArena::new(pages)?,
             operations: vec![None; operations],
@@ -132,7 +132,7 @@ impl Ring {
 
     /// Calls `done(token, result)` for each completed operation: bytes transferred, or errno.
     pub fn reap(&mut self, mut done: impl FnMut(u64, Result<usize, i32>)) {
-        let Ring {
+        let PageRing {
             ring,
             arena,
             operations,
@@ -154,14 +154,14 @@ impl Ring {
     }
 }
 
-impl AsFd for Ring {
+impl AsFd for PageRing {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to `self.ring` and lives as long as the borrow of `self`.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 
-impl Drop for Ring {
+impl Drop for PageRing {
     fn drop(&mut self) {
         while self.in_flight() > 0 {
             if self.submit(1).is_err() {
@@ -186,7 +186,7 @@ mod tests {
     fn ring_reads_back_what_it_wrote_and_refuses_pages_in_flight() {
         let mut file = tempfile();
         file.write_all(&[9; 3 * PAGE_BYTES]).unwrap();
-        let mut ring = Ring::new(2, 4).unwrap();
+        let mut ring = PageRing::new(2, 4).unwrap();
         ring.arena_mut().page_mut(3).unwrap().fill(5);
         let fd = file.as_raw_fd();
         ring.write(fd, PAGE_BYTES as u64, 3, 4, 30).unwrap();

@@ -12,7 +12,7 @@ use undercroft_base::{
 
 use undercroft_engine::LoadItem;
 use undercroft_engine::limits::LOAD_PAGES_MAX;
-use undercroft_sys::ring::Ring;
+use undercroft_sys::ring::PageRing;
 
 use super::FaultThread;
 use super::install::{Load, Loads};
@@ -294,7 +294,7 @@ impl FaultThread {
 
 /// Reads a run of pages that follow each other on the device.
 fn start_read(
-    ring: &mut Ring,
+    ring: &mut PageRing,
     lane: &mut Lane,
     index: usize,
     base: usize,

@@ -22,7 +22,7 @@ use undercroft_base::{PAGE_BYTES, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Engine, Fault, FaultAnswer, Missing};
 use undercroft_sys::mapping::ZeroPages;
-use undercroft_sys::ring::Ring;
+use undercroft_sys::ring::PageRing;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
 use crate::books::ledger::MemfdLedger;
@@ -99,7 +99,7 @@ pub(crate) struct FaultThread {
     faults: Vec<Fault>,
     /// Writes to protected pages.
     writes: Vec<Fault>,
-    ring: Ring,
+    ring: PageRing,
     lanes: Vec<Lane>,
     idle: Vec<usize>,
     zeros: ZeroPages,
@@ -120,7 +120,7 @@ impl FaultThread {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         // One operation for each page, so the ring is never full.
         let entries = LANES * LOAD_PAGES_MAX;
-        let ring = Ring::new(entries as u32, entries)?;
+        let ring = PageRing::new(entries as u32, entries)?;
         let wakeup = shared.signals.wakeup(index);
         epoll::add(
             &epoll,

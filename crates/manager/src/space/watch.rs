@@ -21,7 +21,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_base::{SpaceId, VirtRange};
 use undercroft_sys::process;
-use undercroft_sys::sideband::{Record, Ring, Sideband, Wake};
+use undercroft_sys::sideband::{Record, RecordRing, Sideband, Wake};
 
 use crate::placement::FAULT_THREADS_MAX;
 use crate::space::arrivals::Arrival;
@@ -44,7 +44,7 @@ pub(crate) fn new() -> Watch {
 
 /// A ring that two threads read.
 struct SharedRing {
-    ring: Mutex<Ring>,
+    ring: Mutex<RecordRing>,
     /// Readable for one of those who poll it when there is a record.
     news: OwnedFd,
 }

@@ -364,9 +364,9 @@ impl Sideband {
     }
 
     /// Gives the rings away, one a CPU. The holder of each drains it.
-    pub fn take_rings(&mut self) -> Vec<Ring> {
+    pub fn take_rings(&mut self) -> Vec<RecordRing> {
         let rings = std::mem::take(&mut self.rings).into_iter();
-        let ring = |ring| Ring {
+        let ring = |ring| RecordRing {
             ring,
             roots: self.roots.clone(),
             scratch: Vec::new(),
@@ -391,13 +391,13 @@ impl Sideband {
 
 /// The records of one CPU. Readable when there is a record.
 #[derive(Debug)]
-pub struct Ring {
+pub struct RecordRing {
     ring: CpuRing,
     roots: Arc<Mutex<Roots>>,
     scratch: Vec<u8>,
 }
 
-impl Ring {
+impl RecordRing {
     /// The CPU.
     pub fn cpu(&self) -> usize {
         self.ring.cpu
@@ -405,7 +405,7 @@ impl Ring {
 
     /// As [`Sideband::drain`], for this CPU.
     pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) -> usize {
-        let Ring {
+        let RecordRing {
             ring,
             roots,
             scratch,
@@ -426,7 +426,7 @@ fn lock(roots: &Mutex<Roots>) -> MutexGuard<'_, Roots> {
     roots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl AsFd for Ring {
+impl AsFd for RecordRing {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ring.owner.as_fd()
     }

@@ -340,7 +340,7 @@ fn file_pages_are_read_directly_through_a_ring() {
         .into_iter()
         .map(Result::unwrap)
         .collect();
-    let mut ring = undercroft_sys::ring::Ring::new(16, 16).unwrap();
+    let mut ring = undercroft_sys::ring::PageRing::new(16, 16).unwrap();
     for (at, (slot, (_, stamp))) in slots.iter().zip(&pages).enumerate() {
         let loaded = tier.load(*slot, *stamp, &mut [0; PAGE_BYTES]).unwrap();
         let Loaded::Read { fd, offset } = loaded else {
