@@ -83,7 +83,7 @@ pub struct RamPool {
     memory: SharedMemory,
     info: TierInfo,
     compressor: Compressor,
-    books: Mutex<Books>,
+    places: Mutex<Places>,
     layout: Layout,
     logical: AtomicU64,
     stored: AtomicU64,
@@ -91,7 +91,7 @@ pub struct RamPool {
 }
 
 /// What the lock guards.
-struct Books {
+struct Places {
     heap: Heap,
     handles: Handles,
     /// Batches that have places, but whose bytes are still being copied: nothing may move
@@ -165,13 +165,13 @@ impl RamPool {
     ) -> Result<RamPool, RamPoolError> {
         let layout = Layout::of(memory.len())?;
         memory.words()[MAGIC_WORD].store(MAGIC, Relaxed);
-        let books = Books {
+        let places = Places {
             heap: Heap::new(layout.blocks, heap_capacity(capacity)),
             handles: Handles::new(layout.handles()),
             storing: 0,
         };
-        Ok(RamPool::with_books(
-            memory, compressor, capacity, books, layout,
+        Ok(RamPool::with_places(
+            memory, compressor, capacity, places, layout,
         ))
     }
 
@@ -192,7 +192,7 @@ impl RamPool {
         let used = |at| u32::try_from(word(at)).unwrap_or(u32::MAX);
         let handles_used = used(HANDLES_WORD).min(layout.handles());
         let directory = layout.directory(&memory);
-        let books = Books {
+        let places = Places {
             heap: Heap::recover(
                 directory,
                 layout.blocks,
@@ -203,16 +203,16 @@ impl RamPool {
             handles: Handles::new(layout.handles()),
             storing: 0,
         };
-        let pool = RamPool::with_books(memory, compressor, capacity, books, layout);
+        let pool = RamPool::with_places(memory, compressor, capacity, places, layout);
         pool.match_slots(handles_used);
         Ok(pool)
     }
 
-    fn with_books(
+    fn with_places(
         memory: SharedMemory,
         compressor: Compressor,
         capacity: Bytes,
-        books: Books,
+        places: Places,
         layout: Layout,
     ) -> RamPool {
         let pool = RamPool {
@@ -224,7 +224,7 @@ impl RamPool {
             },
             memory,
             compressor,
-            books: Mutex::new(books),
+            places: Mutex::new(places),
             layout,
             logical: AtomicU64::new(0),
             stored: AtomicU64::new(0),
@@ -238,8 +238,8 @@ impl RamPool {
     /// back at it. Any other is freed, and so is every slot without an object.
     fn match_slots(&self, handles_used: u32) {
         let (directory, table) = (self.directory(), self.table());
-        let mut books = self.lock();
-        let blocks = books.heap.used();
+        let mut places = self.lock();
+        let blocks = places.heap.used();
         let mut taken = vec![false; handles_used as usize];
         let (mut logical, mut stored) = (0, 0);
         for block in 0..blocks {
@@ -256,21 +256,21 @@ impl RamPool {
                     taken[header.handle as usize] = true;
                     logical += PAGE_BYTES as u64;
                     stored += u64::from(header.length);
-                } else if let Some(emptied) = books.heap.free(directory, block, index) {
-                    books.heap.reclaim(directory, emptied);
+                } else if let Some(emptied) = places.heap.free(directory, block, index) {
+                    places.heap.reclaim(directory, emptied);
                 }
             }
         }
-        books.handles = Handles::recover(table, self.layout.handles(), handles_used, |handle| {
+        places.handles = Handles::recover(table, self.layout.handles(), handles_used, |handle| {
             taken[handle as usize]
         });
-        while let Some(emptied) = books.heap.take_empty(directory) {
-            books.heap.reclaim(directory, emptied);
+        while let Some(emptied) = places.heap.take_empty(directory) {
+            places.heap.reclaim(directory, emptied);
         }
         self.logical.store(logical, Relaxed);
         self.stored.store(stored, Relaxed);
-        self.publish(&books);
-        drop(books);
+        self.publish(&places);
+        drop(places);
         self.punch_free_blocks(blocks);
     }
 
@@ -285,9 +285,9 @@ impl RamPool {
             let mut emptied = [Emptied::default(); EMPTIED_BATCH];
             let mut count = 0;
             {
-                let mut books = self.lock();
+                let mut places = self.lock();
                 while count < EMPTIED_BATCH {
-                    let Some(block) = books.heap.take_empty(self.directory()) else {
+                    let Some(block) = places.heap.take_empty(self.directory()) else {
                         break;
                     };
                     emptied[count] = block;
@@ -309,13 +309,13 @@ impl RamPool {
     pub fn compact(&self, blocks: usize) -> usize {
         for done in 0..blocks {
             let emptied = {
-                let mut books = self.lock();
-                if books.storing > 0 {
+                let mut places = self.lock();
+                if places.storing > 0 {
                     return done;
                 }
-                let empty = books.heap.take_empty(self.directory());
+                let empty = places.heap.take_empty(self.directory());
                 empty.or_else(|| {
-                    books
+                    places
                         .heap
                         .evacuate(self.directory(), |from, to| self.move_object(from, to))
                 })
@@ -358,9 +358,9 @@ impl RamPool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Books> {
+    fn lock(&self) -> MutexGuard<'_, Places> {
         // A panic under this lock comes from a check in `free`, before anything was changed.
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn directory(&self) -> Directory<'_> {
@@ -372,11 +372,11 @@ impl RamPool {
         Table(&self.memory.words()[start..start + self.layout.handles() as usize / 2])
     }
 
-    fn publish(&self, books: &Books) {
+    fn publish(&self, places: &Places) {
         let words = self.memory.words();
-        words[USED_WORD].store(u64::from(books.heap.used()), Relaxed);
-        words[HANDLES_WORD].store(u64::from(books.handles.used()), Relaxed);
-        self.held.store(books.held(), Relaxed);
+        words[USED_WORD].store(u64::from(places.heap.used()), Relaxed);
+        words[HANDLES_WORD].store(u64::from(places.handles.used()), Relaxed);
+        self.held.store(places.held(), Relaxed);
     }
 
     /// The header at a location. `None` if no object can be there.
@@ -469,9 +469,9 @@ impl RamPool {
         self.logical.fetch_add(logical, Relaxed);
         self.stored.fetch_add(stored, Relaxed);
         let sparse = {
-            let mut books = self.lock();
-            books.storing -= 1;
-            books.heap.is_sparse(IDLE_SHARE)
+            let mut places = self.lock();
+            places.storing -= 1;
+            places.heap.is_sparse(IDLE_SHARE)
         };
         if sparse {
             self.compact(EVACUATIONS_PER_STORE);
@@ -483,17 +483,17 @@ impl RamPool {
     fn place_objects(&self, batch: &mut [Store<'_>], objects: &[(usize, usize)]) -> bool {
         let mut refused = false;
         let (directory, table) = (self.directory(), self.table());
-        let mut books = self.lock();
+        let mut places = self.lock();
         for (item, &(_, bytes)) in batch.iter_mut().zip(objects) {
             if bytes == 0 || item.result.is_ok() {
                 continue;
             }
             let slot = class_of(bytes).and_then(|class| {
-                let place = books.heap.alloc(directory, class)?;
+                let place = places.heap.alloc(directory, class)?;
                 let location = self
                     .layout
                     .location(place.block, place.class.into(), place.index);
-                let Books { heap, handles, .. } = &mut *books;
+                let Places { heap, handles, .. } = &mut *places;
                 let slot = handles.alloc(table, location, || heap.charge(HANDLE_BYTES));
                 if slot.is_none() {
                     // The place is empty memory and counted already. `take_empty` finds the block
@@ -510,8 +510,8 @@ impl RamPool {
                 }
             };
         }
-        self.publish(&books);
-        refused && books.heap.has_empty()
+        self.publish(&places);
+        refused && places.heap.has_empty()
     }
 
     /// Frees the memory of emptied blocks, then returns the blocks to the heap.
@@ -523,11 +523,11 @@ impl RamPool {
         for run in emptied.chunk_by(|a, b| a.block + 1 == b.block) {
             self.punch(run[0].block, run.len() as u32);
         }
-        let mut books = self.lock();
+        let mut places = self.lock();
         for &block in emptied.iter() {
-            books.heap.reclaim(self.directory(), block);
+            places.heap.reclaim(self.directory(), block);
         }
-        self.publish(&books);
+        self.publish(&places);
     }
 
     fn punch(&self, block: u32, count: u32) {
@@ -609,20 +609,20 @@ impl Tier for RamPool {
             let mut count = 0;
             {
                 let (directory, table) = (self.directory(), self.table());
-                let mut books = self.lock();
+                let mut places = self.lock();
                 for &slot in slots {
                     let location = table
                         .location(slot.0)
                         .unwrap_or_else(|| panic!("{slot:?} of the RAM pool is free already"));
                     let (block, index) = self.layout.place(directory, location);
-                    books.handles.free(table, slot.0 as u32);
-                    if let Some(block) = books.heap.free(directory, block, index) {
+                    places.handles.free(table, slot.0 as u32);
+                    if let Some(block) = places.heap.free(directory, block, index) {
                         emptied[count] = block;
                         count += 1;
                     }
                 }
                 while count < EMPTIED_BATCH
-                    && let Some(block) = books.heap.take_surplus(directory)
+                    && let Some(block) = places.heap.take_surplus(directory)
                 {
                     emptied[count] = block;
                     count += 1;
@@ -640,7 +640,7 @@ fn subtract(count: &AtomicU64, by: u64) {
     let _ = count.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(by)));
 }
 
-impl Books {
+impl Places {
     /// Bytes of all memory in use.
     fn held(&self) -> u64 {
         self.heap.held() + PAGE_BYTES as u64
