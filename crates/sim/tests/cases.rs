@@ -24,7 +24,9 @@
 use undercroft_base::{Bytes, PageCount, PageState, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::FailRates;
 use undercroft_policy::place::Migration;
-use undercroft_sim::storm::{Doing, Message, PAGE, StormSetup, Thread, TierSetup, WhenFull, World};
+use undercroft_sim::storm::{
+    Doing, FullAction, Message, PAGE, StormSetup, Thread, TierSetup, World,
+};
 
 /// The oldest page of the first tier goes to the second.
 const DOWN: Migration = Migration {
@@ -46,7 +48,7 @@ fn world(options: &str) -> World {
         layout: 0,
         failures: false,
         kills: 0,
-        when_full: WhenFull::Stay,
+        when_full: FullAction::Stay,
         sabotage: None,
         fault_threads: 4,
         program_threads: 1,

@@ -8,7 +8,7 @@ use undercroft_engine::Outcome;
 use undercroft_model::oracle::Expect;
 use undercroft_model::{Content, Mm};
 
-use super::setup::WhenFull;
+use super::setup::FullAction;
 use super::world::{Doing, World};
 
 /// Number of steps in which a calm world must have finished everything.
@@ -220,11 +220,11 @@ impl World {
             self.check_none_could_leave(full);
             // Nothing can leave: all pages are pinned or locked, or the tiers are full.
             match self.setup.when_full {
-                WhenFull::Kill => {
+                FullAction::Kill => {
                     self.saw("everything full: the client is ended");
                     self.exit_all();
                 }
-                WhenFull::Stay => {
+                FullAction::Stay => {
                     self.set_over_limit(true);
                     assert!(
                         self.take_waiters() || full,

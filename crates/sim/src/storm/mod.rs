@@ -27,6 +27,6 @@ pub use ledger::StormLedger;
 pub use minimise::{Minimised, minimise};
 pub use recipe::{Recipe, RecipeError, check as check_recipe};
 pub use run::{Ended, Failure, Tally, replay, run, run_seeds};
-pub use setup::{Sabotage, StormSetup, TierSetup, WhenFull};
+pub use setup::{FullAction, Sabotage, StormSetup, TierSetup};
 pub use work::{Demotion, Eviction, Flight, Got, SpaceRates, TakenOut};
 pub use world::*;

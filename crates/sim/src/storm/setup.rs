@@ -28,7 +28,7 @@ pub struct StormSetup {
     /// Managers killed in 10 000 steps.
     pub kills: u64,
     /// What happens when nothing below has room.
-    pub when_full: WhenFull,
+    pub when_full: FullAction,
     /// Threads of the manager that serve faults.
     pub fault_threads: usize,
     /// Threads of each program.
@@ -52,9 +52,9 @@ pub struct TierSetup {
     pub reads: bool,
 }
 
-/// What happens when the limit is reached and no tier has room.
+/// What the storm does when the limit is reached and no tier has room, as `--when-full` of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhenFull {
+pub enum FullAction {
     /// The limit is exceeded.
     Stay,
     /// Every process of the client is ended.
@@ -163,9 +163,9 @@ impl StormSetup {
             program_threads: 2 + random.index(6),
             kills: [0, 0, 5, 40][random.index(4)],
             when_full: if random.chance(1, 4) {
-                WhenFull::Kill
+                FullAction::Kill
             } else {
-                WhenFull::Stay
+                FullAction::Stay
             },
             sabotage: None,
         };
@@ -202,7 +202,7 @@ impl StormSetup {
         push(&|s| s.reclaim = "lru");
         push(&|s| s.fault_threads = 1);
         push(&|s| s.program_threads = 1);
-        push(&|s| s.when_full = WhenFull::Stay);
+        push(&|s| s.when_full = FullAction::Stay);
         push(&|s| s.ledger_chunks = 64);
         push(&|s| s.limit_pages = 24);
         out
@@ -245,8 +245,8 @@ impl StormSetup {
             "kills" => self.kills = bounded(0..=10_000)?,
             "when_full" => {
                 self.when_full = match named(&["stay", "kill"])? {
-                    "kill" => WhenFull::Kill,
-                    _ => WhenFull::Stay,
+                    "kill" => FullAction::Kill,
+                    _ => FullAction::Stay,
                 }
             }
             "fault_threads" => self.fault_threads = bounded(1..=64)? as usize,
@@ -318,8 +318,8 @@ impl Display for StormSetup {
         writeln!(out, "failures = {}", yes(self.failures))?;
         writeln!(out, "kills = {}", self.kills)?;
         let when_full = match self.when_full {
-            WhenFull::Stay => "stay",
-            WhenFull::Kill => "kill",
+            FullAction::Stay => "stay",
+            FullAction::Kill => "kill",
         };
         writeln!(out, "when_full = {when_full}")?;
         writeln!(out, "fault_threads = {}", self.fault_threads)?;
