@@ -9,9 +9,9 @@ use undercroft_policy::reclaim::Choice;
 
 use crate::layout::is_zero;
 use crate::ledger::Ledger;
-use crate::{Books, Stats};
+use crate::{BooksView, Stats};
 
-impl<'e, L: Ledger> Books<'e, L> {
+impl<'e, L: Ledger> BooksView<'e, L> {
     /// DRAM the client costs now: resident managed pages plus what tiers hold.
     pub fn dram_used(self) -> Bytes {
         Bytes(self.engine.resident * PAGE_BYTES as u64 + self.engine.pool_held.0)

@@ -45,7 +45,7 @@ impl<L: Ledger> Forks<'_, L> {
     }
 
     /// The child of a fork, with the managed ranges of its parent. Nothing is known of its pages:
-    /// those of each part of [`Books::parts`](crate::Books::parts) follow by
+    /// those of each part of [`BooksView::parts`](crate::BooksView::parts) follow by
     /// [`Forks::inherit_range`], before anything is installed in either.
     pub fn begin_fork(&mut self, parent: SpaceId) -> SpaceId {
         let child = self.engine.table.add_space();
@@ -57,7 +57,8 @@ impl<L: Ledger> Forks<'_, L> {
 
     /// Gives a fork child what its parent has in `range`.
     ///
-    /// Errors: the ledger is full; see [`Books::keeps_nothing`](crate::Books::keeps_nothing).
+    /// Errors: the ledger is full; see
+    /// [`BooksView::keeps_nothing`](crate::BooksView::keeps_nothing).
     pub fn inherit_range(
         &mut self,
         parent: SpaceId,

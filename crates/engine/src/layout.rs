@@ -82,7 +82,7 @@ impl<L: Ledger> Layout<'_, L> {
     /// `grave`; nothing else is done to their pages. The caller drops these later, part by part,
     /// and then removes that space. Until then they count, and hold their slots.
     ///
-    /// * `parts`: of [`Books::parts`](crate::Books::parts).
+    /// * `parts`: of [`BooksView::parts`](crate::BooksView::parts).
     ///
     /// Cost: O(parts); that of [`Layout::removed`] where a part is less than a chunk.
     pub fn bury(&mut self, space: SpaceId, parts: &[VirtRange], grave: SpaceId) -> Effect {
@@ -160,7 +160,7 @@ impl<L: Ledger> Layout<'_, L> {
     /// meanwhile, that page is dropped.
     ///
     /// Errors: the ledger has no room for the new place. The pages from there on stay where they
-    /// are: see [`Books::keeps_nothing`](crate::Books::keeps_nothing).
+    /// are: see [`BooksView::keeps_nothing`](crate::BooksView::keeps_nothing).
     pub fn remap_pages(
         &mut self,
         space: SpaceId,

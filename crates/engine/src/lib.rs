@@ -56,7 +56,7 @@ pub use migrate::DemoteItem;
 pub use page_table::LedgerFull;
 pub use recover::{Found, Held, Here, InHand, Recovered};
 pub use stats::Stats;
-pub use views::{Books, Discovery, Evictions, Faults, Forks, Layout, Migrations, Uses};
+pub use views::{BooksView, Discovery, Evictions, Faults, Forks, Layout, Migrations, Uses};
 
 /// The engine's configuration.
 #[derive(Clone, Debug)]
@@ -101,10 +101,10 @@ pub enum Room {
     /// many threads may fault at once.
     #[default]
     Ahead,
-    /// After the fault is planned: the caller evicts until [`Books::room`] is not negative, then
-    /// installs. There is no reserve, so memory is used to the last page. No page is protected, so
-    /// the policy's order alone decides. A window takes at most half of the limit. For a caller
-    /// that serves one fault at a time.
+    /// After the fault is planned: the caller evicts until [`BooksView::room`] is not negative,
+    /// then installs. There is no reserve, so memory is used to the last page. No page is
+    /// protected, so the policy's order alone decides. A window takes at most half of the limit.
+    /// For a caller that serves one fault at a time.
     AfterPlan,
 }
 
@@ -247,8 +247,8 @@ impl<L: Ledger> Engine<L> {
         self.place = place;
     }
 
-    /// Changes the limit. No live run does. The caller then reclaims as [`Books::reclaim_wanted`]
-    /// says.
+    /// Changes the limit. No live run does. The caller then reclaims as
+    /// [`BooksView::reclaim_wanted`] says.
     pub fn set_limit(&mut self, limit: Bytes) {
         self.config.limit = limit;
     }

@@ -22,7 +22,7 @@ pub struct Layout<'e, L> {
 }
 
 /// Forks, and which of the relatives is charged for a frame that they share. A large fork is
-/// [`Forks::begin_fork`] -> [`Forks::inherit_range`] for each part of [`Books::parts`].
+/// [`Forks::begin_fork`] -> [`Forks::inherit_range`] for each part of [`BooksView::parts`].
 pub struct Forks<'e, L> {
     pub(crate) engine: &'e mut Engine<L>,
 }
@@ -46,17 +46,17 @@ pub struct Uses<'e, L> {
 }
 
 /// What the books say. Changes nothing.
-pub struct Books<'e, L> {
+pub struct BooksView<'e, L> {
     pub(crate) engine: &'e Engine<L>,
 }
 
-impl<L> Clone for Books<'_, L> {
+impl<L> Clone for BooksView<'_, L> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<L> Copy for Books<'_, L> {}
+impl<L> Copy for BooksView<'_, L> {}
 
 impl<L> Engine<L> {
     /// Page faults.
@@ -103,7 +103,7 @@ impl<L> Engine<L> {
 
     /// Counts, states and limits.
     #[inline(always)]
-    pub fn books(&self) -> Books<'_, L> {
-        Books { engine: self }
+    pub fn books(&self) -> BooksView<'_, L> {
+        BooksView { engine: self }
     }
 }

@@ -128,18 +128,18 @@ mod tests {
     }
 
     /// Books with `a` and `b` in use under these labels.
-    fn start(a: VirtRange, b: VirtRange) -> (Books, EventOrder) {
-        let mut books = Books::default();
+    fn start(a: VirtRange, b: VirtRange) -> (Labels, EventOrder) {
+        let mut books = Labels::default();
         books.put(a, 'a');
         books.put(b, 'b');
         (books, EventOrder::default())
     }
 
-    /// The books: a label for each page in use.
+    /// Stands for the books: a label for each page in use.
     #[derive(Default)]
-    struct Books(std::collections::BTreeMap<u64, char>);
+    struct Labels(std::collections::BTreeMap<u64, char>);
 
-    impl Books {
+    impl Labels {
         fn put(&mut self, at: VirtRange, label: char) {
             at.pages().for_each(|page| _ = self.0.insert(page.0, label));
         }
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn without_a_late_event_nothing_waits() {
-        let (mut books, mut order) = (Books::default(), EventOrder::default());
+        let (mut books, mut order) = (Labels::default(), EventOrder::default());
         books.put(range(10, 12), 'a');
         // MREMAP_DONTUNMAP: the old place is never reported unmapped, and something moves there
         // later.
