@@ -17,7 +17,7 @@ fn wanted(tier: &TierState) -> Bytes {
     Bytes(batches.min(tier.capacity.0 / 4))
 }
 
-/// How much moves at once: of a small tier a quarter, so that what was just stored stays.
+/// How much moves at once. It is a quarter of a small tier, so that pages stored just now stay.
 fn portion(tier: &TierState) -> PageCount {
     PageCount((tier.capacity_pages().0 / 4).clamp(1, MIGRATE_PAGES_MAX))
 }

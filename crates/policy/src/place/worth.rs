@@ -6,14 +6,14 @@
 //!                                               <---- boundary ---->
 //! refaults speak for      more copies (far ones)       fewer copies (near ones)
 //! ```
-//! A page that comes back after `d` evictions would not have left, had `d` more pages been
-//! resident. So the distances of the refaults tell what every other split would have cost: a
-//! refault within the pages gained is no fault; one within the copies that fit is a decompression;
-//! every other reads the device. The cheapest split is the target. Source: Wilson, Kaplan,
+//! If `d` more pages had been resident, a page that comes back after `d` evictions would still be
+//! in memory. So the distances of the refaults tell what every other split would have cost. A
+//! refault within the pages gained is no fault. One within the copies that fit is a decompression.
+//! Every other one reads the device. The cheapest split is the target. Source: Wilson, Kaplan,
 //! Smaragdakis, *The Case for Compressed Caching in Virtual Memory Systems* (USENIX ATC 1999),
 //! which counts uses in an LRU order. Here only refaults are known, so what a *smaller* resident
-//! part costs is guessed from the nearest refaults. The target therefore moves in steps, both up
-//! and down, and growth waits longer each time that it had to be taken back.
+//! part costs is guessed from the nearest refaults. So the target moves in steps, up and down. Each
+//! time that growth had to be taken back, the next growth waits longer.
 //!
 //! Tiers without a device below them are left to [`Waterfall`]: there is nothing to choose.
 
@@ -59,7 +59,8 @@ const COPY_NS: f64 = 4_000.0;
 /// Splits DRAM by the worth of compressed copies.
 #[derive(Clone, Debug)]
 pub struct Worth {
-    /// Refaults by distance, decayed: as they would be with what copies have now.
+    /// Refaults by distance. Older ones count less. The distances are those that pages would have
+    /// with the DRAM that copies have now.
     refaults: [u32; BUCKETS],
     /// Buckets of DRAM that copies have.
     copies: u64,
@@ -102,8 +103,8 @@ impl Default for Worth {
     }
 }
 
-/// The tiers in memory above the first device, and that device's load time. `None`: one of them is
-/// missing.
+/// How many tiers in memory are above the first device, and that device. `None`: there is no
+/// device, or no tier above it.
 fn above_device(tiers: &[TierState]) -> Option<(usize, &TierState)> {
     let device = tiers
         .iter()
@@ -127,7 +128,8 @@ struct Split {
 }
 
 impl Worth {
-    /// The cost of the refaults seen, in nanoseconds, had copies had `copies` pages of DRAM.
+    /// What the refaults seen would have cost, in nanoseconds, if copies had `copies` pages of
+    /// DRAM.
     fn cost(&self, split: &Split, copies: f64) -> f64 {
         let gained = split.now - copies;
         let held = copies * split.ratio;
@@ -191,8 +193,9 @@ impl Worth {
         self.seen = 0;
     }
 
-    /// Copies have `copies` buckets of DRAM now. What they gave up, pages have: as many refaults
-    /// would be no faults now, and the others are nearer.
+    /// Copies have `copies` buckets of DRAM now; resident pages have the rest. What copies give up
+    /// goes to pages. Then the nearest refaults would be no faults, and the others are nearer by
+    /// that much.
     fn shift(&mut self, copies: u64) {
         let by = copies.abs_diff(self.copies).min(BUCKETS as u64 - 1) as usize;
         let last = BUCKETS - 1; // stays: it has no upper end
@@ -324,7 +327,8 @@ mod tests {
     const LIMIT: Bytes = Bytes(64 << 20);
     const PAGES: u64 = LIMIT.0 / PAGE_BYTES as u64;
 
-    /// A pool of up to half of the limit over a device. `dram`: of the copies, a third of them.
+    /// A pool of up to half of the limit over a device. `dram`: bytes that copies have; each page
+    /// of it holds three.
     fn tiers(dram: u64) -> [TierState; 2] {
         let pool = TierState {
             capacity: Bytes(LIMIT.0 / 2),
@@ -349,8 +353,8 @@ mod tests {
         [pool, device]
     }
 
-    /// Copies follow the target, and every refault is `distance(dram)` far. The target in percent
-    /// of the limit after each of `decisions`.
+    /// Returns the target, in percent of the limit, after each of `decisions`. Copies follow the
+    /// target, and every refault has the distance `distance(dram)`.
     fn targets(decisions: usize, start: u64, distance: impl Fn(u64) -> u64) -> Vec<u64> {
         let mut worth = Worth {
             target: Some(Bytes(start)),

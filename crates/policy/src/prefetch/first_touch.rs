@@ -1,8 +1,8 @@
 //! Gives first touches a window of their own, whatever policy loads pages.
 //!
-//! Zero pages that are mapped ahead cost no read. So how many come along should follow from the
-//! program's stream of first touches ([`Majority`]), and not from the choice of a policy for loads:
-//! the same program had 8,500 first touches under `majority`, and 65,000 under `readahead:8`.
+//! Zero pages that are mapped ahead cost no read. So the program's stream of first touches
+//! ([`Majority`]) decides how many come along, and the policy for loads does not
+//! (docs/design/0007).
 
 use super::majority::Majority;
 use super::{FaultSeen, Prefetch, Window};

@@ -1,6 +1,6 @@
 //! Chooses between the rules of `lru` and `active_inactive` while the program runs.
 //!
-//! Neither rule is always right. Two small samples of the pages are kept by one rule each, always.
+//! Neither rule is always right. Two small samples of the pages are always kept by one rule each.
 //! All other pages follow the rule whose sample has fewer refaults lately (set dueling: Qureshi et
 //! al., ISCA 2007).
 //!
@@ -10,9 +10,9 @@
 //! lists:   first set:   A = R; B, C = F, inactive and active
 //!          second set:  A, B = all others, inactive and active
 //! ```
-//! - The samples lie in pairs, one beside the other. So both have like parts of the program.
-//! - A sample has its share of the memory, not more: with more refaults its pages would stay no
-//!   longer. A share is that of the first touches in it.
+//! - The samples lie in pairs, one beside the other. So both have similar parts of the program.
+//! - A sample has its share of the memory, and refaults do not make that larger. The share is the
+//!   part of all first touches that were in the sample.
 //! - Which set a page is in follows from its number. So five lists cost no more bits a page than
 //!   the two of `active_inactive`.
 
@@ -169,7 +169,7 @@ impl Reclaim for Auto {
             verdict,
             out,
         };
-        // First as many as each sample has too many, then any.
+        // First the excess of each sample, then any page.
         for [recent_most, frequent_most] in [[recent_over, frequent_over], [usize::MAX; 2]] {
             lists.turn_to(SAMPLES);
             search.lap(lists, RECENT, &mut recent_lap, recent_most, None);

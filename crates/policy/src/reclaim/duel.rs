@@ -1,15 +1,15 @@
 //! Decides which of two rules costs fewer faults, by a sample of each.
 //!
 //! The cost of a sample is what is loaded into it: 1 for a fault, 1/16 for a page that came along
-//! with another. Costs lately are compared, since programs change. The rule in force changes when
+//! with another. Recent costs are compared, because programs change. The rule in force changes when
 //! the other one's sample costs less by more than chance: by 3 standard deviations of a count, and
 //! by a ninth.
 //!
-//! One thing a sample does not show. A rule that keeps a page here and there leaves holes in the
-//! streams of the program. Prefetch then finds no trend, and every page is a fault, in both samples
-//! alike. So the *share* of loaded pages that were faults is taken from all other pages, while each
-//! rule is in force. The cost of the rule that is not in force counts by its share over that of the
-//! rule in force. It fades away, so that the rule is tried again one day.
+//! A sample does not show one thing. A rule that keeps a page here and there leaves holes in the
+//! streams of the program. Prefetch then finds no trend, and every page is a fault, in both
+//! samples. So the *share* of loaded pages that were faults is taken from all other pages, while
+//! each rule is in force. The cost of the rule that is not in force counts by its share over that
+//! of the rule in force. It fades away, so that the rule is tried again one day.
 
 use super::Choice;
 
@@ -31,8 +31,9 @@ const FAULT: u64 = 16;
 const FAULTS_MAX: u64 = 512;
 /// A difference counts from this many standard deviations on, squared.
 const SIGMA_SQUARED: u64 = 9;
-/// The parts of the memory of costs that fade at a time; kept by a change of rule.
+/// Once the costs pass that of [`FAULTS_MAX`] faults, each loses one part in this.
 const FADE: u64 = 8;
+/// When the rule changes, each cost keeps one part in this.
 const KEPT: u64 = 4;
 
 /// A share of 1.

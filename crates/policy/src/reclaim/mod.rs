@@ -64,8 +64,8 @@ pub enum Verdict {
 /// one of these between.
 ///
 /// Seven methods make a policy: four keep the order, three say what it holds and what it is called.
-/// The last are apart because they are asked at different times: `len` in assertions, the others by
-/// the report.
+/// The last three are separate because they are asked at different times: `len` in assertions, the
+/// others by the report.
 pub trait Reclaim: Send {
     /// The page is resident now. O(1).
     fn insert(&mut self, page: PageNo, arrival: Arrival);

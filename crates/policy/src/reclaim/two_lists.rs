@@ -3,7 +3,7 @@
 //! What the rule does and why: `active_inactive.rs`. In *recency mode* the rule is that of `lru`:
 //! all that arrives or is used goes to the back of inactive, and active drains. So a change of mode
 //! moves no page. The oldest pages are those at the front of active, as long as it has any. Some
-//! victims come from inactive even then: a change that turns out wrong costs less.
+//! victims come from inactive even then, so a wrong change costs less.
 
 use undercroft_base::{PageCount, PageNo};
 
@@ -29,7 +29,7 @@ const NEAR_FRACTION: u64 = 4;
 /// In recency mode one victim in this many is taken from inactive while active has pages.
 const INACTIVE_SHARE: usize = 4;
 
-/// One call of [`Reclaim::select`](super::Reclaim::select): what it may do still.
+/// What one call of [`Reclaim::select`](super::Reclaim::select) may still do.
 pub(super) struct Search<'a> {
     pub wanted: usize,
     pub looks: usize,

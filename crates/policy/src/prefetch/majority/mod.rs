@@ -13,7 +13,7 @@
 //!   behind the window: that is the hit, and the window doubles. A fault inside the window means
 //!   that the engine brought less; it keeps the window.
 //! - A stride that is a multiple of the trend's looks like the trend: the scan leaves each window
-//!   at its end. So every [`PROBE_AFTER`]-th full window is not prefetched. If the next faults have
+//!   at its end. So one full window in [`PROBE_AFTER`] is not prefetched. If the next faults have
 //!   the same stride twice, that stride is the trend.
 //! - Off the trend nothing is prefetched. An eighth of the window is remembered, for scans that
 //!   skip a little.

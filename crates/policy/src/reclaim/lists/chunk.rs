@@ -16,13 +16,13 @@
 //! +--------------------------------------------------------------------------+
 //! Link, 7 bytes: | next page, 28 bits | previous page, 28 bits |
 //! ```
-//! *Few* is: the chunk has 54 links or fewer, and none of its quarters of 128 pages more than 21. A
-//! new link then goes to any free place of one piece, and no link ever moves. The order of a
-//! quarter has the places of its links, by page, 6 bits each.
-//! Chunks with more links have them *sorted* by page. A page that leaves its list leaves its link
-//! behind as a *hole*. The next link of the chunk goes into the nearest hole, so that few others
-//! have to move. The links are compacted when there are 32 holes, or 8 holes and 40 other links or
-//! fewer. After that they are no longer sorted, if they are 40 or fewer and fit the orders.
+//! *Few* means that the chunk has 54 links or fewer, and that none of its quarters of 128 pages has
+//! more than 21. A new link then goes to any free place of one piece, and no link ever moves. The
+//! order of a quarter has the places of its links, by page, 6 bits each. Chunks with more links
+//! have them *sorted* by page. A page that leaves its list leaves its link behind as a *hole*. The
+//! next link of the chunk goes into the nearest hole, so that few others have to move. The links
+//! are compacted when there are 32 holes, or 8 holes and 40 other links or fewer. After that they
+//! are no longer sorted, if they are 40 or fewer and fit the orders.
 
 use std::ops::Range;
 
@@ -716,8 +716,8 @@ impl Chunk {
         self.unsort(pool);
     }
 
-    /// Whether the places that the orders say are different ones, and the others are free. Of links
-    /// that are not sorted.
+    /// Whether the orders name different places, and all other places are free. For links that are
+    /// not sorted.
     #[cfg(test)]
     pub(super) fn has_sound_orders(&self, pool: &mut Pool) -> bool {
         let mut used = 0u64;
