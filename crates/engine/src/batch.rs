@@ -13,8 +13,8 @@ const _: () = assert!(EVICT_PAGES_MAX <= u64::BITS as usize && EVICT_PAGES_MAX <
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchIndex {
     at: u16,
-    /// Counts batches, and wraps. By it an index that was kept for too long differs from those of
-    /// the next batches.
+    /// Counts batches, and wraps. An index that was kept for too long has another number than those
+    /// of the next batches.
     batch: u8,
 }
 

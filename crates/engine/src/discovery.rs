@@ -10,10 +10,10 @@ use crate::{BookEvent, Discovery, Engine, PageEvent};
 /// What became of a page that is resident by the books, and missing by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// It was not out of memory since it came as zeros: the program or the kernel dropped it, and
-    /// it reads as zeros. Three things do so without an event: guard pages; a
-    /// `MADV_DONTNEED` that was heard of before the page came, and carried out after; and fork, of
-    /// pages that were never written.
+    /// It has not left memory since it came as zeros. The program or the kernel dropped it, and it
+    /// reads as zeros. Three things do so without an event: guard pages; a `MADV_DONTNEED` whose
+    /// event was read before the page came, and that was carried out after; and fork, for pages
+    /// that were never written.
     Dropped,
     /// It was out of memory: it may have been lost there, or on its way back.
     Lost,
@@ -58,8 +58,8 @@ impl<L: Ledger> Discovery<'_, L> {
     }
 
     /// Reports pages of `range` that were resident when their region was attached. They are counted
-    /// now. What no region has any more is left out: the program may have put another mapping
-    /// there.
+    /// now. Pages that no region has any more are left out: the program may have put another
+    /// mapping there.
     pub fn found_resident(&mut self, space: SpaceId, range: VirtRange) {
         self.engine.found(space, range, Arrival::FirstTouch);
     }

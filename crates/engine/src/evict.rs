@@ -21,8 +21,8 @@ impl<L: Ledger> Evictions<'_, L> {
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
         self.engine.victims.clear();
         // At most half of the resident pages are protected. Fewer are, when nothing else can leave
-        // and there is no room. For under a small limit, beside a large pool or many locked pages,
-        // all others may be recent, and waiting threads would wait for ever.
+        // and there is no room. Otherwise threads could wait for ever: under a small limit, beside
+        // a large pool or many locked pages, all pages that may leave can be recent.
         let mut protected = match self.engine.config.room {
             Room::Ahead => (self.engine.resident / 2).min(RECENT_PAGES as u64) as usize,
             Room::AfterPlan => 0,
@@ -36,9 +36,9 @@ impl<L: Ledger> Evictions<'_, L> {
     }
 
     /// As [`Evictions::select`], but the caller names the victims: up to a batch of evictable pages
-    /// of `ranges`, in order. Ranges may overlap. For pages that should leave first: zero pages
-    /// that were mapped ahead and never written, and pages that share a frame with a page of a
-    /// relative that has left. Such a frame is freed only when they leave too.
+    /// of `ranges`, in order. Ranges may overlap. It is for pages that should leave first. Those
+    /// are zero pages that were mapped ahead and never written, and pages whose frame is shared
+    /// with a relative's page that has left. Such a frame is freed only when they leave too.
     pub fn select_these(
         &mut self,
         space: SpaceId,

@@ -37,7 +37,7 @@ pub enum Install {
     /// Not tried, or refused for now: back to `Stored`.
     NotYet,
     /// Mapped in the client by this plan. A *fresh* page that was found there already (EEXIST) is
-    /// `NotYet` instead. For a REMOVE may have been acknowledged whose zap is still to come. If the
+    /// `NotYet` instead. A REMOVE may have been acknowledged, and its zap may still come. If the
     /// page were evicted before the zap, it would come back with the bytes that were dropped.
     Done,
     /// Its bytes could not be verified or read.
@@ -133,7 +133,7 @@ impl<L: Ledger> Faults<'_, L> {
         std::mem::replace(&mut self.engine.over_limit, pages)
     }
 
-    /// Appends to `out` the threads that may fault again, as many as there is room for.
+    /// Appends to `out` the pages of threads that may fault again, as many as there is room for.
     pub fn take_waiters(&mut self, out: &mut Vec<(SpaceId, VirtPage)>) {
         let room = self
             .engine

@@ -1,6 +1,6 @@
-//! What happens to the books, told as it happens. The engine is locked or owned by one thread, so
-//! the order of the events is that of the books: an eviction comes after the fault that brought the
-//! page, and before the one that brings it back.
+//! Tells a listener each change of the books, as it happens. The engine is locked or owned by one
+//! thread, so the events come in the order of the books. An eviction comes after the fault that
+//! brought the page, and before the one that brings it back.
 
 use std::sync::Arc;
 

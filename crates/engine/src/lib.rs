@@ -145,7 +145,7 @@ pub struct Engine<L> {
     over_limit: PageCount,
     victims: Vec<PageNo>,
     stats: Stats,
-    /// Who hears of every change.
+    /// Hears of every change.
     journal: Option<Arc<dyn Journal>>,
 }
 

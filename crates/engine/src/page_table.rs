@@ -35,7 +35,7 @@ pub(crate) struct PageTable<L> {
     found: [Cell<ChunkNo>; FOUND],
 }
 
-/// How many chunks are remembered so.
+/// Chunks that are remembered in this way.
 const FOUND: usize = 512;
 
 /// Pages of one chunk that follow each other.

@@ -37,7 +37,7 @@ pub struct Stats {
     pub demoted: u64,
     /// Victims that could not leave: pinned or shared.
     pub refused_busy: u64,
-    /// Victims no tier would take: they stayed.
+    /// Victims that no tier took: they stayed.
     pub refused_store: u64,
     /// Victims touched while they were leaving.
     pub recalled: u64,
