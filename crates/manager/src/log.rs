@@ -13,7 +13,7 @@ pub(crate) fn say(what: &str) {
     let _ = io::stderr().write(line(what).as_bytes());
 }
 
-/// As [`say`], for what the user should know and what stops nothing.
+/// As [`say`], for a message that the user should read, though the run goes on.
 pub(crate) fn warn(what: &str) {
     say(&format!("warning: {what}"));
 }

@@ -1,4 +1,4 @@
-//! The state of all pages, and their copies: the engine over its ledger, and the tiers.
+//! The state of all pages, and their copies: the engine with its ledger, and the tiers.
 
 pub(crate) mod ledger;
 pub(crate) mod metered;
@@ -45,15 +45,17 @@ pub(crate) struct Books {
     pub tiers: Vec<MeteredTier>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
-    /// Zero pages that were mapped for reads. They count in full, and hold nothing while unwritten.
+    /// Zero pages that were mapped for reads. They count in full, though they hold nothing until
+    /// they are written.
     pub zero_runs: Runs,
-    /// Pages that are charged for frames which evicted fork relatives left behind.
+    /// Pages that are charged for a frame since a fork relative's page left it.
     pub leave_next: Runs,
 }
 
 /// The engine, locked; the time is taken.
 pub(crate) struct HeldEngine<'a> {
-    // Before the lock: fields are dropped in this order, and the time ends before the hold.
+    // Above the lock, because fields are dropped in this order: the measured time ends before the
+    // hold does.
     _hold: Hold<'a>,
     engine: MutexGuard<'a, Engine<MemfdLedger>>,
 }

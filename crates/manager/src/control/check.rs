@@ -65,7 +65,7 @@ impl Control {
         }
     }
 
-    /// Starts the thread that moves threads of the manager which get no CPU.
+    /// Starts the guard, which moves threads of the manager that get no CPU.
     fn guard_threads(&self) {
         let of = self.shared.clone();
         let thread = std::thread::Builder::new().name("uc-guard".into());

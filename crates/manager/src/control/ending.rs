@@ -1,8 +1,8 @@
 //! Ends a client that has lost its keeper. The manager does it while it lives, and the holder
 //! otherwise.
 //!
-//! Nothing here closes a descriptor. A process that is not found waits at its next absent page, at
-//! worst for ever. Userfaultfds are closed only when no address space is left.
+//! Nothing here closes a descriptor. A process that is not found waits at its next absent page. At
+//! worst it waits for ever. Userfaultfds are closed only when no address space is left.
 
 use std::path::Path;
 use std::time::Duration;

@@ -3,8 +3,8 @@
 //!
 //! The kernel says which process has connected, by pidfd; the message is not believed. Only
 //! descendants of the keeper are accepted. If the keeper is root, any process may connect: a
-//! stranger is dropped without an answer, and many strangers are accepted slowly. The control
-//! thread serves everything else while a peer is silent (`greetings`).
+//! stranger is dropped without an answer, and many strangers are accepted slowly. While a peer is
+//! silent, the control thread serves everything else (`greetings`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -59,7 +59,7 @@ const _: () = assert!(DYING.as_nanos() < HANDSHAKE.as_nanos());
 /// Most ancestors that are followed to find the keeper.
 const ANCESTORS_MAX: usize = 256;
 
-/// Longest wait for events that a fork child's books need, and the pause between two looks.
+/// Longest wait for the events that a fork child's books need, and the pause between two tries.
 const CORRECTION: Duration = Duration::from_millis(500);
 const CORRECTION_PAUSE: Duration = Duration::from_micros(50);
 

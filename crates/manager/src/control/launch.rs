@@ -10,7 +10,7 @@ use crate::books::tiers::TierLaunch;
 use crate::options::ClientOptions;
 use crate::report::Report;
 
-/// What the keeper gives its manager: options, and the numbers of inherited descriptors.
+/// Everything that the keeper gives its manager: options, and the numbers of inherited descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Launch {
     /// The client's options.

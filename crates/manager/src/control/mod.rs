@@ -73,7 +73,7 @@ struct Control {
     check_at: Instant,
     /// The keeper has stopped with this program.
     paused: Option<u32>,
-    /// Books of address spaces that are gone are still to be forgotten.
+    /// There are books of address spaces that are gone, to be forgotten.
     forgets: bool,
     /// Epoll of the pidfds of all processes that have announced themselves.
     ends: OwnedFd,

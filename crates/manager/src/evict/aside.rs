@@ -60,10 +60,9 @@ pub(super) enum Waits {
     Run,
     /// The answer to a command that was given up.
     Answer(GivenUp),
-    /// The end of the process: these pages of the group may have been moved out, and cannot be
-    /// read.
+    /// The process ends. These pages of the group may have been moved out, and cannot be read.
     End(u64),
-    /// As `End`, for a process that has ended: the kernel is to free its memory.
+    /// The kernel frees the memory of the process, which has ended. The pages are as for `End`.
     Gone(u64),
     /// Pages of the group, by their places in it, can be put back.
     Place(Vec<(usize, Vec<u8>)>),
@@ -157,8 +156,8 @@ impl Evictor {
         self.shared.books.free_released();
     }
 
-    /// True while a late answer may still come: until then the limit is not exceeded for lack of
-    /// it.
+    /// True while a late answer may still come. As long as that is so, the limit is not exceeded
+    /// for lack of it.
     pub(super) fn answer_is_due(&self) -> bool {
         let now = self.shared.elapsed();
         let due = |aside: &Aside| {

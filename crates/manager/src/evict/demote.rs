@@ -124,7 +124,8 @@ mod tests {
         assert_eq!(sum, Some(page_checksum(&page, STAMP)));
     }
 
-    /// A file tier above another: what has not been read is not taken for the page's bytes.
+    /// A file tier above another: a buffer that was not read into is not taken for the page's
+    /// bytes.
     #[test]
     fn a_copy_on_a_device_is_not_taken_for_read() {
         let folder = tempfile::tempdir().expect("a scratch folder");

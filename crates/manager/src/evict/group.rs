@@ -78,7 +78,7 @@ impl Evictor {
     /// Evicts items of the batch, all of one address space.
     pub(super) fn evict_group(&mut self, group: &[EvictItem]) {
         let process = self.shared.processes.get(group[0].space);
-        // From here until the last page is published, fork() in the program waits.
+        // From here on fork() in the program waits, until the last page is published.
         let claimed = process.as_ref().and_then(|process| {
             let agent = process.agent.get()?;
             // A stopped process (SIGSTOP, a debugger) has a stopped agent: no page can leave until
@@ -450,7 +450,7 @@ impl Evictor {
     }
 
     /// Installs page `at` of the buffer, which is `item`, where it came from, and publishes that.
-    /// False: one of the processes that have it does not allow it now.
+    /// False: a process that has the page does not allow it now.
     /// * `age`: time since the first attempt.
     pub(super) fn put_back(&mut self, item: &EvictItem, at: usize, age: Duration) -> bool {
         let index = item.at;

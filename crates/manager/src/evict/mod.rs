@@ -206,9 +206,9 @@ impl Evictor {
                 continue;
             }
             if after.1 == before.1 {
-                // Nothing left, and not for lack of room below: a fork in progress, pinned pages,
-                // or pages all just touched. A thread in fork() may itself wait for room, and no
-                // page leaves before the fork is over. So pages are lent.
+                // No page left, and not for lack of room below. A fork is in progress, or the pages
+                // are pinned, or all were just touched. A thread in fork() may itself wait for
+                // room, and no page leaves before the fork is over. So pages are lent.
                 self.lend_more();
                 self.admit_waiters();
                 std::thread::sleep(PAUSE);
@@ -273,7 +273,7 @@ impl Evictor {
     }
 
     /// Every tier is full: evicts nothing for `time`, unless the program makes room. Threads that
-    /// find no room wait for a millisecond.
+    /// find no room meanwhile wait for a millisecond.
     fn stay_full(&mut self, time: Duration) {
         let until = self.shared.elapsed() + time;
         loop {

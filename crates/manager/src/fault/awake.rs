@@ -149,7 +149,8 @@ impl Awake {
 mod tests {
     use super::*;
 
-    /// Looks every `step` from `from` on for at most `time`; how long it was told to.
+    /// Asks every `step` from `from` on, for at most `time`. Returns how long it was told to stay
+    /// awake.
     fn waits(awake: &mut Awake, from: Instant, step: Duration, time: Duration) -> Duration {
         let mut now = from;
         while awake.stays_awake(now) && now < from + time {
@@ -204,7 +205,7 @@ mod tests {
         assert!(awake.stays_awake(now));
         assert!(!awake.stays_awake(now + TAKEN));
         now += TAKEN + REST_MIN;
-        // What needed no wait proves nothing: the second rest is twice as long as the first.
+        // Events that needed no wait prove nothing: the second rest is twice as long as the first.
         for _ in 0..CALM {
             awake.found();
         }

@@ -1,7 +1,7 @@
 //! One fault thread: it reads messages, applies layout events and decides about each fault;
 //! `lane.rs` carries the decision out. The fault path never waits for eviction and never logs. Once
-//! warm, it allocates only 304 bytes for the first listed page of 512, and what a write to a fork
-//! relative's page needs.
+//! warm, it allocates only 368 bytes for the first listed page of a chunk, and what a write to a
+//! fork relative's page needs.
 
 mod awake;
 mod install;
@@ -611,7 +611,7 @@ fn engine_for<'a>(
     (!foreign::release(process, page)).then(|| shared.books.engine())
 }
 
-/// Excludes the agent while messages are read. False if it does not let go in time. Only the first
+/// Excludes the agent while messages are read. False if it does not stop in time. Only the first
 /// thread waits for such an agent.
 fn lets_read(process: &Process, agent: &Agent) -> bool {
     let began = std::cell::Cell::new(None);

@@ -93,7 +93,8 @@ impl Gauges {
         }
     }
 
-    /// Notes the mappings of a process. A text once: when the peak crosses the threshold.
+    /// Notes the mappings of a process. Returns a warning once: when the peak crosses the
+    /// threshold.
     fn mappings_warning(&self, pid: u32, count: u64) -> Option<String> {
         let before = self.mappings_peak.fetch_max(count, Ordering::Relaxed);
         let most = self.mappings_warn;

@@ -61,7 +61,7 @@ const LEFTOVER_TICK: Duration = Duration::from_millis(20);
 /// If a signal ended the program, this process ends by the same signal, so that its parent sees the
 /// same end.
 pub fn run(options: &RunOptions) -> i32 {
-    // First: what is opened after this is not the program's.
+    // First of all: descriptors that are opened after this are not the program's.
     let begun = Given::now().and_then(|given| Ok((given, Signals::take()?)));
     let begun = begun.and_then(|(given, signals)| Ok((given, signals, Voice::new()?)));
     let (given, signals, mut voice) = match begun {

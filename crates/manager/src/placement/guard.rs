@@ -23,15 +23,15 @@ use crate::signals::Signals;
 /// Time between two looks.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The same while no thread but the control thread runs or waits for a CPU. A look costs some
-/// 100 us, and an idle run is to cost nothing that shows.
+/// The same while no thread but the control thread runs or waits for a CPU. A look costs some 100
+/// us, and an idle run should cost next to nothing.
 const CALM_TICK: Duration = Duration::from_millis(100);
 
 /// A thread that waited for a CPU for this long is moved. Where many programs share a CPU, ordinary
 /// waits are shorter.
 const WAIT_MAX: Duration = Duration::from_millis(15);
 
-// While faults are served, one is delayed by a tick, the wait and a tick. That is to be 50 ms at
+// While faults are served, one is delayed by a tick, the wait and a tick. That must be 50 ms at
 // most. The first fault after a calm time may take a calm tick more.
 const _: () = assert!(TICK.as_millis() + WAIT_MAX.as_millis() + TICK.as_millis() <= 50);
 

@@ -2,9 +2,9 @@
 //! others.
 //!
 //! A hand-over between CPUs costs the wake-up of an idle one: 50 us on a virtual CPU, against 7 us
-//! on the same CPU. So one fault thread is bound to each CPU. Those on CPUs where client threads
-//! fault are active, and the others sleep. The evictor and the agents go to CPUs where no thread
-//! faults, if there are any.
+//! on the same CPU. So one fault thread is bound to each CPU. The threads on CPUs where client
+//! threads fault are active, and the others sleep. The evictor and the agents go to CPUs where no
+//! thread faults, if there are any.
 
 pub(crate) mod guard;
 pub(crate) mod pin;
@@ -152,8 +152,8 @@ impl Placement {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// CPUs for reclaim: those where no thread faults, or all if there are none. Not those where
-    /// threads of the manager get no time, if there are others.
+    /// CPUs for reclaim: those where no thread faults, or all if there are none. CPUs where threads
+    /// of the manager get no time are left out, if there are others.
     pub(crate) fn worker_cpus(&self) -> Vec<usize> {
         let busy = |cpu: &usize| {
             let home = self.cpus.iter().position(|c| c == cpu);

@@ -94,7 +94,7 @@ enum What {
     Fault { write: bool, thread: ThreadId },
     /// This many pages moved. The number is what the trace has in the thread's place.
     Moved(Movement, u16, u64),
-    /// It was chosen to leave, in the batch of this number.
+    /// The page was chosen to leave, in the batch of this number.
     Left(Movement, u16),
     /// The program dropped this many pages. The trace gets those that it knows.
     Dropped(u64),
@@ -104,7 +104,7 @@ enum What {
     Forked { parent: SpaceId },
     /// The address space is gone.
     Ended,
-    /// Of no page: the policy named fewer pages than a whole batch.
+    /// About no page: the policy named fewer pages than a whole batch.
     FellShort,
 }
 
@@ -119,7 +119,7 @@ struct Seen {
 #[derive(Default)]
 struct Queue {
     seen: Vec<Seen>,
-    /// Of threads that wait for pages on their way out.
+    /// Faults of threads that wait for pages on their way out.
     waiting: Vec<Fault>,
     ends: bool,
 }

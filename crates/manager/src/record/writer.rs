@@ -135,12 +135,12 @@ impl<W: Write> Out<W> {
     fn write(&mut self, seen: Seen) -> Result<(), WriteError> {
         let client = match seen.what {
             What::Forked { parent } => return self.write_fork(seen, parent),
-            // Not for an address space that the trace does not have. Most processes end before
-            // memory runs short.
+            // Not written for an address space that the trace does not have. Most processes end
+            // before memory runs short.
             What::Dropped(_) | What::Remapped(..) | What::Ended => {
                 self.spaces.get(&seen.space).copied()
             }
-            // Of no address space: the first one of the trace stands in.
+            // It belongs to no address space: the first one of the trace stands in.
             What::FellShort => (!self.known.is_empty()).then_some(0),
             What::Fault { .. } | What::Moved(..) | What::Left(..) => self.client(seen.space),
         };

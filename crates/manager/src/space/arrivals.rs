@@ -28,7 +28,7 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Adds a mapping. It becomes one with a mapping that it touches: a heap grows in small steps.
+    /// Adds a mapping. It is joined to a mapping that it touches: a heap grows in small steps.
     ///
     /// Errors: too many wait; the mapping is given back.
     pub(crate) fn add(&self, new: Arrival) -> Result<(), Arrival> {

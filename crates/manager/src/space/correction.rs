@@ -27,7 +27,8 @@ use crate::sync::lock;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum ChildBooks {
-    /// Those of its memory; also those of a process that is no fork child, or is gone.
+    /// The books are those of its memory. Also the answer for a process that is no fork child, or
+    /// is gone.
     Right,
     /// An event of its own has to be read first. Ask again.
     Later,
@@ -101,7 +102,7 @@ struct Mapped {
 fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> ChildBooks {
     let _layout = process.layout.write();
     let _held = shared.gauges.layout_holds.hold();
-    // What it changed itself before its first fault.
+    // The child may have changed its mappings itself before its first fault.
     if !process.books_are_current() {
         return ChildBooks::Later;
     }
@@ -152,9 +153,10 @@ fn by_mappings(shared: &Shared, process: &Process, tid: u32) -> ChildBooks {
 /// There is no descriptor left.
 struct Shortage;
 
-/// The only thread of a fork child. So a number is put on the child's beacon, and that page is read
-/// in each process that may be the child. `None`: it is in none. Where no number can be put, the
-/// thread that the fault names is returned, and the caller verifies it.
+/// The only thread of a fork child. To find it, a number is put on the child's beacon, and that
+/// page is read in each process that may be the child. `None`: no process has the number. If no
+/// number can be put there, the thread that the fault names is returned, and the caller verifies
+/// it.
 fn only_thread(processes: &Processes, child: &Process, who: Who) -> Result<Option<u32>, Shortage> {
     let tid = match (who, child.pid()) {
         (Who::Known(tid), _) | (_, Some(tid)) => return Ok(Some(tid)),

@@ -315,10 +315,10 @@ fn register_wide(
 
 /// The mappings of `now`, after a registration of all of them. `None` while an event is unread.
 ///
-/// What was mapped after the registration is not registered: if it were in the books, its pages
-/// would leave, and read as zeros. So the kernel is asked for each that the books do not have, and
-/// what is not registered is registered alone. The answer is of a mapping that was there when `now`
-/// was read: if it had been replaced meanwhile, an event would be unread.
+/// A mapping made after the registration is not registered. If it were in the books, its pages
+/// would leave, and read as zeros. So the kernel is asked about each mapping that the books do not
+/// have, and one that is not registered is registered by itself. The answer is of a mapping that
+/// was there when `now` was read: if it had been replaced meanwhile, an event would be unread.
 fn registered(
     shared: &Shared,
     process: &Process,
@@ -457,8 +457,8 @@ fn register_whole(
     done
 }
 
-/// Counts pages that the program moved while pages were counted. What it moves once more meanwhile
-/// is left to the next check.
+/// Counts pages that the program moved while pages were counted. Pages that it moves once more
+/// meanwhile are left to the next check.
 fn count_moved(shared: &Shared, process: &Process, agent: &Agent) {
     for range in process.uncounted.take() {
         count_present(shared, process, agent, range);

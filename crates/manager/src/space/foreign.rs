@@ -22,8 +22,9 @@ pub(crate) fn release(process: &Process, page: VirtPage) -> bool {
     if foreign().is_none() {
         return false;
     }
-    // With the lock held, no mapping gets into the books. So if another has taken this one's place
-    // by now, and is unregistered instead, it is registered again before any page of it leaves.
+    // With the lock held, no mapping gets into the books. Another mapping may have taken this one's
+    // place by now, and is then unregistered instead. It is registered again before any page of it
+    // leaves.
     let _layout = process.layout.write();
     let Some(range) = foreign() else {
         return false;

@@ -84,7 +84,7 @@ impl ModelMemory {
         }
     }
 
-    /// What the page holds, if it is in memory. No access of the program.
+    /// The bytes of the page, if it is in memory. This is no access of the program.
     pub(crate) fn peek(&self, page: VirtPage) -> Option<Content> {
         lock(&self.kernel).memory.peek(self.mm, page)
     }

@@ -3,7 +3,7 @@
 //! writing, or the space is gone: no page is installed in it meanwhile.
 //!
 //! A large range that the program drops is first only cut off from its space, chunk by chunk. The
-//! control thread forgets it later; so does the evictor, before it evicts any page. The books of a
+//! control thread forgets it later, or the evictor does, before it evicts any page. The books of a
 //! fork child or of a moved mapping are made at once, page by page, because both places need them.
 
 use std::sync::Arc;

@@ -36,7 +36,7 @@ pub(crate) const EXCLUDE_MAX: Duration = Duration::from_millis(2);
 pub(crate) struct Identity {
     pub pid: u32,
     pub pidfd: PidFd,
-    /// These stay those of the address space of the handshake, whatever the process executes later.
+    /// These belong to the address space of the handshake, whatever the process executes later.
     pub pagemap: Pagemap,
     pub maps: Maps,
     pub tasks: Tasks,
@@ -397,7 +397,7 @@ mod tests {
         assert!(!process.redeem(NONCE, std::process::id()), "a second use");
     }
 
-    /// A refusal leaves the ticket to whom it belongs.
+    /// A refusal leaves the ticket to the process that it belongs to.
     #[test]
     fn redeem_refuses_another_process_and_another_number() {
         let process = child();

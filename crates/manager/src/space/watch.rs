@@ -45,7 +45,7 @@ pub(crate) fn new() -> Watch {
 /// A ring that two threads read.
 struct SharedRing {
     ring: Mutex<RecordRing>,
-    /// Readable for one of those who poll it when there is a record.
+    /// Readable when there is a record, until one of the threads that poll it has asked.
     news: OwnedFd,
 }
 
