@@ -19,7 +19,7 @@ pub struct PageCount(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
-/// Why a size or duration could not be understood; the text is meant for the user.
+/// Why a size or duration is not understood; the text is meant for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a {what}: {why} (examples: {examples})")]
 pub struct ParseUnitError {

@@ -3,8 +3,8 @@
 //! The manager binds a thread to one CPU for some milliseconds when it alone faults (`pin.rs`). A
 //! program that sizes its pool of threads at that moment would have one thread for life. So if the
 //! kernel's answer is one CPU, and the command page says that the thread is bound, the program gets
-//! the CPUs that it may really use. A choice of its own ends the binding. Raw system calls bypass
-//! this.
+//! the CPUs that it may really use. A choice of the program's own ends the binding. Raw system
+//! calls bypass this.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering::*};

@@ -138,8 +138,8 @@ fn map_areas(page: usize) -> Option<(Mapping, Mapping)> {
     Some((command, own))
 }
 
-/// Address of the beacon page. It is made once, and then missing in every fork child, whatever
-/// touches it here; and it is a mapping of its own.
+/// Address of the beacon page. It is a mapping of its own, made once. It is missing in every fork
+/// child, whatever touches it here.
 fn beacon() -> Option<u64> {
     let known = BEACON.load(Relaxed);
     if known != 0 {
@@ -157,9 +157,9 @@ const UFFD_NEW: usize = 0xAA00;
 
 /// The userfaultfds that are made here.
 struct Uffds {
-    /// The process's own; none in a child whose userfaultfd came with the fork.
+    /// The process's own userfaultfd; none in a child whose userfaultfd came with the fork.
     process: Option<usize>,
-    /// That of the holding area, from which the staging area is cleared.
+    /// The holding area's userfaultfd, by which the staging area is cleared.
     holding: usize,
 }
 

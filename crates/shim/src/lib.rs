@@ -47,8 +47,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     }
 }
 
-// Precompiled `core` names it; nothing unwinds here, so it is never called. Hidden, so that it does
-// not take the place of the same symbol in programs written in Rust.
+// Precompiled `core` names this symbol. Nothing unwinds here, so it is never called. It is hidden,
+// so that it does not replace the same symbol in programs written in Rust.
 global_asm!(
     ".globl rust_eh_personality",
     ".hidden rust_eh_personality",

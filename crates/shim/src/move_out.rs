@@ -13,8 +13,8 @@ use crate::raw::{EBUSY, EEXIST, EINVAL, PAGE, advice, call3, nr};
 const UFFD_MOVE: usize = 0xC028_AA05;
 
 /// Most pages, and most MOVEs, in one exclusion of the reader. This bounds how long a fault waits
-/// for the agent: some 20 us. A smaller bound is no better: each fault between two MOVEs costs the
-/// program's CPU an interrupt, to flush what it has cached of the next page.
+/// for the agent: some 20 us. A smaller bound is no better. Each fault between two MOVEs costs the
+/// program's CPU an interrupt, which flushes what it has cached of the next page.
 const MOVE_PAGES_MAX: usize = 16;
 const MOVES_MAX: usize = 8;
 
@@ -230,8 +230,8 @@ struct Waits {
     yields: u32,
 }
 
-/// Most polls of one command for pages that are in use. Not more, because the thread that reads a
-/// page may wait for another page of the same command.
+/// Most polls of one command for pages that are in use. More would not help: the thread that reads
+/// a page may wait for another page of the same command.
 const YIELDS_MAX: u32 = 20;
 
 /// Leaves out places of the source where nothing is.

@@ -223,7 +223,7 @@ impl Scene {
         }
     }
 
-    /// Stores some pages, and frees as many as are too many.
+    /// Stores some pages, and frees the excess.
     fn store_and_free(&self, subject: &Subject<'_>, random: &mut Pages, round: u32) {
         let pages: Vec<_> = (0..32)
             .map(|_| (random.mixed(), Stamp(random.number() as u16)))

@@ -6,8 +6,9 @@
 //! (`crates/manager/tests/command_model`). `no_std`: only `core`. Nothing here knows what a command
 //! says or how it is carried out. These functions only say when the callers may touch it.
 //!
-//! There are two exclusions, each Dekker's: a side sets its word, then reads the other's. All of it
-//! is sequentially consistent, so at least one of two sees the other.
+//! There are two exclusions, each by Dekker's algorithm: a side sets its word, then reads the other
+//! side's word. All of it is sequentially consistent, so at least one of the two sides sees the
+//! other.
 
 use core::sync::atomic::Ordering::{self, *};
 use core::time::Duration;
@@ -38,8 +39,8 @@ pub trait CommandWords {
     fn store(&self, word: Word, value: u32, order: Ordering);
     /// Adds `value`, wrapping; sequentially consistent.
     fn add(&self, word: Word, value: u32);
-    /// Sleeps while `word` is `expected`, until woken, or for `limit`. May return without a reason.
-    /// A full barrier before `word` is read.
+    /// Sleeps while `word` is `expected`, until it is woken, or for `limit`. May return without a
+    /// reason. A full barrier before `word` is read.
     fn wait(&self, word: Word, expected: u32, limit: Option<Duration>);
     /// Wakes up to `count` threads that sleep on `word`. A full barrier before that.
     fn wake(&self, word: Word, count: u32);
@@ -55,8 +56,8 @@ pub trait CommandWords {
 /// Value of [`Word::ReaderWants`]: the reader sleeps until [`Word::Busy`] is cleared.
 pub const READER_SLEEPS: u32 = 2;
 
-/// Longest wait for an agent before the caller checks that its process still lives, and whether to
-/// wait on.
+/// Longest wait for an agent before the caller checks whether its process still lives, and whether
+/// to go on waiting.
 const PATIENCE: Duration = Duration::from_millis(5);
 
 /// How often to poll a busy agent before sleeping until it is done: some 20 us, its usual time.
@@ -269,8 +270,8 @@ pub fn answer(page: &impl CommandWords, seq: u32) {
     page.wake(Word::Done, 1);
 }
 
-/// A thread that is about to fork waits until no page is being moved out. None is until
-/// [`after_fork`].
+/// A thread that is about to fork waits until no page is being moved out. No page is moved out
+/// before [`after_fork`].
 #[inline]
 pub fn before_fork<S: CommandWords>(page: &S) {
     page.add(Word::Forking, 1);

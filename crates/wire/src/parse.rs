@@ -76,8 +76,8 @@ pub fn answer(refused: bool) -> [u8; 8] {
 }
 
 /// What must hold of every accepted message: it says what its bytes say, its addresses lie below
-/// the end of an address space, and no byte more or less would be accepted. For the fuzz target and
-/// its test.
+/// the end of an address space, and no byte more or less would be accepted. The fuzz target and its
+/// test use it.
 pub fn check(bytes: &[u8]) -> bool {
     let (hello, ready) = (Hello::parse(bytes), Ready::parse(bytes));
     assert!(hello.is_none() || ready.is_none(), "two messages at once");

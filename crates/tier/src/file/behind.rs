@@ -1,11 +1,10 @@
 //! Write-behind: stored pages wait in the slot table's memory until there are enough for one large
 //! write.
 //!
-//! A read waits for a write that the device is busy with. One write of 1 MiB takes two and a half
-//! times as long as one of 256 KiB, but there are a quarter as many, so fewer reads are delayed.
-//! Any thread reads waiting pages from here without a lock. The checksum tells whether the place
-//! was given to another page meanwhile. Everything else is done by the thread that holds the
-//! writer's lock.
+//! A read waits while the device is busy with a write. Large writes delay fewer reads than many
+//! small ones (figures: docs/design/0011). Any thread reads waiting pages from here without a lock.
+//! The checksum tells whether the place was given to another page meanwhile. Everything else is
+//! done by the thread that holds the writer's lock.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*, fence};
 
@@ -25,7 +24,7 @@ pub(super) const WORDS: usize =
 /// The waiting pages are written when fewer places than this are free.
 const ROOM: usize = 64;
 
-/// The pages that wait to be written. The tier owns the memory and passes it to each call.
+/// Keeps the pages that wait to be written. The tier owns the memory and passes it to each call.
 #[derive(Debug)]
 pub(super) struct Behind {
     first_word: usize,
@@ -118,7 +117,7 @@ impl Behind {
             if page_checksum(dst, stamp) == checksum {
                 return Some(true);
             }
-            // Written meanwhile, and its place given to another?
+            // Was the page written meanwhile, and its place given to another?
             if self.find(table, slot) == Some(place) {
                 return Some(false);
             }

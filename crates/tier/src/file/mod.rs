@@ -156,15 +156,15 @@ struct Writer {
     runs: Vec<Run>,
     /// While `store` refuses at once: until when, and how many writes in a row failed.
     paused: Option<(Instant, u32)>,
-    /// The space before this offset was asked for in large pieces ([`Backing::reserve`]).
+    /// The file's space up to this offset was asked for in large pieces ([`Backing::reserve`]).
     reserved: u64,
     /// Some of it may never have been used.
     spare: bool,
 }
 
 impl Writer {
-    /// Before the first slot of a slab beyond all others is written: reserves the slab, and a
-    /// quarter of what there was, at most [`RESERVE_MAX`]. So a file has few pieces.
+    /// Reserves a slab beyond all others before its first slot is written, and a quarter of the
+    /// space there was, at most [`RESERVE_MAX`]. So a file has few pieces.
     fn reserve(&mut self, backing: &Backing) {
         let Some(last) = self.slots.iter().max() else {
             return;

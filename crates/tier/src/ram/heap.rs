@@ -29,7 +29,7 @@ const BITMAP_WORDS: usize = BLOCK_OBJECTS_MAX / 64;
 const LINKS: usize = 5;
 /// Lists of a class: 0 = empty, 1..=3 by thirds of fill.
 const BANDS: usize = 4;
-/// How many larger classes' half-filled blocks are used before a new block is taken. Other numbers:
+/// Larger classes whose half-filled blocks are tried before a new block is taken. Other numbers:
 /// docs/design/0006.
 const CLASSES_ABOVE: usize = 2;
 /// The same when no new block may be taken.
