@@ -411,7 +411,7 @@ impl PageStream {
             space_chunks,
         };
         let mut stream = PageStream::numbered(name, references, moved, &pages);
-        // Granules of one page that were found together.
+        // Several granules of one page may have been found together.
         stream.moved.dedup();
         Ok(stream)
     }

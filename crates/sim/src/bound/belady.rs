@@ -4,7 +4,7 @@
 //! It is the optimum of *misses*, not of write-outs or time. Source: Belady, "A study of
 //! replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966. It knows
 //! the future from the trace: [`Future`] has, for every reference, the next use of its page. The
-//! replay tells its position. Prefetched pages are treated alike.
+//! replay tells its position. It treats prefetched pages like all others.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;

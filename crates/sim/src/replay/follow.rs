@@ -107,7 +107,7 @@ impl Host {
             return Ok(());
         }
         // In the live run its command was given up, and the answer came after other batches had
-        // left. Its copy here is of no use.
+        // left. The copy that was made here is of no use.
         if client.engine.books().entry(client.space, page).state == PageState::Stored {
             self.drop_pages(client, no.0, 1)?;
         }

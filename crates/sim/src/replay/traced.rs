@@ -2,8 +2,8 @@
 //! reference.
 //!
 //! A use of a page in memory raises no fault, so a live trace lacks the uses of prefetched pages. A
-//! prefetcher that decided anew would see other streams than the live one. A simulation without
-//! prefetch would lack the pages, and the room they took. So the trace names the prefetched pages
+//! prefetcher that decides anew sees other streams than the live one. A simulation without prefetch
+//! lacks the pages, and the room that they took. So the trace names the prefetched pages
 //! (`Becomes::Ahead`).
 //!
 //! There are two ways. If the live fault is a fault here, too, its pages come through the engine's

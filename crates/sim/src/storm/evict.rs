@@ -229,7 +229,7 @@ impl World {
         self.holding.insert((item.space, place), content);
     }
 
-    /// Mostly, the manager notices that relatives still have the frame of an item, and leaves it to
+    /// The manager mostly notices that relatives still have the frame of an item, and leaves it to
     /// them.
     fn leave_frame(&mut self, item: EvictItem) {
         if !self.random.chance(3, 4) {

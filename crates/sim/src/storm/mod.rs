@@ -1,9 +1,9 @@
 //! Storms: the real engine in a model world, driven by seed through operations, failures and
 //! interleavings.
 //!
-//! `world.rs` does what the live manager does, one small step at a time (`faults.rs`, `evict.rs`),
-//! with what is under way in `work.rs`, beside a program that touches and changes its memory
-//! (`program.rs`), devices and a kernel that fail (`failures.rs`), and managers that die
+//! `world.rs` does what the live manager does, one small step at a time: `faults.rs` and `evict.rs`
+//! have the steps, and `work.rs` what is under way. Beside it runs a program that touches and
+//! changes its memory (`program.rs`). Devices and the kernel fail (`failures.rs`), and managers die
 //! (`takeover.rs`). A byte oracle is asked after every step (`check.rs`). A listener of the engine
 //! (`heard.rs`) is compared with the books now and then, while no event waits. `run.rs` runs seeds,
 //! `minimise.rs` shrinks one that failed, and `recipe.rs` writes it down.

@@ -7,8 +7,8 @@
 //! ... (the lines of `StormSetup`)
 //! steps = 0-511,513,600-602
 //! ```
-//! Each step draws its own random numbers from the seed and its number, so leaving steps out
-//! changes no other one.
+//! Each step draws its own random numbers from the seed and its number, so a step that is left out
+//! changes no other step.
 
 use std::fmt::{self, Display};
 

@@ -165,7 +165,7 @@ fn capture(act: impl FnOnce()) -> Option<(String, String)> {
                 return before(panic);
             }
             let place = panic.location().map_or(String::new(), |location| {
-                // The same path, whatever folder it was compiled in.
+                // The path is the same, whatever folder the file was compiled in.
                 let file = location.file().replace('\\', "/");
                 let short = file
                     .rsplit_once("crates/")

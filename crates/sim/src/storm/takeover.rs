@@ -1,8 +1,8 @@
 //! A manager dies between any two words it writes, and a successor takes over from its ledger.
 //!
-//! Gone is all that it had in progress: plans, the batch, slots to free, faults it had read,
-//! wake-ups it had not sent. What is left: the kernel's side, the tiers, the ledger, the last event
-//! read, the holding areas, and the agents with their last command.
+//! All that it had in progress is gone: plans, the batch, slots to free, faults that it had read,
+//! wake-ups that it had not sent. The kernel's side, the tiers, the ledger, the last event read and
+//! the holding areas are left, and the agents with their last command.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
