@@ -27,8 +27,8 @@ impl Given {
         Ok(Given(found))
     }
 
-    /// Closes them here. A process that waits for their end, or for a lock on them, then waits for
-    /// the program only.
+    /// Closes the given descriptors here. A process that waits for their end, or for a lock on
+    /// them, then waits for the program only.
     pub fn close(self) {
         for number in self.0 {
             // SAFETY: open when this process began and owned by nothing in it (`now`); each is

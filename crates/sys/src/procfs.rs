@@ -331,7 +331,7 @@ pub fn mappings_with_flags(pid: u32, wanted: &mut [(&str, &mut Vec<VirtRange>)])
                 found.extend(current.filter(|_| has));
             }
         } else if let Some(vma) = Vma::parse(line) {
-            // Tried on every line: keys such as `Anonymous:` begin with a hexadecimal digit too.
+            // Every line is tried: keys such as `Anonymous:` begin with a hexadecimal digit too.
             current = Some(vma.range);
         }
     }

@@ -60,8 +60,9 @@ const REFUSED: [libc::c_long; 47] = [
     libc::SYS_vfork,
 ];
 
-/// Gives them up, for the calling thread and all that it starts. No new privileges, no core, only
-/// root can look into its memory, and the calls of [`REFUSED`] fail. Threads can still be made.
+/// Gives up these rights, for the calling thread and all threads that it starts. No new privileges,
+/// no core, only root can look into its memory, and the calls of [`REFUSED`] fail. Threads can
+/// still be made.
 ///
 /// Errors: the kernel has no seccomp.
 pub fn give_up_rights() -> io::Result<()> {

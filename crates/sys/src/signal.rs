@@ -213,7 +213,7 @@ pub fn pass_on(signal: &Received, pid: u32) {
 /// Sends a signal to a process, which may be gone already.
 pub fn send(number: i32, pid: u32) {
     if pid > 1 {
-        // SAFETY: kill takes numbers only; `pid` names one process, never a group or everybody.
+        // SAFETY: kill takes numbers only; `pid` names one process, never a group or all processes.
         unsafe { libc::kill(pid as i32, number) };
     }
 }

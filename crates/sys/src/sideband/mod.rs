@@ -19,13 +19,14 @@
 //! it. Its events are closed when it and all its descendants have ended (`roots.rs`).
 //!
 //! The ring belongs to an event of our own, because polling the event of an exited thread reports a
-//! hang-up for ever. Cost for the program (contract fact `overhead`, 2-CPU VM, Linux 6.18):
+//! hang-up for ever. Cost for the program (figures: docs/design/0004, by the contract fact
+//! `overhead`):
 //!
-//! * `Wake::EachRecord` adds 4-8 us to an mmap: the kernel interrupts its own CPU to wake us.
-//! * `Wake::HalfFull` adds less than the noise of 0.5 us.
-//! * A fork or thread start copies one event a CPU, within the noise here.
+//! * `Wake::EachRecord` makes an mmap some microseconds longer: the kernel interrupts its own CPU
+//!   to wake us.
+//! * `Wake::HalfFull` adds less than can be measured.
+//! * A fork or thread start copies one event a CPU.
 //!
-//! Latency from the start of mmap to our wake-up: p50 20-30 us, p99 70 us (mmap itself included).
 //! Source: `perf_event_open(2)`, `include/uapi/linux/perf_event.h`.
 
 use std::collections::BTreeSet;
