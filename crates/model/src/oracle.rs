@@ -48,8 +48,8 @@ impl Oracle {
         self.pages.remove(&(mm, page));
     }
 
-    /// The page reads as zeros from now on. Or as `content`, once that has [returned], until the
-    /// page is written or dropped again.
+    /// The page reads as zeros from now on. Once `content` has [returned], it reads as that, until
+    /// it is written or dropped again.
     ///
     /// [returned]: Oracle::returned
     pub fn zero_or(&mut self, mm: Mm, page: VirtPage, content: Content) {

@@ -2,8 +2,8 @@
 //!
 //! Slots are reused last-freed-first, so that a reference to a freed slot soon finds another page's
 //! bytes. As in the real tiers, a slot's checksum is kept apart from the device: a failing device
-//! damages bytes, never checksums. A tier that is told to ([`FakeTier::set_reads`]) mostly says
-//! where to read, as a device does. There is no file: the caller reads by [`FakeTier::read`].
+//! damages bytes, never checksums. After [`FakeTier::set_reads`] the tier mostly says where to
+//! read, as a device does. There is no file: the caller reads by [`FakeTier::read`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};

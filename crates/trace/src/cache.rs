@@ -1,18 +1,17 @@
 //! A write-back last-level cache as a filter: touches go in, references that reach memory come out.
 //! The traces of the PCM-swap paper were made in this way.
 //!
-//! One cache for instructions and data, shared by all clients and threads; set-associative, LRU,
-//! write-allocate. A miss emits a read of the line (an instruction's or data's); a dirty line that
-//! is replaced emits a write of that line, at the time of the touch that replaced it and for the
-//! client and thread that wrote it last. Lines that are still dirty when the program ends never
-//! reach memory, unless [`Cache::flush`] is called.
+//! There is one cache for instructions and data. All clients and threads share it. It is
+//! set-associative, LRU and write-allocate. A miss emits a read of the line, as instruction or
+//! data. A dirty line that is replaced emits a write of the line. That write has the time of the
+//! touch that replaced the line, and the client and thread that wrote it last. Lines that are still
+//! dirty when the program ends never reach memory, unless [`Cache::flush`] is called.
 //!
 //! Source: PCM swap §III-1 ("filter out memory references that are accessed directly from the CPU
 //! cache memory and also reflect the write-back property"). The paper does not say what a store
-//! that misses does. [`WriteMiss::Fetch`] reads the line first; then no trace has more data writes
-//! than reads, which two of the paper's four have. [`WriteMiss::Validate`] (no-fetch-on-write;
-//! Jouppi
-//! 1993) reads nothing, and can give such a mix.
+//! that misses does. [`WriteMiss::Fetch`] reads the line first. Then no trace has more data writes
+//! than reads, though two of the paper's four have. [`WriteMiss::Validate`] (no-fetch-on-write;
+//! Jouppi 1993) reads nothing, and can give such a mix.
 
 use std::fmt;
 use std::str::FromStr;

@@ -165,7 +165,8 @@ fn columns(bytes: &[u8]) -> u64 {
     let mut back = Vec::new();
     block::decode(&again, &claims, &mut back).expect("columns that were encoded");
     assert_eq!(out, back);
-    // Where no movements are announced, the first of them is an error, and all else is the same.
+    // If no movements are announced, the first movement is an error, and everything else is the
+    // same.
     let mut references: Vec<Reference> = Vec::new();
     let only: Option<Vec<Reference>> = out.iter().map(|event| event.reference()).collect();
     let whole = block::decode(columns, &claims, &mut references).is_ok();

@@ -39,7 +39,7 @@ impl<R: Read> TraceReader<R> {
         let mut input = Input { input, offset: 0 };
         let mut fixed = [0; HEADER_BYTES];
         let got = input.read(&mut fixed)?;
-        // A short file is distinguished: the beginning of a trace, or something else.
+        // A short file may be the beginning of a trace, or something else.
         let common = got.min(MAGIC.len());
         if got == 0 || fixed[..common] != MAGIC[..common] {
             let wrong = (0..common).find(|at| fixed[*at] != MAGIC[*at]);

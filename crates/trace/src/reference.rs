@@ -48,7 +48,8 @@ pub const FRAME_LEFT: u16 = 2;
 /// In the thread's place of a page **locked**: only until its process runs again. The policy had
 /// chosen it, and has forgotten it.
 pub const PASSED_OVER: u16 = 1;
-/// The same: that is over, and the policy knows the page again, as one that was chosen and stayed.
+/// The same place: the process runs again, and the policy knows the page again, as one that was
+/// chosen and stayed.
 pub const TAKEN_BACK: u16 = 2;
 /// The same place, without a page: the policy was asked for a whole batch, and its search was cut
 /// off before it had named one.

@@ -33,9 +33,9 @@ impl Touch {
         self.address >> shift..=last >> shift
     }
 
-    /// Its references at granularity 2^`granularity`: its address, rounded down to a granule, and
-    /// the beginning of every further line that it reaches. A line is 64 bytes, or a granule if
-    /// that is larger.
+    /// The references of this touch at granularity 2^`granularity`. They are its address, rounded
+    /// down to a granule, and the beginning of every further line that it reaches. A line is 64
+    /// bytes, or a granule if that is larger.
     pub fn references(self, granularity: u8) -> impl Iterator<Item = Reference> {
         let line = granularity.max(LINE_BYTES.trailing_zeros() as u8);
         let first = self.address >> granularity << granularity;

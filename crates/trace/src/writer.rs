@@ -1,5 +1,5 @@
 //! Writes a trace as a stream. Takes references and movements; writes the header, compressed blocks
-//! and the end block. Never seeks.
+//! and the end block. It never seeks.
 
 use std::io::Write;
 

@@ -248,8 +248,8 @@ impl Read for Log {
         loop {
             for (request, signal) in &self.requests {
                 if request.swap(false, Ordering::Relaxed) {
-                    // It may have ended by itself. It is not waited for before the log ends, so the
-                    // number is still its own.
+                    // It may have ended by itself. This process waits for it only after the log has
+                    // ended, so the number is still its own.
                     let _ = kill_process(self.pid, *signal);
                 }
             }

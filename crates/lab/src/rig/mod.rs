@@ -1,5 +1,5 @@
-//! Rigs: the ways to run one command under a memory budget. Each is set up and taken down for a
-//! single run.
+//! Rigs: the ways to run one command under a memory budget. A rig is set up and taken down for each
+//! run.
 //!
 //! ```text
 //! Rig::set_up(limit) -> Stage { prefix, guards, meters }

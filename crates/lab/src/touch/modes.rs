@@ -7,7 +7,7 @@ use super::walk::Walk;
 use hdrhistogram::Histogram;
 use std::time::{Duration, Instant};
 
-/// Two significant digits: buckets of 1 %, about 40 KiB a thread. So the instrument stays small
+/// Two significant digits: buckets of 1 %, about 40 KiB a thread. So the histograms stay small
 /// beside the footprint.
 const HISTOGRAM_DIGITS: u8 = 2;
 const HISTOGRAM_MAX_NS: u64 = 60_000_000_000;

@@ -8,7 +8,7 @@
 //! ([`disk`]). All constants are in [`profiles`].
 //!
 //! Requests are served in the order they are submitted. Two clients' requests may be submitted out
-//! of order by less than one service time; then the later one waits. Not modelled: garbage
+//! of order by less than one service time. Then the later one waits. Not modelled: garbage
 //! collection, caches inside the device, failures.
 
 pub mod disk;

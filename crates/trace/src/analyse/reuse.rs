@@ -19,7 +19,7 @@ use undercroft_seeded::finish;
 /// Sampling draws are below this.
 const DRAW_END: u64 = 1 << 24;
 const NONE: u32 = u32::MAX;
-/// Slots at the least, so that packing stays rare.
+/// The least number of slots, so that packing stays rare.
 const SLOTS_MIN: usize = 1 << 12;
 
 /// Which pages are sampled.

@@ -78,7 +78,8 @@ impl Iterator for Generator {
         if self.left == 0 {
             return None;
         }
-        // In proportion to what each has left, so that all end together.
+        // Each pattern is picked in proportion to the references that it has left, so that all end
+        // together.
         let mut pick = match self.walks.len() {
             1 => 0,
             _ => self.choice.scaled(self.left),

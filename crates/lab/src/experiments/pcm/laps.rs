@@ -31,12 +31,12 @@ pub(super) struct Laps {
     pub(super) write_outs: u64,
     /// Laps given.
     pub(super) laps: u64,
-    /// Those given to pages that left without being used again: frames held for nothing.
+    /// Laps given to pages that left without being used again: frames held for nothing.
     pub(super) laps_wasted: u64,
     /// Reads of pages that had left although they were used since the hand last passed. Under CLOCK
     /// they would have stayed.
     pub(super) read_forgotten: u64,
-    /// Those of them that had been written out when they left.
+    /// Reads of such pages that had been written out when they left.
     pub(super) written_forgotten: u64,
 }
 

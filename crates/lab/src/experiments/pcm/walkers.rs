@@ -1,5 +1,5 @@
 //! Four programs that go through their memory mostly in order: the same mixes and sizes as the four
-//! of `recipes.rs`, but small pages gain little. Kept for comparison.
+//! of `recipes.rs`, but small pages gain little. They are kept for comparison.
 
 use super::recipes::{FREECELL, GQVIEW, KGHOSTVIEW, Recipe, XMMS, make, word, words};
 use anyhow::{Context, ensure};
