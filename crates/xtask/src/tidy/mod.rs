@@ -7,6 +7,7 @@ mod modules;
 mod tables;
 mod text;
 mod tree;
+mod walks;
 
 use tree::Tree;
 pub(crate) use tree::root;
@@ -14,7 +15,7 @@ pub(crate) use tree::root;
 /// A rule: its name, and what breaks it (one line each).
 type Check = (&'static str, fn(&Tree) -> Vec<String>);
 
-const CHECKS: [Check; 15] = [
+const CHECKS: [Check; 16] = [
     ("crates use only what is below them", crates::arrows),
     ("crates form no circle", crates::circles),
     (
@@ -42,6 +43,7 @@ const CHECKS: [Check; 15] = [
         "texts do without phrases that are read twice",
         text::phrases,
     ),
+    ("the walks name what is there", walks::missing),
 ];
 
 /// Runs every check. Errors: everything found, by rule.
