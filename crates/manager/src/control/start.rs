@@ -74,6 +74,8 @@ enum StartError {
          with CAP_SYS_PTRACE"
     )]
     NoForkEvents(UffdError),
+    #[error("this kernel cannot move pages out of a program; Linux 6.8 or newer is needed")]
+    NoMoves,
     #[error("{detail}; {fix}")]
     SwapIsOn { detail: String, fix: String },
     #[error("--access-scan: {0}; or leave the option out: policies then learn from faults alone")]
@@ -87,18 +89,21 @@ enum StartError {
     System(#[from] io::Error),
 }
 
-/// Checks that this process may make userfaultfds that see all faults and events, and that swap is
-/// off.
+/// Checks that this process may make userfaultfds that see all faults and events, that pages can be
+/// moved out, and that no swap is on that would lose them.
 fn check_permissions() -> Result<(), StartError> {
     let device = UffdDevice::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => StartError::NoDevice,
         _ => StartError::Device(error),
     })?;
     let features = Features::EVENTS.with(Features::THREAD_ID);
-    device
+    let has = device
         .create()?
         .api(features)
         .map_err(StartError::NoForkEvents)?;
+    if !has.has(Features::MOVE) {
+        return Err(StartError::NoMoves);
+    }
     let swap = probe::swap_now();
     match swap.state {
         State::Missing => Err(StartError::SwapIsOn {

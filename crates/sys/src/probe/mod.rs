@@ -75,8 +75,8 @@ impl KernelReport {
         report
     }
 
-    /// Only the checks that decide whether `undercroft run` can work, and how it evicts. Cost:
-    /// about 1 ms, at most 50 ms (a fork of a large process).
+    /// Only the checks that decide whether `undercroft run` can work. Cost: about 1 ms, at most 50
+    /// ms (a fork of a large process).
     pub fn fast() -> KernelReport {
         let mut checks = vec![kernel(&sysfs("/proc/sys/kernel/osrelease"))];
         let device = UffdDevice::open();
@@ -146,16 +146,10 @@ fn kernel(release: &str) -> Check {
     let detail = format!("Linux {release}");
     match version(release) {
         Some(version) if version >= (6, 8) => ok(name, detail),
-        Some(version) if version >= (6, 7) => bad(
-            name,
-            State::Degraded,
-            format!("{detail}: pages cannot be moved out, which is the fast and pin-safe way"),
-            "use Linux 6.8 or newer",
-        ),
         Some(_) => bad(
             name,
             State::Missing,
-            format!("{detail} is older than 6.7: no PAGEMAP_SCAN"),
+            format!("{detail} is older than 6.8: pages cannot be moved out"),
             "use Linux 6.8 or newer",
         ),
         None => bad(
@@ -221,7 +215,7 @@ const NEEDED: [(Features, &str, State, &str); 8] = [
         Features::PAGEFAULT_FLAG_WP,
         "uffd PAGEFAULT_FLAG_WP",
         State::Missing,
-        "a write during eviction would be lost",
+        "pages that a fork shares could not be protected, and would pass the limit",
     ),
     (
         Features::THREAD_ID,
@@ -232,8 +226,8 @@ const NEEDED: [(Features, &str, State, &str); 8] = [
     (
         Features::MOVE,
         "uffd MOVE",
-        State::Degraded,
-        "pages are evicted the slower way, and pages pinned by devices are not recognised",
+        State::Missing,
+        "no page could leave the program",
     ),
     (
         Features::POISON,
@@ -277,15 +271,13 @@ fn fork_event(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
 
 fn moves(make: &dyn Fn() -> io::Result<Uffd>) -> Check {
     let name = "page moves";
-    let lost = "eviction falls back to write-protecting and dropping";
-    let fix = "use Linux 6.8 or newer";
     match make().and_then(|uffd| trial::move_one_page(&uffd)) {
         Ok(()) => ok(name, "a page moved, bytes intact"),
         Err(error) => bad(
             name,
-            State::Degraded,
-            format!("a page did not move ({error}): {lost}"),
-            fix,
+            State::Missing,
+            format!("a page did not move ({error}): none could leave the program"),
+            "use Linux 6.8 or newer",
         ),
     }
 }
@@ -338,9 +330,9 @@ fn ring(sysctl: &str) -> Check {
         Ok(_) => ok(name, "usable"),
         Err(error) => bad(
             name,
-            State::Degraded,
+            State::Missing,
             format!(
-                "not usable ({error}; kernel.io_uring_disabled={sysctl:?}): only the ram tier works"
+                "not usable ({error}; kernel.io_uring_disabled={sysctl:?}): the manager cannot start"
             ),
             "sysctl kernel.io_uring_disabled=0; allow io_uring in the container's seccomp profile",
         ),

@@ -55,7 +55,8 @@ fn trials_leave_no_descriptor_and_no_child() {
 fn versions_are_judged_by_number_not_by_text() {
     assert_eq!(version("6.18.44-fc"), Some((6, 18)));
     assert_eq!(kernel("6.18.44-generic").state, State::Ok);
-    assert_eq!(kernel("6.7.0").state, State::Degraded);
+    assert_eq!(kernel("6.8.0").state, State::Ok);
+    assert_eq!(kernel("6.7.0").state, State::Missing);
     assert_eq!(kernel("5.15.0-91-generic").state, State::Missing);
     assert_eq!(kernel("10.0").state, State::Ok);
     assert_eq!(kernel("odd").state, State::Degraded);
