@@ -14,12 +14,12 @@ const MEMORY: [&str; 1] = ["/sys/fs/cgroup/memory"];
 /// The lowest memory limit of this process's control group and of those above it. The kernel's OOM
 /// killer ends a process of the group when an installed page passes it.
 pub fn memory_limit() -> Option<Bytes> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let groups = crate::procfs::text_of("/proc/self/cgroup").ok()?;
     limit_of(&groups, |path| fs::read_to_string(path).ok())
 }
 
 /// * `groups`: the text of `/proc/PID/cgroup`.   * `read`: the text of a file.
-fn limit_of(groups: &str, read: impl Fn(&str) -> Option<String>) -> Option<Bytes> {
+pub(crate) fn limit_of(groups: &str, read: impl Fn(&str) -> Option<String>) -> Option<Bytes> {
     let mut lowest: Option<u64> = None;
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':');

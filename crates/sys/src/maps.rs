@@ -4,13 +4,13 @@
 //! The answer is true at the moment of the call. The process may change its mappings right after.
 
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, Seek};
 use std::os::fd::AsFd;
 
 use undercroft_base::{VirtPage, VirtRange};
 
 use crate::ioctl;
-use crate::procfs::Vma;
+use crate::procfs::{self, Vma};
 
 /// `struct procmap_query`.
 #[repr(C)]
@@ -113,7 +113,7 @@ impl Maps {
         let mut text = String::new();
         let mut file = &self.0;
         file.rewind()?;
-        file.read_to_string(&mut text)?;
+        procfs::read_text(&mut file, &mut text)?;
         let vma = text.lines().filter_map(Vma::parse);
         Ok(vma
             .map(|vma| Mapping::of(&vma))
@@ -133,7 +133,6 @@ impl Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::procfs;
 
     #[test]
     fn the_query_says_what_the_text_says() {

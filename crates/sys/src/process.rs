@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::procfs;
+
 fn pid(id: u32) -> io::Result<Pid> {
     Pid::from_raw(id as i32).ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
@@ -362,9 +364,6 @@ fn pause_for_ever() -> ! {
 
 /// A hexadecimal number from `/proc/PID/status`: `CapEff`, `SigBlk`.
 pub(crate) fn status_hex(id: u32, key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-    u64::from_str_radix(line.trim(), 16).ok()
+    let text = procfs::text_of(&format!("/proc/{id}/status")).ok()?;
+    u64::from_str_radix(procfs::status_line(&text, key)?.trim(), 16).ok()
 }

@@ -1,5 +1,8 @@
 //! Reads /proc: the machine's memory, and of a process its mappings, sizes, threads, and the CPU
 //! that a thread runs on.
+//!
+//! The names in these texts are the program's: of files that it maps, and of its threads. They may
+//! be any bytes, so no text here has to be UTF-8. A byte that is not becomes `\u{fffd}`.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,7 +17,24 @@ pub fn total_memory() -> Option<Bytes> {
     let mut lines = text.lines();
     let rest = lines.find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(Bytes(kib * 1024))
+    Some(Bytes(kib.checked_mul(1024)?))
+}
+
+/// Reads a file of /proc to its end, whatever bytes the names in it have. `text` is reused.
+pub(crate) fn read_text(file: &mut impl Read, text: &mut String) -> io::Result<()> {
+    let mut bytes = std::mem::take(text).into_bytes();
+    bytes.clear();
+    file.read_to_end(&mut bytes)?;
+    *text = String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+    Ok(())
+}
+
+/// The text of a file of /proc.
+pub(crate) fn text_of(path: &str) -> io::Result<String> {
+    let mut text = String::new();
+    read_text(&mut File::open(path)?, &mut text)?;
+    Ok(text)
 }
 
 /// One line of `/proc/PID/maps`.
@@ -91,17 +111,20 @@ impl ThreadStatus {
         let mut buffer = [0u8; 4096];
         let got = self.0.read_at(&mut buffer, 0)?;
         let text = String::from_utf8_lossy(&buffer[..got]);
+        Status::parse(&text).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Status {
+    /// `None`: the text has no state.
+    pub(crate) fn parse(text: &str) -> Option<Status> {
         // The name may contain anything except a line's end.
         let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
-        let state = value("State:").and_then(|rest| rest.trim_start().chars().next());
         let filters = value("Seccomp_filters:").and_then(|rest| rest.trim().parse().ok());
-        match state {
-            Some(state) => Ok(Status {
-                state,
-                filters: filters.unwrap_or(0),
-            }),
-            None => Err(io::ErrorKind::NotFound.into()),
-        }
+        Some(Status {
+            state: value("State:")?.trim_start().chars().next()?,
+            filters: filters.unwrap_or(0),
+        })
     }
 }
 
@@ -112,9 +135,7 @@ pub fn is_thread_of(pid: u32, tid: u32) -> bool {
 
 /// Reads `/proc/PID/maps` into `text` (reused).
 pub fn read_maps(pid: u32, text: &mut String) -> io::Result<()> {
-    text.clear();
-    File::open(format!("/proc/{pid}/maps"))?.read_to_string(text)?;
-    Ok(())
+    read_text(&mut File::open(format!("/proc/{pid}/maps"))?, text)
 }
 
 /// An open `/proc/PID/task`, which counts the threads of a process.
@@ -159,15 +180,22 @@ impl Statm {
     pub fn read(&self) -> io::Result<Sizes> {
         let mut buffer = [0u8; 128];
         let got = self.0.read_at(&mut buffer, 0)?;
-        let text = std::str::from_utf8(&buffer[..got]).unwrap_or("");
+        Ok(Sizes::parse(&buffer[..got]))
+    }
+}
+
+impl Sizes {
+    /// A number that is missing is 0.
+    pub(crate) fn parse(text: &[u8]) -> Sizes {
+        let text = std::str::from_utf8(text).unwrap_or("");
         let mut numbers = text
             .split_ascii_whitespace()
             .map(|n| PageCount(n.parse().unwrap_or(0)));
-        Ok(Sizes {
+        Sizes {
             virtual_size: numbers.next().unwrap_or_default(),
             resident: numbers.next().unwrap_or_default(),
             shared: numbers.next().unwrap_or_default(),
-        })
+        }
     }
 }
 
@@ -297,7 +325,7 @@ pub fn thread_time(tid: u32) -> Option<Duration> {
 }
 
 /// Field `number` (as in proc(5), from 3 on) of a stat line, whatever the command name holds.
-fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
+pub(crate) fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
     let close = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(stat.get(close + 1..)?).ok()?;
     rest.split_ascii_whitespace().nth(number - 3)
@@ -305,11 +333,15 @@ fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
 
 /// A number from `/proc/PID/status`: `VmLck`, `VmPin` (kB), `Threads`, `PPid`.
 pub fn status_number(pid: u32, key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    let text = text_of(&format!("/proc/{pid}/status")).ok()?;
+    let line = status_line(&text, key)?;
     line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// What a status text says behind `key:`.
+pub(crate) fn status_line<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
 }
 
 /// How many mappings the kernel allows one process (`vm.max_map_count`).
@@ -322,7 +354,13 @@ pub fn mappings_max() -> u64 {
 /// `dc` not copied, `lo` locked. Reads smaps, for which the kernel walks every page: a few ms a
 /// GiB.
 pub fn mappings_with_flags(pid: u32, wanted: &mut [(&str, &mut Vec<VirtRange>)]) -> io::Result<()> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let text = text_of(&format!("/proc/{pid}/smaps"))?;
+    flagged(&text, wanted);
+    Ok(())
+}
+
+/// [`mappings_with_flags`] of this text.
+pub(crate) fn flagged(text: &str, wanted: &mut [(&str, &mut Vec<VirtRange>)]) {
     let mut current = None;
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
@@ -335,7 +373,6 @@ pub fn mappings_with_flags(pid: u32, wanted: &mut [(&str, &mut Vec<VirtRange>)])
             current = Some(vma.range);
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

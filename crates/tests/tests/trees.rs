@@ -78,6 +78,14 @@ fn a_storm_of_forks_reads_what_it_wrote() {
     );
 }
 
+/// The texts of /proc then have bytes that are not UTF-8, in the process and in its fork child.
+#[test]
+fn names_of_any_bytes_hide_no_memory() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let job = Job::new(build("names")).args(["40"]).folder(folder.path());
+    same(job, 16 * MIB, 20_000.0);
+}
+
 #[test]
 fn exec_chain_forgets_the_old_memory() {
     let touch = touch();
