@@ -7,33 +7,16 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use undercroft_sys::image::Image;
 
 use crate::failure::{Failure, status};
 
 /// Most nested interpreters that are followed: as many as the kernel follows.
 const INTERPRETERS_MAX: usize = 5;
-const PT_INTERP: u32 = 3;
-const PT_DYNAMIC: u32 = 2;
-const MACHINE_X86_64: u16 = 62;
-
-/// What kind of file a program is, for loading.
-#[derive(Debug, PartialEq, Eq)]
-enum Image {
-    /// An x86-64 ELF program with a loader.
-    Dynamic,
-    /// An x86-64 ELF program without one.
-    Static,
-    /// An ELF file of another machine or word size.
-    Foreign,
-    /// A script: run by this interpreter.
-    Script(PathBuf),
-    /// None of these. A shell would try it as its own script; the kernel refuses it.
-    Unknown,
-}
 
 /// The path of the program to start, after all checks.
 ///
@@ -130,7 +113,7 @@ fn check_image(program: &Path) -> Result<(), Failure> {
                     ),
                 };
             }
-            Image::Static => {
+            Image::Static | Image::Relocates => {
                 return unmanaged(
                     &path,
                     "it is statically linked: it has no loader that would bring undercroft's library in",
@@ -144,7 +127,7 @@ fn check_image(program: &Path) -> Result<(), Failure> {
                     "use a 64-bit x86 build of it",
                 );
             }
-            Image::Script(interpreter) if depth < INTERPRETERS_MAX => path = interpreter,
+            Image::Script(interpreter) if depth < INTERPRETERS_MAX => path = interpreter.into(),
             Image::Script(_) => {
                 return unmanaged(
                     &path,
@@ -204,55 +187,16 @@ fn gains_privileges(path: &Path, metadata: &fs::Metadata) -> Option<String> {
     None
 }
 
+/// [`Image::Relocates`] is not among the answers: a static program is [`Image::Static`], and the
+/// loader itself (`/lib64/ld-linux-x86-64.so.2 PROGRAM`) is [`Image::Dynamic`], because it obeys
+/// LD_PRELOAD.
 fn image(path: &Path) -> std::io::Result<Image> {
-    let mut file = File::open(path)?;
-    let mut head = Vec::with_capacity(256);
-    Read::by_ref(&mut file).take(256).read_to_end(&mut head)?;
-    if let Some(line) = head.strip_prefix(b"#!") {
-        let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let words = line.split(|byte| *byte == b' ' || *byte == b'\t');
-        let interpreter = words.into_iter().find(|word| !word.is_empty());
-        return Ok(interpreter.map_or(Image::Unknown, |word| {
-            Image::Script(PathBuf::from(OsStr::from_bytes(word)))
-        }));
-    }
-    if !head.starts_with(b"\x7fELF") {
-        return Ok(Image::Unknown);
-    }
-    let half = |at: usize| {
-        head.get(at..at + 2)
-            .map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
-    };
-    let (Some(machine), Some(size), Some(count)) = (half(18), half(54), half(56)) else {
-        return Ok(Image::Unknown);
-    };
-    // Class 2 = 64 bits, data 1 = little endian.
-    if head[4] != 2 || head[5] != 1 || machine != MACHINE_X86_64 {
-        return Ok(Image::Foreign);
-    }
-    let offset = head
-        .get(32..40)
-        .and_then(|bytes| bytes.try_into().ok())
-        .map_or(0, u64::from_le_bytes);
-    let mut dynamic = false;
-    for number in 0..u64::from(count) {
-        let mut kind = [0u8; 4];
-        file.read_exact_at(&mut kind, offset.saturating_add(number * u64::from(size)))?;
-        match u32::from_le_bytes(kind) {
-            PT_INTERP => return Ok(Image::Dynamic),
-            PT_DYNAMIC => dynamic = true,
-            _ => {}
-        }
-    }
-    // The loader itself (`/lib64/ld-linux-x86-64.so.2 PROGRAM`) has no interpreter, but obeys
-    // LD_PRELOAD.
-    let loader = path
-        .file_name()
-        .is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"));
-    Ok(if dynamic && loader {
-        Image::Dynamic
-    } else {
-        Image::Static
+    let name = path.file_name();
+    let is_loader = name.is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"));
+    Ok(match Image::of(&File::open(path)?)? {
+        Image::Relocates if is_loader => Image::Dynamic,
+        Image::Relocates => Image::Static,
+        other => other,
     })
 }
 

@@ -2,9 +2,9 @@
 //! program, and it reports a program that is not managed.
 
 use std::fs::File;
-use std::io::Read;
 use std::time::{Duration, Instant};
 
+use undercroft_sys::image::Image;
 use undercroft_sys::{process, procfs, signal};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
@@ -90,7 +90,9 @@ fn why_unmanaged(pid: u32) -> &'static str {
     };
     match image(pid) {
         Some(Image::Foreign) => "is no 64-bit x86 program",
-        Some(Image::Static) => "is linked statically, so it has no loader to bring the shim in",
+        Some(Image::Static | Image::Relocates) => {
+            "is linked statically, so it has no loader to bring the shim in"
+        }
         _ if lacks("LD_PRELOAD=") || lacks(SOCKET_VARIABLE) => {
             "was started without LD_PRELOAD or UNDERCROFT_SOCKET in its environment"
         }
@@ -98,39 +100,10 @@ fn why_unmanaged(pid: u32) -> &'static str {
     }
 }
 
-enum Image {
-    Dynamic,
-    Static,
-    Foreign,
-}
-
-/// The kind of program that a process runs, from the first page of its file.
+/// The kind of program that a process runs.
 fn image(pid: u32) -> Option<Image> {
-    let mut head = [0u8; 4096];
-    let mut file = File::open(format!("/proc/{pid}/exe")).ok()?;
-    let got = file.read(&mut head).ok()?;
-    let head = &head[..got];
-    // Class 2: 64 bits. Machine 62: x86-64.
-    if head.get(4) != Some(&2) || head.get(18..20) != Some(&[62, 0]) {
-        return Some(Image::Foreign);
-    }
-    let half = |at: usize| {
-        Some(usize::from(u16::from_le_bytes(
-            head.get(at..at + 2)?.try_into().ok()?,
-        )))
-    };
-    let (size, count) = (half(54)?, half(56)?);
-    let first = u64::from_le_bytes(head.get(32..40)?.try_into().ok()?) as usize;
-    let interpreter = 3u32.to_le_bytes();
-    let dynamic = (0..count).any(|number| {
-        let at = first.saturating_add(number * size);
-        head.get(at..at.saturating_add(4)) == Some(&interpreter)
-    });
-    Some(if dynamic {
-        Image::Dynamic
-    } else {
-        Image::Static
-    })
+    let file = File::open(format!("/proc/{pid}/exe")).ok()?;
+    Image::of(&file).ok()
 }
 
 #[cfg(test)]
