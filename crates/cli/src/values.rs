@@ -160,10 +160,159 @@ pub(crate) fn demo_size(text: &str) -> Result<Bytes, String> {
     Ok(size)
 }
 
+/// What must hold of every value, whatever the user types: a refusal has words, and an accepted
+/// value is within its bounds and stays the same when it is written and read. For the fuzz target,
+/// which includes this file, and its test. Returns how many options accept it.
+#[allow(
+    dead_code,
+    reason = "a fuzz target and a test call it, the program does not"
+)]
+pub(crate) fn check(text: &str) -> usize {
+    let said = |error: String| assert!(!error.is_empty());
+    let memory = memory_max(text).map_err(said);
+    if let Ok(memory) = memory {
+        let machine = Bytes(24 << 30);
+        let bytes = memory.bytes(machine).map_err(said);
+        assert!(bytes.is_err() || bytes >= Ok(MEMORY_MAX_MIN.0));
+        if let (MemoryMax::Percent(_), Ok(bytes)) = (memory, bytes) {
+            assert!(bytes <= machine.0, "{text}: more than the machine has");
+        }
+    }
+    let scan = access_scan(text).map_err(said);
+    if let Ok(AccessScan::Every(interval)) = scan {
+        assert!((ACCESS_SCAN_MIN..=ACCESS_SCAN_MAX).contains(&interval));
+    }
+    let footprint = footprint(text).map_err(said);
+    assert!(footprint.is_err() || footprint >= Ok(Bytes(1 << 20)));
+    let demo = demo_size(text).map_err(said);
+    let tier = tier(text).map_err(said);
+    assert_eq!(undercroft_tier::spec::check(text), tier.is_ok());
+    let policies = [
+        text.parse::<reclaim::ReclaimName>()
+            .map(|name| drop(name.make()))
+            .is_ok(),
+        text.parse::<prefetch::PrefetchName>()
+            .map(|name| drop(name.make()))
+            .is_ok(),
+        text.parse::<place::PlacementName>()
+            .map(|name| drop(name.make()))
+            .is_ok(),
+    ];
+    let accepted = [
+        memory.is_ok(),
+        scan.is_ok(),
+        footprint.is_ok(),
+        demo.is_ok(),
+        page_size(text).map_err(said).is_ok(),
+        tier.is_ok(),
+    ];
+    accepted.iter().chain(&policies).filter(|is| **is).count()
+}
+
 #[cfg(test)]
 mod tests {
+    use undercroft_seeded::Random;
+
     use super::*;
     use crate::args::{Cli, Command};
+
+    /// Values that some option accepts, and pieces to put into them.
+    const VALUES: [&str; 22] = [
+        "512M",
+        "1.5GiB",
+        "50%",
+        "max",
+        "100ms",
+        "auto",
+        "never",
+        "4K",
+        "ram,zstd,max=12.5%",
+        "file:/a:b,size=20G",
+        "ram, lz4 , max = 64M",
+        "clock",
+        "readahead:8",
+        "window:5",
+        "worth",
+        "majority",
+        "pcm/hdd-7200",
+        "zipf:pages=2000,refs=2000",
+        "nvme,ratio=3",
+        "1M,16,64",
+        "1/16",
+        "250ns",
+    ];
+    const PIECES: [&str; 14] = [
+        "",
+        " ",
+        ",",
+        "=",
+        ":",
+        "%",
+        "-1",
+        "NaN",
+        "inf",
+        "1e308",
+        "99999999999999999999",
+        ".",
+        "µ",
+        "/",
+    ];
+
+    fn mutated(random: &mut Random) -> String {
+        let mut text: Vec<char> = VALUES[random.index(VALUES.len())].chars().collect();
+        for _ in 0..random.below(3) {
+            let at = random.index(text.len() + 1);
+            let to = (at + random.index(3)).min(text.len());
+            let piece = match random.below(3) {
+                0 => VALUES[random.index(VALUES.len())],
+                _ => PIECES[random.index(PIECES.len())],
+            };
+            match random.below(3) {
+                0 => text.insert(at, char::from(b'0' + random.below(10) as u8)),
+                1 => drop(text.drain(at..to)),
+                _ => drop(text.splice(at..to, piece.chars())),
+            }
+        }
+        text.into_iter().collect()
+    }
+
+    #[test]
+    fn mutated_values_keep_every_promise() {
+        let (mut random, mut taken) = (Random::new(31), 0);
+        for _ in 0..60_000 {
+            taken += check(&mutated(&mut random));
+        }
+        assert!(taken > 20_000, "{taken} prove nothing");
+    }
+
+    /// Every option that takes a value, of every command, by the names that the parser has.
+    #[test]
+    fn no_value_of_any_option_is_a_panic() {
+        use clap::{CommandFactory, Parser};
+
+        fn lines(command: &clap::Command, path: &[String], all: &mut Vec<(Vec<String>, String)>) {
+            for inner in command.get_subcommands() {
+                let mut path = path.to_vec();
+                path.push(inner.get_name().to_owned());
+                lines(inner, &path, all);
+            }
+            for option in command.get_arguments().filter_map(clap::Arg::get_long) {
+                all.push((path.to_vec(), format!("--{option}")));
+            }
+        }
+        let mut all = Vec::new();
+        lines(&Cli::command(), &["undercroft".to_owned()], &mut all);
+        assert!(all.len() > 60, "{} options", all.len());
+        let (mut random, mut refused) = (Random::new(32), 0);
+        for (path, option) in &all {
+            for _ in 0..60 {
+                let value = format!("{option}={}", mutated(&mut random));
+                let words = path.iter().chain([&value]);
+                refused += usize::from(Cli::try_parse_from(words).is_err());
+            }
+        }
+        assert!(refused > 60 * all.len() / 2, "{refused}");
+    }
 
     #[test]
     fn memory_max_takes_sizes_shares_and_max() {

@@ -8,6 +8,7 @@ pub mod arena;
 pub mod cgroup;
 pub mod fdpass;
 pub mod futex;
+pub mod fuzz;
 pub mod held;
 pub mod image;
 pub mod inherit;

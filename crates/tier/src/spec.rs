@@ -232,7 +232,8 @@ impl Limit {
         match self {
             Limit::Bytes(bytes) => bytes.min(memory_max),
             Limit::PercentOfMemoryMax(percent) => {
-                Bytes((memory_max.0 as f64 * percent / 100.0) as u64)
+                // Large numbers are rounded, and may be rounded up.
+                Bytes((memory_max.0 as f64 * percent / 100.0) as u64).min(memory_max)
             }
         }
     }
@@ -277,6 +278,33 @@ impl fmt::Display for TierSpec {
             }
         }
     }
+}
+
+/// What must hold of every text: if it is accepted, its canonical text stands for an equal tier and
+/// for itself, no limit is above the memory limit, and no size is below the smallest. A refusal
+/// names a fix. For the fuzz target of option values and its test. True if it is accepted.
+pub fn check(text: &str) -> bool {
+    let spec = match text.parse::<TierSpec>() {
+        Ok(spec) => spec,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return false;
+        }
+    };
+    let canonical = spec.to_string();
+    let again = canonical.parse::<TierSpec>();
+    assert_eq!(again.as_ref(), Ok(&spec), "{canonical}");
+    assert_eq!(again.map(|spec| spec.to_string()), Ok(canonical));
+    match spec {
+        TierSpec::Ram(ram) => {
+            for limit in [0, 1 << 20, (1 << 53) + 3, u64::MAX].map(Bytes) {
+                let most = ram.max.map_or(limit, |max| max.resolve(limit));
+                assert!(most <= limit, "{ram:?} of {limit}");
+            }
+        }
+        TierSpec::File(file) => assert!(file.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN)),
+    }
+    true
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::books::tiers::TierLaunch;
 use crate::options::ClientOptions;
-use crate::report::Report;
+use crate::report::{Report, Snapshot};
 
 /// Everything that the keeper gives its manager: options, and the numbers of inherited descriptors.
 #[derive(Debug, Serialize, Deserialize)]
@@ -79,4 +79,97 @@ pub(super) fn tell(link: &OwnedFd, notice: &Notice) -> io::Result<()> {
         rest = &rest[sent..];
     }
     Ok(())
+}
+
+/// What must hold of every message that is accepted, whatever bytes came: written again, it is
+/// accepted, and a message without measurements is the same. For the fuzz target and its test.
+/// Returns how many kinds of message `bytes` are.
+pub fn check(bytes: &[u8]) -> u32 {
+    let kinds = [
+        accepted::<Launch>(bytes, true),
+        accepted::<Request>(bytes, true),
+        // Measurements are fractions. Reading one may change its last digit.
+        accepted::<Notice>(bytes, false),
+        accepted::<Snapshot>(bytes, false),
+    ];
+    kinds.iter().filter(|is| **is).count() as u32
+}
+
+/// * `exact`: written again, it must be the same.
+fn accepted<T: Serialize + for<'de> Deserialize<'de>>(bytes: &[u8], exact: bool) -> bool {
+    let Ok(message) = serde_json::from_slice::<T>(bytes) else {
+        return false;
+    };
+    let write = |message: &T| serde_json::to_string(message).expect("a message is plain data");
+    let text = write(&message);
+    let again: T = serde_json::from_str(&text).expect("a message that was accepted");
+    assert!(!exact || write(&again) == text, "{text}");
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use undercroft_seeded::Random;
+
+    use super::*;
+
+    const LAUNCH: &str = r#"{"options":{"memory_max":16777216,"tiers":["ram,lz4,max=12.5%",
+        "file:/a:b,size=20G"],"reclaim":"clock","prefetch":"readahead:8","placement":"worth",
+        "when_full":"kill","quiet":true,"trace":null,"access_scan":{"every":{"secs":1,
+        "nanos":500}}},"command":["sort","-n"],"keeper":7,"shim":["/a/shim","/a/socket"],
+        "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
+        "tiers":[{"memory":7,"backing":null},{"memory":8,"backing":[9,"/a:b",1048576]}]}"#;
+    const OTHERS: [&str; 5] = [
+        r#"{"Finish":{"exit_status":-9,"wall_ns":18446744073709551615}}"#,
+        r#"{"Paused":{"program":4294967295}}"#,
+        r#"{"Ready":{"holder":12}}"#,
+        r#"{"Failed":"no \u00e9\n\ud83d\ude00"}"#,
+        r#"{"Doomed":""}"#,
+    ];
+    const PIECES: [&str; 10] = [
+        "1e99",
+        "-1",
+        "null",
+        "[]",
+        "{}",
+        "\"\"",
+        "0.5",
+        "99999999999999999999",
+        "%",
+        "\\u0000",
+    ];
+
+    /// Bytes change, pieces are put in place of others, and messages follow each other.
+    #[test]
+    fn mutated_messages_keep_every_promise() {
+        let mut random = Random::new(21);
+        let (mut taken, mut refused) = (0, 0);
+        for round in 0..40_000 {
+            let mut bytes = match round % 2 {
+                0 => LAUNCH,
+                _ => OTHERS[random.index(OTHERS.len())],
+            }
+            .as_bytes()
+            .to_vec();
+            for _ in 0..random.below(3) {
+                let at = random.index(bytes.len());
+                let to = (at + random.index(8)).min(bytes.len());
+                match random.below(4) {
+                    0 => bytes[at] ^= 1 << random.below(8),
+                    1 => bytes[at] = b"0123456789"[random.index(10)],
+                    2 => bytes.truncate(at + 1),
+                    _ => drop(bytes.splice(at..to, PIECES[random.index(10)].bytes())),
+                }
+            }
+            match check(&bytes) {
+                0 => refused += 1,
+                _ => taken += 1,
+            }
+        }
+        assert!(taken > 10_000 && refused > 10_000, "{taken}, {refused}");
+        assert_eq!(check(LAUNCH.as_bytes()), 1);
+        for message in OTHERS {
+            assert_eq!(check(message.as_bytes()), 1, "{message}");
+        }
+    }
 }

@@ -29,7 +29,7 @@ use self::beside::Presence;
 use self::ending::Mark;
 use self::handshake::Greetings;
 use self::launch::tell;
-pub use self::launch::{Launch, Notice, Request};
+pub use self::launch::{Launch, Notice, Request, check as check_message};
 pub use self::start::serve;
 use crate::log;
 use crate::record::Record;
