@@ -1,7 +1,8 @@
 // A client that does not keep to the protocol. It has no shim: start it with LD_PRELOAD unset and
 // UNDERCROFT_SOCKET kept.
-//   hostile forge COUNT SEED    COUNT handshakes of random bytes, descriptors and order, some of
-//                               them cut off
+//   hostile forge COUNT SEED PEERS  COUNT handshakes of random bytes, descriptors and order, some
+//                               of them cut off, by PEERS processes at once: a peer mostly waits
+//                               for an answer that does not come
 //   hostile silent COUNT        connects COUNT times, says nothing, and waits a second
 //   hostile flood MS            connects as fast as it can, for MS milliseconds
 //   hostile shrink              tries to change the size of the command page it was given
@@ -25,6 +26,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -197,6 +199,25 @@ static void forge(void) {
     close(s);
 }
 
+// Each peer has its part of the handshakes, and random numbers of its own.
+static int forge_all(long count, uint64_t seed, long peers) {
+    int failed = 0, status;
+    for (long peer = 0; peer < peers; peer++) {
+        pid_t pid = fork();
+        if (pid < 0)
+            return 5;
+        if (pid == 0) {
+            state = seed + ((uint64_t)peer << 32);
+            for (long done = peer; done < count; done += peers)
+                forge();
+            _exit(0);
+        }
+    }
+    while (wait(&status) > 0)
+        failed |= status != 0;
+    return failed ? 5 : 0;
+}
+
 static int shrink(void) {
     int fds[2], s = connected(SOCK_SEQPACKET);
     if (s < 0 || greet(s, 0, 0, fds) != 0 || fds[1] < 0)
@@ -295,12 +316,9 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     long number = argc > 2 ? strtol(argv[2], 0, 0) : 0;
     signal(SIGPIPE, SIG_IGN);
-    if (!strcmp(what, "forge")) {
-        state = argc > 3 ? strtoul(argv[3], 0, 0) : 1;
-        while (number-- > 0)
-            forge();
-        return 0;
-    }
+    if (!strcmp(what, "forge"))
+        return forge_all(number, argc > 3 ? strtoul(argv[3], 0, 0) : 1,
+                         argc > 4 ? strtol(argv[4], 0, 0) : 1);
     if (!strcmp(what, "silent")) {
         while (number-- > 0 && connected(SOCK_SEQPACKET) >= 0)
             ;

@@ -2,8 +2,8 @@
 //! nothing from the manager, other processes notice nothing, and no process keeps rights that the
 //! program gave up.
 //!
-//! `UNDERCROFT_TEST_FORGED`: random handshakes, default 400. These tests need root, because they
-//! run programs of several users.
+//! `UNDERCROFT_TEST_FORGED`: random handshakes, default 10,000. These tests need root, because
+//! they run programs of several users.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 use undercroft_tests::{
     Job, MIB, build, find, one_at_a_time, plain_only, say, setting, skip, undercroft,
 };
+
+/// Peers that forge handshakes at once: fewer than one user may have open at the manager.
+const PEERS: u64 = 40;
 
 /// The turn of test `name`. `None` unless root runs this with Undercroft and setpriv; then prints
 /// that it is skipped.
@@ -52,10 +55,10 @@ fn beside_a_verified_client(attack: &str, rounds: u64) -> undercroft_tests::Outc
 fn forged_handshakes_change_nothing_for_a_verified_client() {
     let name = "forged_handshakes_change_nothing_for_a_verified_client";
     let Some(_turn) = turn(name) else { return };
-    let count = setting("UNDERCROFT_TEST_FORGED", 400);
+    let count = setting("UNDERCROFT_TEST_FORGED", 10_000);
     let seed = setting("UNDERCROFT_TEST_FORGED_SEED", 1);
     let begin = Instant::now();
-    let outcome = beside_a_verified_client(&format!("forge {count} {seed}"), 4);
+    let outcome = beside_a_verified_client(&format!("forge {count} {seed} {PEERS}"), 4);
     say(&format!(
         "{name}: {count} of seed {seed} in {:.1?}",
         begin.elapsed()
