@@ -1,7 +1,7 @@
 //! Many processes, threads and pages: nothing of the manager grows where it should not. At a tenth
 //! of the size; in full with `UNDERCROFT_TEST_FULL_SIZE=1`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use undercroft_tests::{
     Job, MIB, Outcome, Running, build, descendants, is_full_size, one_at_a_time, plain_only,
@@ -126,6 +126,75 @@ fn few_descriptors_end_no_program() {
     let words = format!("execs {count}");
     let (_, seen) = processes_beside_a_hog(&words, hog_and(&words).before(few));
     assert!(seen.iter().all(|open| *open <= 128), "{seen:?}");
+}
+
+/// Sets the soft limit of open descriptors of a process, if it lives. Returns what it was.
+fn limit_descriptors(pid: i32, most: Option<u64>) -> Option<u64> {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let limit = Rlimit {
+        current: most,
+        maximum: getrlimit(Resource::Nofile).maximum, // the manager has inherited it
+    };
+    prlimit(Pid::from_raw(pid), Resource::Nofile, limit)
+        .ok()?
+        .current
+}
+
+/// Whether a thread of the process waits in fork() for the manager to take the child over.
+fn waits_for_an_event(pid: i32) -> bool {
+    let wait = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
+    wait.is_ok_and(|place| {
+        place.starts_with("userfaultfd_event") || place.starts_with("dup_userfaultfd")
+    })
+}
+
+/// In each round the manager can open no descriptor at all until a fork has waited for that.
+#[test]
+fn forks_wait_for_a_descriptor_and_no_byte_is_lost() {
+    let name = "forks_wait_for_a_descriptor_and_no_byte_is_lost";
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let _turn = one_at_a_time();
+    let rounds = 5;
+    let mut run = Job::new(build("forks"))
+        .args(["8", "60", "3"])
+        .limit(16 * MIB)
+        .timeout(300)
+        .start();
+    let of = |run: &Running, word: &str| {
+        let all = processes();
+        let mut children = all.iter().filter(|process| process.parent == run.pid());
+        let found = children.find(|process| process.command.starts_with(word));
+        found.map(|process| process.pid)
+    };
+    let forks = build("forks").display().to_string();
+    let (mut waits, mut pauses) = (0, 0);
+    while run.is_alive() && waits < rounds && pauses < 100 {
+        pauses += 1;
+        let (Some(manager), Some(program)) = (of(&run, "undercroft manager"), of(&run, &forks))
+        else {
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let before = limit_descriptors(manager, Some(3));
+        let until = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < until && !waits_for_an_event(program) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        waits += u32::from(waits_for_an_event(program));
+        limit_descriptors(manager, before);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let outcome = run.wait();
+    let short = outcome.number("manager.scale.descriptors_short");
+    say(&format!(
+        "{name}: {waits} of {pauses} pauses held a fork up; a descriptor was missing {short:?} times"
+    ));
+    let outcome = outcome.expect(0);
+    assert_eq!(waits, rounds, "{outcome}");
+    assert!(short >= Some(f64::from(rounds)), "{outcome}");
 }
 
 /// Drops, moves and forks of ranges of many chunks, which the books forget later. Dropped bytes
