@@ -151,10 +151,15 @@ impl<'e, L: Ledger> BooksView<'e, L> {
     /// [`Layout::removed`](crate::Layout::removed),
     /// [`Layout::remap_pages`](crate::Layout::remap_pages),
     /// [`Forks::inherit_range`](crate::Forks::inherit_range) or
-    /// [`Forks::bequeath`](crate::Forks::bequeath). No page is read. O(chunks of the range, or of
-    /// the space if fewer).
+    /// [`Forks::bequeath`](crate::Forks::bequeath). No page is read. O(chunks of the range).
     pub fn parts(self, space: SpaceId, range: VirtRange) -> Vec<VirtRange> {
-        let stretches = self.engine.table.stretches(space, range);
+        self.some_parts(space, range, usize::MAX)
+    }
+
+    /// The first `most` of [`Books::parts`]. The next ones are those of the rest of `range`. For a
+    /// caller that may not even name them all under one hold: O(log(chunks of the space) + parts).
+    pub fn some_parts(self, space: SpaceId, range: VirtRange, most: usize) -> Vec<VirtRange> {
+        let stretches = self.engine.table.stretches(space, range, most);
         stretches.into_iter().map(|part| part.pages).collect()
     }
 

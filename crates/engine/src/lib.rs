@@ -37,10 +37,9 @@ mod stats;
 mod uses;
 mod views;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage};
 use undercroft_policy::place::{LatencyClass, Place, TierState, waterfall::Waterfall};
 use undercroft_policy::prefetch::Prefetch;
@@ -129,8 +128,9 @@ pub struct Engine<L> {
     /// Pages selected for eviction so far, recalled ones included: the clock of refault distances.
     evictions: u64,
     departures: departures::Departures,
-    /// For each slot that several pages refer to (after a fork): how many.
-    refs: FxHashMap<(TierId, Slot), u32>,
+    /// For each slot that several pages refer to (after a fork): how many. A tree, because a fork
+    /// adds very many, and a table that grows moves all of them in one moment.
+    refs: BTreeMap<(TierId, Slot), u32>,
     /// Slots that no page refers to, for the caller to free.
     freed: Vec<(TierId, Slot)>,
     batch: batch::Batch,
@@ -224,7 +224,7 @@ impl<L: Ledger> Engine<L> {
             pool_held: Bytes(0),
             evictions: 0,
             departures: departures::Departures::default(),
-            refs: FxHashMap::default(),
+            refs: BTreeMap::new(),
             freed: Vec::with_capacity(4 * limits::LOAD_PAGES_MAX),
             batch: batch::Batch::default(),
             kept: kept::Kept::default(),

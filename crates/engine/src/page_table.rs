@@ -2,6 +2,8 @@
 //! use.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -18,8 +20,10 @@ struct Space {
     /// no installation may span two mappings. They bound batches; correctness never depends on
     /// them.
     regions: Vec<VirtRange>,
-    /// 2 MiB position -> chunk.
-    chunks: FxHashMap<u64, ChunkNo>,
+    /// 2 MiB position -> chunk. A tree: the next few chunks of a range are found without the others,
+    /// and it grows without a moment in which all of it is moved. Most searches do not come here
+    /// ([`PageTable::found`]).
+    chunks: BTreeMap<u64, ChunkNo>,
 }
 
 /// The page table of one client: every address space, over one ledger.
@@ -119,6 +123,14 @@ fn check_entry<L: Ledger>(
 fn position(page: VirtPage) -> (u64, u32) {
     let chunk = u64::from(CHUNK_PAGES);
     (page.0 / chunk, (page.0 % chunk) as u32)
+}
+
+/// The positions of all chunks that have pages of `range`.
+#[inline]
+fn positions(range: VirtRange) -> Range<u64> {
+    let end = position(VirtPage(range.end.0.max(1) - 1)).0 + 1;
+    let start = position(range.start).0;
+    start..if range.is_empty() { start } else { end }
 }
 
 impl<L: Ledger> PageTable<L> {
@@ -295,39 +307,21 @@ impl<L: Ledger> PageTable<L> {
         (head.space, head.first.plus(u64::from(page.offset())))
     }
 
-    /// The stretches of `range` that have entries, ascending, one a chunk. Absent chunks are
-    /// skipped whole. O(chunks of the range, or of the space if fewer).
-    pub(crate) fn stretches(&self, space: SpaceId, range: VirtRange) -> Vec<Stretch> {
-        let mut found = Vec::new();
+    /// The first `most` stretches of `range` that have entries, ascending, one a chunk. Absent chunks
+    /// are skipped whole. O(log(chunks of the space) + stretches).
+    pub(crate) fn stretches(&self, space: SpaceId, range: VirtRange, most: usize) -> Vec<Stretch> {
         let Some(owner) = self.spaces.get(&space) else {
-            return found;
+            return Vec::new();
         };
-        if range.is_empty() {
-            return found;
-        }
-        let mut visit = |at: u64, chunk: ChunkNo| {
+        let stretch = |(at, chunk): (&u64, &ChunkNo)| {
             let first = VirtPage(at * u64::from(CHUNK_PAGES));
             let whole = VirtRange::new(first, first.plus(u64::from(CHUNK_PAGES)));
             let pages = range.intersect(whole);
-            if !pages.is_empty() {
-                let first = chunk.page((pages.start.0 - first.0) as u32);
-                found.push(Stretch { pages, first });
-            }
+            let first = chunk.page((pages.start.0.saturating_sub(first.0)) as u32);
+            (!pages.is_empty()).then_some(Stretch { pages, first })
         };
-        let (from, to) = (position(range.start).0, position(range.end).0);
-        if to - from > owner.chunks.len() as u64 {
-            for (at, chunk) in &owner.chunks {
-                visit(*at, *chunk);
-            }
-            found.sort_unstable_by_key(|stretch| stretch.pages.start);
-        } else {
-            for at in from..=to {
-                if let Some(chunk) = owner.chunks.get(&at) {
-                    visit(at, *chunk);
-                }
-            }
-        }
-        found
+        let chunks = owner.chunks.range(positions(range));
+        chunks.filter_map(stretch).take(most).collect()
     }
 
     /// Pages of `range` that have an entry, ascending. As [`PageTable::stretches`], and O(1) a
@@ -337,7 +331,7 @@ impl<L: Ledger> PageTable<L> {
         space: SpaceId,
         range: VirtRange,
     ) -> impl Iterator<Item = (VirtPage, PageNo)> + use<L> {
-        let stretches = self.stretches(space, range);
+        let stretches = self.stretches(space, range, usize::MAX);
         stretches.into_iter().flat_map(Stretch::entries)
     }
 
@@ -370,34 +364,21 @@ impl<L: Ledger> PageTable<L> {
         true
     }
 
-    /// Frees the chunks of `range` whose entries are all untouched. O(chunks of the range, or of
-    /// the space if fewer).
+    /// Frees the chunks of `range` whose entries are all untouched. O(chunks of the range).
     pub(crate) fn trim(&mut self, space: SpaceId, range: VirtRange) {
         let Some(owner) = self.spaces.get_mut(&space) else {
             return;
         };
-        let (from, to) = (position(range.start).0, position(range.end).0);
         let ledger = &self.ledger;
-        let free = &mut self.free;
-        let mut keep = |chunk: ChunkNo| {
-            let untouched = |i| ledger.entry(chunk.page(i)) == Entry::UNTOUCHED;
-            let empty = (0..CHUNK_PAGES).all(untouched);
-            if empty {
-                ledger.set_head(chunk, None);
-                free.push(chunk);
-            }
-            !empty
-        };
-        if to - from < owner.chunks.len() as u64 {
-            for at in from..=to {
-                if owner.chunks.get(&at).is_some_and(|chunk| !keep(*chunk)) {
-                    owner.chunks.remove(&at);
-                }
-            }
-        } else {
-            owner
-                .chunks
-                .retain(|at, chunk| !(from..=to).contains(at) || keep(*chunk));
+        let untouched = |no: PageNo| ledger.entry(no) == Entry::UNTOUCHED;
+        let is_empty = |chunk: &ChunkNo| (0..CHUNK_PAGES).all(|at| untouched(chunk.page(at)));
+        let within = owner.chunks.range(positions(range));
+        let empty = within.filter(|(_, chunk)| is_empty(chunk));
+        let empty: Vec<(u64, ChunkNo)> = empty.map(|(at, chunk)| (*at, *chunk)).collect();
+        for (at, chunk) in empty {
+            owner.chunks.remove(&at);
+            ledger.set_head(chunk, None);
+            self.free.push(chunk);
         }
     }
 
@@ -490,11 +471,8 @@ impl<L: Ledger> PageTable<L> {
 
     /// Bytes of metadata: ledger words in use and the maps that find them.
     pub(crate) fn metadata_bytes(&self) -> u64 {
-        let chunks: u64 = self
-            .spaces
-            .values()
-            .map(|s| s.chunks.capacity() as u64)
-            .sum();
-        u64::from(self.fresh) * (8 + 8 * u64::from(CHUNK_PAGES)) + chunks * 17
+        let chunks: u64 = self.spaces.values().map(|s| s.chunks.len() as u64).sum();
+        // A node of the tree has room for 11 chunks, and at least half of it is in use.
+        u64::from(self.fresh) * (8 + 8 * u64::from(CHUNK_PAGES)) + chunks * 24
     }
 }

@@ -47,6 +47,17 @@ fn parts_are_the_known_chunks_and_no_more() {
         engine.books().parts(space, range(100, 600)),
         [range(100, 512), range(512, 600)]
     );
+    for most in 1..4 {
+        let (mut left, mut all) = (range(100, 4096), Vec::new());
+        loop {
+            let some = engine.books().some_parts(space, left, most);
+            assert!(some.len() <= most);
+            let Some(last) = some.last() else { break };
+            left.start = last.end;
+            all.extend(some);
+        }
+        assert_eq!(all, engine.books().parts(space, range(100, 4096)));
+    }
     assert_eq!(engine.books().parts(space, range(4096, 8192)), []);
     assert_eq!(engine.books().parts(space, range(5, 5)), []);
 }

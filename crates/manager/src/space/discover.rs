@@ -19,7 +19,7 @@ use crate::books::ledger::MemfdLedger;
 use crate::signals::Signals;
 use crate::space::agent::Agent;
 use crate::space::layout::apply_events;
-use crate::space::parts::pause;
+use crate::space::parts::{CHUNKS, next_parts, pause};
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::shared::Shared;
 use crate::sync::lock;
@@ -637,14 +637,12 @@ pub(crate) fn note_own_frames(
     let Ok(pagemap) = process.pagemap() else {
         return false;
     };
-    let parts = books
-        .engine_for_many()
-        .books()
-        .parts(process.space, EVERYTHING);
-    let mut ranges = Vec::new();
-    for part in parts {
+    let (mut left, mut ranges) = (EVERYTHING, Vec::new());
+    while !left.is_empty() {
         let engine = books.engine_for_many();
-        ranges.extend(engine.books().inherited(process.space, part));
+        for part in next_parts(&engine, process.space, &mut left, CHUNKS) {
+            ranges.extend(engine.books().inherited(process.space, part));
+        }
     }
     let any = !ranges.is_empty();
     for range in ranges {

@@ -15,9 +15,10 @@ pub(super) struct Dead {
     /// `None`: a range that was cut off, and not a whole address space.
     pub process: Option<Arc<Process>>,
     pub relatives: Vec<SpaceId>,
-    pub parts: Vec<VirtRange>,
-    /// Parts that are forgotten already.
-    pub next: usize,
+    /// Some of it is forgotten already.
+    pub began: bool,
+    /// What is not forgotten yet.
+    pub left: VirtRange,
     pub cancel_batch: bool,
 }
 

@@ -21,10 +21,10 @@ use crate::space::shared::Shared;
 type Locked = Engine<MemfdLedger>;
 
 /// Chunks whose pages are changed under one hold of the engine: some 0.3 ms.
-const CHUNKS: usize = 8;
+pub(crate) const CHUNKS: usize = 8;
 
 /// Chunks that are cut off whole under one hold.
-const WHOLE_CHUNKS: usize = 2048;
+const WHOLE_CHUNKS: usize = 1024;
 
 /// A drop of at least this many chunks is cut off, and forgotten later.
 const MANY: usize = 16;
@@ -49,28 +49,49 @@ fn at_once(shared: &Shared, chunks: usize) -> usize {
     }
 }
 
-/// Does `work` for each of `parts`, then `last`, with the engine locked. The engine is unlocked
-/// after every few parts.
+/// The next parts of `left` that the books know, `most` at most. `left` is what is behind them: it
+/// is empty after the last one. Even the list of all parts of a space may take too long for one
+/// hold of the engine.
+pub(crate) fn next_parts(
+    engine: &Locked,
+    space: SpaceId,
+    left: &mut VirtRange,
+    most: usize,
+) -> Vec<VirtRange> {
+    let parts = engine.books().some_parts(space, *left, most);
+    left.start = match parts.last() {
+        Some(last) if parts.len() == most => last.end,
+        _ => left.end,
+    };
+    parts
+}
+
+/// Does `work` for each part of `range` that the books know, then `last`, with the engine locked.
+/// The engine is unlocked after every few parts.
 fn in_parts(
     shared: &Shared,
-    parts: &[VirtRange],
+    space: SpaceId,
+    range: VirtRange,
     mut work: impl FnMut(&mut Locked, VirtRange),
     last: impl FnOnce(&mut Locked),
 ) {
     let at_once = at_once(shared, CHUNKS);
-    let mut left = parts;
-    while left.len() > at_once {
-        let (some, rest) = left.split_at(at_once);
+    let (mut left, mut last) = (range, Some(last));
+    while last.is_some() {
         locked(shared, |engine| {
-            some.iter().for_each(|part| work(engine, *part));
+            for part in next_parts(engine, space, &mut left, at_once) {
+                work(engine, part);
+            }
+            if left.is_empty()
+                && let Some(last) = last.take()
+            {
+                last(engine);
+            }
         });
-        left = rest;
-        pause();
+        if last.is_some() {
+            pause();
+        }
     }
-    locked(shared, |engine| {
-        left.iter().for_each(|part| work(engine, *part));
-        last(engine);
-    });
 }
 
 /// Leaves the engine to threads that wait for it. The caller has just unlocked it.
@@ -84,27 +105,33 @@ pub(crate) fn pause() {
 /// The program dropped the contents of `range`, or (`unmapped`) the mapping itself.
 pub(crate) fn dropped(shared: &Shared, space: SpaceId, range: VirtRange, unmapped: bool) -> Effect {
     let mut effect = Effect::default();
-    let parts = locked(shared, |engine| {
+    let few = locked(shared, |engine| {
         if unmapped {
             engine.layout().detached(space, range);
         }
-        engine.books().parts(space, range)
+        engine.books().some_parts(space, range, MANY).len() < MANY
     });
-    if parts.len() < MANY || shared.books.record.is_some() {
+    if few || shared.books.record.is_some() {
         in_parts(
             shared,
-            &parts,
+            space,
+            range,
             |engine, part| effect.cancel_batch |= engine.layout().removed(space, part).cancel_batch,
             |_| {},
         );
         return effect;
     }
     let grave = shared.books.engine().layout().add_space();
-    for parts in parts.chunks(WHOLE_CHUNKS) {
-        let of_parts = locked(shared, |engine| engine.layout().bury(space, parts, grave));
+    let mut left = range;
+    while !left.is_empty() {
+        let of_parts = locked(shared, |engine| {
+            let parts = next_parts(engine, space, &mut left, WHOLE_CHUNKS);
+            engine.layout().bury(space, &parts, grave)
+        });
         effect.cancel_batch |= of_parts.cancel_batch;
+        pause();
     }
-    forget_later(shared, Dead::grave(shared, grave));
+    forget_later(shared, Dead::grave(grave));
     effect
 }
 
@@ -121,13 +148,13 @@ pub(crate) fn moved(
     let new = VirtRange::new(to, to.plus(from.count().0));
     let mut effect = dropped(shared, space, new, true);
     let mut lost = Ok(());
-    let parts = locked(shared, |engine| {
-        engine.layout().region_moved(space, from, to);
-        engine.books().parts(space, from)
+    locked(shared, |engine| {
+        engine.layout().region_moved(space, from, to)
     });
     in_parts(
         shared,
-        &parts,
+        space,
+        from,
         |engine, part| {
             let target = to.plus(part.start.0 - from.start.0);
             match engine.layout().remap_pages(space, part, target) {
@@ -155,10 +182,10 @@ pub(crate) fn forked(
 ) -> Result<Effect, LedgerFull> {
     let mut effect = Effect::default();
     let mut lost = Ok(());
-    let parts = locked(shared, |engine| engine.books().parts(parent, EVERYTHING));
     in_parts(
         shared,
-        &parts,
+        parent,
+        EVERYTHING,
         |engine, part| match engine.forks().inherit_range(parent, child, part, &[]) {
             Ok(of_part) => effect.cancel_batch |= of_part.cancel_batch,
             Err(LedgerFull) if engine.books().keeps_nothing(parent, part) => {
@@ -188,14 +215,10 @@ pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
     let process = process.clone();
     let mut dead = Dead {
         relatives: shared.processes.relatives(&process),
-        parts: shared
-            .books
-            .engine_for_many()
-            .books()
-            .parts(process.space, EVERYTHING),
         space: process.space,
         process: Some(process),
-        next: 0,
+        began: false,
+        left: EVERYTHING,
         cancel_batch: false,
     };
     if !dead.forget_some(shared) {
@@ -204,13 +227,13 @@ pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
 }
 
 impl Dead {
-    fn grave(shared: &Shared, space: SpaceId) -> Dead {
+    fn grave(space: SpaceId) -> Dead {
         Dead {
-            parts: locked(shared, |engine| engine.books().parts(space, EVERYTHING)),
             space,
             process: None,
             relatives: Vec::new(),
-            next: 0,
+            began: false,
+            left: EVERYTHING,
             cancel_batch: false,
         }
     }
@@ -222,15 +245,14 @@ impl Dead {
         let _layout = self.process.as_ref().map(|process| process.layout.write());
         let _held = shared.gauges.layout_holds.hold();
         let done = locked(shared, |engine| {
-            if self.next == 0 {
+            if !std::mem::replace(&mut self.began, true) {
                 engine.layout().ending(space);
             }
-            for part in self.parts.iter().skip(self.next).take(at_once) {
-                engine.forks().bequeath(space, *part, &self.relatives);
-                self.cancel_batch |= engine.layout().removed(space, *part).cancel_batch;
+            for part in next_parts(engine, space, &mut self.left, at_once) {
+                engine.forks().bequeath(space, part, &self.relatives);
+                self.cancel_batch |= engine.layout().removed(space, part).cancel_batch;
             }
-            self.next = self.next.saturating_add(at_once);
-            let done = self.next >= self.parts.len();
+            let done = self.left.is_empty();
             if done {
                 self.cancel_batch |= engine.layout().remove_space(space).cancel_batch;
             }
