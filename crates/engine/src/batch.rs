@@ -53,6 +53,10 @@ pub enum Taken {
     Busy,
     /// It stays resident: the batch was cancelled, or the layout changed.
     NotTried,
+    /// The agent was told to take it, and said neither that it did nor that it could not. The page
+    /// counts as resident, and as out of memory once: if it turns out to be missing, it is lost,
+    /// and never reads as zeros.
+    Unsure,
 }
 
 /// Where a taken page went.

@@ -346,13 +346,16 @@ impl<L: Ledger> Engine<L> {
                 flags,
                 ..Entry::UNTOUCHED
             };
-            let left = entry.has_left();
+            let left = entry.has_left() || taken == Taken::Unsure;
             (self.table).set(child, if left { stays.that_left() } else { stays });
         }
         let InFlight { dead, item, .. } = self.batch.pages[at];
         if !dead {
             self.tell_page(item.space, item.page, PageEvent::Stayed);
-            self.stay_resident(at, Arrival::Returned);
+            match taken {
+                Taken::Unsure => self.back_to_resident(at, Arrival::Returned),
+                _ => self.stay_resident(at, Arrival::Returned),
+            }
         }
         self.batch.pages[at].settled = true;
         self.forget_note(at);
@@ -472,7 +475,7 @@ impl<L: Ledger> Engine<L> {
         Some(self.batch.followers.swap_remove(found).1)
     }
 
-    /// Item `at`, which was out, is resident again.
+    /// Item `at`, which was out, or may have been, is resident again.
     pub(crate) fn back_to_resident(&mut self, at: usize, arrival: Arrival) {
         self.stay_resident(at, arrival);
         let no = self.batch.pages[at].item.no;

@@ -251,7 +251,7 @@ impl Evictor {
         if stays != 0 {
             self.stay(places(stays).map(|at| match refused >> at & 1 {
                 1 => (group[at].at, Taken::Busy),
-                _ => (group[at].at, Taken::NotTried),
+                _ => (group[at].at, Taken::Unsure),
             }));
         }
         if readable {
