@@ -523,7 +523,10 @@ pub(crate) fn count_present(shared: &Shared, process: &Process, agent: &Agent, r
             break;
         }
         if scanned {
-            add_present(&shared.books, process, &relatives, start, &present, &shares);
+            let now = Instant::now();
+            let stays = |found: &(VirtRange, _)| process.dropping.without(found.0, now);
+            let counted: Vec<VirtRange> = present.iter().flat_map(stays).collect();
+            add_present(&shared.books, process, &relatives, start, &counted, &shares);
         }
         start = part.end;
         since = Instant::now();
@@ -538,12 +541,12 @@ fn add_present(
     process: &Process,
     relatives: &[SpaceId],
     start: VirtPage,
-    present: &[(VirtRange, Category)],
+    present: &[VirtRange],
     shares: &[bool],
 ) {
     let mut engine = books.engine_for_many();
     let mut held_pages = 0;
-    for found in present.iter().flat_map(|(found, _)| pieces(*found)) {
+    for found in present.iter().flat_map(|found| pieces(*found)) {
         held_pages += found.count().0;
         if held_pages > COUNT_PAGES {
             drop(engine);

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use undercroft_base::VirtRange;
 use undercroft_sys::uffd::{Message, Uffd};
@@ -62,7 +63,10 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
     let moved = !matches!(event, Message::Remove(_));
     let (effect, range) = match event {
         Message::Fault { .. } | Message::Fork { .. } => return,
-        Message::Remove(range) => (parts::dropped(shared, space, range, false), range),
+        Message::Remove(range) => {
+            process.dropping.add(range, Instant::now());
+            (parts::dropped(shared, space, range, false), range)
+        }
         Message::Unmap(range) => (parts::dropped(shared, space, range, true), range),
         Message::Remap { from, to } => {
             follow(

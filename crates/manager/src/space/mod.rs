@@ -9,6 +9,7 @@ pub(crate) mod command;
 pub(crate) mod correction;
 pub(crate) mod cow;
 pub(crate) mod discover;
+mod dropping;
 pub(crate) mod foreign;
 pub(crate) mod graves;
 pub(crate) mod layout;

@@ -16,6 +16,7 @@ use undercroft_sys::uffd::UffdError;
 
 use crate::placement::pin::Program;
 use crate::space::agent::Agent;
+use crate::space::dropping::Dropping;
 use crate::space::order::EventOrder;
 use crate::space::port::{Space, Wake};
 use crate::space::trail::Trail;
@@ -129,6 +130,8 @@ pub(crate) struct Process {
     pub recheck: Recheck,
     /// Ranges that were moved while pages were counted: pages there are to be counted again.
     pub uncounted: Recheck,
+    /// Ranges that the program drops: pages there are not counted.
+    pub dropping: Dropping,
     /// Faults that named a page which is resident by the books.
     pub puzzled: AtomicU32,
 }
@@ -171,6 +174,7 @@ impl Process {
             fences: Mutex::default(),
             recheck: Recheck::default(),
             uncounted: Recheck::default(),
+            dropping: Dropping::default(),
             puzzled: AtomicU32::new(0),
         }
     }

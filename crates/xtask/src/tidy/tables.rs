@@ -168,6 +168,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "agent",
             "order",
             "trail",
+            "dropping",
             "process",
             "foreign",
             "processes",
