@@ -110,9 +110,9 @@ impl Control {
             dram_bytes: dram.0,
             tiers: shared.books.tiers.iter().map(tier).collect(),
             faults: crate::report::Faults::of(&stats),
-            fault_latency_seconds: crate::report::Quantiles::of(&lock(
-                &shared.gauges.fault_latency,
-            )),
+            fault_latency_seconds: crate::report::Quantiles::of(
+                lock(&shared.gauges.fault_latency).histogram(),
+            ),
             pages: (&stats).into(),
             rates,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
@@ -159,7 +159,6 @@ impl Control {
             })
             .collect();
         let latency = lock(&shared.gauges.fault_latency).clone();
-        let stall = (latency.mean() * latency.len() as f64) as u64;
         let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);
         let eviction = &shared.gauges.eviction;
         Report::new(&ReportInputs {
@@ -168,8 +167,8 @@ impl Control {
             wall: undercroft_base::Nanos(wall_ns),
             memory_max: shared.options.memory_max.0,
             stats: &stats,
-            fault_latency: &latency,
-            stall: undercroft_base::Nanos(stall),
+            fault_latency: latency.histogram(),
+            stall: latency.waited(),
             tiers,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             scale: self.scale(),

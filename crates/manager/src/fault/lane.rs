@@ -262,7 +262,7 @@ impl FaultThread {
         this.installed = Instant::now();
         if demanded {
             let took = this.installed.duration_since(this.started).as_nanos() as u64;
-            lock(&self.shared.gauges.fault_latency).saturating_record(took);
+            lock(&self.shared.gauges.fault_latency).note(took);
         }
         // Last, and with no lock held: the woken thread runs on this CPU, and may replace this
         // thread at once.

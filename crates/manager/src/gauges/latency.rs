@@ -4,12 +4,44 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
+use undercroft_base::Nanos;
 
 use crate::report::FaultBreakdown;
 
 /// Nanoseconds, 1 ns to 60 s, two digits; never grows.
 pub(crate) fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 2).expect("constant bounds are valid")
+}
+
+/// How long threads waited for the pages that they touched.
+#[derive(Clone)]
+pub(crate) struct FaultLatency {
+    histogram: Histogram<u64>,
+    waited: Nanos,
+}
+
+impl FaultLatency {
+    pub(crate) fn new() -> FaultLatency {
+        FaultLatency {
+            histogram: new_histogram(),
+            waited: Nanos(0),
+        }
+    }
+
+    /// Adds one fault that took `nanos`.
+    pub(crate) fn note(&mut self, nanos: u64) {
+        self.histogram.saturating_record(nanos);
+        self.waited.0 += nanos;
+    }
+
+    pub(crate) fn histogram(&self) -> &Histogram<u64> {
+        &self.histogram
+    }
+
+    /// The sum over all faults.
+    pub(crate) fn waited(&self) -> Nanos {
+        self.waited
+    }
 }
 
 /// Times of the parts of a fault, in nanoseconds, summed over `count` faults that loaded one page

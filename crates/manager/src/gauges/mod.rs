@@ -8,17 +8,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use hdrhistogram::Histogram;
 use undercroft_base::Bytes;
 
-use self::latency::{Breakdown, new_histogram};
+use self::latency::{Breakdown, FaultLatency};
 use self::limit::Exceeded;
 use self::scale::{Longest, Shortages};
 use crate::sync::lock;
 
 /// The gauges of one run.
 pub(crate) struct Gauges {
-    pub fault_latency: Mutex<Histogram<u64>>,
+    pub fault_latency: Mutex<FaultLatency>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
     pub eviction: EvictionCost,
@@ -65,7 +64,7 @@ pub(crate) struct Scans {
 impl Gauges {
     pub(crate) fn new() -> Gauges {
         Gauges {
-            fault_latency: Mutex::new(new_histogram()),
+            fault_latency: Mutex::new(FaultLatency::new()),
             breakdown: Breakdown::default(),
             exceeded: Mutex::default(),
             eviction: EvictionCost::default(),

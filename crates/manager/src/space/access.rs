@@ -28,18 +28,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{SpaceId, VirtPage, VirtRange};
+use undercroft_base::{Nanos, SpaceId, VirtPage, VirtRange};
 use undercroft_sys::access::{self, AccessError, AccessScanner, BLOCK_PAGES, BlockScan, ClearRefs};
 use undercroft_sys::process;
 
 use crate::space::process::Process;
 use crate::space::shared::Shared;
+use crate::sync::lock;
 
 /// Pages told to the engine under one hold of its lock: some 5 us.
 const TOUCH_PAGES: usize = 64;
 
 /// Scans on demand: one is due when this fraction of the resident pages has left.
 const TURNOVER: u64 = 8;
+/// Scans on demand: and when threads have waited for pages this many times as long as the last scan
+/// took. The program pays for a scan too: the CPU sets each bit again.
+const WAITS: u32 = 20;
 /// Scans on demand: one is due after this time if any page has left.
 const AT_LEAST_EVERY: Duration = Duration::from_millis(500);
 
@@ -153,6 +157,9 @@ pub(crate) struct Accesses {
     /// Pages evicted so far, as of the last scan or rest, and when that was.
     left: u64,
     since: Instant,
+    /// How long threads had waited for pages by then, and how long the last scan took.
+    waited: Nanos,
+    took: Duration,
     last: HashMap<SpaceId, Last>,
     used: Vec<VirtPage>,
     /// Blocks with Accessed bits set.
@@ -192,6 +199,8 @@ impl Accesses {
             pace,
             left: 0,
             since: Instant::now(),
+            waited: Nanos(0),
+            took: Duration::ZERO,
             last: HashMap::new(),
             used: Vec::new(),
             set: Vec::new(),
@@ -238,6 +247,7 @@ impl Accesses {
                 }
             }
             let took = began.elapsed();
+            self.took = took;
             if scanned {
                 let scans = &self.shared.gauges.scans;
                 scans.count.fetch_add(1, Ordering::Relaxed);
@@ -259,7 +269,8 @@ impl Accesses {
     }
 
     /// What to do now. The bits are worth a look when many pages have left since the last scan: a
-    /// policy that has gone through a part of memory needs to know what of it was used.
+    /// policy that has gone through a part of memory needs to know what of it was used. They are
+    /// worth their cost where threads wait for much longer than a scan takes.
     fn next(&mut self) -> Next {
         if !self.pace.on_demand {
             return Next::Scan;
@@ -269,15 +280,18 @@ impl Accesses {
             let books = engine.books();
             (books.stats().pages_swapped_out, books.resident().0)
         };
+        let waited = lock(&self.shared.gauges.fault_latency).waited();
+        let wait = Duration::from_nanos(waited.0.saturating_sub(self.waited.0));
         let late = self.since.elapsed() >= AT_LEAST_EVERY;
+        let pays = left - self.left >= resident / TURNOVER && wait >= self.took * WAITS;
         let next = match left - self.left {
             0 if late => Next::Rest,
             0 => Next::Wait,
-            gone if late || gone >= resident / TURNOVER => Next::Scan,
+            _ if late || pays => Next::Scan,
             _ => Next::Wait,
         };
         if !matches!(next, Next::Wait) {
-            (self.left, self.since) = (left, Instant::now());
+            (self.left, self.since, self.waited) = (left, Instant::now(), waited);
         }
         next
     }
