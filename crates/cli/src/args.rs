@@ -279,6 +279,10 @@ pub(crate) struct LabRunArgs {
     #[arg(long, value_name = "COUNT")]
     pub rounds: Option<usize>,
 
+    /// Only the programs whose name contains this (experiment `programs`)
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+
     /// Memory of the workload; default: the experiment's own
     #[arg(long, value_name = "SIZE", value_parser = values::footprint)]
     pub footprint: Option<Bytes>,

@@ -90,6 +90,7 @@ fn run(args: LabRunArgs) -> Result<(), Failure> {
                 OsString::from("lab-touch"),
             ]),
             rounds: args.rounds,
+            only: args.only.clone(),
             footprint_mib: args.footprint.map(|size| size.0 >> 20),
             swap_directory: args.swap_dir.clone(),
         };

@@ -72,7 +72,7 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
         ExperimentInfo {
             name: "programs",
             about: "real programs at 75, 50 and 35 % of their memory, with defaults, against fixed \
-                    settings and a swap file",
+                    settings, a swap file, and zram in the same total DRAM",
         },
         programs::run,
     ),

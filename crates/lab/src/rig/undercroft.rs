@@ -17,6 +17,8 @@ pub enum TierChoice {
     File(PathBuf),
     /// Compressed RAM, overflowing to a file in this directory.
     RamThenFile(PathBuf),
+    /// The same, with at most this percentage of the limit for compressed RAM.
+    RamShareThenFile(u64, PathBuf),
 }
 
 /// `undercroft run --memory-max LIMIT --tier ... --report FILE --quiet -- COMMAND`.
@@ -34,7 +36,7 @@ pub struct Undercroft {
 }
 
 impl Undercroft {
-    fn tiers(&self) -> Vec<OsString> {
+    fn tiers(&self, limit: Bytes) -> Vec<OsString> {
         let file = |directory: &PathBuf| {
             let path = directory.join(format!("undercroft-lab-{}.tier", std::process::id()));
             OsString::from(format!("file:{},size={}", path.display(), self.swap.0))
@@ -43,6 +45,10 @@ impl Undercroft {
             TierChoice::Ram => vec!["ram".into()],
             TierChoice::File(directory) => vec![file(directory)],
             TierChoice::RamThenFile(directory) => vec!["ram".into(), file(directory)],
+            TierChoice::RamShareThenFile(percent, directory) => {
+                let most = limit.0 * percent / 100;
+                vec![format!("ram,max={most}").into(), file(directory)]
+            }
         }
     }
 }
@@ -52,7 +58,7 @@ impl Rig for Undercroft {
         match self.tier {
             TierChoice::Ram => "undercroft-ram",
             TierChoice::File(_) => "undercroft-file",
-            TierChoice::RamThenFile(_) => "undercroft",
+            TierChoice::RamThenFile(_) | TierChoice::RamShareThenFile(..) => "undercroft",
         }
     }
 
@@ -73,7 +79,7 @@ impl Rig for Undercroft {
             .join(format!("report-{}-{number}.json", std::process::id()));
         let mut prefix: Vec<OsString> = vec![self.binary.clone().into(), "run".into()];
         prefix.extend(["--memory-max".into(), limit.0.to_string().into()]);
-        for tier in self.tiers() {
+        for tier in self.tiers(limit) {
             prefix.extend(["--tier".into(), tier]);
         }
         prefix.extend(["--report".into(), report.clone().into(), "--quiet".into()]);

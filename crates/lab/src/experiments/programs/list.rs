@@ -39,6 +39,42 @@ const TEXT: &str = r#"python3 -c 'import random, sys
 random.seed(3); words = ["%x" % random.getrandbits(40) for _ in range(20000)]
 for _ in range(int(sys.argv[1])): print(random.choice(words), random.choice(words))' "$1" > text"#;
 
+/// A client of redis and memcached: it fills the server, and checks values of a Zipf-like order.
+const CLIENT: &str = r#"cat > client.py <<'END'
+import random, socket, sys, time
+kind, n = sys.argv[1], int(sys.argv[2])
+for _ in range(3000):
+    try:
+        s = socket.socket(socket.AF_UNIX); s.connect("socket"); break
+    except OSError:
+        time.sleep(0.01)
+f = s.makefile("rwb")
+def value(i): return b"%032x" % random.Random(i).getrandbits(128) * 30
+def put(i, v):
+    if kind == "redis":
+        f.write(b"*3\r\n$3\r\nSET\r\n$%d\r\n%d\r\n$%d\r\n%s\r\n" % (len(str(i)), i, len(v), v))
+        f.flush(); f.readline()
+    else:
+        f.write(b"set %d 0 0 %d noreply\r\n%s\r\n" % (i, len(v), v))
+def get(i):
+    if kind == "redis":
+        f.write(b"*2\r\n$3\r\nGET\r\n$%d\r\n%d\r\n" % (len(str(i)), i)); f.flush()
+        size = int(f.readline()[1:])
+    else:
+        f.write(b"get %d\r\n" % i); f.flush()
+        size = int(f.readline().split()[3])
+    v = f.read(size); f.readline()
+    if kind != "redis": f.readline()
+    return v
+for i in range(n): put(i, value(i))
+r, wrong = random.Random(7), 0
+for _ in range(2 * n):
+    i = int(n * r.random() ** 4)
+    wrong += get(i) != value(i)
+print(n, "values,", wrong, "wrong")
+if kind == "redis": f.write(b"*2\r\n$8\r\nSHUTDOWN\r\n$6\r\nNOSAVE\r\n"); f.flush()
+END"#;
+
 pub(super) const PROGRAMS: &[Program] = &[
     Program {
         name: "sort",
@@ -146,5 +182,21 @@ console.log(s, a.slice(0, 9).map(o => o.i).join());' "$1""#,
         sizes: [20_000, 500_000],
         prepare: TEXT,
         command: "xz -4 -T1 -c text | cksum",
+    },
+    Program {
+        name: "redis",
+        needs: &["redis-server", "python3"],
+        sizes: [10_000, 60_000],
+        prepare: CLIENT,
+        command: r#"redis-server --port 0 --unixsocket "$PWD/socket" --save '' --appendonly no \
+    --daemonize no --logfile /dev/null & python3 client.py redis "$1"; wait"#,
+    },
+    Program {
+        name: "memcached",
+        needs: &["memcached", "python3"],
+        sizes: [10_000, 60_000],
+        prepare: CLIENT,
+        command: r#"memcached -u root -s "$PWD/socket" -m 512 -t 2 -U 0 2>/dev/null & server=$!
+python3 client.py memcached "$1"; kill -9 $server; wait 2>/dev/null; true"#,
     },
 ];
