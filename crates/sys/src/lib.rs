@@ -16,6 +16,7 @@ pub mod interrupts;
 pub mod mapping;
 pub mod maps;
 pub mod memory;
+pub mod nvm;
 pub mod pagemap;
 pub mod probe;
 pub mod process;

@@ -12,9 +12,9 @@ use undercroft_base::PAGE_BYTES;
 
 /// A mapping of this process, unmapped on drop.
 #[derive(Debug)]
-struct OwnMapping {
-    start: NonNull<u8>,
-    len: usize,
+pub(crate) struct OwnMapping {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
 }
 
 // SAFETY: a mapping is plain memory owned by this value. The types that wrap it decide what several
