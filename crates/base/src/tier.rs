@@ -14,6 +14,8 @@ use crate::units::Bytes;
 pub enum TierKind {
     /// Compressed DRAM; its bytes count towards the client's memory limit.
     Ram,
+    /// Non-volatile memory, or a file that stands for it: mapped, and read by the processor.
+    Nvm,
     /// A file or block device.
     File,
 }
@@ -21,7 +23,7 @@ pub enum TierKind {
 /// What is constant while a tier lives.
 #[derive(Clone, Debug)]
 pub struct TierInfo {
-    /// Name for reports, as the user gave it: `ram`, `file:/var/swap`.
+    /// Name for reports, as the user gave it: `ram`, `nvm:/mnt/pmem`, `file:/var/swap`.
     pub name: String,
     /// The kind.
     pub kind: TierKind,
@@ -126,7 +128,7 @@ pub trait Tier: Send + Sync {
     fn dram(&self) -> Bytes {
         match self.info().kind {
             TierKind::Ram => self.usage().held,
-            TierKind::File => Bytes(0),
+            TierKind::Nvm | TierKind::File => Bytes(0),
         }
     }
 

@@ -46,6 +46,19 @@ const TIER_KINDS: &[TierKindHelp] = &[
         ],
     },
     TierKindHelp {
+        kind: "nvm",
+        syntax: "nvm:PATH,size=SIZE",
+        example: "nvm:/mnt/pmem,size=8G",
+        meaning: "Mapped memory that is not DRAM: a DAX device, a new file, or a directory to make a \
+                  nameless file in. A file that is not on a DAX file system only stands for it, and \
+                  counts as emulated. Nothing of it outlives the run.",
+        options: &[TierOption {
+            name: "size=SIZE",
+            default: "all of a device; a file needs it",
+            meaning: "bytes it takes, all of them at the start",
+        }],
+    },
+    TierKindHelp {
         kind: "file",
         syntax: "file:PATH[,size=SIZE]",
         example: "file:/var/swap,size=20G",

@@ -368,7 +368,7 @@ mod tests {
         assert!(
             tier("tape:/dev/st0")
                 .expect_err("tape")
-                .contains("use ram or file:PATH")
+                .contains("use ram, nvm:PATH or file:PATH")
         );
     }
 

@@ -85,7 +85,7 @@ fn what_is_not_available_yet_says_so() {
         &[later, "--report"],
     );
     refused(
-        &["run", "--tier", "nvm:/dev/dax0.0", "--", "true"],
+        &["run", "--tier", "redis:localhost", "--", "true"],
         2,
         &[later, "file:PATH"],
     );

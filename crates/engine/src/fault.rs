@@ -477,8 +477,9 @@ impl<L: Ledger> Engine<L> {
         if item.tier == TierId::FILL {
             return anew;
         }
-        let configured = self.config.retain.get(item.tier.0 as usize).copied();
-        let kept = configured == Some(true) && distance.is_none_or(|far| self.place.keeps(far));
+        let at = item.tier.0 as usize;
+        let kept = self.config.retain.get(at) == Some(&true)
+            && (self.tiers.get(at)).is_none_or(|tier| self.place.keeps(distance, tier));
         if kept || self.retains_ahead(item) {
             return Entry {
                 state: anew.state,

@@ -75,17 +75,16 @@ impl Config {
     /// The configuration for these tiers, fastest first, live and in a replay. Tests and storms
     /// also run others.
     ///
-    /// A device keeps the copy of a page that is loaded: it costs no DRAM. Memory does not. A copy
-    /// in memory may be demoted, if a tier is below. A copy on a device is not: it would have to be
-    /// read first.
+    /// A tier that costs no DRAM keeps the copy of a page that is loaded, if the placement policy
+    /// agrees ([`Place::keeps`]). Memory does not. A copy that the processor can read may be
+    /// demoted, if a tier is below. A copy on a device is not: it would have to be read first.
     pub fn for_tiers(limit: Bytes, room: Room, tiers: &[LatencyClass]) -> Config {
-        let is_device = |at: usize| tiers[at] == LatencyClass::Device;
         let count = tiers.len();
         Config {
             limit,
-            retain: (0..count).map(is_device).collect(),
+            retain: (tiers.iter().map(|tier| *tier != LatencyClass::Memory)).collect(),
             demotes: (0..count)
-                .map(|at| !is_device(at) && at + 1 < count)
+                .map(|at| tiers[at] != LatencyClass::Device && at + 1 < count)
                 .collect(),
             room,
         }

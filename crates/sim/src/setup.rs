@@ -175,7 +175,10 @@ impl TierModel {
     pub fn latency(&self) -> LatencyClass {
         match self {
             TierModel::Pool { .. } => LatencyClass::Memory,
-            TierModel::Device { .. } => LatencyClass::Device,
+            TierModel::Device { profile, .. } => match profile.attach {
+                Attach::Memory => LatencyClass::Nvm,
+                Attach::Block => LatencyClass::Device,
+            },
         }
     }
 }

@@ -203,6 +203,33 @@ fn a_pool_takes_from_the_memory_it_saves_and_demotes_when_full() {
     );
 }
 
+/// A pool, memory that is not DRAM, and a device: each too small for all, so all three are used,
+/// and a full one is relieved by the next.
+#[test]
+fn three_tiers_fill_one_after_the_other() {
+    let trace = trace(vec![skewed(60_000, 4_000, 5, 16)]);
+    let with = |texts: &[&str], placement: &str| {
+        let outcome = run(&trace, |s| {
+            s.tiers = tiers(texts);
+            s.memory = Memory::Pages(400);
+            s.placement = placement.parse().unwrap();
+        });
+        for (at, tier) in outcome.tiers.iter().enumerate() {
+            assert!(tier.pages_read > 20, "{placement}, tier {at}: {tier:?}");
+        }
+        outcome
+    };
+    let three = ["ram,ratio=4,max=10%", "optane-dimm,size=4M", "nvme"];
+    for placement in ["waterfall", "worth"] {
+        let all = with(&three, placement);
+        assert!(all.tiers[1].logical_bytes_peak <= 4 << 20);
+        // The last tier takes what is left, not what would fit above it.
+        let two = with(&["ram,ratio=4,max=10%", "nvme"], placement);
+        assert!(all.tiers[2].pages_read < two.tiers[1].pages_read * 3 / 4);
+        assert!(all.elapsed_seconds < two.elapsed_seconds, "{placement}");
+    }
+}
+
 #[test]
 fn tiers_that_are_full_and_traces_that_are_empty_are_errors() {
     let full = trace(vec![skewed(10_000, 500, 10, 7)]);

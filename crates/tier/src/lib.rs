@@ -1,5 +1,5 @@
-//! Tiers, which keep page copies: a compressed RAM pool, a file or block device, and the text by
-//! which the user names them.
+//! Tiers, which keep page copies: a compressed RAM pool, mapped non-volatile memory, a file or
+//! block device, and the text by which the user names them.
 //!
 //! Level 2: depends on `base` (the Tier port) and `sys` (shared memory, io_uring). No `unsafe`. It
 //! never chooses what to store or where. Every implementation passes `contract::check`.
@@ -9,5 +9,6 @@
 #[cfg(test)]
 mod contract;
 pub mod file;
+pub mod nvm;
 pub mod ram;
 pub mod spec;

@@ -3,11 +3,12 @@
 //!
 //! ```text
 //! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%
+//! nvm:/mnt/pmem,size=8G    nvm:/dev/dax0.0
 //! file:/var/swap,size=20G    file:/dev/nvme0n1
 //! ```
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use undercroft_base::{Bytes, PAGE_BYTES, ParseUnitError};
@@ -19,6 +20,8 @@ use crate::ram::Compressor;
 pub enum TierSpec {
     /// Compressed memory.
     Ram(RamSpec),
+    /// Mapped non-volatile memory.
+    Nvm(NvmSpec),
     /// A file or block device.
     File(FileSpec),
 }
@@ -30,6 +33,16 @@ pub struct RamSpec {
     pub compressor: Compressor,
     /// Most memory it may hold. `None`: the manager decides.
     pub max: Option<Limit>,
+}
+
+/// `nvm:PATH[,size=SIZE]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct NvmSpec {
+    /// A file to create, an existing directory for a nameless file, or a DAX device.
+    pub path: PathBuf,
+    /// Most bytes it may use; a file has all of them from the start, and needs it. `None`: all of a
+    /// device.
+    pub size: Option<Bytes>,
 }
 
 /// `file:PATH[,size=SIZE]`
@@ -55,11 +68,11 @@ pub enum Limit {
 pub enum SpecError {
     /// An unknown kind.
     #[error(
-        "unknown tier kind `{0}`; use ram or file:PATH (example: ram, file:/var/swap,size=20G)"
+        "unknown tier kind `{0}`; use ram, nvm:PATH or file:PATH (example: ram, file:/var/swap,size=20G)"
     )]
     UnknownKind(String),
     /// A planned kind.
-    #[error("tier kind `{0}` is not available yet; use ram or file:PATH")]
+    #[error("tier kind `{0}` is not available yet; use ram, nvm:PATH or file:PATH")]
     KindNotYet(String),
     /// A key that this kind does not have.
     #[error("tier `{kind}` has no setting `{key}`; it has: {valid}")]
@@ -82,9 +95,9 @@ pub enum SpecError {
         /// The setting.
         key: String,
     },
-    /// `file` without a path.
-    #[error("tier `file` needs a path: file:/var/swap,size=20G")]
-    PathMissing,
+    /// `file` or `nvm` without a path.
+    #[error("tier `{0}` needs a path: {0}:/var/swap,size=20G")]
+    PathMissing(&'static str),
     /// `ram` with a path.
     #[error("tier `ram` takes no path (`{0}`); for a file write file:{0}")]
     PathUnwanted(String),
@@ -99,8 +112,8 @@ pub enum SpecError {
 }
 
 const RAM_KEYS: &str = "lz4, zstd, max=SIZE, max=PERCENT (of --memory-max)";
-const FILE_KEYS: &str = "size=SIZE";
-/// The smallest useful sizes: a file of one slab, a pool of a few blocks.
+const PATH_KEYS: &str = "size=SIZE";
+/// The smallest useful sizes: a file or mapping of 1 MiB, a pool of a few blocks.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 const RAM_BYTES_MIN: u64 = 64 * PAGE_BYTES as u64;
 
@@ -125,8 +138,15 @@ impl FromStr for TierSpec {
                 Some(path) => Err(SpecError::PathUnwanted(path.to_owned())),
                 None => parse_ram(&settings).map(TierSpec::Ram),
             },
-            "file" => parse_file(path.unwrap_or_default(), &settings).map(TierSpec::File),
-            "nvm" | "disk" | "redis" => Err(SpecError::KindNotYet(kind.to_owned())),
+            "nvm" => {
+                let (path, size) = parse_path("nvm", path.unwrap_or_default(), &settings)?;
+                Ok(TierSpec::Nvm(NvmSpec { path, size }))
+            }
+            "file" => {
+                let (path, size) = parse_path("file", path.unwrap_or_default(), &settings)?;
+                Ok(TierSpec::File(FileSpec { path, size }))
+            }
+            "disk" | "redis" => Err(SpecError::KindNotYet(kind.to_owned())),
             _ => Err(SpecError::UnknownKind(kind.to_owned())),
         }
     }
@@ -163,27 +183,29 @@ fn parse_ram(settings: &[(&str, Option<&str>)]) -> Result<RamSpec, SpecError> {
     })
 }
 
-fn parse_file(path: &str, settings: &[(&str, Option<&str>)]) -> Result<FileSpec, SpecError> {
+/// The path and the settings of a tier that has one.
+fn parse_path(
+    kind: &'static str,
+    path: &str,
+    settings: &[(&str, Option<&str>)],
+) -> Result<(PathBuf, Option<Bytes>), SpecError> {
     if path.is_empty() {
-        return Err(SpecError::PathMissing);
+        return Err(SpecError::PathMissing(kind));
     }
     let mut size = None;
     for &(key, value) in settings {
         if key != "size" {
-            return Err(unknown_key("file", key, FILE_KEYS));
+            return Err(unknown_key(kind, key, PATH_KEYS));
         }
         let bytes = parse_size("size", value.unwrap_or_default(), FILE_BYTES_MIN)?;
         if size.replace(bytes).is_some() {
             return Err(SpecError::Twice {
-                kind: "file",
+                kind,
                 key: key.to_owned(),
             });
         }
     }
-    Ok(FileSpec {
-        path: PathBuf::from(path),
-        size,
-    })
+    Ok((PathBuf::from(path), size))
 }
 
 fn unknown_key(kind: &'static str, key: &str, valid: &'static str) -> SpecError {
@@ -271,11 +293,8 @@ impl fmt::Display for TierSpec {
                 write!(f, "ram,{}", ram.compressor)?;
                 ram.max.map_or(Ok(()), |max| write!(f, ",max={max}"))
             }
-            TierSpec::File(file) => {
-                write!(f, "file:{}", file.path.display())?;
-                file.size
-                    .map_or(Ok(()), |size| write!(f, ",size={}", Exact(size)))
-            }
+            TierSpec::Nvm(NvmSpec { path, size }) => with_path(f, "nvm", path, *size),
+            TierSpec::File(FileSpec { path, size }) => with_path(f, "file", path, *size),
         }
     }
 }
@@ -302,9 +321,20 @@ pub fn check(text: &str) -> bool {
                 assert!(most <= limit, "{ram:?} of {limit}");
             }
         }
+        TierSpec::Nvm(nvm) => assert!(nvm.size.is_none_or(|size| size.0 >= NVM_BYTES_MIN)),
         TierSpec::File(file) => assert!(file.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN)),
     }
     true
+}
+
+fn with_path(
+    f: &mut fmt::Formatter<'_>,
+    kind: &str,
+    path: &Path,
+    size: Option<Bytes>,
+) -> fmt::Result {
+    write!(f, "{kind}:{}", path.display())?;
+    size.map_or(Ok(()), |size| write!(f, ",size={}", Exact(size)))
 }
 
 #[cfg(test)]
@@ -321,6 +351,8 @@ mod tests {
             ("ram,max=12.5%", "ram,lz4,max=12.5%"),
             ("file:/var/swap,size=20G", "file:/var/swap,size=20G"),
             ("file:/a:b", "file:/a:b"),
+            ("nvm:/mnt/pmem, size = 2G", "nvm:/mnt/pmem,size=2G"),
+            ("nvm:/dev/dax0.0", "nvm:/dev/dax0.0"),
         ] {
             let spec: TierSpec = text
                 .parse()
@@ -335,7 +367,6 @@ mod tests {
         for (text, named, fix) in [
             ("", "``", "file:PATH"),
             ("rma", "`rma`", "use ram"),
-            ("nvm:/dev/dax0.0", "nvm", "not available yet"),
             ("disk:/x", "disk", "not available yet"),
             ("redis:localhost", "redis", "not available yet"),
             ("ram,shape=pcm", "shape", "not available yet"),
@@ -358,6 +389,10 @@ mod tests {
             ("file:/x,size=1G,size=1G", "`size`", "twice"),
             ("file:/x,max=1G", "`max`", "size=SIZE"),
             ("file:/x,", "``", "size=SIZE"),
+            ("nvm", "nvm", "needs a path"),
+            ("nvm:/x,size=4K", "`4K`", "the least is"),
+            ("nvm:/x,size=1G,size=1G", "`size`", "twice"),
+            ("nvm:/x,max=1G", "`max`", "size=SIZE"),
         ] {
             let error = text.parse::<TierSpec>().expect_err(text).to_string();
             assert!(error.contains(named), "{text}: {error}");

@@ -6,13 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hdrhistogram::Histogram;
 use undercroft_base::{LoadError, Loaded, Slot, Stamp, Tier, TierKind, TierUsage};
 use undercroft_policy::place::{LatencyClass, TierState};
+use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
+use undercroft_tier::nvm::NvmTier;
 
 use crate::gauges::latency::new_histogram;
 use crate::sync::lock;
 
 /// Nanoseconds to decompress a page. Not measured: two readings of the clock would cost a tenth.
 const RAM_LOAD_NS: u64 = 3_000;
+
+/// Nanoseconds to copy a page from a mapping and verify it. Not measured, for the same reason.
+const NVM_LOAD_NS: u64 = 1_000;
 
 /// Nanoseconds that a read of a device is thought to take before any was measured.
 const FILE_LOAD_NS: u64 = 80_000;
@@ -29,6 +34,8 @@ pub(crate) struct MeteredTier {
     pub read_latency: Mutex<Histogram<u64>>,
     /// The counts of its file; none if it has no file.
     pub file: Option<FileMeter>,
+    /// How it is mapped; none if it is not.
+    pub mapped_as: Option<MappedAs>,
     /// Nanoseconds of a load lately.
     load_ns: AtomicU64,
     peaks: Mutex<(TierUsage, TierUsage)>,
@@ -38,17 +45,28 @@ impl MeteredTier {
     pub(crate) fn new(tier: Box<dyn Tier>, file: Option<FileMeter>) -> MeteredTier {
         let load_ns = match tier.info().kind {
             TierKind::Ram => RAM_LOAD_NS,
+            TierKind::Nvm => NVM_LOAD_NS,
             TierKind::File => FILE_LOAD_NS,
         };
         MeteredTier {
             tier,
             file,
+            mapped_as: None,
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             read_latency: Mutex::new(new_histogram()),
             load_ns: AtomicU64::new(load_ns),
             peaks: Mutex::default(),
+        }
+    }
+
+    /// A tier that is mapped.
+    pub(crate) fn nvm(tier: NvmTier) -> MeteredTier {
+        let mapped_as = Some(tier.mapped_as());
+        MeteredTier {
+            mapped_as,
+            ..MeteredTier::new(Box::new(tier), None)
         }
     }
 
@@ -61,14 +79,16 @@ impl MeteredTier {
         self.load_ns.store(next, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_ram(&self) -> bool {
-        self.tier.info().kind == TierKind::Ram
+    /// Whether a store is work of the processor, and few pages at a time are as good as many.
+    pub(crate) fn is_memory(&self) -> bool {
+        self.tier.info().kind != TierKind::File
     }
 
     /// How fast it is. This decides whether it keeps copies and demotes (`Config::for_tiers`).
     pub(crate) fn latency(&self) -> LatencyClass {
         match self.tier.info().kind {
             TierKind::Ram => LatencyClass::Memory,
+            TierKind::Nvm => LatencyClass::Nvm,
             TierKind::File => LatencyClass::Device,
         }
     }

@@ -11,6 +11,7 @@ use undercroft_policy::place::pool_percent;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::procfs;
 use undercroft_tier::file::{Backing, BackingError, FileTier, FileTierError, WAITING_PAGES_MAX};
+use undercroft_tier::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
 use undercroft_tier::ram::{RamPool, RamPoolError};
 use undercroft_tier::spec::{RamSpec, TierSpec};
 
@@ -22,7 +23,7 @@ use crate::options::ClientOptions;
 pub struct TierLaunch {
     /// Pool memory, or slot table.
     pub memory: i32,
-    /// File or device: descriptor, name, usable bytes.
+    /// File, mapping or device: descriptor, name, usable bytes.
     pub backing: Option<(i32, String, u64)>,
 }
 
@@ -30,7 +31,16 @@ pub struct TierLaunch {
 #[derive(Debug)]
 pub(crate) struct OpenTier {
     memory: SharedMemory,
-    backing: Option<Backing>,
+    below: Below,
+}
+
+/// What keeps the bytes of a tier.
+#[derive(Debug)]
+enum Below {
+    /// The tier's memory itself.
+    Memory,
+    Nvm(NvmBacking),
+    File(Backing),
 }
 
 /// Why a tier cannot be opened or built. The text has the fix, where there is one.
@@ -42,6 +52,12 @@ pub(crate) enum TierError {
     /// The file or device cannot be used.
     #[error(transparent)]
     Backing(#[from] BackingError),
+    /// The file or device cannot be used as memory.
+    #[error(transparent)]
+    Nvm(#[from] NvmError),
+    /// It cannot be mapped.
+    #[error(transparent)]
+    NvmTier(#[from] NvmTierError),
     /// The pool refused its memory.
     #[error(transparent)]
     Pool(#[from] RamPoolError),
@@ -78,7 +94,15 @@ pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, TierError> 
                 let memory = SharedMemory::create("uc-ram-tier", reserve.0 as usize)?;
                 OpenTier {
                     memory,
-                    backing: None,
+                    below: Below::Memory,
+                }
+            }
+            TierSpec::Nvm(nvm) => {
+                let backing = NvmBacking::open(&nvm.path, nvm.size)?;
+                let table = NvmTier::table_bytes(backing.bytes());
+                OpenTier {
+                    memory: SharedMemory::create("uc-slot-table", table)?,
+                    below: Below::Nvm(backing),
                 }
             }
             TierSpec::File(file) => {
@@ -87,7 +111,7 @@ pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, TierError> 
                 let memory = SharedMemory::create("uc-slot-table", table)?;
                 OpenTier {
                     memory,
-                    backing: Some(backing),
+                    below: Below::File(backing),
                 }
             }
         });
@@ -99,23 +123,32 @@ impl OpenTier {
     /// All descriptors that the manager inherits.
     pub(crate) fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
         let mut fds = vec![self.memory.as_fd()];
-        fds.extend(self.backing.as_ref().map(AsFd::as_fd));
+        match &self.below {
+            Below::Memory => {}
+            Below::Nvm(backing) => fds.push(backing.as_fd()),
+            Below::File(backing) => fds.push(backing.as_fd()),
+        }
         fds
     }
 
     pub(crate) fn launch(&self) -> TierLaunch {
         TierLaunch {
             memory: self.memory.as_fd().as_raw_fd(),
-            backing: self
-                .backing
-                .as_ref()
-                .map(|b| (b.as_fd().as_raw_fd(), b.name().to_owned(), b.bytes().0)),
+            backing: match &self.below {
+                Below::Memory => None,
+                Below::Nvm(b) => Some((b.as_fd().as_raw_fd(), b.name().to_owned(), b.bytes().0)),
+                Below::File(b) => Some((b.as_fd().as_raw_fd(), b.name().to_owned(), b.bytes().0)),
+            },
         }
     }
 
     /// True if the tier's file is in a memory file system, so that it saves no memory.
     pub(crate) fn is_in_memory(&self) -> bool {
-        self.backing.as_ref().is_some_and(Backing::is_in_memory)
+        match &self.below {
+            Below::Memory => false,
+            Below::Nvm(backing) => backing.is_in_memory(),
+            Below::File(backing) => backing.is_in_memory(),
+        }
     }
 }
 
@@ -129,12 +162,12 @@ fn waiting_pages(limit: Bytes) -> usize {
     pages
 }
 
-/// DRAM for pages that wait to be written, if the first tier is a file. Below a RAM tier no page
+/// DRAM for pages that wait to be written, if the first tier is a file. Below another tier no page
 /// waits.
 pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
     let pages = match options.tiers.first() {
         Some(TierSpec::File(_)) => waiting_pages(options.memory_max),
-        Some(TierSpec::Ram(_)) | None => 0,
+        Some(TierSpec::Ram(_) | TierSpec::Nvm(_)) | None => 0,
     };
     Bytes((pages * PAGE_BYTES) as u64)
 }
@@ -155,6 +188,10 @@ pub(crate) fn build(
                 let pool = RamPool::new(memory, ram.compressor, capacity)?;
                 MeteredTier::new(Box::new(pool), None)
             }
+            (TierSpec::Nvm(_), Some((fd, name, bytes))) => {
+                let backing = NvmBacking::inherit(fd, name, Bytes(bytes));
+                MeteredTier::nvm(NvmTier::new(backing, memory)?)
+            }
             (TierSpec::File(_), Some((fd, name, bytes))) => {
                 let backing = Backing::inherit(fd, name, Bytes(bytes))?;
                 let waiting = waiting_pages(options.memory_max);
@@ -162,7 +199,9 @@ pub(crate) fn build(
                 let meter = tier.meter();
                 MeteredTier::new(Box::new(tier), Some(meter))
             }
-            (TierSpec::File(_), None) => return Err(TierError::NotInherited(index)),
+            (TierSpec::Nvm(_) | TierSpec::File(_), None) => {
+                return Err(TierError::NotInherited(index));
+            }
         });
     }
     Ok(tiers)

@@ -148,6 +148,7 @@ impl Control {
                 let (peak, at_logical_peak) = metered.note_usage();
                 TierInputs {
                     info: metered.tier.info(),
+                    mapped_as: metered.mapped_as,
                     peak,
                     at_logical_peak,
                     reads: metered.reads.load(Ordering::Relaxed),

@@ -117,7 +117,7 @@ impl Evictor {
 
     /// Pages that are stored at a time if `first` is tried first.
     fn store_pages(&self, first: Option<TierId>) -> usize {
-        match first.map(|tier| self.shared.books.tiers[usize::from(tier.0)].is_ram()) {
+        match first.map(|tier| self.shared.books.tiers[usize::from(tier.0)].is_memory()) {
             Some(false) => WRITE_PAGES,
             _ => COMPRESS_PAGES,
         }

@@ -218,7 +218,7 @@ impl Bed {
 
     /// Pages for a RAM tier are compressible.
     fn content(&self, number: u64) -> Content {
-        if self.shared.books.tiers[0].is_ram() {
+        if self.shared.books.tiers[0].is_memory() {
             Content::fill(number as u32)
         } else {
             Content::numbered(number)

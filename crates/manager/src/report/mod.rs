@@ -13,6 +13,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use undercroft_base::{Bytes, Nanos, TierInfo, TierKind, TierUsage};
 use undercroft_engine::Stats;
+use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileCounts;
 
 pub use summary::human_summary;
@@ -133,10 +134,13 @@ pub struct Quantiles {
 pub struct TierReport {
     /// As the user gave it.
     pub name: String,
-    /// `ram` or `file`.
+    /// `ram`, `nvm` or `file`.
     pub kind: String,
-    /// True when its speed was emulated.
+    /// True when its speed was emulated, or when it only stands for such memory.
     pub emulated: bool,
+    /// How an `nvm` tier was mapped: `sync` (MAP_SYNC, as a DAX device is) or `shared`; null for
+    /// other kinds.
+    pub mapping: Option<String>,
     /// Most it could hold.
     pub capacity_bytes: u64,
     /// Most page bytes at once, before compression.
@@ -378,6 +382,8 @@ pub struct ReportInputs<'a> {
 pub struct TierInputs<'a> {
     /// What it is.
     pub info: &'a TierInfo,
+    /// How it is mapped, if it is.
+    pub mapped_as: Option<MappedAs>,
     /// Peak of each field by itself.
     pub peak: TierUsage,
     /// What it held when the logical peak was reached: gives the ratio.
@@ -440,7 +446,7 @@ pub struct Snapshot {
 pub struct TierSnapshot {
     /// As the user gave it.
     pub name: String,
-    /// `ram` or `file`.
+    /// `ram`, `nvm` or `file`.
     pub kind: String,
     /// True when its speed is emulated.
     pub emulated: bool,
@@ -549,6 +555,7 @@ impl TierReport {
             name: inputs.info.name.clone(),
             kind: kind_name(inputs.info.kind).to_owned(),
             emulated: inputs.info.emulated,
+            mapping: inputs.mapped_as.map(|how| mapping_name(how).to_owned()),
             capacity_bytes: inputs.info.capacity.0,
             logical_bytes_peak: inputs.peak.logical.0,
             stored_bytes_peak: inputs.peak.stored.0,
@@ -637,7 +644,15 @@ pub fn kernel_release() -> String {
 fn kind_name(kind: TierKind) -> &'static str {
     match kind {
         TierKind::Ram => "ram",
+        TierKind::Nvm => "nvm",
         TierKind::File => "file",
+    }
+}
+
+fn mapping_name(how: MappedAs) -> &'static str {
+    match how {
+        MappedAs::Sync => "sync",
+        MappedAs::Shared => "shared",
     }
 }
 

@@ -57,6 +57,7 @@ fn sample() -> Report {
         stall: Nanos(1_000_000),
         tiers: vec![TierInputs {
             info: &info,
+            mapped_as: None,
             peak: usage(8 << 20, 2 << 20, 3 << 20),
             at_logical_peak: usage(8 << 20, 2 << 20, 3 << 20),
             reads: 100,

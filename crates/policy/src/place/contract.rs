@@ -25,7 +25,11 @@ fn tier(random: &mut Random) -> TierState {
         copies: PageCount(if held == 0 { 0 } else { random.below(1 << 20) }),
         packed: Bytes(random.below(held + 1)),
         load_ns: random.below(1 << 30),
-        latency: [LatencyClass::Memory, LatencyClass::Device][random.below(2) as usize],
+        latency: [
+            LatencyClass::Memory,
+            LatencyClass::Nvm,
+            LatencyClass::Device,
+        ][random.below(3) as usize],
         demotes: random.below(3) != 0,
     }
 }

@@ -42,8 +42,10 @@ pub fn pool_percent(last: bool) -> u32 {
 /// How long a tier takes to load a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LatencyClass {
-    /// About a microsecond, on the loading thread.
+    /// Compressed in DRAM: some microseconds, on the loading thread.
     Memory,
+    /// Mapped memory that is not DRAM: a microsecond, on the loading thread.
+    Nvm,
     /// A request to a device.
     Device,
 }
@@ -73,6 +75,12 @@ impl TierState {
     /// Bytes that are free.
     pub fn headroom(&self) -> Bytes {
         Bytes(self.capacity.0.saturating_sub(self.held.0))
+    }
+
+    /// Whether it has a quarter of its room left. A copy of a page that is in memory again is
+    /// worth its place there.
+    pub fn has_room_to_spare(&self) -> bool {
+        self.headroom().0 >= self.capacity.0 / 4
     }
 
     /// Its capacity in pages that do not compress.
@@ -161,10 +169,14 @@ pub trait Place: Send {
     /// the engine locked: O(1).
     fn refaulted(&mut self, _distance: PageCount) {}
 
-    /// Whether a device keeps the copy of a page that came back after `distance` evictions. If not,
-    /// the page gets a new copy when it leaves, which may go to a faster tier. O(1).
-    fn keeps(&self, _distance: PageCount) -> bool {
-        true
+    /// Whether `tier` keeps the copy of a page that came back from it, after `distance` evictions
+    /// if that is known. If not, the page gets a new copy when it leaves, which may go to a faster
+    /// tier. Asked only of tiers whose copies cost no DRAM. O(1).
+    ///
+    /// A tier whose pages move on keeps no second copies when it is nearly full: they would drive
+    /// pages that have no other copy to a slower tier.
+    fn keeps(&self, _distance: Option<PageCount>, tier: &TierState) -> bool {
+        !tier.demotes || tier.has_room_to_spare()
     }
 
     /// What it decided about DRAM; `None` if it decides nothing, or has not yet.

@@ -1,4 +1,5 @@
 //! New pages go to the fastest tier with room. The oldest pages of a full tier go to the next one.
+//! Of several full tiers, the slowest is relieved first, so that the one above finds room in it.
 //!
 //! Room is made ahead: a tier that could not take the next two batches is relieved. Otherwise new
 //! pages would go to a slower tier than old ones.
@@ -30,7 +31,7 @@ impl Place for Waterfall {
     fn migrate(&mut self, _: Bytes, tiers: &[TierState]) -> Option<Migration> {
         let above_others = tiers.split_last()?.1;
         let is_full = |tier: &TierState| tier.demotes && tier.headroom() < wanted(tier);
-        let from = above_others.iter().position(is_full)?;
+        let from = above_others.iter().rposition(is_full)?;
         Some(Migration {
             from: TierId(from as u8),
             to: TierId(from as u8 + 1),
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_full_tier_is_relieved_a_mebibyte_at_a_time() {
+    fn the_slowest_full_tier_is_relieved_a_mebibyte_at_a_time() {
         const MIB: u64 = 1 << 20;
         let move_on = |tiers: &[TierState]| {
             let found = Waterfall.migrate(Bytes(0), tiers);
@@ -75,6 +76,7 @@ mod tests {
         assert_eq!(move_on(&[full, free]), Some((0, 1, 256)));
         assert_eq!(move_on(&[free, full]), None, "the last has nowhere to go");
         assert_eq!(move_on(&[free, full, free]), Some((1, 2, 256)));
+        assert_eq!(move_on(&[full, full, free]), Some((1, 2, 256)));
         let fixed = TierState {
             demotes: false,
             ..full
@@ -82,6 +84,21 @@ mod tests {
         assert_eq!(move_on(&[fixed, free]), None);
         assert_eq!(move_on(&[fixed, full, free]), Some((1, 2, 256)));
         assert_eq!(move_on(&[]), None);
+    }
+
+    #[test]
+    fn a_tier_that_is_nearly_full_keeps_no_copy_of_a_page_that_came_back() {
+        let keeps = |held, demotes| {
+            let tier = TierState {
+                demotes,
+                latency: LatencyClass::Nvm,
+                ..pool(100, held)
+            };
+            Waterfall.keeps(Some(PageCount(1)), &tier)
+        };
+        assert!(keeps(0, true) && keeps(75, true));
+        assert!(!keeps(76, true) && !keeps(100, true));
+        assert!(keeps(100, false), "the last tier has nothing to drive out");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! As [`Waterfall`], and decides how much DRAM compressed copies may take above a device: as much
-//! as they are worth.
+//! As [`Waterfall`], and decides how much DRAM compressed copies may take above tiers that use
+//! none: as much as they are worth.
 //!
 //! ```text
 //! DRAM:              | resident pages                 | compressed copies |
@@ -9,20 +9,21 @@
 //! If `d` more pages had been resident, a page that comes back after `d` evictions would still be
 //! in memory. So the distances of the refaults tell what every other split would have cost. A
 //! refault within the pages gained is no fault. One within the copies that fit is a decompression.
-//! Every other one reads the device. The cheapest split is the target. Source: Wilson, Kaplan,
+//! One within the pages that the tiers below hold reads that tier. Every other one reads the last
+//! tier. The cheapest split is the target. Source: Wilson, Kaplan,
 //! Smaragdakis, *The Case for Compressed Caching in Virtual Memory Systems* (USENIX ATC 1999),
 //! which counts uses in an LRU order. Here only refaults are known, so what a *smaller* resident
 //! part costs is guessed from the nearest refaults. So the target moves in steps, up and down. Each
 //! time that growth had to be taken back, the next growth waits longer.
 //!
-//! Tiers without a device below them are left to [`Waterfall`]: there is nothing to choose.
+//! Pools without such a tier below them are left to [`Waterfall`]: there is nothing to choose.
 
 use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
 
 use super::waterfall::Waterfall;
 use super::{
-    BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, Share, TierOrder,
-    TierState,
+    BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, Share, TIERS_MAX,
+    TierOrder, TierState,
 };
 
 /// Classes of distances. The last one counts every larger distance.
@@ -103,13 +104,13 @@ impl Default for Worth {
     }
 }
 
-/// How many tiers in memory are above the first device, and that device. `None`: there is no
-/// device, or no tier above it.
-fn above_device(tiers: &[TierState]) -> Option<(usize, &TierState)> {
-    let device = tiers
+/// The tiers in DRAM above the first that uses none, and the tiers from that on. `None`: one of
+/// them is missing.
+fn pools_above(tiers: &[TierState]) -> Option<(&[TierState], &[TierState])> {
+    let first = tiers
         .iter()
-        .position(|tier| tier.latency == LatencyClass::Device)?;
-    (device > 0).then(|| (device, &tiers[device]))
+        .position(|tier| tier.latency != LatencyClass::Memory)?;
+    (first > 0).then(|| tiers.split_at(first))
 }
 
 fn sum(tiers: &[TierState], of: impl Fn(&TierState) -> u64) -> u64 {
@@ -124,7 +125,40 @@ struct Split {
     now: f64,
     ratio: f64,
     memory_ns: f64,
-    device_ns: f64,
+    below: Below,
+}
+
+/// The tiers below, fastest first: pages that each holds, and nanoseconds to load one.
+#[derive(Default)]
+struct Below {
+    tiers: [(f64, f64); TIERS_MAX],
+    count: usize,
+}
+
+impl Below {
+    fn of(tiers: &[TierState]) -> Below {
+        let mut below = Below::default();
+        for tier in tiers.iter().take(TIERS_MAX) {
+            let pages = tier.capacity_pages().0 as f64;
+            below.tiers[below.count] = (pages, tier.load_ns as f64);
+            below.count += 1;
+        }
+        below
+    }
+
+    /// The mean cost of a refault, loads only. `near`: its part that needs no tier of these.
+    /// `within(pages)`: its part that needs none beyond so much more.
+    fn cost(&self, near: f64, within: impl Fn(f64) -> f64) -> f64 {
+        let (mut cost, mut so_far, mut pages) = (0.0, near, 0.0);
+        for (at, (holds, load_ns)) in self.tiers[..self.count].iter().enumerate() {
+            pages += holds;
+            let last = at + 1 == self.count;
+            let to = if last { 1.0 } else { within(pages).max(so_far) };
+            cost += (to - so_far) * (FAULT_NS + load_ns);
+            so_far = to;
+        }
+        cost
+    }
 }
 
 impl Worth {
@@ -145,7 +179,7 @@ impl Worth {
             };
             let (hits, near) = (within(gained), within(gained + held));
             cost += count * (near - hits) * (FAULT_NS + split.memory_ns + COPY_NS);
-            cost += count * (1.0 - near) * (FAULT_NS + split.device_ns);
+            cost += count * split.below.cost(near, |more| within(gained + held + more));
             // The resident pages that would have to go are used as often as those that went last.
             let lost = within(-gained);
             cost += count * lost * (FAULT_NS + split.memory_ns + COPY_NS);
@@ -213,10 +247,9 @@ impl Worth {
 
     /// Brings the state up to date with the tiers, and decides anew if there is enough evidence.
     fn decide_if_due(&mut self, limit: Bytes, tiers: &[TierState]) {
-        let Some((count, device)) = above_device(tiers) else {
+        let Some((memory, below)) = pools_above(tiers) else {
             return;
         };
-        let memory = &tiers[..count];
         let width = (limit.0 / PAGE_BYTES as u64 / PER_LIMIT).max(1).ilog2();
         if width != self.width {
             (self.width, self.refaults, self.copies) = (width, [0; BUCKETS], 0);
@@ -237,7 +270,7 @@ impl Worth {
             now: dram as f64 / page,
             ratio: self.ratio,
             memory_ns: memory.iter().map(|t| t.load_ns).max().unwrap_or(0) as f64,
-            device_ns: device.load_ns as f64,
+            below: Below::of(below),
         };
         if (self.left as f64) < MATURE * split.now * (1.0 + split.ratio) {
             return;
@@ -247,8 +280,7 @@ impl Worth {
 
     /// A demotion that brings copies back to their target, with room for the next batches.
     fn shrink(&mut self, tiers: &[TierState]) -> Option<Migration> {
-        let (target, (count, _)) = (self.target?, above_device(tiers)?);
-        let memory = &tiers[..count];
+        let (target, (memory, _)) = (self.target?, pools_above(tiers)?);
         let room = (2 * BATCH_PAGES * PAGE_BYTES as u64).min(target.0 / 4);
         if sum(memory, |t| t.dram.0) + room <= target.0 {
             return None;
@@ -269,8 +301,8 @@ impl Worth {
 
     /// Whether copies take more than their target.
     fn is_over(&self, tiers: &[TierState]) -> bool {
-        match (self.target, above_device(tiers)) {
-            (Some(target), Some((count, _))) => sum(&tiers[..count], |t| t.dram.0) >= target.0,
+        match (self.target, pools_above(tiers)) {
+            (Some(target), Some((memory, _))) => sum(memory, |t| t.dram.0) >= target.0,
             _ => false,
         }
     }
@@ -283,9 +315,9 @@ impl Place for Worth {
         if !self.is_over(tiers) {
             return Waterfall.order(page, tiers);
         }
-        let devices = above_device(tiers).map_or(0, |(count, _)| count);
+        let below = pools_above(tiers).map_or(0, |(memory, _)| memory.len());
         let mut order = TierOrder::default();
-        for tier in (devices..tiers.len()).chain(0..devices) {
+        for tier in (below..tiers.len()).chain(0..below) {
             order.then(TierId(tier as u8));
         }
         order
@@ -304,8 +336,9 @@ impl Place for Worth {
         self.seen += 1;
     }
 
-    fn keeps(&self, distance: PageCount) -> bool {
-        self.reach == PageCount(0) || distance > self.reach
+    fn keeps(&self, distance: Option<PageCount>, tier: &TierState) -> bool {
+        let far = distance.is_none_or(|far| self.reach == PageCount(0) || far > self.reach);
+        far && Waterfall.keeps(distance, tier)
     }
 
     fn share(&self) -> Option<Share> {
@@ -420,6 +453,42 @@ mod tests {
         worth.migrate(LIMIT, &pool);
         let target = worth.share().expect("a decision").target;
         assert!(target < Bytes(LIMIT.0 / 2), "{target}");
+    }
+
+    /// Beyond the pool is a tier that loads a page in less time than a decompression takes: if it
+    /// holds all refaults, a pool only takes memory. If it is too small for them, the pool is worth
+    /// it, because what the pool holds need not come from the device.
+    #[test]
+    fn a_pool_above_fast_memory_is_worth_what_the_tier_below_that_costs() {
+        let of = |nvm_pages: u64, from: u64| {
+            let [pool, device] = tiers(LIMIT.0 / 8);
+            let nvm = TierState {
+                capacity: Bytes(nvm_pages * PAGE_BYTES as u64),
+                load_ns: 1_000,
+                latency: LatencyClass::Nvm,
+                demotes: true,
+                ..device
+            };
+            let all = [pool, nvm, device];
+            let mut worth = Worth {
+                target: Some(pool.dram),
+                left: 20 * PAGES,
+                ..Worth::default()
+            };
+            worth.migrate(LIMIT, &all);
+            for at in 0..EVIDENCE {
+                worth.refaulted(PageCount(from + at * PAGES / EVIDENCE / 8));
+            }
+            worth.migrate(LIMIT, &all);
+            worth.share().expect("a decision").target
+        };
+        let (now, small, large) = (Bytes(LIMIT.0 / 8), PAGES / 64, 4 * PAGES);
+        // The pool holds these. Half of them would not have left without it.
+        assert!(of(large, PAGES / 8) < now);
+        assert_eq!(of(small, PAGES / 8), now);
+        // A larger pool would hold these.
+        assert_eq!(of(large, PAGES * 3 / 8), now);
+        assert!(of(small, PAGES * 3 / 8) > now);
     }
 
     #[test]

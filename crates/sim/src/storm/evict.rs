@@ -1,8 +1,8 @@
 //! The evictor and the demoter: select, take out, store, publish, with other steps between.
 
 use undercroft_base::{
-    Loaded, PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Store, StoreError, Tier, TierId, VirtPage,
-    fill_word, page_checksum,
+    Loaded, PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Store, StoreError, Tier, TierId, TierKind,
+    VirtPage, fill_word, page_checksum,
 };
 use undercroft_engine::{DemoteItem, EvictItem, Missing, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
@@ -466,9 +466,12 @@ impl World {
         }
         if let Some((item, to, slot)) = demotion.stored.take() {
             let before = self.engine.books().stats().demoted;
+            let from = self.tiers[usize::from(item.tier.0)].info().kind;
             self.engine.migrations().demoted(item, to, slot);
             self.saw(if self.engine.books().stats().demoted == before {
                 "demotion: too late"
+            } else if from == TierKind::Nvm {
+                "demotion: done, out of nvm"
             } else {
                 "demotion: done"
             });

@@ -39,6 +39,15 @@ impl World {
             flip: rate(4),
             ..FailRates::NONE
         };
+        // A page of the mapping is gone, or damaged. There is no request that could go astray.
+        let nvm = FailRates {
+            full: rate(200),
+            store_io: rate(50),
+            torn: rate(6),
+            flip: rate(6),
+            load_io: rate(10),
+            ..FailRates::NONE
+        };
         let file = FailRates {
             full: rate(200),
             no_space: rate(100),
@@ -55,6 +64,7 @@ impl World {
         for tier in &self.tiers {
             tier.set_rates(match tier.info().kind {
                 TierKind::Ram => ram,
+                TierKind::Nvm => nvm,
                 TierKind::File => file,
             });
         }

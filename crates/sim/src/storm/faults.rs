@@ -199,7 +199,7 @@ impl World {
     }
 
     /// What comes of bytes that were loaded. A copy in a file that does not verify is loaded once
-    /// more; a copy in RAM does not change.
+    /// more; a copy in RAM or a mapping does not change.
     fn got(&mut self, item: LoadItem, page: &[u8], verified: bool, again: bool) -> Got {
         if self.setup.sabotage == Some(Sabotage::SkipChecksum) {
             return Got::Content(Content::of(page).unwrap_or(Content::ZERO));
@@ -216,11 +216,11 @@ impl World {
             from.was_made_to_fail(),
             "{item:?}: a good copy did not verify"
         );
-        let is_ram = from.info().kind == TierKind::Ram;
-        if !is_ram && !again {
+        let is_file = from.info().kind == TierKind::File;
+        if is_file && !again {
             return self.load(item, true);
         }
-        if is_ram || item.demanded {
+        if !is_file || item.demanded {
             Got::Lost
         } else {
             Got::Again

@@ -40,7 +40,7 @@ pub struct StormSetup {
 /// One tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierSetup {
-    /// RAM tiers lose only bits; file tiers fail in every way.
+    /// RAM tiers lose only bits; nvm tiers lose pages for good; file tiers fail in every way.
     pub kind: TierKind,
     /// Most pages it holds.
     pub pages: u64,
@@ -140,7 +140,7 @@ impl StormSetup {
                 kind,
                 pages: match kind {
                     TierKind::Ram => pages.min(limit_pages),
-                    TierKind::File => pages,
+                    TierKind::Nvm | TierKind::File => pages,
                 },
                 retain: random.chance(1, 2),
                 demotes: random.chance(2, 3),
@@ -172,6 +172,13 @@ impl StormSetup {
         // Drawn last: older seeds keep the rest of their configuration.
         for tier in &mut setup.tiers {
             tier.reads = tier.kind == TierKind::File && random.chance(2, 3);
+        }
+        // Half of the files above another tier are nvm.
+        for at in 0..setup.tiers.len() - 1 {
+            let tier = &mut setup.tiers[at];
+            if tier.kind == TierKind::File && random.chance(1, 2) {
+                (tier.kind, tier.reads) = (TierKind::Nvm, false);
+            }
         }
         setup
     }
@@ -265,8 +272,13 @@ fn tier(value: &str) -> Result<TierSetup, String> {
     let mut words = value.split_whitespace();
     let kind = match words.next() {
         Some("ram") => TierKind::Ram,
+        Some("nvm") => TierKind::Nvm,
         Some("file") => TierKind::File,
-        _ => return Err(format!("`{value}` begins with neither `ram` nor `file`")),
+        _ => {
+            return Err(format!(
+                "`{value}` begins with none of `ram`, `nvm` and `file`"
+            ));
+        }
     };
     let pages = words.next().and_then(|word| word.strip_prefix("pages="));
     let pages = pages.and_then(|pages| pages.parse().ok());
@@ -305,6 +317,7 @@ impl Display for StormSetup {
         for tier in &self.tiers {
             let mut line = match tier.kind {
                 TierKind::Ram => "ram".to_owned(),
+                TierKind::Nvm => "nvm".to_owned(),
                 TierKind::File => "file".to_owned(),
             };
             write!(line, " pages={}", tier.pages)?;

@@ -356,14 +356,21 @@ impl World {
                     latency: LatencyClass::Memory,
                     demotes: false, // the engine knows
                 },
-                TierKind::File => TierState {
+                TierKind::Nvm | TierKind::File => TierState {
                     capacity: info.capacity,
                     held,
                     dram: Bytes(0),
                     copies: tier.usage().logical.pages_floor(),
                     packed: tier.usage().stored,
-                    load_ns: 80_000,
-                    latency: LatencyClass::Device,
+                    load_ns: if info.kind == TierKind::Nvm {
+                        1_000
+                    } else {
+                        80_000
+                    },
+                    latency: match info.kind {
+                        TierKind::Nvm => LatencyClass::Nvm,
+                        _ => LatencyClass::Device,
+                    },
                     demotes: false,
                 },
             }

@@ -214,7 +214,8 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
     }
 }
 
-fn is_in_memory(file: &File) -> bool {
+/// True if the file is in a memory file system.
+pub(crate) fn is_in_memory(file: &File) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     rustix::fs::fstatfs(file).is_ok_and(|stat| matches!(stat.f_type, TMPFS_MAGIC | RAMFS_MAGIC))

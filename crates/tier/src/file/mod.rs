@@ -34,6 +34,7 @@ use undercroft_base::{
 };
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 
+pub(crate) use backing::is_in_memory;
 pub use backing::{Backing, BackingError};
 use behind::Behind;
 pub use behind::WAITING_PAGES_MAX;

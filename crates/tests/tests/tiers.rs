@@ -1,0 +1,145 @@
+//! Tiers by their kind, under real programs that check every word they read.
+
+use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip};
+
+/// Goes round 96 MiB of words that are checked, in 24 MiB of memory.
+fn loop_over(tiers: &[&str], options: &[&str]) -> Outcome {
+    let mut job = Job::new(build("touch"))
+        .args(["96", "--rounds", "5"])
+        .limit(24 * MIB)
+        .options(options)
+        .timeout(100);
+    for tier in tiers {
+        job = job.tier(tier);
+    }
+    let outcome = job.run().expect(0).expect_swapping(10_000.0);
+    println!("{tiers:?}: {outcome}");
+    outcome
+}
+
+fn tier(outcome: &Outcome, at: usize) -> &serde_json::Value {
+    &outcome.report.as_ref().expect("a report")["tiers"][at]
+}
+
+/// On a disk and in tmpfs, which stand for such memory: the report says that they do.
+#[test]
+fn nvm_alone_keeps_every_byte_and_is_reported_as_emulated() {
+    let name = "nvm_alone_keeps_every_byte_and_is_reported_as_emulated";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    for place in ["/var/tmp", "/dev/shm"] {
+        let folder = tempfile::tempdir_in(place).expect("a scratch folder");
+        let path = folder.path().join("nvm");
+        let outcome = loop_over(&[&format!("nvm:{},size=160M", path.display())], &[]);
+        let tier = tier(&outcome, 0);
+        assert_eq!(tier["kind"], "nvm", "{outcome}");
+        assert_eq!(tier["emulated"], true, "{outcome}");
+        assert_eq!(tier["mapping"], "shared", "{outcome}");
+        assert_eq!(tier["errors"], 0, "{outcome}");
+        assert!(tier["reads"].as_u64() > Some(10_000), "{outcome}");
+        assert_eq!(tier["stored_bytes_peak"], tier["logical_bytes_peak"]);
+        let left = std::fs::read_dir(folder.path()).expect("a folder").count();
+        assert_eq!(left, 0, "something is left behind");
+    }
+}
+
+/// Memory, nvm and a file are each too small for all of it, so pages move through all three.
+#[test]
+fn three_tiers_are_all_used_and_lose_no_byte() {
+    let name = "three_tiers_are_all_used_and_lose_no_byte";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    for placement in ["waterfall", "worth"] {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let tiers = [
+            "ram,max=3M",
+            &format!("nvm:{},size=24M", at("nvm")),
+            &format!("file:{},size=1G", at("spill")),
+        ];
+        let outcome = loop_over(&tiers, &["--placement", placement]);
+        for (index, kind) in ["ram", "nvm", "file"].iter().enumerate() {
+            let tier = tier(&outcome, index);
+            assert_eq!(tier["kind"], *kind, "{outcome}");
+            assert!(tier["reads"].as_u64() > Some(100), "{kind}: {outcome}");
+            assert!(tier["writes"].as_u64() > Some(100), "{kind}: {outcome}");
+            let held = tier["held_bytes_peak"].as_u64();
+            assert!(held <= tier["capacity_bytes"].as_u64(), "{outcome}");
+        }
+        let demoted = outcome.number("counters.demoted").expect("a number");
+        assert!(demoted > 1000.0, "{placement}: {outcome}");
+        // A full tier is relieved, so nothing stays in memory for want of room.
+        assert_eq!(outcome.number("counters.refused_store"), Some(0.0));
+    }
+}
+
+/// A process with root's rights cuts the file short under a running program, and later makes it
+/// long again. The program gets SIGBUS, never wrong bytes, and the manager lives to report it.
+#[test]
+fn nvm_file_that_is_cut_short_costs_its_pages_and_no_manager() {
+    let name = "nvm_file_that_is_cut_short_costs_its_pages_and_no_manager";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let path = folder.path().join("nvm").display().to_string();
+    let job = Job::new(build("touch"))
+        .args(["64", "--rounds", "100000"])
+        .limit(24 * MIB)
+        .tier(&format!("nvm:{path},size=96M"))
+        .timeout(60);
+    let mut run = job.start();
+    let keeper = run.pid();
+    let file = run.until("the tier's file, full of pages", 30, |_| {
+        let all = std::fs::read_dir(format!("/proc/{keeper}/fd")).ok()?;
+        let of_tier = |link: &std::path::PathBuf| {
+            std::fs::read_link(link).is_ok_and(|to| to.display().to_string().starts_with(&path))
+        };
+        all.filter_map(|entry| Some(entry.ok()?.path()))
+            .find(of_tier)
+    });
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let file = std::fs::File::options()
+        .write(true)
+        .open(file)
+        .expect("root may");
+    let bytes = file.metadata().expect("its size").len();
+    file.set_len(4096).expect("cut short");
+    file.set_len(bytes).expect("long again");
+    let outcome = run.wait();
+    assert_eq!(outcome.code(), Some(128 + 7), "SIGBUS, not 86: {outcome}");
+    assert!(outcome.number("counters.lost") > Some(0.0), "{outcome}");
+    assert!(tier(&outcome, 0)["errors"].as_u64() > Some(0), "{outcome}");
+    assert!(!outcome.errors.contains("the manager died"), "{outcome}");
+}
+
+/// What cannot be used is refused before the program starts, with the reason.
+#[test]
+fn nvm_that_cannot_be_used_is_refused_before_the_program_starts() {
+    let name = "nvm_that_cannot_be_used_is_refused_before_the_program_starts";
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("mine");
+    std::fs::write(&file, "precious").expect("a file");
+    for (spec, why) in [
+        (format!("nvm:{},size=16M", file.display()), "exists already"),
+        (format!("nvm:{}", folder.path().display()), "needs a size"),
+        (
+            format!("nvm:{},size=8000T", folder.path().display()),
+            "no room for",
+        ),
+        ("nvm:/dev/null,size=16M".to_owned(), "DAX device"),
+    ] {
+        let outcome = Job::new("/bin/true").limit(64 * MIB).tier(&spec).run();
+        assert_eq!(outcome.code(), Some(125), "{outcome}");
+        assert!(outcome.errors.contains(why), "{outcome}");
+    }
+    assert_eq!(std::fs::read(&file).expect("a file"), b"precious");
+}

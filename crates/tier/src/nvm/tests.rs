@@ -1,0 +1,200 @@
+//! Tests of the nvm tier beyond the shared contract. No machine here has such memory: files on a
+//! disk and in tmpfs stand for it.
+
+use std::os::unix::fs::MetadataExt;
+
+use super::*;
+use crate::contract::{self, Page, Pages, Subject, store_all};
+
+fn directories() -> Vec<tempfile::TempDir> {
+    let places = ["/var/tmp", "/dev/shm"];
+    let made = places.iter().filter_map(|at| tempfile::tempdir_in(at).ok());
+    let made: Vec<_> = made.collect();
+    assert!(!made.is_empty(), "neither {places:?} can be written");
+    made
+}
+
+fn tier_over(backing: NvmBacking) -> NvmTier {
+    let table = SharedMemory::create("test-slots", NvmTier::table_bytes(backing.bytes())).unwrap();
+    NvmTier::new(backing, table).unwrap()
+}
+
+fn tier(path: &std::path::Path, bytes: u64) -> NvmTier {
+    tier_over(NvmBacking::open(path, Some(Bytes(bytes))).unwrap())
+}
+
+fn subject(tier: &NvmTier) -> Subject<'_> {
+    Subject {
+        tier,
+        idle_work: &|| (),
+        held_empty: Bytes(0),
+    }
+}
+
+fn pages(random: &mut Pages, count: usize) -> Vec<(Page, Stamp)> {
+    (0..count)
+        .map(|n| (random.mixed(), Stamp(n as u16)))
+        .collect()
+}
+
+fn stored(tier: &NvmTier, pages: &[(Page, Stamp)]) -> Vec<Slot> {
+    let results = store_all(tier, pages).into_iter();
+    results.map(Result::unwrap).collect()
+}
+
+#[test]
+fn nvm_passes_the_tier_contract_and_leaves_nothing_behind() {
+    for (at, directory) in directories().iter().enumerate() {
+        let tier = tier(&directory.path().join("nvm"), 32 << 20);
+        println!("{}: {:?}", directory.path().display(), tier.mapped_as());
+        assert_eq!(
+            tier.info().emulated,
+            tier.mapped_as() != MappedAs::Sync,
+            "what is not MAP_SYNC only stands for such memory"
+        );
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        let blocks = tier.mapped.file().metadata().unwrap().blocks();
+        assert!(blocks * 512 >= 32 << 20, "all space is taken before use");
+        contract::check(&subject(&tier), 71 + at as u64);
+        assert_eq!(tier.dram(), Bytes(0));
+    }
+}
+
+#[test]
+fn nvm_that_is_full_says_so_and_uses_freed_slots_again() {
+    for directory in directories() {
+        let tier = tier(directory.path(), 2 << 20);
+        contract::fills_and_recovers(&subject(&tier), 73, 600);
+        let all = pages(&mut Pages::new(74), 520);
+        let results = store_all(&tier, &all);
+        assert!(results[..512].iter().all(Result::is_ok));
+        assert!(
+            results[512..]
+                .iter()
+                .all(|result| *result == Err(StoreError::Full))
+        );
+        assert_eq!(tier.usage().held, tier.info().capacity);
+    }
+}
+
+/// Another process with root's rights can reach the file through /proc and cut it short. The pages
+/// beyond its end are lost, and the tier says so; the others are whole.
+#[test]
+fn nvm_whose_file_is_cut_short_has_io_errors_and_keeps_the_rest() {
+    for directory in directories() {
+        let tier = tier(directory.path(), 2 << 20);
+        let subject = subject(&tier);
+        let kept = pages(&mut Pages::new(75), 400);
+        let slots = stored(&tier, &kept);
+        let other = format!(
+            "/proc/self/fd/{}",
+            std::os::fd::AsRawFd::as_raw_fd(tier.mapped.file())
+        );
+        let other = std::fs::File::options().write(true).open(other).unwrap();
+        other.set_len(1 << 20).unwrap();
+        let lost = Err(LoadError::Failed(FailKind::Io));
+        for (slot, (page, stamp)) in slots.iter().zip(&kept) {
+            let loaded = subject.load(*slot, *stamp);
+            if slot.0 < 256 {
+                assert!(*loaded.unwrap() == *page, "{slot:?}");
+            } else {
+                assert_eq!(loaded.map(|_| ()), lost, "{slot:?}");
+            }
+        }
+        // The free slots are beyond the end, too. What is refused takes no slot.
+        let failed = Err(StoreError::Failed(FailKind::Io));
+        let more = pages(&mut Pages::new(76), 50);
+        assert_eq!(store_all(&tier, &more), vec![failed; 50]);
+        assert_eq!(tier.usage().logical, Bytes(400 * PAGE_BYTES as u64));
+        // Its old bytes do not come back with its length.
+        other.set_len(2 << 20).unwrap();
+        let loaded = subject.load(slots[300], kept[300].1);
+        assert_eq!(loaded.map(|_| ()), Err(LoadError::Corrupt));
+        tier.free(&slots);
+        assert_eq!(stored(&tier, &kept).len(), 400);
+    }
+}
+
+#[test]
+fn nvm_is_recovered_with_its_pages() {
+    let directory = &directories()[0];
+    let old = tier(directory.path(), 1 << 20);
+    let kept = pages(&mut Pages::new(77), 200);
+    let slots = stored(&old, &kept);
+    old.free(&slots[..10]);
+    let again = || {
+        let fd = old.mapped.file().try_clone().unwrap().into();
+        NvmBacking::inherit(fd, "nvm:test".to_owned(), Bytes(1 << 20))
+    };
+    let table = std::os::fd::AsFd::as_fd(&old.table).try_clone_to_owned();
+    let new = NvmTier::recover(again(), SharedMemory::from_fd(table.unwrap()).unwrap()).unwrap();
+    let mut found = Vec::new();
+    new.for_each_slot(|slot| found.push(slot));
+    assert_eq!(found, slots[10..]);
+    let subject = subject(&new);
+    for (slot, (page, stamp)) in slots.iter().zip(&kept).skip(10) {
+        assert!(*subject.load(*slot, *stamp).unwrap() == *page);
+    }
+    assert_eq!(new.usage().logical, Bytes(190 * PAGE_BYTES as u64));
+    let empty = SharedMemory::create("empty", NvmTier::table_bytes(Bytes(1 << 20))).unwrap();
+    let refused = NvmTier::recover(again(), empty).err().unwrap();
+    assert!(matches!(refused, NvmTierError::NotASlotTable), "{refused}");
+}
+
+#[test]
+fn nvm_refuses_what_it_cannot_have_and_says_how_to_do_better() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("mine");
+    std::fs::write(&file, "precious").unwrap();
+    let missing = directory.path().join("no/such");
+    let mib = Some(Bytes(1 << 20));
+    for (path, size, why) in [
+        (file.as_path(), mib, "may be in use by another program"),
+        (std::path::Path::new("/dev/null"), mib, "DAX device"),
+        (directory.path(), None, "needs a size"),
+        (directory.path(), Some(Bytes(4096)), "at least 1.0 MiB"),
+        (directory.path(), Some(Bytes(1 << 43)), "has no room for"),
+        (&missing, mib, "No such file"),
+    ] {
+        let error = NvmBacking::open(path, size).unwrap_err().to_string();
+        assert!(error.contains(why), "{}: {error}", path.display());
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+/// Four threads store, load and free pages whose slots change hands, and no load takes the bytes
+/// of another page for its own.
+#[test]
+fn nvm_slots_change_hands_between_threads_without_mixing_bytes() {
+    let directory = &directories()[0];
+    let tier = tier(directory.path(), 1 << 20);
+    let stale = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (tier, stale) = (&tier, &stale);
+            scope.spawn(move || {
+                // A slot with the same stamp would be the same copy: each thread has its own.
+                let mut mine = pages(&mut Pages::new(80 + thread), 48);
+                mine.iter_mut()
+                    .for_each(|page| page.1.0 += 100 * thread as u16);
+                for round in 0..200 {
+                    let slots = stored(tier, &mine);
+                    for (slot, (page, stamp)) in slots.iter().zip(&mine) {
+                        let loaded = subject(tier).load(*slot, *stamp);
+                        assert!(*loaded.unwrap() == *page, "round {round}: {slot:?}");
+                    }
+                    tier.free(&slots);
+                    for (slot, (page, stamp)) in slots.iter().zip(&mine) {
+                        match subject(tier).load(*slot, *stamp) {
+                            Ok(loaded) => assert!(*loaded == *page, "{slot:?}"),
+                            Err(_) => _ = stale.fetch_add(1, Relaxed),
+                        }
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(tier.usage().logical, Bytes(0));
+    assert!(stale.into_inner() > 100);
+}
