@@ -4,7 +4,6 @@
 //! Level 1: depends on `base` and `seeded` only. Deterministic: all randomness comes from a seed.
 
 pub mod content;
-pub mod device;
 pub mod memory;
 pub mod oracle;
 pub mod tier;

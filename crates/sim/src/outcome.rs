@@ -2,7 +2,7 @@
 //! units in the names.
 
 use serde::Serialize;
-use undercroft_model::device::{Counters, profiles};
+use undercroft_device::{Counters, profiles};
 
 use crate::replay::tiers::ReplayTier;
 use crate::replay::{Replay, Spent};

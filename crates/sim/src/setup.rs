@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use undercroft_base::{Bytes, Nanos, TierId};
-use undercroft_model::device::{Attach, Law, Profile, Time, profiles};
+use undercroft_device::{Attach, Law, Profile, Time, profiles};
 use undercroft_policy::place::{LatencyClass, PlacementName};
 
 use crate::bound;

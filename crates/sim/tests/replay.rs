@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
 
 use undercroft_base::Nanos;
-use undercroft_model::device::profiles;
+use undercroft_device::profiles;
 use undercroft_seeded::Random;
 use undercroft_sim::memory_trace::Becomes::{
     self, Ahead, Dropped, Found, Locked, Recalled, Returned, Unchanged, Used, Written,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 use undercroft_base::{Bytes, CHUNK_PAGES, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange};
+use undercroft_device::Time;
 use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
-use undercroft_model::device::Time;
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
 

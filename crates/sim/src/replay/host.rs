@@ -4,11 +4,11 @@
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, ThreadId, TierId, VirtPage,
 };
+use undercroft_device::{Attach, Time, profiles};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{
     DemoteItem, EvictItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken,
 };
-use undercroft_model::device::{Attach, Time, profiles};
 
 use undercroft_policy::place::{Migration, TIERS_MAX, TierState, pool_percent};
 

@@ -30,8 +30,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use undercroft_base::{ThreadId, VirtPage};
+use undercroft_device::{Device, Time};
 use undercroft_engine::{Fault, FaultAnswer, Install};
-use undercroft_model::device::{Device, Time};
 
 use crate::page_stream::PageStream;
 use crate::setup::{Initial, Memory, Setup, SetupError};

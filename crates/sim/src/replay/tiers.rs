@@ -1,7 +1,7 @@
 //! The tiers of a simulation: slots, space, and the device behind them.
 
 use undercroft_base::{Bytes, Slot, TierId};
-use undercroft_model::device::{Attach, Device, Time, profiles};
+use undercroft_device::{Attach, Device, Time, profiles};
 
 use crate::setup::{DeviceLayout, SimTier, TierModel, WriteOut};
 

@@ -50,7 +50,7 @@ pub(in crate::experiments) fn run(lab: &Lab, results: &mut Results) -> anyhow::R
         "Energy: DRAM static (refresh and standby, for the DRAM the system has, while it runs) and \
          dynamic (each reference, each page \
          copied in or out), transfers of the device, and the share of its idle power that the stored bytes have in its \
-         capacity. Constants and sources: `model/src/device/profiles.rs`."
+         capacity. Constants and sources: `device/src/profiles.rs`."
             .to_owned(),
     ]);
     let loaded = load(lab, &mut found)?;

@@ -52,7 +52,7 @@ pub(super) fn model() -> Vec<String> {
             "PCM: a read takes {} ns, a write {} ns (bytes in the page); no kernel path, no context \
              switch. The paper leaves \
              these constants to its reference 24; ours are those of Lee et al., ISCA 2009, see \
-             `model/src/device/profiles.rs`.",
+             `device/src/profiles.rs`.",
             law(PCM, false),
             law(PCM, true)
         ),

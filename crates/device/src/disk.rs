@@ -8,7 +8,7 @@
 //! behind the last sector, a request that continues there pays neither. Not modelled: zones, the
 //! track buffer, reordering.
 
-use super::Time;
+use crate::Time;
 
 /// A disk's geometry.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,7 +103,7 @@ impl Head {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Device, by_name};
+    use crate::{Device, by_name};
     use undercroft_seeded::Random;
 
     #[test]

@@ -7,6 +7,9 @@
 //! for one that has started. An SSD reads slower while it writes. A disk has a head and turns
 //! ([`disk`]). All constants are in [`profiles`].
 //!
+//! Level 0: depends on nothing. The simulator asks it in virtual time, a tier with `shape=` in real
+//! time.
+//!
 //! Requests are served in the order they are submitted. Two clients' requests may be submitted out
 //! of order by less than one service time. Then the later one waits. Not modelled: garbage
 //! collection, caches inside the device, failures.

@@ -25,8 +25,8 @@
 //! Optane 200, Optane 905P, D7-P5510, Samsung PM883, Seagate Barracuda 7200.12. Prices: round
 //! street prices of 2021 in dollars, the year of RapidSwap's; only their ratios mean anything.
 
-use super::disk::Disk;
-use super::{Attach, Law};
+use crate::disk::Disk;
+use crate::{Attach, Law};
 
 /// Energy of one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
