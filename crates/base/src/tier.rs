@@ -7,7 +7,7 @@
 use std::os::fd::RawFd;
 
 use crate::ids::{Slot, Stamp};
-use crate::units::Bytes;
+use crate::units::{Bytes, Nanos};
 
 /// What kind of storage a tier is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +111,9 @@ pub enum Loaded {
 
 /// Storage below DRAM that keeps page copies. Several threads call it at once.
 ///
-/// Six methods make a tier. Two more have a default, because only a tier that puts work off needs
-/// its own: [`Tier::dram`] for pages that wait in memory, [`Tier::tidy`] for the work.
+/// Six methods make a tier. Three more have a default. Only a tier that puts work off needs its own
+/// [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one whose
+/// speed is emulated needs [`Tier::reading`].
 ///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
 /// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
@@ -144,6 +145,12 @@ pub trait Tier: Send + Sync {
     ///
     /// Errors: `Corrupt` if the slot does not hold what was stored with `stamp`.
     fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError>;
+
+    /// A read that [`Loaded::Read`] asked for begins, perhaps one of several pages. It is not
+    /// complete before this time has passed: the emulated device is slower than the one below.
+    fn reading(&self, _offset: u64, _bytes: u64) -> Nanos {
+        Nanos(0)
+    }
 
     /// The checksum kept for `slot`. A `Loaded::Read` page must have it, and so must a resident
     /// page that is unchanged. `None` if the tier knows that it keeps nothing of this generation

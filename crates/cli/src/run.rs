@@ -109,6 +109,7 @@ fn default_tiers() -> Result<Vec<TierSpec>, Failure> {
             TierSpec::File(FileSpec {
                 path: directory,
                 size: None,
+                shape: None,
             }),
         ]),
         _ => Err(Failure::new(

@@ -26,10 +26,17 @@ pub(crate) struct TierKindHelp {
     options: &'static [TierOption],
 }
 
+/// The option that every kind has.
+const SHAPE: TierOption = TierOption {
+    name: "shape=DEVICE",
+    default: "none",
+    meaning: "times of another device, for experiments; reports then say `emulated`",
+};
+
 const TIER_KINDS: &[TierKindHelp] = &[
     TierKindHelp {
         kind: "ram",
-        syntax: "ram[,lz4|zstd][,max=SIZE|PERCENT]",
+        syntax: "ram[,lz4|zstd][,max=SIZE|PERCENT][,shape=DEVICE]",
         example: "ram,zstd,max=64M",
         meaning: "Compressed memory. It counts towards --memory-max. Pages of one repeated word cost nothing.",
         options: &[
@@ -43,32 +50,39 @@ const TIER_KINDS: &[TierKindHelp] = &[
                 default: "50% above another tier, 95% alone",
                 meaning: "most memory it may hold; a percentage is of --memory-max",
             },
+            SHAPE,
         ],
     },
     TierKindHelp {
         kind: "nvm",
-        syntax: "nvm:PATH,size=SIZE",
+        syntax: "nvm:PATH,size=SIZE[,shape=DEVICE]",
         example: "nvm:/mnt/pmem,size=8G",
         meaning: "Mapped memory that is not DRAM: a DAX device, a new file, or a directory to make a \
                   nameless file in. A file that is not on a DAX file system only stands for it, and \
                   counts as emulated. Nothing of it outlives the run.",
-        options: &[TierOption {
-            name: "size=SIZE",
-            default: "all of a device; a file needs it",
-            meaning: "bytes it takes, all of them at the start",
-        }],
+        options: &[
+            TierOption {
+                name: "size=SIZE",
+                default: "all of a device; a file needs it",
+                meaning: "bytes it takes, all of them at the start",
+            },
+            SHAPE,
+        ],
     },
     TierKindHelp {
         kind: "file",
-        syntax: "file:PATH[,size=SIZE]",
+        syntax: "file:PATH[,size=SIZE][,shape=DEVICE]",
         example: "file:/var/swap,size=20G",
         meaning: "A new file, a block device, or a directory to make a nameless file in. Nothing of \
                   it outlives the run.",
-        options: &[TierOption {
-            name: "size=SIZE",
-            default: "all of a block device; for a file, what the disk leaves",
-            meaning: "most bytes it may take",
-        }],
+        options: &[
+            TierOption {
+                name: "size=SIZE",
+                default: "all of a block device; for a file, what the disk leaves",
+                meaning: "most bytes it may take",
+            },
+            SHAPE,
+        ],
     },
 ];
 
@@ -188,6 +202,10 @@ pub(crate) fn tiers(as_json: bool) -> Result<u8, Failure> {
             ))?;
         }
     }
+    line(&format!(
+        "\nDEVICE is one of: {}.",
+        undercroft_tier::shape::names()
+    ))?;
     line("\nGive --tier once for each tier, fastest first. Full tiers overflow into the next.")?;
     Ok(0)
 }

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use undercroft_base::PAGE_BYTES;
 
 use crate::arena::PageArena;
@@ -16,6 +17,9 @@ struct Operation {
     end: usize,
 }
 
+/// Marks the completion of the wait that follows a read ([`PageRing::read_slowly`]).
+const WAIT: u64 = 1 << 32;
+
 /// A ring and its arena. Pages in an operation are in flight until its completion is reaped.
 /// Dropping the ring waits for all.
 pub struct PageRing {
@@ -23,6 +27,9 @@ pub struct PageRing {
     arena: PageArena,
     operations: Vec<Option<Operation>>,
     free: Vec<usize>,
+    /// When the wait of the operation in each slot ends. The kernel reads it when it takes the
+    /// operation up; the vector is never resized.
+    until: Vec<types::Timespec>,
 }
 
 /// The operation was not started, so nothing of it is in flight.
@@ -45,6 +52,7 @@ impl PageRing {
             arena: PageArena::new(pages)?,
             operations: vec![None; operations],
             free: (0..operations).rev().collect(),
+            until: vec![types::Timespec::new(); operations],
         })
     }
 
@@ -74,8 +82,12 @@ impl PageRing {
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) {
+        if self.ring.submission().is_full() {
+            let _ = self.submit(0);
+        }
         // SAFETY: the buffer of `entry` is pages of the arena that are marked in flight: nothing
-        // reads, writes or frees them until the completion is reaped, and `drop` waits for it.
+        // reads, writes or frees them until the completion is reaped, and `drop` waits for it. A
+        // wait names a time in `until`, which lives as long as the ring.
         let pushed = unsafe { self.ring.submission().push(entry) };
         assert!(
             pushed.is_ok(),
@@ -98,6 +110,42 @@ impl PageRing {
             .offset(offset)
             .build();
         self.push(&entry.user_data(slot as u64));
+        Ok(())
+    }
+
+    /// As [`PageRing::read`], but the read is not complete before `least` has passed.
+    ///
+    /// The kernel waits (a linked timeout), no thread does. There is one completion: of the wait if
+    /// all was read, otherwise of the read, at once.
+    pub fn read_slowly(
+        &mut self,
+        (fd, offset): (RawFd, u64),
+        start: usize,
+        end: usize,
+        token: u64,
+        least: Duration,
+    ) -> Result<(), Refused> {
+        let (slot, address) = self.start(token, start, end)?;
+        // A link holds only between operations that are submitted together.
+        let queue = self.ring.submission();
+        let room = queue.capacity() - queue.len();
+        drop(queue);
+        if room < 2 {
+            let _ = self.submit(0);
+        }
+        let len = ((end - start) * PAGE_BYTES) as u32;
+        let read = opcode::Read::new(types::Fd(fd), address, len)
+            .offset(offset)
+            .build()
+            .flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS)
+            .user_data(slot as u64);
+        self.until[slot] = (monotonic_now() + least).into();
+        let wait = opcode::Timeout::new(&self.until[slot])
+            .flags(types::TimeoutFlags::ABS)
+            .build()
+            .user_data(slot as u64 | WAIT);
+        self.push(&read);
+        self.push(&wait);
         Ok(())
     }
 
@@ -137,21 +185,31 @@ impl PageRing {
             arena,
             operations,
             free,
+            until: _,
         } = self;
         for completion in ring.completion() {
-            let slot = completion.user_data() as usize;
+            let waited = completion.user_data() & WAIT != 0;
+            let slot = (completion.user_data() & !WAIT) as usize;
             let Some(operation) = operations[slot].take() else {
                 continue;
             };
             arena.finish(operation.start, operation.end);
             free.push(slot);
+            let pages = operation.end - operation.start;
             let result = match completion.result() {
+                n if waited && n == -libc::ETIME => Ok(pages * PAGE_BYTES),
                 n if n < 0 => Err(-n),
                 n => Ok(n as usize),
             };
             done(operation.token, result);
         }
     }
+}
+
+/// The clock of the kernel's absolute timeouts.
+fn monotonic_now() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 impl AsFd for PageRing {
@@ -206,6 +264,54 @@ mod tests {
         assert_eq!(seen, [(1, Ok(2 * PAGE_BYTES)), (2, Ok(0))]);
         let pages = ring.arena().pages(0, 2).unwrap();
         assert_eq!((pages[0], pages[PAGE_BYTES]), (9, 5));
+    }
+
+    /// One completion each, in full or at the end of the file, and none before its time.
+    #[test]
+    fn slow_reads_complete_once_and_not_before_their_time() {
+        let mut file = tempfile();
+        file.write_all(&[9; 2 * PAGE_BYTES]).unwrap();
+        let fd = file.as_raw_fd();
+        let mut ring = PageRing::new(4, 8).unwrap();
+        for round in 0..20u64 {
+            let begun = std::time::Instant::now();
+            let least =
+                |slot: u64| Duration::from_millis(if round % 2 == 0 { 3 + slot } else { 0 });
+            ring.read_slowly((fd, 0), 0, 2, 0, least(0)).unwrap();
+            ring.read_slowly((fd, PAGE_BYTES as u64), 2, 3, 1, least(1))
+                .unwrap();
+            // Beyond the end, and across it: at once, as they are.
+            ring.read_slowly((fd, 1 << 30), 3, 4, 2, Duration::from_secs(50))
+                .unwrap();
+            let across = (fd, PAGE_BYTES as u64);
+            ring.read_slowly(across, 4, 6, 3, Duration::from_secs(50))
+                .unwrap();
+            assert_eq!(ring.read(fd, 0, 6, 7, 4), Err(Refused::Full));
+            let mut seen = Vec::new();
+            while seen.len() < 4 {
+                ring.submit(1).unwrap();
+                let before = seen.len();
+                ring.reap(|token, result| seen.push((token, result)));
+                for (token, _) in &seen[before..] {
+                    let early = *token < 2 && begun.elapsed() < least(*token);
+                    assert!(!early, "{token} after {:?}", begun.elapsed());
+                }
+            }
+            seen.sort_unstable();
+            let one = Ok(PAGE_BYTES);
+            assert_eq!(
+                seen,
+                [(0, Ok(2 * PAGE_BYTES)), (1, one), (2, Ok(0)), (3, one)]
+            );
+            assert_eq!(ring.in_flight(), 0);
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            ring.read(fd, 0, 0, 1, 9).unwrap();
+            ring.submit(1).unwrap();
+            seen.clear();
+            ring.reap(|token, result| seen.push((token, result)));
+            assert_eq!(seen, [(9, one)], "nothing was left over");
+        }
+        assert_eq!(ring.arena().pages(0, 2).unwrap(), [9; 2 * PAGE_BYTES]);
     }
 
     fn tempfile() -> std::fs::File {

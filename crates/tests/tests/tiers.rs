@@ -118,6 +118,68 @@ fn nvm_file_that_is_cut_short_costs_its_pages_and_no_manager() {
     assert!(!outcome.errors.contains("the manager died"), "{outcome}");
 }
 
+/// Reads take at least as long as the device's, and the manager sleeps meanwhile.
+#[test]
+fn a_shape_makes_every_kind_of_tier_as_slow_as_its_device() {
+    let name = "a_shape_makes_every_kind_of_tier_as_slow_as_its_device";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let path = folder.path().display();
+    // A disk reads pages that follow each other without a seek, so only the slowest reads show it.
+    for (spec, shape, quantile, least) in [
+        (
+            "ram,max=12M,shape=optane-ssd".to_owned(),
+            "optane-ssd",
+            "p50",
+            9.9e-6,
+        ),
+        (
+            format!("nvm:{path},size=64M,shape=sata-ssd"),
+            "sata-ssd",
+            "p50",
+            89e-6,
+        ),
+        (
+            format!("file:{path},size=64M,shape=nvme"),
+            "nvme",
+            "p50",
+            81e-6,
+        ),
+        (
+            format!("file:{path},size=64M,shape=hdd-7200"),
+            "hdd-7200",
+            "p99",
+            1e-3,
+        ),
+    ] {
+        let pages = if shape == "hdd-7200" { "18" } else { "32" };
+        let outcome = Job::new(build("touch"))
+            .args([pages, "--rounds", "1"])
+            .limit(16 * MIB)
+            .options(["--prefetch", "none"])
+            .tier(&spec)
+            .timeout(120)
+            .run()
+            .expect(0)
+            .expect_swapping(100.0);
+        println!("{spec}: {outcome}");
+        let tier = tier(&outcome, 0);
+        assert_eq!(tier["emulated"], true, "{outcome}");
+        assert_eq!(tier["shape"], shape, "{outcome}");
+        let latency = tier["read_latency_seconds"][quantile].as_f64();
+        assert!(latency >= Some(least), "{spec}: {outcome}");
+        let reads = tier["reads"].as_f64().expect("a number");
+        let cpu = outcome.number("manager.cpu_seconds").expect("a number");
+        // Asleep: the reads alone take longer than the processor worked in all.
+        if shape == "sata-ssd" {
+            assert!(cpu < reads * least, "{cpu} s of CPU: {outcome}");
+        }
+    }
+}
+
 /// What cannot be used is refused before the program starts, with the reason.
 #[test]
 fn nvm_that_cannot_be_used_is_refused_before_the_program_starts() {

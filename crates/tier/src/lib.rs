@@ -1,7 +1,7 @@
 //! Tiers, which keep page copies: a compressed RAM pool, mapped non-volatile memory, a file or
 //! block device, and the text by which the user names them.
 //!
-//! Level 2: depends on `base` (the Tier port) and `sys` (shared memory, io_uring). No `unsafe`. It
+//! Level 2: depends on `base` (the Tier port), `sys` (shared memory, io_uring) and `device` (times). No `unsafe`. It
 //! never chooses what to store or where. Every implementation passes `contract::check`.
 
 #![forbid(unsafe_code)]
@@ -11,4 +11,5 @@ mod contract;
 pub mod file;
 pub mod nvm;
 pub mod ram;
+pub mod shape;
 pub mod spec;

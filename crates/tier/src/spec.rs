@@ -2,8 +2,8 @@
 //! wrong.
 //!
 //! ```text
-//! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%
-//! nvm:/mnt/pmem,size=8G    nvm:/dev/dax0.0
+//! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%    ram,shape=cxl-dram
+//! nvm:/mnt/pmem,size=8G    nvm:/dev/dax0.0    nvm:/tmp,size=1G,shape=optane-dimm
 //! file:/var/swap,size=20G    file:/dev/nvme0n1
 //! ```
 
@@ -14,6 +14,7 @@ use std::str::FromStr;
 use undercroft_base::{Bytes, PAGE_BYTES, ParseUnitError};
 
 use crate::ram::Compressor;
+use crate::shape::ShapeName;
 
 /// One tier as the user described it.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,16 +27,18 @@ pub enum TierSpec {
     File(FileSpec),
 }
 
-/// `ram[,lz4|zstd][,max=SIZE|PERCENT]`
+/// `ram[,lz4|zstd][,max=SIZE|PERCENT][,shape=DEVICE]`
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RamSpec {
     /// How pages are compressed.
     pub compressor: Compressor,
     /// Most memory it may hold. `None`: the manager decides.
     pub max: Option<Limit>,
+    /// The device whose times it is given.
+    pub shape: Option<ShapeName>,
 }
 
-/// `nvm:PATH[,size=SIZE]`
+/// `nvm:PATH[,size=SIZE][,shape=DEVICE]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct NvmSpec {
     /// A file to create, an existing directory for a nameless file, or a DAX device.
@@ -43,15 +46,19 @@ pub struct NvmSpec {
     /// Most bytes it may use; a file has all of them from the start, and needs it. `None`: all of a
     /// device.
     pub size: Option<Bytes>,
+    /// The device whose times it is given.
+    pub shape: Option<ShapeName>,
 }
 
-/// `file:PATH[,size=SIZE]`
+/// `file:PATH[,size=SIZE][,shape=DEVICE]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileSpec {
     /// A file to create, an existing directory for a nameless file, or a block device.
     pub path: PathBuf,
     /// Most bytes it may use. `None`: all of a block device; for a file the manager decides.
     pub size: Option<Bytes>,
+    /// The device whose times it is given.
+    pub shape: Option<ShapeName>,
 }
 
 /// An amount of memory.
@@ -84,9 +91,6 @@ pub enum SpecError {
         /// The keys that there are.
         valid: &'static str,
     },
-    /// A planned key.
-    #[error("tier setting `{0}` is not available yet; leave it out")]
-    KeyNotYet(String),
     /// A setting, or the compressor, was given twice.
     #[error("tier `{kind}`: `{key}` is given twice; keep one")]
     Twice {
@@ -111,8 +115,8 @@ pub enum SpecError {
     },
 }
 
-const RAM_KEYS: &str = "lz4, zstd, max=SIZE, max=PERCENT (of --memory-max)";
-const PATH_KEYS: &str = "size=SIZE";
+const RAM_KEYS: &str = "lz4, zstd, max=SIZE, max=PERCENT (of --memory-max), shape=DEVICE";
+const PATH_KEYS: &str = "size=SIZE, shape=DEVICE";
 /// The smallest useful sizes: a file or mapping of 1 MiB, a pool of a few blocks.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 const RAM_BYTES_MIN: u64 = 64 * PAGE_BYTES as u64;
@@ -139,12 +143,12 @@ impl FromStr for TierSpec {
                 None => parse_ram(&settings).map(TierSpec::Ram),
             },
             "nvm" => {
-                let (path, size) = parse_path("nvm", path.unwrap_or_default(), &settings)?;
-                Ok(TierSpec::Nvm(NvmSpec { path, size }))
+                let (path, size, shape) = parse_path("nvm", path, &settings)?;
+                Ok(TierSpec::Nvm(NvmSpec { path, size, shape }))
             }
             "file" => {
-                let (path, size) = parse_path("file", path.unwrap_or_default(), &settings)?;
-                Ok(TierSpec::File(FileSpec { path, size }))
+                let (path, size, shape) = parse_path("file", path, &settings)?;
+                Ok(TierSpec::File(FileSpec { path, size, shape }))
             }
             "disk" | "redis" => Err(SpecError::KindNotYet(kind.to_owned())),
             _ => Err(SpecError::UnknownKind(kind.to_owned())),
@@ -153,7 +157,7 @@ impl FromStr for TierSpec {
 }
 
 fn parse_ram(settings: &[(&str, Option<&str>)]) -> Result<RamSpec, SpecError> {
-    let (mut compressor, mut max) = (None, None);
+    let (mut compressor, mut max, mut shape) = (None, None, None);
     for &(key, value) in settings {
         let twice = || SpecError::Twice {
             kind: "ram",
@@ -166,6 +170,7 @@ fn parse_ram(settings: &[(&str, Option<&str>)]) -> Result<RamSpec, SpecError> {
                     return Err(twice());
                 }
             }
+            ("shape", value) => set_shape("ram", &mut shape, value)?,
             (name, None) if name.parse::<Compressor>().is_ok() => {
                 if compressor
                     .replace(name.parse::<Compressor>().unwrap_or_default())
@@ -180,20 +185,25 @@ fn parse_ram(settings: &[(&str, Option<&str>)]) -> Result<RamSpec, SpecError> {
     Ok(RamSpec {
         compressor: compressor.unwrap_or_default(),
         max,
+        shape,
     })
 }
 
 /// The path and the settings of a tier that has one.
 fn parse_path(
     kind: &'static str,
-    path: &str,
+    path: Option<&str>,
     settings: &[(&str, Option<&str>)],
-) -> Result<(PathBuf, Option<Bytes>), SpecError> {
-    if path.is_empty() {
+) -> Result<(PathBuf, Option<Bytes>, Option<ShapeName>), SpecError> {
+    let Some(path) = path.filter(|path| !path.is_empty()) else {
         return Err(SpecError::PathMissing(kind));
-    }
-    let mut size = None;
+    };
+    let (mut size, mut shape) = (None, None);
     for &(key, value) in settings {
+        if key == "shape" {
+            set_shape(kind, &mut shape, value)?;
+            continue;
+        }
         if key != "size" {
             return Err(unknown_key(kind, key, PATH_KEYS));
         }
@@ -205,17 +215,33 @@ fn parse_path(
             });
         }
     }
-    Ok((PathBuf::from(path), size))
+    Ok((PathBuf::from(path), size, shape))
+}
+
+fn set_shape(
+    kind: &'static str,
+    shape: &mut Option<ShapeName>,
+    value: Option<&str>,
+) -> Result<(), SpecError> {
+    let name = value.unwrap_or_default().parse::<ShapeName>();
+    let name = name.map_err(|error| SpecError::Value {
+        key: "shape",
+        why: error.to_string(),
+    })?;
+    match shape.replace(name) {
+        None => Ok(()),
+        Some(_) => Err(SpecError::Twice {
+            kind,
+            key: "shape".to_owned(),
+        }),
+    }
 }
 
 fn unknown_key(kind: &'static str, key: &str, valid: &'static str) -> SpecError {
-    match key {
-        "shape" => SpecError::KeyNotYet(key.to_owned()),
-        _ => SpecError::UnknownKey {
-            kind,
-            key: key.to_owned(),
-            valid,
-        },
+    SpecError::UnknownKey {
+        kind,
+        key: key.to_owned(),
+        valid,
     }
 }
 
@@ -291,10 +317,17 @@ impl fmt::Display for TierSpec {
         match self {
             TierSpec::Ram(ram) => {
                 write!(f, "ram,{}", ram.compressor)?;
-                ram.max.map_or(Ok(()), |max| write!(f, ",max={max}"))
+                ram.max.map_or(Ok(()), |max| write!(f, ",max={max}"))?;
+                with_shape(f, ram.shape)
             }
-            TierSpec::Nvm(NvmSpec { path, size }) => with_path(f, "nvm", path, *size),
-            TierSpec::File(FileSpec { path, size }) => with_path(f, "file", path, *size),
+            TierSpec::Nvm(NvmSpec { path, size, shape }) => {
+                with_path(f, "nvm", path, *size)?;
+                with_shape(f, *shape)
+            }
+            TierSpec::File(FileSpec { path, size, shape }) => {
+                with_path(f, "file", path, *size)?;
+                with_shape(f, *shape)
+            }
         }
     }
 }
@@ -337,6 +370,21 @@ fn with_path(
     size.map_or(Ok(()), |size| write!(f, ",size={}", Exact(size)))
 }
 
+fn with_shape(f: &mut fmt::Formatter<'_>, shape: Option<ShapeName>) -> fmt::Result {
+    shape.map_or(Ok(()), |shape| write!(f, ",shape={shape}"))
+}
+
+impl TierSpec {
+    /// The device whose times it is given, if any.
+    pub fn shape(&self) -> Option<ShapeName> {
+        match self {
+            TierSpec::Ram(ram) => ram.shape,
+            TierSpec::Nvm(nvm) => nvm.shape,
+            TierSpec::File(file) => file.shape,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -353,6 +401,9 @@ mod tests {
             ("file:/a:b", "file:/a:b"),
             ("nvm:/mnt/pmem, size = 2G", "nvm:/mnt/pmem,size=2G"),
             ("nvm:/dev/dax0.0", "nvm:/dev/dax0.0"),
+            ("ram,shape=cxl-dram,max=1M", "ram,lz4,max=1M,shape=cxl-dram"),
+            ("nvm:/x,shape=pcm,size=1M", "nvm:/x,size=1M,shape=pcm"),
+            ("file:/x,shape=hdd-7200", "file:/x,shape=hdd-7200"),
         ] {
             let spec: TierSpec = text
                 .parse()
@@ -369,8 +420,9 @@ mod tests {
             ("rma", "`rma`", "use ram"),
             ("disk:/x", "disk", "not available yet"),
             ("redis:localhost", "redis", "not available yet"),
-            ("ram,shape=pcm", "shape", "not available yet"),
-            ("file:/x,shape=hdd-7200", "shape", "not available yet"),
+            ("ram,shape=floppy", "`floppy`", "hdd-7200"),
+            ("file:/x,shape", "shape", "optane-dimm"),
+            ("nvm:/x,shape=pcm,shape=pcm", "`shape`", "twice"),
             ("ram,lzo", "`lzo`", "lz4, zstd"),
             ("ram,lz4=1", "`lz4`", "max=SIZE"),
             ("ram,lz4,zstd", "`zstd`", "twice"),

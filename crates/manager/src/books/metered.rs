@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use undercroft_base::{LoadError, Loaded, Slot, Stamp, Tier, TierKind, TierUsage};
@@ -9,6 +10,7 @@ use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
 use undercroft_tier::nvm::NvmTier;
+use undercroft_tier::shape::{ShapeName, Shaped, read_time};
 
 use crate::gauges::latency::new_histogram;
 use crate::sync::lock;
@@ -34,6 +36,10 @@ pub(crate) struct MeteredTier {
     pub read_latency: Mutex<Histogram<u64>>,
     /// The counts of its file; none if it has no file.
     pub file: Option<FileMeter>,
+    /// The device whose times it is given.
+    pub shape: Option<ShapeName>,
+    /// It answers from memory, but takes long enough to measure.
+    measures: bool,
     /// How it is mapped; none if it is not.
     pub mapped_as: Option<MappedAs>,
     /// Nanoseconds of a load lately.
@@ -51,6 +57,8 @@ impl MeteredTier {
         MeteredTier {
             tier,
             file,
+            measures: false,
+            shape: None,
             mapped_as: None,
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
@@ -62,12 +70,31 @@ impl MeteredTier {
     }
 
     /// A tier that is mapped.
-    pub(crate) fn nvm(tier: NvmTier) -> MeteredTier {
+    pub(crate) fn nvm(tier: NvmTier, shape: Option<ShapeName>) -> MeteredTier {
         let mapped_as = Some(tier.mapped_as());
         MeteredTier {
             mapped_as,
-            ..MeteredTier::new(Box::new(tier), None)
+            ..MeteredTier::memory(tier, shape)
         }
+    }
+
+    /// A tier that answers at once, or as late as a device.
+    pub(crate) fn memory(tier: impl Tier + 'static, shape: Option<ShapeName>) -> MeteredTier {
+        match shape {
+            Some(name) => MeteredTier {
+                measures: true,
+                ..MeteredTier::new(Box::new(Shaped::new(tier, name)), None)
+            },
+            None => MeteredTier::new(Box::new(tier), None),
+        }
+    }
+
+    /// It is as slow as a device: a load takes that much longer, until reads say more.
+    pub(crate) fn slowed(mut self, shape: Option<ShapeName>) -> MeteredTier {
+        self.shape = shape;
+        let more = shape.map_or(0, |name| read_time(name).0);
+        self.load_ns.fetch_add(more, Ordering::Relaxed);
+        self
     }
 
     /// Notes that a read of the device took `nanos`.
@@ -116,7 +143,11 @@ impl MeteredTier {
         dst: &mut [u8],
     ) -> Result<Loaded, LoadError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
+        let begun = self.measures.then(Instant::now);
         let result = self.tier.load(slot, stamp, dst);
+        if let Some(begun) = begun {
+            self.note_read(begun.elapsed().as_nanos() as u64);
+        }
         if result.is_err() {
             self.errors.fetch_add(1, Ordering::Relaxed);
         }

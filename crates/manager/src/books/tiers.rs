@@ -182,27 +182,33 @@ pub(crate) fn build(
 ) -> Result<Vec<MeteredTier>, TierError> {
     let mut tiers = Vec::new();
     for (index, (memory, backing)) in inherited.into_iter().enumerate() {
-        tiers.push(match (&options.tiers[index], backing) {
+        let spec = &options.tiers[index];
+        let shape = spec.shape();
+        let metered = match (spec, backing) {
             (TierSpec::Ram(ram), _) => {
                 let capacity = ram_capacity(options, index, ram);
                 let pool = RamPool::new(memory, ram.compressor, capacity)?;
-                MeteredTier::new(Box::new(pool), None)
+                MeteredTier::memory(pool, shape)
             }
             (TierSpec::Nvm(_), Some((fd, name, bytes))) => {
                 let backing = NvmBacking::inherit(fd, name, Bytes(bytes));
-                MeteredTier::nvm(NvmTier::new(backing, memory)?)
+                MeteredTier::nvm(NvmTier::new(backing, memory)?, shape)
             }
             (TierSpec::File(_), Some((fd, name, bytes))) => {
                 let backing = Backing::inherit(fd, name, Bytes(bytes))?;
                 let waiting = waiting_pages(options.memory_max);
-                let tier = FileTier::new(backing, memory)?.write_behind(waiting);
+                let mut tier = FileTier::new(backing, memory)?.write_behind(waiting);
+                if let Some(name) = shape {
+                    tier = tier.shaped(name);
+                }
                 let meter = tier.meter();
                 MeteredTier::new(Box::new(tier), Some(meter))
             }
             (TierSpec::Nvm(_) | TierSpec::File(_), None) => {
                 return Err(TierError::NotInherited(index));
             }
-        });
+        };
+        tiers.push(metered.slowed(shape));
     }
     Ok(tiers)
 }

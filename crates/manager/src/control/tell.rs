@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use hdrhistogram::Histogram;
 use undercroft_base::Bytes;
 use undercroft_sys::procfs;
 use undercroft_tier::file::FileMeter;
@@ -17,6 +18,23 @@ use crate::report::{
     TierSnapshot,
 };
 use crate::sync::lock;
+
+/// What the report says of one tier.
+fn inputs_of<'a>(metered: &'a MeteredTier, read_latency: &'a Histogram<u64>) -> TierInputs<'a> {
+    let (peak, at_logical_peak) = metered.note_usage();
+    TierInputs {
+        info: metered.tier.info(),
+        mapped_as: metered.mapped_as,
+        shape: metered.shape,
+        peak,
+        at_logical_peak,
+        reads: metered.reads.load(Ordering::Relaxed),
+        writes: metered.writes.load(Ordering::Relaxed),
+        errors: metered.errors.load(Ordering::Relaxed),
+        read_latency,
+        file: metered.file.as_ref().map(FileMeter::read),
+    }
+}
 
 impl Control {
     /// Answers one request for the status. Waits for the peer for [`HANDSHAKE`] at most.
@@ -144,20 +162,7 @@ impl Control {
             .tiers
             .iter()
             .zip(&latencies)
-            .map(|(metered, latency)| {
-                let (peak, at_logical_peak) = metered.note_usage();
-                TierInputs {
-                    info: metered.tier.info(),
-                    mapped_as: metered.mapped_as,
-                    peak,
-                    at_logical_peak,
-                    reads: metered.reads.load(Ordering::Relaxed),
-                    writes: metered.writes.load(Ordering::Relaxed),
-                    errors: metered.errors.load(Ordering::Relaxed),
-                    read_latency: latency,
-                    file: metered.file.as_ref().map(FileMeter::read),
-                }
-            })
+            .map(|(metered, latency)| inputs_of(metered, latency))
             .collect();
         let latency = lock(&shared.gauges.fault_latency).clone();
         let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);

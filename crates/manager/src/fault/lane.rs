@@ -4,10 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    FailKind, LoadError, Loaded, PAGE_BYTES, SpaceId, TierId, VirtRange, page_checksum,
+    FailKind, LoadError, Loaded, Nanos, PAGE_BYTES, SpaceId, TierId, VirtRange, page_checksum,
 };
 
 use undercroft_engine::LoadItem;
@@ -100,6 +100,7 @@ impl FaultThread {
         // first, count).
         let mut run: Option<(i32, u64, usize, usize)> = None;
         let fresh = this.loads.plan.items[0].fresh;
+        let tiers = &self.shared.books.tiers;
         for at in 0..this.loads.plan.items.len() {
             this.loads.states[at] = Load::Ready;
             if fresh {
@@ -113,7 +114,7 @@ impl FaultThread {
                 fill(page, item.slot.0 as u32);
                 continue;
             }
-            let metered = &self.shared.books.tiers[item.tier.0 as usize];
+            let metered = &tiers[item.tier.0 as usize];
             match metered.load(item.slot, item.stamp, page) {
                 Ok(Loaded::Done) => {}
                 Ok(Loaded::Read { fd, offset }) => {
@@ -127,7 +128,7 @@ impl FaultThread {
                         }
                         _ => {
                             if let Some(run) = run.take() {
-                                start_read(&mut self.ring, this, lane, base, run);
+                                start_read(&mut self.ring, tiers, this, lane, base, run);
                             }
                             run = Some((fd, offset + PAGE_BYTES as u64, at, 1));
                         }
@@ -137,7 +138,7 @@ impl FaultThread {
             }
         }
         if let Some(run) = run {
-            start_read(&mut self.ring, this, lane, base, run);
+            start_read(&mut self.ring, tiers, this, lane, base, run);
         }
         if this.in_flight > 0 {
             this.read_at = Instant::now();
@@ -203,7 +204,8 @@ impl FaultThread {
                 this.loads.states[at] = Load::Reading { again: true };
                 again = true;
                 let run = (fd, offset + PAGE_BYTES as u64, at, 1);
-                start_read(&mut self.ring, this, lane, base, run);
+                let tiers = &self.shared.books.tiers;
+                start_read(&mut self.ring, tiers, this, lane, base, run);
                 continue;
             }
             // A prefetched page is not given up: if it faults, it is read again.
@@ -292,9 +294,11 @@ impl FaultThread {
     }
 }
 
-/// Reads a run of pages that follow each other on the device.
+/// Reads a run of pages that follow each other on the device. If the tier emulates a slower one,
+/// the kernel holds the completion back.
 fn start_read(
     ring: &mut PageRing,
+    tiers: &[MeteredTier],
     lane: &mut Lane,
     index: usize,
     base: usize,
@@ -302,7 +306,13 @@ fn start_read(
 ) {
     let offset = end - (count * PAGE_BYTES) as u64;
     let (from, to) = (base + first, base + first + count);
-    let started = ring.read(fd, offset, from, to, token(index, first, count));
+    let token = token(index, first, count);
+    let tier = &tiers[usize::from(lane.loads.plan.items[first].tier.0)].tier;
+    let least = tier.reading(offset, (count * PAGE_BYTES) as u64);
+    let started = match least {
+        Nanos(0) => ring.read(fd, offset, from, to, token),
+        Nanos(ns) => ring.read_slowly((fd, offset), from, to, token, Duration::from_nanos(ns)),
+    };
     assert!(
         started.is_ok(),
         "the ring has an operation for each of its pages, and these were idle"

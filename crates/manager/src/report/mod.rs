@@ -15,6 +15,7 @@ use undercroft_base::{Bytes, Nanos, TierInfo, TierKind, TierUsage};
 use undercroft_engine::Stats;
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileCounts;
+use undercroft_tier::shape::ShapeName;
 
 pub use summary::human_summary;
 
@@ -138,6 +139,8 @@ pub struct TierReport {
     pub kind: String,
     /// True when its speed was emulated, or when it only stands for such memory.
     pub emulated: bool,
+    /// The device whose times it was given (`shape=`); null if none.
+    pub shape: Option<String>,
     /// How an `nvm` tier was mapped: `sync` (MAP_SYNC, as a DAX device is) or `shared`; null for
     /// other kinds.
     pub mapping: Option<String>,
@@ -384,6 +387,8 @@ pub struct TierInputs<'a> {
     pub info: &'a TierInfo,
     /// How it is mapped, if it is.
     pub mapped_as: Option<MappedAs>,
+    /// The device whose times it is given.
+    pub shape: Option<ShapeName>,
     /// Peak of each field by itself.
     pub peak: TierUsage,
     /// What it held when the logical peak was reached: gives the ratio.
@@ -555,6 +560,7 @@ impl TierReport {
             name: inputs.info.name.clone(),
             kind: kind_name(inputs.info.kind).to_owned(),
             emulated: inputs.info.emulated,
+            shape: inputs.shape.map(|name| name.to_string()),
             mapping: inputs.mapped_as.map(|how| mapping_name(how).to_owned()),
             capacity_bytes: inputs.info.capacity.0,
             logical_bytes_peak: inputs.peak.logical.0,

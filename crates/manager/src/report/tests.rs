@@ -26,6 +26,14 @@ fn ram() -> TierInfo {
     }
 }
 
+fn usage(logical: u64, stored: u64, held: u64) -> TierUsage {
+    TierUsage {
+        logical: Bytes(logical),
+        stored: Bytes(stored),
+        held: Bytes(held),
+    }
+}
+
 fn sample() -> Report {
     let stats = Stats {
         faults: 10,
@@ -42,11 +50,6 @@ fn sample() -> Report {
         ..Stats::default()
     };
     let info = ram();
-    let usage = |logical, stored, held| TierUsage {
-        logical: Bytes(logical),
-        stored: Bytes(stored),
-        held: Bytes(held),
-    };
     Report::new(&ReportInputs {
         command: vec!["redis-server".into(), "--port".into(), "7001".into()],
         exit_status: 0,
@@ -58,6 +61,7 @@ fn sample() -> Report {
         tiers: vec![TierInputs {
             info: &info,
             mapped_as: None,
+            shape: None,
             peak: usage(8 << 20, 2 << 20, 3 << 20),
             at_logical_peak: usage(8 << 20, 2 << 20, 3 << 20),
             reads: 100,

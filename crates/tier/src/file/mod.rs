@@ -29,11 +29,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use undercroft_base::{
-    Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
-    TierKind, TierUsage,
+    Bytes, FailKind, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
+    TierInfo, TierKind, TierUsage,
 };
 use undercroft_sys::mapping::{PageBuf, SharedMemory};
 
+use crate::shape::{Shape, ShapeName, wait_until};
 pub(crate) use backing::is_in_memory;
 pub use backing::{Backing, BackingError};
 use behind::Behind;
@@ -141,6 +142,7 @@ pub struct FileTier {
     checksums_word: usize,
     slabs: Mutex<Slabs>,
     behind: Behind,
+    shape: Option<Shape>,
     writer: Mutex<Writer>,
     taken: AtomicU64,
     held: AtomicU64,
@@ -246,6 +248,7 @@ impl FileTier {
             held: AtomicU64::new(slabs.occupied() * SLAB_BYTES),
             slabs: Mutex::new(slabs),
             behind: Behind::over(&table, behind_word(slab_count as usize)),
+            shape: None,
             writer: Mutex::new(Writer {
                 pages: PageBuf::new(BATCH_PAGES).map_err(FileTierError::Memory)?,
                 slots: Vec::with_capacity(BATCH_PAGES),
@@ -265,6 +268,14 @@ impl FileTier {
     /// If the device refuses it later, it stays in memory.
     pub fn write_behind(mut self, pages: usize) -> FileTier {
         self.behind.set_most(pages);
+        self
+    }
+
+    /// Gives it the times of another device. A page that waits to be written costs none, as on the
+    /// real one.
+    pub fn shaped(mut self, name: ShapeName) -> FileTier {
+        self.info.emulated = true;
+        self.shape = Some(Shape::new(name));
         self
     }
 
@@ -451,7 +462,12 @@ impl FileTier {
                 }),
             }
         }
+        let mut end = None;
         for run in &mut writer.runs {
+            if let Some(shape) = &self.shape {
+                let bytes = ((run.end - run.start) * PAGE_BYTES) as u64;
+                end = end.max(Some(shape.write(run.slot * PAGE_BYTES as u64, bytes)));
+            }
             while run.failed.is_none() && run.start + run.done < run.end {
                 run.tries += 1;
                 let offset = (run.slot + run.done as u64) * PAGE_BYTES as u64;
@@ -468,6 +484,9 @@ impl FileTier {
                     run.failed.get_or_insert(FailKind::Io);
                 }
             }
+        }
+        if let Some(end) = end {
+            wait_until(end);
         }
     }
 
@@ -610,6 +629,14 @@ impl Tier for FileTier {
             Some(true) => Ok(Loaded::Done),
             Some(false) => Err(LoadError::Corrupt),
         }
+    }
+
+    fn reading(&self, offset: u64, bytes: u64) -> Nanos {
+        let end = self.shape.as_ref().map(|shape| shape.read(offset, bytes));
+        let left = end.map_or(Duration::ZERO, |end| {
+            end.saturating_duration_since(Instant::now())
+        });
+        Nanos(left.as_nanos() as u64)
     }
 
     fn checksum(&self, slot: Slot, _stamp: Stamp) -> Option<u64> {

@@ -20,7 +20,9 @@ pub(super) const ARROWS: [(&str, &[&str]); 18] = [
     ),
     (
         "sim",
-        &["base", "device", "engine", "model", "policy", "seeded", "trace"],
+        &[
+            "base", "device", "engine", "model", "policy", "seeded", "trace",
+        ],
     ),
     ("lab", &["base", "seeded", "sim", "trace"]),
     (
