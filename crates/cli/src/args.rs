@@ -51,8 +51,8 @@ pub(crate) enum Command {
     Doctor(JsonArgs),
     /// Show the programs running under undercroft
     Status(JsonArgs),
-    /// List the kinds of tiers and their options
-    Tiers(JsonArgs),
+    /// List the kinds of tiers and their options, or measure tiers
+    Tiers(TiersArgs),
     /// Replay a trace of memory references over models of devices
     Sim(crate::sim::args::SimArgs),
     /// Run the benchmarks and draw their plots
@@ -197,6 +197,25 @@ pub(crate) struct JsonArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+/// `undercroft tiers`.
+#[derive(Debug, Args)]
+#[command(after_help = TIERS_EXAMPLES)]
+pub(crate) struct TiersArgs {
+    /// Measure these tiers: capacity; reads, writes and frees of one page; bytes a second in
+    /// sequence. Takes some seconds and up to 128 MiB of each; nothing is left behind
+    #[arg(long, value_name = "SPEC", num_args = 1.., value_parser = values::tier)]
+    pub measure: Vec<TierSpec>,
+
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+const TIERS_EXAMPLES: &str = "Examples:
+  undercroft tiers
+  undercroft tiers --measure ram ram,zstd nvm:/mnt/pmem,size=1G file:/var/tmp,size=1G
+  undercroft tiers --json --measure file:/var/tmp,size=1G,shape=nvme";
 
 /// `undercroft demo`.
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod failure;
 mod lab;
 mod live;
 mod manual;
+mod measure;
 mod preflight;
 mod run;
 mod show;
@@ -50,7 +51,8 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Sim(args) => sim::sim(args),
         Command::Doctor(args) => doctor::doctor(args.json),
-        Command::Tiers(args) => show::tiers(args.json),
+        Command::Tiers(args) if args.measure.is_empty() => show::tiers(args.json),
+        Command::Tiers(args) => measure::tiers(&args.measure, args.json),
         Command::Completions { shell } => {
             clap_complete::generate(
                 shell,

@@ -249,6 +249,45 @@ fn json_outputs_carry_their_version() {
 }
 
 #[test]
+fn tiers_are_measured_and_what_cannot_be_is_refused() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = format!("file:{},size=4M", folder.path().display());
+    let words = ["tiers", "--json", "--measure", "ram,max=4M", &file];
+    let json: serde_json::Value = serde_json::from_str(&printed(&words)).expect("JSON");
+    for (at, kind) in ["ram", "file"].iter().enumerate() {
+        let found = &json["measured"][at];
+        assert_eq!(found["kind"], *kind, "{json}");
+        assert!(found["capacity_bytes"].as_u64() <= Some(4 << 20), "{json}");
+        for times in ["read_seconds", "write_seconds", "free_seconds"] {
+            assert!(
+                found[times]["p50"].as_f64() <= found[times]["p99"].as_f64(),
+                "{json}"
+            );
+            assert!(found[times]["p99"].as_f64() > Some(0.0), "{json}");
+        }
+        assert!(
+            found["read_bytes_per_second"].as_f64() > Some(0.0),
+            "{json}"
+        );
+    }
+    let table = printed(&["tiers", "--measure", "ram,max=4M,shape=cxl-dram"]);
+    assert!(
+        table.contains("(emulated)") && table.contains("capacity"),
+        "{table}"
+    );
+    refused(
+        &["tiers", "--measure", "ram,shape=floppy"],
+        2,
+        &["floppy", "hdd-7200"],
+    );
+    refused(
+        &["tiers", "--measure", "nvm:/dev/null,size=4M"],
+        1,
+        &["/dev/null", "DAX"],
+    );
+}
+
+#[test]
 fn help_names_every_command_and_no_hidden_one() {
     let help = printed(&["--help"]);
     for name in [

@@ -1,0 +1,378 @@
+//! Measures a tier: what one page takes to be read, written and freed, and how many bytes a second
+//! pass in sequence. Source: RapidSwap §3.3, which measures a device when it is registered.
+//!
+//! It measures the tier, not the device alone: compression, checksums and slots are part of it, and
+//! so are the times of `shape=`. What a fault or an eviction costs besides is not. The tier is its
+//! own, empty at first; nothing is left behind.
+
+use std::time::{Duration, Instant};
+
+use undercroft_base::{
+    Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierKind,
+    page_checksum,
+};
+use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::ring::Ring;
+
+use crate::file::{Backing, BackingError, FileTier, FileTierError};
+use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
+use crate::ram::{RamPool, RamPoolError};
+use crate::shape::{ShapeName, Shaped};
+use crate::spec::{Limit, TierSpec};
+
+/// Pages that are written, read and freed one by one; fewer if the tier is small or slow.
+const PAGES: usize = 4000;
+/// At least this many, however slow the tier is.
+const PAGES_MIN: usize = 64;
+/// Time after which one kind of operation ends.
+const LONGEST: Duration = Duration::from_secs(2);
+/// Bytes that pass in sequence; fewer if the tier is small or slow.
+const SEQUENCE_BYTES: u64 = 128 << 20;
+/// Pages of one sequential write, and of one sequential read.
+const RUN_PAGES: usize = 256;
+/// A pool without a size in bytes.
+const POOL_BYTES: Bytes = Bytes(128 << 20);
+
+/// Times of one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// Half of them took no longer.
+    pub p50: Nanos,
+    /// 99 of 100 took no longer.
+    pub p99: Nanos,
+}
+
+impl Times {
+    fn of(mut each: Vec<u64>) -> Times {
+        each.sort_unstable();
+        let at = |part: usize| Nanos(each[(each.len() * part / 100).min(each.len() - 1)]);
+        Times {
+            p50: at(50),
+            p99: at(99),
+        }
+    }
+}
+
+/// What a tier takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// As the user gave it.
+    pub name: String,
+    /// The kind.
+    pub kind: TierKind,
+    /// Its times, or the memory itself, are not real.
+    pub emulated: bool,
+    /// Most it holds.
+    pub capacity: Bytes,
+    /// Reads of one page, in random order.
+    pub read: Times,
+    /// Writes of one page.
+    pub write: Times,
+    /// Frees of one page.
+    pub free: Times,
+    /// Bytes of pages read in sequence.
+    pub read_bytes_per_second: f64,
+    /// Bytes of pages written in sequence.
+    pub write_bytes_per_second: f64,
+}
+
+/// Why a tier could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasureError {
+    /// No memory, or no ring.
+    #[error("cannot measure: {0}")]
+    System(#[from] std::io::Error),
+    /// The file or device cannot be used.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// The file or device cannot be used as memory.
+    #[error(transparent)]
+    Nvm(#[from] NvmError),
+    /// It cannot be mapped.
+    #[error(transparent)]
+    NvmTier(#[from] NvmTierError),
+    /// The pool refused its memory.
+    #[error(transparent)]
+    Pool(#[from] RamPoolError),
+    /// The file is too large.
+    #[error(transparent)]
+    File(#[from] FileTierError),
+    /// A page was not stored.
+    #[error("a page could not be written: {0}")]
+    Store(#[from] StoreError),
+    /// A page did not come back.
+    #[error("a page could not be read: {0}")]
+    Load(#[from] LoadError),
+}
+
+/// Measures the tier that `spec` describes. Takes some seconds, and up to 128 MiB of it.
+///
+/// Errors: it cannot be opened, or a page does not come back as it was.
+pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
+    let mut bench = Bench {
+        tier: open(spec)?,
+        ring: Ring::new(RUN_PAGES as u32, RUN_PAGES)?,
+    };
+    let capacity = bench.tier.info().capacity;
+    let pages_max = (capacity.0 / PAGE_BYTES as u64) as usize / 2;
+    // Once round, so that no first touch of memory is measured.
+    let warm = bench.write_each(pages_max.min(PAGES))?.1;
+    bench.tier.free(&warm);
+    let (write, slots) = bench.write_each(pages_max.min(PAGES))?;
+    let read = bench.read_each(&slots)?;
+    let free = bench.free_each(&slots);
+    let sequence = pages_max.min((SEQUENCE_BYTES / PAGE_BYTES as u64) as usize);
+    let (written, slots) = bench.write_all(sequence)?;
+    let read_all = bench.read_all(&slots)?;
+    bench.tier.free(&slots);
+    let speed = |took: Duration| (slots.len() * PAGE_BYTES) as f64 / took.as_secs_f64();
+    let info = bench.tier.info();
+    Ok(Measured {
+        name: spec.to_string(),
+        kind: info.kind,
+        emulated: info.emulated,
+        capacity,
+        read,
+        write,
+        free,
+        read_bytes_per_second: speed(read_all),
+        write_bytes_per_second: speed(written),
+    })
+}
+
+fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, MeasureError> {
+    Ok(match spec {
+        TierSpec::Ram(ram) => {
+            let capacity = match ram.max {
+                Some(Limit::Bytes(bytes)) => bytes,
+                Some(Limit::PercentOfMemoryMax(_)) | None => POOL_BYTES,
+            };
+            let reserve = RamPool::reserve_for(capacity).0 as usize;
+            let memory = SharedMemory::create("uc-measure", reserve)?;
+            let pool = RamPool::new(memory, ram.compressor, capacity)?;
+            in_memory(pool, ram.shape)
+        }
+        TierSpec::Nvm(nvm) => {
+            let backing = NvmBacking::open(&nvm.path, nvm.size)?;
+            let table = NvmTier::table_bytes(backing.bytes());
+            let memory = SharedMemory::create("uc-measure", table)?;
+            in_memory(NvmTier::new(backing, memory)?, nvm.shape)
+        }
+        TierSpec::File(file) => {
+            let backing = Backing::open(&file.path, file.size)?;
+            let table = FileTier::table_bytes(backing.bytes());
+            let tier = FileTier::new(backing, SharedMemory::create("uc-measure", table)?)?;
+            match file.shape {
+                Some(name) => Box::new(tier.shaped(name)),
+                None => Box::new(tier),
+            }
+        }
+    })
+}
+
+fn in_memory(tier: impl Tier + 'static, shape: Option<ShapeName>) -> Box<dyn Tier> {
+    match shape {
+        Some(name) => Box::new(Shaped::new(tier, name)),
+        None => Box::new(tier),
+    }
+}
+
+/// Page `number`: a quarter of its words are random, so it compresses as a heap does.
+fn fill(number: usize, page: &mut [u8; PAGE_BYTES]) {
+    let mut state = number as u64 + 1;
+    for (at, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        let value = if at % 4 == 0 { state } else { at as u64 };
+        *word = value.to_ne_bytes();
+    }
+}
+
+fn stamp(number: usize) -> Stamp {
+    Stamp(number as u16)
+}
+
+struct Bench {
+    tier: Box<dyn Tier>,
+    ring: Ring,
+}
+
+impl Bench {
+    /// Writes up to `count` pages, one by one.
+    fn write_each(&mut self, count: usize) -> Result<(Times, Vec<Slot>), MeasureError> {
+        let (mut each, mut slots) = (Vec::new(), Vec::new());
+        let (mut page, begun) = ([0; PAGE_BYTES], Instant::now());
+        for number in 0..count {
+            if number >= PAGES_MIN && begun.elapsed() > LONGEST {
+                break;
+            }
+            fill(number, &mut page);
+            let mut item = [Store {
+                page: &page,
+                stamp: stamp(number),
+                checksum: page_checksum(&page, stamp(number)),
+                result: Err(StoreError::Full),
+            }];
+            let one = Instant::now();
+            self.tier.store(&mut item);
+            each.push(one.elapsed().as_nanos() as u64);
+            slots.push(item[0].result?);
+        }
+        Ok((Times::of(each), slots))
+    }
+
+    /// Reads the pages in a random order.
+    fn read_each(&mut self, slots: &[Slot]) -> Result<Times, MeasureError> {
+        let (mut each, begun) = (Vec::new(), Instant::now());
+        let mut number = 0;
+        for at in 0..slots.len() {
+            if at >= PAGES_MIN && begun.elapsed() > LONGEST {
+                break;
+            }
+            // A step that shares no factor with the count visits each page once.
+            number = (number + 7919) % slots.len();
+            let one = Instant::now();
+            self.read_run(&slots[number..=number], number)?;
+            each.push(one.elapsed().as_nanos() as u64);
+        }
+        Ok(Times::of(each))
+    }
+
+    fn free_each(&mut self, slots: &[Slot]) -> Times {
+        let free = |slot: &Slot| {
+            let one = Instant::now();
+            self.tier.free(std::slice::from_ref(slot));
+            one.elapsed().as_nanos() as u64
+        };
+        Times::of(slots.iter().map(free).collect())
+    }
+
+    /// Writes up to `count` pages, 1 MiB at a time.
+    fn write_all(&mut self, count: usize) -> Result<(Duration, Vec<Slot>), MeasureError> {
+        let mut took = Duration::ZERO;
+        let mut slots = Vec::new();
+        let mut pages = vec![[0; PAGE_BYTES]; RUN_PAGES];
+        while slots.len() < count && (slots.is_empty() || took < LONGEST) {
+            let run = RUN_PAGES.min(count - slots.len());
+            let numbers = slots.len()..slots.len() + run;
+            pages
+                .iter_mut()
+                .zip(numbers.clone())
+                .for_each(|(page, number)| fill(number, page));
+            let mut batch: Vec<_> = pages
+                .iter()
+                .zip(numbers)
+                .map(|(page, number)| Store {
+                    page,
+                    stamp: stamp(number),
+                    checksum: page_checksum(page, stamp(number)),
+                    result: Err(StoreError::Full),
+                })
+                .collect();
+            let one = Instant::now();
+            self.tier.store(&mut batch);
+            took += one.elapsed();
+            for item in &batch {
+                slots.push(item.result?);
+            }
+        }
+        Ok((took, slots))
+    }
+
+    /// Reads all of them in their order, up to 1 MiB at a time.
+    fn read_all(&mut self, slots: &[Slot]) -> Result<Duration, MeasureError> {
+        let begun = Instant::now();
+        for (at, run) in slots.chunks(RUN_PAGES).enumerate() {
+            self.read_run(run, at * RUN_PAGES)?;
+        }
+        Ok(begun.elapsed())
+    }
+
+    /// Reads pages that were written one after the other, the first of them number `first`: on a
+    /// device neighbours are one request, as for a fault. All bytes are verified.
+    fn read_run(&mut self, slots: &[Slot], first: usize) -> Result<(), MeasureError> {
+        let mut reads: Vec<(i32, u64, usize, usize)> = Vec::new();
+        for (at, slot) in slots.iter().enumerate() {
+            let page = self.ring.arena_mut().page_mut(at).expect("an idle page");
+            match self.tier.load(*slot, stamp(first + at), page)? {
+                Loaded::Done => {}
+                Loaded::Read { fd, offset } => match reads.last_mut() {
+                    Some((_, from, start, end))
+                        if *from + ((*end - *start) * PAGE_BYTES) as u64 == offset
+                            && *end == at =>
+                    {
+                        *end += 1;
+                    }
+                    _ => reads.push((fd, offset, at, at + 1)),
+                },
+            }
+        }
+        for (fd, offset, start, end) in &reads {
+            let (place, token) = ((*fd, *offset), *start as u64);
+            let least = self
+                .tier
+                .reading(*offset, ((end - start) * PAGE_BYTES) as u64);
+            let least = Duration::from_nanos(least.0);
+            let started = self.ring.read_slowly(place, *start, *end, token, least);
+            started.expect("as many operations as pages");
+        }
+        while self.ring.in_flight() > 0 {
+            self.ring.submit(1)?;
+            self.ring.reap(|_, _| {});
+        }
+        for at in reads.iter().flat_map(|(_, _, start, end)| *start..*end) {
+            let page = self.ring.arena().pages(at, at + 1).expect("an idle page");
+            let kept = self.tier.checksum(slots[at], stamp(first + at));
+            if kept != Some(page_checksum(page, stamp(first + at))) {
+                return Err(LoadError::Corrupt.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(spec: &str) -> Measured {
+        let found = measure(&spec.parse().unwrap()).unwrap();
+        println!("{found:?}");
+        assert!(found.read.p50 <= found.read.p99 && found.read.p50 > Nanos(0));
+        assert!(found.write.p50 <= found.write.p99 && found.write.p50 > Nanos(0));
+        assert!(found.free.p50 <= found.free.p99);
+        assert!(found.read_bytes_per_second > 0.0 && found.write_bytes_per_second > 0.0);
+        found
+    }
+
+    #[test]
+    fn every_kind_is_measured_and_a_shape_makes_it_as_slow_as_its_device() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = folder.path().display();
+        let ram = measured("ram,max=8M");
+        assert!(!ram.emulated && ram.capacity == Bytes(8 << 20));
+        assert!(measured(&format!("nvm:{path},size=8M")).emulated);
+        assert!(!measured(&format!("file:{path},size=8M")).emulated);
+        for (spec, least_us) in [
+            ("ram,max=8M,shape=optane-ssd".to_owned(), 9),
+            (format!("nvm:{path},size=8M,shape=hdd-7200"), 30),
+            (format!("file:{path},size=8M,shape=nvme"), 80),
+            (format!("file:{path},size=8M,shape=sata-ssd"), 85),
+        ] {
+            let slow = measured(&spec);
+            assert!(slow.emulated, "{spec}");
+            assert!(slow.read.p50 >= Nanos(least_us * 1000), "{spec}");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_not_measured() {
+        for spec in ["nvm:/dev/null,size=1M", "file:/no/such/place/x,size=1M"] {
+            let error = measure(&spec.parse().unwrap()).unwrap_err().to_string();
+            assert!(
+                error.contains(spec.split([':', ',']).nth(1).unwrap()),
+                "{error}"
+            );
+        }
+    }
+}
