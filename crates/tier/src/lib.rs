@@ -1,8 +1,9 @@
 //! Tiers, which keep page copies: a compressed RAM pool, mapped non-volatile memory, a file or
 //! block device, and the text by which the user names them.
 //!
-//! Level 2: depends on `base` (the Tier port), `sys` (shared memory, io_uring) and `device` (times).
-//! No `unsafe`. It never chooses what to store or where. Every implementation passes `contract::check`.
+//! Level 2: depends on `base` (the Tier port), `sys` (shared memory, io_uring) and `device`
+//! (times). No `unsafe`. It never chooses what to store or where. Every implementation passes
+//! `contract::check`.
 
 #![forbid(unsafe_code)]
 

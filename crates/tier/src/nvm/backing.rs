@@ -42,7 +42,9 @@ pub enum NvmError {
     )]
     Kind(PathBuf),
     /// A file without a size.
-    #[error("nvm:{0} needs a size, because its space is taken at once; give nvm:{0},size=1G")]
+    #[error(
+        "{0} is no DAX device, so it needs a size: its space is taken at once; give nvm:{0},size=1G"
+    )]
     SizeMissing(PathBuf),
     /// The device is smaller than what was asked for.
     #[error("{path} has only {has}, not {wanted}; give a smaller size=, or none to use all of it")]
