@@ -9,6 +9,7 @@ pub(super) const ARROWS: [(&str, &[&str]); 18] = [
     ("wire", &[]),
     ("shim", &["wire"]),
     ("policy", &["base"]),
+    ("qos", &["base"]),
     ("sys", &["base"]),
     ("model", &["base", "seeded"]),
     ("trace", &["base", "seeded"]),
@@ -42,7 +43,7 @@ pub(super) const TEST_ARROWS: [&str; 2] = ["model", "seeded"];
 pub(super) const UNSAFE_HOMES: [&str; 2] = ["sys", "shim"];
 
 /// Crates that decide, and what they may not name, so that the same code runs live and simulated.
-pub(super) const PURE: [&str; 2] = ["engine", "policy"];
+pub(super) const PURE: [&str; 3] = ["engine", "policy", "qos"];
 pub(super) const IMPURE_WORDS: [&str; 17] = [
     "Condvar",
     "Instant",

@@ -1,0 +1,337 @@
+//! Monitors and queue together, for all clients of one device: what each window changes.
+//!
+//! After a window that missed its bound, the client's page-outs go to the buffer, whatever the
+//! queue says (NVSwap §IV, tail latency enforcement). The paper does so for one window. Then a
+//! client whose device is too slow would miss every other window. So each miss holds longer than
+//! the one before; after as many good windows at the device, the next hold is short again.
+
+use undercroft_base::Nanos;
+
+use crate::bound::LatencyBound;
+use crate::monitor::{Judged, Monitor, Window};
+use crate::queue::{Queue, QueueLimits};
+use crate::tail::Tail;
+
+/// Where a client's pages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Out {
+    /// To the device, through the queue.
+    Regular,
+    /// To the buffer first: the fastest tier.
+    Buffer,
+}
+
+/// Part of a limit, in percent, at which the queue aims. Equation 1 comes to rest where the observed
+/// latency is its goal. At the limit itself, half of the windows would miss it.
+const GOAL_PERCENT: u64 = 90;
+
+/// Windows in the buffer after the first miss, and the most after many.
+const HOLD_MIN: u32 = 8;
+const HOLD_MAX: u32 = 256;
+
+/// Missed windows in a row, with everything done that can be done, after which a bound counts as
+/// one that cannot be kept.
+pub const MISSES_MAX: u32 = 3;
+
+const _: () = assert!(0 < HOLD_MIN && HOLD_MIN <= HOLD_MAX);
+
+/// A bound that cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unkeepable {
+    /// The bound.
+    pub bound: LatencyBound,
+    /// The limit that all the windows in question would have kept.
+    pub possible: Nanos,
+}
+
+/// One client with a bound.
+#[derive(Clone, Debug)]
+struct Member {
+    monitor: Monitor,
+    out: Out,
+    /// Windows for which the buffer is still held, and for how many the next miss will hold it.
+    held: u32,
+    next_hold: u32,
+    /// Windows kept in a row without the buffer.
+    calm: u32,
+    /// Windows missed in a row although everything was done, and the highest percentile of them.
+    misses: u32,
+    possible: Nanos,
+    told: bool,
+}
+
+/// The control of one device.
+#[derive(Clone, Debug)]
+pub struct Control {
+    queue: Queue,
+    /// Accesses through the queue in the window in progress.
+    queued: Tail,
+    has_buffer: bool,
+    members: Vec<Option<Member>>,
+    goals: Vec<Option<Nanos>>,
+    sets: Vec<bool>,
+}
+
+impl Control {
+    /// Before the first window: every client uses the device.
+    ///
+    /// * `bounds`: of each client; `None` for a client that has none.
+    /// * `has_buffer`: there is a faster tier above the device.
+    pub fn new(limits: QueueLimits, bounds: &[Option<LatencyBound>], has_buffer: bool) -> Control {
+        let member = |bound: &Option<LatencyBound>| bound.map(Member::new);
+        Control {
+            queue: Queue::new(limits),
+            queued: Tail::default(),
+            has_buffer,
+            members: bounds.iter().map(member).collect(),
+            goals: bounds.iter().map(|of| of.map(goal)).collect(),
+            sets: vec![false; bounds.len()],
+        }
+    }
+
+    /// The page-ins of a client, if it has a bound.
+    pub fn monitor(&self, client: usize) -> Option<&Monitor> {
+        self.members[client].as_ref().map(|member| &member.monitor)
+    }
+
+    /// The same, to add to.
+    pub fn monitor_mut(&mut self, client: usize) -> Option<&mut Monitor> {
+        let member = self.members[client].as_mut();
+        member.map(|member| &mut member.monitor)
+    }
+
+    /// Adds an access through the queue.
+    pub fn add_queued(&mut self, took: Nanos) {
+        self.queued.add(took);
+    }
+
+    /// Adds `count` accesses of a bucket of [`crate::tail`].
+    pub fn add_queued_many(&mut self, bucket: usize, count: u32) {
+        self.queued.add_many(bucket, count);
+    }
+
+    /// Ends the window of every client, and turns the knobs for the next.
+    pub fn end_windows(&mut self) {
+        let least = self.queue.is_least();
+        for member in self.members.iter_mut().flatten() {
+            if let Some(window) = member.monitor.end_window() {
+                let done = if self.has_buffer {
+                    member.out == Out::Buffer
+                } else {
+                    least
+                };
+                member.note(window, done);
+            }
+        }
+        let observed = self.observed();
+        if observed.is_some() {
+            self.queued.clear();
+        }
+        self.queue.step(&self.goals, observed, &mut self.sets);
+        for (member, in_set) in self.members.iter_mut().zip(&self.sets) {
+            if let Some(member) = member {
+                member.out = if self.has_buffer && (*in_set || member.held > 0) {
+                    Out::Buffer
+                } else {
+                    Out::Regular
+                };
+            }
+        }
+    }
+
+    /// The latency of the queue: the percentile of the client with the smallest bound. The paper
+    /// does not say which figure it takes; a mean would let the tail grow. `None`: too few accesses
+    /// to tell.
+    fn observed(&self) -> Option<Nanos> {
+        let members = self.members.iter().flatten();
+        let bounds = members.map(|member| member.monitor.bound());
+        let percentile = bounds.min_by_key(|bound| bound.limit)?.percentile;
+        let enough = self.queued.samples() >= percentile.samples_min();
+        self.queued.at(percentile).filter(|_| enough)
+    }
+
+    /// Where the pages of a client go.
+    pub fn out(&self, client: usize) -> Out {
+        self.members[client]
+            .as_ref()
+            .map_or(Out::Regular, |member| member.out)
+    }
+
+    /// S(t): the pages of one reclaim batch.
+    pub fn batch(&self) -> u32 {
+        self.queue.slots()
+    }
+
+    /// S(t) with the reserve: requests that may be in the queue.
+    pub fn slots(&self) -> u32 {
+        self.queue.slots_in_all()
+    }
+
+    /// Says once that the bound of a client cannot be kept.
+    pub fn take_unkeepable(&mut self, client: usize) -> Option<Unkeepable> {
+        let member = self.members[client].as_mut()?;
+        if member.told || member.misses < MISSES_MAX {
+            return None;
+        }
+        member.told = true;
+        Some(Unkeepable {
+            bound: member.monitor.bound(),
+            possible: member.possible,
+        })
+    }
+}
+
+/// At which latency the queue aims for a bound.
+fn goal(bound: LatencyBound) -> Nanos {
+    Nanos(bound.limit.0 * GOAL_PERCENT / 100)
+}
+
+impl Member {
+    fn new(bound: LatencyBound) -> Member {
+        Member {
+            monitor: Monitor::new(bound),
+            out: Out::Regular,
+            held: 0,
+            next_hold: HOLD_MIN,
+            calm: 0,
+            misses: 0,
+            possible: Nanos(0),
+            told: false,
+        }
+    }
+
+    /// * `done`: everything that can be done was done during the window.
+    fn note(&mut self, window: Window, done: bool) {
+        match window.judged {
+            Judged::Kept => {
+                self.held = self.held.saturating_sub(1);
+                self.misses = 0;
+                self.possible = Nanos(0);
+                match self.out {
+                    Out::Regular => self.calm += 1,
+                    Out::Buffer => self.calm = 0,
+                }
+                if self.calm >= self.next_hold {
+                    self.next_hold = HOLD_MIN;
+                }
+            }
+            Judged::Missed => {
+                self.held = self.next_hold;
+                self.next_hold = (2 * self.next_hold).min(HOLD_MAX);
+                self.calm = 0;
+                if done {
+                    self.misses += 1;
+                    self.possible = self.possible.max(window.tail);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One client, bound p50=100us, a device with one channel.
+    fn control(has_buffer: bool) -> Control {
+        let bound = "p50=100us".parse().expect("a bound");
+        Control::new(QueueLimits::of_channels(1), &[Some(bound)], has_buffer)
+    }
+
+    /// A window of 10 page-ins. Through the queue if pages are at the device.
+    fn window(of: &mut Control, micros: u64, queued: bool) -> Out {
+        for _ in 0..10 {
+            let took = Nanos(micros * 1000);
+            of.monitor_mut(0).expect("a bound").add(took);
+            if queued {
+                of.add_queued(took);
+            }
+        }
+        of.end_windows();
+        of.out(0)
+    }
+
+    #[test]
+    fn a_miss_sends_pages_to_the_buffer_and_each_miss_for_longer() {
+        let mut of = control(true);
+        assert_eq!(window(&mut of, 80, true), Out::Regular);
+        let mut holds = Vec::new();
+        for _ in 0..8 {
+            assert_eq!(window(&mut of, 150, true), Out::Buffer);
+            let mut held = 1;
+            // The queue has no accesses, so it says nothing.
+            while window(&mut of, 5, false) == Out::Buffer {
+                held += 1;
+            }
+            holds.push(held);
+        }
+        assert_eq!(holds, [8, 16, 32, 64, 128, 256, 256, 256]);
+        assert_eq!(of.monitor(0).map(|of| of.windows().1), Some(8));
+        for _ in 0..HOLD_MAX {
+            assert_eq!(window(&mut of, 80, false), Out::Regular);
+        }
+        window(&mut of, 150, true);
+        let held = (1..).take_while(|_| window(&mut of, 5, false) == Out::Buffer);
+        assert_eq!(held.count() + 1, 8, "short again after a calm");
+    }
+
+    #[test]
+    fn the_queue_shrinks_while_it_is_too_slow_and_then_gives_the_buffer() {
+        let mut of = control(true);
+        let before = of.batch();
+        window(&mut of, 80, true);
+        assert_eq!(of.batch(), before, "the largest already");
+        let mut sizes = vec![of.batch()];
+        // The window is kept (its page-ins are fast), but the queue is ten times too slow.
+        while of.out(0) == Out::Regular {
+            (0..10).for_each(|_| of.add_queued(Nanos(1_000_000)));
+            window(&mut of, 5, false);
+            sizes.push(of.batch());
+        }
+        assert!(sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
+        assert_eq!((of.batch(), sizes.len() > 8), (1, true), "{sizes:?}");
+    }
+
+    #[test]
+    fn without_a_buffer_pages_stay_at_the_device() {
+        let mut of = control(false);
+        for _ in 0..20 {
+            assert_eq!(window(&mut of, 150, true), Out::Regular);
+        }
+    }
+
+    #[test]
+    fn a_bound_that_cannot_be_kept_is_told_once_with_the_figure_that_can() {
+        for has_buffer in [true, false] {
+            let limits = QueueLimits {
+                max: 8,
+                ..QueueLimits::of_channels(1)
+            };
+            let mut of = Control {
+                queue: Queue::new(limits),
+                ..control(has_buffer)
+            };
+            let mut told = Vec::new();
+            for micros in [130; 40].into_iter().chain([150, 140, 130]) {
+                window(&mut of, micros, true);
+                told.extend(of.take_unkeepable(0));
+            }
+            let [one] = told[..] else {
+                panic!("told {} times", told.len());
+            };
+            assert!(one.possible >= Nanos(130_000) && one.possible < Nanos(135_000));
+            assert_eq!(one.bound.to_string(), "p50=100us");
+        }
+    }
+
+    #[test]
+    fn a_bound_missed_now_and_then_can_be_kept() {
+        let mut of = control(true);
+        for _ in 0..50 {
+            window(&mut of, 150, true);
+            window(&mut of, 150, true);
+            window(&mut of, 80, true);
+            assert_eq!(of.take_unkeepable(0), None);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Promises to a client, and the control that keeps them: latency bounds, after NVSwap §IV.
+//!
+//! Level 1, like the policies: sees counts and times that it is given. No clock, no I/O, no lock;
+//! the same code runs live and simulated. A caller measures page-ins, gives them to a [`Monitor`],
+//! ends its windows, and turns the knobs that [`Control`] sets.
+//!
+//! - `bound.rs`: what a user asks for, `p99=200us`.
+//! - `tail.rs`: the percentile of many latencies in little memory.
+//! - `monitor.rs`: windows that kept or missed the bound.
+//! - `queue.rs`: Eq. 1 and Algorithm 1: how large the queue is, and who uses the buffer.
+//! - `control.rs`: both together, for all clients of a device.
+#![forbid(unsafe_code)]
+
+pub mod bound;
+pub mod control;
+pub mod monitor;
+pub mod queue;
+pub mod tail;
+
+pub use bound::{BoundError, LatencyBound, Percentile};
+pub use control::{Control, Out, Unkeepable};
+pub use monitor::{Judged, Monitor, Window};
+pub use queue::{Queue, QueueLimits};
+pub use tail::Tail;
