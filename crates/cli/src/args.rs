@@ -11,6 +11,7 @@ use undercroft_manager::options::{AccessScan, WhenFull};
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
+use undercroft_qos::LatencyBound;
 use undercroft_tier::spec::TierSpec;
 
 use crate::trace::args::TraceArgs;
@@ -150,9 +151,10 @@ pub(crate) struct RunArgs {
     #[arg(long, short)]
     pub quiet: bool,
 
-    /// Refused until latency bounds exist.
-    #[arg(long, hide = true, value_parser = values::latency)]
-    pub latency: Option<String>,
+    /// Bound of the time that page-ins take: pPERCENTILE=TIME, such as p99=200us. The report and
+    /// `undercroft status` say in how many windows it was kept
+    #[arg(long, value_name = "BOUND")]
+    pub latency: Option<LatencyBound>,
 
     /// Refused until stall bounds exist.
     #[arg(long, hide = true, value_parser = values::stall_max)]

@@ -73,6 +73,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             quiet: args.quiet,
             trace: args.trace,
             access_scan: args.access_scan,
+            latency: args.latency,
         },
         command: args.command,
         report: args.report,

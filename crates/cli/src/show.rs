@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
-use undercroft_manager::report::{SCHEMA_VERSION, Snapshot};
+use undercroft_manager::report::{SCHEMA_VERSION, Snapshot, bound_summary};
 
 use crate::failure::{Failure, status};
 
@@ -165,6 +165,9 @@ fn client(snapshot: &Snapshot) -> String {
             Bytes(tier.logical_bytes),
             Bytes(tier.stored_bytes)
         ));
+    }
+    if let Some(bound) = &snapshot.latency_bound {
+        text.push_str(&format!("  bound {}\n", bound_summary(bound)));
     }
     text.push_str(&format!(
         "  now {:.0} faults/s, {:.0} pages in/s, {:.0} pages out/s; {} faults so far\n",

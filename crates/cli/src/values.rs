@@ -121,13 +121,6 @@ pub(crate) fn page_size(text: &str) -> Result<Bytes, String> {
     }
 }
 
-/// `--latency`: not available yet.
-pub(crate) fn latency(_text: &str) -> Result<String, String> {
-    Err("latency bounds are not available yet, because nothing enforces them; leave the option out, and read the \
-         latencies in the report (--report FILE)"
-        .to_owned())
-}
-
 /// `--stall-max`: not available yet.
 pub(crate) fn stall_max(_text: &str) -> Result<String, String> {
     Err("stall bounds are not available yet, because nothing enforces them; leave the option out, and read \

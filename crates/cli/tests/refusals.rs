@@ -75,11 +75,6 @@ fn what_is_not_available_yet_says_so() {
         &[later, "4 KiB"],
     );
     refused(
-        &["run", "--latency", "p99=200us", "--", "true"],
-        2,
-        &[later, "--report"],
-    );
-    refused(
         &["run", "--stall-max", "30%", "--", "true"],
         2,
         &[later, "--report"],
@@ -89,6 +84,19 @@ fn what_is_not_available_yet_says_so() {
         2,
         &[later, "file:PATH"],
     );
+}
+
+#[test]
+fn latency_bounds_are_refused_with_the_form_of_one() {
+    for (bound, word) in [
+        ("200us", "p99=200us"),
+        ("p99:200us", "p99=200us"),
+        ("p100=200us", "below 100"),
+        ("p99=200", "unit"),
+        ("p99=2ns", "1 us"),
+    ] {
+        refused(&["run", "--latency", bound, "--", "true"], 2, &[word]);
+    }
 }
 
 #[test]

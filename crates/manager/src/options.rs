@@ -9,6 +9,7 @@ use undercroft_base::Bytes;
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
+use undercroft_qos::LatencyBound;
 use undercroft_tier::spec::TierSpec;
 
 /// What the manager does when every tier is full and the limit is reached.
@@ -61,6 +62,9 @@ pub struct ClientOptions {
     pub trace: Option<PathBuf>,
     /// How often Accessed bits are read.
     pub access_scan: AccessScan,
+    /// The bound of page-ins; `None` = none.
+    #[serde(with = "as_bound")]
+    pub latency: Option<LatencyBound>,
 }
 
 /// One `undercroft run`.
@@ -110,6 +114,28 @@ mod as_name {
     }
 }
 
+/// A latency bound in JSON: its text, or null.
+mod as_bound {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use undercroft_qos::LatencyBound;
+
+    pub(super) fn serialize<S: Serializer>(
+        bound: &Option<LatencyBound>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        bound.map(|bound| bound.to_string()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<LatencyBound>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        let parsed = text.map(|text| text.parse().map_err(D::Error::custom));
+        parsed.transpose()
+    }
+}
+
 /// Tiers in JSON: each as its canonical text, which parses to an equal value.
 mod as_text {
     use serde::de::Error;
@@ -148,14 +174,24 @@ mod tests {
             quiet: true,
             trace: None,
             access_scan: AccessScan::Never,
+            latency: Some("p99.9=1500us".parse().expect("a bound")),
         };
         let sent = serde_json::to_string(&options).expect("JSON");
         let got: ClientOptions = serde_json::from_str(&sent).expect("options");
         assert_eq!(
-            (got.memory_max, &got.tiers, &got.prefetch),
-            (options.memory_max, &options.tiers, &options.prefetch)
+            (got.memory_max, &got.tiers, &got.prefetch, got.latency),
+            (
+                options.memory_max,
+                &options.tiers,
+                &options.prefetch,
+                options.latency
+            )
         );
-        for (right, wrong) in [("ram,zstd", "rum,zstd"), ("window:5", "window:500")] {
+        for (right, wrong) in [
+            ("ram,zstd", "rum,zstd"),
+            ("window:5", "window:500"),
+            ("p99.9=", "p100="),
+        ] {
             let wrong = sent.replace(right, wrong);
             assert!(serde_json::from_str::<ClientOptions>(&wrong).is_err());
         }

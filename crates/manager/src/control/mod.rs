@@ -2,6 +2,7 @@
 //! sets the manager up.
 
 mod beside;
+mod bound;
 mod check;
 pub(crate) mod ending;
 mod handshake;
@@ -26,6 +27,7 @@ use undercroft_sys::procfs::Statm;
 use undercroft_sys::uffd::UffdDevice;
 
 use self::beside::Presence;
+use self::bound::Bound;
 use self::ending::Mark;
 use self::handshake::Greetings;
 use self::launch::tell;
@@ -78,6 +80,8 @@ struct Control {
     /// Epoll of the pidfds of all processes that have announced themselves.
     ends: OwnedFd,
     presence: Presence,
+    /// The latency bound of the run, if it has one.
+    bound: Option<Bound>,
     rest_until: Instant,
     last_snapshot: (Instant, Stats),
     zeros: PageBuf,
@@ -164,6 +168,7 @@ impl Control {
             }
             self.wake_keeper();
             self.check_if_due();
+            self.note_page_ins();
             self.shared
                 .gauges
                 .shortages
@@ -280,6 +285,7 @@ impl Control {
                     exit_status,
                     wall_ns,
                 }) => {
+                    self.end_last_window();
                     let report = self.report(exit_status, wall_ns);
                     if self.shared.books.record.is_some() {
                         self.forget_ended(); // a trace has the end of every process

@@ -21,6 +21,7 @@ use undercroft_sys::uffd::{Features, UffdDevice, UffdError};
 
 use super::Control;
 use super::beside::Presence;
+use super::bound::Bound;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
@@ -184,6 +185,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         forgets: false,
         ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,
         presence: Presence::new(Instant::now()),
+        bound: launch.options.latency.map(Bound::new),
         rest_until: Instant::now(),
         last_snapshot: (Instant::now(), Stats::default()),
         zeros: PageBuf::new(1)?,
@@ -260,7 +262,7 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
         processes: Processes::new(fault_threads),
         arrivals: Arrivals::default(),
         graves: Graves::default(),
-        gauges: Gauges::new(),
+        gauges: Gauges::new(options.latency),
         signals: Signals::new(fault_threads)?,
         placement,
         options: options.clone(),

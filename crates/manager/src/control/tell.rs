@@ -14,8 +14,8 @@ use super::handshake::HANDSHAKE;
 use crate::books::metered::MeteredTier;
 use crate::options::AccessScan;
 use crate::report::{
-    AccessScans, Policies, PolicyChoice, Rates, Report, ReportInputs, Scale, Snapshot, TierInputs,
-    TierSnapshot,
+    AccessScans, BoundReport, Policies, PolicyChoice, Rates, Report, ReportInputs, Scale, Snapshot,
+    TierInputs, TierSnapshot,
 };
 use crate::sync::lock;
 
@@ -91,6 +91,11 @@ impl Control {
         }
     }
 
+    fn bound_report(&self) -> Option<BoundReport> {
+        let bound = self.bound.as_ref();
+        bound.map(|bound| BoundReport::of(&bound.monitor))
+    }
+
     fn snapshot(&mut self) -> Snapshot {
         let shared = &self.shared;
         let held = shared.books.pool_held();
@@ -131,6 +136,7 @@ impl Control {
             fault_latency_seconds: crate::report::Quantiles::of(
                 lock(&shared.gauges.fault_latency).histogram(),
             ),
+            latency_bound: self.bound_report(),
             pages: (&stats).into(),
             rates,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
@@ -174,6 +180,7 @@ impl Control {
             memory_max: shared.options.memory_max.0,
             stats: &stats,
             fault_latency: latency.histogram(),
+            latency_bound: self.bound_report(),
             stall: latency.waited(),
             tiers,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),

@@ -31,6 +31,8 @@ pub(super) struct Lane {
     pub(super) loads: Loads,
     process: Option<Arc<Process>>,
     started: Instant,
+    /// How long its fault had waited for room before.
+    pub(super) waited: Nanos,
     read_at: Instant,
     installed: Instant,
     /// Reads in flight, each of a run of items.
@@ -44,6 +46,7 @@ impl Lane {
             loads: Loads::new(),
             process: None,
             started: now,
+            waited: Nanos(0),
             read_at: now,
             installed: now,
             in_flight: 0,
@@ -265,6 +268,7 @@ impl FaultThread {
         if demanded {
             let took = this.installed.duration_since(this.started).as_nanos() as u64;
             lock(&self.shared.gauges.fault_latency).note(took);
+            self.note_page_in(lane, took);
         }
         // Last, and with no lock held: the woken thread runs on this CPU, and may replace this
         // thread at once.
@@ -275,6 +279,21 @@ impl FaultThread {
         // for each fault.
         if self.freed.len() >= FREE_BATCH {
             self.shared.books.free_slots(&mut self.freed);
+        }
+    }
+
+    /// Counts the plan's page-in for the latency bound, if there is one: its faulting page came from
+    /// a tier.
+    fn note_page_in(&self, lane: usize, took: u64) {
+        let this = &self.lanes[lane];
+        let mut items = this.loads.plan.items.iter();
+        if let Some(page_ins) = &self.shared.gauges.page_ins
+            && let Some(item) = items.find(|item| item.demanded && !item.fresh)
+        {
+            let tiers = &self.shared.books.tiers;
+            let tier = tiers.get(usize::from(item.tier.0)); // none of a page of one word
+            let from_device = tier.is_some_and(|tier| !tier.is_ram());
+            page_ins.add(Nanos(took + this.waited.0), from_device);
         }
     }
 

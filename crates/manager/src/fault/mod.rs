@@ -515,8 +515,14 @@ impl FaultThread {
             }
             answer
         };
+        let no_room = answer == FaultAnswer::NoRoom;
+        let waited = self.shared.gauges.page_ins.as_ref().map(|page_ins| {
+            let now = self.shared.elapsed_at(read);
+            page_ins.answered(&fault, no_room, now)
+        });
         if answer == FaultAnswer::Load {
             let times = [arrived, read, Instant::now()];
+            self.lanes[lane].waited = waited.unwrap_or_default();
             return self.carry_out(lane, process, times);
         }
         self.idle.push(lane);

@@ -63,6 +63,7 @@ fn options(tier: &str) -> ClientOptions {
         quiet: true,
         trace: None,
         access_scan: AccessScan::Never,
+        latency: None,
     }
 }
 
@@ -96,7 +97,7 @@ fn shared(options: ClientOptions) -> Arc<Shared> {
         processes: Processes::new(fault_threads),
         arrivals: Arrivals::default(),
         graves: Graves::default(),
-        gauges: Gauges::new(),
+        gauges: Gauges::new(None),
         signals: Signals::new(fault_threads).expect("eventfds"),
         placement,
         options,

@@ -2,6 +2,7 @@
 
 pub(crate) mod latency;
 pub(crate) mod limit;
+pub(crate) mod page_ins;
 pub(crate) mod scale;
 
 use std::sync::Mutex;
@@ -9,15 +10,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use undercroft_base::Bytes;
+use undercroft_qos::LatencyBound;
 
 use self::latency::{Breakdown, FaultLatency};
 use self::limit::Exceeded;
+use self::page_ins::PageIns;
 use self::scale::{Longest, Shortages};
 use crate::sync::lock;
 
 /// The gauges of one run.
 pub(crate) struct Gauges {
     pub fault_latency: Mutex<FaultLatency>,
+    /// The page-ins, if the run has a latency bound.
+    pub page_ins: Option<Box<PageIns>>,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
     pub eviction: EvictionCost,
@@ -62,9 +67,10 @@ pub(crate) struct Scans {
 }
 
 impl Gauges {
-    pub(crate) fn new() -> Gauges {
+    pub(crate) fn new(bound: Option<LatencyBound>) -> Gauges {
         Gauges {
             fault_latency: Mutex::new(FaultLatency::new()),
+            page_ins: bound.map(|bound| Box::new(PageIns::new(bound))),
             breakdown: Breakdown::default(),
             exceeded: Mutex::default(),
             eviction: EvictionCost::default(),
@@ -113,7 +119,7 @@ mod tests {
 
     #[test]
     fn mappings_warn_once_and_from_four_fifths_of_what_the_kernel_allows() {
-        let gauges = Gauges::new();
+        let gauges = Gauges::new(None);
         let allowed = undercroft_sys::procfs::mappings_max();
         let most = allowed / 5 * 4;
         assert_eq!(gauges.mappings_warning(7, most - 1), None);
@@ -130,7 +136,7 @@ mod tests {
     /// One process jumps over the threshold between two looks.
     #[test]
     fn mappings_that_jump_over_the_threshold_warn_too() {
-        let gauges = Gauges::new();
+        let gauges = Gauges::new(None);
         let allowed = undercroft_sys::procfs::mappings_max();
         assert_eq!(gauges.mappings_warning(7, 100), None);
         assert!(gauges.mappings_warning(7, allowed).is_some());

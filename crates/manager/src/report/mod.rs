@@ -13,11 +13,12 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use undercroft_base::{Bytes, Nanos, TierInfo, TierKind, TierUsage};
 use undercroft_engine::Stats;
+use undercroft_qos::Monitor;
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileCounts;
 use undercroft_tier::shape::ShapeName;
 
-pub use summary::human_summary;
+pub use summary::{bound as bound_summary, human_summary};
 
 /// The version of the report file and of snapshots.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -49,6 +50,9 @@ pub struct Report {
     pub fault_latency_seconds: Option<Quantiles>,
     /// Where the time of a fault goes; null when no fault was of the kind measured.
     pub fault_breakdown_seconds: Option<FaultBreakdown>,
+    /// How the latency bound was kept; null when there was none.
+    #[serde(default)]
+    pub latency_bound: Option<BoundReport>,
     /// Sum over threads of the time they waited for a page.
     pub stall_seconds: f64,
     /// Pages moved.
@@ -128,6 +132,55 @@ pub struct Quantiles {
     pub p999: f64,
     /// The slowest.
     pub max: f64,
+}
+
+/// How a latency bound was kept. Counts and times are of windows that have ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BoundReport {
+    /// As the user gave it: `p99=200us`.
+    pub bound: String,
+    /// The percentile.
+    pub percentile: f64,
+    /// The limit.
+    pub limit_seconds: f64,
+    /// Windows that kept the bound.
+    pub windows_kept: u64,
+    /// Windows that missed it.
+    pub windows_missed: u64,
+    /// Page-ins in windows.
+    pub page_ins: u64,
+    /// Those of them above the limit.
+    pub page_ins_over: u64,
+    /// Page-ins that are in no window yet, or were too few for one.
+    pub page_ins_pending: u64,
+    /// The percentile of all windows together; null without windows.
+    pub tail_seconds: Option<f64>,
+    /// The percentile of the window that ended last.
+    pub last_window_seconds: Option<f64>,
+    /// The percentile of the worst window: the least limit that every window would have kept.
+    pub worst_window_seconds: Option<f64>,
+}
+
+impl BoundReport {
+    /// What the monitor has seen.
+    pub fn of(monitor: &Monitor) -> BoundReport {
+        let bound = monitor.bound();
+        let (windows_kept, windows_missed) = monitor.windows();
+        let (page_ins, page_ins_over) = monitor.page_ins();
+        BoundReport {
+            bound: bound.to_string(),
+            percentile: bound.percentile.percent(),
+            limit_seconds: bound.limit.seconds(),
+            windows_kept,
+            windows_missed,
+            page_ins,
+            page_ins_over,
+            page_ins_pending: monitor.pending(),
+            tail_seconds: monitor.whole().map(Nanos::seconds),
+            last_window_seconds: monitor.last().map(|window| window.tail.seconds()),
+            worst_window_seconds: monitor.worst().map(Nanos::seconds),
+        }
+    }
 }
 
 /// One tier over the whole run.
@@ -345,6 +398,8 @@ pub struct ReportInputs<'a> {
     pub stats: &'a Stats,
     /// Fault latency in nanoseconds.
     pub fault_latency: &'a Histogram<u64>,
+    /// How the latency bound was kept, if there is one.
+    pub latency_bound: Option<BoundReport>,
     /// Sum of waiting times.
     pub stall: Nanos,
     /// Each tier, fastest first.
@@ -434,6 +489,9 @@ pub struct Snapshot {
     pub faults: Faults,
     /// Distribution since the start; null when there was no fault.
     pub fault_latency_seconds: Option<Quantiles>,
+    /// How the latency bound is kept; null when there is none.
+    #[serde(default)]
+    pub latency_bound: Option<BoundReport>,
     /// Pages moved since the start.
     pub pages: Pages,
     /// Over the time since the previous snapshot was taken.
@@ -612,6 +670,7 @@ impl Report {
             faults: Faults::of(stats),
             fault_latency_seconds: Quantiles::of(inputs.fault_latency),
             fault_breakdown_seconds: inputs.fault_breakdown,
+            latency_bound: inputs.latency_bound.clone(),
             stall_seconds: inputs.stall.seconds(),
             pages: Pages::from(stats),
             tiers: inputs.tiers.iter().map(TierReport::of).collect(),

@@ -2,7 +2,7 @@
 
 use undercroft_base::{Bytes, Nanos};
 
-use super::{Quantiles, Report, TierReport};
+use super::{BoundReport, Quantiles, Report, TierReport};
 
 /// Characters of the command shown in the first line.
 const COMMAND_CHARS_MAX: usize = 60;
@@ -39,6 +39,9 @@ pub fn human_summary(report: &Report, color: bool) -> String {
             None => "no fault was needed".to_owned(),
         },
     );
+    if let Some(bound) = &report.latency_bound {
+        line("bound", self::bound(bound));
+    }
     line("pages", pages(report));
     line("memory", memory(report));
     for tier in &report.tiers {
@@ -80,6 +83,21 @@ fn faults(report: &Report) -> String {
         "{}: {} first touch, {} swap-in; {} avoided by prefetch",
         faults.total, faults.first_touch, faults.swap_in, faults.prefetch_hits
     )
+}
+
+/// How the latency bound was kept, on one line. `status` shows the same.
+pub fn bound(of: &BoundReport) -> String {
+    let windows = of.windows_kept + of.windows_missed;
+    match of.worst_window_seconds {
+        Some(worst) => format!(
+            "{}: kept in {} of {windows} window{}, worst {}",
+            of.bound,
+            of.windows_kept,
+            if windows == 1 { "" } else { "s" },
+            seconds(worst)
+        ),
+        None => format!("{}: too few page-ins to tell", of.bound),
+    }
 }
 
 fn pages(report: &Report) -> String {
@@ -126,6 +144,17 @@ fn tier(tier: &TierReport) -> String {
 
 fn warnings(report: &Report) -> Vec<String> {
     let mut warnings = Vec::new();
+    if let Some(of) = &report.latency_bound
+        && of.windows_missed > 0
+    {
+        warnings.push(format!(
+            "the latency bound {} was missed in {} window{}; every window would have kept {}",
+            of.bound,
+            of.windows_missed,
+            if of.windows_missed == 1 { "" } else { "s" },
+            seconds(of.worst_window_seconds.unwrap_or_default())
+        ));
+    }
     let exceeded = report.limit_exceeded;
     if exceeded.events > 0 {
         warnings.push(format!(

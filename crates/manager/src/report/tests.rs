@@ -4,6 +4,7 @@ use hdrhistogram::Histogram;
 use serde_json::Value;
 use undercroft_base::{Bytes, Nanos, PageCount, TierInfo, TierKind, TierUsage};
 use undercroft_engine::Stats;
+use undercroft_qos::Monitor;
 
 use super::*;
 
@@ -57,6 +58,7 @@ fn sample() -> Report {
         memory_max: 8 << 20,
         stats: &stats,
         fault_latency: &histogram([5_000; 98].into_iter().chain([20_000, 90_000])),
+        latency_bound: Some(BoundReport::of(&bound())),
         stall: Nanos(1_000_000),
         tiers: vec![TierInputs {
             info: &info,
@@ -99,6 +101,16 @@ fn sample() -> Report {
             pages_used: 1000,
         }),
     })
+}
+
+/// Three windows of ten page-ins, all within the limit.
+fn bound() -> Monitor {
+    let mut monitor = Monitor::new("p90=100us".parse().expect("a bound"));
+    for micros in [90, 20, 30] {
+        (0..10).for_each(|_| monitor.add(Nanos(micros * 1000)));
+        monitor.end_window().expect("enough page-ins");
+    }
+    monitor
 }
 
 fn policies() -> Policies {
@@ -220,7 +232,8 @@ fn summary_shows_logical_stored_and_ratio_side_by_side() {
     );
     assert!(text.contains("p50 5.0 us, p99 20.0 us"), "{text}");
     assert!(!text.contains("warning"), "nothing went wrong: {text}");
-    assert!(text.lines().count() <= 9, "{text}");
+    assert!(text.contains("p90=100us: kept in 3 of 3 windows, worst 90.1 us"));
+    assert!(text.lines().count() <= 10, "{text}");
     assert!(human_summary(&sample(), true).contains('\x1b'));
 }
 
@@ -233,12 +246,20 @@ fn summary_warns_of_what_went_wrong() {
         seconds: 0.5,
     };
     report.counters.lost = 3;
+    let mut missed = bound();
+    (0..10).for_each(|_| missed.add(Nanos(500_000)));
+    missed.end_window().expect("enough page-ins");
+    report.latency_bound = Some(BoundReport::of(&missed));
     let text = human_summary(&report, false);
     assert!(
         text.contains("above the limit 2 times, by 4.0 KiB at most, for 500.0 ms"),
         "{text}"
     );
     assert!(text.contains("3 pages were lost"), "{text}");
+    assert!(
+        text.contains("p90=100us was missed in 1 window; every window would have kept 507.9 us"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -246,7 +267,7 @@ fn summary_keeps_a_long_command_on_one_line() {
     let mut report = sample();
     report.command = vec!["sh".into(), "-c".into(), "echo é\n".repeat(100)];
     let text = human_summary(&report, false);
-    assert!(text.lines().count() <= 9, "{text}");
+    assert!(text.lines().count() <= 10, "{text}");
     assert!(
         text.lines()
             .next()

@@ -17,19 +17,22 @@ pub(super) const ARROWS: [(&str, &[&str]); 18] = [
     ("tier", &["base", "device", "sys"]),
     (
         "manager",
-        &["base", "engine", "policy", "sys", "tier", "trace", "wire"],
+        &[
+            "base", "engine", "policy", "qos", "sys", "tier", "trace", "wire",
+        ],
     ),
     (
         "sim",
         &[
-            "base", "device", "engine", "model", "policy", "seeded", "trace",
+            "base", "device", "engine", "model", "policy", "qos", "seeded", "trace",
         ],
     ),
     ("lab", &["base", "seeded", "sim", "trace"]),
     (
         "cli",
         &[
-            "base", "lab", "manager", "policy", "resp", "seeded", "sim", "sys", "tier", "trace",
+            "base", "lab", "manager", "policy", "qos", "resp", "seeded", "sim", "sys", "tier",
+            "trace",
         ],
     ),
     ("tests", &["resp", "seeded"]),
@@ -149,6 +152,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "ending",
             "launch",
             "beside",
+            "bound",
             "handshake",
             "tell",
             "check",
@@ -157,7 +161,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ),
     ("evict", &["backoff", "aside", "group", "demote", "full"]),
     ("fault", &["awake", "install", "lane"]),
-    ("gauges", &["latency", "limit", "scale"]),
+    ("gauges", &["latency", "limit", "page_ins", "scale"]),
     ("keeper", &["voice", "passing", "place", "status"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),

@@ -1,0 +1,77 @@
+//! Latency bounds of real programs: what the report says of them must add up, and no byte is wrong.
+
+use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip};
+
+/// Goes round memory whose words are checked, over a pool and a file.
+fn loop_with(bound: &str) -> Outcome {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let spill = folder.path().join("spill").display().to_string();
+    Job::new(build("touch"))
+        .args(["96", "--rounds", "3"])
+        .limit(24 * MIB)
+        .options(["--latency", bound, "--prefetch", "none"])
+        .tier("ram,max=3M")
+        .tier(&format!("file:{spill},size=1G"))
+        .timeout(100)
+        .run()
+        .expect(0)
+        .expect_swapping(10_000.0)
+}
+
+fn count(outcome: &Outcome, name: &str) -> u64 {
+    let path = format!("latency_bound.{name}");
+    let number = outcome.number(&path);
+    number.unwrap_or_else(|| panic!("no number `{path}` in the report: {outcome}")) as u64
+}
+
+/// Counts of page-ins agree with the engine's, and those of windows with each other.
+fn check_counts(outcome: &Outcome) {
+    let measured = count(outcome, "page_ins") + count(outcome, "page_ins_pending");
+    let loaded = outcome.number("faults.swap_in").expect("a report") as u64;
+    // A page-in that meets a layout event faults again; this program changes its layout only at the
+    // start. What another thread loads has no page-in of its own.
+    assert!(
+        measured <= loaded && measured * 10 >= loaded * 9,
+        "{measured} page-ins of {loaded} loads: {outcome}"
+    );
+    assert!(count(outcome, "page_ins_over") <= count(outcome, "page_ins"));
+}
+
+#[test]
+fn a_generous_bound_is_kept_in_every_window() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(
+            "a_generous_bound_is_kept_in_every_window",
+            "a plain run has no bound",
+        );
+    }
+    let outcome = loop_with("p99=20s");
+    check_counts(&outcome);
+    assert!(count(&outcome, "windows_kept") > 0, "{outcome}");
+    assert_eq!(count(&outcome, "windows_missed"), 0, "{outcome}");
+    assert_eq!(count(&outcome, "page_ins_over"), 0, "{outcome}");
+    let seconds = |name: &str| outcome.number(&format!("latency_bound.{name}"));
+    let (tail, worst) = (seconds("tail_seconds"), seconds("worst_window_seconds"));
+    assert!(tail > Some(1e-6) && worst >= tail, "{outcome}");
+}
+
+#[test]
+fn a_bound_that_no_page_in_can_keep_is_missed_in_every_window() {
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(
+            "a_bound_that_no_page_in_can_keep_is_missed_in_every_window",
+            "a plain run has no bound",
+        );
+    }
+    let outcome = loop_with("p50=1us");
+    check_counts(&outcome);
+    assert_eq!(count(&outcome, "windows_kept"), 0, "{outcome}");
+    assert!(count(&outcome, "windows_missed") > 0, "{outcome}");
+    assert_eq!(
+        count(&outcome, "page_ins_over"),
+        count(&outcome, "page_ins"),
+        "no page is read, verified and installed in a microsecond: {outcome}"
+    );
+}
