@@ -21,8 +21,8 @@ pub enum Out {
     Buffer,
 }
 
-/// Part of a limit, in percent, at which the queue aims. Equation 1 comes to rest where the observed
-/// latency is its goal. At the limit itself, half of the windows would miss it.
+/// Part of a limit, in percent, at which the queue aims. Equation 1 comes to rest where the
+/// observed latency is its goal. At the limit itself, half of the windows would miss it.
 const GOAL_PERCENT: u64 = 90;
 
 /// Windows in the buffer after the first miss, and the most after many.
@@ -54,10 +54,43 @@ struct Member {
     next_hold: u32,
     /// Windows kept in a row without the buffer.
     calm: u32,
-    /// Windows missed in a row although everything was done, and the highest percentile of them.
-    misses: u32,
+    misses: Misses,
+}
+
+/// Windows that missed a bound in a row although everything was done, and the highest percentile of
+/// them.
+#[derive(Clone, Debug, Default)]
+pub struct Misses {
+    row: u32,
     possible: Nanos,
     told: bool,
+}
+
+impl Misses {
+    /// Notes a window.
+    /// * `done`: everything that can be done was done during it.
+    pub fn note(&mut self, window: Window, done: bool) {
+        match window.judged {
+            Judged::Kept => (self.row, self.possible) = (0, Nanos(0)),
+            Judged::Missed if done => {
+                self.row += 1;
+                self.possible = self.possible.max(window.tail);
+            }
+            Judged::Missed => {}
+        }
+    }
+
+    /// Says once that the bound cannot be kept: after [`MISSES_MAX`] windows.
+    pub fn take_unkeepable(&mut self, bound: LatencyBound) -> Option<Unkeepable> {
+        if self.told || self.row < MISSES_MAX {
+            return None;
+        }
+        self.told = true;
+        Some(Unkeepable {
+            bound,
+            possible: self.possible,
+        })
+    }
 }
 
 /// The control of one device.
@@ -170,14 +203,7 @@ impl Control {
     /// Says once that the bound of a client cannot be kept.
     pub fn take_unkeepable(&mut self, client: usize) -> Option<Unkeepable> {
         let member = self.members[client].as_mut()?;
-        if member.told || member.misses < MISSES_MAX {
-            return None;
-        }
-        member.told = true;
-        Some(Unkeepable {
-            bound: member.monitor.bound(),
-            possible: member.possible,
-        })
+        member.misses.take_unkeepable(member.monitor.bound())
     }
 }
 
@@ -194,19 +220,16 @@ impl Member {
             held: 0,
             next_hold: HOLD_MIN,
             calm: 0,
-            misses: 0,
-            possible: Nanos(0),
-            told: false,
+            misses: Misses::default(),
         }
     }
 
     /// * `done`: everything that can be done was done during the window.
     fn note(&mut self, window: Window, done: bool) {
+        self.misses.note(window, done);
         match window.judged {
             Judged::Kept => {
                 self.held = self.held.saturating_sub(1);
-                self.misses = 0;
-                self.possible = Nanos(0);
                 match self.out {
                     Out::Regular => self.calm += 1,
                     Out::Buffer => self.calm = 0,
@@ -219,10 +242,6 @@ impl Member {
                 self.held = self.next_hold;
                 self.next_hold = (2 * self.next_hold).min(HOLD_MAX);
                 self.calm = 0;
-                if done {
-                    self.misses += 1;
-                    self.possible = self.possible.max(window.tail);
-                }
             }
         }
     }

@@ -18,7 +18,7 @@ pub mod queue;
 pub mod tail;
 
 pub use bound::{BoundError, LatencyBound, Percentile};
-pub use control::{Control, Out, Unkeepable};
+pub use control::{Control, Misses, Out, Unkeepable};
 pub use monitor::{Judged, Monitor, Window};
 pub use queue::{Queue, QueueLimits};
 pub use tail::Tail;

@@ -282,8 +282,8 @@ impl FaultThread {
         }
     }
 
-    /// Counts the plan's page-in for the latency bound, if there is one: its faulting page came from
-    /// a tier.
+    /// Counts the plan's page-in for the latency bound, if there is one: its faulting page came
+    /// from a tier.
     fn note_page_in(&self, lane: usize, took: u64) {
         let this = &self.lanes[lane];
         let mut items = this.loads.plan.items.iter();
