@@ -105,10 +105,14 @@ pub struct Device {
     channels: Vec<Channel>,
     head: Option<Head>,
     waiting: VecDeque<Waiting>,
+    /// Channels that deferred writes may use, the first ones.
+    write_channels: usize,
+    /// Writes that may wait.
+    behind_max: usize,
     counters: Counters,
 }
 
-/// Writes that may wait behind reads. With more, the writer waits.
+/// Writes that may wait behind reads, if no other number is set. With more, the writer waits.
 pub const BEHIND_MAX: usize = 64;
 
 impl Device {
@@ -118,9 +122,19 @@ impl Device {
             channels: vec![Channel::default(); profile.channels.max(1) as usize],
             head: profile.disk.map(Head::new),
             waiting: VecDeque::with_capacity(BEHIND_MAX + 1),
+            write_channels: profile.channels.max(1) as usize,
+            behind_max: BEHIND_MAX,
             counters: Counters::default(),
             profile,
         }
+    }
+
+    /// Bounds the queue of deferred writes: at most `slots` wait, and they use at most that many
+    /// channels. So if there are fewer slots than channels, a read finds a channel without writes.
+    pub fn set_write_slots(&mut self, slots: u32) {
+        let slots = slots.max(1) as usize;
+        self.behind_max = slots;
+        self.write_channels = slots.min(self.channels.len());
     }
 
     /// Its constants.
@@ -136,7 +150,7 @@ impl Device {
     /// Reads `bytes` at `offset`, asked for at `now`. O(channels).
     pub fn read(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
         self.start_waiting(now);
-        let at = self.earliest();
+        let at = self.earliest(self.channels.len());
         let start = now.max(self.channels[at].free);
         let writing = self
             .channels
@@ -158,12 +172,12 @@ impl Device {
     /// O(channels).
     pub fn write(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
         self.start_waiting(now);
-        self.write_now(now, offset, bytes)
+        self.write_now(now, offset, bytes, self.channels.len())
     }
 
     /// Leaves a write to the device, for when no read needs the channel. Returns when the caller
-    /// may continue: at once; or, with more than [`BEHIND_MAX`] deferred, when the oldest has
-    /// started.
+    /// may continue: at once; or, with more than [`BEHIND_MAX`] deferred (or the number set), when
+    /// the oldest has started.
     pub fn write_behind(&mut self, now: Time, offset: u64, bytes: u64) -> Time {
         self.start_waiting(now);
         self.waiting.push_back(Waiting {
@@ -171,7 +185,7 @@ impl Device {
             offset,
             bytes,
         });
-        if self.waiting.len() <= BEHIND_MAX {
+        if self.waiting.len() <= self.behind_max {
             return now;
         }
         self.start_oldest()
@@ -191,7 +205,8 @@ impl Device {
     /// Starts deferred writes on channels that are free before `now`.
     fn start_waiting(&mut self, now: Time) {
         while let Some(oldest) = self.waiting.front() {
-            let start = oldest.ready.max(self.channels[self.earliest()].free);
+            let at = self.earliest(self.write_channels);
+            let start = oldest.ready.max(self.channels[at].free);
             if start >= now {
                 break;
             }
@@ -201,11 +216,17 @@ impl Device {
 
     fn start_oldest(&mut self) -> Option<Served> {
         let oldest = self.waiting.pop_front()?;
-        Some(self.write_now(oldest.ready, oldest.offset, oldest.bytes))
+        Some(self.write_now(
+            oldest.ready,
+            oldest.offset,
+            oldest.bytes,
+            self.write_channels,
+        ))
     }
 
-    fn write_now(&mut self, now: Time, offset: u64, bytes: u64) -> Served {
-        let at = self.earliest();
+    /// * `channels`: how many of them it may use, the first ones.
+    fn write_now(&mut self, now: Time, offset: u64, bytes: u64, channels: usize) -> Served {
+        let at = self.earliest(channels);
         let start = now.max(self.channels[at].free);
         let time = self.service(start, offset, bytes, true);
         let unit = self.profile.unit_bytes.max(1);
@@ -235,9 +256,10 @@ impl Device {
         place + law.time(moved)
     }
 
-    fn earliest(&self) -> usize {
+    /// The channel, of the first `channels`, that is free first.
+    fn earliest(&self, channels: usize) -> usize {
         let free = |at: &usize| self.channels[*at].free;
-        (0..self.channels.len()).min_by_key(free).unwrap_or(0)
+        (0..channels).min_by_key(free).unwrap_or(0)
     }
 
     fn occupy(&mut self, at: usize, start: Time, time: Time, writes: bool) -> Served {
@@ -328,6 +350,33 @@ mod tests {
             now = device.write_behind(now, at << 30, 4096);
         }
         assert!(now > Time::from_ns(1e8), "{now:?}");
+    }
+
+    /// Eight writes and then a read, with all channels for writes or some.
+    #[test]
+    fn a_read_finds_a_channel_if_writes_have_fewer_slots() {
+        let start_of_read = |slots: Option<u32>| {
+            let mut profile = by_name("sata-ssd").expect("a known profile");
+            profile.channels = 4;
+            let mut device = Device::new(profile);
+            slots
+                .into_iter()
+                .for_each(|slots| device.set_write_slots(slots));
+            let mut writer = Time::default();
+            for at in 0..8 {
+                writer = device.write_behind(writer, at << 20, 4096);
+            }
+            let now = Time::from_ns(1.0);
+            (device.read(now, 0, 4096).start > now, writer > now)
+        };
+        assert_eq!(start_of_read(None), (true, false), "all channels write");
+        assert_eq!(start_of_read(Some(4)), (true, false), "half wait");
+        assert_eq!(
+            start_of_read(Some(3)),
+            (false, true),
+            "the writer waits instead"
+        );
+        assert_eq!(start_of_read(Some(1)), (false, true));
     }
 
     #[test]

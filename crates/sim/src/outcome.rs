@@ -2,7 +2,9 @@
 //! units in the names.
 
 use serde::Serialize;
+use undercroft_base::Nanos;
 use undercroft_device::{Counters, profiles};
+use undercroft_qos::Monitor;
 
 use crate::replay::tiers::ReplayTier;
 use crate::replay::{Replay, Spent};
@@ -138,6 +140,50 @@ pub struct ClientOutcome {
     pub stall_ratio: f64,
     /// Time of a fault that read from a tier.
     pub fault_latency: Latency,
+    /// How its latency bound was kept; absent if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_bound: Option<BoundOutcome>,
+}
+
+/// How a latency bound was kept.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BoundOutcome {
+    /// As the user wrote it: `p99=200us`.
+    pub bound: String,
+    /// Windows that kept it.
+    pub windows_kept: u64,
+    /// Windows that missed it.
+    pub windows_missed: u64,
+    /// Page-ins in these windows.
+    pub page_ins: u64,
+    /// Those of them above the limit.
+    pub page_ins_over: u64,
+    /// The percentile of all windows together; absent without windows.
+    pub tail_seconds: Option<f64>,
+    /// The percentile of the worst window.
+    pub worst_window_seconds: Option<f64>,
+}
+
+impl BoundOutcome {
+    fn of(monitor: &Monitor) -> BoundOutcome {
+        let (windows_kept, windows_missed) = monitor.windows();
+        let (page_ins, page_ins_over) = monitor.page_ins();
+        BoundOutcome {
+            bound: monitor.bound().to_string(),
+            windows_kept,
+            windows_missed,
+            page_ins,
+            page_ins_over,
+            tail_seconds: monitor.whole().map(Nanos::seconds),
+            worst_window_seconds: monitor.worst().map(Nanos::seconds),
+        }
+    }
+
+    /// Windows that kept it, in percent of all; NaN without windows.
+    pub fn kept_percent(&self) -> f64 {
+        let windows = self.windows_kept + self.windows_missed;
+        100.0 * self.windows_kept as f64 / windows as f64
+    }
 }
 
 /// Percentiles in seconds.
@@ -209,7 +255,11 @@ impl SimReport {
     /// Adds up a finished replay.
     pub fn of(mut replay: Replay<'_>, setup: &Setup) -> SimReport {
         let (elapsed, settled) = replay.finish();
-        let clients: Vec<_> = replay.clients.iter().map(client_outcome).collect();
+        let clients: Vec<_> = replay
+            .clients
+            .iter()
+            .map(|client| client_outcome(client, &replay))
+            .collect();
         let seconds = elapsed.seconds();
         let tiers: Vec<_> = replay
             .tiers()
@@ -332,7 +382,7 @@ fn times(clients: impl Iterator<Item = Spent>) -> Times {
     sum
 }
 
-fn client_outcome(client: &crate::replay::Client<'_>) -> ClientOutcome {
+fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> ClientOutcome {
     let elapsed = client.clock.seconds();
     let stalled = elapsed - client.spent.reference.seconds();
     let at = |quantile| client.latency.value_at_quantile(quantile) as f64 / 1e9;
@@ -360,6 +410,7 @@ fn client_outcome(client: &crate::replay::Client<'_>) -> ClientOutcome {
             0.0
         },
         fault_latency,
+        latency_bound: replay.monitor(client.index).map(BoundOutcome::of),
     }
 }
 

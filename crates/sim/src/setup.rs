@@ -7,6 +7,7 @@ use std::str::FromStr;
 use undercroft_base::{Bytes, Nanos, TierId};
 use undercroft_device::{Attach, Law, Profile, Time, profiles};
 use undercroft_policy::place::{LatencyClass, PlacementName};
+use undercroft_qos::LatencyBound;
 
 use crate::bound;
 
@@ -430,8 +431,35 @@ pub struct Setup {
     pub context_switch: Cost,
     /// When room for a fault is made: at the last moment, or ahead of it as in the live manager.
     pub room: SimRoom,
+    /// Latency bounds of the clients.
+    pub latency: Latencies,
     /// For `random`.
     pub seed: u64,
+}
+
+/// Shortest window of a latency bound: a page-in takes about as long.
+const WINDOW_MIN: Nanos = Nanos(1_000_000);
+
+/// Latency bounds of the clients, and what is done to keep them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latencies {
+    /// One for all clients, or one for each. Empty: none has a bound.
+    pub bounds: Vec<LatencyBound>,
+    /// Least virtual time of a window.
+    pub window: Nanos,
+    /// Whether the bounds are kept (NVSwap), or only measured.
+    pub control: bool,
+}
+
+impl Default for Latencies {
+    /// No bound.
+    fn default() -> Latencies {
+        Latencies {
+            bounds: Vec::new(),
+            window: Nanos(1_000_000_000),
+            control: true,
+        }
+    }
 }
 
 impl Default for Setup {
@@ -454,6 +482,7 @@ impl Default for Setup {
             software: Cost::Auto,
             context_switch: Cost::Auto,
             room: SimRoom::AfterPlan,
+            latency: Latencies::default(),
             seed: 1,
         }
     }
@@ -486,6 +515,14 @@ impl Setup {
                 &self.page_bytes.to_string(),
                 format!("a page is larger than the memory, {bytes}"),
                 "use smaller pages, or more --memory",
+            ));
+        }
+        if self.latency.window.0 < WINDOW_MIN.0 {
+            return Err(SetupError::option(
+                "--latency-window",
+                &self.latency.window.to_string(),
+                format!("a window takes at least {WINDOW_MIN}"),
+                "give a longer one, such as 1s",
             ));
         }
         page_bytes(&self.page_bytes.to_string())?;

@@ -87,6 +87,34 @@ pub fn table(results: &Results, style: Style) -> String {
     out
 }
 
+/// How latency bounds were kept: a line for each client of each simulation that has one. Empty
+/// without bounds.
+pub fn bounds(results: &Results) -> String {
+    let mut out = String::new();
+    for outcome in &results.outcomes {
+        for client in &outcome.clients {
+            let Some(of) = &client.latency_bound else {
+                continue;
+            };
+            let windows = of.windows_kept + of.windows_missed;
+            let kept = match of.worst_window_seconds {
+                Some(worst) => format!(
+                    "kept in {} of {windows} windows, worst {}",
+                    of.windows_kept,
+                    duration(worst)
+                ),
+                None => "too few page-ins to tell".to_owned(),
+            };
+            _ = writeln!(
+                out,
+                "{}, memory {}: {} {kept}",
+                client.name, outcome.setting.memory, of.bound
+            );
+        }
+    }
+    out
+}
+
 fn line(out: &mut String, cells: &[String], widths: &[usize], style: Style) {
     let mut text = String::new();
     for (at, (cell, width)) in cells.iter().zip(widths).enumerate() {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Nanos;
 use undercroft_policy::place::PlacementName;
+use undercroft_qos::LatencyBound;
 use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, SimTier};
 
 /// `undercroft sim`.
@@ -93,6 +94,15 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum, value_name = "WHEN")]
     pub room: Option<RoomArg>,
 
+    /// Bounds of the time of page-ins, as p99=200us: one for all clients, or one for each; several
+    /// by commas. Pages of a client whose bound the last tier cannot keep go to the first (NVSwap)
+    #[arg(long, value_name = "BOUND,..", value_delimiter = ',', value_parser = parsed::<LatencyBound>)]
+    pub latency: Vec<LatencyBound>,
+
+    /// Virtual time of a window in which --latency is judged
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parsed::<Nanos>)]
+    pub latency_window: Nanos,
+
     /// Seed of `random`
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
@@ -116,6 +126,7 @@ const EXAMPLES: &str = "Examples:
   undercroft sim --trace zipf:pages=20000,refs=2000000 --reclaim clock,lru,belady,random --out sweep
   undercroft sim --trace app.uct --tier ram,ratio=3 --tier nvme --prefetch none,readahead:8
   undercroft sim --trace app.uct --tier pcm/hdd-7200 --initial stored --json
+  undercroft sim --trace app.uct --room ahead --tier optane-dimm --tier sata-ssd --latency p99=200us
   undercroft sim --trace live.uct         what `run --trace live.uct` recorded, under its limit and policy again
 
 Several values of an option make a sweep: every combination runs. Everything is simulated: the engine and the

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_sim::open::{OpenError, open};
-use undercroft_sim::setup::{Memory, Setup, SetupError, SimRoom, SimTier, TRACED};
-use undercroft_sim::table::{Style, csv, table};
+use undercroft_sim::setup::{Latencies, Memory, Setup, SetupError, SimRoom, SimTier, TRACED};
+use undercroft_sim::table::{Style, bounds, csv, table};
 use undercroft_sim::{MemoryTrace, Results, Sweep};
 
 use crate::failure::{Failure, status};
@@ -74,11 +74,15 @@ fn replay(args: &ReplayArgs) -> Result<(), Failure> {
         FormatArg::Json => show::json(&results),
         FormatArg::Csv => show::line(csv(&results).trim_end()),
         FormatArg::Markdown => show::line(table(&results, Style::Markdown).trim_end()),
-        FormatArg::Table => show::line(&format!(
-            "simulated: {}\n\n{}",
-            results.trace,
-            table(&results, Style::Plain).trim_end()
-        )),
+        FormatArg::Table => show::line(
+            format!(
+                "simulated: {}\n\n{}\n{}",
+                results.trace,
+                table(&results, Style::Plain),
+                bounds(&results)
+            )
+            .trim_end(),
+        ),
     }
 }
 
@@ -93,6 +97,11 @@ fn sweep(args: &ReplayArgs) -> Sweep {
         software: args.software,
         context_switch: args.context_switch,
         seed: args.seed,
+        latency: Latencies {
+            bounds: args.latency.clone(),
+            window: args.latency_window,
+            ..default.latency
+        },
         ..default
     };
     let tiers = if args.tiers.is_empty() {

@@ -82,6 +82,8 @@ pub struct Seen {
 
 /// One client of a replay: its trace, engine and clock.
 pub struct Client<'a> {
+    /// Its place among the clients.
+    pub index: usize,
     /// Its references and pages.
     pub stream: &'a PageStream,
     /// The engine that runs live.
@@ -239,6 +241,7 @@ impl<'a> Client<'a> {
         let space = add_pages(&mut engine, stream);
         let numbers = stream.numbers as usize;
         Ok(Client {
+            index: 0,
             stream,
             engine,
             space,

@@ -2,7 +2,7 @@
 //! between tiers.
 
 use undercroft_base::{
-    Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, ThreadId, TierId, VirtPage,
+    Bytes, Nanos, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, ThreadId, TierId, VirtPage,
 };
 use undercroft_device::{Attach, Time, profiles};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
@@ -12,6 +12,7 @@ use undercroft_engine::{
 
 use undercroft_policy::place::{Migration, TIERS_MAX, TierState, pool_percent};
 
+use super::bound::Bounds;
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
 use super::tiers::{ReplayTier, tier_id};
 use crate::setup::{FaultTouch, Initial, Setup, SetupError, SimRoom, TierModel};
@@ -29,11 +30,13 @@ pub(super) struct Host {
     requests: Vec<(usize, usize)>,
     /// A tier lies inside the memory limit.
     pub has_pool: bool,
+    /// The clients' latency bounds, if they have any.
+    pub bounds: Option<Bounds>,
 }
 
 impl Host {
     /// * `homes`: as [`ReplayTier::new`] has them.
-    pub(super) fn new(setup: &Setup, homes: Option<u64>) -> Host {
+    pub(super) fn new(setup: &Setup, homes: Option<u64>, bounds: Option<Bounds>) -> Host {
         let tiers = setup.tiers.iter();
         Host {
             tiers: tiers
@@ -48,6 +51,15 @@ impl Host {
                 .iter()
                 .any(|tier| matches!(tier.kind, TierModel::Pool { .. })),
             setup: setup.clone(),
+            bounds,
+        }
+    }
+
+    /// Bounds the queue of the last tier as the control of latency bounds says.
+    pub(super) fn bound_queue(&mut self) {
+        let slots = self.bounds.as_ref().and_then(Bounds::slots);
+        if let (Some(slots), Some(last)) = (slots, self.tiers.last_mut()) {
+            last.set_write_slots(slots);
         }
     }
 
@@ -116,6 +128,7 @@ impl Host {
             client.seen.loads += 1;
             let nanos = (client.clock - start).0 / 1000;
             client.latency.saturating_record(nanos.max(1));
+            self.note_page_in(client, Nanos(nanos));
         }
         self.reclaim(client)
     }
@@ -134,7 +147,8 @@ impl Host {
     fn evict_to_reserve(&mut self, client: &mut Client<'_>) -> Result<(), SetupError> {
         self.let_go(client)?;
         while client.engine.books().reclaim_unfinished() {
-            if self.evict(client, EVICT_PAGES_MAX)? == 0 {
+            let batch = self.bounds.as_ref().map_or(EVICT_PAGES_MAX, Bounds::batch);
+            if self.evict(client, batch)? == 0 {
                 break; // only locked and newest pages are left: the live manager would try later
             }
         }
@@ -315,7 +329,9 @@ impl Host {
         if mark & LENT != 0 {
             self.lend_on(client, index);
         }
-        let outcome = if mark & DIRTY == 0 && client.batch[index].retained.is_some() {
+        let copy = client.batch[index].retained;
+        let copy = copy.filter(|(tier, ..)| self.copy_is_good(client, *tier));
+        let outcome = if mark & DIRTY == 0 && copy.is_some() {
             Outcome::Clean
         } else if mark & WRITTEN == 0 && self.setup.initial == Initial::Zero {
             Outcome::Fill(0)
@@ -334,13 +350,14 @@ impl Host {
     ///
     /// Errors: no tier takes it; [`super::Replay::run`] fills in the references done.
     fn store(&mut self, client: &mut Client<'_>, index: usize) -> Result<Outcome, SetupError> {
-        let EvictItem { no, retained, .. } = client.batch[index];
-        for tier in client
-            .engine
-            .evictions()
-            .tiers_for(client.batch[index].at)
-            .iter()
-        {
+        let EvictItem {
+            at, no, retained, ..
+        } = client.batch[index];
+        let mut order = client.engine.evictions().tiers_for(at);
+        if let Some(bounds) = &self.bounds {
+            order = bounds.order(client.index, order);
+        }
+        for tier in order.iter() {
             let place = usize::from(tier.0);
             if !self.takes(client, place) {
                 continue;
@@ -394,7 +411,7 @@ impl Host {
     }
 
     /// Whether a tier has room for one more page of the client.
-    fn takes(&self, client: &Client<'_>, place: usize) -> bool {
+    pub(super) fn takes(&self, client: &Client<'_>, place: usize) -> bool {
         let tier = &self.tiers[place];
         let TierModel::Pool { ratio, .. } = tier.spec.kind else {
             return tier.has_room();

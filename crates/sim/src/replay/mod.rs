@@ -17,6 +17,8 @@
 //! [`SimRoom::Traced`](crate::setup::SimRoom::Traced) only. Otherwise the policies under test
 //! decide.
 
+mod bound;
+mod buffer;
 mod client;
 mod follow;
 mod forks;
@@ -32,11 +34,13 @@ use std::collections::BinaryHeap;
 use undercroft_base::{ThreadId, VirtPage};
 use undercroft_device::{Device, Time};
 use undercroft_engine::{Fault, FaultAnswer, Install};
+use undercroft_qos::Monitor;
 
 use crate::page_stream::PageStream;
 use crate::setup::{Initial, Memory, Setup, SetupError};
 use crate::spaces::Spaces;
 
+use bound::Bounds;
 pub use client::{Client, Seen, Spent, Stop};
 use host::Host;
 use tiers::ReplayTier;
@@ -90,14 +94,17 @@ impl<'a> Replay<'a> {
             };
             let share = share.max(1);
             let seed = setup.seed.wrapping_add(at as u64);
-            clients.push(Client::new(stream, setup, share, home, seed)?);
+            let mut client = Client::new(stream, setup, share, home, seed)?;
+            client.index = at;
+            clients.push(client);
             home += u64::from(stream.numbers);
         }
         let spaces = streams.iter().filter_map(|stream| stream.spaces.as_ref());
         let homes = spaces.clone().any(Spaces::are_related).then_some(home);
+        let bounds = Bounds::new(setup, clients.len())?;
         let mut replay = Replay {
             clients,
-            host: Host::new(setup, homes),
+            host: Host::new(setup, homes, bounds),
         };
         for client in &mut replay.clients {
             replay.host.tell_tiers(client);
@@ -111,6 +118,7 @@ impl<'a> Replay<'a> {
         for tier in &mut replay.host.tiers {
             tier.start();
         }
+        replay.host.bound_queue();
         Ok(replay)
     }
 
@@ -218,6 +226,7 @@ impl<'a> Replay<'a> {
     /// When everything was done, deferred writes included; and the longest of the clients' own
     /// times.
     pub fn finish(&mut self) -> (Time, Time) {
+        self.host.bounds.iter_mut().for_each(Bounds::finish);
         let clients = self.clients.iter().map(|client| client.clock);
         let elapsed = clients.max().unwrap_or_default();
         let idle = self
@@ -227,6 +236,11 @@ impl<'a> Replay<'a> {
             .map(ReplayTier::finish_writes)
             .max();
         (elapsed, idle.unwrap_or_default().max(elapsed))
+    }
+
+    /// The page-ins of a client by windows, if it has a latency bound.
+    pub fn monitor(&self, client: usize) -> Option<&Monitor> {
+        self.host.bounds.as_ref()?.monitor(client)
     }
 
     /// The tiers, fastest first.

@@ -181,6 +181,13 @@ impl ReplayTier {
         self.load_ns as u64
     }
 
+    /// Bounds the queue of deferred writes; see [`Device::set_write_slots`].
+    pub fn set_write_slots(&mut self, slots: u32) {
+        if let Some(device) = &mut self.device {
+            device.set_write_slots(slots);
+        }
+    }
+
     /// Resets the counts, and keeps the pages: the simulation proper starts here.
     pub fn start(&mut self) {
         self.counters = TierCounters {

@@ -1,0 +1,128 @@
+//! Latency bounds of a replay: the control of `undercroft-qos` in virtual time.
+//!
+//! The regular zone is the last tier, and its queue is the device's deferred writes. The buffer is
+//! the first tier, if there is more than one. A page of a client that uses the regular zone goes to
+//! the last tier first; a page of a client that uses the buffer goes to the first (`buffer.rs`).
+
+use undercroft_base::{Nanos, TierId};
+use undercroft_engine::limits::EVICT_PAGES_MAX;
+use undercroft_model::device::Time;
+use undercroft_policy::place::TierOrder;
+use undercroft_qos::{Control, LatencyBound, Monitor, Out, QueueLimits};
+
+use crate::setup::{Setup, SetupError, TierModel};
+
+/// The control of all clients, and its next window.
+pub(super) struct Bounds {
+    control: Control,
+    /// False: page-ins are only measured.
+    turns: bool,
+    window: Time,
+    window_end: Time,
+}
+
+impl Bounds {
+    /// Before time begins. `None`: no client has a bound.
+    ///
+    /// Errors: more than one bound, and not as many as clients.
+    pub(super) fn new(setup: &Setup, clients: usize) -> Result<Option<Bounds>, SetupError> {
+        let given = &setup.latency.bounds;
+        let bounds: Vec<Option<LatencyBound>> = match given[..] {
+            [] => return Ok(None),
+            [one] => vec![Some(one); clients],
+            _ if given.len() == clients => given.iter().copied().map(Some).collect(),
+            _ => {
+                return Err(SetupError::option(
+                    "--latency",
+                    &format!("{} bounds", given.len()),
+                    format!("the trace has {clients} client(s)"),
+                    "give one bound for all, or one for each client",
+                ));
+            }
+        };
+        let has_buffer = setup.tiers.len() > 1;
+        let channels = match setup.tiers.last().map(|tier| &tier.kind) {
+            Some(TierModel::Device { profile, .. }) => profile.channels,
+            _ => 1,
+        };
+        // The paper's least size is the device's channels: below it, a client gets the buffer.
+        // Without a buffer the queue may leave channels to reads.
+        let limits = QueueLimits {
+            min: if has_buffer { channels } else { 1 },
+            ..QueueLimits::of_channels(channels)
+        };
+        let window = Time(setup.latency.window.0 * 1000);
+        Ok(Some(Bounds {
+            control: Control::new(limits, &bounds, has_buffer),
+            turns: setup.latency.control,
+            window,
+            window_end: window,
+        }))
+    }
+
+    /// A page-in of a client ended at `now`. True if a window ended before it, so that knobs may
+    /// have changed.
+    ///
+    /// * `queued`: it came from the last tier.
+    pub(super) fn note(&mut self, client: usize, now: Time, took: Nanos, queued: bool) -> bool {
+        let ended = now >= self.window_end;
+        if ended {
+            self.control.end_windows();
+            while self.window_end <= now {
+                self.window_end = self.window_end + self.window;
+            }
+        }
+        if let Some(monitor) = self.control.monitor_mut(client) {
+            monitor.add(took);
+        }
+        if queued {
+            self.control.add_queued(took);
+        }
+        ended && self.turns
+    }
+
+    /// Ends the last window.
+    pub(super) fn finish(&mut self) {
+        self.control.end_windows();
+    }
+
+    /// The page-ins of a client.
+    pub(super) fn monitor(&self, client: usize) -> Option<&Monitor> {
+        self.control.monitor(client)
+    }
+
+    /// Requests that may be in the queue. `None`: nothing bounds it.
+    pub(super) fn slots(&self) -> Option<u32> {
+        self.turns.then(|| self.control.slots())
+    }
+
+    /// Pages of one reclaim batch.
+    pub(super) fn batch(&self) -> usize {
+        let batch = self.control.batch() as usize;
+        if self.turns {
+            batch.clamp(1, EVICT_PAGES_MAX)
+        } else {
+            EVICT_PAGES_MAX
+        }
+    }
+
+    /// Whether the pages of a client go to the buffer. Never if bounds are only measured: then
+    /// there is no buffer, as in the paper's kernel without NVSwap.
+    pub(super) fn uses_buffer(&self, client: usize) -> bool {
+        self.turns && self.control.out(client) == Out::Buffer
+    }
+
+    /// The tiers that a page of a client is offered to, where the policy would offer it to `order`.
+    pub(super) fn order(&self, client: usize, order: TierOrder) -> TierOrder {
+        if self.uses_buffer(client) {
+            return order;
+        }
+        let tiers: Vec<TierId> = order.iter().collect();
+        let mut regular = TierOrder::default();
+        if let [above @ .., last] = &tiers[..] {
+            regular.then(*last);
+            above.iter().for_each(|tier| regular.then(*tier));
+        }
+        regular
+    }
+}

@@ -1,0 +1,121 @@
+//! Latency bounds in virtual time: kept with control, missed without, for one client and for three
+//! that share a device.
+
+use undercroft_sim::open::open;
+use undercroft_sim::outcome::BoundOutcome;
+use undercroft_sim::setup::{Initial, Latencies, Memory, SimRoom};
+use undercroft_sim::sweep::streams_of;
+use undercroft_sim::{Setup, SimReport, simulate};
+
+use undercroft_base::Nanos;
+
+/// Zipfian pages in half of their memory over a SATA SSD, in windows of 20 ms. A client for each
+/// share of writes.
+///
+/// Control begins after one missed window, and tries the device again after 8, 16, 32 windows and
+/// so on. So a trace has to be long for 95 % of all.
+fn run(writes: &[f64], bounds: &[&str], tiers: &[&str], control: bool) -> SimReport {
+    let parts = writes.iter().enumerate().map(|(client, writes)| {
+        format!(
+            "zipf:pages=10000,refs=400000,theta=0.6,writes={writes},client={client},seed={client}1"
+        )
+    });
+    let trace = open(&parts.collect::<Vec<_>>().join("+")).expect("a trace");
+    let streams = streams_of(&trace, 4096).expect("pages");
+    let setup = Setup {
+        memory: Memory::Percent(50.0),
+        tiers: tiers.iter().map(|tier| tier.parse().expect(tier)).collect(),
+        reference_time: Nanos(34_000),
+        room: SimRoom::Ahead,
+        initial: Initial::Stored,
+        latency: Latencies {
+            bounds: bounds.iter().map(|of| of.parse().expect(of)).collect(),
+            window: Nanos(20_000_000),
+            control,
+        },
+        ..Setup::default()
+    };
+    simulate(&streams, &setup, &mut |_| ()).expect("a simulation")
+}
+
+const HYBRID: [&str; 2] = ["optane-dimm", "sata-ssd"];
+
+fn bound(report: &SimReport, client: usize) -> &BoundOutcome {
+    let of = &report.clients[client].latency_bound;
+    of.as_ref().expect("the client has a bound")
+}
+
+#[test]
+fn one_client_misses_its_bound_without_control_and_keeps_it_with() {
+    let of = |control| run(&[0.5], &["p99=200us"], &HYBRID, control);
+    let (without, with) = (of(false), of(true));
+    let (none, kept) = (bound(&without, 0), bound(&with, 0));
+    assert_eq!(without.tiers[0].pages_written, 0, "only the SSD is used");
+    assert!(none.kept_percent() < 50.0, "{none:?}");
+    assert!(none.tail_seconds > Some(250e-6), "{none:?}");
+    assert!(kept.kept_percent() >= 95.0, "{kept:?}");
+    assert!(kept.tail_seconds <= Some(200e-6), "{kept:?}");
+    assert!(with.tiers[0].pages_written > 10_000, "the buffer is used");
+}
+
+#[test]
+fn three_clients_that_share_an_ssd_keep_their_bounds() {
+    let writes = [0.5, 0.05, 0.0];
+    let bounds = ["p99=1000us", "p99=500us", "p99=300us"];
+    let of = |control| run(&writes, &bounds, &HYBRID, control);
+    let (without, with) = (of(false), of(true));
+    for client in 0..3 {
+        let (none, kept) = (bound(&without, client), bound(&with, client));
+        assert!(kept.kept_percent() >= 95.0, "{client}: {kept:?}");
+        assert!(kept.tail_seconds <= none.tail_seconds, "{none:?} {kept:?}");
+    }
+    assert!(bound(&without, 2).kept_percent() < 95.0);
+}
+
+/// The last tier alone: fewer writes at a time, and no buffer.
+#[test]
+fn without_a_buffer_writes_leave_channels_to_reads() {
+    let of = |control| run(&[0.5], &["p99=250us"], &["sata-ssd"], control);
+    let (without, with) = (of(false), of(true));
+    let (none, some) = (bound(&without, 0), bound(&with, 0));
+    assert!(some.tail_seconds < none.tail_seconds, "{none:?} {some:?}");
+    assert!(
+        some.kept_percent() > none.kept_percent(),
+        "{none:?} {some:?}"
+    );
+}
+
+#[test]
+fn a_bound_changes_nothing_if_it_is_only_measured() {
+    let of = |bounds: &[&str]| run(&[0.3], bounds, &["sata-ssd"], false);
+    let (mut measured, plain) = (of(&["p90=1us"]), of(&[]));
+    let found = measured.clients[0].latency_bound.take().expect("a bound");
+    assert_eq!(measured, plain);
+    assert_eq!(found.windows_kept, 0);
+    assert_eq!(found.page_ins, found.page_ins_over);
+    assert!(found.page_ins <= plain.swap_ins);
+}
+
+#[test]
+fn bounds_are_one_for_all_or_one_for_each() {
+    let trace = open("zipf:pages=100,refs=1000,client=0+zipf:pages=100,refs=1000,client=2");
+    let streams = streams_of(&trace.expect("a trace"), 4096).expect("pages");
+    let of = |bounds: usize| {
+        let setup = Setup {
+            latency: Latencies {
+                bounds: vec!["p99=1ms".parse().expect("a bound"); bounds],
+                ..Latencies::default()
+            },
+            ..Setup::default()
+        };
+        simulate(&streams, &setup, &mut |_| ()).map_err(|error| error.to_string())
+    };
+    for fits in [0, 1, 2] {
+        assert!(of(fits).is_ok(), "{fits}");
+    }
+    let error = of(3).expect_err("two clients");
+    assert!(
+        error.contains("--latency") && error.contains("2 client"),
+        "{error}"
+    );
+}
