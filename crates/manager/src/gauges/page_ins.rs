@@ -102,7 +102,7 @@ impl PageIns {
         let micros = now.as_micros() as u64;
         if no_room && !is_ours {
             wait.page.store(fault.page.0, Ordering::Relaxed);
-            let word = thread << TIME_BITS | micros & ((1 << TIME_BITS) - 1);
+            let word = thread << TIME_BITS | (micros & ((1 << TIME_BITS) - 1));
             wait.thread_and_time.store(word, Ordering::Relaxed);
         }
         if no_room || !is_ours {

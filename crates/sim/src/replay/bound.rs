@@ -69,7 +69,7 @@ impl Bounds {
         if ended {
             self.control.end_windows();
             while self.window_end <= now {
-                self.window_end = self.window_end + self.window;
+                self.window_end += self.window;
             }
         }
         if let Some(monitor) = self.control.monitor_mut(client) {
