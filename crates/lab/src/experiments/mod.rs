@@ -6,6 +6,7 @@ mod fio;
 mod first_touch;
 mod idle;
 mod metadata;
+mod nvswap;
 mod patterns;
 mod pcm;
 mod programs;
@@ -146,6 +147,20 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "PCM swap, figure 6, simulated: energy of little DRAM with PCM, all DRAM with a disk",
         },
         pcm::fig6,
+    ),
+    (
+        ExperimentInfo {
+            name: "nvswap-fig4",
+            about: "NVSwap, figure 4, simulated: one client with a bound of 200 us, an SSD and a buffer",
+        },
+        nvswap::fig4,
+    ),
+    (
+        ExperimentInfo {
+            name: "nvswap-fig5",
+            about: "NVSwap, figure 5, simulated: three clients with bounds of 1000, 500 and 300 us",
+        },
+        nvswap::fig5,
     ),
 ];
 
