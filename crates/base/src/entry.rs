@@ -124,8 +124,8 @@ impl Entry {
             | (u64::from(self.stamp.0) << 48)
     }
 
-    /// Whether this resident page was out of memory since it last came as zeros, or may have been. A
-    /// page that was chosen to leave, and that the agent refused to take, was not.
+    /// Whether this resident page was out of memory since it last came as zeros, or may have been.
+    /// A page that was chosen to leave, and that the agent refused to take, was not.
     #[inline]
     pub fn has_left(self) -> bool {
         self.flags.has(Flags::RETAINED) || self.tier == TierId::FILL

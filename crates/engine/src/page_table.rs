@@ -20,9 +20,9 @@ struct Space {
     /// no installation may span two mappings. They bound batches; correctness never depends on
     /// them.
     regions: Vec<VirtRange>,
-    /// 2 MiB position -> chunk. A tree: the next few chunks of a range are found without the others,
-    /// and it grows without a moment in which all of it is moved. Most searches do not come here
-    /// ([`PageTable::found`]).
+    /// 2 MiB position -> chunk. A tree: the next few chunks of a range are found without the
+    /// others, and it grows without a moment in which all of it is moved. Most searches do not
+    /// come here ([`PageTable::found`]).
     chunks: BTreeMap<u64, ChunkNo>,
 }
 
@@ -307,8 +307,8 @@ impl<L: Ledger> PageTable<L> {
         (head.space, head.first.plus(u64::from(page.offset())))
     }
 
-    /// The first `most` stretches of `range` that have entries, ascending, one a chunk. Absent chunks
-    /// are skipped whole. O(log(chunks of the space) + stretches).
+    /// The first `most` stretches of `range` that have entries, ascending, one a chunk. Absent
+    /// chunks are skipped whole. O(log(chunks of the space) + stretches).
     pub(crate) fn stretches(&self, space: SpaceId, range: VirtRange, most: usize) -> Vec<Stretch> {
         let Some(owner) = self.spaces.get(&space) else {
             return Vec::new();

@@ -137,7 +137,9 @@ impl fmt::Display for LatencyBound {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.limit.0;
         let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
-        let whole = units.into_iter().find(|(unit, _)| nanos % unit == 0);
+        let whole = units
+            .into_iter()
+            .find(|(unit, _)| nanos.is_multiple_of(*unit));
         let (unit, name) = whole.unwrap_or((1, "ns"));
         write!(out, "p{}={}{name}", self.percentile, nanos / unit)
     }

@@ -12,7 +12,7 @@ use undercroft_base::{
     page_checksum,
 };
 use undercroft_sys::mapping::SharedMemory;
-use undercroft_sys::ring::Ring;
+use undercroft_sys::ring::PageRing;
 
 use crate::file::{Backing, BackingError, FileTier, FileTierError};
 use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
@@ -111,7 +111,7 @@ pub enum MeasureError {
 pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
     let mut bench = Bench {
         tier: open(spec)?,
-        ring: Ring::new(RUN_PAGES as u32, RUN_PAGES)?,
+        ring: PageRing::new(RUN_PAGES as u32, RUN_PAGES)?,
     };
     let capacity = bench.tier.info().capacity;
     let pages_max = (capacity.0 / PAGE_BYTES as u64) as usize / 2;
@@ -193,7 +193,7 @@ fn stamp(number: usize) -> Stamp {
 
 struct Bench {
     tier: Box<dyn Tier>,
-    ring: Ring,
+    ring: PageRing,
 }
 
 impl Bench {

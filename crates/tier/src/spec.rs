@@ -354,7 +354,7 @@ pub fn check(text: &str) -> bool {
                 assert!(most <= limit, "{ram:?} of {limit}");
             }
         }
-        TierSpec::Nvm(nvm) => assert!(nvm.size.is_none_or(|size| size.0 >= NVM_BYTES_MIN)),
+        TierSpec::Nvm(nvm) => assert!(nvm.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN)),
         TierSpec::File(file) => assert!(file.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN)),
     }
     true

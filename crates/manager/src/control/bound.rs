@@ -66,10 +66,10 @@ impl Control {
     /// Ends the window of the latency bound, if it is time. Called at each round of the control
     /// thread: at least every 100 ms.
     pub(super) fn note_page_ins(&mut self) {
-        if let (Some(bound), Some(page_ins)) = (&mut self.bound, &self.shared.gauges.page_ins) {
-            if let Some(found) = bound.end_window(page_ins, Instant::now()) {
-                warn(&unkeepable(found));
-            }
+        if let (Some(bound), Some(page_ins)) = (&mut self.bound, &self.shared.gauges.page_ins)
+            && let Some(found) = bound.end_window(page_ins, Instant::now())
+        {
+            warn(&unkeepable(found));
         }
     }
 

@@ -292,7 +292,7 @@ impl FaultThread {
         {
             let tiers = &self.shared.books.tiers;
             let tier = tiers.get(usize::from(item.tier.0)); // none of a page of one word
-            let from_device = tier.is_some_and(|tier| !tier.is_ram());
+            let from_device = tier.is_some_and(|tier| !tier.is_memory());
             page_ins.add(Nanos(took + this.waited.0), from_device);
         }
     }

@@ -17,8 +17,8 @@ use crate::sync::lock;
 /// dropping thread waits for a CPU or for the lock of its address space.
 const DROPPED: Duration = Duration::from_secs(1);
 
-/// Most ranges that are remembered. A program can drop so many in a fifth of a second at best; of
-/// more, the oldest are forgotten earlier.
+/// Most ranges that are remembered. At its fastest, a program drops this many in a fifth of a
+/// second. Of more, the oldest are forgotten earlier.
 const RANGES_MAX: usize = 8192;
 
 /// The ranges of one address space, the oldest first.

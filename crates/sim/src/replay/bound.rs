@@ -5,8 +5,8 @@
 //! the last tier first; a page of a client that uses the buffer goes to the first (`buffer.rs`).
 
 use undercroft_base::{Nanos, TierId};
+use undercroft_device::Time;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_model::device::Time;
 use undercroft_policy::place::TierOrder;
 use undercroft_qos::{Control, LatencyBound, Monitor, Out, QueueLimits};
 
