@@ -173,10 +173,10 @@ impl StormSetup {
         for tier in &mut setup.tiers {
             tier.reads = tier.kind == TierKind::File && random.chance(2, 3);
         }
-        // Half of the files above another tier are nvm.
+        // A third of the files above another tier are nvm.
         for at in 0..setup.tiers.len() - 1 {
             let tier = &mut setup.tiers[at];
-            if tier.kind == TierKind::File && random.chance(1, 2) {
+            if tier.kind == TierKind::File && random.chance(1, 3) {
                 (tier.kind, tier.reads) = (TierKind::Nvm, false);
             }
         }
@@ -201,6 +201,11 @@ impl StormSetup {
             if s.tiers.len() > 1 {
                 s.tiers.pop();
             }
+        });
+        push(&|s| {
+            let nvm = |tier: &&mut TierSetup| tier.kind == TierKind::Nvm;
+            let tiers = s.tiers.iter_mut().filter(nvm);
+            tiers.for_each(|tier| tier.kind = TierKind::File);
         });
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.retain = false));
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.demotes = false));
