@@ -1,5 +1,5 @@
 //! Pure choices: which page leaves next, where it is kept, and which pages are loaded along with a
-//! fault.
+//! fault. And an estimate: the faults that other limits would have had.
 //!
 //! Level 1: sees ids and counters only. No clock, no I/O, no bytes; the same code runs live and
 //! simulated.
@@ -44,6 +44,7 @@ macro_rules! policy_name {
     };
 }
 
+pub mod mrc;
 pub mod place;
 pub mod prefetch;
 pub mod reclaim;

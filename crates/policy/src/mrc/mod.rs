@@ -1,0 +1,377 @@
+//! The miss-ratio curve: how many faults the program would have had under other limits.
+//!
+//! ```text
+//! faults, uses, drops of pages -> Sampling: one page in 2^n -> Event -> Estimator
+//!   Mini: half the limit    Mini: the limit    ...    Mini: four times the limit
+//!   each is the reclaim policy over the sampled pages, with memory as much smaller
+//! ```
+//! A miniature simulation for each limit (Waldspurger, Saemundsson, Ahmad, Park, *Cache Modeling and
+//! Optimization using Miniature Simulations*, USENIX ATC 2017), because the policy is none whose
+//! faults follow from one stack of pages (as LRU's do). Differs:
+//! - Only faults and scans of Accessed bits are known, not every use. A fault here that is no fault
+//!   in a mini is a use there. A page that a scan finds used, and that a mini does not have, is a
+//!   fault there: one, though the page may have come and gone several times since the last scan. So
+//!   the figures of limits far below the present one are too low.
+//! - The sample is stratified: of each block of 2^n neighbouring pages one is followed. Chance then
+//!   decides which pages, and not how many.
+//! - What comes with one fault counts as parts of that fault, so that prefetch is not simulated.
+//! - The mini at the present limit is compared with the faults that there were, and the ratio
+//!   corrects all of them.
+//!
+//! Sans-I/O as all policies: the caller says what happened. Memory is bounded: at most
+//! [`PAGES_MAX`] pages are followed. When there are more, every second one is given up.
+
+mod mini;
+#[cfg(test)]
+mod tests;
+
+use rustc_hash::FxHashMap;
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo};
+
+use self::mini::{At, Mini};
+use crate::reclaim::ReclaimName;
+
+/// Limits of the curve, in eighths of the present limit.
+pub const EIGHTHS: [u64; 12] = [4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 24, 32];
+/// Which of them is the present limit.
+const PRESENT: usize = 4;
+
+/// Followed pages that fit the present limit, at the start.
+const PAGES_FIRST: u64 = 2048;
+/// Most pages followed.
+pub const PAGES_MAX: usize = 16_384;
+/// With fewer sampled faults at the present limit, the ratio to the faults that there were is
+/// chance, and corrects nothing.
+const CORRECTION_MIN: u64 = 64;
+/// Standard deviations of the range that a point gives.
+const DEVIATIONS: f64 = 2.0;
+/// The range is wider by this part of the faults: what the estimate does not know of the program.
+/// Measured, in docs/design/0018.
+const UNKNOWN_PART: f64 = 0.2;
+/// If more than this part of a point's faults are known from scans alone, it has no upper end.
+const SCANNED_MAX: f64 = 0.5;
+
+/// Which pages are followed: one of each block of 2^`shift`. Those of a larger shift are a part of
+/// those of a smaller one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampling {
+    shift: u32,
+}
+
+impl Sampling {
+    /// For this limit.
+    pub fn for_limit(limit: PageCount) -> Sampling {
+        let shift = (limit.0 / PAGES_FIRST).max(1).ilog2();
+        Sampling { shift }
+    }
+
+    /// Whether the page is followed. On the fault path: two steps on average.
+    #[inline]
+    pub fn takes(self, page: PageNo) -> bool {
+        // Of the two halves of each block, one is taken.
+        (0..self.shift).all(|level| {
+            let block = (page.0 >> level) >> 1;
+            let mixed = (block ^ (level << 27)).wrapping_mul(0x9e37_79b1);
+            let mixed = (mixed ^ (mixed >> 15)).wrapping_mul(0x85eb_ca77);
+            (mixed >> 31) == (page.0 >> level) & 1
+        })
+    }
+
+    /// Pages for each that is followed.
+    pub fn one_in(self) -> u64 {
+        1 << self.shift
+    }
+}
+
+/// What happened to a page that is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// It is in memory and was not known before. `pages`: as many came with the same fault.
+    New {
+        /// At least 1.
+        pages: u8,
+    },
+    /// It came back. `pages`: as many came with the same fault.
+    Loaded {
+        /// At least 1.
+        pages: u8,
+        /// The thread waited for this one.
+        demanded: bool,
+    },
+    /// A scan found that it was used.
+    Used,
+    /// The program dropped it.
+    Gone,
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// A page that [`Sampling::takes`].
+    pub page: PageNo,
+    /// What happened to it.
+    pub what: What,
+}
+
+/// How compressed memory takes part in the limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pool {
+    /// Most DRAM that copies may have, as a part of the limit.
+    pub share: f64,
+    /// Copies in a page of that DRAM.
+    pub ratio: f64,
+}
+
+impl Pool {
+    /// Copies use no DRAM.
+    pub const NONE: Pool = Pool {
+        share: 0.0,
+        ratio: 1.0,
+    };
+
+    /// Pages of DRAM that copies have under `limit`, while `out` pages are out.
+    fn pages(self, limit: PageCount, out: f64) -> f64 {
+        (self.share * limit.0 as f64).min(out / self.ratio.max(1.0))
+    }
+}
+
+/// One limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// The limit.
+    pub limit: Bytes,
+    /// Faults that would have read a tier, since the start.
+    pub faults: f64,
+    /// They are hardly fewer than this,
+    pub least: f64,
+    /// and hardly more than this. `None`: they may be far more.
+    pub most: Option<f64>,
+}
+
+/// Faults by limit, smallest limit first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    /// A point for each of [`EIGHTHS`].
+    pub points: Vec<Point>,
+    /// Most pages that were followed at once.
+    pub followed: PageCount,
+    /// Pages for each of them.
+    pub one_in: u64,
+}
+
+/// A page that is followed.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    no: PageNo,
+    /// Pages that came with it last. 0: there is no such page.
+    together: u8,
+}
+
+/// Estimates the curve of one client.
+pub struct Estimator {
+    sampling: Sampling,
+    limit: PageCount,
+    /// Room that is kept free below a limit, on average.
+    free: fn(PageCount) -> PageCount,
+    pool: Pool,
+    numbers: FxHashMap<PageNo, u32>,
+    pages: Vec<Page>,
+    unused: Vec<u32>,
+    /// Most pages followed at once.
+    followed: usize,
+    minis: Vec<Mini>,
+}
+
+impl Estimator {
+    /// For a client with this limit, before its first page.
+    ///
+    /// * `reclaim`: its policy.   * `free`: room that is kept free below a limit, on average.
+    pub fn new(
+        reclaim: &ReclaimName,
+        limit: PageCount,
+        free: fn(PageCount) -> PageCount,
+    ) -> Estimator {
+        let minis = EIGHTHS.map(|part| {
+            let limit = PageCount((limit.0.saturating_mul(part) / 8).max(1));
+            Mini::new(limit, reclaim.make())
+        });
+        Estimator {
+            sampling: Sampling::for_limit(limit),
+            limit,
+            free,
+            pool: Pool::NONE,
+            numbers: FxHashMap::default(),
+            pages: Vec::new(),
+            unused: Vec::new(),
+            followed: 0,
+            minis: minis.into(),
+        }
+    }
+
+    /// Which pages to tell of. It changes only in [`Estimator::feed`].
+    pub fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
+    /// Takes what happened since the last call, in its order. Cost: about a microsecond an event.
+    ///
+    /// * `pool`: compressed memory as it is now.
+    pub fn feed(&mut self, events: &[Event], pool: Pool) {
+        self.pool = pool;
+        self.set_room();
+        for event in events {
+            // The caller may not know of the last change of the sampling yet.
+            if self.sampling.takes(event.page) {
+                self.take(*event);
+            }
+        }
+    }
+
+    /// How large each mini is follows from what it keeps out of memory.
+    fn set_room(&mut self) {
+        let one_in = self.sampling.one_in() as f64;
+        for mini in &mut self.minis {
+            let limit = mini.limit;
+            let copies = self.pool.pages(limit, mini.out() as f64 * one_in);
+            let pages = (limit.0 - (self.free)(limit).0.min(limit.0)) as f64 - copies;
+            mini.set_room((pages / one_in).round().max(1.0) as u64);
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        let known = self.numbers.get(&event.page).copied();
+        let at = match (known, event.what) {
+            (Some(at), What::Gone) => {
+                self.forget(at);
+                return;
+            }
+            (None, What::Gone | What::Used) => return,
+            (Some(at), _) => at,
+            (None, _) => self.add(event.page),
+        };
+        let page = &mut self.pages[at as usize];
+        let (is_new, demanded) = match event.what {
+            What::New { pages } => {
+                page.together = pages.max(1);
+                (known.is_none(), true)
+            }
+            What::Loaded { pages, demanded } => {
+                page.together = pages.max(1);
+                (false, demanded)
+            }
+            What::Used | What::Gone => (false, true),
+        };
+        let one = At {
+            page: PageNo(at),
+            weight: self.sampling.one_in() as f64 / f64::from(page.together),
+            demanded,
+            scanned: event.what == What::Used,
+        };
+        for mini in &mut self.minis {
+            if is_new {
+                mini.arrive(one.page)
+            } else {
+                mini.touch(one)
+            }
+        }
+        if self.numbers.len() > PAGES_MAX {
+            self.follow_fewer();
+        }
+    }
+
+    fn add(&mut self, no: PageNo) -> u32 {
+        let page = Page { no, together: 1 };
+        let at = match self.unused.pop() {
+            Some(at) => {
+                self.pages[at as usize] = page;
+                at
+            }
+            None => {
+                self.pages.push(page);
+                self.pages.len() as u32 - 1
+            }
+        };
+        self.numbers.insert(no, at);
+        self.followed = self.followed.max(self.numbers.len());
+        at
+    }
+
+    fn forget(&mut self, at: u32) {
+        let page = &mut self.pages[at as usize];
+        self.numbers.remove(&page.no);
+        page.together = 0;
+        self.unused.push(at);
+        for mini in &mut self.minis {
+            mini.forget(PageNo(at));
+        }
+    }
+
+    /// Gives up every second page. The memory of each mini halves with them.
+    fn follow_fewer(&mut self) {
+        self.sampling.shift += 1;
+        for at in 0..self.pages.len() as u32 {
+            let Page { no, together } = self.pages[at as usize];
+            if together > 0 && !self.sampling.takes(no) {
+                self.forget(at);
+            }
+        }
+        self.set_room();
+    }
+
+    /// The curve so far.
+    ///
+    /// * `faults`: those that read a tier, as counted since the start.
+    pub fn curve(&self, faults: u64) -> Curve {
+        let present = &self.minis[PRESENT];
+        let correction = if present.loads() >= CORRECTION_MIN && present.faults() > 0.0 {
+            faults as f64 / present.faults()
+        } else {
+            1.0
+        };
+        let point = |(at, mini): (usize, &Mini)| {
+            let limit = PageCount((self.limit.0.saturating_mul(EIGHTHS[at]) / 8).max(1)).bytes();
+            if at == PRESENT {
+                let faults = faults as f64;
+                return Point {
+                    limit,
+                    faults,
+                    least: faults,
+                    most: Some(faults),
+                };
+            }
+            let faults = mini.faults() * correction;
+            let chance = DEVIATIONS / (mini.loads().max(1) as f64).sqrt();
+            let error = faults * (chance + UNKNOWN_PART);
+            // A mini without a fault may have missed some.
+            let error = error.max(self.sampling.one_in() as f64);
+            let guessed = mini.faults_scanned() > mini.faults() * SCANNED_MAX;
+            Point {
+                limit,
+                faults,
+                least: (faults - error).max(0.0),
+                most: (!guessed).then_some(faults + error),
+            }
+        };
+        Curve {
+            points: self.minis.iter().enumerate().map(point).collect(),
+            followed: PageCount(self.followed as u64),
+            one_in: self.sampling.one_in(),
+        }
+    }
+
+    /// Bytes of its tables. O(1).
+    pub fn metadata_bytes(&self) -> u64 {
+        let minis: u64 = self.minis.iter().map(Mini::metadata_bytes).sum();
+        let tables = self.pages.capacity() * size_of::<Page>()
+            + self.unused.capacity() * size_of::<u32>()
+            + self.numbers.capacity() * (size_of::<(PageNo, u32)>() + 1);
+        minis + tables as u64
+    }
+}
+
+/// Copies in a page of DRAM, from what tiers say; `None` while there are too few to measure it.
+pub fn pool_ratio(copies: PageCount, dram: Bytes) -> Option<f64> {
+    const COPIES_MIN: u64 = 256;
+    let is_measured = copies.0 >= COPIES_MIN && dram.0 > 0;
+    is_measured.then(|| (copies.0 * PAGE_BYTES as u64) as f64 / dram.0 as f64)
+}
