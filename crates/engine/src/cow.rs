@@ -5,6 +5,7 @@
 //! are `INHERITED`.
 
 use undercroft_base::{Entry, Flags, PageState, SpaceId, TierId, VirtPage, VirtRange};
+use undercroft_policy::mrc::What;
 use undercroft_policy::reclaim::Arrival;
 
 use crate::batch::BatchIndex;
@@ -142,6 +143,7 @@ impl<L: Ledger> Engine<L> {
             self.count();
             self.tell_page(space, page, why);
             self.reclaim.insert(no, Arrival::FirstTouch);
+            self.see(no, What::New { pages: 1 });
         }
     }
 

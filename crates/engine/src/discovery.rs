@@ -2,6 +2,7 @@
 //! managed, and pages that are gone without an event.
 
 use undercroft_base::{Entry, Flags, PageCount, PageState, SpaceId, VirtPage, VirtRange};
+use undercroft_policy::mrc::What;
 use undercroft_policy::reclaim::Arrival;
 
 use crate::ledger::Ledger;
@@ -138,6 +139,7 @@ impl<L: Ledger> Engine<L> {
                 self.tell_page(space, page, PageEvent::Found);
                 self.expected_found = self.expected_found.saturating_sub(1);
                 self.reclaim.insert(no, arrival);
+                self.see(no, What::New { pages: 1 });
             }
         }
     }

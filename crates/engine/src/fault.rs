@@ -180,6 +180,7 @@ impl<L: Ledger> Faults<'_, L> {
         }
         self.engine.plan_page(plan, no, fault.page, entry, true);
         self.engine.plan_window(plan, fault, fresh);
+        self.engine.see_plan(plan);
         FaultAnswer::Load
     }
 

@@ -4,6 +4,7 @@
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };
+use undercroft_policy::mrc::What;
 
 use crate::ledger::Ledger;
 use crate::{BookEvent, Engine, Layout, LedgerFull};
@@ -219,6 +220,8 @@ impl<L: Ledger> Layout<'_, L> {
             self.engine.departures.copy(no, new_no);
             self.engine.table.set(new_no, moved);
             self.engine.table.set(no, Entry::UNTOUCHED);
+            self.engine.see(no, What::Gone);
+            self.engine.see(new_no, What::New { pages: 1 });
             self.engine.forget_move();
             if moved.state == PageState::Stored {
                 self.engine.remember_age(new_no, moved);
@@ -275,6 +278,7 @@ impl<L: Ledger> Engine<L> {
             self.release(entry.tier, entry.slot);
         }
         self.table.set(no, Entry::UNTOUCHED);
+        self.see(no, What::Gone);
         if evicting {
             self.note_dropped(no);
         }

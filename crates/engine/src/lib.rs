@@ -33,6 +33,7 @@ mod migrate;
 mod notes;
 mod page_table;
 mod recover;
+mod seen;
 mod stats;
 mod uses;
 mod views;
@@ -144,6 +145,8 @@ pub struct Engine<L> {
     over_limit: PageCount,
     victims: Vec<PageNo>,
     stats: Stats,
+    /// What happened to the pages that are followed, if any are.
+    seen: Option<Box<seen::Seen>>,
     /// Hears of every change.
     journal: Option<Arc<dyn Journal>>,
 }
@@ -237,6 +240,7 @@ impl<L: Ledger> Engine<L> {
             over_limit: PageCount(0),
             victims: Vec::with_capacity(limits::EVICT_PAGES_MAX),
             stats: Stats::default(),
+            seen: None,
             journal: None,
         }
     }

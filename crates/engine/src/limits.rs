@@ -28,6 +28,9 @@ pub const WAITERS_MAX: usize = 1024;
 /// Evictions that one step of the stamp counts: its 16 bits cover 2^20 evictions.
 pub const STAMP_EVICTIONS: u64 = 16;
 
+/// Events of followed pages that are kept until the caller takes them: half a MiB.
+pub const SEEN_MAX: usize = 1 << 16;
+
 /// Part of the limit, in percent, up to which RAM tiers keep the copies of prefetched pages.
 pub const RETAIN_AHEAD_PERCENT: u128 = 65;
 

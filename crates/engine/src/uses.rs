@@ -1,6 +1,7 @@
 //! Uses of pages that are in memory. They tell the policy which pages are worth keeping.
 
 use undercroft_base::{Flags, PageNo, PageState, SpaceId, VirtPage};
+use undercroft_policy::mrc::What;
 
 use crate::ledger::Ledger;
 use crate::{LedgerFull, PageEvent, Uses};
@@ -28,7 +29,13 @@ impl<L: Ledger> Uses<'_, L> {
         resident
     }
 
-    /// As [`Uses::touch`], by address. For a caller whose knowledge is old: the page may have
+    /// A scan found the page used, if one was made: tells those that follow it.
+    #[inline]
+    pub fn used(&mut self, no: PageNo) {
+        self.engine.see(no, What::Used);
+    }
+
+    /// As [`Uses::touch`] and [`Uses::used`], by address. For a caller whose knowledge is old: the page may have
     /// left meanwhile. Reserves no entries.
     #[inline]
     pub fn touch_at(&mut self, space: SpaceId, page: VirtPage, write: bool) -> bool {
@@ -36,6 +43,7 @@ impl<L: Ledger> Uses<'_, L> {
             Some(no) => {
                 let used = self.touch(no, write);
                 if used {
+                    self.used(no);
                     self.engine.tell_page(space, page, PageEvent::Used);
                 }
                 used
