@@ -239,3 +239,24 @@ fn what_cannot_be_simulated_is_refused_with_the_options_name() {
         assert!(output.stdout.is_empty());
     }
 }
+
+#[test]
+fn mrc_shows_the_estimate_of_each_limit_beside_a_replay() {
+    let arguments = ["--trace", TRACE, "-m", "80p", "--reclaim", "lru", "--mrc"];
+    let output = sim(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let printed = text(&output.stdout);
+    let (_, curve) = printed.split_once("swap-ins by limit").expect("a curve");
+    let lines: Vec<_> = curve.lines().skip(2).collect();
+    assert_eq!(lines.len(), 12, "{printed}");
+    assert!(
+        lines[4].starts_with('>') && lines[4].contains(" 80 "),
+        "{printed}"
+    );
+    assert!(
+        lines.iter().all(|line| line.trim_end().ends_with('%')),
+        "{printed}"
+    );
+    let plain = text(&sim(&arguments[..6]).stdout);
+    assert!(!plain.contains("swap-ins by limit"), "only if asked for");
+}

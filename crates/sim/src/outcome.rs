@@ -4,6 +4,7 @@
 use serde::Serialize;
 use undercroft_base::Nanos;
 use undercroft_device::{Counters, profiles};
+use undercroft_policy::mrc::Point;
 use undercroft_qos::Monitor;
 
 use crate::replay::tiers::ReplayTier;
@@ -143,6 +144,8 @@ pub struct ClientOutcome {
     /// How its latency bound was kept; absent if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_bound: Option<BoundOutcome>,
+    /// What other limits would have cost, by the estimate of a live run; absent unless asked for.
+    pub mrc: Option<Vec<CurvePoint>>,
 }
 
 /// How a latency bound was kept.
@@ -184,6 +187,21 @@ impl BoundOutcome {
         let windows = self.windows_kept + self.windows_missed;
         100.0 * self.windows_kept as f64 / windows as f64
     }
+}
+
+/// The faults of one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CurvePoint {
+    /// The limit.
+    pub memory_pages: u64,
+    /// Estimated misses of pages that have left, or were stored at first.
+    pub swap_ins: f64,
+    /// They should hardly be fewer than this,
+    pub swap_ins_least: f64,
+    /// and hardly more than this; absent if they may be far more.
+    pub swap_ins_most: Option<f64>,
+    /// The same of a replay under this limit; absent if there are several clients.
+    pub swap_ins_replayed: Option<u64>,
 }
 
 /// Percentiles in seconds.
@@ -411,6 +429,16 @@ fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> Cl
         },
         fault_latency,
         latency_bound: replay.monitor(client.index).map(BoundOutcome::of),
+        mrc: client.curve().map(|curve| {
+            let point = |point: &Point| CurvePoint {
+                memory_pages: point.limit.pages_floor().0,
+                swap_ins: point.faults,
+                swap_ins_least: point.least,
+                swap_ins_most: point.most,
+                swap_ins_replayed: None,
+            };
+            curve.points.iter().map(point).collect()
+        }),
     }
 }
 

@@ -433,6 +433,8 @@ pub struct Setup {
     pub room: SimRoom,
     /// Latency bounds of the clients.
     pub latency: Latencies,
+    /// Estimate the miss-ratio curve, as in a live run.
+    pub curve: bool,
     /// For `random`.
     pub seed: u64,
 }
@@ -483,6 +485,7 @@ impl Default for Setup {
             context_switch: Cost::Auto,
             room: SimRoom::AfterPlan,
             latency: Latencies::default(),
+            curve: false,
             seed: 1,
         }
     }

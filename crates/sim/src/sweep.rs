@@ -6,7 +6,7 @@ use undercroft_base::Bytes;
 use crate::memory_trace::{Becomes, MemoryTrace, Moved};
 use crate::outcome::SimReport;
 use crate::page_stream::PageStream;
-use crate::setup::{Memory, Setup, SetupError, SimTier, TRACED};
+use crate::setup::{Initial, Memory, Setup, SetupError, SimTier, TRACED};
 use crate::simulate;
 
 /// Version of the results' JSON.
@@ -159,7 +159,7 @@ impl Sweep {
                 so_far.references += done;
                 progress(so_far);
             })?;
-            outcomes.push(outcome);
+            outcomes.push(with_replays(outcome, &streams, setup)?);
         }
         Ok(Results {
             schema_version: SCHEMA_VERSION,
@@ -170,6 +170,31 @@ impl Sweep {
             outcomes,
         })
     }
+}
+
+/// Replays under each limit of the estimated curve, if there is one and one client.
+fn with_replays(
+    mut outcome: SimReport,
+    streams: &[PageStream],
+    setup: &Setup,
+) -> Result<SimReport, SetupError> {
+    if let [client] = &mut outcome.clients[..]
+        && let Some(points) = &mut client.mrc
+    {
+        for point in points {
+            let other = Setup {
+                memory: Memory::Pages(point.memory_pages),
+                curve: false,
+                ..setup.clone()
+            };
+            let replayed = simulate(streams, &other, &mut |_| ())?;
+            point.swap_ins_replayed = Some(match setup.initial {
+                Initial::Zero => replayed.misses - replayed.first_touches,
+                Initial::Stored => replayed.misses,
+            });
+        }
+    }
+    Ok(outcome)
 }
 
 /// The trace as pages of one size.

@@ -115,6 +115,51 @@ pub fn bounds(results: &Results) -> String {
     out
 }
 
+/// The estimated miss-ratio curves beside the faults of replays, if any were asked for.
+pub fn curves(results: &Results) -> String {
+    let mut out = String::new();
+    for outcome in &results.outcomes {
+        for client in &outcome.clients {
+            let Some(points) = &client.mrc else { continue };
+            let setting = &outcome.setting;
+            _ = writeln!(
+                out,
+                "\nswap-ins by limit, estimated from one run: {}, {}, {}, {}",
+                client.name, setting.memory, setting.reclaim, setting.prefetch
+            );
+            _ = writeln!(
+                out,
+                "  {:>10}  {:>10}  {:>21}  {:>10}  {:>7}",
+                "pages", "estimate", "range", "replayed", "error"
+            );
+            for point in points {
+                let most =
+                    (point.swap_ins_most).map_or("more".to_owned(), |most| format!("{most:.0}"));
+                let (replayed, error) = match point.swap_ins_replayed {
+                    None => ("-".to_owned(), "-".to_owned()),
+                    Some(0) => ("0".to_owned(), "-".to_owned()),
+                    Some(exact) => {
+                        let error = (point.swap_ins / exact as f64 - 1.0) * 100.0;
+                        (exact.to_string(), format!("{error:+.1} %"))
+                    }
+                };
+                let mark = if point.memory_pages == client.memory_pages {
+                    '>'
+                } else {
+                    ' '
+                };
+                let range = format!("{:.0}-{most}", point.swap_ins_least);
+                _ = writeln!(
+                    out,
+                    "{mark} {:>10}  {:>10.0}  {range:>21}  {replayed:>10}  {error:>7}",
+                    point.memory_pages, point.swap_ins
+                );
+            }
+        }
+    }
+    out
+}
+
 fn line(out: &mut String, cells: &[String], widths: &[usize], style: Style) {
     let mut text = String::new();
     for (at, (cell, width)) in cells.iter().zip(widths).enumerate() {

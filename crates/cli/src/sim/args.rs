@@ -103,6 +103,11 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parsed::<Nanos>)]
     pub latency_window: Nanos,
 
+    /// Also estimate the swap-ins of other limits, from what `run` would know, and compare them with
+    /// replays under these limits
+    #[arg(long)]
+    pub mrc: bool,
+
     /// Seed of `random`
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,

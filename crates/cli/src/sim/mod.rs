@@ -12,7 +12,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use undercroft_sim::open::{OpenError, open};
 use undercroft_sim::setup::{Latencies, Memory, Setup, SetupError, SimRoom, SimTier, TRACED};
-use undercroft_sim::table::{Style, bounds, csv, table};
+use undercroft_sim::table::{Style, bounds, csv, curves, table};
 use undercroft_sim::{MemoryTrace, Results, Sweep};
 
 use crate::failure::{Failure, status};
@@ -76,10 +76,11 @@ fn replay(args: &ReplayArgs) -> Result<(), Failure> {
         FormatArg::Markdown => show::line(table(&results, Style::Markdown).trim_end()),
         FormatArg::Table => show::line(
             format!(
-                "simulated: {}\n\n{}\n{}",
+                "simulated: {}\n\n{}\n{}{}",
                 results.trace,
                 table(&results, Style::Plain),
-                bounds(&results)
+                bounds(&results),
+                curves(&results)
             )
             .trim_end(),
         ),
@@ -96,6 +97,7 @@ fn sweep(args: &ReplayArgs) -> Sweep {
         reference_time: args.reference_time,
         software: args.software,
         context_switch: args.context_switch,
+        curve: args.mrc,
         seed: args.seed,
         latency: Latencies {
             bounds: args.latency.clone(),

@@ -7,11 +7,12 @@ use undercroft_base::{Bytes, CHUNK_PAGES, PAGE_BYTES, PageNo, SpaceId, VirtPage,
 use undercroft_device::Time;
 use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
 use undercroft_policy::prefetch::Prefetch;
-use undercroft_policy::reclaim::Reclaim;
+use undercroft_policy::reclaim::{Reclaim, ReclaimName};
 
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
 use crate::page_stream::PageStream;
+use crate::replay::following::Following;
 use crate::replay::next_window::{NextWindow, Traced};
 use crate::setup::{Setup, SetupError, SimRoom, TRACED};
 
@@ -28,6 +29,11 @@ pub(super) const SHARED: u8 = 16;
 /// In memory at a fork, and not evicted since. Pages that inherited it may have no frame of their
 /// own.
 pub(super) const LENT: u8 = 32;
+
+/// Used since the last scan.
+pub(super) const USED: u8 = 64;
+/// In memory at the last scan, and not evicted since.
+pub(super) const SCANNED: u8 = 128;
 
 /// Longest latency that is counted exactly: 1000 s.
 const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
@@ -106,7 +112,8 @@ pub struct Client<'a> {
     pub timed: usize,
     /// Its own virtual time.
     pub clock: Time,
-    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`], [`SHARED`], [`LENT`] of each page.
+    /// [`DIRTY`], [`WRITTEN`], [`AHEAD`], [`KNOWN`], [`SHARED`], [`LENT`], [`USED`], [`SCANNED`] of
+    /// each page.
     pub marks: Vec<u8>,
     /// When the prefetched pages on their way arrive.
     pub ahead_until: Time,
@@ -138,6 +145,8 @@ pub struct Client<'a> {
     pub before: Stats,
     /// Where the replay sets the next window, if it repeats recorded prefetches.
     pub traced: Option<Arc<NextWindow>>,
+    /// Its miss-ratio curve, if one is asked for.
+    pub(super) following: Option<Following>,
     future: Option<Arc<Future>>,
 }
 
@@ -232,6 +241,7 @@ impl<'a> Client<'a> {
         home: u64,
         seed: u64,
     ) -> Result<Client<'a>, SetupError> {
+        let name = setup.reclaim.parse::<ReclaimName>().ok();
         let (reclaim, future) = reclaim_of(setup, stream, seed)?;
         let (prefetch, traced) = prefetch_of(setup)?;
         let config = config_of(setup, frames);
@@ -268,6 +278,9 @@ impl<'a> Client<'a> {
             seen: Seen::default(),
             before: Stats::default(),
             traced,
+            following: name
+                .filter(|_| setup.curve)
+                .map(|name| Following::new(&name, frames, setup.room)),
             future,
         })
     }
@@ -335,7 +348,7 @@ impl<'a> Client<'a> {
                     return Stop::Fault(no, write);
                 }
             }
-            *mark |= (word & 1) as u8 * (DIRTY | WRITTEN);
+            *mark |= (word & 1) as u8 * (DIRTY | WRITTEN) | USED;
         }
         self.at += references.len();
         if self.at == self.stream.references.len() {

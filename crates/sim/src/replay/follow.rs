@@ -183,6 +183,9 @@ impl Host {
 fn used(client: &mut Client<'_>, no: PageNo) {
     let known = client.engine.uses().touch(no, false);
     let mark = &mut client.marks[no.0 as usize];
+    if known {
+        client.engine.uses().used(no);
+    }
     if known && *mark & AHEAD != 0 {
         *mark = (*mark & !AHEAD) | KNOWN;
         client.seen.ahead_used += 1;

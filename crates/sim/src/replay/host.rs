@@ -13,7 +13,7 @@ use undercroft_engine::{
 use undercroft_policy::place::{Migration, TIERS_MAX, TierState, pool_percent};
 
 use super::bound::Bounds;
-use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SHARED, WRITTEN};
+use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SCANNED, SHARED, USED, WRITTEN};
 use super::tiers::{ReplayTier, tier_id};
 use crate::setup::{FaultTouch, Initial, Setup, SetupError, SimRoom, TierModel};
 
@@ -129,6 +129,9 @@ impl Host {
             let nanos = (client.clock - start).0 / 1000;
             client.latency.saturating_record(nanos.max(1));
             self.note_page_in(client, Nanos(nanos));
+        }
+        if client.is_scan_due() {
+            self.follow_pages(client);
         }
         self.reclaim(client)
     }
@@ -338,7 +341,7 @@ impl Host {
         } else {
             self.store(client, index)?
         };
-        client.marks[no.0 as usize] &= !(DIRTY | AHEAD | LENT);
+        client.marks[no.0 as usize] &= !(DIRTY | AHEAD | LENT | USED | SCANNED);
         client
             .engine
             .evictions()
@@ -431,7 +434,7 @@ impl Host {
 
     /// The engine's view of a tier. A page of the simulation is a page of the engine, whatever its
     /// size.
-    fn state(&self, client: &Client<'_>, place: usize) -> TierState {
+    pub(super) fn state(&self, client: &Client<'_>, place: usize) -> TierState {
         let tier = &self.tiers[place];
         let bytes = |pages: f64| Bytes((pages * PAGE_BYTES as f64) as u64);
         let free = tier.free_pages() as f64;

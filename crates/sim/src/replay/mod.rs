@@ -21,6 +21,7 @@ mod bound;
 mod buffer;
 mod client;
 mod follow;
+mod following;
 mod forks;
 mod host;
 mod leaving;
@@ -115,6 +116,9 @@ impl<'a> Replay<'a> {
         for client in &mut replay.clients {
             client.before = *client.engine.books().stats();
         }
+        for client in &mut replay.clients {
+            client.begin_following();
+        }
         for tier in &mut replay.host.tiers {
             tier.start();
         }
@@ -168,6 +172,7 @@ impl<'a> Replay<'a> {
                     Stop::End => {
                         client.advance_clock(per_reference);
                         host.let_go(client)?;
+                        host.follow_pages(client);
                         break;
                     }
                 }
