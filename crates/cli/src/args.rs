@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// Check what this machine allows, and name the fix for what is missing
     Doctor(JsonArgs),
     /// Show the programs running under undercroft
-    Status(JsonArgs),
+    Status(StatusArgs),
     /// List the kinds of tiers and their options, or measure tiers
     Tiers(TiersArgs),
     /// Replay a trace of memory references over models of devices
@@ -195,6 +195,23 @@ impl From<WhenFullArg> for WhenFull {
 /// Commands that print a table or JSON.
 #[derive(Debug, Args)]
 pub(crate) struct JsonArgs {
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `undercroft status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// The run with this process id alone: the first number that `status` prints of it
+    #[arg(value_name = "PID")]
+    pub pid: Option<u32>,
+
+    /// Show what other limits would have cost until now: faults that read a tier, and about how
+    /// long the program would have taken
+    #[arg(long)]
+    pub mrc: bool,
+
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,

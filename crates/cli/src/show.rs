@@ -6,6 +6,8 @@ use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::report::{SCHEMA_VERSION, Snapshot, bound_summary};
 
+use crate::args::StatusArgs;
+use crate::curve;
 use crate::failure::{Failure, status};
 
 /// One option of a tier specification.
@@ -118,13 +120,23 @@ fn cannot_print(why: &str) -> Failure {
 }
 
 /// `undercroft status`.
-pub(crate) fn status(snapshots: &[Snapshot], as_json: bool) -> Result<u8, Failure> {
+pub(crate) fn status(snapshots: &[Snapshot], args: &StatusArgs) -> Result<u8, Failure> {
     #[derive(Serialize)]
     struct Status<'a> {
         schema_version: u32,
-        clients: &'a [Snapshot],
+        clients: Vec<&'a Snapshot>,
     }
-    if as_json {
+    let wanted = |snapshot: &Snapshot| args.pid.is_none_or(|pid| snapshot.pid == pid);
+    let snapshots: Vec<_> = snapshots.iter().filter(|of| wanted(of)).collect();
+    if let (Some(pid), true) = (args.pid, snapshots.is_empty()) {
+        return Err(Failure::new(
+            status::FAILED,
+            format!("no run has process id {pid}"),
+            "it has ended, or belongs to another user, or to another UNDERCROFT_DIR",
+            "`undercroft status` lists the runs",
+        ));
+    }
+    if args.json {
         json(&Status {
             schema_version: SCHEMA_VERSION,
             clients: snapshots,
@@ -135,7 +147,12 @@ pub(crate) fn status(snapshots: &[Snapshot], as_json: bool) -> Result<u8, Failur
         line("Nothing runs under undercroft now.")?;
     }
     for snapshot in snapshots {
-        line(client(snapshot).trim_end())?;
+        let text = if args.mrc {
+            curve::table(snapshot)
+        } else {
+            client(snapshot)
+        };
+        line(text.trim_end())?;
     }
     Ok(0)
 }

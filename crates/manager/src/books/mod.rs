@@ -1,5 +1,6 @@
 //! The state of all pages, and their copies: the engine with its ledger, and the tiers.
 
+pub(crate) mod curve;
 pub(crate) mod ledger;
 pub(crate) mod metered;
 pub(crate) mod runs;
@@ -13,6 +14,7 @@ use undercroft_base::{Bytes, PAGE_BYTES, Slot, SpaceId, TierId, VirtRange};
 use undercroft_engine::Engine;
 use undercroft_policy::place::TIERS_MAX;
 
+use self::curve::Follower;
 use self::ledger::MemfdLedger;
 use self::metered::MeteredTier;
 use self::runs::Runs;
@@ -45,6 +47,8 @@ pub(crate) struct Books {
     pub tiers: Vec<MeteredTier>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
+    /// Estimates the faults of other limits.
+    curve: Option<Follower>,
     /// Zero pages that were mapped for reads. They count in full, though they hold nothing until
     /// they are written.
     pub zero_runs: Runs,
@@ -89,6 +93,7 @@ impl Books {
             holds: Longest::default(),
             tiers,
             record,
+            curve: None,
             zero_runs: Runs::default(),
             leave_next: Runs::default(),
         }

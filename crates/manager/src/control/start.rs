@@ -25,6 +25,7 @@ use super::bound::Bound;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
+use crate::books::curve::Follower;
 use crate::books::metered::MeteredTier;
 use crate::books::tiers::TierError;
 use crate::books::{Books, ledger, tiers};
@@ -257,8 +258,13 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
     let prefetch = FirstTouches::beside(options.prefetch.make());
     let mut engine = Engine::new(ledger, options.reclaim.make(), prefetch, config);
     engine.set_place(options.placement.make());
+    let mut books = Books::new(engine, tiers, record);
+    if let Some(limit) = crate::report::limit(options.memory_max.0) {
+        let pages = Bytes(limit).pages_floor();
+        books = books.with_curve(Follower::new(&options.reclaim, pages));
+    }
     Ok(Arc::new(Shared {
-        books: Books::new(engine, tiers, record),
+        books,
         processes: Processes::new(fault_threads),
         arrivals: Arrivals::default(),
         graves: Graves::default(),

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Nanos};
+use undercroft_engine::Stats;
 use undercroft_sys::procfs;
 use undercroft_tier::file::FileMeter;
 
@@ -14,8 +15,8 @@ use super::handshake::HANDSHAKE;
 use crate::books::metered::MeteredTier;
 use crate::options::AccessScan;
 use crate::report::{
-    AccessScans, BoundReport, Policies, PolicyChoice, Rates, Report, ReportInputs, Scale, Snapshot,
-    TierInputs, TierSnapshot,
+    AccessScans, BoundReport, MissRatioCurve, Policies, PolicyChoice, Rates, Report, ReportInputs,
+    Scale, Snapshot, TierInputs, TierSnapshot,
 };
 use crate::sync::lock;
 
@@ -96,6 +97,26 @@ impl Control {
         bound.map(|bound| BoundReport::of(&bound.monitor))
     }
 
+    fn access_scans(&self) -> Option<AccessScans> {
+        let scans = &self.shared.gauges.scans;
+        let count = scans.count.load(Ordering::Relaxed);
+        let asked_for = matches!(self.shared.options.access_scan, AccessScan::Every(_));
+        (count > 0 || asked_for).then(|| AccessScans {
+            count,
+            seconds: scans.nanos.load(Ordering::Relaxed) as f64 / 1e9,
+            pages_used: scans.pages_used.load(Ordering::Relaxed),
+        })
+    }
+
+    /// What other limits would have cost until now.
+    fn curve(&self, stats: &Stats, wall: Nanos) -> Option<MissRatioCurve> {
+        let shared = &self.shared;
+        shared.books.follow_pages();
+        let curve = shared.books.curve(stats.swap_in)?;
+        let mean = lock(&shared.gauges.fault_latency).mean();
+        MissRatioCurve::of(&curve, shared.options.memory_max.0, stats, wall, mean)
+    }
+
     fn snapshot(&mut self) -> Snapshot {
         let shared = &self.shared;
         let held = shared.books.pool_held();
@@ -118,6 +139,7 @@ impl Control {
             let writes = metered.writes.load(Ordering::Relaxed);
             TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
         };
+        let mrc = self.curve(&stats, Nanos(shared.elapsed().as_nanos() as u64));
         let own = std::process::id();
         let client = self.program();
         let snapshot = Snapshot {
@@ -142,6 +164,7 @@ impl Control {
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             policies: self.policies(),
             counters: (&stats).into(),
+            mrc,
         };
         self.last_snapshot = (Instant::now(), stats);
         snapshot
@@ -154,9 +177,8 @@ impl Control {
             (*engine.books().stats(), engine.books().metadata_bytes())
         };
         let scans = &shared.gauges.scans;
-        let count = scans.count.load(Ordering::Relaxed);
-        let scanned = count > 0 || matches!(shared.options.access_scan, AccessScan::Every(_));
-        let metadata = metadata + scans.metadata.load(Ordering::Relaxed);
+        let metadata =
+            metadata + scans.metadata.load(Ordering::Relaxed) + shared.books.curve_bytes();
         let latencies: Vec<_> = shared
             .books
             .tiers
@@ -197,11 +219,8 @@ impl Control {
             unmanaged_for_long: self.presence.missed,
             fault_breakdown: shared.gauges.breakdown.mean(),
             policies: self.policies(),
-            access_scans: scanned.then(|| AccessScans {
-                count,
-                seconds: scans.nanos.load(Ordering::Relaxed) as f64 / 1e9,
-                pages_used: scans.pages_used.load(Ordering::Relaxed),
-            }),
+            access_scans: self.access_scans(),
+            mrc: self.curve(&stats, Nanos(wall_ns)),
         })
     }
 }

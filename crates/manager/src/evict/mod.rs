@@ -144,6 +144,7 @@ impl Evictor {
             // room.
             self.admit_waiters();
             self.revisit();
+            shared.books.follow_pages();
             let nap = if self.aside.is_empty() {
                 NAP
             } else {
@@ -189,6 +190,7 @@ impl Evictor {
             }
             let Some(before) = before else { break };
             let any = self.evict_batch();
+            self.shared.books.follow_pages();
             let after = self.progress();
             let freed = after.0 - before.0;
             if freed > 0 {

@@ -38,6 +38,11 @@ impl FaultLatency {
         &self.histogram
     }
 
+    /// The mean; 0 without faults.
+    pub(crate) fn mean(&self) -> Nanos {
+        Nanos(self.waited.0 / self.histogram.len().max(1))
+    }
+
     /// The sum over all faults.
     pub(crate) fn waited(&self) -> Nanos {
         self.waited

@@ -5,6 +5,7 @@
 //! test compares them. A new field keeps `schema_version`; a field that is renamed or removed
 //! raises it.
 
+mod curve;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileCounts;
 use undercroft_tier::shape::ShapeName;
 
+pub use curve::{LimitPoint, MissRatioCurve};
 pub use summary::{bound as bound_summary, human_summary};
 
 /// The version of the report file and of snapshots.
@@ -76,6 +78,9 @@ pub struct Report {
     pub counters: Counters,
     /// Scans of access bits. Null where none was made, and no interval was asked for.
     pub access_scans: Option<AccessScans>,
+    /// What other limits would have cost. Null without a limit, or if no page left memory.
+    #[serde(default)]
+    pub mrc: Option<MissRatioCurve>,
 }
 
 /// What the scans of Accessed bits came to.
@@ -434,6 +439,8 @@ pub struct ReportInputs<'a> {
     pub policies: Policies,
     /// Scans of Accessed bits.
     pub access_scans: Option<AccessScans>,
+    /// What other limits would have cost.
+    pub mrc: Option<MissRatioCurve>,
 }
 
 /// Plain inputs of one tier.
@@ -502,6 +509,10 @@ pub struct Snapshot {
     pub policies: Policies,
     /// The engine's counters.
     pub counters: Counters,
+    /// What other limits would have cost so far. Null without a limit, or while no page has left
+    /// memory.
+    #[serde(default)]
+    pub mrc: Option<MissRatioCurve>,
 }
 
 /// One tier at one moment.
@@ -691,6 +702,7 @@ impl Report {
             policies: inputs.policies.clone(),
             counters: Counters::from(stats),
             access_scans: inputs.access_scans,
+            mrc: inputs.mrc.clone(),
         }
     }
 }

@@ -4,6 +4,7 @@ use hdrhistogram::Histogram;
 use serde_json::Value;
 use undercroft_base::{Bytes, Nanos, PageCount, TierInfo, TierKind, TierUsage};
 use undercroft_engine::Stats;
+use undercroft_policy::mrc::{Curve, Point};
 use undercroft_qos::Monitor;
 
 use super::*;
@@ -100,6 +101,13 @@ fn sample() -> Report {
             seconds: 0.01,
             pages_used: 1000,
         }),
+        mrc: MissRatioCurve::of(
+            &curve(),
+            8 << 20,
+            &stats,
+            Nanos(2_500_000_000),
+            Nanos(5_000),
+        ),
     })
 }
 
@@ -111,6 +119,24 @@ fn bound() -> Monitor {
         monitor.end_window().expect("enough page-ins");
     }
     monitor
+}
+
+fn curve() -> Curve {
+    let point = |mib: u64, faults, most| Point {
+        limit: Bytes(mib << 20),
+        faults,
+        least: faults / 2.0,
+        most,
+    };
+    Curve {
+        points: vec![
+            point(4, 200_006.0, None),
+            point(8, 6.0, Some(6.0)),
+            point(16, 0.0, Some(2.0)),
+        ],
+        followed: PageCount(500),
+        one_in: 4,
+    }
 }
 
 fn policies() -> Policies {
@@ -274,4 +300,28 @@ fn summary_keeps_a_long_command_on_one_line() {
             .is_some_and(|line| line.ends_with("...") && line.chars().count() < 80),
         "{text}"
     );
+}
+
+#[test]
+fn other_limits_cost_time_by_their_faults_and_save_no_more_than_faults_took() {
+    let mrc = sample().mrc.expect("pages left");
+    let in_force: Vec<_> = mrc.limits.iter().map(|point| point.in_force).collect();
+    assert_eq!(in_force, [false, true, false]);
+    let each = mrc.fault_seconds;
+    assert!(each > 5e-6, "{each}");
+    let seconds: Vec<_> = mrc.limits.iter().map(|point| point.wall_seconds).collect();
+    assert!(
+        (seconds[0] - 2.5 - 200_000.0 * each).abs() < 1e-6,
+        "{mrc:?}"
+    );
+    assert!((seconds[1] - 2.5).abs() < 1e-9, "{mrc:?}");
+    assert!((seconds[2] - 2.5 + 6.0 * each).abs() < 1e-6, "{mrc:?}");
+    assert_eq!(mrc.limits[0].faults, 200_010.0, "four are first touches");
+}
+
+#[test]
+fn nothing_is_said_of_other_limits_before_a_page_has_left() {
+    let stats = Stats::default();
+    let none = MissRatioCurve::of(&curve(), 8 << 20, &stats, Nanos(1), Nanos(1));
+    assert_eq!(none, None);
 }

@@ -145,7 +145,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "keeper",
         ],
     ),
-    ("books", &["ledger", "metered", "runs", "tiers"]),
+    ("books", &["ledger", "metered", "runs", "tiers", "curve"]),
     (
         "control",
         &[
@@ -165,7 +165,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("keeper", &["voice", "passing", "place", "status"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),
-    ("report", &["summary"]),
+    ("report", &["curve", "summary"]),
     (
         "space",
         &[
