@@ -41,6 +41,11 @@ pub struct LimitPoint {
     pub wall_seconds: f64,
 }
 
+/// Seconds without digits that say nothing.
+fn micros(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
+}
+
 impl MissRatioCurve {
     /// `None` while no page has left memory: nothing is known of other limits then.
     ///
@@ -66,12 +71,12 @@ impl MissRatioCurve {
             swap_in_least: point.least.round(),
             swap_in_most: point.most.map(f64::round),
             faults: (point.faults + stats.first_touch as f64).round(),
-            wall_seconds: (wall.seconds() + (point.faults - now) * each).max(least),
+            wall_seconds: micros((wall.seconds() + (point.faults - now) * each).max(least)),
         };
         Some(MissRatioCurve {
             pages_followed: curve.followed.0,
             pages_each: curve.one_in,
-            fault_seconds: each,
+            fault_seconds: micros(each),
             limits: curve.points.iter().map(point).collect(),
         })
     }

@@ -45,11 +45,11 @@ pub const PAGES_MAX: usize = 16_384;
 const CORRECTION_MIN: u64 = 64;
 /// Standard deviations of the range that a point gives.
 const DEVIATIONS: f64 = 2.0;
-/// The range is wider by this part of the faults: what the estimate does not know of the program.
-/// Measured, in docs/design/0018.
+/// The range goes to the next limits of the curve, because where it is steep, the estimate may be
+/// off by that much memory. And it is wider by this part of the faults. Both from runs of programs: docs/design/0018.
 const UNKNOWN_PART: f64 = 0.2;
 /// If more than this part of a point's faults are known from scans alone, it has no upper end.
-const SCANNED_MAX: f64 = 0.5;
+const SCANNED_MAX: f64 = 0.1;
 
 /// Which pages are followed: one of each block of 2^`shift`. Those of a larger shift are a part of
 /// those of a smaller one.
@@ -339,17 +339,22 @@ impl Estimator {
                     most: Some(faults),
                 };
             }
-            let faults = mini.faults() * correction;
+            let near = |at: Option<usize>| {
+                let mini = at.and_then(|at| self.minis.get(at)).unwrap_or(mini);
+                mini.faults() * correction
+            };
+            let (faults, smaller, larger) =
+                (near(Some(at)), near(at.checked_sub(1)), near(Some(at + 1)));
             let chance = DEVIATIONS / (mini.loads().max(1) as f64).sqrt();
-            let error = faults * (chance + UNKNOWN_PART);
+            let part = chance + UNKNOWN_PART;
             // A mini without a fault may have missed some.
-            let error = error.max(self.sampling.one_in() as f64);
+            let some = self.sampling.one_in() as f64;
             let guessed = mini.faults_scanned() > mini.faults() * SCANNED_MAX;
             Point {
                 limit,
                 faults,
-                least: (faults - error).max(0.0),
-                most: (!guessed).then_some(faults + error),
+                least: (faults.min(larger) * (1.0 - part) - some).max(0.0),
+                most: (!guessed).then_some(faults.max(smaller) * (1.0 + part) + some),
             }
         };
         Curve {
