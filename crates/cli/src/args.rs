@@ -14,6 +14,7 @@ use undercroft_policy::reclaim::ReclaimName;
 use undercroft_qos::LatencyBound;
 use undercroft_tier::spec::TierSpec;
 
+use crate::show::StatusForm;
 use crate::trace::args::TraceArgs;
 use crate::values::{self, MemoryMax};
 
@@ -215,6 +216,17 @@ pub(crate) struct StatusArgs {
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+impl StatusArgs {
+    /// `--json` has the curve, too.
+    pub(crate) fn form(&self) -> StatusForm {
+        match (self.json, self.mrc) {
+            (true, _) => StatusForm::Json,
+            (false, true) => StatusForm::Curve,
+            (false, false) => StatusForm::Text,
+        }
+    }
 }
 
 /// `undercroft tiers`.

@@ -42,7 +42,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     let status = match command {
         Command::Run(args) => live::run(run::options(args)?),
         Command::Manager { arguments } => live::serve(arguments),
-        Command::Status(args) => show::status(&live::snapshots()?, &args),
+        Command::Status(args) => show::status(&live::snapshots()?, args.pid, args.form()),
         Command::Demo(args) => demo::demo(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),
         Command::Lab(args) => lab::lab(args.command),

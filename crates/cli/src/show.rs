@@ -6,7 +6,6 @@ use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::report::{SCHEMA_VERSION, Snapshot, bound_summary};
 
-use crate::args::StatusArgs;
 use crate::curve;
 use crate::failure::{Failure, status};
 
@@ -119,16 +118,31 @@ fn cannot_print(why: &str) -> Failure {
     )
 }
 
-/// `undercroft status`.
-pub(crate) fn status(snapshots: &[Snapshot], args: &StatusArgs) -> Result<u8, Failure> {
+/// How `undercroft status` shows runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StatusForm {
+    /// A few lines a run.
+    Text,
+    /// What other limits would have cost.
+    Curve,
+    /// All of it.
+    Json,
+}
+
+/// `undercroft status`, of the run `pid` alone if there is one.
+pub(crate) fn status(
+    snapshots: &[Snapshot],
+    pid: Option<u32>,
+    form: StatusForm,
+) -> Result<u8, Failure> {
     #[derive(Serialize)]
     struct Status<'a> {
         schema_version: u32,
         clients: Vec<&'a Snapshot>,
     }
-    let wanted = |snapshot: &Snapshot| args.pid.is_none_or(|pid| snapshot.pid == pid);
+    let wanted = |snapshot: &Snapshot| pid.is_none_or(|pid| snapshot.pid == pid);
     let snapshots: Vec<_> = snapshots.iter().filter(|of| wanted(of)).collect();
-    if let (Some(pid), true) = (args.pid, snapshots.is_empty()) {
+    if let (Some(pid), true) = (pid, snapshots.is_empty()) {
         return Err(Failure::new(
             status::FAILED,
             format!("no run has process id {pid}"),
@@ -136,7 +150,7 @@ pub(crate) fn status(snapshots: &[Snapshot], args: &StatusArgs) -> Result<u8, Fa
             "`undercroft status` lists the runs",
         ));
     }
-    if args.json {
+    if form == StatusForm::Json {
         json(&Status {
             schema_version: SCHEMA_VERSION,
             clients: snapshots,
@@ -147,7 +161,7 @@ pub(crate) fn status(snapshots: &[Snapshot], args: &StatusArgs) -> Result<u8, Fa
         line("Nothing runs under undercroft now.")?;
     }
     for snapshot in snapshots {
-        let text = if args.mrc {
+        let text = if form == StatusForm::Curve {
             curve::table(snapshot)
         } else {
             client(snapshot)

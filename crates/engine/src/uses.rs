@@ -35,8 +35,8 @@ impl<L: Ledger> Uses<'_, L> {
         self.engine.see(no, What::Used);
     }
 
-    /// As [`Uses::touch`] and [`Uses::used`], by address. For a caller whose knowledge is old: the page may have
-    /// left meanwhile. Reserves no entries.
+    /// As [`Uses::touch`] and [`Uses::used`], by address. For a caller whose knowledge is old: the
+    /// page may have left meanwhile. Reserves no entries.
     #[inline]
     pub fn touch_at(&mut self, space: SpaceId, page: VirtPage, write: bool) -> bool {
         match self.engine.table.find(space, page) {

@@ -103,8 +103,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parsed::<Nanos>)]
     pub latency_window: Nanos,
 
-    /// Also estimate the swap-ins of other limits, from what `run` would know, and compare them with
-    /// replays under these limits
+    /// Also estimate the swap-ins of other limits from what `run` would know, and replay under each
+    /// to compare
     #[arg(long)]
     pub mrc: bool,
 

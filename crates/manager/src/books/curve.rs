@@ -141,7 +141,7 @@ mod tests {
             tier(LatencyClass::Memory, 50 << 20, 10 << 20, 5 * 2560),
             tier(LatencyClass::Device, 1 << 40, 1 << 20, 100),
         ];
-        let limit = (100 << 20) as f64;
+        let limit = f64::from(100 << 20);
         let all = pool(&tiers, limit, None);
         assert_eq!((all.share, all.ratio), (0.5, 5.0));
         assert_eq!(pool(&tiers, limit, Some(20 << 20)).share, 0.2);

@@ -88,13 +88,7 @@ fn sample() -> Report {
         spaces: 1,
         unmanaged_for_long: false,
         mappings_peak: 40,
-        fault_breakdown: Some(FaultBreakdown {
-            faults: 10,
-            intake: 1e-6,
-            decide: 2e-6,
-            load: 3e-6,
-            install: 4e-6,
-        }),
+        fault_breakdown: Some(breakdown()),
         policies: policies(),
         access_scans: Some(AccessScans {
             count: 10,
@@ -136,6 +130,16 @@ fn curve() -> Curve {
         ],
         followed: PageCount(500),
         one_in: 4,
+    }
+}
+
+fn breakdown() -> FaultBreakdown {
+    FaultBreakdown {
+        faults: 10,
+        intake: 1e-6,
+        decide: 2e-6,
+        load: 3e-6,
+        install: 4e-6,
     }
 }
 

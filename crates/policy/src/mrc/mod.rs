@@ -5,9 +5,9 @@
 //!   Mini: half the limit    Mini: the limit    ...    Mini: four times the limit
 //!   each is the reclaim policy over the sampled pages, with memory as much smaller
 //! ```
-//! A miniature simulation for each limit (Waldspurger, Saemundsson, Ahmad, Park, *Cache Modeling and
-//! Optimization using Miniature Simulations*, USENIX ATC 2017), because the policy is none whose
-//! faults follow from one stack of pages (as LRU's do). Differs:
+//! A miniature simulation for each limit (Waldspurger, Saemundsson, Ahmad, Park, *Cache Modeling
+//! and Optimization using Miniature Simulations*, USENIX ATC 2017), because the policy is none
+//! whose faults follow from one stack of pages (as LRU's do). Differs:
 //! - Only faults and scans of Accessed bits are known, not every use. A fault here that is no fault
 //!   in a mini is a use there. A page that a scan finds used, and that a mini does not have, is a
 //!   fault there: one, though the page may have come and gone several times since the last scan. So
@@ -46,9 +46,11 @@ const CORRECTION_MIN: u64 = 64;
 /// Standard deviations of the range that a point gives.
 const DEVIATIONS: f64 = 2.0;
 /// The range goes to the next limits of the curve, because where it is steep, the estimate may be
-/// off by that much memory. And it is wider by this part of the faults. Both from runs of programs: docs/design/0018.
+/// off by that much memory. And it is wider by this part of the faults. Both from runs of programs:
+/// docs/design/0018.
 const UNKNOWN_PART: f64 = 0.2;
-/// If more than this part of a point's faults are known from scans alone, it has no upper end.
+/// Below the present limit: if more than this part of a point's faults are known from scans alone,
+/// it has no upper end.
 const SCANNED_MAX: f64 = 0.1;
 
 /// Which pages are followed: one of each block of 2^`shift`. Those of a larger shift are a part of
@@ -349,7 +351,8 @@ impl Estimator {
             let part = chance + UNKNOWN_PART;
             // A mini without a fault may have missed some.
             let some = self.sampling.one_in() as f64;
-            let guessed = mini.faults_scanned() > mini.faults() * SCANNED_MAX;
+            let scanned = mini.faults_scanned() > mini.faults() * SCANNED_MAX;
+            let guessed = at < PRESENT && scanned;
             Point {
                 limit,
                 faults,

@@ -6,6 +6,7 @@ use hdrhistogram::Histogram;
 use undercroft_base::{Bytes, CHUNK_PAGES, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange};
 use undercroft_device::Time;
 use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
+use undercroft_policy::mrc::{Curve, Pool};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::{Reclaim, ReclaimName};
 
@@ -285,6 +286,39 @@ impl<'a> Client<'a> {
         })
     }
 
+    /// Whether pages are followed, and a scan is due.
+    #[inline]
+    pub(super) fn is_scan_due(&self) -> bool {
+        let following = self.following.as_ref();
+        following.is_some_and(|following| following.is_due(&self.engine))
+    }
+
+    /// Scans, if pages are followed, and tells the estimator. * `pool`: compressed memory now.
+    pub(super) fn follow_pages(&mut self, pool: Pool) {
+        let Some(following) = &mut self.following else {
+            return;
+        };
+        for number in 0..self.marks.len() {
+            let no = PageNo(number as u32);
+            if !self.engine.books().is_resident(no) {
+                continue;
+            }
+            let mark = self.marks[number];
+            if mark & (USED | SCANNED) == USED | SCANNED {
+                self.engine.uses().used(no);
+            }
+            self.marks[number] = (mark & !USED) | SCANNED;
+        }
+        following.feed(&mut self.engine, pool);
+    }
+
+    /// The curve so far; `None` if no page is followed.
+    pub fn curve(&self) -> Option<Curve> {
+        let faults = self.engine.books().stats().swap_in - self.before.swap_in;
+        let following = self.following.as_ref()?;
+        Some(following.curve(faults))
+    }
+
     /// The place in the batch of a page that is on its way out.
     pub fn on_its_way(&self, no: PageNo) -> Option<usize> {
         if self.leaving == 0 {
@@ -348,7 +382,7 @@ impl<'a> Client<'a> {
                     return Stop::Fault(no, write);
                 }
             }
-            *mark |= (word & 1) as u8 * (DIRTY | WRITTEN) | USED;
+            *mark |= ((word & 1) as u8 * (DIRTY | WRITTEN)) | USED;
         }
         self.at += references.len();
         if self.at == self.stream.references.len() {

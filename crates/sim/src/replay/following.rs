@@ -4,14 +4,11 @@
 //! would get there: faults, and which pages a scan finds used, one each time that an eighth of the
 //! resident pages has left. A page counts as used from the second scan on.
 
-use undercroft_base::{Bytes, PageCount, PageNo};
-use undercroft_engine::limits;
-use undercroft_policy::mrc::{Curve, Estimator, Event, Pool, pool_ratio};
-use undercroft_policy::place::LatencyClass;
+use undercroft_base::PageCount;
+use undercroft_engine::{Engine, VecLedger, limits};
+use undercroft_policy::mrc::{Curve, Estimator, Event, Pool};
 use undercroft_policy::reclaim::ReclaimName;
 
-use super::client::{Client, SCANNED, USED};
-use super::host::Host;
 use crate::setup::SimRoom;
 
 /// A scan is due when this fraction of the resident pages has left.
@@ -38,83 +35,30 @@ impl Following {
             left: 0,
         }
     }
-}
 
-impl Client<'_> {
-    /// Tells the engine which pages to follow. Before the first.
-    pub(super) fn begin_following(&mut self) {
-        if let Some(following) = &self.following {
-            self.engine.uses().follow(following.estimator.sampling());
-        }
+    /// Tells the engine which pages to follow.
+    pub(super) fn begin(&self, engine: &mut Engine<VecLedger>) {
+        engine.uses().follow(self.estimator.sampling());
     }
 
-    /// Whether pages are followed, and a scan is due.
+    /// Whether a scan is due.
     #[inline]
-    pub(super) fn is_scan_due(&self) -> bool {
-        self.following.as_ref().is_some_and(|following| {
-            let books = self.engine.books();
-            let left = books.stats().pages_swapped_out - following.left;
-            left > 0 && left >= books.resident().0 / TURNOVER
-        })
+    pub(super) fn is_due(&self, engine: &Engine<VecLedger>) -> bool {
+        let left = engine.books().stats().pages_swapped_out - self.left;
+        left > 0 && left >= engine.books().resident().0 / TURNOVER
     }
 
-    fn scan(&mut self) {
-        for number in 0..self.marks.len() {
-            let no = PageNo(number as u32);
-            if !self.engine.books().is_resident(no) {
-                continue;
-            }
-            let mark = self.marks[number];
-            if mark & (USED | SCANNED) == USED | SCANNED {
-                self.engine.uses().used(no);
-            }
-            self.marks[number] = (mark & !USED) | SCANNED;
-        }
+    /// Gives the estimator all that happened since the last time, a scan at the end.
+    pub(super) fn feed(&mut self, engine: &mut Engine<VecLedger>, pool: Pool) {
+        self.left = engine.books().stats().pages_swapped_out;
+        engine.uses().take_seen(&mut self.events);
+        self.estimator.feed(&self.events, pool);
+        self.events.clear();
+        engine.uses().follow(self.estimator.sampling());
     }
 
-    /// The curve so far; `None` if no page is followed.
-    pub fn curve(&self) -> Option<Curve> {
-        let following = self.following.as_ref()?;
-        let faults = self.engine.books().stats().swap_in - self.before.swap_in;
-        Some(following.estimator.curve(faults))
-    }
-}
-
-impl Host {
-    /// Scans, and gives the estimator all that happened since the last time.
-    #[inline(never)]
-    pub(super) fn follow_pages(&self, client: &mut Client<'_>) {
-        if client.following.is_none() {
-            return;
-        }
-        client.scan();
-        let pool = self.pool(client);
-        let left = client.engine.books().stats().pages_swapped_out;
-        let Some(following) = &mut client.following else {
-            return;
-        };
-        following.left = left;
-        client.engine.uses().take_seen(&mut following.events);
-        following.estimator.feed(&following.events, pool);
-        following.events.clear();
-        client.engine.uses().follow(following.estimator.sampling());
-    }
-
-    fn pool(&self, client: &Client<'_>) -> Pool {
-        let (mut capacity, mut dram, mut copies) = (0, 0, PageCount(0));
-        for place in 0..self.tiers.len() {
-            let tier = self.state(client, place);
-            if tier.latency == LatencyClass::Memory {
-                capacity += tier.capacity.0;
-                dram += tier.dram.0;
-                copies.0 += tier.copies.0;
-            }
-        }
-        let books = client.engine.books();
-        let target = books.share().map_or(capacity, |share| share.target.0);
-        Pool {
-            share: target.min(capacity) as f64 / books.limit().0 as f64,
-            ratio: pool_ratio(copies, Bytes(dram)).unwrap_or(Pool::NONE.ratio),
-        }
+    /// The curve so far. * `faults`: those that there were.
+    pub(super) fn curve(&self, faults: u64) -> Curve {
+        self.estimator.curve(faults)
     }
 }

@@ -10,7 +10,8 @@ use undercroft_engine::{
     DemoteItem, EvictItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken,
 };
 
-use undercroft_policy::place::{Migration, TIERS_MAX, TierState, pool_percent};
+use undercroft_policy::mrc::{Pool, pool_ratio};
+use undercroft_policy::place::{LatencyClass, Migration, TIERS_MAX, TierState, pool_percent};
 
 use super::bound::Bounds;
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SCANNED, SHARED, USED, WRITTEN};
@@ -131,7 +132,7 @@ impl Host {
             self.note_page_in(client, Nanos(nanos));
         }
         if client.is_scan_due() {
-            self.follow_pages(client);
+            client.follow_pages(self.pool(client));
         }
         self.reclaim(client)
     }
@@ -434,7 +435,7 @@ impl Host {
 
     /// The engine's view of a tier. A page of the simulation is a page of the engine, whatever its
     /// size.
-    pub(super) fn state(&self, client: &Client<'_>, place: usize) -> TierState {
+    fn state(&self, client: &Client<'_>, place: usize) -> TierState {
         let tier = &self.tiers[place];
         let bytes = |pages: f64| Bytes((pages * PAGE_BYTES as f64) as u64);
         let free = tier.free_pages() as f64;
@@ -463,6 +464,25 @@ impl Host {
                 latency: tier.spec.kind.latency(),
                 demotes: false,
             },
+        }
+    }
+
+    /// Compressed memory as it is now.
+    pub(super) fn pool(&self, client: &Client<'_>) -> Pool {
+        let (mut capacity, mut dram, mut copies) = (0, 0, PageCount(0));
+        for place in 0..self.tiers.len() {
+            let tier = self.state(client, place);
+            if tier.latency == LatencyClass::Memory {
+                capacity += tier.capacity.0;
+                dram += tier.dram.0;
+                copies.0 += tier.copies.0;
+            }
+        }
+        let books = client.engine.books();
+        let target = books.share().map_or(capacity, |share| share.target.0);
+        Pool {
+            share: target.min(capacity) as f64 / books.limit().0 as f64,
+            ratio: pool_ratio(copies, Bytes(dram)).unwrap_or(Pool::NONE.ratio),
         }
     }
 

@@ -117,7 +117,9 @@ impl<'a> Replay<'a> {
             client.before = *client.engine.books().stats();
         }
         for client in &mut replay.clients {
-            client.begin_following();
+            if let Some(following) = &client.following {
+                following.begin(&mut client.engine);
+            }
         }
         for tier in &mut replay.host.tiers {
             tier.start();
@@ -172,7 +174,7 @@ impl<'a> Replay<'a> {
                     Stop::End => {
                         client.advance_clock(per_reference);
                         host.let_go(client)?;
-                        host.follow_pages(client);
+                        client.follow_pages(host.pool(client));
                         break;
                     }
                 }
