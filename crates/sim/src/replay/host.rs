@@ -126,15 +126,20 @@ impl Host {
             client.engine.uses().touch(no, write);
         }
         if loads {
-            client.seen.loads += 1;
-            let nanos = (client.clock - start).0 / 1000;
-            client.latency.saturating_record(nanos.max(1));
-            self.note_page_in(client, Nanos(nanos));
+            self.note_load(client, start);
         }
         if client.is_scan_due() {
             client.follow_pages(self.pool(client));
         }
         self.reclaim(client)
+    }
+
+    /// Counts a fault that read a tier, from `start` to now.
+    fn note_load(&mut self, client: &mut Client<'_>, start: Time) {
+        client.seen.loads += 1;
+        let nanos = (client.clock - start).0 / 1000;
+        client.latency.saturating_record(nanos.max(1));
+        self.note_page_in(client, Nanos(nanos));
     }
 
     /// Restores the reserve, if there is one and it was used.
