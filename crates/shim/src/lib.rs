@@ -12,6 +12,7 @@
 mod affinity;
 mod agent;
 mod handshake;
+mod interpreted;
 mod library;
 mod mapping;
 mod move_out;
@@ -105,7 +106,7 @@ extern "C" fn init(_argc: i32, _argv: *const *const u8, envp: *const *const u8) 
     };
     // SAFETY: the dynamic linker passes the environment as a null-terminated array of C strings; no
     // other thread exists.
-    if envp.is_null() || !unsafe { find_socket(envp) } {
+    if envp.is_null() || !unsafe { find_socket(envp) } || interpreted::by_valgrind() {
         return;
     }
     // SAFETY: the process has one thread, and no agent yet.

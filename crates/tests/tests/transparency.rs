@@ -1,7 +1,7 @@
 //! What a program does with its address space and its CPUs gives the same results as in a plain
 //! run.
 
-use undercroft_tests::{Job, MIB, build, is_full_size, one_at_a_time, plain_only, say, skip};
+use undercroft_tests::{Job, MIB, build, find, is_full_size, one_at_a_time, plain_only, say, skip};
 
 /// A slot that one mmap made is one mapping, and mremap moves it: registration never splits it.
 #[test]
@@ -37,6 +37,22 @@ fn mremap_across_two_pieces_does_what_it_does_to_one_mapping() {
         split >= least,
         "no move of two pieces was tested: {outcome}"
     );
+}
+
+/// valgrind cannot run the agent, so its program is not managed. It runs all the same.
+#[test]
+fn valgrind_runs_and_its_program_is_not_managed() {
+    let name = "valgrind_runs_and_its_program_is_not_managed";
+    let _turn = one_at_a_time();
+    if find("valgrind").is_none() {
+        return skip(name, "no valgrind");
+    }
+    let words = ["-q", "--error-exitcode=9", "sh", "-c", "echo $((6 * 7))"];
+    let mut job = Job::new("valgrind").args(words);
+    if !plain_only() {
+        job = job.limit(16 * MIB);
+    }
+    assert_eq!(job.run().expect(0).text(), "42\n");
 }
 
 /// Threads whose allocators grow under pressure have hardly more mappings than in a plain run.
