@@ -329,9 +329,9 @@ pub(crate) struct LabRunArgs {
     #[arg(long, value_name = "COUNT")]
     pub rounds: Option<usize>,
 
-    /// Only the programs whose name contains this (experiment `programs`)
-    #[arg(long, value_name = "TEXT")]
-    pub only: Option<String>,
+    /// Only the programs whose name contains one of these, by commas (experiment `programs`)
+    #[arg(long, value_name = "TEXT,..", value_delimiter = ',')]
+    pub only: Vec<String>,
 
     /// Memory of the workload; default: the experiment's own
     #[arg(long, value_name = "SIZE", value_parser = values::footprint)]

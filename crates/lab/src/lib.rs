@@ -44,8 +44,9 @@ pub struct RunOptions {
     pub touch_command: Option<Vec<OsString>>,
     /// Rounds; None = the experiment's own number.
     pub rounds: Option<usize>,
-    /// Only the parts of an experiment whose name contains this; `programs` alone has such parts.
-    pub only: Option<String>,
+    /// Only the parts of an experiment whose name contains one of these; empty = all. `programs`
+    /// alone has such parts.
+    pub only: Vec<String>,
     /// Footprint of the workload; None = the experiment's own.
     pub footprint_mib: Option<u64>,
     /// Where swap files and file tiers go; None = `out`. Must be a disk file system, not tmpfs.

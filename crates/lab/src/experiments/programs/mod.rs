@@ -46,11 +46,9 @@ pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
         ),
     ]);
     let shares: &[u64] = lab.pick(&SHARES[1..2], &SHARES);
-    let only = lab.options.only.as_deref().unwrap_or_default();
-    for program in PROGRAMS
-        .iter()
-        .filter(|program| program.name.contains(only))
-    {
+    let only = &lab.options.only;
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part));
+    for program in PROGRAMS.iter().filter(|program| wanted(program.name)) {
         let missing = program.needs.iter().find(|name| !installed(name));
         if let Some(missing) = missing {
             skip(
