@@ -11,8 +11,8 @@ pub(crate) fn by_valgrind() -> bool {
     let request: [u64; 6] = [RUNNING, 0, 0, 0, 0, 0];
     let answer: u64;
     // SAFETY: the turns of rdi add up to 128 bits, so it is what it was, and rbx is exchanged with
-    // itself. valgrind takes the five instructions for a request: it reads the six words at rax, and
-    // answers in rdx.
+    // itself. valgrind takes the five instructions for a request: it reads the six words at rax,
+    // and answers in rdx.
     unsafe {
         asm!(
             "rol rdi, 3",
