@@ -278,7 +278,12 @@ fn attempt(
     }
     let swapped_in = swapped_in().saturating_sub(before);
     let outcome = running.finish()?;
-    let stopped = matches!(outcome.status.code(), Some(124 | 137));
+    // 137 is also the shell's status of a program that the kernel killed early.
+    let stopped = match outcome.status.code() {
+        Some(124) => true,
+        Some(137) => outcome.wall >= most,
+        _ => false,
+    };
     let outcome = if stopped {
         outcome
     } else {
