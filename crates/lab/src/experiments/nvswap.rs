@@ -126,7 +126,7 @@ fn model(memory: f64) -> Vec<String> {
         "The regular zone is the SSD that the paper used, by its data sheet: nine channels, a read of \
          90 us, a write of 640 us, and a read beside a write takes twice as long. The buffer is one \
          Optane module, large enough for every page, as in the paper. Sources: \
-         `model/src/device/profiles.rs`."
+         `device/src/profiles.rs`."
             .to_owned(),
         "A page-in is the kernel's path (8 us for the SSD), the wait for a channel, and the read. \
          Pages leave in batches once a reserve is used. If the queue of writes is full, the program \
