@@ -3,6 +3,9 @@
 //! Delta debugging (after Zeller and Hildebrandt 2002): leaves out pieces of the list of steps,
 //! halves first, then ever smaller ones; between sizes, parts of the configuration. It ends when
 //! neither helps any more, or when the replays are used up.
+//!
+//! A step that is left out changes what later steps find, so no small piece of a storm may be left
+//! out. Before small pieces, other seeds are tried: one may fail within half of the steps.
 
 use super::recipe::Recipe;
 use super::run::{Ended, Failure, replay};
@@ -18,6 +21,11 @@ pub struct Minimised {
     /// False when the replays were used up first.
     pub finished: bool,
 }
+
+/// Other seeds that are tried.
+const SEEDS: u64 = 100;
+/// They are tried once pieces are as small as this.
+const SMALL: usize = 8;
 
 struct Search<'a> {
     failure: &'a Failure,
@@ -88,21 +96,32 @@ impl Search<'_> {
         }
     }
 
-    /// Leaves out pieces: half of the steps at first, then ever smaller pieces. Begins with the
-    /// last steps, which matter least.
+    /// Half of the steps or more: a power of two.
+    fn first_piece(&self) -> usize {
+        self.best.recipe.steps.len().div_ceil(2).next_power_of_two()
+    }
+
+    /// Looks for a seed whose storm fails within half of the steps. False if there is none.
+    fn change_seed(&mut self) -> bool {
+        let half = self.best.recipe.steps.len() as u64 / 2;
+        (0..SEEDS).any(|seed| {
+            let setup = StormSetup {
+                seed,
+                ..self.best.recipe.setup.clone()
+            };
+            self.fails(&setup, (0..half).collect())
+        })
+    }
+
+    /// Leaves out pieces: half of the steps at first, then ever smaller pieces, down to single
+    /// steps.
     fn shrink_steps(&mut self) {
-        let mut size = self.best.recipe.steps.len().div_ceil(2);
+        let mut size = self.first_piece();
         while size > 0 && !self.is_spent() {
-            let mut to = self.best.recipe.steps.len();
-            let mut shorter = false;
-            while to > 0 && !self.is_spent() {
-                let steps = &self.best.recipe.steps;
-                to = to.min(steps.len());
-                let from = to.saturating_sub(size);
-                let kept = [&steps[..from], &steps[to..]].concat();
-                let setup = self.best.recipe.setup.clone();
-                shorter |= self.fails(&setup, kept);
-                to = from;
+            let shorter = self.leave_out(size);
+            if size == SMALL && self.change_seed() {
+                size = self.first_piece();
+                continue;
             }
             if size > 1 || !shorter {
                 size /= 2;
@@ -112,6 +131,30 @@ impl Search<'_> {
                 self.shrink_setup();
             }
         }
+    }
+
+    /// Goes through the steps once, from the last, which matter least, and leaves out what it can:
+    /// `size` steps at a time at first. After a piece that could go, the next is twice as long;
+    /// after one that could not, half as long. So a long stretch that does not matter costs few
+    /// replays. False if nothing could go.
+    fn leave_out(&mut self, size: usize) -> bool {
+        let (mut to, mut piece) = (self.best.recipe.steps.len(), size);
+        let mut shorter = false;
+        while to > 0 && !self.is_spent() {
+            let steps = &self.best.recipe.steps;
+            to = to.min(steps.len());
+            let from = to.saturating_sub(piece);
+            let kept = [&steps[..from], &steps[to..]].concat();
+            let setup = self.best.recipe.setup.clone();
+            let gone = self.fails(&setup, kept);
+            shorter |= gone;
+            match gone {
+                true => (to, piece) = (from, 2 * piece),
+                false if piece > size => piece = (piece / 2).max(size),
+                false => to = from,
+            }
+        }
+        shorter
     }
 
     fn shrink_setup(&mut self) {

@@ -173,10 +173,10 @@ impl StormSetup {
         for tier in &mut setup.tiers {
             tier.reads = tier.kind == TierKind::File && random.chance(2, 3);
         }
-        // A third of the files above another tier are nvm.
+        // Half of the files above another tier are nvm.
         for at in 0..setup.tiers.len() - 1 {
             let tier = &mut setup.tiers[at];
-            if tier.kind == TierKind::File && random.chance(1, 3) {
+            if tier.kind == TierKind::File && random.chance(1, 2) {
                 (tier.kind, tier.reads) = (TierKind::Nvm, false);
             }
         }
