@@ -12,6 +12,7 @@ mod contract;
 pub mod file;
 pub mod measure;
 pub mod nvm;
+pub mod open;
 pub mod ram;
 pub mod shape;
 pub mod spec;

@@ -11,13 +11,9 @@ use undercroft_base::{
     Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierKind,
     page_checksum,
 };
-use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::ring::PageRing;
 
-use crate::file::{Backing, BackingError, FileTier, FileTierError};
-use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
-use crate::ram::{RamPool, RamPoolError};
-use crate::shape::{ShapeName, Shaped};
+use crate::open::{OpenError, OpenTier};
 use crate::spec::{Limit, TierSpec};
 
 /// Pages that are written, read and freed one by one; fewer if the tier is small or slow.
@@ -79,24 +75,12 @@ pub struct Measured {
 /// Why a tier could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
-    /// No memory, or no ring.
+    /// It cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// No ring to read with.
     #[error("cannot measure: {0}")]
     System(#[from] std::io::Error),
-    /// The file or device cannot be used.
-    #[error(transparent)]
-    Backing(#[from] BackingError),
-    /// The file or device cannot be used as memory.
-    #[error(transparent)]
-    Nvm(#[from] NvmError),
-    /// It cannot be mapped.
-    #[error(transparent)]
-    NvmTier(#[from] NvmTierError),
-    /// The pool refused its memory.
-    #[error(transparent)]
-    Pool(#[from] RamPoolError),
-    /// The file is too large.
-    #[error(transparent)]
-    File(#[from] FileTierError),
     /// A page was not stored.
     #[error("a page could not be written: {0}")]
     Store(#[from] StoreError),
@@ -140,41 +124,15 @@ pub fn measure(spec: &TierSpec) -> Result<Measured, MeasureError> {
     })
 }
 
-fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, MeasureError> {
-    Ok(match spec {
-        TierSpec::Ram(ram) => {
-            let capacity = match ram.max {
-                Some(Limit::Bytes(bytes)) => bytes,
-                Some(Limit::PercentOfMemoryMax(_)) | None => POOL_BYTES,
-            };
-            let reserve = RamPool::reserve_for(capacity).0 as usize;
-            let memory = SharedMemory::create("uc-measure", reserve)?;
-            let pool = RamPool::new(memory, ram.compressor, capacity)?;
-            in_memory(pool, ram.shape)
-        }
-        TierSpec::Nvm(nvm) => {
-            let backing = NvmBacking::open(&nvm.path, nvm.size)?;
-            let table = NvmTier::table_bytes(backing.bytes());
-            let memory = SharedMemory::create("uc-measure", table)?;
-            in_memory(NvmTier::new(backing, memory)?, nvm.shape)
-        }
-        TierSpec::File(file) => {
-            let backing = Backing::open(&file.path, file.size)?;
-            let table = FileTier::table_bytes(backing.bytes());
-            let tier = FileTier::new(backing, SharedMemory::create("uc-measure", table)?)?;
-            match file.shape {
-                Some(name) => Box::new(tier.shaped(name)),
-                None => Box::new(tier),
-            }
-        }
-    })
-}
-
-fn in_memory(tier: impl Tier + 'static, shape: Option<ShapeName>) -> Box<dyn Tier> {
-    match shape {
-        Some(name) => Box::new(Shaped::new(tier, name)),
-        None => Box::new(tier),
-    }
+fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenError> {
+    let pool = match spec {
+        TierSpec::Ram(ram) => match ram.max {
+            Some(Limit::Bytes(bytes)) => bytes,
+            Some(Limit::PercentOfMemoryMax(_)) | None => POOL_BYTES,
+        },
+        TierSpec::Nvm(_) | TierSpec::File(_) => Bytes(0),
+    };
+    Ok((OpenTier::open(spec, pool)?.make(spec, pool)?).shaped(spec))
 }
 
 /// Page `number`: a quarter of its words are random, so it compresses as a heap does.

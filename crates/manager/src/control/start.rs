@@ -18,6 +18,7 @@ use undercroft_sys::probe::{self, State};
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::restrict;
 use undercroft_sys::uffd::{Features, UffdDevice, UffdError};
+use undercroft_tier::open::OpenError;
 
 use super::Control;
 use super::beside::Presence;
@@ -27,7 +28,6 @@ use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
 use crate::books::curve::Follower;
 use crate::books::metered::MeteredTier;
-use crate::books::tiers::TierError;
 use crate::books::{Books, ledger, tiers};
 use crate::evict::Evictor;
 use crate::fault::FaultThread;
@@ -83,7 +83,7 @@ enum StartError {
     #[error("--access-scan: {0}; or leave the option out: policies then learn from faults alone")]
     NoAccessBits(AccessError),
     #[error(transparent)]
-    Tier(#[from] TierError),
+    Tier(#[from] OpenError),
     #[error(transparent)]
     Trace(#[from] RecordError),
     /// A system call of the set-up.
@@ -138,7 +138,7 @@ impl Memories {
             let memory = SharedMemory::from_fd(process::take_inherited(tier.memory)?)?;
             let backing = match &tier.backing {
                 Some((fd, name, bytes)) => {
-                    Some((process::take_inherited(*fd)?, name.clone(), *bytes))
+                    Some((process::take_inherited(*fd)?, name.clone(), Bytes(*bytes)))
                 }
                 None => None,
             };

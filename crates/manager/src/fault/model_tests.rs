@@ -72,11 +72,10 @@ fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
     let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
     let opened = tiers::open(options).expect("tiers").into_iter();
     let inherited = opened.map(|tier| {
-        let fds = tier.descriptors();
-        let memory = SharedMemory::from_fd(own(fds[0])).expect("memory");
-        let backing = tier.launch().backing;
-        let backing = backing.map(|(_, name, bytes)| (own(fds[1]), name, bytes));
-        (memory, backing)
+        let memory = SharedMemory::from_fd(own(tier.memory())).expect("memory");
+        let below = tier.below();
+        let below = below.map(|(fd, name, bytes)| (own(fd), name, bytes));
+        (memory, below)
     });
     inherited.collect()
 }

@@ -21,10 +21,11 @@ use undercroft_sys::procfs;
 use undercroft_sys::signal::{
     self, Received, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, Signals,
 };
+use undercroft_tier::open::{OpenError, OpenTier};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 use crate::books::ledger;
-use crate::books::tiers::{self, OpenTier, TierError};
+use crate::books::tiers;
 use crate::control::{Launch, Notice, Request};
 use crate::options::RunOptions;
 use crate::report::{Report, human_summary};
@@ -116,7 +117,7 @@ enum RunError {
     #[error(transparent)]
     Place(#[from] PlaceError),
     #[error(transparent)]
-    Tier(#[from] TierError),
+    Tier(#[from] OpenError),
     /// The manager says why it cannot serve.
     #[error("{0} (`undercroft doctor` tells what is missing)")]
     CannotServe(String),
@@ -231,7 +232,7 @@ fn start_manager(
         status: status.as_raw_fd(),
         ledger: ledger.as_fd().as_raw_fd(),
         ledger_chunks: LEDGER_CHUNKS,
-        tiers: tiers.iter().map(OpenTier::launch).collect(),
+        tiers: tiers.iter().map(tiers::launch).collect(),
     };
     let mut inherited: Vec<BorrowedFd<'_>> = vec![
         listener.as_fd(),
@@ -239,7 +240,7 @@ fn start_manager(
         ledger.as_fd(),
         theirs.as_fd(),
     ];
-    inherited.extend(tiers.iter().flat_map(OpenTier::descriptors));
+    inherited.extend(tiers.iter().flat_map(tiers::descriptors));
     let (log, said) = Log::new()?;
     let child = spawn_manager(&launch, &inherited, said)?;
     drop(theirs);

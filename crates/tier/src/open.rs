@@ -1,0 +1,178 @@
+//! Opens what keeps the bytes of a tier, and makes the tier over it. Two processes may do that: one
+//! opens and hands the descriptors over, the other makes the tier.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use undercroft_base::{Bytes, Tier};
+use undercroft_sys::mapping::SharedMemory;
+
+use crate::file::{Backing, BackingError, FileTier, FileTierError};
+use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
+use crate::ram::{RamPool, RamPoolError};
+use crate::shape::Shaped;
+use crate::spec::TierSpec;
+
+/// Why a tier cannot be opened or made. The text has the fix, where there is one.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No memory or descriptor for a pool or a table.
+    #[error("memory for a tier: {0}")]
+    Memory(#[from] io::Error),
+    /// The file or device cannot be used.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// The file or device cannot be used as memory.
+    #[error(transparent)]
+    Nvm(#[from] NvmError),
+    /// It cannot be mapped.
+    #[error(transparent)]
+    NvmTier(#[from] NvmTierError),
+    /// The pool refused its memory.
+    #[error(transparent)]
+    Pool(#[from] RamPoolError),
+    /// The file tier refused its slot table.
+    #[error(transparent)]
+    File(#[from] FileTierError),
+    /// What was handed over does not fit the options: a defect.
+    #[error("tier {0} was handed over without its file")]
+    NotInherited(String),
+}
+
+/// What keeps the bytes of a tier, besides its memory.
+#[derive(Debug)]
+enum Below {
+    /// The tier's memory itself.
+    Memory,
+    Nvm(NvmBacking),
+    File(Backing),
+}
+
+/// A tier's memory, file or device.
+#[derive(Debug)]
+pub struct OpenTier {
+    memory: SharedMemory,
+    below: Below,
+}
+
+/// A file or device as it is handed over: descriptor, name, usable bytes.
+pub type Handed<D> = (D, String, Bytes);
+
+/// A tier by its kind. The speed of a pool or an nvm tier is not emulated yet.
+pub enum MadeTier {
+    /// Compressed memory.
+    Ram(Box<RamPool>),
+    /// Mapped memory.
+    Nvm(Box<NvmTier>),
+    /// A file or device, as slow as `shape=` says.
+    File(Box<FileTier>),
+}
+
+impl OpenTier {
+    /// Opens the tier that `spec` describes.
+    ///
+    /// * `pool`: the capacity of a pool.
+    ///
+    /// Errors: no memory, or the file or device cannot be used.
+    pub fn open(spec: &TierSpec, pool: Bytes) -> Result<OpenTier, OpenError> {
+        let (table, below) = match spec {
+            TierSpec::Ram(_) => {
+                let reserve = RamPool::reserve_for(pool).0 as usize;
+                return Ok(OpenTier {
+                    memory: SharedMemory::create("uc-ram-tier", reserve)?,
+                    below: Below::Memory,
+                });
+            }
+            TierSpec::Nvm(nvm) => {
+                let backing = NvmBacking::open(&nvm.path, nvm.size)?;
+                (NvmTier::table_bytes(backing.bytes()), Below::Nvm(backing))
+            }
+            TierSpec::File(file) => {
+                let backing = Backing::open(&file.path, file.size)?;
+                (FileTier::table_bytes(backing.bytes()), Below::File(backing))
+            }
+        };
+        let memory = SharedMemory::create("uc-slot-table", table)?;
+        Ok(OpenTier { memory, below })
+    }
+
+    /// What another process opened for `spec`, and handed over.
+    ///
+    /// Errors: `NotInherited` without the file that this kind needs.
+    pub fn inherit(
+        spec: &TierSpec,
+        memory: SharedMemory,
+        below: Option<Handed<OwnedFd>>,
+    ) -> Result<OpenTier, OpenError> {
+        let below = match (spec, below) {
+            (TierSpec::Ram(_), _) => Below::Memory,
+            (TierSpec::Nvm(_), Some((fd, name, bytes))) => {
+                Below::Nvm(NvmBacking::inherit(fd, name, bytes))
+            }
+            (TierSpec::File(_), Some((fd, name, bytes))) => {
+                Below::File(Backing::inherit(fd, name, bytes)?)
+            }
+            (TierSpec::Nvm(_) | TierSpec::File(_), None) => {
+                return Err(OpenError::NotInherited(spec.to_string()));
+            }
+        };
+        Ok(OpenTier { memory, below })
+    }
+
+    /// Its memory: the pool, or the slot table.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// Its file or device, to hand over; `None` for a pool.
+    pub fn below(&self) -> Option<Handed<BorrowedFd<'_>>> {
+        match &self.below {
+            Below::Memory => None,
+            Below::Nvm(b) => Some((b.as_fd(), b.name().to_owned(), b.bytes())),
+            Below::File(b) => Some((b.as_fd(), b.name().to_owned(), b.bytes())),
+        }
+    }
+
+    /// True if the tier's file is in a memory file system, so that it saves no memory.
+    pub fn is_in_memory(&self) -> bool {
+        match &self.below {
+            Below::Memory => false,
+            Below::Nvm(backing) => backing.is_in_memory(),
+            Below::File(backing) => backing.is_in_memory(),
+        }
+    }
+
+    /// Makes the tier, which is empty. `spec` and `pool`: as it was opened.
+    pub fn make(self, spec: &TierSpec, pool: Bytes) -> Result<MadeTier, OpenError> {
+        Ok(match self.below {
+            Below::Memory => {
+                let TierSpec::Ram(ram) = spec else {
+                    return Err(OpenError::NotInherited(spec.to_string()));
+                };
+                let pool = RamPool::new(self.memory, ram.compressor, pool)?;
+                MadeTier::Ram(Box::new(pool))
+            }
+            Below::Nvm(backing) => MadeTier::Nvm(Box::new(NvmTier::new(backing, self.memory)?)),
+            Below::File(backing) => {
+                let tier = FileTier::new(backing, self.memory)?;
+                MadeTier::File(Box::new(match spec.shape() {
+                    Some(name) => tier.shaped(name),
+                    None => tier,
+                }))
+            }
+        })
+    }
+}
+
+impl MadeTier {
+    /// The tier, as slow as `spec` says.
+    pub fn shaped(self, spec: &TierSpec) -> Box<dyn Tier> {
+        match (self, spec.shape()) {
+            (MadeTier::Ram(pool), Some(name)) => Box::new(Shaped::new(*pool, name)),
+            (MadeTier::Ram(pool), None) => pool,
+            (MadeTier::Nvm(tier), Some(name)) => Box::new(Shaped::new(*tier, name)),
+            (MadeTier::Nvm(tier), None) => tier,
+            (MadeTier::File(tier), _) => tier,
+        }
+    }
+}
