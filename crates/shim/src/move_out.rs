@@ -38,6 +38,10 @@ pub(crate) unsafe fn move_out(page: &Page, seq: u32, count: usize, staging: usiz
     let sought = if staged.whole { staged.moved } else { !taken };
     // SAFETY: the caller's promise; the holding area is empty.
     let held = unsafe { hold(page, staging, sought, staged.moved, count) };
+    if staged.executable {
+        // SAFETY: the areas are the shim's own.
+        unsafe { protect(staging, false) };
+    }
     if held.stranded != 0 {
         page.strays.store(1, Relaxed);
     }
@@ -65,6 +69,8 @@ struct Staged {
     refused: u64,
     /// No MOVE stopped before its end.
     whole: bool,
+    /// Both areas are executable now.
+    executable: bool,
 }
 
 /// Moves the listed pages into the staging area, until the command is cancelled.
@@ -102,6 +108,7 @@ unsafe fn stage(page: &Page, seq: u32, count: usize, staging: usize) -> Staged {
         moved,
         refused,
         whole,
+        executable: remedies.executable,
     }
 }
 
@@ -113,6 +120,10 @@ struct Remedies {
     unlocked: bool,
     /// Sharing of the page at this place was broken.
     unshared: usize,
+    /// Both areas are executable now.
+    executable: bool,
+    /// That was changed for the page at this place.
+    changed: usize,
 }
 
 impl Default for Remedies {
@@ -121,6 +132,8 @@ impl Default for Remedies {
             alone: usize::MAX,
             unlocked: false,
             unshared: usize::MAX,
+            executable: false,
+            changed: usize::MAX,
         }
     }
 }
@@ -140,6 +153,13 @@ impl Remedies {
                 self.unlocked = true;
                 // SAFETY: the shim's own mapping.
                 unsafe { unlock(staging) };
+            }
+            // Nor between memory that is executable and memory that is not. Pages of one kind are
+            // mostly together, so runs are tried again.
+            EINVAL if self.changed != at => {
+                (self.changed, self.alone) = (at, usize::MAX);
+                // SAFETY: the areas are the shim's own.
+                self.executable ^= unsafe { protect(staging, !self.executable) };
             }
             // Shared with a fork relative, or pinned. Breaking the sharing changes no byte. It
             // helps if the page is shared; a pinned one stays busy.
@@ -297,6 +317,18 @@ const UNLOCKS_MAX: u32 = 64;
 unsafe fn unlock(staging: usize) {
     // SAFETY: the shim's own mapping; the contents stay.
     unsafe { call3(nr::MUNLOCK, staging, 2 * STAGING_PAGES * PAGE, 0) };
+}
+
+const PROT_READ_WRITE: usize = 3;
+const PROT_EXEC: usize = 4;
+
+/// Makes both areas executable, or not. False if the kernel refuses: programs may be denied memory
+/// that is writable and executable.
+#[cold]
+unsafe fn protect(staging: usize, executable: bool) -> bool {
+    let access = PROT_READ_WRITE | usize::from(executable) * PROT_EXEC;
+    // SAFETY: the shim's own mappings; the contents stay.
+    unsafe { call3(nr::MPROTECT, staging, 2 * STAGING_PAGES * PAGE, access) == 0 }
 }
 
 /// Number of the request: see ioctl_userfaultfd(2).

@@ -210,6 +210,41 @@ fn limit_holds_with_incompressible_data_over_two_tiers() {
     );
 }
 
+/// The kernel moves pages only between mappings of the same access. Executable memory leaves all
+/// the same, also beside other memory in one batch.
+#[test]
+fn limit_holds_where_memory_is_writable_and_executable() {
+    let name = "limit_holds_where_memory_is_writable_and_executable";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no limit");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let run = Job::new(build("jit"))
+        .args(["64", "6"])
+        .limit(24 * MIB)
+        .tier(&format!("file:{},size=256M", folder.path().display()))
+        .timeout(100)
+        .start();
+    let sampler = Sampler::start(run.pid());
+    let outcome = run.wait().expect(0).expect_swapping(2000.0);
+    let samples = sampler.finish();
+    assert_eq!(outcome.numbers(), [6.0 * 64.0 * 256.0], "{outcome}");
+    let peak = samples.iter().map(Sample::used).max().unwrap_or(0);
+    say(&format!("peak {} KiB in 24 MiB", peak >> 10));
+    assert!(
+        peak <= 24 * MIB + 24 * MIB / 50 + UNMANAGED,
+        "peak {peak}: {outcome}"
+    );
+    assert_eq!(
+        outcome.number("limit_exceeded.events"),
+        Some(0.0),
+        "{outcome}"
+    );
+    let refused = outcome.number("counters.refused_busy");
+    assert!(refused < Some(100.0), "{outcome}");
+}
+
 /// Without pressure nothing happens: no page leaves, and the program ends as in a plain run.
 #[test]
 fn below_its_limit_a_program_is_left_alone() {
