@@ -2,13 +2,20 @@
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::keeper::place::{STATUS_SOCKET, bases, is_run};
 use crate::report::Snapshot;
 
-/// Longest time that one manager may take to answer.
+/// Longest time that one manager may take to take the call, and then to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Longest answer. Nearly all of one can be the program's arguments, of which Linux allows 6 MiB.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// The snapshots of all runs that answer, in order of the keeper's process id. A run that ends
 /// meanwhile is left out.
@@ -18,16 +25,116 @@ pub fn snapshots() -> Vec<Snapshot> {
         .filter_map(|base| std::fs::read_dir(base).ok())
         .flat_map(Iterator::flatten)
         .filter(|entry| is_run(&entry.file_name()))
-        .filter_map(|entry| ask(&entry.path().join(STATUS_SOCKET)))
+        .filter_map(|entry| ask(&entry.path().join(STATUS_SOCKET), PATIENCE))
         .collect();
     found.sort_by_key(|snapshot| snapshot.pid);
     found
 }
 
-fn ask(socket: &std::path::Path) -> Option<Snapshot> {
-    let mut stream = UnixStream::connect(socket).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).ok()?;
-    serde_json::from_slice(&bytes).ok()
+/// The answer of one manager. `None`: it gives none in time, or one that is none.
+///
+/// * `patience`: for the connection, and once more for the whole answer.
+fn ask(socket: &Path, patience: Duration) -> Option<Snapshot> {
+    serde_json::from_slice(&answer(call(socket, patience)?, patience)?).ok()
+}
+
+/// Connects. A manager that takes no calls leaves the kernel's queue full, and a connect then waits
+/// as long as a send may.
+fn call(socket: &Path, patience: Duration) -> Option<UnixStream> {
+    let address = SocketAddrUnix::new(socket).ok()?;
+    let flags = SocketFlags::CLOEXEC;
+    let ours = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    set_socket_timeout(&ours, Timeout::Send, Some(patience)).ok()?;
+    connect(&ours, &address).ok()?;
+    Some(UnixStream::from(ours))
+}
+
+/// All that comes up to the end of the stream. `None`: it is longer than [`ANSWER_BYTES_MAX`], or
+/// takes longer than `patience`.
+fn answer(mut stream: UnixStream, patience: Duration) -> Option<Vec<u8>> {
+    let deadline = Instant::now() + patience;
+    let (mut all, mut some) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        let left = deadline.checked_duration_since(Instant::now())?;
+        // An error if no time is left.
+        stream.set_read_timeout(Some(left)).ok()?;
+        let got = stream.read(&mut some).ok()?;
+        if got == 0 {
+            return Some(all);
+        }
+        if (all.len() + got) as u64 > ANSWER_BYTES_MAX {
+            return None;
+        }
+        all.extend_from_slice(&some[..got]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    /// Time in which a call that is bounded by `SHORT` has ended, also on a busy machine.
+    const LONG: Duration = Duration::from_secs(20);
+    const SHORT: Duration = Duration::from_millis(300);
+
+    fn listener() -> (tempfile::TempDir, std::path::PathBuf, UnixListener) {
+        let dir = tempfile::tempdir().expect("a scratch folder");
+        let path = dir.path().join("status");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        (dir, path, listener)
+    }
+
+    /// Asks on a thread of its own. Panics if there is an answer, or none after `LONG`.
+    fn gets_nothing(path: &Path, patience: Duration) {
+        let (path, (told, hears)) = (path.to_owned(), channel());
+        thread::spawn(move || told.send(ask(&path, patience).is_none()));
+        assert_eq!(hears.recv_timeout(LONG), Ok(true));
+    }
+
+    #[test]
+    fn ask_endless_answer_is_dropped_at_the_bound() {
+        let (_dir, path, listener) = listener();
+        let writer = thread::spawn(move || {
+            let (mut peer, _) = listener.accept().expect("a call");
+            let (part, mut written) = (vec![b'['; 1 << 20], 0);
+            while written < 4 * ANSWER_BYTES_MAX && peer.write_all(&part).is_ok() {
+                written += part.len() as u64;
+            }
+            written
+        });
+        // Patience is no reason to stop here.
+        gets_nothing(&path, LONG);
+        let written = writer.join().expect("it ends");
+        // What is written may wait in the socket's buffer.
+        assert!(written >= ANSWER_BYTES_MAX - (1 << 20), "{written}");
+        assert!(written <= ANSWER_BYTES_MAX + (2 << 20), "{written}");
+    }
+
+    #[test]
+    fn ask_answer_byte_by_byte_ends_with_the_patience() {
+        let (_dir, path, listener) = listener();
+        let writer = thread::spawn(move || {
+            let (mut peer, _) = listener.accept().expect("a call");
+            let began = Instant::now();
+            while began.elapsed() < 3 * LONG && peer.write_all(b" ").is_ok() {
+                thread::sleep(SHORT / 10);
+            }
+        });
+        gets_nothing(&path, SHORT);
+        writer.join().expect("it ends");
+    }
+
+    #[test]
+    fn ask_manager_that_takes_no_calls_is_left_out() {
+        let (_dir, path, listener) = listener();
+        rustix::net::listen(&listener, 0).expect("a queue of one");
+        // The first call waits in the queue; the second finds it full.
+        gets_nothing(&path, SHORT);
+        gets_nothing(&path, SHORT);
+    }
 }
