@@ -46,7 +46,7 @@ pub const OUR_FAILURE: i32 = 125;
 /// take memory.
 const LEDGER_CHUNKS: usize = 1 << 19;
 
-/// How long the manager may take to be ready.
+/// How long the manager may take to be ready; to send its report; and to end after that.
 const READY: Duration = Duration::from_secs(10);
 
 /// Reads of the manager's log in a row. So a flood of messages does not stop the keeper.
@@ -54,6 +54,13 @@ const LOG_READS_MAX: usize = 32;
 
 /// How long the program's processes may take to end once they are killed.
 const ENDING: Duration = Duration::from_secs(10);
+
+/// How long a killed manager may take to end. It takes longer in a frozen cgroup, or in an
+/// uninterruptible system call.
+const KILLED: Duration = Duration::from_secs(5);
+
+// So the program's end is told after 2 `READY` and `KILLED` at most, and that of a doomed run after
+// `KILLED` and `ENDING`.
 
 /// How often leftover processes of the program are looked for.
 const LEFTOVER_TICK: Duration = Duration::from_millis(20);
@@ -138,6 +145,41 @@ struct Manager {
     lines: BufReader<UnixStream>,
     /// Its standard error.
     log: Log,
+}
+
+impl Manager {
+    /// Kills it. Waits for its end for [`KILLED`] at most; if that is too short, says what stays.
+    fn end(&mut self, voice: &Voice) -> Killed {
+        let killed = end_child(&mut self.child, &self.pidfd);
+        if killed == Killed::Stays {
+            voice.say(&stays(self.child.id()));
+        }
+        killed
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Killed {
+    Ended,
+    /// The kernel has not ended it yet.
+    Stays,
+}
+
+fn end_child(child: &mut Child, pidfd: &PidFd) -> Killed {
+    let _ = child.kill();
+    // A tracer can keep an ended process from us, so this does not wait for it either.
+    match pidfd.wait_exit(KILLED) && matches!(child.try_wait(), Ok(Some(_))) {
+        true => Killed::Ended,
+        false => Killed::Stays,
+    }
+}
+
+/// What the user is told of a manager that does not end.
+fn stays(pid: u32) -> String {
+    format!(
+        "the manager (process {pid}) has not ended {KILLED:?} after it was killed: a frozen cgroup or a \
+         system call holds it. Until it ends, the memory and the files of the tiers stay in use"
+    )
 }
 
 fn try_run(
@@ -266,15 +308,17 @@ fn spawn_manager(launch: &Launch, inherited: &[BorrowedFd<'_>], said: Stdio) -> 
 fn wait_until_ready(mut child: Child, link: UnixStream, mut log: Log) -> Result<Manager, RunError> {
     let pidfd = PidFd::open(child.id())?;
     let mut lines = BufReader::new(link.try_clone()?);
-    link.set_read_timeout(Some(READY))?;
-    let holder = match next_notice(&mut lines) {
+    // A manager that reads nothing shall not hold us.
+    link.set_write_timeout(Some(READY))?;
+    let holder = match notice_by(&mut lines, Instant::now() + READY) {
         Some(Notice::Ready { holder }) => (holder, PidFd::open(holder)?),
         other => {
-            let _ = child.kill();
-            let _ = child.wait();
+            let killed = end_child(&mut child, &pidfd);
+            let mut said = log.lines();
+            said.extend((killed == Killed::Stays).then(|| stays(child.id())));
             return Err(match other {
                 Some(Notice::Failed(why)) => RunError::CannotServe(why),
-                _ => RunError::NoManager(log.lines().join("; ")),
+                _ => RunError::NoManager(said.join("; ")),
             });
         }
     };
@@ -293,6 +337,22 @@ fn next_notice(lines: &mut BufReader<UnixStream>) -> Option<Notice> {
     let mut line = String::new();
     lines.read_line(&mut line).ok().filter(|got| *got > 0)?;
     serde_json::from_str(&line).ok()
+}
+
+/// The same by `deadline`. `None` if it has not come whole.
+fn notice_by(lines: &mut BufReader<UnixStream>, deadline: Instant) -> Option<Notice> {
+    let mut line = Vec::new();
+    while !line.ends_with(b"\n") {
+        let left = deadline.checked_duration_since(Instant::now())?;
+        // An error if no time is left.
+        lines.get_ref().set_read_timeout(Some(left)).ok()?;
+        let part = lines.fill_buf().ok().filter(|part| !part.is_empty())?;
+        let end = part.iter().position(|byte| *byte == b'\n');
+        let used = end.map_or(part.len(), |at| at + 1);
+        line.extend_from_slice(&part[..used]);
+        lines.consume(used);
+    }
+    serde_json::from_slice(&line).ok()
 }
 
 /// The manager's standard error: a pipe of its own, so that no process of the program can stop it.
@@ -572,22 +632,46 @@ fn leftovers(manager: &Manager) -> Vec<u32> {
     }
 }
 
-/// Ends the program's processes and the manager. Meanwhile the holder keeps the program's memory
-/// from reading as zeros. It ends by itself when no address space is left. A process that the
-/// kernel does not end in time (in an uninterruptible system call) is left to the holder.
+/// Ends the program's processes and the manager, in [`KILLED`] and [`ENDING`] at most. Meanwhile
+/// the holder keeps the program's memory from reading as zeros. It ends by itself when no address
+/// space is left. A process that the kernel does not end in time (in an uninterruptible system call)
+/// is left to the holder.
 fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
     let held = !manager.holder.1.has_exited();
-    if held {
-        let _ = manager.child.kill();
-        let _ = manager.child.wait();
+    let killed = match held {
+        true => manager.end(voice),
+        false => Killed::Stays,
+    };
+    let deadline = Instant::now() + ENDING;
+    let left = kill_all(program, manager, deadline);
+    let rest = deadline.saturating_duration_since(Instant::now());
+    if !held && !left {
+        // The holder is dead, so only the manager had the descriptors: it had to live until now.
+        manager.end(voice);
+    } else if !held {
+        voice.say(&format!(
+            "some of the program's processes have not ended after {ENDING:?}. The manager (process {}) \
+             stays until it has ended them: without it, their memory would read as zeros",
+            manager.child.id()
+        ));
+    } else if killed == Killed::Ended && !manager.holder.1.wait_exit(rest) {
+        voice.say(&format!(
+            "some of the program's memory is still in use after {ENDING:?}: the kernel has not ended all \
+             its processes yet. The process named uc-fds ends them as soon as it can"
+        ));
     }
+    reap(manager.child.id());
+}
+
+/// Kills the program's processes until none is left, or until `deadline`. True if some are left.
+fn kill_all(program: &mut Child, manager: &Manager, deadline: Instant) -> bool {
     let _ = program.kill();
-    let began = Instant::now();
     loop {
         let _ = program.try_wait();
         let left = leftovers(manager);
-        if left.is_empty() || began.elapsed() > ENDING {
-            break;
+        if left.is_empty() || Instant::now() > deadline {
+            let _ = program.try_wait();
+            return !left.is_empty();
         }
         let left: Vec<PidFd> = left
             .into_iter()
@@ -597,26 +681,9 @@ fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
             let _ = process.kill();
         }
         for process in &left {
-            process.wait_exit(ENDING.saturating_sub(began.elapsed()));
+            process.wait_exit(deadline.saturating_duration_since(Instant::now()));
         }
     }
-    let _ = program.try_wait();
-    if !held {
-        // The holder is dead, so only the manager had the descriptors: it had to live until now.
-        let _ = manager.child.kill();
-        let _ = manager.child.wait();
-    }
-    let gone = manager
-        .holder
-        .1
-        .wait_exit(ENDING.saturating_sub(began.elapsed()));
-    if !gone {
-        voice.say(&format!(
-            "some of the program's memory is still in use after {ENDING:?}: the kernel has not ended all \
-             its processes yet. The process named uc-fds ends them as soon as it can"
-        ));
-    }
-    reap(manager.child.id());
 }
 
 /// What the manager says at the end.
@@ -633,11 +700,12 @@ fn finish(manager: &mut Manager, exit_status: i32, wall: Duration, voice: &mut V
         exit_status,
         wall_ns: wall.as_nanos() as u64,
     };
-    let _ = manager.link.set_read_timeout(Some(READY));
+    let deadline = Instant::now() + READY;
     let asked = serde_json::to_vec(&request).map_err(io::Error::from);
     let asked = asked.and_then(|line| manager.link.write_all(&line));
     let report = loop {
-        match next_notice(&mut manager.lines).filter(|_| asked.is_ok()) {
+        let notice = notice_by(&mut manager.lines, deadline);
+        match notice.filter(|_| asked.is_ok()) {
             Some(Notice::Report(report)) => break Finished::Report(report),
             // The manager ended the program; to the keeper it looked like the program's own end.
             Some(Notice::Doomed(why)) => return Finished::Doomed(why),
@@ -645,10 +713,13 @@ fn finish(manager: &mut Manager, exit_status: i32, wall: Duration, voice: &mut V
             None => break Finished::Silent,
         }
     };
-    if !manager.pidfd.wait_exit(READY) {
-        let _ = manager.child.kill();
-    }
-    let _ = manager.child.wait();
+    // One that has not answered in time is not waited for twice.
+    let patience = match &report {
+        Finished::Report(_) => READY,
+        _ => deadline.saturating_duration_since(Instant::now()),
+    };
+    manager.pidfd.wait_exit(patience);
+    manager.end(voice);
     manager.log.tell(voice);
     report
 }
