@@ -59,12 +59,41 @@ struct Pace {
 }
 
 /// What scanning on demand does next.
+#[derive(Debug, PartialEq, Eq)]
 enum Next {
     Scan,
     /// Looks again soon.
     Wait,
     /// No page leaves.
     Rest,
+}
+
+/// What there was since the last scan or rest.
+#[derive(Clone, Copy)]
+struct Since {
+    /// Pages that left, and pages in memory now.
+    left: u64,
+    resident: u64,
+    /// How long threads waited for pages.
+    waited: Duration,
+    /// Time that has passed.
+    passed: Duration,
+}
+
+impl Since {
+    /// What to do now, if the last scan took `took`. The bits are worth a look when many pages have
+    /// left: a policy that has gone through a part of memory needs to know what of it was used.
+    /// They are worth their cost where threads wait for much longer than a scan takes.
+    fn next(self, took: Duration) -> Next {
+        let late = self.passed >= AT_LEAST_EVERY;
+        let pays = self.left >= self.resident / TURNOVER && self.waited >= took * WAITS;
+        match self.left {
+            0 if late => Next::Rest,
+            0 => Next::Wait,
+            _ if late || pays => Next::Scan,
+            _ => Next::Wait,
+        }
+    }
 }
 
 impl Pace {
@@ -268,9 +297,7 @@ impl Accesses {
         }
     }
 
-    /// What to do now. The bits are worth a look when many pages have left since the last scan: a
-    /// policy that has gone through a part of memory needs to know what of it was used. They are
-    /// worth their cost where threads wait for much longer than a scan takes.
+    /// What to do now.
     fn next(&mut self) -> Next {
         if !self.pace.on_demand {
             return Next::Scan;
@@ -281,15 +308,13 @@ impl Accesses {
             (books.stats().pages_swapped_out, books.resident().0)
         };
         let waited = lock(&self.shared.gauges.fault_latency).waited();
-        let wait = Duration::from_nanos(waited.0.saturating_sub(self.waited.0));
-        let late = self.since.elapsed() >= AT_LEAST_EVERY;
-        let pays = left - self.left >= resident / TURNOVER && wait >= self.took * WAITS;
-        let next = match left - self.left {
-            0 if late => Next::Rest,
-            0 => Next::Wait,
-            _ if late || pays => Next::Scan,
-            _ => Next::Wait,
+        let since = Since {
+            left: left - self.left,
+            resident,
+            waited: Duration::from_nanos(waited.0.saturating_sub(self.waited.0)),
+            passed: self.since.elapsed(),
         };
+        let next = since.next(self.took);
         if !matches!(next, Next::Wait) {
             (self.left, self.since, self.waited) = (left, Instant::now(), waited);
         }
@@ -423,6 +448,28 @@ mod tests {
             of(&[2, 9, 11]),
             [range(1024, 1536), range(5000, 5120), range(5632, 6000)]
         );
+    }
+
+    #[test]
+    fn a_scan_is_due_when_an_eighth_has_left_and_threads_waited_twenty_times_a_scan() {
+        let took = Duration::from_millis(3);
+        let next = |left: u64, waited_ms: u64, passed_ms: u64| {
+            let since = Since {
+                left,
+                resident: 8_000,
+                waited: Duration::from_millis(waited_ms),
+                passed: Duration::from_millis(passed_ms),
+            };
+            since.next(took)
+        };
+        assert_eq!(next(1_000, 60, 20), Next::Scan);
+        assert_eq!(next(1_000, 59, 20), Next::Wait, "a scan costs too much");
+        assert_eq!(next(999, 600, 20), Next::Wait, "too few pages have left");
+        // Half a second later any page that left is enough, and none is a rest.
+        assert_eq!(next(1, 0, 499), Next::Wait);
+        assert_eq!(next(1, 0, 500), Next::Scan);
+        assert_eq!(next(0, 600, 499), Next::Wait);
+        assert_eq!(next(0, 600, 500), Next::Rest);
     }
 
     #[test]
