@@ -442,7 +442,12 @@ impl<L: Ledger> Engine<L> {
                     }
                     Arrival::SwapIn { distance }
                 }
-                None => Arrival::Prefetch,
+                None => {
+                    if item.tier != TierId::FILL {
+                        self.place.came_along();
+                    }
+                    Arrival::Prefetch
+                }
             };
             (arrival, self.keep_or_release(item, entry, anew, distance))
         };
