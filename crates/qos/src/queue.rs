@@ -44,6 +44,15 @@ impl QueueLimits {
             smoothing: 0.5,
         }
     }
+
+    /// The paper's least size is the device's channels: below it, a client gets the buffer. Without
+    /// a buffer the queue may leave channels to reads.
+    pub fn of_device(channels: u32, has_buffer: bool) -> QueueLimits {
+        QueueLimits {
+            min: if has_buffer { channels.max(1) } else { 1 },
+            ..QueueLimits::of_channels(channels)
+        }
+    }
 }
 
 /// The queue of one device.

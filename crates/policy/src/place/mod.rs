@@ -125,6 +125,20 @@ impl TierOrder {
         (rank < usize::from(self.count)).then(|| TierId(self.tiers[rank]))
     }
 
+    /// Its last tier first, then the others: where the pages of a client go that keeps its latency
+    /// bound without a buffer (NVSwap §III).
+    ///
+    /// * `first`: how fast the fastest tier is. A compressed tier is no scarce device that others
+    ///   share, and the limit pays for it already: then the order stays.
+    pub fn spares_buffer(self, first: LatencyClass) -> TierOrder {
+        let count = usize::from(self.count);
+        let mut order = self;
+        if first != LatencyClass::Memory && count > 1 {
+            order.tiers[..count].rotate_right(1);
+        }
+        order
+    }
+
     /// The tiers, in order.
     pub fn iter(&self) -> impl Iterator<Item = TierId> + use<> {
         let order = *self;

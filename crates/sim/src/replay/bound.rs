@@ -4,10 +4,10 @@
 //! the first tier, if there is more than one. A page of a client that uses the regular zone goes to
 //! the last tier first; a page of a client that uses the buffer goes to the first (`buffer.rs`).
 
-use undercroft_base::{Nanos, TierId};
+use undercroft_base::Nanos;
 use undercroft_device::Time;
 use undercroft_engine::limits::EVICT_PAGES_MAX;
-use undercroft_policy::place::TierOrder;
+use undercroft_policy::place::{LatencyClass, TierOrder};
 use undercroft_qos::{Control, LatencyBound, Monitor, Out, QueueLimits};
 
 use crate::setup::{Setup, SetupError, TierModel};
@@ -17,6 +17,8 @@ pub(super) struct Bounds {
     control: Control,
     /// False: page-ins are only measured.
     turns: bool,
+    /// How fast the first tier is.
+    first: LatencyClass,
     window: Time,
     window_end: Time,
 }
@@ -45,16 +47,12 @@ impl Bounds {
             Some(TierModel::Device { profile, .. }) => profile.channels,
             _ => 1,
         };
-        // The paper's least size is the device's channels: below it, a client gets the buffer.
-        // Without a buffer the queue may leave channels to reads.
-        let limits = QueueLimits {
-            min: if has_buffer { channels } else { 1 },
-            ..QueueLimits::of_channels(channels)
-        };
+        let limits = QueueLimits::of_device(channels, has_buffer);
         let window = Time(setup.latency.window.0 * 1000);
         Ok(Some(Bounds {
             control: Control::new(limits, &bounds, has_buffer),
             turns: setup.latency.control,
+            first: setup.tiers[0].kind.latency(),
             window,
             window_end: window,
         }))
@@ -115,14 +113,9 @@ impl Bounds {
     /// The tiers that a page of a client is offered to, where the policy would offer it to `order`.
     pub(super) fn order(&self, client: usize, order: TierOrder) -> TierOrder {
         if self.uses_buffer(client) {
-            return order;
+            order
+        } else {
+            order.spares_buffer(self.first)
         }
-        let tiers: Vec<TierId> = order.iter().collect();
-        let mut regular = TierOrder::default();
-        if let [above @ .., last] = &tiers[..] {
-            regular.then(*last);
-            above.iter().for_each(|tier| regular.then(*tier));
-        }
-        regular
     }
 }
