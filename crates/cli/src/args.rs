@@ -152,10 +152,15 @@ pub(crate) struct RunArgs {
     #[arg(long, short)]
     pub quiet: bool,
 
-    /// Bound of the time that page-ins take: pPERCENTILE=TIME, such as p99=200us. The report and
-    /// `undercroft status` say in how many windows it was kept
+    /// Bound of the time that page-ins take: pPERCENTILE=TIME, such as p99=200us. Each second,
+    /// control decides where pages go and how many leave at a time, so that it is kept. The report
+    /// and `undercroft status` say in how many windows it was
     #[arg(long, value_name = "BOUND")]
     pub latency: Option<LatencyBound>,
+
+    /// Only measure how the bound of --latency is kept: no control
+    #[arg(long, requires = "latency")]
+    pub latency_measure_only: bool,
 
     /// Refused until stall bounds exist.
     #[arg(long, hide = true, value_parser = values::stall_max)]
@@ -171,6 +176,7 @@ const RUN_EXAMPLES: &str = "Examples:
   undercroft run -m 25% --tier ram --tier file:/var/swap,size=20G -- python3 job.py
   undercroft run -m 1G --policy clock_w --report run.json -- gcc -O2 -c big.c
   undercroft run -m 1G --trace faults.uct -- gcc -O2 -c big.c
+  undercroft run -m 1G -t nvm:/mnt/pmem,size=4G -t file:/var/swap,size=20G --latency p99=200us -- server
 
 Exit status: the program's own; 128+n when signal n ended it; 127 not found; 126 not executable;
 125 undercroft failed; 2 wrong usage.";

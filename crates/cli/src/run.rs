@@ -74,6 +74,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             trace: args.trace,
             access_scan: args.access_scan,
             latency: args.latency,
+            latency_control: !args.latency_measure_only,
         },
         command: args.command,
         report: args.report,

@@ -65,6 +65,8 @@ pub struct ClientOptions {
     /// The bound of page-ins; `None` = none.
     #[serde(with = "as_bound")]
     pub latency: Option<LatencyBound>,
+    /// False: the bound is only measured.
+    pub latency_control: bool,
 }
 
 /// One `undercroft run`.
@@ -175,6 +177,7 @@ mod tests {
             trace: None,
             access_scan: AccessScan::Never,
             latency: Some("p99.9=1500us".parse().expect("a bound")),
+            latency_control: true,
         };
         let sent = serde_json::to_string(&options).expect("JSON");
         let got: ClientOptions = serde_json::from_str(&sent).expect("options");

@@ -75,3 +75,41 @@ fn a_bound_that_no_page_in_can_keep_is_missed_in_every_window() {
         "no page is read, verified and installed in a microsecond: {outcome}"
     );
 }
+
+/// The last tier is as slow as a disk, which takes milliseconds a page. All pages are there at
+/// first. Control has to move the program to the buffer above, where page-ins take microseconds.
+#[test]
+fn a_bound_that_the_device_misses_is_kept_once_control_has_moved_the_pages() {
+    let _turn = one_at_a_time();
+    let name = "a_bound_that_the_device_misses_is_kept_once_control_has_moved_the_pages";
+    if plain_only() {
+        return skip(name, "a plain run has no bound");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let outcome = Job::new(build("touch"))
+        .args(["12", "--rounds", "200"])
+        .limit(8 * MIB)
+        .options(["--latency", "p90=3ms", "--prefetch", "none"])
+        .tier(&format!(
+            "nvm:{},size=64M,shape=optane-dimm",
+            path("buffer")
+        ))
+        .tier(&format!("file:{},size=64M,shape=hdd-7200", path("disk")))
+        .timeout(300)
+        .run()
+        .expect(0);
+    check_counts(&outcome);
+    let reads = |tier: usize| {
+        let report = outcome.report.as_ref().expect("a report");
+        report["tiers"][tier]["reads"].as_u64().unwrap_or(0)
+    };
+    // The first round: control begins only when a window has missed the bound.
+    assert!(count(&outcome, "windows_missed") > 0, "{outcome}");
+    assert!(reads(1) > 100, "{outcome}");
+    // Every later one comes from the buffer.
+    assert!(count(&outcome, "windows_kept") > 0, "{outcome}");
+    assert!(reads(0) > 10 * reads(1), "{outcome}");
+    let last = outcome.number("latency_bound.last_window_seconds");
+    assert!(last.is_some() && last < Some(0.003), "{outcome}");
+}

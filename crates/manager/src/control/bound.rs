@@ -1,73 +1,193 @@
-//! The latency bound of a run: its windows, from what fault threads counted.
+//! The latency bound of a run: its windows, from what fault threads counted, and the knobs that
+//! control turns after each. The law is that of `undercroft-qos`, as in the simulator.
 
 use std::time::{Duration, Instant};
 
 use undercroft_qos::control::MISSES_MAX;
 use undercroft_qos::tail::BUCKETS;
-use undercroft_qos::{LatencyBound, Misses, Monitor, Unkeepable};
+use undercroft_qos::{self as qos, LatencyBound, Misses, Monitor, Out, QueueLimits, Unkeepable};
 
 use super::Control;
+use crate::books::metered::MeteredTier;
+use crate::gauges::knobs::{Knobs, Turned};
 use crate::gauges::page_ins::PageIns;
 use crate::log::warn;
+use crate::report::{BoundControl, BoundReport};
 
 /// Least time of a window. The paper's monitor has windows of a second, too (NVSwap Fig. 6).
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// The bound, and how far the counts are known.
+/// Channels that a real device is thought to have: no interface tells. The paper measured nine.
+const CHANNELS: u32 = 9;
+
+/// The only client of the control.
+const CLIENT: usize = 0;
+
+/// What there is to control.
+pub(super) struct Devices {
+    limits: QueueLimits,
+    has_buffer: bool,
+    /// False: the bound is only measured.
+    turns: bool,
+}
+
+impl Devices {
+    /// The last tier is the regular zone. The first is the buffer, if it is another.
+    pub(super) fn of(tiers: &[MeteredTier], turns: bool) -> Devices {
+        let shape = tiers.last().and_then(|last| last.shape);
+        let channels = shape.map_or(CHANNELS, |shape| shape.profile().channels);
+        let has_buffer = tiers.len() > 1;
+        Devices {
+            limits: QueueLimits::of_device(channels, has_buffer),
+            has_buffer,
+            turns,
+        }
+    }
+}
+
+/// The bound, its control, and how far the counts are known.
 pub(super) struct Bound {
-    pub monitor: Monitor,
+    control: qos::Control,
+    turns: bool,
+    /// Of a bound that is only measured.
     misses: Misses,
-    /// The counts as they were read last.
+    /// The counts as they were read last: of all page-ins, and of those from a device.
     seen: Box<[u32; BUCKETS]>,
+    device_seen: Box<[u32; BUCKETS]>,
     over_seen: u64,
     window_since: Instant,
+    /// Times that control changed a knob.
+    changes: u64,
+    /// Windows until the first that kept the bound, with it.
+    until_kept: Option<u64>,
 }
 
 impl Bound {
-    pub(super) fn new(bound: LatencyBound) -> Bound {
-        Bound {
-            monitor: Monitor::new(bound),
+    /// A bound that holds from now on: page-ins before do not count.
+    pub(super) fn new(bound: LatencyBound, devices: &Devices, page_ins: &PageIns) -> Bound {
+        let mut of = Bound {
+            control: qos::Control::new(devices.limits, &[Some(bound)], devices.has_buffer),
+            turns: devices.turns,
             misses: Misses::default(),
             seen: Box::new([0; BUCKETS]),
-            over_seen: 0,
+            device_seen: Box::new([0; BUCKETS]),
+            over_seen: page_ins.over(),
             window_since: Instant::now(),
-        }
+            changes: 0,
+            until_kept: None,
+        };
+        page_ins.all.news(&mut of.seen, |_, _| ());
+        page_ins.device.news(&mut of.device_seen, |_, _| ());
+        of
+    }
+
+    /// The page-ins so far.
+    fn monitor(&self) -> Option<&Monitor> {
+        self.control.monitor(CLIENT)
     }
 
     /// Reads what is new in the counts.
     fn read(&mut self, page_ins: &PageIns) {
         // First: every page-in that is counted here is in the counts below.
         let over = page_ins.over();
-        self.monitor.add_over(over - self.over_seen);
+        let control = &mut self.control;
+        if let Some(monitor) = control.monitor_mut(CLIENT) {
+            monitor.add_over(over - self.over_seen);
+            let add = |bucket, count| monitor.add_many(bucket, count);
+            page_ins.all.news(&mut self.seen, add);
+        }
         self.over_seen = over;
-        let monitor = &mut self.monitor;
-        let seen = &mut self.seen;
-        page_ins
-            .all
-            .news(seen, |bucket, count| monitor.add_many(bucket, count));
+        let add = |bucket, count| control.add_queued_many(bucket, count);
+        page_ins.device.news(&mut self.device_seen, add);
     }
 
-    /// Ends the window if it is old enough and has enough page-ins. Says once that the bound cannot
-    /// be kept.
-    fn end_window(&mut self, page_ins: &PageIns, now: Instant) -> Option<Unkeepable> {
+    /// Ends the window if it is old enough and has enough page-ins, and turns the knobs. Says once
+    /// that the bound cannot be kept.
+    fn end_window(
+        &mut self,
+        page_ins: &PageIns,
+        knobs: &Knobs,
+        now: Instant,
+    ) -> Option<Unkeepable> {
         if now.saturating_duration_since(self.window_since) < WINDOW {
             return None;
         }
         self.read(page_ins);
-        let window = self.monitor.end_window()?;
+        let monitor = self.monitor()?;
+        let bound = monitor.bound();
+        if monitor.pending() < bound.percentile.samples_min() {
+            return None;
+        }
+        self.control.end_windows();
         self.window_since = now;
-        // Nothing is controlled yet, so nothing is left undone.
-        self.misses.note(window, true);
-        self.misses.take_unkeepable(self.monitor.bound())
+        let monitor = self.monitor()?;
+        let ((kept, missed), last) = (monitor.windows(), monitor.last());
+        if kept == 1 && self.until_kept.is_none() {
+            self.until_kept = Some(kept + missed);
+        }
+        if !self.turns {
+            self.misses.note(last?, true); // nothing is done, so nothing is left undone
+            return self.misses.take_unkeepable(bound);
+        }
+        self.turn(knobs);
+        self.control.take_unkeepable(CLIENT)
+    }
+
+    /// Sets the knobs as control has decided.
+    fn turn(&mut self, knobs: &Knobs) {
+        let before = knobs.get();
+        if self.turns {
+            knobs.set(Some(Turned {
+                batch: self.control.batch() as usize,
+                buffer: self.control.out(CLIENT) == Out::Buffer,
+            }));
+        } else {
+            knobs.set(None);
+        }
+        self.changes += u64::from(before.is_some() && before != knobs.get());
+    }
+
+    /// What is told of it.
+    pub(super) fn report(&self, knobs: &Knobs) -> Option<BoundReport> {
+        let report = BoundReport::of(self.monitor()?);
+        let control = knobs.get().map(|turned| BoundControl {
+            pages_go_to: if turned.buffer { "buffer" } else { "device" }.to_owned(),
+            batch_pages: turned.batch as u64,
+            changes: self.changes,
+            writes_after_reads: knobs.yields(),
+        });
+        Some(BoundReport {
+            windows_until_kept: self.until_kept,
+            control,
+            ..report
+        })
     }
 }
 
 impl Control {
+    /// Sets the latency bound; `None` ends it. Page-ins count for it from now on.
+    pub(super) fn set_bound(&mut self, bound: Option<LatencyBound>) {
+        let gauges = &self.shared.gauges;
+        let Some(bound) = bound else {
+            self.bound = None;
+            gauges.knobs.set(None);
+            return;
+        };
+        let page_ins = gauges.page_ins.get_or_init(|| PageIns::boxed(bound));
+        page_ins.set_limit(bound.limit);
+        let turns = self.shared.options.latency_control;
+        let devices = Devices::of(&self.shared.books.tiers, turns);
+        let mut of = Bound::new(bound, &devices, page_ins);
+        of.turn(&gauges.knobs);
+        self.bound = Some(of);
+    }
+
     /// Ends the window of the latency bound, if it is time. Called at each round of the control
     /// thread: at least every 100 ms.
     pub(super) fn note_page_ins(&mut self) {
-        if let (Some(bound), Some(page_ins)) = (&mut self.bound, &self.shared.gauges.page_ins)
-            && let Some(found) = bound.end_window(page_ins, Instant::now())
+        let gauges = &self.shared.gauges;
+        if let (Some(bound), Some(page_ins)) = (&mut self.bound, gauges.page_ins.get())
+            && let Some(found) = bound.end_window(page_ins, &gauges.knobs, Instant::now())
         {
             warn(&unkeepable(found));
         }
@@ -75,9 +195,10 @@ impl Control {
 
     /// Ends the last window, however short it is: the program has ended.
     pub(super) fn end_last_window(&mut self) {
-        if let (Some(bound), Some(page_ins)) = (&mut self.bound, &self.shared.gauges.page_ins) {
+        let page_ins = self.shared.gauges.page_ins.get();
+        if let (Some(bound), Some(page_ins)) = (&mut self.bound, page_ins) {
             bound.read(page_ins);
-            let _ = bound.monitor.end_window();
+            bound.control.end_windows();
         }
     }
 }
@@ -97,18 +218,28 @@ mod tests {
 
     use super::*;
 
+    fn devices(channels: u32, has_buffer: bool, turns: bool) -> Devices {
+        Devices {
+            limits: QueueLimits::of_device(channels, has_buffer),
+            has_buffer,
+            turns,
+        }
+    }
+
     #[test]
     fn a_window_ends_after_a_second_with_all_that_was_counted() {
         let bound: LatencyBound = "p90=100us".parse().expect("a bound");
         let page_ins = PageIns::new(bound);
-        let mut of = Bound::new(bound);
+        let knobs = Knobs::default();
+        let mut of = Bound::new(bound, &devices(1, false, false), &page_ins);
         let began = of.window_since;
         let mut after = |millis: u64, fast: u32, slow: u32| {
             (0..fast).for_each(|_| page_ins.add(Nanos(50_000), false));
             (0..slow).for_each(|_| page_ins.add(Nanos(150_000), true));
-            let told = of.end_window(&page_ins, began + Duration::from_millis(millis));
+            let told = of.end_window(&page_ins, &knobs, began + Duration::from_millis(millis));
             assert_eq!(told, None);
-            (of.monitor.windows(), of.monitor.page_ins())
+            let monitor = of.monitor().expect("a bound");
+            (monitor.windows(), monitor.page_ins())
         };
         assert_eq!(after(999, 90, 10), ((0, 0), (0, 0)));
         assert_eq!(after(1000, 0, 0), ((1, 0), (100, 10)));
@@ -124,14 +255,15 @@ mod tests {
     fn a_bound_that_is_missed_again_and_again_is_told_once() {
         let bound: LatencyBound = "p90=100us".parse().expect("a bound");
         let page_ins = PageIns::new(bound);
-        let mut of = Bound::new(bound);
+        let knobs = Knobs::default();
+        let mut of = Bound::new(bound, &devices(1, false, false), &page_ins);
         let began = of.window_since;
         let mut told = Vec::new();
         // In milliseconds: a miss, a window that is kept, then four misses.
         for (second, took) in [5, 0, 2, 3, 1, 4].into_iter().enumerate() {
             (0..10).for_each(|_| page_ins.add(Nanos(took * 1_000_000), true));
             let now = began + Duration::from_secs(second as u64 + 1);
-            let found = of.end_window(&page_ins, now);
+            let found = of.end_window(&page_ins, &knobs, now);
             told.extend(found.map(|found| (second, unkeepable(found))));
         }
         let [(second, text)] = &told[..] else {
@@ -143,5 +275,68 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("p90=3.0 ms would have"), "{text}");
+    }
+
+    /// Ends a window of ten page-ins, all from the device.
+    fn window(of: &mut Bound, page_ins: &PageIns, knobs: &Knobs, millis: u64) -> Option<Turned> {
+        (0..10).for_each(|_| page_ins.add(Nanos(millis * 1_000_000), true));
+        let now = of.window_since + WINDOW;
+        of.end_window(page_ins, knobs, now);
+        knobs.get()
+    }
+
+    #[test]
+    fn a_window_that_missed_the_bound_moves_the_client_to_the_buffer() {
+        let bound: LatencyBound = "p90=2ms".parse().expect("a bound");
+        let page_ins = PageIns::new(bound);
+        let knobs = Knobs::default();
+        let mut of = Bound::new(bound, &devices(9, true, true), &page_ins);
+        let kept = window(&mut of, &page_ins, &knobs, 1).expect("control is on");
+        assert!(!kept.buffer, "{kept:?}");
+        let missed = window(&mut of, &page_ins, &knobs, 5).expect("control is on");
+        assert!(missed.buffer, "{missed:?}");
+        let report = of.report(&knobs).expect("a bound");
+        let control = report.control.expect("control is on");
+        assert_eq!(
+            (control.pages_go_to.as_str(), control.changes),
+            ("buffer", 1)
+        );
+        assert_eq!(report.windows_until_kept, Some(1));
+        // In all of the windows that the first miss holds.
+        for at in 0..7 {
+            let held = window(&mut of, &page_ins, &knobs, 1).expect("control is on");
+            assert!(held.buffer, "window {at}");
+        }
+        let tried = window(&mut of, &page_ins, &knobs, 1).expect("control is on");
+        assert!(!tried.buffer, "the device is tried again");
+    }
+
+    #[test]
+    fn without_a_buffer_the_batches_shrink_and_without_control_nothing_changes() {
+        let bound: LatencyBound = "p90=2ms".parse().expect("a bound");
+        for turns in [true, false] {
+            let page_ins = PageIns::new(bound);
+            let knobs = Knobs::default();
+            let mut of = Bound::new(bound, &devices(9, false, turns), &page_ins);
+            let batches: Vec<_> = (0..20)
+                .map(|_| window(&mut of, &page_ins, &knobs, 8).map(|turned| turned.batch))
+                .collect();
+            if turns {
+                assert_eq!(batches.last(), Some(&Some(1)), "{batches:?}");
+            } else {
+                assert!(batches.iter().all(Option::is_none), "{batches:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn page_ins_before_a_bound_do_not_count_for_it() {
+        let bound: LatencyBound = "p90=2ms".parse().expect("a bound");
+        let page_ins = PageIns::new(bound);
+        (0..100).for_each(|_| page_ins.add(Nanos(9_000_000), true));
+        let mut of = Bound::new(bound, &devices(9, true, true), &page_ins);
+        window(&mut of, &page_ins, &Knobs::default(), 1);
+        let monitor = of.monitor().expect("a bound");
+        assert_eq!((monitor.windows(), monitor.page_ins()), ((1, 0), (10, 0)));
     }
 }

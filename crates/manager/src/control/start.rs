@@ -22,7 +22,6 @@ use undercroft_tier::open::OpenError;
 
 use super::Control;
 use super::beside::Presence;
-use super::bound::Bound;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
@@ -186,7 +185,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         forgets: false,
         ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,
         presence: Presence::new(Instant::now()),
-        bound: launch.options.latency.map(Bound::new),
+        bound: None,
         rest_until: Instant::now(),
         last_snapshot: (Instant::now(), Stats::default()),
         zeros: PageBuf::new(1)?,
@@ -200,6 +199,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         greetings: Greetings::default(),
         holder: (holder, PidFd::open(holder)?),
     };
+    control.set_bound(control.launch.options.latency);
     control.notify(&Notice::Ready { holder })?;
     control.run_to_the_end(&mark);
     control.shared.signals.stop();

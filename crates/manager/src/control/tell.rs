@@ -94,7 +94,7 @@ impl Control {
 
     fn bound_report(&self) -> Option<BoundReport> {
         let bound = self.bound.as_ref();
-        bound.map(|bound| BoundReport::of(&bound.monitor))
+        bound.and_then(|bound| bound.report(&self.shared.gauges.knobs))
     }
 
     fn access_scans(&self) -> Option<AccessScans> {

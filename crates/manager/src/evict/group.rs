@@ -150,7 +150,8 @@ impl Evictor {
                 }
                 next |= 1 << at;
                 if alive >> at & 1 == 1 {
-                    self.orders[at] = engine.evictions().tiers_for(group[at].at);
+                    let order = engine.evictions().tiers_for(group[at].at);
+                    self.orders[at] = self.order_now(order);
                     most = most.min(self.store_pages(self.orders[at].get(0)));
                 }
             }
@@ -408,7 +409,7 @@ impl Evictor {
             let kept = self.shared.books.tiers[tier.0 as usize]
                 .tier
                 .checksum(copy, stamp);
-            if kept == Some(page_checksum(bytes, stamp)) {
+            if kept == Some(page_checksum(bytes, stamp)) && !self.leaves_copy_behind(tier) {
                 return Fate::Is(Outcome::Clean);
             }
         }

@@ -6,6 +6,7 @@ mod backoff;
 mod demote;
 mod full;
 mod group;
+mod urgency;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use self::aside::Aside;
 use crate::books::engine_locks;
 use crate::books::metered::MeteredTier;
 use crate::evict::backoff::{Backoff, Next};
+use crate::gauges::knobs::Turned;
 use crate::space::parts;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
@@ -89,6 +91,8 @@ pub(crate) struct Evictor {
     revisit_at: Duration,
     /// Pages of these processes that the policy has forgotten.
     kept: PageCount,
+    /// What latency control says for the batch in hand; none without control.
+    turned: Option<Turned>,
 }
 
 impl Evictor {
@@ -112,6 +116,7 @@ impl Evictor {
             aside: VecDeque::new(),
             revisit_at: Duration::ZERO,
             kept: PageCount(0),
+            turned: None,
         })
     }
 
@@ -183,7 +188,8 @@ impl Evictor {
                 let unfinished = engine.books().reclaim_unfinished().then_some(evicted);
                 (engine.migrations().wanted(), unfinished)
             };
-            if let Some(migration) = migration
+            self.turned = self.shared.gauges.knobs.get();
+            if let Some(migration) = self.demotion_now(migration)
                 && self.demote(migration)
             {
                 continue;
@@ -344,7 +350,8 @@ impl Evictor {
         // fork().
         let zeros = !self.zeros_in_vain && self.select_zeros(&mut items);
         let before = self.shared.books.engine().books().stats().pages_swapped_out;
-        let most = self.backoff.pages();
+        self.yield_to_reads();
+        let most = self.batch_pages(self.backoff.pages());
         let any = zeros || self.select_next(&mut items) || self.choose_next(most, &mut items);
         let mut start = 0;
         while start < items.len() {

@@ -37,6 +37,8 @@ pub(super) struct Lane {
     installed: Instant,
     /// Reads in flight, each of a run of items.
     in_flight: usize,
+    /// Write-out knows of these reads, and waits for them.
+    counted: bool,
 }
 
 impl Lane {
@@ -50,6 +52,7 @@ impl Lane {
             read_at: now,
             installed: now,
             in_flight: 0,
+            counted: false,
         }
     }
 }
@@ -90,6 +93,9 @@ impl FaultThread {
     }
 
     fn release_lane(&mut self, lane: usize) {
+        if std::mem::take(&mut self.lanes[lane].counted) {
+            self.shared.gauges.knobs.read_ended();
+        }
         self.lanes[lane].process = None;
         self.idle.push(lane);
     }
@@ -145,6 +151,7 @@ impl FaultThread {
         }
         if this.in_flight > 0 {
             this.read_at = Instant::now();
+            this.counted = self.shared.gauges.knobs.read_begins();
             let _ = self.ring.submit(0);
         }
     }
@@ -287,7 +294,7 @@ impl FaultThread {
     fn note_page_in(&self, lane: usize, took: u64) {
         let this = &self.lanes[lane];
         let mut items = this.loads.plan.items.iter();
-        if let Some(page_ins) = &self.shared.gauges.page_ins
+        if let Some(page_ins) = self.shared.gauges.page_ins.get()
             && let Some(item) = items.find(|item| item.demanded && !item.fresh)
         {
             let tiers = &self.shared.books.tiers;

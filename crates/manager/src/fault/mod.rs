@@ -516,7 +516,7 @@ impl FaultThread {
             answer
         };
         let no_room = answer == FaultAnswer::NoRoom;
-        let waited = self.shared.gauges.page_ins.as_ref().map(|page_ins| {
+        let waited = self.shared.gauges.page_ins.get().map(|page_ins| {
             let now = self.shared.elapsed_at(read);
             page_ins.answered(&fault, no_room, now)
         });

@@ -64,6 +64,7 @@ fn options(tier: &str) -> ClientOptions {
         trace: None,
         access_scan: AccessScan::Never,
         latency: None,
+        latency_control: true,
     }
 }
 

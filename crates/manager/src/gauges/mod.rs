@@ -1,17 +1,19 @@
 //! The measurements of a run. Every thread adds to them; the control thread reads them.
 
+pub(crate) mod knobs;
 pub(crate) mod latency;
 pub(crate) mod limit;
 pub(crate) mod page_ins;
 pub(crate) mod scale;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use undercroft_base::Bytes;
 use undercroft_qos::LatencyBound;
 
+use self::knobs::Knobs;
 use self::latency::{Breakdown, FaultLatency};
 use self::limit::Exceeded;
 use self::page_ins::PageIns;
@@ -21,8 +23,10 @@ use crate::sync::lock;
 /// The gauges of one run.
 pub(crate) struct Gauges {
     pub fault_latency: Mutex<FaultLatency>,
-    /// The page-ins, if the run has a latency bound.
-    pub page_ins: Option<Box<PageIns>>,
+    /// The page-ins, from when the run has a latency bound.
+    pub page_ins: OnceLock<Box<PageIns>>,
+    /// What latency control decided last.
+    pub knobs: Knobs,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
     pub eviction: EvictionCost,
@@ -70,7 +74,8 @@ impl Gauges {
     pub(crate) fn new(bound: Option<LatencyBound>) -> Gauges {
         Gauges {
             fault_latency: Mutex::new(FaultLatency::new()),
-            page_ins: bound.map(|bound| Box::new(PageIns::new(bound))),
+            page_ins: bound.map_or_else(OnceLock::new, |bound| PageIns::boxed(bound).into()),
+            knobs: Knobs::default(),
             breakdown: Breakdown::default(),
             exceeded: Mutex::default(),
             eviction: EvictionCost::default(),

@@ -28,7 +28,8 @@ pub(crate) struct Counts([AtomicU32; BUCKETS]);
 
 /// The page-ins of a run.
 pub(crate) struct PageIns {
-    limit: Nanos,
+    /// The bound, in nanoseconds. It may change.
+    limit_ns: AtomicU64,
     /// All of them.
     pub all: Counts,
     /// Those from a device.
@@ -64,12 +65,22 @@ impl Counts {
 impl PageIns {
     pub(crate) fn new(bound: LatencyBound) -> PageIns {
         PageIns {
-            limit: bound.limit,
+            limit_ns: AtomicU64::new(bound.limit.0),
             all: Counts::new(),
             device: Counts::new(),
             over: AtomicU64::new(0),
             waits: std::array::from_fn(|_| Wait::default()),
         }
+    }
+
+    /// The same on the heap: it is 8 KiB.
+    pub(crate) fn boxed(bound: LatencyBound) -> Box<PageIns> {
+        Box::new(PageIns::new(bound))
+    }
+
+    /// The bound is another one from now on.
+    pub(crate) fn set_limit(&self, limit: Nanos) {
+        self.limit_ns.store(limit.0, Ordering::Relaxed);
     }
 
     /// Adds a page-in.
@@ -79,7 +90,7 @@ impl PageIns {
         if from_device {
             self.device.0[at].fetch_add(1, Ordering::Relaxed);
         }
-        if took > self.limit {
+        if took.0 > self.limit_ns.load(Ordering::Relaxed) {
             // A reader that sees this sees the page-in, too.
             self.over.fetch_add(1, Ordering::Release);
         }

@@ -164,6 +164,23 @@ pub struct BoundReport {
     pub last_window_seconds: Option<f64>,
     /// The percentile of the worst window: the least limit that every window would have kept.
     pub worst_window_seconds: Option<f64>,
+    /// Windows from when the bound was set to the first that kept it, with it; null before.
+    pub windows_until_kept: Option<u64>,
+    /// What control decided last; null if the bound is only measured.
+    pub control: Option<BoundControl>,
+}
+
+/// What latency control decided last, and how much it did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BoundControl {
+    /// `device`: to the last tier. `buffer`: to the first, and none is demoted.
+    pub pages_go_to: String,
+    /// Most pages that leave at a time.
+    pub batch_pages: u64,
+    /// Times that it changed one of these.
+    pub changes: u64,
+    /// Times that write-out waited for reads.
+    pub writes_after_reads: u64,
 }
 
 impl BoundReport {
@@ -184,6 +201,8 @@ impl BoundReport {
             tail_seconds: monitor.whole().map(Nanos::seconds),
             last_window_seconds: monitor.last().map(|window| window.tail.seconds()),
             worst_window_seconds: monitor.worst().map(Nanos::seconds),
+            windows_until_kept: None,
+            control: None,
         }
     }
 }

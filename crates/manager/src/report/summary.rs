@@ -88,15 +88,21 @@ fn faults(report: &Report) -> String {
 /// How the latency bound was kept, on one line. `status` shows the same.
 pub fn bound(of: &BoundReport) -> String {
     let windows = of.windows_kept + of.windows_missed;
+    let control = of.control.as_ref().map_or(String::new(), |control| {
+        format!(
+            "; pages go to the {}, {} at a time",
+            control.pages_go_to, control.batch_pages
+        )
+    });
     match of.worst_window_seconds {
         Some(worst) => format!(
-            "{}: kept in {} of {windows} window{}, worst {}",
+            "{}: kept in {} of {windows} window{}, worst {}{control}",
             of.bound,
             of.windows_kept,
             if windows == 1 { "" } else { "s" },
             seconds(worst)
         ),
-        None => format!("{}: too few page-ins to tell", of.bound),
+        None => format!("{}: too few page-ins to tell{control}", of.bound),
     }
 }
 

@@ -59,7 +59,15 @@ fn sample() -> Report {
         memory_max: 8 << 20,
         stats: &stats,
         fault_latency: &histogram([5_000; 98].into_iter().chain([20_000, 90_000])),
-        latency_bound: Some(BoundReport::of(&bound())),
+        latency_bound: Some(BoundReport {
+            control: Some(crate::report::BoundControl {
+                pages_go_to: "buffer".to_owned(),
+                batch_pages: 9,
+                changes: 2,
+                writes_after_reads: 5,
+            }),
+            ..BoundReport::of(&bound())
+        }),
         stall: Nanos(1_000_000),
         tiers: vec![TierInputs {
             info: &info,

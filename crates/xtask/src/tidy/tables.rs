@@ -159,9 +159,15 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "start",
         ],
     ),
-    ("evict", &["backoff", "aside", "group", "demote", "full"]),
+    (
+        "evict",
+        &["backoff", "urgency", "aside", "group", "demote", "full"],
+    ),
     ("fault", &["awake", "install", "lane"]),
-    ("gauges", &["latency", "limit", "page_ins", "scale"]),
+    (
+        "gauges",
+        &["knobs", "latency", "limit", "page_ins", "scale"],
+    ),
     ("keeper", &["voice", "passing", "place", "status"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),

@@ -1,0 +1,102 @@
+//! What latency control decided last. The control thread sets it after each window, and the evictor
+//! follows it. Without control nothing is set, and fault threads add nothing.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use undercroft_engine::limits::EVICT_PAGES_MAX;
+
+/// A word of the knobs: control is on, the buffer is in use, and the pages of a batch above.
+const ON: u32 = 1;
+const BUFFER: u32 = 2;
+const BATCH_SHIFT: u32 = 2;
+
+/// The knobs of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Knobs {
+    word: AtomicU32,
+    /// Plans that wait for a read of a device.
+    reads: AtomicU32,
+    /// Times that write-out waited for reads.
+    yields: AtomicU64,
+}
+
+/// What holds until the next window ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turned {
+    /// Pages of one batch, S(t) of NVSwap: at least 1.
+    pub batch: usize,
+    /// Pages go to the fastest tier first, and none is demoted.
+    pub buffer: bool,
+}
+
+impl Knobs {
+    /// Sets them; `None`: control is off.
+    pub(crate) fn set(&self, turned: Option<Turned>) {
+        let word = turned.map_or(0, |turned| {
+            let batch = turned.batch.clamp(1, EVICT_PAGES_MAX) as u32;
+            batch << BATCH_SHIFT | if turned.buffer { BUFFER } else { 0 } | ON
+        });
+        self.word.store(word, Ordering::Relaxed);
+    }
+
+    /// As they were set last.
+    pub(crate) fn get(&self) -> Option<Turned> {
+        let word = self.word.load(Ordering::Relaxed);
+        (word & ON != 0).then_some(Turned {
+            batch: (word >> BATCH_SHIFT) as usize,
+            buffer: word & BUFFER != 0,
+        })
+    }
+
+    /// A plan begins to wait for a device, if control is on. The caller calls
+    /// [`Knobs::read_ended`] if this is true. Cost: one load without control.
+    pub(crate) fn read_begins(&self) -> bool {
+        let on = self.word.load(Ordering::Relaxed) & ON != 0;
+        if on {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+        }
+        on
+    }
+
+    /// The plan has its pages.
+    pub(crate) fn read_ended(&self) {
+        self.reads.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a plan waits for a device.
+    pub(crate) fn reads_in_flight(&self) -> bool {
+        self.reads.load(Ordering::Relaxed) > 0
+    }
+
+    /// Write-out waited for reads.
+    pub(crate) fn note_yield(&self) {
+        self.yields.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often it did.
+    pub(crate) fn yields(&self) -> u64 {
+        self.yields.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knobs_are_read_as_they_were_set_and_a_batch_has_a_page() {
+        let knobs = Knobs::default();
+        assert_eq!((knobs.get(), knobs.read_begins()), (None, false));
+        for (set, batch) in [(0, 1), (1, 1), (17, 17), (1024, EVICT_PAGES_MAX)] {
+            for buffer in [false, true] {
+                knobs.set(Some(Turned { batch: set, buffer }));
+                assert_eq!(knobs.get(), Some(Turned { batch, buffer }));
+            }
+        }
+        assert!(knobs.read_begins() && knobs.reads_in_flight());
+        knobs.set(None);
+        // A read that was counted ends as one, though control is off by then.
+        knobs.read_ended();
+        assert!(!knobs.reads_in_flight() && knobs.get().is_none());
+    }
+}
