@@ -42,11 +42,13 @@ impl<'e, L: Ledger> BooksView<'e, L> {
         self.engine.reclaim.choice()
     }
 
-    /// Bytes of metadata: the ledger's words, the maps that find them, and the policy's peak.
+    /// Bytes of metadata: the ledger's words, the maps that find them, the policy's peak, and the
+    /// ages of pages in tiers.
     pub fn metadata_bytes(self) -> u64 {
         self.engine.table.metadata_bytes()
             + self.engine.reclaim.metadata_bytes().0
             + self.engine.departures.metadata_bytes()
+            + self.engine.ages.metadata_bytes()
     }
 
     /// How many pages fit below the limit. Negative when the limit is exceeded.

@@ -403,6 +403,9 @@ impl<L: Ledger> Engine<L> {
             }
         };
         self.table.set(item.no, back);
+        if !item.fresh {
+            self.remember_age(item.no, back); // it may have been selected to move meanwhile
+        }
     }
 
     #[inline(never)]

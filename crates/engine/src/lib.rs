@@ -16,6 +16,7 @@
 //! * Recovery: [`Engine::recover`] -> the layout events that were read or are queued ->
 //!   [`Engine::reconcile`].
 
+mod ages;
 mod batch;
 mod books;
 mod cow;
@@ -52,7 +53,7 @@ pub use fault::{FaultAnswer, Install, LoadItem, LoadPlan};
 pub use journal::{BookEvent, Journal, PageEvent};
 pub use layout::{EVERYTHING, Effect};
 pub use ledger::{FlatLedger, Ledger, LedgerError, NOTE_WORDS, VecLedger, bytes_for};
-pub use migrate::DemoteItem;
+pub use migrate::{DemoteItem, Mover};
 pub use page_table::LedgerFull;
 pub use recover::{Found, Held, Here, InHand, Recovered};
 pub use stats::Stats;
@@ -77,16 +78,14 @@ impl Config {
     /// also run others.
     ///
     /// A tier that costs no DRAM keeps the copy of a page that is loaded, if the placement policy
-    /// agrees ([`Place::keeps`]). Memory does not. A copy that the processor can read may be
-    /// demoted, if a tier is below. A copy on a device is not: it would have to be read first.
+    /// agrees ([`Place::keeps`]). Memory does not. Every copy may be demoted, if a tier is below:
+    /// [`Mover`] says by whom.
     pub fn for_tiers(limit: Bytes, room: Room, tiers: &[LatencyClass]) -> Config {
         let count = tiers.len();
         Config {
             limit,
             retain: (tiers.iter().map(|tier| *tier != LatencyClass::Memory)).collect(),
-            demotes: (0..count)
-                .map(|at| tiers[at] != LatencyClass::Device && at + 1 < count)
-                .collect(),
+            demotes: (0..count).map(|at| at + 1 < count).collect(),
             room,
         }
     }
@@ -117,6 +116,8 @@ pub struct Engine<L> {
     place: Box<dyn Place>,
     /// The tiers as last reported, fastest first.
     tiers: Vec<TierState>,
+    /// The tiers as a mover sees them; kept for its memory.
+    asked_of: Vec<TierState>,
     config: Config,
     /// Pages that cost the client DRAM: resident (not inherited), evicting, loading.
     resident: u64,
@@ -140,7 +141,7 @@ pub struct Engine<L> {
     recent: Recent,
     /// Pages whose threads wait for room.
     waiters: VecDeque<(SpaceId, VirtPage)>,
-    ages: Vec<migrate::AgeQueue>,
+    ages: ages::Ages,
     expected: fault::Expected,
     over_limit: PageCount,
     victims: Vec<PageNo>,
@@ -215,11 +216,8 @@ impl<L: Ledger> Engine<L> {
             prefetch: (!prefetch.is_none()).then_some(prefetch),
             place: Box::new(Waterfall),
             tiers: Vec::with_capacity(config.demotes.len()),
-            ages: config
-                .demotes
-                .iter()
-                .map(|_| migrate::AgeQueue::default())
-                .collect(),
+            asked_of: Vec::with_capacity(config.demotes.len()),
+            ages: ages::Ages::new(config.demotes.len()),
             config,
             resident: 0,
             expected_found: 0,

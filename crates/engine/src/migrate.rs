@@ -1,24 +1,26 @@
-//! Demotion between tiers: the oldest pages of a fast tier move to the next, so new pages do not
-//! have to be stored past old ones.
-
-use std::collections::VecDeque;
+//! Moves between tiers. The oldest pages of a fast tier move to the next, so new pages do not have
+//! to be stored past old ones.
 
 use undercroft_base::{Bytes, Entry, PageNo, PageState, Slot, Stamp, TierId};
 
-use undercroft_policy::place::{Migration, PageFacts, TierOrder, TierState};
+use undercroft_policy::place::{LatencyClass, Migration, PageFacts, TierOrder, TierState};
 
 use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, STAMP_EVICTIONS};
 use crate::{Engine, Evictions, Migrations};
 
-/// Stored pages, in the order they were stored. An entry may be stale: the page came back or was
-/// dropped. The page's own entry tells.
-#[derive(Debug, Default)]
-pub(crate) struct AgeQueue {
-    queue: VecDeque<(PageNo, Stamp)>,
-    /// Length at which stale entries are removed next.
-    sweep_at: usize,
+/// Evictions after which a stamp comes again. The copy of a page that is still on its way then
+/// could be taken for another of the same stamp.
+const STAMPS_REPEAT: u64 = STAMP_EVICTIONS * u16::MAX as u64;
+
+/// Who carries out a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mover {
+    /// The evictor, before a batch: it moves what the processor can read.
+    Evictor,
+    /// A thread that nobody waits for: it moves pages out of devices.
+    Background,
 }
 
 /// One page to move to the next tier.
@@ -32,6 +34,9 @@ pub struct DemoteItem {
     pub slot: Slot,
     /// Its generation, which the new copy keeps.
     pub stamp: Stamp,
+    /// Evictions so far when it was selected. `u64::MAX`: it is moved at once, and no page is
+    /// evicted meanwhile.
+    pub selected: u64,
 }
 
 impl<L: Ledger> Migrations<'_, L> {
@@ -55,40 +60,57 @@ impl<L: Ledger> Migrations<'_, L> {
         self.set_pool_held(Bytes(dram));
     }
 
-    /// What should move between tiers before the next batch leaves. The caller carries it out with
-    /// [`Migrations::select`], sets the tiers, and asks again until nothing moves.
-    pub fn wanted(&mut self) -> Option<Migration> {
+    /// What `mover` should move between tiers: the evictor before the next batch leaves, another
+    /// thread when it has time. The caller carries it out with [`Migrations::select`], sets the
+    /// tiers, and asks again until nothing moves.
+    ///
+    /// The policy is told that only the tiers of this mover demote. So a full device does not keep
+    /// the evictor from a full tier above it.
+    pub fn wanted(&mut self, mover: Mover) -> Option<Migration> {
         let limit = self.engine.config.limit;
-        self.engine.place.migrate(limit, &self.engine.tiers)
+        let Engine {
+            place,
+            tiers,
+            asked_of,
+            ..
+        } = &mut *self.engine;
+        asked_of.clear();
+        asked_of.extend(tiers.iter().map(|tier| TierState {
+            demotes: tier.demotes
+                && (tier.latency == LatencyClass::Device) == (mover == Mover::Background),
+            ..*tier
+        }));
+        place.migrate(limit, asked_of)
     }
 
     /// Appends up to `want` of the pages that have been longest in `tier`. They stay stored there,
     /// and loadable, until [`Migrations::demoted`]. Appends none when none is left, or when all
     /// that were scanned are shared with a fork relative.
     pub fn select(&mut self, tier: TierId, want: usize, out: &mut Vec<DemoteItem>) {
-        let Some(ages) = self.engine.ages.get_mut(tier.0 as usize) else {
-            return;
-        };
+        let at = usize::from(tier.0);
         let want = want.min(DEMOTE_PAGES_MAX);
-        let mut looks = ages.queue.len().min(DEMOTE_SCAN_MAX);
+        let selected = self.engine.evictions;
+        let mut looks = self.engine.ages.len(at).min(DEMOTE_SCAN_MAX);
         while out.len() < want && looks > 0 {
-            let Some((no, stamp)) = ages.queue.pop_front() else {
+            let Some(oldest) = self.engine.ages.pop(at) else {
                 break;
             };
             looks -= 1;
+            let Some(no) = oldest else { continue };
             let entry = self.engine.table.entry(no);
-            if !still_there(entry, tier, stamp) {
+            if !is_in(entry, tier) {
                 continue;
             }
             if self.engine.refs.contains_key(&(tier, entry.slot)) {
-                ages.queue.push_back((no, stamp)); // shared with a fork relative, which may end
+                self.engine.remember_age(no, entry); // a fork relative shares it, which may end
                 continue;
             }
             out.push(DemoteItem {
                 no,
                 tier,
                 slot: entry.slot,
-                stamp,
+                stamp: entry.stamp,
+                selected,
             });
         }
         if !out.is_empty() {
@@ -100,11 +122,13 @@ impl<L: Ledger> Migrations<'_, L> {
     }
 
     /// The copy of `item` was written to `slot` of `to`. Publishes it and frees the old slot. If
-    /// the page is no longer at the old slot, frees the new one.
+    /// the page is no longer at the old slot, frees the new one. So it does if the copy was under
+    /// way for so long that another copy may have the same stamp.
     pub fn demoted(&mut self, item: DemoteItem, to: TierId, slot: Slot) {
         let entry = self.engine.table.entry(item.no);
+        let late = self.engine.evictions.saturating_sub(item.selected) >= STAMPS_REPEAT;
         let same = still_there(entry, item.tier, item.stamp) && entry.slot == item.slot;
-        if !same || self.engine.refs.contains_key(&(item.tier, item.slot)) {
+        if late || !same || self.engine.refs.contains_key(&(item.tier, item.slot)) {
             self.engine.release(to, slot);
             return;
         }
@@ -120,11 +144,14 @@ impl<L: Ledger> Migrations<'_, L> {
     }
 
     /// The page could not be demoted. It counts as the newest now, so that others are tried first.
-    pub fn failed(&mut self, item: DemoteItem) {
+    /// Returns whether its copy is still where it was.
+    pub fn failed(&mut self, item: DemoteItem) -> bool {
         let entry = self.engine.table.entry(item.no);
-        if still_there(entry, item.tier, item.stamp) {
+        let stays = still_there(entry, item.tier, item.stamp) && entry.slot == item.slot;
+        if stays {
             self.engine.remember_age(item.no, entry);
         }
+        stays
     }
 }
 
@@ -152,17 +179,16 @@ impl<L: Ledger> Engine<L> {
 
     #[inline(never)]
     fn remember_age_in(&mut self, tier: usize, no: PageNo, stored: Entry) {
-        let ages = &mut self.ages[tier];
-        ages.queue.push_back((no, stored.stamp));
-        if ages.queue.len() >= ages.sweep_at.max(4 * DEMOTE_PAGES_MAX) {
-            let table = &self.table;
-            ages.queue
-                .retain(|(no, stamp)| still_there(table.entry(*no), stored.tier, *stamp));
-            ages.sweep_at = 2 * ages.queue.len();
-        }
+        let table = &self.table;
+        let is_there = |no| is_in(table.entry(no), stored.tier);
+        self.ages.push(tier, no, is_there);
     }
 }
 
+fn is_in(entry: Entry, tier: TierId) -> bool {
+    entry.state == PageState::Stored && entry.tier == tier
+}
+
 fn still_there(entry: Entry, tier: TierId, stamp: Stamp) -> bool {
-    entry.state == PageState::Stored && entry.tier == tier && entry.stamp == stamp
+    is_in(entry, tier) && entry.stamp == stamp
 }

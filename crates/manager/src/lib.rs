@@ -8,6 +8,7 @@ mod fault;
 mod gauges;
 pub mod keeper;
 mod log;
+mod migrate;
 pub mod options;
 mod placement;
 mod record;

@@ -534,7 +534,31 @@ fn demotion_moves_the_page_and_frees_the_old_slot() {
 }
 
 #[test]
+fn demotion_reads_a_page_from_a_device() {
+    check(
+        "reads",
+        "write 0..64; reclaim 2; demote; demote-end; tell 0; slots 0; slots 1; read 0",
+        "stored 1; slots 1; slots 1",
+    );
+}
+
+/// A copy that is damaged stays where it is, as it is.
+#[test]
+fn demotion_leaves_a_damaged_copy_on_its_device() {
+    check(
+        "reads",
+        "flip 0; write 0..64; reclaim 2; demote; demote-end; tell 0; slots 0; slots 1; read 0; lost",
+        "stored 0; slots 2; slots 0; lost 1",
+    );
+}
+
+#[test]
 fn demotion_of_a_page_that_came_back_is_undone() {
+    check(
+        "reads",
+        "write 0..64; reclaim 1; demote; demote-load; write 0; demote-end; tell 0; slots 0; slots 1",
+        "resident; slots 0; slots 0",
+    );
     check(
         "",
         "write 0..64; reclaim 1; demote; demote-load; write 0; demote-end; tell 0; slots 0; slots 1",

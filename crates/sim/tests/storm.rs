@@ -48,7 +48,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 82] = [
+const MUST_SEE: [&str; 84] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -60,8 +60,10 @@ const MUST_SEE: [&str; 82] = [
     "copied for a write: a run",
     "demotion: copy gone or damaged",
     "demotion: done",
+    "demotion: done, out of a device",
     "demotion: done, out of nvm",
-    "demotion: the copy would have to be read",
+    "demotion: read twice in vain",
+    "demotion: right at the second try",
     "demotion: too late",
     "dropped while loading",
     "event: fork",

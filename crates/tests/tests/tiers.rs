@@ -80,6 +80,40 @@ fn three_tiers_are_all_used_and_lose_no_byte() {
     }
 }
 
+/// Two files under a pool. The first is too small, so its oldest pages go to the second in the
+/// background: nothing else moves pages out of a file.
+#[test]
+fn the_oldest_pages_of_a_small_file_go_down_in_the_background() {
+    let name = "the_oldest_pages_of_a_small_file_go_down_in_the_background";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    for (placement, pool) in [("waterfall", true), ("worth", true), ("worth", false)] {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let files = [
+            format!("file:{},size=24M", at("small")),
+            format!("file:{},size=1G", at("large")),
+        ];
+        let mut tiers: Vec<&str> = files.iter().map(String::as_str).collect();
+        if pool {
+            tiers.insert(0, "ram,max=3M");
+        }
+        let outcome = loop_over(&tiers, &["--placement", placement]);
+        let small = tier(&outcome, tiers.len() - 2);
+        let large = tier(&outcome, tiers.len() - 1);
+        for (tier, of) in [(small, "small"), (large, "large")] {
+            assert!(tier["reads"].as_u64() > Some(100), "{of}: {outcome}");
+            assert!(tier["writes"].as_u64() > Some(100), "{of}: {outcome}");
+            assert_eq!(tier["errors"], 0, "{of}: {outcome}");
+        }
+        let demoted = outcome.number("counters.demoted").expect("a number");
+        assert!(demoted > 500.0, "{placement}: {outcome}");
+        assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    }
+}
+
 /// A process with root's rights cuts the file short under a running program, and later makes it
 /// long again. The program gets SIGBUS, never wrong bytes, and the manager lives to report it.
 #[test]

@@ -1,7 +1,7 @@
 //! One tier with its counters and latencies.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
@@ -33,6 +33,8 @@ pub(crate) struct MeteredTier {
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub errors: AtomicU64,
+    /// Reads of its device that faults wait for now.
+    pub page_ins: AtomicU32,
     pub read_latency: Mutex<Histogram<u64>>,
     /// The counts of its file; none if it has no file.
     pub file: Option<FileMeter>,
@@ -63,6 +65,7 @@ impl MeteredTier {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             errors: AtomicU64::new(0),
+            page_ins: AtomicU32::new(0),
             read_latency: Mutex::new(new_histogram()),
             load_ns: AtomicU64::new(load_ns),
             peaks: Mutex::default(),

@@ -31,6 +31,7 @@ use crate::books::{Books, ledger, tiers};
 use crate::evict::Evictor;
 use crate::fault::FaultThread;
 use crate::gauges::Gauges;
+use crate::migrate::Migrator;
 use crate::options::AccessScan;
 use crate::placement::Placement;
 use crate::record::{Record, RecordError};
@@ -224,6 +225,11 @@ fn start_threads(
     let evictor = Evictor::new(shared.clone())?;
     let thread = Builder::new().name("uc-evict".into());
     threads.push(thread.spawn(move || evictor.run())?);
+    if Migrator::is_needed(&shared.books.tiers) {
+        let migrator = Migrator::new(shared.clone())?;
+        let thread = Builder::new().name("uc-migrate".into());
+        threads.push(thread.spawn(move || migrator.run())?);
+    }
     for (index, share) in watch::shares(watch)?.into_iter().enumerate() {
         let of = shared.clone();
         let thread = Builder::new().name(format!("uc-layout-{index}"));

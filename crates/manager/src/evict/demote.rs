@@ -1,4 +1,5 @@
-//! Moves pages from tier to tier, as the placement policy asks.
+//! Moves pages from tier to tier, as the placement policy asks, out of tiers that the processor
+//! reads. Those on a device are moved in the background (`migrate`).
 
 use std::sync::atomic::Ordering;
 
@@ -48,7 +49,7 @@ impl Evictor {
                     moved += 1;
                     engine.migrations().demoted(*item, migration.to, slot);
                 }
-                None => engine.migrations().failed(*item),
+                None => _ = engine.migrations().failed(*item),
             }
         }
         drop(engine);
@@ -110,6 +111,7 @@ mod tests {
             tier: TierId(0),
             slot,
             stamp: STAMP,
+            selected: 0,
         };
         let mut page = vec![0xee; PAGE_BYTES];
         let gone = copy_of(tier, &item(Slot(slot.0 + 1)), &mut page);

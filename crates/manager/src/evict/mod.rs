@@ -1,5 +1,5 @@
 //! The evictor keeps the reserve free. It decides when pages leave, and which are next. `group.rs`
-//! takes them out, and `demote.rs` makes room in a full RAM tier.
+//! takes them out, and `demote.rs` makes room in a full tier that the processor reads.
 
 mod aside;
 mod backoff;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use undercroft_base::{PageCount, SpaceId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::{DEMOTE_PAGES_MAX, EVICT_PAGES_MAX};
-use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Outcome};
+use undercroft_engine::{BatchIndex, DemoteItem, EvictItem, Mover, Outcome};
 use undercroft_policy::place::{TIERS_MAX, TierOrder, TierState};
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::pagemap::Category;
@@ -186,7 +186,7 @@ impl Evictor {
                 let stats = engine.books().stats();
                 let evicted = (stats.pages_swapped_out, stats.refused_store);
                 let unfinished = engine.books().reclaim_unfinished().then_some(evicted);
-                (engine.migrations().wanted(), unfinished)
+                (engine.migrations().wanted(Mover::Evictor), unfinished)
             };
             self.turned = self.shared.gauges.knobs.get();
             if let Some(migration) = self.demotion_now(migration)

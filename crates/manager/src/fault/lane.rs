@@ -189,6 +189,8 @@ impl FaultThread {
         let this = &mut self.lanes[lane];
         this.in_flight -= 1;
         let took = this.read_at.elapsed().as_nanos() as u64;
+        let of = &self.shared.books.tiers[usize::from(this.loads.plan.items[first].tier.0)];
+        of.page_ins.fetch_sub(1, Ordering::Relaxed);
         for at in first..first + count {
             let retried = this.loads.states[at] == Load::Reading { again: true };
             let item = this.loads.plan.items[at];
@@ -333,8 +335,9 @@ fn start_read(
     let offset = end - (count * PAGE_BYTES) as u64;
     let (from, to) = (base + first, base + first + count);
     let token = token(index, first, count);
-    let tier = &tiers[usize::from(lane.loads.plan.items[first].tier.0)].tier;
-    let least = tier.reading(offset, (count * PAGE_BYTES) as u64);
+    let metered = &tiers[usize::from(lane.loads.plan.items[first].tier.0)];
+    metered.page_ins.fetch_add(1, Ordering::Relaxed);
+    let least = metered.tier.reading(offset, (count * PAGE_BYTES) as u64);
     let started = match least {
         Nanos(0) => ring.read(fd, offset, from, to, token),
         Nanos(ns) => ring.read_slowly((fd, offset), from, to, token, Duration::from_nanos(ns)),

@@ -42,7 +42,8 @@ pub(crate) struct Placement {
     /// Bit i: fault thread i is active. Never 0.
     active: AtomicU64,
     sampled: AtomicU64,
-    evictor: AtomicU32,
+    /// The evictor, and the thread that moves pages between tiers; 0 = none.
+    workers: [AtomicU32; 2],
     /// For each of `allowed`: a thread of the manager got no time there, so others go elsewhere.
     taken: Vec<AtomicBool>,
     /// Times that a thread was moved for this reason.
@@ -69,7 +70,7 @@ impl Placement {
             moved: AtomicU64::new(0),
             active: AtomicU64::new(1),
             sampled: AtomicU64::new(0),
-            evictor: AtomicU32::new(0),
+            workers: Default::default(),
             pins: AtomicBool::new(false),
             pin: Pin::default(),
         }
@@ -80,7 +81,13 @@ impl Placement {
     }
 
     pub(crate) fn set_evictor(&self, tid: u32) {
-        self.evictor.store(tid, Ordering::Relaxed);
+        self.workers[0].store(tid, Ordering::Relaxed);
+        self.place_workers(&[]);
+    }
+
+    /// Notes the thread that moves pages between tiers. It runs where the evictor does.
+    pub(crate) fn set_migrator(&self, tid: u32) {
+        self.workers[1].store(tid, Ordering::Relaxed);
         self.place_workers(&[]);
     }
 
@@ -168,14 +175,16 @@ impl Placement {
         if free.is_empty() { usable } else { free }
     }
 
-    /// Moves the evictor and the given agent threads to the CPUs for reclaim.
+    /// Moves the evictor, the migrator and the given agent threads to the CPUs for reclaim.
     ///
     /// * `agents`: each with its process, which may be bound to some CPUs.
     pub(crate) fn place_workers(&self, agents: &[(u32, Option<u32>)]) {
         let cpus = self.worker_cpus();
-        let evictor = self.evictor.load(Ordering::Relaxed);
-        if evictor != 0 {
-            let _ = process::set_affinity(evictor, &cpus);
+        for worker in &self.workers {
+            let worker = worker.load(Ordering::Relaxed);
+            if worker != 0 {
+                let _ = process::set_affinity(worker, &cpus);
+            }
         }
         for (tid, pid) in agents.iter().filter(|(tid, _)| *tid != 0) {
             let own = pid.and_then(|pid| self.pin.own_cpus(pid));

@@ -92,6 +92,7 @@ fn every_placement_is_content_after_its_migrations() {
             for state in &mut tiers {
                 state.capacity = Bytes(state.capacity.0.min(1 << 24));
                 state.held = Bytes(state.held.0.min(1 << 24));
+                state.packed = state.held;
             }
             // The last takes everything.
             tiers[count - 1].capacity = Bytes(1 << 50);
@@ -101,6 +102,8 @@ fn every_placement_is_content_after_its_migrations() {
                 let bytes = migration.pages.bytes().0.min(tiers[from].held.0);
                 tiers[from].held.0 -= bytes;
                 tiers[to].held.0 += bytes;
+                tiers[from].packed = tiers[from].held;
+                tiers[to].packed = tiers[to].held;
                 rounds += 1;
                 assert!(rounds < 1 << 24, "{name} never has enough");
             }

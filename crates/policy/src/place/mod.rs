@@ -72,9 +72,13 @@ pub struct TierState {
 }
 
 impl TierState {
-    /// Bytes that are free.
+    /// Bytes that are free. Free places of a device count, wherever they are: it fills them.
     pub fn headroom(&self) -> Bytes {
-        Bytes(self.capacity.0.saturating_sub(self.held.0))
+        let used = match self.latency {
+            LatencyClass::Device => self.packed,
+            LatencyClass::Memory | LatencyClass::Nvm => self.held,
+        };
+        Bytes(self.capacity.0.saturating_sub(used.0))
     }
 
     /// Whether it has a quarter of its room left. A copy of a page that is in memory again is
@@ -172,9 +176,11 @@ pub trait Place: Send {
     /// engine locked: O(tiers), no allocation.
     fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder;
 
-    /// What should be demoted before the next batch leaves memory, if anything. The caller carries
-    /// it out and asks again, until the answer is nothing or nothing could be moved. Called once a
-    /// batch, with the engine locked: O(tiers), apart from rare decisions of some 10 us.
+    /// What should be demoted, if anything. The caller carries it out and asks again, until the
+    /// answer is nothing or nothing could be moved. Asked before each batch that leaves memory, and
+    /// again in the background: devices demote only there, other tiers only before a batch. The
+    /// others have `demotes` false then. With the engine locked: O(tiers), apart from rare decisions
+    /// of some 10 us.
     ///
     /// * `limit`: DRAM of the client, for resident pages and for what tiers hold there.
     fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration>;

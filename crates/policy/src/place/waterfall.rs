@@ -6,7 +6,14 @@
 
 use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
 
-use super::{BATCH_PAGES, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, TierOrder, TierState};
+use super::{
+    BATCH_PAGES, LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, TierOrder, TierState,
+};
+
+/// Part of a device that is kept free, and the most: it is relieved in the background, while
+/// evictions go on.
+const DEVICE_PART: u64 = 16;
+const DEVICE_FREE_MAX: u64 = 64 << 20;
 
 /// The oldest pages of a full tier go to the next one.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,7 +22,14 @@ pub struct Waterfall;
 /// Room that a tier should have for the next batches: at most a quarter of a small one.
 fn wanted(tier: &TierState) -> Bytes {
     let batches = 2 * BATCH_PAGES * PAGE_BYTES as u64;
-    Bytes(batches.min(tier.capacity.0 / 4))
+    let free = match tier.latency {
+        LatencyClass::Memory | LatencyClass::Nvm => batches,
+        LatencyClass::Device => {
+            let part = (tier.capacity.0 / DEVICE_PART).min(DEVICE_FREE_MAX);
+            part.max(batches)
+        }
+    };
+    Bytes(free.min(tier.capacity.0 / 4))
 }
 
 /// How much moves at once. It is a quarter of a small tier, so that pages stored just now stay.
@@ -32,10 +46,14 @@ impl Place for Waterfall {
         let above_others = tiers.split_last()?.1;
         let is_full = |tier: &TierState| tier.demotes && tier.headroom() < wanted(tier);
         let from = above_others.iter().rposition(is_full)?;
+        let pages = portion(&above_others[from]);
+        // A full device is relieved in the background. Until then its pages go past it.
+        let takes = |tier: &TierState| tier.headroom() >= pages.bytes();
+        let past = tiers[from + 1..].iter().position(takes).unwrap_or(0);
         Some(Migration {
             from: TierId(from as u8),
-            to: TierId(from as u8 + 1),
-            pages: portion(&above_others[from]),
+            to: TierId((from + 1 + past) as u8),
+            pages,
         })
     }
 
@@ -84,6 +102,41 @@ mod tests {
         assert_eq!(move_on(&[fixed, free]), None);
         assert_eq!(move_on(&[fixed, full, free]), Some((1, 2, 256)));
         assert_eq!(move_on(&[]), None);
+    }
+
+    /// It is given more room than memory, and while it is full, pages from above go past it.
+    #[test]
+    fn a_full_device_is_relieved_early_and_passed_meanwhile() {
+        const MIB: u64 = 1 << 20;
+        let device = |held: u64, demotes| TierState {
+            latency: LatencyClass::Device,
+            demotes,
+            ..pool(64 * MIB, held)
+        };
+        let move_on = |tiers: &[TierState]| {
+            let found = Waterfall.migrate(Bytes(0), tiers);
+            found.map(|m| (m.from.0, m.to.0))
+        };
+        let last = device(0, false);
+        assert_eq!(move_on(&[device(60 * MIB, true), last]), None);
+        assert_eq!(move_on(&[device(60 * MIB + 1, true), last]), Some((0, 1)));
+        // Free places count, though every slab has some pages.
+        let sparse = TierState {
+            held: Bytes(64 * MIB),
+            ..device(30 * MIB, true)
+        };
+        assert_eq!(move_on(&[sparse, last]), None);
+        let full = pool(64 * MIB, 64 * MIB);
+        assert_eq!(
+            move_on(&[full, device(60 * MIB, false), last]),
+            Some((0, 1))
+        );
+        assert_eq!(
+            move_on(&[full, device(64 * MIB, false), last]),
+            Some((0, 2))
+        );
+        let none = device(64 * MIB, false);
+        assert_eq!(move_on(&[full, none, none]), Some((0, 1)));
     }
 
     #[test]

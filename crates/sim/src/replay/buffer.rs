@@ -77,6 +77,7 @@ impl Host {
                 tier: tier_id(last),
                 slot,
                 stamp,
+                selected: u64::MAX,
             };
             client.engine.migrations().demoted(item, tier_id(0), to);
         }

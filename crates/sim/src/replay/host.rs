@@ -7,7 +7,7 @@ use undercroft_base::{
 use undercroft_device::{Attach, Time, profiles};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{
-    DemoteItem, EvictItem, Fault, FaultAnswer, Install, LoadItem, Outcome, Taken,
+    DemoteItem, EvictItem, Fault, FaultAnswer, Install, LoadItem, Mover, Outcome, Taken,
 };
 
 use undercroft_policy::mrc::{Pool, pool_ratio};
@@ -17,6 +17,15 @@ use super::bound::Bounds;
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SCANNED, SHARED, USED, WRITTEN};
 use super::tiers::{ReplayTier, tier_id};
 use crate::setup::{FaultTouch, Initial, Setup, SetupError, SimRoom, TierModel};
+
+/// Bytes a second that are moved in the background, as in a live run (`manager/src/migrate`).
+const MOVE_BYTES_A_SECOND: u64 = 32 << 20;
+
+/// Most pages moved in the background before the budget is looked at.
+const MOVED_AT_ONCE: u64 = 16;
+
+/// The budget of so much time may be used at once.
+const MOVE_SAVED: Time = Time(1_000_000_000_000); // a second
 
 /// Devices and tiers, which the clients of a replay share.
 pub(super) struct Host {
@@ -28,6 +37,8 @@ pub(super) struct Host {
     /// Threads to wake. No thread waits in a simulation, but the engine names some.
     pub wake: Vec<(SpaceId, VirtPage)>,
     demotions: Vec<DemoteItem>,
+    /// When the budget of moves in the background allows the next.
+    move_at: Time,
     requests: Vec<(usize, usize)>,
     /// A tier lies inside the memory limit.
     pub has_pool: bool,
@@ -46,6 +57,7 @@ impl Host {
             freed: Vec::new(),
             wake: Vec::new(),
             demotions: Vec::new(),
+            move_at: Time::default(),
             requests: Vec::new(),
             has_pool: setup
                 .tiers
@@ -499,16 +511,45 @@ impl Host {
         }
     }
 
-    /// As [`Host::migrate`]: until the policy asks for no more, or nothing can move.
+    /// As [`Host::migrate`]: until the policy asks for no more, or nothing can move. Then what is
+    /// moved in the background, as far as its budget goes by now.
     #[inline(never)]
     fn migrate_all(&mut self, client: &mut Client<'_>) {
         loop {
             self.tell_tiers(client);
-            match client.engine.migrations().wanted() {
-                Some(migration) if self.demote(client, migration) => {}
-                _ => return,
+            match client.engine.migrations().wanted(Mover::Evictor) {
+                Some(migration) if self.demote(client, migration) > 0 => {}
+                _ => break,
             }
         }
+        let now = client.clock;
+        self.move_at = self.move_at.max(now - MOVE_SAVED);
+        while self.move_at < now {
+            match client.engine.migrations().wanted(Mover::Background) {
+                Some(migration) => {
+                    let moved = self.demote_beside(client, migration);
+                    if moved == 0 {
+                        break;
+                    }
+                    let bytes = moved * self.setup.page_bytes;
+                    let took = bytes as f64 * 1e9 / MOVE_BYTES_A_SECOND as f64;
+                    self.move_at += Time::from_ns(took);
+                }
+                None => break,
+            }
+            self.tell_tiers(client);
+        }
+    }
+
+    /// As [`Host::demote`], by a thread of its own: the devices are busy, and the client goes on. A
+    /// few pages at a time, because a page-in waits for them.
+    fn demote_beside(&mut self, client: &mut Client<'_>, migration: Migration) -> u64 {
+        let (clock, spent) = (client.clock, client.spent);
+        let pages = migration.pages.min(PageCount(MOVED_AT_ONCE));
+        let migration = Migration { pages, ..migration };
+        let moved = self.demote(client, migration);
+        (client.clock, client.spent) = (clock, spent);
+        moved
     }
 
     /// Gives the engine the state of every tier.
@@ -523,8 +564,8 @@ impl Host {
             .set_tiers(states.into_iter().flatten());
     }
 
-    /// Moves the client's oldest pages of a tier to another. False if none moved.
-    fn demote(&mut self, client: &mut Client<'_>, migration: Migration) -> bool {
+    /// Moves the client's oldest pages of a tier to another. Returns how many.
+    fn demote(&mut self, client: &mut Client<'_>, migration: Migration) -> u64 {
         let (place, below) = (usize::from(migration.from.0), usize::from(migration.to.0));
         let want = migration.pages.0 as usize;
         let mut items = std::mem::take(&mut self.demotions);
@@ -533,7 +574,7 @@ impl Host {
             .engine
             .migrations()
             .select(migration.from, want, &mut items);
-        let mut moved = false;
+        let mut moved = 0;
         for item in &items {
             if !self.takes(client, below) {
                 client.engine.migrations().failed(*item);
@@ -553,7 +594,7 @@ impl Host {
                 .engine
                 .migrations()
                 .demoted(*item, migration.to, slot);
-            moved = true;
+            moved += 1;
         }
         self.demotions = items;
         self.collect(client);

@@ -92,7 +92,8 @@ impl World {
                 claim(tier, slot, format!("batch {}", held.at.place()));
             }
         }
-        if let Some((item, tier, slot)) = self.demotion.as_ref().and_then(|d| d.stored) {
+        let demotions = self.demotion.iter().chain(&self.second_demotion);
+        for (item, tier, slot) in demotions.filter_map(|demotion| demotion.stored) {
             claim(tier, slot, format!("demotion {item:?}"));
         }
         for (tier, slot) in &self.freed {
@@ -206,10 +207,8 @@ impl World {
             let now = stats.pages_swapped_out + stats.swap_in + stats.first_touch + stats.demoted;
             fruitless = if now == done { fruitless + 1 } else { 0 };
             done = now;
-            let full = fruitless > 400
-                && self.batch.is_none()
-                && self.aside.is_empty()
-                && self.demotion.is_none();
+            let full =
+                fruitless > 400 && self.batch.is_none() && self.aside.is_empty() && !self.demotes();
             if idle < 50 && !full {
                 continue;
             }
@@ -235,13 +234,18 @@ impl World {
                 }
             }
         }
-        assert!(self.batch.is_none() && self.aside.is_empty() && self.demotion.is_none());
+        assert!(self.batch.is_none() && self.aside.is_empty() && !self.demotes());
         self.set_over_limit(false);
         self.check_memory();
         self.check_slots();
         self.check_bytes();
         self.calm = false;
         self.set_failures(true);
+    }
+
+    /// Whether a demotion is under way.
+    pub(super) fn demotes(&self) -> bool {
+        self.demotion.is_some() || self.second_demotion.is_some()
     }
 
     /// One step of each part of the manager. False if nothing was to be done.
@@ -251,7 +255,7 @@ impl World {
             busy |= self.fault_step();
         }
         busy |= self.evict_step();
-        if self.demotion.is_some() || self.engine.books().room() < 1 {
+        if self.demotes() || self.engine.books().room() < 1 {
             busy |= self.demotion_step();
         }
         self.give_back_freed();

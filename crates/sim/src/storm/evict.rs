@@ -4,13 +4,13 @@ use undercroft_base::{
     Loaded, PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Store, StoreError, Tier, TierId, TierKind,
     VirtPage, fill_word, page_checksum,
 };
-use undercroft_engine::{DemoteItem, EvictItem, Missing, Outcome, Taken};
+use undercroft_engine::{DemoteItem, EvictItem, Missing, Mover, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
 
 use undercroft_policy::place::Migration;
 
 use super::setup::Sabotage;
-use super::work::{Demotion, Eviction, TakenOut, place_of};
+use super::work::{Demotion, DeviceRead, Eviction, TakenOut, place_of};
 use super::world::World;
 
 /// Most turns that the evictor sleeps while threads may be waiting for room that others make.
@@ -430,90 +430,149 @@ impl World {
             to: migration.to,
             stalled,
             items,
+            reading: None,
             loaded: None,
             stored: None,
         });
         true
     }
 
-    /// Takes one step of the demoter. False if there was nothing to do.
+    /// Takes one step of a demotion. False if there was nothing to do. Two may be under way: one
+    /// of the evictor, and one of the thread that reads devices.
     pub fn demotion_step(&mut self) -> bool {
-        let calm = self.calm;
         if (0..self.tiers.len()).any(|at| self.hangs(TierId(at as u8))) {
             return true;
         }
+        let other = if self.calm {
+            self.demotion.is_none()
+        } else {
+            self.setup.tiers.len() > 2 && self.random.chance(1, 2)
+        };
+        if other {
+            std::mem::swap(&mut self.demotion, &mut self.second_demotion);
+        }
+        let calm = self.calm;
         let Some(demotion) = &mut self.demotion else {
-            self.update_pool();
-            // Only a part: the engine is asked again, after other steps.
-            let part = PageCount(1 + self.random.index(12) as u64);
-            let asked = self.engine.migrations().wanted().map(|asked| Migration {
-                pages: asked.pages.min(part),
-                ..asked
-            });
-            // Now and then a page moves although the engine did not ask. The engine cannot tell.
-            let from = self.random.index(self.tiers.len());
-            let any = from + 1 < self.tiers.len() && self.random.chance(1, 20);
-            let any = any.then(|| Migration {
-                from: TierId(from as u8),
-                to: TierId(from as u8 + 1),
-                pages: part,
-            });
-            return asked.or(any).is_some_and(|next| self.start_demotion(next));
+            let next = self.next_migration();
+            return next.is_some_and(|next| self.start_demotion(next));
         };
         if demotion.stalled > 0 && !calm {
             demotion.stalled -= 1;
             return true;
         }
         if let Some((item, to, slot)) = demotion.stored.take() {
-            let before = self.engine.books().stats().demoted;
-            let from = self.tiers[usize::from(item.tier.0)].info().kind;
-            self.engine.migrations().demoted(item, to, slot);
-            self.saw(if self.engine.books().stats().demoted == before {
-                "demotion: too late"
-            } else if from == TierKind::Nvm {
-                "demotion: done, out of nvm"
-            } else {
-                "demotion: done"
-            });
-            self.log(|| format!("demoted {item:?} to {to:?} {slot:?}"));
+            self.publish_demoted(item, to, slot);
         } else if let Some((item, bytes, checksum)) = demotion.loaded.take() {
             let to = demotion.to;
             match self.store_in(to, &bytes, item.stamp, checksum) {
                 Some((tier, slot)) => {
                     self.demotion.as_mut().expect("going on").stored = Some((item, tier, slot));
                 }
-                None => self.engine.migrations().failed(item),
+                None => _ = self.engine.migrations().failed(item),
             }
+        } else if let Some(read) = demotion.reading.take() {
+            self.read_to_demote(read);
         } else if let Some(item) = demotion.items.pop() {
-            self.load_to_demote(item);
+            self.load_to_demote(item, false);
         } else {
             self.demotion = None;
         }
         true
     }
 
-    /// Reads a copy as the live demotion does: its checksum goes along with it, and a copy that
-    /// would have to be read from a device stays where it is.
-    fn load_to_demote(&mut self, item: DemoteItem) {
+    /// What is to move next, if anything.
+    fn next_migration(&mut self) -> Option<Migration> {
+        self.update_pool();
+        // Only a part: the engine is asked again, after other steps.
+        let part = PageCount(1 + self.random.index(12) as u64);
+        let mut movers = [Mover::Evictor, Mover::Background];
+        movers.rotate_left(self.random.index(2));
+        let mut asked = movers.into_iter();
+        let asked = asked.find_map(|mover| self.engine.migrations().wanted(mover));
+        let asked = asked.map(|asked| Migration {
+            pages: asked.pages.min(part),
+            ..asked
+        });
+        // Now and then a page moves although the engine did not ask. The engine cannot tell.
+        let from = self.random.index(self.tiers.len());
+        let any = from + 1 < self.tiers.len() && self.random.chance(1, 20);
+        let any = any.then(|| Migration {
+            from: TierId(from as u8),
+            to: TierId(from as u8 + 1),
+            pages: part,
+        });
+        asked.or(any)
+    }
+
+    fn publish_demoted(&mut self, item: DemoteItem, to: TierId, slot: Slot) {
+        let before = self.engine.books().stats().demoted;
+        let from = &self.setup.tiers[usize::from(item.tier.0)];
+        let (kind, reads) = (from.kind, from.reads);
+        self.engine.migrations().demoted(item, to, slot);
+        self.saw(if self.engine.books().stats().demoted == before {
+            "demotion: too late"
+        } else if kind == TierKind::Nvm {
+            "demotion: done, out of nvm"
+        } else if reads {
+            "demotion: done, out of a device"
+        } else {
+            "demotion: done"
+        });
+        self.log(|| format!("demoted {item:?} to {to:?} {slot:?}"));
+    }
+
+    /// Loads a copy, or says where it is to be read. Its checksum goes along with it.
+    ///
+    /// * `again`: the first copy that was read did not verify.
+    fn load_to_demote(&mut self, item: DemoteItem, again: bool) {
         let from = &self.tiers[usize::from(item.tier.0)];
         let sum = from.checksum(item.slot, item.stamp);
         let mut page = vec![0; PAGE_BYTES];
         let loaded = from.load(item.slot, item.stamp, &mut page);
+        let stalled = self.stall() / 10;
         match (sum, loaded) {
             (Some(sum), Ok(Loaded::Done)) => {
-                let stalled = self.stall() / 10;
                 let demotion = self.demotion.as_mut().expect("going on");
                 demotion.loaded = Some((item, page.into(), sum));
                 demotion.stalled = stalled;
             }
-            (Some(_), Ok(Loaded::Read { .. })) => {
-                self.engine.migrations().failed(item);
-                self.saw("demotion: the copy would have to be read");
+            (Some(checksum), Ok(Loaded::Read { offset, .. })) => {
+                let demotion = self.demotion.as_mut().expect("going on");
+                demotion.reading = Some(DeviceRead {
+                    item,
+                    offset,
+                    checksum,
+                    again,
+                });
+                demotion.stalled = stalled;
             }
             (None, _) | (_, Err(_)) => {
                 self.engine.migrations().failed(item);
                 self.saw("demotion: copy gone or damaged");
             }
+        }
+    }
+
+    /// A read for a demotion has ended. Bytes that do not verify are read once more, and then left
+    /// where they are: a later read may be right.
+    fn read_to_demote(&mut self, read: DeviceRead) {
+        let DeviceRead { item, .. } = read;
+        let from = &self.tiers[usize::from(item.tier.0)];
+        let mut page = vec![0; PAGE_BYTES];
+        let done = from.read(read.offset, &mut page).is_ok();
+        let found = page_checksum(&page, item.stamp);
+        let hash_again = self.sabotaged(Sabotage::HashAgain);
+        if done && (found == read.checksum || hash_again) {
+            let demotion = self.demotion.as_mut().expect("going on");
+            demotion.loaded = Some((item, page.into(), found));
+            if read.again {
+                self.saw("demotion: right at the second try");
+            }
+        } else if !read.again {
+            self.load_to_demote(item, true);
+        } else {
+            self.engine.migrations().failed(item);
+            self.saw("demotion: read twice in vain");
         }
     }
 }

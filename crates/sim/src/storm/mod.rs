@@ -28,5 +28,5 @@ pub use minimise::{Minimised, minimise};
 pub use recipe::{Recipe, RecipeError, check as check_recipe};
 pub use run::{Ended, Failure, Tally, replay, run, run_seeds};
 pub use setup::{FullAction, Sabotage, StormSetup, TierSetup};
-pub use work::{Demotion, Eviction, Flight, Got, SpaceRates, TakenOut};
+pub use work::{Demotion, DeviceRead, Eviction, Flight, Got, SpaceRates, TakenOut};
 pub use world::*;

@@ -83,11 +83,14 @@ pub enum Sabotage {
     ForgetHolding,
     /// Pages that a late agent was told to move count as not moved.
     SettleAside,
+    /// Bytes that a demotion read from a device are hashed again. The checksum that the tier kept
+    /// does not go along.
+    HashAgain,
 }
 
 impl Sabotage {
     /// All of them.
-    pub const ALL: [Sabotage; 9] = [
+    pub const ALL: [Sabotage; 10] = [
         Sabotage::FreeEarly,
         Sabotage::InstallUnvalidated,
         Sabotage::ForgetWake,
@@ -97,6 +100,7 @@ impl Sabotage {
         Sabotage::ForgetEventsAtTakeover,
         Sabotage::ForgetHolding,
         Sabotage::SettleAside,
+        Sabotage::HashAgain,
     ];
 
     /// Its name in a replay file.
@@ -111,6 +115,7 @@ impl Sabotage {
             Sabotage::ForgetEventsAtTakeover => "forget-events-at-takeover",
             Sabotage::ForgetHolding => "forget-holding",
             Sabotage::SettleAside => "settle-aside",
+            Sabotage::HashAgain => "hash-again",
         }
     }
 
@@ -172,6 +177,18 @@ impl StormSetup {
         // Drawn last: older seeds keep the rest of their configuration.
         for tier in &mut setup.tiers {
             tier.reads = tier.kind == TierKind::File && random.chance(2, 3);
+        }
+        // A third of the setups have one or two more devices.
+        if random.chance(1, 3) {
+            for _ in 0..1 + random.index(2) {
+                setup.tiers.push(TierSetup {
+                    kind: TierKind::File,
+                    pages: 20 + random.below(400),
+                    retain: random.chance(1, 2),
+                    demotes: random.chance(2, 3),
+                    reads: true,
+                });
+            }
         }
         // Half of the files above another tier are nvm.
         for at in 0..setup.tiers.len() - 1 {

@@ -66,7 +66,7 @@ impl World {
             (self.batch.is_some(), "killed: evicting"),
             (!self.aside.is_empty(), "killed: a group aside"),
             (!self.holding.is_empty(), "killed: pages in hand"),
-            (self.demotion.is_some(), "killed: demoting"),
+            (self.demotes(), "killed: demoting"),
             (
                 self.procs.iter().any(|p| p.intake.is_some()),
                 "killed: inside an event",
@@ -94,6 +94,7 @@ impl World {
         self.commands.reverse();
         self.flights.iter_mut().for_each(|flight| *flight = None);
         self.demotion = None;
+        self.second_demotion = None;
         self.freed.clear();
         self.wakes.clear();
         self.evictor_nap = None;

@@ -46,12 +46,27 @@ pub struct Demotion {
     pub to: TierId,
     /// Not yet begun.
     pub items: Vec<DemoteItem>,
+    /// Being read from a device.
+    pub reading: Option<DeviceRead>,
     /// Read from the old tier: the page, its bytes and the checksum that goes along with them.
     pub loaded: Option<(DemoteItem, Box<[u8]>, u64)>,
     /// Written to the new tier.
     pub stored: Option<(DemoteItem, TierId, Slot)>,
     /// Turns it misses.
     pub stalled: u64,
+}
+
+/// A copy that a demotion reads from a device.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRead {
+    /// The page.
+    pub item: DemoteItem,
+    /// Where, in the tier's device.
+    pub offset: u64,
+    /// The checksum that the tier had when the read began.
+    pub checksum: u64,
+    /// Whether the first copy that was read did not verify.
+    pub again: bool,
 }
 
 /// The result of loading one page.

@@ -163,8 +163,10 @@ pub struct World {
     /// Bytes the agents have moved out: (whose agent, place in its holding area). Survives the
     /// manager.
     pub holding: BTreeMap<(SpaceId, usize), Content>,
-    /// The demoter's work in progress.
+    /// A demotion under way.
     pub demotion: Option<Demotion>,
+    /// Another one. The two change places.
+    pub second_demotion: Option<Demotion>,
     /// Slots taken from the engine and not yet given back to the tiers.
     pub freed: Vec<(TierId, Slot)>,
     /// Wake-ups decided and not yet sent.
@@ -241,6 +243,7 @@ impl World {
             aside: Vec::new(),
             holding: BTreeMap::new(),
             demotion: None,
+            second_demotion: None,
             freed: Vec::new(),
             wakes: Vec::new(),
             evictor_nap: None,

@@ -1,0 +1,339 @@
+//! Reads the copies that are to move, many at a time. Step 2 of 3 of a move in the background.
+//!
+//! A copy on a device is read by this thread's own io_uring. A page-in that waits for the same
+//! device goes first.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use undercroft_base::{Loaded, Nanos, PAGE_BYTES, page_checksum};
+use undercroft_engine::DemoteItem;
+use undercroft_engine::limits::DEMOTE_PAGES_MAX;
+use undercroft_sys::ring::PageRing;
+
+use crate::books::metered::MeteredTier;
+
+/// Reads in flight. A page-in waits for at most so many.
+const READS_AT_ONCE: usize = 8;
+
+/// Most pages of one read: 64 KiB.
+const READ_PAGES: usize = 16;
+
+/// Longest pause for page-ins. A device that is never idle is read all the same.
+const PAUSE_MAX: Duration = Duration::from_millis(5);
+/// Time between two looks whether one still waits.
+const PAUSE: Duration = Duration::from_micros(200);
+
+// A token has 16 bits for the first page of a read, and 16 for how many.
+const _: () = assert!(DEMOTE_PAGES_MAX <= 0xffff && READ_PAGES <= 0xffff);
+
+/// What is known of one copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It is not there.
+    Gone,
+    /// It was read twice and does not verify. It stays where it is.
+    Bad,
+    /// Its bytes must have this checksum.
+    Reading { sum: u64, again: bool },
+    /// Its bytes are there and have this checksum, which goes along with them.
+    Ready(u64),
+}
+
+/// Pages that follow each other, here and on the device.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    fd: RawFd,
+    offset: u64,
+    first: usize,
+    count: usize,
+}
+
+impl Run {
+    fn goes_on(&self, fd: RawFd, offset: u64, at: usize) -> bool {
+        self.fd == fd
+            && self.offset + (self.count * PAGE_BYTES) as u64 == offset
+            && self.first + self.count == at
+            && self.count < READ_PAGES
+    }
+}
+
+/// Buffers for [`DEMOTE_PAGES_MAX`] copies, and the ring that fills them.
+pub(super) struct Copies {
+    ring: PageRing,
+    states: Vec<State>,
+    reaped: Vec<(u64, Result<usize, i32>)>,
+    to_retry: Vec<usize>,
+}
+
+impl Copies {
+    pub(super) fn new() -> std::io::Result<Copies> {
+        Ok(Copies {
+            ring: PageRing::new(READS_AT_ONCE as u32, DEMOTE_PAGES_MAX)?,
+            states: Vec::with_capacity(DEMOTE_PAGES_MAX),
+            reaped: Vec::with_capacity(READS_AT_ONCE),
+            to_retry: Vec::new(),
+        })
+    }
+
+    /// Reads the copies of `items`. Each may be freed meanwhile: the engine is asked afterwards.
+    ///
+    /// Bytes that were read from a device are verified. Otherwise one wrong read, which a fault
+    /// would repeat, would cost the page. They are read once more, and then left where they are.
+    pub(super) fn read(&mut self, from: &MeteredTier, items: &[DemoteItem]) {
+        assert!(items.len() <= DEMOTE_PAGES_MAX, "more copies than buffers");
+        self.states.clear();
+        let mut run: Option<Run> = None;
+        for (at, item) in items.iter().enumerate() {
+            self.states.push(State::Gone);
+            let Some((fd, offset)) = self.begin(from, at, item, false) else {
+                continue;
+            };
+            match &mut run {
+                Some(run) if run.goes_on(fd, offset, at) => run.count += 1,
+                _ => {
+                    let next = Run {
+                        fd,
+                        offset,
+                        first: at,
+                        count: 1,
+                    };
+                    if let Some(run) = run.replace(next) {
+                        self.start(from, items, run);
+                    }
+                }
+            }
+        }
+        if let Some(run) = run {
+            self.start(from, items, run);
+        }
+        self.complete_all(items);
+        for at in std::mem::take(&mut self.to_retry) {
+            if let Some((fd, offset)) = self.begin(from, at, &items[at], true) {
+                let run = Run {
+                    fd,
+                    offset,
+                    first: at,
+                    count: 1,
+                };
+                self.start(from, items, run);
+            }
+        }
+        self.complete_all(items);
+    }
+
+    /// The bytes of copy `at` of the last call of [`Copies::read`], with their checksum. `None`: it
+    /// stays where it is.
+    pub(super) fn get(&self, at: usize) -> Option<(&[u8], u64)> {
+        match self.states[at] {
+            State::Ready(sum) => Some((self.ring.arena().pages(at, at + 1)?, sum)),
+            State::Gone | State::Bad | State::Reading { .. } => None,
+        }
+    }
+
+    /// Whether copy `at` was read and did not verify. If its slot was given to another page
+    /// meanwhile, that is no error.
+    pub(super) fn is_bad(&self, at: usize) -> bool {
+        self.states[at] == State::Bad
+    }
+
+    /// Takes a copy from memory, or says where to read it.
+    fn begin(
+        &mut self,
+        from: &MeteredTier,
+        at: usize,
+        item: &DemoteItem,
+        again: bool,
+    ) -> Option<(RawFd, u64)> {
+        let sum = from.tier.checksum(item.slot, item.stamp)?;
+        let page = self.ring.arena_mut().page_mut(at)?;
+        let loaded = from.tier.load(item.slot, item.stamp, page);
+        let (state, place) = match loaded {
+            Ok(Loaded::Done) => (State::Ready(sum), None),
+            Ok(Loaded::Read { fd, offset }) => (State::Reading { sum, again }, Some((fd, offset))),
+            Err(_) => (State::Gone, None),
+        };
+        self.states[at] = state;
+        place
+    }
+
+    fn start(&mut self, from: &MeteredTier, items: &[DemoteItem], run: Run) {
+        let until = Instant::now() + PAUSE_MAX;
+        while from.page_ins.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+            std::thread::sleep(PAUSE);
+        }
+        while self.ring.in_flight() >= READS_AT_ONCE {
+            self.complete(items);
+        }
+        let (first, end) = (run.first, run.first + run.count);
+        let token = (run.first as u64) << 16 | run.count as u64;
+        let bytes = (run.count * PAGE_BYTES) as u64;
+        let started = match from.tier.reading(run.offset, bytes) {
+            Nanos(0) => self.ring.read(run.fd, run.offset, first, end, token),
+            Nanos(ns) => {
+                let least = Duration::from_nanos(ns);
+                let place = (run.fd, run.offset);
+                self.ring.read_slowly(place, first, end, token, least)
+            }
+        };
+        assert!(
+            started.is_ok(),
+            "an operation was free, and these pages idle"
+        );
+        let _ = self.ring.submit(0);
+    }
+
+    fn complete_all(&mut self, items: &[DemoteItem]) {
+        while self.ring.in_flight() > 0 {
+            self.complete(items);
+        }
+    }
+
+    /// Waits for at least one read, and verifies what has been read.
+    fn complete(&mut self, items: &[DemoteItem]) {
+        let _ = self.ring.submit(1);
+        let mut reaped = std::mem::take(&mut self.reaped);
+        reaped.clear();
+        self.ring.reap(|token, result| reaped.push((token, result)));
+        for (token, result) in &reaped {
+            let (first, count) = ((token >> 16) as usize, (token & 0xffff) as usize);
+            let got = result.unwrap_or(0) / PAGE_BYTES;
+            for (at, item) in items.iter().enumerate().skip(first).take(count) {
+                self.read_done(at, item, at - first < got);
+            }
+        }
+        self.reaped = reaped;
+    }
+
+    /// * `whole`: all its bytes came.
+    fn read_done(&mut self, at: usize, item: &DemoteItem, whole: bool) {
+        let State::Reading { sum, again } = self.states[at] else {
+            return;
+        };
+        let page = self.ring.arena().pages(at, at + 1);
+        let verified = page.is_some_and(|page| page_checksum(page, item.stamp) == sum);
+        self.states[at] = if whole && verified {
+            State::Ready(sum)
+        } else {
+            State::Bad
+        };
+        if self.states[at] == State::Bad && !again {
+            self.to_retry.push(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, SeekFrom, Write};
+
+    use undercroft_base::{Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId};
+    use undercroft_sys::mapping::SharedMemory;
+    use undercroft_tier::file::{Backing, FileTier};
+
+    use super::*;
+
+    const STAMP: Stamp = Stamp(3);
+    const PAGES: usize = 100;
+
+    fn page(no: usize) -> Vec<u8> {
+        (0..PAGE_BYTES).map(|at| (at / 64 + no) as u8).collect()
+    }
+
+    /// A file with pages; `waiting` of them may wait in memory.
+    fn file(folder: &std::path::Path, waiting: usize) -> (MeteredTier, Vec<DemoteItem>) {
+        let path = folder.join("tier");
+        let backing = Backing::open(&path, Some(Bytes(8 << 20))).expect("a file");
+        let table = FileTier::table_bytes(backing.bytes());
+        let memory = SharedMemory::create("uc-test-table", table).expect("a memfd");
+        let tier = FileTier::new(backing, memory).expect("an empty tier");
+        let tier = tier.write_behind(waiting);
+        let mut items = Vec::new();
+        for no in 0..PAGES {
+            let bytes = page(no);
+            let mut batch = [Store {
+                page: &bytes,
+                stamp: STAMP,
+                checksum: page_checksum(&bytes, STAMP),
+                result: Err(StoreError::Full),
+            }];
+            tier.store(&mut batch);
+            items.push(DemoteItem {
+                no: PageNo(no as u32),
+                tier: TierId(0),
+                slot: batch[0].result.expect("room for a page"),
+                stamp: STAMP,
+                selected: 0,
+            });
+        }
+        (MeteredTier::new(Box::new(tier), None), items)
+    }
+
+    /// Changes a byte of a copy. The file has no name any more.
+    fn damage(tier: &MeteredTier, item: &DemoteItem) {
+        let loaded = tier.tier.load(item.slot, STAMP, &mut []);
+        let Ok(Loaded::Read { fd, offset }) = loaded else {
+            panic!("{loaded:?} of a page on a device");
+        };
+        let path = format!("/proc/self/fd/{fd}");
+        let mut file = std::fs::File::options().write(true).open(path).expect("it");
+        file.seek(SeekFrom::Start(offset)).expect("a place");
+        file.write_all(&[0xee]).expect("a byte");
+    }
+
+    /// Every copy comes with its bytes, in any order, but not one that is damaged or gone.
+    #[test]
+    fn copies_of_a_device_are_read_and_verified_or_left() {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+        let (tier, mut items) = file(folder.path(), 0);
+        items.swap(3, 70);
+        damage(&tier, &items[10]);
+        tier.tier.free(&[items[20].slot]);
+        let mut copies = Copies::new().expect("a ring");
+        for _ in 0..3 {
+            copies.read(&tier, &items);
+            for (at, item) in items.iter().enumerate() {
+                let expected = page(item.no.0 as usize);
+                match copies.get(at) {
+                    None => assert!([10, 20].contains(&at), "copy {at} is not there"),
+                    Some((bytes, sum)) => {
+                        assert_eq!(bytes, expected, "copy {at}");
+                        assert_eq!(sum, page_checksum(bytes, STAMP));
+                        assert!(![10, 20].contains(&at), "copy {at} is there");
+                    }
+                }
+            }
+            assert!(copies.is_bad(10) && !copies.is_bad(20), "one is gone");
+        }
+    }
+
+    /// Pages that wait to be written are taken from memory.
+    #[test]
+    fn copies_that_wait_to_be_written_are_not_read() {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+        let (tier, items) = file(folder.path(), 256);
+        let mut first = vec![0; PAGE_BYTES];
+        let loaded = tier.tier.load(items[0].slot, STAMP, &mut first);
+        assert_eq!(loaded, Ok(Loaded::Done), "it waits");
+        let mut copies = Copies::new().expect("a ring");
+        copies.read(&tier, &items);
+        for (at, item) in items.iter().enumerate() {
+            let (bytes, _) = copies.get(at).expect("a copy");
+            assert_eq!(bytes, page(item.no.0 as usize));
+        }
+    }
+
+    /// A read waits while a page-in does, but not for ever.
+    #[test]
+    fn page_ins_go_first_for_a_while() {
+        let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+        let (tier, items) = file(folder.path(), 0);
+        tier.page_ins.store(1, Ordering::Relaxed);
+        let mut copies = Copies::new().expect("a ring");
+        let begun = Instant::now();
+        copies.read(&tier, &items[..1]);
+        assert!(begun.elapsed() >= PAUSE_MAX, "{:?}", begun.elapsed());
+        assert!(copies.get(0).is_some());
+    }
+}

@@ -1,0 +1,138 @@
+//! Moves pages between tiers in the background (`uc-migrate`): out of devices, whose copies have to
+//! be read first. No fault and no eviction waits for it.
+//!
+//! A move is: select (the engine) -> read (`copies.rs`) -> store below -> publish (the engine). The
+//! page stays loadable at its old place until it is published. If it comes back or is dropped
+//! meanwhile, the new copy is freed.
+
+mod copies;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use undercroft_base::{PAGE_BYTES, Store, StoreError, TierId};
+use undercroft_engine::limits::DEMOTE_PAGES_MAX;
+use undercroft_engine::{DemoteItem, Mover};
+use undercroft_policy::place::{LatencyClass, TIERS_MAX, TierState};
+use undercroft_sys::process;
+
+use self::copies::Copies;
+use crate::books::metered::MeteredTier;
+use crate::space::shared::Shared;
+
+/// Bytes a second that are read, and written again. So the device is mostly free for faults.
+const BYTES_A_SECOND: u64 = 32 << 20;
+
+/// Time between two looks while nothing is to move.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Pages that are published at a time: the engine is locked meanwhile.
+const PUBLISH_PAGES: usize = 64;
+
+/// The thread's state.
+pub(crate) struct Migrator {
+    shared: Arc<Shared>,
+    states: Vec<TierState>,
+    items: Vec<DemoteItem>,
+    copies: Copies,
+}
+
+impl Migrator {
+    /// Whether these tiers have work for it: a tier is below a device.
+    pub(crate) fn is_needed(tiers: &[MeteredTier]) -> bool {
+        let above_others = tiers.split_last().map_or(&[][..], |(_, others)| others);
+        let device = |tier: &MeteredTier| tier.latency() == LatencyClass::Device;
+        above_others.iter().any(device)
+    }
+
+    pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Migrator> {
+        Ok(Migrator {
+            shared,
+            states: Vec::with_capacity(TIERS_MAX),
+            items: Vec::with_capacity(DEMOTE_PAGES_MAX),
+            copies: Copies::new()?,
+        })
+    }
+
+    /// Works until the run ends.
+    pub(crate) fn run(mut self) {
+        self.shared.placement.set_migrator(process::thread_id());
+        while !self.shared.signals.stopped() {
+            let begun = Instant::now();
+            let moved = self.move_next();
+            let least = match moved {
+                0 => NAP,
+                _ => {
+                    let bytes = (self.items.len() * PAGE_BYTES) as f64;
+                    Duration::from_secs_f64(bytes / BYTES_A_SECOND as f64)
+                }
+            };
+            std::thread::sleep(least.saturating_sub(begun.elapsed()));
+        }
+    }
+
+    /// Moves what the policy wants moved next. Returns how many pages.
+    fn move_next(&mut self) -> usize {
+        self.states.clear();
+        let tiers = self.shared.books.tiers.iter();
+        self.states.extend(tiers.map(MeteredTier::state));
+        self.items.clear();
+        let migration = {
+            let mut engine = self.shared.books.engine();
+            engine.migrations().set_tiers(self.states.iter().copied());
+            let migration = engine.migrations().wanted(Mover::Background);
+            if let Some(migration) = migration {
+                let want = migration.pages.0 as usize;
+                let mut migrations = engine.migrations();
+                migrations.select(migration.from, want, &mut self.items);
+            }
+            migration
+        };
+        match migration {
+            Some(migration) => self.carry_out(migration.from, migration.to),
+            None => 0,
+        }
+    }
+
+    /// Moves the selected pages. Returns how many.
+    fn carry_out(&mut self, from: TierId, to: TierId) -> usize {
+        let tiers = &self.shared.books.tiers;
+        let (from, below) = (&tiers[usize::from(from.0)], &tiers[usize::from(to.0)]);
+        self.copies.read(from, &self.items);
+        let mut batch: Vec<Store<'_>> = (self.items.iter().enumerate())
+            .filter_map(|(at, item)| {
+                let (page, checksum) = self.copies.get(at)?;
+                Some(Store {
+                    page,
+                    stamp: item.stamp,
+                    checksum,
+                    result: Err(StoreError::Full),
+                })
+            })
+            .collect();
+        below.tier.store(&mut batch);
+        let mut stored = batch.iter().map(|store| store.result.ok());
+        let (mut moved, mut bad) = (0, 0);
+        for (part, items) in self.items.chunks(PUBLISH_PAGES).enumerate() {
+            let mut engine = self.shared.books.engine();
+            for (at, item) in items.iter().enumerate() {
+                let read = self.copies.get(part * PUBLISH_PAGES + at);
+                match read.and_then(|_| stored.next().flatten()) {
+                    Some(slot) => {
+                        moved += 1;
+                        engine.migrations().demoted(*item, to, slot);
+                    }
+                    None => {
+                        let stays = engine.migrations().failed(*item);
+                        bad += u64::from(stays && self.copies.is_bad(part * PUBLISH_PAGES + at));
+                    }
+                }
+            }
+        }
+        from.errors.fetch_add(bad, Ordering::Relaxed);
+        below.writes.fetch_add(moved as u64, Ordering::Relaxed);
+        self.shared.books.free_released();
+        moved
+    }
+}
