@@ -123,7 +123,8 @@ pub(crate) struct RunArgs {
     pub prefetch: PrefetchName,
 
     /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take:
-    /// worth (as much as pays), or waterfall (all that `max=` allows)
+    /// worth (as much as pays), waterfall (all that `max=` allows), or temperature (as waterfall;
+    /// slabs of 1 MiB also move down when they are not used, and up when they are)
     #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT)]
     pub placement: PlacementName,
 

@@ -1,8 +1,8 @@
 //! The order in which the pages of each tier were stored.
 //!
 //! A tier that is a device may hold very many pages, so no call takes time for all of them: stale
-//! entries are removed a few at a time, and the queue grows by blocks, which are never copied. Cost:
-//! 8 bytes for each page stored in a tier that demotes, as many again for entries that are stale,
+//! entries are removed a few at a time, and the queue grows by blocks, which are never copied.
+//! Cost: 8 bytes for each page stored in a tier that demotes, as many again for entries that are stale,
 //! and 4 bytes for each page of a chunk that had one.
 
 use std::collections::VecDeque;
@@ -18,7 +18,8 @@ type Age = (PageNo, u32);
 /// Entries of one block: 32 KiB.
 const BLOCK: usize = 4096;
 
-/// Entries looked at for each new one, while stale ones are removed. More than one, so that it ends.
+/// Entries looked at for each new one, while stale ones are removed. More than one, so that it
+/// ends.
 const SWEPT_AT_ONCE: usize = 4;
 
 /// A queue in blocks.

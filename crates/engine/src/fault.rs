@@ -442,6 +442,7 @@ impl<L: Ledger> Engine<L> {
                 Some(distance) => {
                     if item.tier != TierId::FILL {
                         self.place.refaulted(distance);
+                        self.place.came_back(item.no, item.tier);
                     }
                     Arrival::SwapIn { distance }
                 }

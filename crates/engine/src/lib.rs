@@ -12,7 +12,8 @@
 //!   the caller stores -> [`Evictions::publish`].
 //! * Choice of a tier: [`Migrations::set_tiers`] -> [`Evictions::tiers_for`] for a page,
 //!   [`Migrations::wanted`] for a demotion.
-//! * Demotion: [`Migrations::select`] -> [`Migrations::demoted`].
+//! * Moves between tiers: [`Migrations::select`] or [`Migrations::select_slab`] ->
+//!   [`Migrations::demoted`].
 //! * Recovery: [`Engine::recover`] -> the layout events that were read or are queued ->
 //!   [`Engine::reconcile`].
 

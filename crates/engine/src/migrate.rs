@@ -1,9 +1,11 @@
 //! Moves between tiers. The oldest pages of a fast tier move to the next, so new pages do not have
 //! to be stored past old ones.
 
-use undercroft_base::{Bytes, Entry, PageNo, PageState, Slot, Stamp, TierId};
+use undercroft_base::{Bytes, Entry, Nanos, PageNo, PageState, Slot, Stamp, TierId};
 
-use undercroft_policy::place::{LatencyClass, Migration, PageFacts, TierOrder, TierState};
+use undercroft_policy::place::{
+    LatencyClass, Migration, PageFacts, SlabMove, TierOrder, TierState,
+};
 
 use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
@@ -83,6 +85,53 @@ impl<L: Ledger> Migrations<'_, L> {
         place.migrate(limit, asked_of)
     }
 
+    /// Whether the policy moves slabs: then [`Migrations::slab_wanted`] is to be asked.
+    pub fn moves_slabs(&self) -> bool {
+        self.engine.place.moves_slabs()
+    }
+
+    /// The next slab to move in the background. The caller carries it out with
+    /// [`Migrations::select_slab`], sets the tiers, and asks again.
+    ///
+    /// * `now`: time since the run began.
+    pub fn slab_wanted(&mut self, now: Nanos) -> Option<SlabMove> {
+        self.engine.place.slab_to_move(now, &self.engine.tiers)
+    }
+
+    /// Appends the pages of `slab` that are in its tier, ascending, without those that are shared
+    /// with a fork relative. As [`Migrations::select`].
+    pub fn select_slab(&mut self, slab: SlabMove, out: &mut Vec<DemoteItem>) {
+        let selected = self.engine.evictions;
+        let end = slab.first.0.saturating_add(slab.pages.0 as u32);
+        for no in (slab.first.0..end).map(PageNo) {
+            if self.engine.table.has_page(no) {
+                self.select_one(no, slab.from, selected, out);
+            }
+        }
+        self.count_selected(out);
+    }
+
+    fn select_one(&self, no: PageNo, tier: TierId, selected: u64, out: &mut Vec<DemoteItem>) {
+        let entry = self.engine.table.entry(no);
+        if is_in(entry, tier) && !self.engine.refs.contains_key(&(tier, entry.slot)) {
+            out.push(DemoteItem {
+                no,
+                tier,
+                slot: entry.slot,
+                stamp: entry.stamp,
+                selected,
+            });
+        }
+    }
+
+    /// Later evictions get another stamp. A page may come back, change, and be evicted to the same
+    /// slot before the move of its old bytes ends; the stamp tells the two copies apart.
+    fn count_selected(&mut self, items: &[DemoteItem]) {
+        if !items.is_empty() {
+            self.engine.evictions = (self.engine.evictions + 1).next_multiple_of(STAMP_EVICTIONS);
+        }
+    }
+
     /// Appends up to `want` of the pages that have been longest in `tier`. They stay stored there,
     /// and loadable, until [`Migrations::demoted`]. Appends none when none is left, or when all
     /// that were scanned are shared with a fork relative.
@@ -105,20 +154,9 @@ impl<L: Ledger> Migrations<'_, L> {
                 self.engine.remember_age(no, entry); // a fork relative shares it, which may end
                 continue;
             }
-            out.push(DemoteItem {
-                no,
-                tier,
-                slot: entry.slot,
-                stamp: entry.stamp,
-                selected,
-            });
+            self.select_one(no, tier, selected, out);
         }
-        if !out.is_empty() {
-            // Later evictions get another stamp. A page may come back, change, and be evicted to
-            // the same slot before the demotion of its old bytes ends; the stamp tells the two
-            // copies apart.
-            self.engine.evictions = (self.engine.evictions + 1).next_multiple_of(STAMP_EVICTIONS);
-        }
+        self.count_selected(out);
     }
 
     /// The copy of `item` was written to `slot` of `to`. Publishes it and frees the old slot. If

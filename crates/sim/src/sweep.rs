@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use undercroft_base::Bytes;
+use undercroft_policy::place::PlacementName;
 
 use crate::memory_trace::{Becomes, MemoryTrace, Moved};
 use crate::outcome::SimReport;
@@ -27,6 +28,8 @@ pub struct Sweep {
     pub prefetch: Vec<String>,
     /// Hierarchies of tiers.
     pub tiers: Vec<Vec<SimTier>>,
+    /// Placement policies.
+    pub placement: Vec<PlacementName>,
 }
 
 /// What a sweep found.
@@ -42,7 +45,8 @@ pub struct Results {
     pub references: u64,
     /// Its clients.
     pub clients: Vec<String>,
-    /// One for each combination: page size, tiers, prefetch, reclaim, memory, the last fastest.
+    /// One for each combination: page size, tiers, prefetch, reclaim, placement, memory, the last
+    /// fastest.
     pub outcomes: Vec<SimReport>,
 }
 
@@ -64,6 +68,7 @@ impl Sweep {
             reclaim: vec![setup.reclaim.clone()],
             prefetch: vec![setup.prefetch.clone()],
             tiers: vec![setup.tiers.clone()],
+            placement: vec![setup.placement.clone()],
             base: setup,
         }
     }
@@ -76,6 +81,7 @@ impl Sweep {
             self.reclaim.len(),
             self.prefetch.len(),
             self.tiers.len(),
+            self.placement.len(),
         ]
         .iter()
         .product()
@@ -83,20 +89,21 @@ impl Sweep {
 
     /// Every combination, in the order of [`Results::outcomes`].
     pub fn setups(&self) -> Vec<Setup> {
-        let mut setups = Vec::with_capacity(self.count());
+        let mut setups: Vec<Setup> = Vec::with_capacity(self.count());
         for page_bytes in &self.page_bytes {
             for tiers in &self.tiers {
                 for prefetch in &self.prefetch {
                     for reclaim in &self.reclaim {
-                        for memory in &self.memory {
-                            setups.push(Setup {
+                        for placement in &self.placement {
+                            setups.extend(self.memory.iter().map(|memory| Setup {
                                 memory: *memory,
                                 page_bytes: *page_bytes,
                                 reclaim: reclaim.clone(),
                                 prefetch: prefetch.clone(),
                                 tiers: tiers.clone(),
+                                placement: placement.clone(),
                                 ..self.base.clone()
-                            });
+                            }));
                         }
                     }
                 }

@@ -18,12 +18,13 @@ pub enum Style {
 type Column = (&'static str, fn(&SimReport) -> String);
 
 /// The columns that a reader needs first. The others are in CSV and JSON.
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [Column; 14] = [
     ("memory", |o| o.setting.memory.clone()),
     ("page", |o| size(o.setting.page_bytes as f64)),
     ("reclaim", |o| o.setting.reclaim.clone()),
     ("prefetch", |o| o.setting.prefetch.clone()),
     ("tiers", |o| o.setting.tiers.join(" > ")),
+    ("placement", |o| o.setting.placement.clone()),
     ("miss %", |o| format!("{:.3}", o.miss_ratio * 100.0)),
     ("swap-ins", |o| o.swap_ins.to_string()),
     ("read", |o| {

@@ -1,6 +1,6 @@
 //! Tiers by their kind, under real programs that check every word they read.
 
-use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip};
+use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip, undercroft};
 
 /// Goes round 96 MiB of words that are checked, in 24 MiB of memory.
 fn loop_over(tiers: &[&str], options: &[&str]) -> Outcome {
@@ -112,6 +112,58 @@ fn the_oldest_pages_of_a_small_file_go_down_in_the_background() {
         assert!(demoted > 500.0, "{placement}: {outcome}");
         assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
     }
+}
+
+/// Two files that both have room. The program stops for long enough to cool, and goes on: slabs
+/// move down and up again, and every byte is kept.
+#[test]
+fn slabs_move_by_their_temperature() {
+    let name = "slabs_move_by_their_temperature";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let mut run = Job::new(build("touch"))
+        .args(["64", "--rounds", "30"])
+        .limit(24 * MIB)
+        .options(["--placement", "temperature"])
+        .tier(&format!("file:{},size=1G", at("fast")))
+        .tier(&format!("file:{},size=1G", at("slow")))
+        .timeout(150)
+        .start();
+    let pid = run.pid();
+    let held = |tier: usize| status_of(pid)?["tiers"][tier]["logical_bytes"].as_u64();
+    run.until("pages in the first file", 30, |_| {
+        (held(0)? > 20 * MIB).then_some(())
+    });
+    let client = status_of(pid).expect("it runs")["client_pid"].to_string();
+    let signal = |what: &str| {
+        let mut kill = std::process::Command::new("kill");
+        let sent = kill.args([what, &client]).status().expect("kill runs");
+        assert!(sent.success(), "{what} to {client}");
+    };
+    signal("-STOP");
+    run.until("cold slabs in the second file", 60, |_| {
+        (held(1)? > 20 * MIB).then_some(())
+    });
+    signal("-CONT");
+    let outcome = run.wait().expect(0);
+    println!("{outcome}");
+    let demoted = outcome.number("counters.demoted");
+    assert!(demoted > Some(5_000.0), "{outcome}");
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    for at in 0..2 {
+        assert_eq!(tier(&outcome, at)["errors"], 0, "{outcome}");
+    }
+}
+
+fn status_of(pid: i32) -> Option<serde_json::Value> {
+    let outcome = Job::new(undercroft()).args(["status", "--json"]).run();
+    let all: serde_json::Value = serde_json::from_str(&outcome.text()).ok()?;
+    let clients = all["clients"].as_array()?.clone();
+    clients.into_iter().find(|client| client["pid"] == pid)
 }
 
 /// A process with root's rights cuts the file short under a running program, and later makes it

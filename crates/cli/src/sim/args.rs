@@ -83,10 +83,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// Policy that chooses the tier of a page: worth or waterfall [default: as recorded if a live
-    /// run is replayed, otherwise worth]
-    #[arg(long, value_name = "NAME")]
-    pub placement: Option<PlacementName>,
+    /// Policies that choose the tier of a page: worth, waterfall or temperature; several by commas
+    /// [default: as recorded if a live run is replayed, otherwise worth]
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    pub placement: Vec<PlacementName>,
 
     /// When pages leave to make room: at the last moment, ahead of time as in `run`, or when they
     /// did in the live run [default: traced if a live run is replayed under its own limit and

@@ -92,7 +92,6 @@ fn sweep(args: &ReplayArgs) -> Sweep {
     let base = Setup {
         initial: args.initial.into(),
         fault_touch: args.fault_touch.into(),
-        placement: args.placement.clone().unwrap_or(default.placement),
         room: args.room.map_or(SimRoom::AfterPlan, SimRoom::from),
         reference_time: args.reference_time,
         software: args.software,
@@ -117,6 +116,7 @@ fn sweep(args: &ReplayArgs) -> Sweep {
         reclaim: or_else(&args.reclaim, base.reclaim.clone()),
         prefetch: or_else(&args.prefetch, base.prefetch.clone()),
         tiers,
+        placement: or_else(&args.placement, base.placement.clone()),
         base,
     }
 }
@@ -140,14 +140,12 @@ fn take_recorded_options(sweep: &mut Sweep, args: &ReplayArgs, trace: &MemoryTra
     let (memory, reclaim) = (Memory::Bytes(run.limit), &run.policy);
     sweep.memory = or_else(&args.memory, memory);
     sweep.reclaim = or_else(&args.reclaim, reclaim.clone());
-    if args.placement.is_none() {
-        sweep.base.placement.clone_from(&run.placement);
-    }
+    sweep.placement = or_else(&args.placement, run.placement.clone());
     let same = sweep.memory == [memory]
         && sweep.page_bytes == [trace.granule_bytes]
         && sweep.reclaim == [reclaim.as_str()]
         && sweep.prefetch == [along]
-        && sweep.base.placement == run.placement;
+        && sweep.placement == [run.placement.clone()];
     if same && args.room.is_none() {
         sweep.base.room = SimRoom::Traced;
     }

@@ -225,7 +225,7 @@ fn start_threads(
     let evictor = Evictor::new(shared.clone())?;
     let thread = Builder::new().name("uc-evict".into());
     threads.push(thread.spawn(move || evictor.run())?);
-    if Migrator::is_needed(&shared.books.tiers) {
+    if Migrator::is_needed(shared) {
         let migrator = Migrator::new(shared.clone())?;
         let thread = Builder::new().name("uc-migrate".into());
         threads.push(thread.spawn(move || migrator.run())?);

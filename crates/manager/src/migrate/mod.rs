@@ -1,5 +1,5 @@
 //! Moves pages between tiers in the background (`uc-migrate`): out of devices, whose copies have to
-//! be read first. No fault and no eviction waits for it.
+//! be read first, and slabs up and down. No fault and no eviction waits for it.
 //!
 //! A move is: select (the engine) -> read (`copies.rs`) -> store below -> publish (the engine). The
 //! page stays loadable at its old place until it is published. If it comes back or is dropped
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{PAGE_BYTES, Store, StoreError, TierId};
+use undercroft_base::{Nanos, PAGE_BYTES, Store, StoreError, TierId};
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_engine::{DemoteItem, Mover};
 use undercroft_policy::place::{LatencyClass, TIERS_MAX, TierState};
@@ -27,6 +27,9 @@ const BYTES_A_SECOND: u64 = 32 << 20;
 /// Time between two looks while nothing is to move.
 const NAP: Duration = Duration::from_millis(50);
 
+/// Slabs that are asked for before a nap, while none has pages to move.
+const SLABS_ASKED: usize = 64;
+
 /// Pages that are published at a time: the engine is locked meanwhile.
 const PUBLISH_PAGES: usize = 64;
 
@@ -39,9 +42,13 @@ pub(crate) struct Migrator {
 }
 
 impl Migrator {
-    /// Whether these tiers have work for it: a tier is below a device.
-    pub(crate) fn is_needed(tiers: &[MeteredTier]) -> bool {
+    /// Whether there may be work for it: a tier is below a device, or the policy moves slabs.
+    pub(crate) fn is_needed(shared: &Shared) -> bool {
+        let tiers = &shared.books.tiers[..];
         let above_others = tiers.split_last().map_or(&[][..], |(_, others)| others);
+        if !above_others.is_empty() && shared.books.engine().migrations().moves_slabs() {
+            return true;
+        }
         let device = |tier: &MeteredTier| tier.latency() == LatencyClass::Device;
         above_others.iter().any(device)
     }
@@ -91,8 +98,27 @@ impl Migrator {
         };
         match migration {
             Some(migration) => self.carry_out(migration.from, migration.to),
-            None => 0,
+            None => self.move_slab(),
         }
+    }
+
+    /// Moves the next slab that has pages to move. Returns how many.
+    fn move_slab(&mut self) -> usize {
+        for _ in 0..SLABS_ASKED {
+            let now = Nanos(self.shared.elapsed().as_nanos() as u64);
+            let slab = {
+                let mut engine = self.shared.books.engine();
+                let Some(slab) = engine.migrations().slab_wanted(now) else {
+                    return 0;
+                };
+                engine.migrations().select_slab(slab, &mut self.items);
+                slab
+            };
+            if !self.items.is_empty() {
+                return self.carry_out(slab.from, slab.to);
+            }
+        }
+        0
     }
 
     /// Moves the selected pages. Returns how many.

@@ -1,7 +1,7 @@
 //! The contract of [`Place`]: every implementation passes it.
 
 use proptest::prelude::*;
-use undercroft_base::{Bytes, PageCount, PageNo};
+use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
 
 use super::{
     LatencyClass, MIGRATE_PAGES_MAX, NAMES, PageFacts, Place, TIERS_MAX, TierState, by_name,
@@ -57,6 +57,26 @@ fn check(
     Ok(())
 }
 
+/// Slabs that are moved: between tiers that are there, no page beyond the last number.
+fn check_slabs(
+    place: &mut dyn Place,
+    now: Nanos,
+    tiers: &[TierState],
+) -> Result<(), TestCaseError> {
+    for asked in 0.. {
+        let Some(slab) = place.slab_to_move(now, tiers) else {
+            break;
+        };
+        prop_assert!(place.moves_slabs(), "nobody would ask");
+        let (from, to) = (usize::from(slab.from.0), usize::from(slab.to.0));
+        prop_assert!(from < tiers.len() && to < tiers.len() && from != to);
+        prop_assert!((1..=MIGRATE_PAGES_MAX).contains(&slab.pages.0));
+        prop_assert!(u64::from(slab.first.0) + slab.pages.0 <= 1 << 32);
+        prop_assert!(asked < 10_000, "there is no end");
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
@@ -73,6 +93,12 @@ proptest! {
                 let bits = random.below(40);
                 let limit = Bytes(random.below(1 << bits));
                 check(place.as_mut(), limit, &tiers, PageFacts { no: PageNo(no) })?;
+                if !tiers.is_empty() && random.below(2) == 0 {
+                    let tier = TierId(random.below(tiers.len() as u64) as u8);
+                    place.came_back(PageNo(random.below(1 << 20) as u32), tier);
+                }
+                let now = Nanos(u64::from(no) * 1_000_000_000 * random.below(3));
+                check_slabs(place.as_mut(), now, &tiers)?;
             }
         }
     }

@@ -7,11 +7,12 @@
 
 #[cfg(test)]
 mod contract;
+pub mod temperature;
 pub mod waterfall;
 pub mod worth;
 
 use crate::UnknownPolicy;
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, TierId};
+use undercroft_base::{Bytes, Nanos, PAGE_BYTES, PageCount, PageNo, TierId};
 
 /// Most tiers of one client.
 pub const TIERS_MAX: usize = 8;
@@ -161,6 +162,19 @@ pub struct Migration {
     pub pages: PageCount,
 }
 
+/// The pages of a slab that are in one tier, to be moved to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlabMove {
+    /// The slab's first page.
+    pub first: PageNo,
+    /// How many numbers follow each other, the first included; at most [`MIGRATE_PAGES_MAX`].
+    pub pages: PageCount,
+    /// Where they are.
+    pub from: TierId,
+    /// Where they go: below or above.
+    pub to: TierId,
+}
+
 /// How much DRAM copies in memory should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
@@ -179,11 +193,28 @@ pub trait Place: Send {
     /// What should be demoted, if anything. The caller carries it out and asks again, until the
     /// answer is nothing or nothing could be moved. Asked before each batch that leaves memory, and
     /// again in the background: devices demote only there, other tiers only before a batch. The
-    /// others have `demotes` false then. With the engine locked: O(tiers), apart from rare decisions
-    /// of some 10 us.
+    /// others have `demotes` false then. With the engine locked: O(tiers), apart from rare
+    /// decisions of some 10 us.
     ///
     /// * `limit`: DRAM of the client, for resident pages and for what tiers hold there.
     fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration>;
+
+    /// Whether it moves slabs. If so, it is asked in the background, even if no tier is full.
+    fn moves_slabs(&self) -> bool {
+        false
+    }
+
+    /// The next slab to move in the background. Asked at least ten times a second, until the answer
+    /// is nothing. With the engine locked: some microseconds.
+    ///
+    /// * `now`: time since the run began.
+    fn slab_to_move(&mut self, _now: Nanos, _tiers: &[TierState]) -> Option<SlabMove> {
+        None
+    }
+
+    /// A thread waited for page `no`, which came from `tier`. On the fault path, with the engine
+    /// locked: O(1).
+    fn came_back(&mut self, _no: PageNo, _tier: TierId) {}
 
     /// A thread waited for a page that had left `distance` evictions ago. On the fault path, with
     /// the engine locked: O(1).
@@ -213,7 +244,7 @@ pub trait Place: Send {
 }
 
 /// The placement policies; the first is the default.
-pub const NAMES: [&str; 2] = ["worth", "waterfall"];
+pub const NAMES: [&str; 3] = ["worth", "waterfall", "temperature"];
 
 /// Makes a policy without history.
 ///
@@ -222,6 +253,7 @@ pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {
     match name {
         "worth" => Ok(Box::new(worth::Worth::default())),
         "waterfall" => Ok(Box::new(waterfall::Waterfall)),
+        "temperature" => Ok(Box::new(temperature::Temperature::default())),
         _ => Err(UnknownPolicy::new("placement", name, &NAMES)),
     }
 }

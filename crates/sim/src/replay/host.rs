@@ -21,6 +21,12 @@ use crate::setup::{FaultTouch, Initial, Setup, SetupError, SimRoom, TierModel};
 /// Bytes a second that are moved in the background, as in a live run (`manager/src/migrate`).
 const MOVE_BYTES_A_SECOND: u64 = 32 << 20;
 
+/// Most pages of one read for a move.
+const READ_PAGES: usize = 16;
+
+/// Slabs that are asked for at once, while none has pages to move.
+const SLABS_ASKED: usize = 64;
+
 /// Most pages moved in the background before the budget is looked at.
 const MOVED_AT_ONCE: u64 = 16;
 
@@ -525,31 +531,48 @@ impl Host {
         let now = client.clock;
         self.move_at = self.move_at.max(now - MOVE_SAVED);
         while self.move_at < now {
-            match client.engine.migrations().wanted(Mover::Background) {
-                Some(migration) => {
-                    let moved = self.demote_beside(client, migration);
-                    if moved == 0 {
-                        break;
-                    }
-                    let bytes = moved * self.setup.page_bytes;
-                    let took = bytes as f64 * 1e9 / MOVE_BYTES_A_SECOND as f64;
-                    self.move_at += Time::from_ns(took);
-                }
-                None => break,
+            let moved = self.move_beside(client);
+            if moved == 0 {
+                break;
             }
+            let bytes = moved * self.setup.page_bytes;
+            let took = bytes as f64 * 1e9 / MOVE_BYTES_A_SECOND as f64;
+            self.move_at += Time::from_ns(took);
             self.tell_tiers(client);
         }
     }
 
-    /// As [`Host::demote`], by a thread of its own: the devices are busy, and the client goes on. A
-    /// few pages at a time, because a page-in waits for them.
-    fn demote_beside(&mut self, client: &mut Client<'_>, migration: Migration) -> u64 {
+    /// Moves what is to move in the background, by a thread of its own: the devices are busy, and
+    /// the client goes on. Pages out of a full tier move a few at a time, because a page-in waits
+    /// for them. Returns how many moved.
+    fn move_beside(&mut self, client: &mut Client<'_>) -> u64 {
         let (clock, spent) = (client.clock, client.spent);
-        let pages = migration.pages.min(PageCount(MOVED_AT_ONCE));
-        let migration = Migration { pages, ..migration };
-        let moved = self.demote(client, migration);
+        let moved = match client.engine.migrations().wanted(Mover::Background) {
+            Some(migration) => {
+                let pages = migration.pages.min(PageCount(MOVED_AT_ONCE));
+                self.demote(client, Migration { pages, ..migration })
+            }
+            None => self.move_slab(client),
+        };
         (client.clock, client.spent) = (clock, spent);
         moved
+    }
+
+    /// Moves the next slab that has pages to move. Returns how many.
+    fn move_slab(&mut self, client: &mut Client<'_>) -> u64 {
+        for _ in 0..SLABS_ASKED {
+            let now = Nanos(client.clock.0 / 1000);
+            let Some(slab) = client.engine.migrations().slab_wanted(now) else {
+                return 0;
+            };
+            self.demotions.clear();
+            let items = &mut self.demotions;
+            client.engine.migrations().select_slab(slab, items);
+            if !self.demotions.is_empty() {
+                return self.carry_out(client, slab.from, slab.to);
+            }
+        }
+        0
     }
 
     /// Gives the engine the state of every tier.
@@ -566,34 +589,46 @@ impl Host {
 
     /// Moves the client's oldest pages of a tier to another. Returns how many.
     fn demote(&mut self, client: &mut Client<'_>, migration: Migration) -> u64 {
-        let (place, below) = (usize::from(migration.from.0), usize::from(migration.to.0));
         let want = migration.pages.0 as usize;
-        let mut items = std::mem::take(&mut self.demotions);
-        items.clear();
+        self.demotions.clear();
         client
             .engine
             .migrations()
-            .select(migration.from, want, &mut items);
-        let mut moved = 0;
-        for item in &items {
+            .select(migration.from, want, &mut self.demotions);
+        self.carry_out(client, migration.from, migration.to)
+    }
+
+    /// Moves the selected pages. Neighbours on a device are read together. Returns how many moved.
+    fn carry_out(&mut self, client: &mut Client<'_>, from: TierId, to: TierId) -> u64 {
+        let (place, below) = (usize::from(from.0), usize::from(to.0));
+        let items = std::mem::take(&mut self.demotions);
+        let (mut moved, mut read) = (0, 0);
+        for (at, item) in items.iter().enumerate() {
             if !self.takes(client, below) {
                 client.engine.migrations().failed(*item);
                 continue;
             }
-            let end = self.tiers[place].read(client.clock, item.slot, 1);
-            let took = end - client.clock;
-            match self.tiers[place].device() {
-                None => client.spent.compression += took,
-                Some(_) => client.spent.write += took,
+            if read <= at {
+                let follows = |pair: &&[DemoteItem]| pair[0].slot.0 + 1 == pair[1].slot.0;
+                let more = if self.tiers[place].merges() {
+                    items[at..].windows(2).take_while(follows).count()
+                } else {
+                    0
+                };
+                let pages = 1 + more.min(READ_PAGES - 1);
+                read = at + pages;
+                let end = self.tiers[place].read(client.clock, item.slot, pages as u64);
+                let took = end - client.clock;
+                match self.tiers[place].device() {
+                    None => client.spent.compression += took,
+                    Some(_) => client.spent.write += took,
+                }
+                client.clock = end;
             }
-            client.clock = end;
             let slot = self.tiers[below].take(client.home + u64::from(item.no.0), false);
             client.held[below] += 1;
             self.write(client, below, slot);
-            client
-                .engine
-                .migrations()
-                .demoted(*item, migration.to, slot);
+            client.engine.migrations().demoted(*item, to, slot);
             moved += 1;
         }
         self.demotions = items;

@@ -1,0 +1,273 @@
+//! RapidSwap §3.2: slabs of consecutive pages are hot, warm or cold, by the time since they were
+//! used. Cold slabs move one tier down in the background. A fault lifts its slab to the fastest
+//! tier below DRAM, in the background too: no fault waits for it.
+//!
+//! A slab is 256 pages whose numbers follow each other, and so their addresses. A use is a fault of
+//! one of its pages, or a page of it that is stored. After 5 s without one, a hot slab is warm;
+//! after 5 s more it is cold. It then moves one tier down each 5 s, until it is in the last one or
+//! used.
+//!
+//! Differs: the paper keeps a slab together, so a fault moves all of it. Here each page has a place
+//! of its own: a move takes the pages of the slab that are stored in one tier. A compressed pool is
+//! above the fastest tier below DRAM. It, and every tier that is full, follow `waterfall`.
+
+use std::collections::VecDeque;
+
+use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
+
+use super::{
+    LatencyClass, MIGRATE_PAGES_MAX, Migration, PageFacts, Place, SlabMove, TierOrder, TierState,
+    waterfall::Waterfall,
+};
+
+/// Pages of a slab: 1 MiB.
+const SLAB_PAGES: u64 = MIGRATE_PAGES_MAX;
+
+/// A moment: 2^26 ns, some 67 ms.
+const TICK_BITS: u32 = 26;
+
+/// One step colder: 5 s.
+const STEP: u32 = (5_000_000_000_u64 >> TICK_BITS) as u32;
+
+/// From hot to cold: two steps.
+const COLD: u32 = 2 * STEP;
+
+/// Slabs looked at for one answer: some microseconds, with the engine locked.
+const SCAN_MAX: usize = 1024;
+
+/// Slabs that wait to be lifted. If there are more, the newest wait for their next fault.
+const LIFTS_MAX: usize = 256;
+
+/// One slab. 8 bytes for each MiB of address space.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slab {
+    /// When it was used last, or as if; 0 = it is settled, or nothing of it was ever stored.
+    used: u32,
+    /// The tier where its pages belong, or one that has none of them.
+    level: u8,
+    /// It waits to be lifted.
+    lifts: bool,
+}
+
+/// The temperatures of all slabs.
+#[derive(Clone, Debug, Default)]
+pub struct Temperature {
+    slabs: Vec<Slab>,
+    /// Now, in ticks. At least 1 once the time was told.
+    now: u32,
+    /// The slab that is looked at next.
+    cursor: usize,
+    lifts: VecDeque<(u32, TierId)>,
+}
+
+/// The fastest tier below DRAM.
+fn top(tiers: &[TierState]) -> Option<usize> {
+    let below = |tier: &TierState| tier.latency != LatencyClass::Memory;
+    tiers.iter().position(below)
+}
+
+fn number(no: PageNo) -> usize {
+    (u64::from(no.0) / SLAB_PAGES) as usize
+}
+
+fn takes(tier: &TierState) -> bool {
+    tier.headroom() >= PageCount(SLAB_PAGES).bytes()
+}
+
+impl Temperature {
+    /// The slab is used now. It belongs into the fastest tier again.
+    fn used(&mut self, slab: usize) -> &mut Slab {
+        if slab >= self.slabs.len() {
+            self.slabs.resize(slab + 1, Slab::default());
+        }
+        let slab = &mut self.slabs[slab];
+        slab.used = self.now.max(1);
+        slab.level = 0;
+        slab
+    }
+
+    fn slab_move(slab: usize, from: usize, to: usize) -> SlabMove {
+        SlabMove {
+            first: PageNo((slab as u64 * SLAB_PAGES) as u32),
+            pages: PageCount(SLAB_PAGES),
+            from: TierId(from as u8),
+            to: TierId(to as u8),
+        }
+    }
+
+    /// The next slab that was used in a slow tier.
+    fn lift(&mut self, top: usize, tiers: &[TierState]) -> Option<SlabMove> {
+        while let Some((slab, from)) = self.lifts.pop_front() {
+            let (slab, from) = (slab as usize, usize::from(from.0));
+            self.slabs[slab].lifts = false;
+            if (top + 1..tiers.len()).contains(&from) && takes(&tiers[top]) {
+                return Some(Temperature::slab_move(slab, from, top));
+            }
+        }
+        None
+    }
+
+    /// The next slab that is cold.
+    fn cool(&mut self, top: usize, tiers: &[TierState]) -> Option<SlabMove> {
+        for _ in 0..self.slabs.len().min(SCAN_MAX) {
+            self.cursor = (self.cursor + 1) % self.slabs.len();
+            let slab = &mut self.slabs[self.cursor];
+            if slab.used == 0 || self.now.saturating_sub(slab.used) < COLD {
+                continue;
+            }
+            let from = usize::from(slab.level).max(top);
+            if from + 1 >= tiers.len() {
+                slab.used = 0; // it is as low as can be
+                continue;
+            }
+            if !takes(&tiers[from + 1]) {
+                continue;
+            }
+            slab.level = from as u8 + 1;
+            slab.used = (self.now - STEP).max(1); // warm, for one more step
+            return Some(Temperature::slab_move(self.cursor, from, from + 1));
+        }
+        None
+    }
+}
+
+impl Place for Temperature {
+    fn order(&mut self, page: PageFacts, tiers: &[TierState]) -> TierOrder {
+        self.used(number(page.no));
+        Waterfall.order(page, tiers)
+    }
+
+    fn migrate(&mut self, limit: Bytes, tiers: &[TierState]) -> Option<Migration> {
+        Waterfall.migrate(limit, tiers)
+    }
+
+    fn moves_slabs(&self) -> bool {
+        true
+    }
+
+    fn slab_to_move(&mut self, now: Nanos, tiers: &[TierState]) -> Option<SlabMove> {
+        self.now = ((now.0 >> TICK_BITS) as u32).max(1);
+        let top = top(tiers)?;
+        self.lift(top, tiers).or_else(|| self.cool(top, tiers))
+    }
+
+    fn came_back(&mut self, no: PageNo, tier: TierId) {
+        let slab = number(no);
+        let waiting = self.lifts.len();
+        let of = self.used(slab);
+        if tier.0 > 0 && !of.lifts && waiting < LIFTS_MAX {
+            of.lifts = true;
+            self.lifts.push_back((slab as u32, tier));
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "temperature"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tier(latency: LatencyClass, held: u64) -> TierState {
+        TierState {
+            capacity: Bytes(64 << 20),
+            held: Bytes(held),
+            dram: Bytes(0),
+            copies: PageCount(0),
+            packed: Bytes(held),
+            load_ns: 0,
+            latency,
+            demotes: true,
+        }
+    }
+
+    fn three() -> [TierState; 3] {
+        [
+            tier(LatencyClass::Nvm, 0),
+            tier(LatencyClass::Device, 0),
+            tier(LatencyClass::Device, 0),
+        ]
+    }
+
+    fn at(seconds: u64) -> Nanos {
+        Nanos(seconds * 1_000_000_000)
+    }
+
+    /// All moves until `seconds`, asked for each second: (second, page, from, to).
+    fn moves(of: &mut Temperature, tiers: &[TierState], from: u64, to: u64) -> Vec<[u64; 4]> {
+        let mut found = Vec::new();
+        for second in from..to {
+            while let Some(next) = of.slab_to_move(at(second), tiers) {
+                let (from, to) = (u64::from(next.from.0), u64::from(next.to.0));
+                found.push([second, u64::from(next.first.0), from, to]);
+            }
+        }
+        found
+    }
+
+    fn store(of: &mut Temperature, no: u32) {
+        of.order(PageFacts { no: PageNo(no) }, &three());
+    }
+
+    #[test]
+    fn a_slab_cools_in_steps_and_moves_down_to_the_last_tier() {
+        let mut of = Temperature::default();
+        assert_eq!(moves(&mut of, &three(), 1, 2), [[0; 4]; 0]);
+        store(&mut of, 600);
+        assert_eq!(
+            moves(&mut of, &three(), 1, 60),
+            [[11, 512, 0, 1], [16, 512, 1, 2]]
+        );
+    }
+
+    #[test]
+    fn a_slab_that_is_used_stays() {
+        let mut of = Temperature::default();
+        for second in 1..60 {
+            of.slab_to_move(at(second), &three());
+            store(&mut of, 600);
+        }
+        store(&mut of, 0);
+        assert_eq!(moves(&mut of, &three(), 60, 68), [[0; 4]; 0]);
+    }
+
+    #[test]
+    fn a_fault_lifts_its_slab_once_to_the_fastest_tier_below_memory() {
+        let mut of = Temperature::default();
+        moves(&mut of, &three(), 1, 2);
+        store(&mut of, 600);
+        moves(&mut of, &three(), 2, 60);
+        for page in 512..520 {
+            of.came_back(PageNo(page), TierId(2));
+        }
+        assert_eq!(moves(&mut of, &three(), 60, 65), [[60, 512, 2, 0]]);
+        // The pool is not below memory.
+        let pool = [tier(LatencyClass::Memory, 0), three()[1], three()[2]];
+        of.came_back(PageNo(512), TierId(2));
+        assert_eq!(moves(&mut of, &pool, 65, 66), [[65, 512, 2, 1]]);
+        of.came_back(PageNo(512), TierId(1));
+        assert_eq!(moves(&mut of, &pool, 66, 67), [[0; 4]; 0]);
+    }
+
+    #[test]
+    fn nothing_moves_into_a_tier_without_room_for_a_slab() {
+        let full = tier(LatencyClass::Device, (63 << 20) + 1);
+        let mut of = Temperature::default();
+        moves(&mut of, &three(), 1, 2);
+        store(&mut of, 600);
+        let below = [three()[0], full, three()[2]];
+        assert_eq!(moves(&mut of, &below, 2, 60), [[0; 4]; 0]);
+        of.came_back(PageNo(512), TierId(2));
+        let above = [
+            TierState {
+                latency: LatencyClass::Nvm,
+                ..full
+            },
+            three()[1],
+            three()[2],
+        ];
+        assert_eq!(moves(&mut of, &above, 60, 65), [[0; 4]; 0]);
+    }
+}
