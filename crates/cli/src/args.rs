@@ -53,7 +53,7 @@ pub(crate) enum Command {
     Doctor(JsonArgs),
     /// Show the programs running under undercroft
     Status(StatusArgs),
-    /// List the kinds of tiers and their options, or measure tiers
+    /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
     Tiers(TiersArgs),
     /// Replay a trace of memory references over models of devices
     Sim(crate::sim::args::SimArgs),
@@ -238,8 +238,12 @@ impl StatusArgs {
 
 /// `undercroft tiers`.
 #[derive(Debug, Args)]
-#[command(after_help = TIERS_EXAMPLES)]
+#[command(after_help = TIERS_EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct TiersArgs {
+    /// What to do with a tier.
+    #[command(subcommand)]
+    pub command: Option<TiersCommand>,
+
     /// Measure these tiers: capacity; reads, writes and frees of one page; bytes a second in
     /// sequence. Takes some seconds and up to 128 MiB of each; nothing is left behind
     #[arg(long, value_name = "SPEC", num_args = 1.., value_parser = values::tier)]
@@ -250,10 +254,25 @@ pub(crate) struct TiersArgs {
     pub json: bool,
 }
 
+/// What `undercroft tiers` does with a tier.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TiersCommand {
+    /// Empty a tier while its program runs: no new page goes there, and its pages move to the
+    /// others. Refused if they have no room. Ends when the tier is empty; if it is interrupted, the
+    /// run goes on with it
+    Drain {
+        /// The run's process id, as `undercroft status` shows it.
+        pid: u32,
+        /// Which tier: its number, 1 for the fastest, or its name as `undercroft status` shows it.
+        tier: String,
+    },
+}
+
 const TIERS_EXAMPLES: &str = "Examples:
   undercroft tiers
   undercroft tiers --measure ram ram,zstd nvm:/mnt/pmem,size=1G file:/var/tmp,size=1G
-  undercroft tiers --json --measure file:/var/tmp,size=1G,shape=nvme";
+  undercroft tiers --json --measure file:/var/tmp,size=1G,shape=nvme
+  undercroft tiers drain 4711 2";
 
 /// `undercroft demo`.
 #[derive(Debug, Args)]

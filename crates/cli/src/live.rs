@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 
+use undercroft_manager::control::{Answered, Ask};
 use undercroft_manager::options::RunOptions;
 use undercroft_manager::report::Snapshot;
 use undercroft_manager::{control, keeper};
@@ -37,4 +38,9 @@ pub(crate) fn serve(arguments: Vec<OsString>) -> Result<u8, Failure> {
 /// Every running client that this user may see.
 pub(crate) fn snapshots() -> Result<Vec<Snapshot>, Failure> {
     Ok(keeper::status::snapshots())
+}
+
+/// Has run `pid` do something. `None`: it does not answer.
+pub(crate) fn ask(pid: u32, what: Ask) -> Option<Answered> {
+    keeper::status::ask(pid, what)
 }

@@ -5,6 +5,7 @@ mod args;
 mod curve;
 mod demo;
 mod doctor;
+mod drain;
 mod failure;
 mod lab;
 mod live;
@@ -52,6 +53,10 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Sim(args) => sim::sim(args),
         Command::Doctor(args) => doctor::doctor(args.json),
+        Command::Tiers(args::TiersArgs {
+            command: Some(args::TiersCommand::Drain { pid, tier }),
+            ..
+        }) => drain::drain(pid, &tier),
         Command::Tiers(args) if args.measure.is_empty() => show::tiers(args.json),
         Command::Tiers(args) => measure::tiers(&args.measure, args.json),
         Command::Completions { shell } => {

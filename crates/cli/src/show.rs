@@ -196,6 +196,9 @@ fn client(snapshot: &Snapshot) -> String {
             Bytes(tier.logical_bytes),
             Bytes(tier.stored_bytes)
         ));
+        if let Some(drain) = &tier.drain {
+            text.push_str(&format!("    {}\n", crate::drain::progress(drain)));
+        }
     }
     if let Some(bound) = &snapshot.latency_bound {
         text.push_str(&format!("  bound {}\n", bound_summary(bound)));

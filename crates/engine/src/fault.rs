@@ -490,7 +490,7 @@ impl<L: Ledger> Engine<L> {
         let at = item.tier.0 as usize;
         let kept = self.config.retain.get(at) == Some(&true)
             && (self.tiers.get(at)).is_none_or(|tier| self.place.keeps(distance, tier));
-        if kept || self.retains_ahead(item) {
+        if (kept || self.retains_ahead(item)) && !self.is_closed(item.tier) {
             return Entry {
                 state: anew.state,
                 flags: anew.flags.with(Flags::RETAINED),

@@ -143,6 +143,8 @@ pub struct Engine<L> {
     /// Pages whose threads wait for room.
     waiters: VecDeque<(SpaceId, VirtPage)>,
     ages: ages::Ages,
+    /// Bit i: tier i is closed. It gets no new copy, and its copies are moved away.
+    closed: u8,
     expected: fault::Expected,
     over_limit: PageCount,
     victims: Vec<PageNo>,
@@ -219,6 +221,7 @@ impl<L: Ledger> Engine<L> {
             tiers: Vec::with_capacity(config.demotes.len()),
             asked_of: Vec::with_capacity(config.demotes.len()),
             ages: ages::Ages::new(config.demotes.len()),
+            closed: 0,
             config,
             resident: 0,
             expected_found: 0,
@@ -274,6 +277,10 @@ impl<L: Ledger> Engine<L> {
             Room::Ahead => limits::reserve(self.config.limit.pages_floor()).0 as i64,
             Room::AfterPlan => 0,
         }
+    }
+
+    fn is_closed(&self, tier: TierId) -> bool {
+        self.closed.checked_shr(u32::from(tier.0)).unwrap_or(0) & 1 == 1
     }
 
     fn stamp(&self) -> Stamp {

@@ -15,6 +15,9 @@ pub const DEMOTE_PAGES_MAX: usize = 256;
 /// Entries scanned for one demotion batch: most may be stale, or shared after a fork.
 pub const DEMOTE_SCAN_MAX: usize = 16 * DEMOTE_PAGES_MAX;
 
+/// Entries looked at in one part of the drain of a tier: some 100 us.
+pub const DRAIN_SCAN_MAX: u32 = 16_384;
+
 /// Pages that the policy may scan for one batch of victims.
 pub const SELECT_SCAN_MAX: usize = 8 * EVICT_PAGES_MAX;
 

@@ -1,7 +1,9 @@
 //! Moves between tiers. The oldest pages of a fast tier move to the next, so new pages do not have
 //! to be stored past old ones.
 
-use undercroft_base::{Bytes, Entry, Nanos, PageNo, PageState, Slot, Stamp, TierId};
+use undercroft_base::{
+    Bytes, Entry, Flags, Nanos, PAGE_BYTES, PageNo, PageState, Slot, Stamp, TierId,
+};
 
 use undercroft_policy::place::{
     LatencyClass, Migration, PageFacts, SlabMove, TierOrder, TierState,
@@ -9,7 +11,7 @@ use undercroft_policy::place::{
 
 use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
-use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, STAMP_EVICTIONS};
+use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, DRAIN_SCAN_MAX, STAMP_EVICTIONS};
 use crate::{Engine, Evictions, Migrations};
 
 /// Evictions after which a stamp comes again. The copy of a page that is still on its way then
@@ -70,19 +72,96 @@ impl<L: Ledger> Migrations<'_, L> {
     /// the evictor from a full tier above it.
     pub fn wanted(&mut self, mover: Mover) -> Option<Migration> {
         let limit = self.engine.config.limit;
-        let Engine {
-            place,
-            tiers,
-            asked_of,
-            ..
-        } = &mut *self.engine;
+        self.ask_of(|tier| (tier.latency == LatencyClass::Device) == (mover == Mover::Background));
+        let asked = self.engine.place.migrate(limit, &self.engine.asked_of);
+        asked.filter(|asked| !self.engine.is_closed(asked.to))
+    }
+
+    /// Notes the tiers as the policy is to see them. A closed tier demotes nothing and has no room.
+    fn ask_of(&mut self, demotes: impl Fn(&TierState) -> bool) {
+        let mut asked_of = std::mem::take(&mut self.engine.asked_of);
         asked_of.clear();
-        asked_of.extend(tiers.iter().map(|tier| TierState {
-            demotes: tier.demotes
-                && (tier.latency == LatencyClass::Device) == (mover == Mover::Background),
-            ..*tier
-        }));
-        place.migrate(limit, asked_of)
+        for (at, tier) in self.engine.tiers.iter().enumerate() {
+            let closed = self.engine.is_closed(TierId(at as u8));
+            asked_of.push(TierState {
+                demotes: tier.demotes && demotes(tier) && !closed,
+                capacity: if closed { Bytes(0) } else { tier.capacity },
+                ..*tier
+            });
+        }
+        self.engine.asked_of = asked_of;
+    }
+
+    /// No new copy goes to `tier` from now on, and none is kept there. The caller moves away those
+    /// that are there, with [`Migrations::select_all`], until there is none. The policy still
+    /// offers pages to the tier; the engine leaves it out.
+    pub fn close(&mut self, tier: TierId) {
+        self.engine.closed |= 1 << tier.0;
+    }
+
+    /// The tier is used again.
+    pub fn reopen(&mut self, tier: TierId) {
+        self.engine.closed &= !(1 << tier.0);
+    }
+
+    /// Where copies of the closed `tier` should go: the next slower tier with room for many, or the
+    /// one with most room. `None`: no tier has any.
+    pub fn refuge_from(&self, tier: TierId) -> Option<TierId> {
+        let room = |at: &usize| {
+            if self.engine.is_closed(TierId(*at as u8)) {
+                Bytes(0)
+            } else {
+                self.engine.tiers[*at].headroom()
+            }
+        };
+        let count = self.engine.tiers.len();
+        let many = Bytes((DEMOTE_PAGES_MAX * PAGE_BYTES) as u64);
+        let next = (usize::from(tier.0) + 1..count).find(|at| room(at) >= many);
+        let to = next.or_else(|| (0..count).max_by_key(room))?;
+        (room(&to) >= Bytes(PAGE_BYTES as u64)).then_some(TierId(to as u8))
+    }
+
+    /// Appends pages that are in `tier`, from number `from` on, those that are shared with fork
+    /// relatives too: at most as many as move together. Second copies there of pages in memory are
+    /// given up. Returns where to go on; `None` at the end. Pages that are on their way into memory
+    /// or out of it are left out, so a caller begins again until nothing is left.
+    ///
+    /// Cost: O([`DRAIN_SCAN_MAX`]).
+    pub fn select_all(
+        &mut self,
+        tier: TierId,
+        from: PageNo,
+        out: &mut Vec<DemoteItem>,
+    ) -> Option<PageNo> {
+        let (selected, end) = (self.engine.evictions, self.engine.table.end());
+        let until = end.0.min(from.0.saturating_add(DRAIN_SCAN_MAX));
+        for no in (from.0..until).map(PageNo) {
+            if out.len() >= DEMOTE_PAGES_MAX {
+                self.count_selected(out);
+                return Some(no);
+            }
+            let entry = self.engine.table.entry(no);
+            let retained = entry.flags.has(Flags::RETAINED);
+            if is_in(entry, tier) {
+                out.push(DemoteItem {
+                    no,
+                    tier,
+                    slot: entry.slot,
+                    stamp: entry.stamp,
+                    selected,
+                });
+            } else if retained && entry.tier == tier && entry.state == PageState::Resident {
+                let alone = Entry {
+                    state: entry.state,
+                    flags: entry.flags.without(Flags::RETAINED),
+                    ..Entry::UNTOUCHED
+                };
+                self.engine.table.set(no, alone.that_left());
+                self.engine.release(tier, entry.slot);
+            }
+        }
+        self.count_selected(out);
+        (until < end.0).then_some(PageNo(until))
     }
 
     /// Whether the policy moves slabs: then [`Migrations::slab_wanted`] is to be asked.
@@ -95,7 +174,9 @@ impl<L: Ledger> Migrations<'_, L> {
     ///
     /// * `now`: time since the run began.
     pub fn slab_wanted(&mut self, now: Nanos) -> Option<SlabMove> {
-        self.engine.place.slab_to_move(now, &self.engine.tiers)
+        self.ask_of(|_| true);
+        let asked = self.engine.place.slab_to_move(now, &self.engine.asked_of);
+        asked.filter(|asked| !self.engine.is_closed(asked.to))
     }
 
     /// Appends the pages of `slab` that are in its tier, ascending, without those that are shared
@@ -166,7 +247,10 @@ impl<L: Ledger> Migrations<'_, L> {
         let entry = self.engine.table.entry(item.no);
         let late = self.engine.evictions.saturating_sub(item.selected) >= STAMPS_REPEAT;
         let same = still_there(entry, item.tier, item.stamp) && entry.slot == item.slot;
-        if late || !same || self.engine.refs.contains_key(&(item.tier, item.slot)) {
+        // Out of a tier that is closed, each of the relatives gets a copy of its own.
+        let shared = self.engine.refs.contains_key(&(item.tier, item.slot));
+        let stays = shared && !self.engine.is_closed(item.tier);
+        if late || !same || stays {
             self.engine.release(to, slot);
             return;
         }
@@ -200,9 +284,18 @@ impl<L: Ledger> Evictions<'_, L> {
         let no = self.engine.batch.pages[self.engine.batch.place(index)]
             .item
             .no;
-        self.engine
+        let order = self
+            .engine
             .place
-            .order(PageFacts { no }, &self.engine.tiers)
+            .order(PageFacts { no }, &self.engine.tiers);
+        if self.engine.closed == 0 {
+            return order;
+        }
+        let mut open = TierOrder::default();
+        for tier in order.iter().filter(|tier| !self.engine.is_closed(*tier)) {
+            open.then(tier);
+        }
+        open
     }
 }
 

@@ -193,6 +193,11 @@ impl<L: Ledger> PageTable<L> {
         &self.ledger
     }
 
+    /// Every page that was ever in use has a smaller number.
+    pub(crate) fn end(&self) -> PageNo {
+        PageNo(self.fresh * CHUNK_PAGES)
+    }
+
     /// Whether the page's chunk is in use.
     pub(crate) fn has_page(&self, page: PageNo) -> bool {
         let chunk = page.chunk();

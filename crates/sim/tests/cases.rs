@@ -10,6 +10,7 @@
 //! select N, take, store, publish    the eviction path, whole batch
 //! reclaim N                all four;  leave A = until A has left
 //! demote, demote-load, demote-end, no-demote   moves the oldest page from tier 0 to tier 1
+//! drain                    closes tier 0 and empties it
 //! remove, unmap A..B, remap A..B to C, keep A..B to C (DONTUNMAP), fork, exit, spawn
 //!                          with their events (and zap)
 //! remove-event A, zap      a REMOVE is acknowledged / the kernel drops the pages
@@ -21,7 +22,7 @@
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test helper")]
 
-use undercroft_base::{Bytes, PageCount, PageState, TierId, TierKind, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageCount, PageNo, PageState, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_model::FailRates;
 use undercroft_policy::place::Migration;
 use undercroft_sim::storm::{
@@ -237,6 +238,13 @@ fn manager_step(world: &mut World, proc: usize, words: &[&str]) -> bool {
         }
         "demote" => assert!(world.start_demotion(DOWN)),
         "no-demote" => assert!(!world.start_demotion(DOWN)),
+        "drain" => {
+            world.begin_drain(TierId(0));
+            while world.drain_some(TierId(0), PageNo(0)) {
+                while world.demotion.is_some() && world.demotion_step() {}
+            }
+            world.give_back_freed();
+        }
         "demote-load" => _ = world.demotion_step(),
         "demote-end" => while world.demotion.is_some() && world.demotion_step() {},
         "lock" | "unlock" => {
@@ -577,6 +585,35 @@ fn demotion_leaves_shared_slots_until_one_side_is_gone() {
         "",
         "write 0..64; reclaim 1; fork; no-demote; write 0; demote; demote-end; p1 tell 0; p1 read 0; slots 0; slots 1",
         "stored 1; slots 0; slots 0",
+    );
+}
+
+/// Pages of fork relatives, and second copies of pages in memory, too.
+#[test]
+fn a_drain_leaves_nothing_in_its_tier() {
+    check(
+        "reads",
+        "write 0..64; reclaim 32; drain; tell 0; slots 0; slots 1; read 0..64; lost; count",
+        "stored 1; slots 0; slots 32; lost 0; count 64",
+    );
+    check(
+        "",
+        "write 0..64; reclaim 1; fork; drain; tell 0; p1 tell 0; slots 0; slots 1; read 0; p1 read 0; lost",
+        "stored 1; stored 1; slots 0; slots 2; lost 0",
+    );
+    check(
+        "retain",
+        "write 0..64; reclaim 2; read 0; slots 0; drain; slots 0; slots 1; read 0..2; lost",
+        "slots 2; slots 0; slots 1; lost 0",
+    );
+}
+
+#[test]
+fn a_closed_tier_gets_no_page_and_keeps_no_copy() {
+    check(
+        "retain",
+        "write 0..64; drain; reclaim 8; tell 0; read 0; slots 0; slots 1",
+        "stored 1; slots 0; slots 8",
     );
 }
 

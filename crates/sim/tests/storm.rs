@@ -48,7 +48,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 84] = [
+const MUST_SEE: [&str; 87] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -65,6 +65,9 @@ const MUST_SEE: [&str; 84] = [
     "demotion: read twice in vain",
     "demotion: right at the second try",
     "demotion: too late",
+    "drain: moved",
+    "drain: out of a shared slot",
+    "drain: the tier is empty",
     "dropped while loading",
     "event: fork",
     "event: remap",

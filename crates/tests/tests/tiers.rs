@@ -166,6 +166,50 @@ fn status_of(pid: i32) -> Option<serde_json::Value> {
     clients.into_iter().find(|client| client["pid"] == pid)
 }
 
+/// A tier is emptied while its program goes round its memory and checks every word. It stays empty.
+#[test]
+fn a_tier_is_drained_under_a_program_that_uses_it() {
+    let name = "a_tier_is_drained_under_a_program_that_uses_it";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no tiers");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let drain = |pid: i32, tier: &str| {
+        Job::new(undercroft())
+            .args(["tiers", "drain", &pid.to_string(), tier])
+            .timeout(60)
+            .run()
+    };
+    let mut run = Job::new(build("touch"))
+        .args(["96", "--rounds", "40", "--fork", "2"])
+        .limit(24 * MIB)
+        .tier("ram,max=4M")
+        .tier(&format!("file:{},size=1G", at("old")))
+        .tier(&format!("file:{},size=1G", at("new")))
+        .timeout(200)
+        .start();
+    let pid = run.pid();
+    run.until("pages in the file", 30, |_| {
+        let held = status_of(pid)?["tiers"][1]["logical_bytes"].as_u64()?;
+        (held > 16 * MIB).then_some(())
+    });
+    let drained = drain(pid, "2").expect(0);
+    assert!(drained.text().contains("drained"), "{drained}");
+    let status = status_of(pid).expect("it runs");
+    assert_eq!(status["tiers"][1]["drain"]["pages_left"], 0, "{status}");
+    // Its pages have to go to the only other file, so that one cannot be drained now.
+    let refused = drain(pid, "3");
+    assert_eq!(refused.code(), Some(1), "{refused}");
+    assert!(refused.errors.contains("have room for"), "{refused}");
+    let outcome = run.wait().expect(0);
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    let old = tier(&outcome, 1);
+    assert_eq!(old["drain"]["pages_left"], 0, "{outcome}");
+    assert_eq!(old["errors"], 0, "{outcome}");
+}
+
 /// A process with root's rights cuts the file short under a running program, and later makes it
 /// long again. The program gets SIGBUS, never wrong bytes, and the manager lives to report it.
 #[test]

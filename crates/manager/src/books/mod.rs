@@ -1,6 +1,7 @@
 //! The state of all pages, and their copies: the engine with its ledger, and the tiers.
 
 pub(crate) mod curve;
+mod drain;
 pub(crate) mod ledger;
 pub(crate) mod metered;
 pub(crate) mod runs;
@@ -15,6 +16,7 @@ use undercroft_engine::Engine;
 use undercroft_policy::place::TIERS_MAX;
 
 use self::curve::Follower;
+use self::drain::Drains;
 use self::ledger::MemfdLedger;
 use self::metered::MeteredTier;
 use self::runs::Runs;
@@ -49,6 +51,8 @@ pub(crate) struct Books {
     pub record: Option<Arc<Record>>,
     /// Estimates the faults of other limits.
     curve: Option<Follower>,
+    /// Tiers that are being emptied.
+    pub drains: Drains,
     /// Zero pages that were mapped for reads. They count in full, though they hold nothing until
     /// they are written.
     pub zero_runs: Runs,
@@ -94,6 +98,7 @@ impl Books {
             tiers,
             record,
             curve: None,
+            drains: Drains::default(),
             zero_runs: Runs::default(),
             leave_next: Runs::default(),
         }

@@ -53,6 +53,22 @@ pub enum Request {
     },
 }
 
+/// What a user asks a running manager. Nothing at all asks for the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// Empty this tier, counted from 0, and use it no more.
+    Drain(u8),
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answered {
+    /// It is done, or under way.
+    Yes,
+    /// Nothing was changed, and why.
+    Refused(String),
+}
+
 /// A message of the manager, one JSON value a line.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Notice {

@@ -31,7 +31,7 @@ use self::bound::Bound;
 use self::ending::Mark;
 use self::handshake::Greetings;
 use self::launch::tell;
-pub use self::launch::{Launch, Notice, Request, check as check_message};
+pub use self::launch::{Answered, Ask, Launch, Notice, Request, check as check_message};
 pub use self::start::serve;
 use crate::log;
 use crate::record::Record;
@@ -80,6 +80,8 @@ struct Control {
     /// Epoll of the pidfds of all processes that have announced themselves.
     ends: OwnedFd,
     presence: Presence,
+    /// The thread that moves pages between tiers runs.
+    migrates: bool,
     /// The latency bound of the run, if it has one.
     bound: Option<Bound>,
     rest_until: Instant,

@@ -186,6 +186,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         forgets: false,
         ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,
         presence: Presence::new(Instant::now()),
+        migrates: Migrator::is_needed(&shared),
         bound: None,
         rest_until: Instant::now(),
         last_snapshot: (Instant::now(), Stats::default()),
@@ -226,9 +227,7 @@ fn start_threads(
     let thread = Builder::new().name("uc-evict".into());
     threads.push(thread.spawn(move || evictor.run())?);
     if Migrator::is_needed(shared) {
-        let migrator = Migrator::new(shared.clone())?;
-        let thread = Builder::new().name("uc-migrate".into());
-        threads.push(thread.spawn(move || migrator.run())?);
+        threads.push(Migrator::start(shared)?);
     }
     for (index, share) in watch::shares(watch)?.into_iter().enumerate() {
         let of = shared.clone();

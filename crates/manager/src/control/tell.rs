@@ -2,26 +2,35 @@
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use undercroft_base::{Bytes, Nanos};
+use undercroft_base::{Bytes, Nanos, TierId};
 use undercroft_engine::Stats;
 use undercroft_sys::procfs;
 use undercroft_tier::file::FileMeter;
 
 use super::Control;
 use super::handshake::HANDSHAKE;
+use super::launch::{Answered, Ask};
 use crate::books::metered::MeteredTier;
+use crate::migrate::Migrator;
 use crate::options::AccessScan;
 use crate::report::{
-    AccessScans, BoundReport, MissRatioCurve, Policies, PolicyChoice, Rates, Report, ReportInputs,
-    Scale, Snapshot, TierInputs, TierSnapshot,
+    AccessScans, BoundReport, Drain, MissRatioCurve, Policies, PolicyChoice, Rates, Report,
+    ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot,
 };
 use crate::sync::lock;
 
+/// How long a peer that wants the status may take to say that it asks for nothing else.
+const ASKING: Duration = Duration::from_millis(100);
+
 /// What the report says of one tier.
-fn inputs_of<'a>(metered: &'a MeteredTier, read_latency: &'a Histogram<u64>) -> TierInputs<'a> {
+fn inputs_of<'a>(
+    metered: &'a MeteredTier,
+    read_latency: &'a Histogram<u64>,
+    drain: Option<Drain>,
+) -> TierInputs<'a> {
     let (peak, at_logical_peak) = metered.note_usage();
     TierInputs {
         info: metered.tier.info(),
@@ -34,11 +43,13 @@ fn inputs_of<'a>(metered: &'a MeteredTier, read_latency: &'a Histogram<u64>) -> 
         errors: metered.errors.load(Ordering::Relaxed),
         read_latency,
         file: metered.file.as_ref().map(FileMeter::read),
+        drain,
     }
 }
 
 impl Control {
-    /// Answers one request for the status. Waits for the peer for [`HANDSHAKE`] at most.
+    /// Answers one request for the status, or does what it asks. Waits for the peer for [`ASKING`]
+    /// and [`HANDSHAKE`] at most.
     pub(super) fn tell_status(&mut self) {
         let Ok(socket) = rustix::net::accept_with(&self.status, rustix::net::SocketFlags::CLOEXEC)
         else {
@@ -47,10 +58,31 @@ impl Control {
         let timeout = Some(HANDSHAKE);
         let send = rustix::net::sockopt::Timeout::Send;
         let _ = rustix::net::sockopt::set_socket_timeout(&socket, send, timeout);
-        let snapshot = self.snapshot();
-        if let Ok(bytes) = serde_json::to_vec(&snapshot) {
+        let receive = rustix::net::sockopt::Timeout::Recv;
+        let _ = rustix::net::sockopt::set_socket_timeout(&socket, receive, Some(ASKING));
+        let mut asked = [0; 64];
+        let got = rustix::io::read(&socket, &mut asked).unwrap_or(0);
+        let answer = match serde_json::from_slice::<Ask>(&asked[..got]) {
+            Ok(ask) => serde_json::to_vec(&self.obey(ask)),
+            Err(_) => serde_json::to_vec(&self.snapshot()),
+        };
+        if let Ok(bytes) = answer {
             let _ = std::fs::File::from(socket).write_all(&bytes);
         }
+    }
+
+    fn obey(&mut self, ask: Ask) -> Answered {
+        let Ask::Drain(tier) = ask;
+        if let Err(why) = self.shared.books.drain(TierId(tier)) {
+            return Answered::Refused(why);
+        }
+        if !self.migrates {
+            match Migrator::start(&self.shared) {
+                Ok(_) => self.migrates = true,
+                Err(error) => return Answered::Refused(format!("no thread for it: {error}")),
+            }
+        }
+        Answered::Yes
     }
 
     fn scale(&self) -> Scale {
@@ -134,10 +166,13 @@ impl Control {
             &stats,
             self.last_snapshot.0.elapsed().as_secs_f64(),
         );
-        let tier = |metered: &MeteredTier| {
+        let tier = |(at, metered): (usize, &MeteredTier)| {
             let reads = metered.reads.load(Ordering::Relaxed);
             let writes = metered.writes.load(Ordering::Relaxed);
-            TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
+            TierSnapshot {
+                drain: shared.books.drain_of(at),
+                ..TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
+            }
         };
         let mrc = self.curve(&stats, Nanos(shared.elapsed().as_nanos() as u64));
         let own = std::process::id();
@@ -153,7 +188,7 @@ impl Control {
             memory_max_bytes: crate::report::limit(shared.options.memory_max.0),
             resident_bytes: resident.0,
             dram_bytes: dram.0,
-            tiers: shared.books.tiers.iter().map(tier).collect(),
+            tiers: shared.books.tiers.iter().enumerate().map(tier).collect(),
             faults: crate::report::Faults::of(&stats),
             fault_latency_seconds: crate::report::Quantiles::of(
                 lock(&shared.gauges.fault_latency).histogram(),
@@ -190,7 +225,8 @@ impl Control {
             .tiers
             .iter()
             .zip(&latencies)
-            .map(|(metered, latency)| inputs_of(metered, latency))
+            .enumerate()
+            .map(|(at, (metered, latency))| inputs_of(metered, latency, shared.books.drain_of(at)))
             .collect();
         let latency = lock(&shared.gauges.fault_latency).clone();
         let ticks = procfs::cpu_ticks(std::process::id()).unwrap_or(0);

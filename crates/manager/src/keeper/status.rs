@@ -1,13 +1,15 @@
-//! Asks every running client of this user for its status.
+//! Asks the running clients of this user: for their status, or to do something.
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use crate::control::{Answered, Ask};
 use crate::keeper::place::{STATUS_SOCKET, bases, is_run};
 use crate::report::Snapshot;
 
@@ -17,25 +19,51 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest answer. Nearly all of one can be the program's arguments, of which Linux allows 6 MiB.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
-/// The snapshots of all runs that answer, in order of the keeper's process id. A run that ends
-/// meanwhile is left out.
-pub fn snapshots() -> Vec<Snapshot> {
-    let mut found: Vec<Snapshot> = bases()
+/// Attempts to ask: a manager that is very late takes a request for one of the status.
+const TRIES: usize = 10;
+
+/// The sockets of all runs.
+fn sockets() -> impl Iterator<Item = PathBuf> {
+    bases()
         .into_iter()
         .filter_map(|base| std::fs::read_dir(base).ok())
         .flat_map(Iterator::flatten)
         .filter(|entry| is_run(&entry.file_name()))
-        .filter_map(|entry| ask(&entry.path().join(STATUS_SOCKET), PATIENCE))
-        .collect();
+        .map(|entry| entry.path().join(STATUS_SOCKET))
+}
+
+/// The snapshots of all runs that answer, in order of the keeper's process id. A run that ends
+/// meanwhile is left out.
+pub fn snapshots() -> Vec<Snapshot> {
+    let answers = sockets().filter_map(|socket| status_of(&socket, PATIENCE));
+    let mut found: Vec<Snapshot> = answers.collect();
     found.sort_by_key(|snapshot| snapshot.pid);
     found
 }
 
-/// The answer of one manager. `None`: it gives none in time, or one that is none.
+/// The status of one run. `None`: it gives none in time, or one that is none.
 ///
 /// * `patience`: for the connection, and once more for the whole answer.
-fn ask(socket: &Path, patience: Duration) -> Option<Snapshot> {
-    serde_json::from_slice(&answer(call(socket, patience)?, patience)?).ok()
+fn status_of(socket: &Path, patience: Duration) -> Option<Snapshot> {
+    serde_json::from_slice(&exchange(socket, &[], patience)?).ok()
+}
+
+/// Has the run of keeper `pid` do something. `None`: there is no such run, or it does not answer.
+pub fn ask(pid: u32, what: Ask) -> Option<Answered> {
+    let is_it =
+        |socket: &PathBuf| status_of(socket, PATIENCE).is_some_and(|status| status.pid == pid);
+    let socket = sockets().find(is_it)?;
+    let question = serde_json::to_vec(&what).ok()?;
+    (0..TRIES).find_map(|_| serde_json::from_slice(&exchange(&socket, &question, PATIENCE)?).ok())
+}
+
+/// Sends a question, and returns the answer.
+fn exchange(socket: &Path, question: &[u8], patience: Duration) -> Option<Vec<u8>> {
+    let mut stream = call(socket, patience)?;
+    // A peer that has answered and gone already refuses the question.
+    stream.write_all(question).ok()?;
+    let _ = stream.shutdown(Shutdown::Write);
+    answer(stream, patience)
 }
 
 /// Connects. A manager that takes no calls leaves the kernel's queue full, and a connect then waits
@@ -71,7 +99,6 @@ fn answer(mut stream: UnixStream, patience: Duration) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::os::unix::net::UnixListener;
     use std::sync::mpsc::channel;
     use std::thread;
@@ -92,7 +119,7 @@ mod tests {
     /// Asks on a thread of its own. Panics if there is an answer, or none after `LONG`.
     fn gets_nothing(path: &Path, patience: Duration) {
         let (path, (told, hears)) = (path.to_owned(), channel());
-        thread::spawn(move || told.send(ask(&path, patience).is_none()));
+        thread::spawn(move || told.send(status_of(&path, patience).is_none()));
         assert_eq!(hears.recv_timeout(LONG), Ok(true));
     }
 

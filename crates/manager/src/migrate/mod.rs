@@ -1,5 +1,6 @@
 //! Moves pages between tiers in the background (`uc-migrate`): out of devices, whose copies have to
-//! be read first, and slabs up and down. No fault and no eviction waits for it.
+//! be read first, slabs up and down, and all pages of a tier that is drained. No fault and no
+//! eviction waits for it.
 //!
 //! A move is: select (the engine) -> read (`copies.rs`) -> store below -> publish (the engine). The
 //! page stays loadable at its old place until it is published. If it comes back or is dropped
@@ -9,9 +10,10 @@ mod copies;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Nanos, PAGE_BYTES, Store, StoreError, TierId};
+use undercroft_base::{Nanos, PAGE_BYTES, PageNo, Store, StoreError, TierId};
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_engine::{DemoteItem, Mover};
 use undercroft_policy::place::{LatencyClass, TIERS_MAX, TierState};
@@ -23,6 +25,9 @@ use crate::space::shared::Shared;
 
 /// Bytes a second that are read, and written again. So the device is mostly free for faults.
 const BYTES_A_SECOND: u64 = 32 << 20;
+
+/// The same while the user has a tier emptied.
+const DRAIN_BYTES_A_SECOND: u64 = 128 << 20;
 
 /// Time between two looks while nothing is to move.
 const NAP: Duration = Duration::from_millis(50);
@@ -39,6 +44,12 @@ pub(crate) struct Migrator {
     states: Vec<TierState>,
     items: Vec<DemoteItem>,
     copies: Copies,
+    /// Where the drain of a tier goes on.
+    drained_to: PageNo,
+    /// It moved a page in this round over the ledger.
+    drain_helps: bool,
+    /// It could not move a page in this round.
+    drain_fails: bool,
 }
 
 impl Migrator {
@@ -53,8 +64,18 @@ impl Migrator {
         above_others.iter().any(device)
     }
 
-    pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Migrator> {
+    /// Starts the thread.
+    pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+        let migrator = Migrator::new(shared.clone())?;
+        let thread = Builder::new().name("uc-migrate".into());
+        thread.spawn(move || migrator.run())
+    }
+
+    fn new(shared: Arc<Shared>) -> std::io::Result<Migrator> {
         Ok(Migrator {
+            drained_to: PageNo(0),
+            drain_helps: false,
+            drain_fails: false,
             shared,
             states: Vec::with_capacity(TIERS_MAX),
             items: Vec::with_capacity(DEMOTE_PAGES_MAX),
@@ -63,20 +84,72 @@ impl Migrator {
     }
 
     /// Works until the run ends.
-    pub(crate) fn run(mut self) {
+    fn run(mut self) {
         self.shared.placement.set_migrator(process::thread_id());
         while !self.shared.signals.stopped() {
             let begun = Instant::now();
-            let moved = self.move_next();
+            self.items.clear();
+            let drain = self.shared.books.to_drain();
+            let (mut moved, mut rate) = (0, DRAIN_BYTES_A_SECOND);
+            if let Some(tier) = drain {
+                moved = self.drain_some(tier);
+            }
+            if moved == 0 {
+                self.items.clear();
+                (moved, rate) = (self.move_next(), BYTES_A_SECOND);
+            }
+            let bytes = (self.items.len() * PAGE_BYTES) as f64;
             let least = match moved {
                 0 => NAP,
-                _ => {
-                    let bytes = (self.items.len() * PAGE_BYTES) as f64;
-                    Duration::from_secs_f64(bytes / BYTES_A_SECOND as f64)
-                }
+                _ => Duration::from_secs_f64(bytes / rate as f64),
             };
             std::thread::sleep(least.saturating_sub(begun.elapsed()));
         }
+    }
+
+    /// Moves the next pages of a closed tier away. Returns how many. 0 at the end of the ledger:
+    /// the pages that were on their way are found in the next round.
+    fn drain_some(&mut self, tier: TierId) -> usize {
+        loop {
+            let next = {
+                let mut engine = self.shared.books.engine_for_many();
+                let mut migrations = engine.migrations();
+                migrations.select_all(tier, self.drained_to, &mut self.items)
+            };
+            self.shared.books.free_released(); // second copies were given up
+            self.drained_to = next.unwrap_or(PageNo(0));
+            if !self.items.is_empty() {
+                let moved = self.find_refuge(tier);
+                self.drain_helps |= moved > 0;
+                self.drain_fails |= moved == 0;
+                if moved > 0 || next.is_some() {
+                    return moved;
+                }
+            }
+            if next.is_none() {
+                let helps = std::mem::take(&mut self.drain_helps);
+                let stuck = std::mem::take(&mut self.drain_fails) && !helps;
+                self.shared
+                    .books
+                    .drains
+                    .stuck
+                    .store(stuck, Ordering::Relaxed);
+                return 0;
+            }
+        }
+    }
+
+    /// Moves the selected pages to where there is room. Returns how many.
+    fn find_refuge(&mut self, tier: TierId) -> usize {
+        self.states.clear();
+        let tiers = self.shared.books.tiers.iter();
+        self.states.extend(tiers.map(MeteredTier::state));
+        let to = {
+            let mut engine = self.shared.books.engine();
+            engine.migrations().set_tiers(self.states.iter().copied());
+            engine.migrations().refuge_from(tier)
+        };
+        to.map_or(0, |to| self.carry_out(tier, to))
     }
 
     /// Moves what the policy wants moved next. Returns how many pages.
@@ -84,7 +157,6 @@ impl Migrator {
         self.states.clear();
         let tiers = self.shared.books.tiers.iter();
         self.states.extend(tiers.map(MeteredTier::state));
-        self.items.clear();
         let migration = {
             let mut engine = self.shared.books.engine();
             engine.migrations().set_tiers(self.states.iter().copied());

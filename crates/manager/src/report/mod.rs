@@ -241,6 +241,24 @@ pub struct TierReport {
     pub read_latency_seconds: Option<Quantiles>,
     /// What the file or device was asked for; null for a tier in memory.
     pub file: Option<FileReport>,
+    /// How far it was emptied (`undercroft tiers drain`); null if nobody asked for it.
+    #[serde(default)]
+    pub drain: Option<Drain>,
+}
+
+/// The drain of a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drain {
+    /// Pages that it held at the start.
+    pub pages: u64,
+    /// Pages that it holds.
+    pub pages_left: u64,
+    /// Time since the start, until it was empty.
+    pub seconds: f64,
+    /// About how long it takes yet; null if unknown.
+    pub seconds_left: Option<f64>,
+    /// What is left cannot be moved at the moment: no tier has room, or it cannot be read.
+    pub stuck: bool,
 }
 
 /// What the file or device of a tier was asked for, and what it refused.
@@ -484,6 +502,8 @@ pub struct TierInputs<'a> {
     pub read_latency: &'a Histogram<u64>,
     /// The counts of its file, if it has one.
     pub file: Option<FileCounts>,
+    /// How far it was emptied.
+    pub drain: Option<Drain>,
 }
 
 /// One running client, as `status --json` gives it.
@@ -555,6 +575,9 @@ pub struct TierSnapshot {
     pub reads: u64,
     /// Pages written since the start.
     pub writes: u64,
+    /// How far it is emptied (`undercroft tiers drain`); null if nobody asked for it.
+    #[serde(default)]
+    pub drain: Option<Drain>,
 }
 
 /// Events in one second.
@@ -660,6 +683,7 @@ impl TierReport {
             errors: inputs.errors,
             read_latency_seconds: Quantiles::of(inputs.read_latency),
             file: inputs.file.map(FileReport::of),
+            drain: inputs.drain,
         }
     }
 }
@@ -677,6 +701,7 @@ impl TierSnapshot {
             ratio: ratio(usage),
             reads,
             writes,
+            drain: None,
         }
     }
 }

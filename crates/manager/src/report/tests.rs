@@ -79,6 +79,7 @@ fn sample() -> Report {
             writes: 125,
             errors: 0,
             read_latency: &histogram([]),
+            drain: None,
             file: Some(FileCounts {
                 writes: 3,
                 ..FileCounts::default()

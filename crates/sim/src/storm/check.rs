@@ -195,6 +195,7 @@ impl World {
     pub fn calm_down(&mut self) {
         self.set_failures(false);
         self.calm = true;
+        self.end_drain();
         if self.is_down() {
             self.take_over();
         }

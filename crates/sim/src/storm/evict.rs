@@ -1,8 +1,8 @@
 //! The evictor and the demoter: select, take out, store, publish, with other steps between.
 
 use undercroft_base::{
-    Loaded, PAGE_BYTES, PageCount, Slot, SpaceId, Stamp, Store, StoreError, Tier, TierId, TierKind,
-    VirtPage, fill_word, page_checksum,
+    Bytes, Loaded, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, Stamp, Store, StoreError, Tier,
+    TierId, TierKind, VirtPage, fill_word, page_checksum,
 };
 use undercroft_engine::{DemoteItem, EvictItem, Missing, Mover, Outcome, Taken};
 use undercroft_model::{Content, MoveRefusal, Refusal};
@@ -453,6 +453,9 @@ impl World {
         }
         let calm = self.calm;
         let Some(demotion) = &mut self.demotion else {
+            if !calm && self.drain_step() {
+                return true;
+            }
             let next = self.next_migration();
             return next.is_some_and(|next| self.start_demotion(next));
         };
@@ -477,6 +480,66 @@ impl World {
         } else {
             self.demotion = None;
         }
+        true
+    }
+
+    /// Begins a drain, or goes on with it. False if nothing of it is to be moved now.
+    fn drain_step(&mut self) -> bool {
+        let Some((tier, from)) = self.drain else {
+            if self.tiers.len() > 1 && self.random.chance(1, 40) {
+                let tier = TierId(self.random.index(self.tiers.len()) as u8);
+                self.begin_drain(tier);
+            }
+            return false;
+        };
+        if self.tiers[usize::from(tier.0)].usage().logical == Bytes(0) {
+            self.saw("drain: the tier is empty");
+            if self.random.chance(1, 20) {
+                self.end_drain();
+            }
+            return false;
+        }
+        if self.random.chance(1, 200) {
+            self.end_drain();
+            return false;
+        }
+        self.drain_some(tier, from)
+    }
+
+    /// Closes a tier.
+    pub fn begin_drain(&mut self, tier: TierId) {
+        self.log(|| format!("drain {tier:?}"));
+        self.engine.migrations().close(tier);
+        self.drain = Some((tier, PageNo(0)));
+    }
+
+    /// The tier is used again.
+    pub fn end_drain(&mut self) {
+        if let Some((tier, _)) = self.drain.take() {
+            self.engine.migrations().reopen(tier);
+        }
+    }
+
+    /// Starts to move the next pages of a closed tier. False if there is none, or no room.
+    pub fn drain_some(&mut self, tier: TierId, from: PageNo) -> bool {
+        self.update_pool();
+        let mut items = Vec::new();
+        let next = self.engine.migrations().select_all(tier, from, &mut items);
+        self.drain = Some((tier, next.unwrap_or(PageNo(0))));
+        let to = self.engine.migrations().refuge_from(tier);
+        let Some(to) = to.filter(|_| !items.is_empty()) else {
+            return false;
+        };
+        self.log(|| format!("move {items:?} to {to:?}"));
+        let stalled = self.stall();
+        self.demotion = Some(Demotion {
+            to,
+            stalled,
+            items,
+            reading: None,
+            loaded: None,
+            stored: None,
+        });
         true
     }
 
@@ -508,9 +571,15 @@ impl World {
         let before = self.engine.books().stats().demoted;
         let from = &self.setup.tiers[usize::from(item.tier.0)];
         let (kind, reads) = (from.kind, from.reads);
+        let drains = self.drain.is_some_and(|(tier, _)| tier == item.tier);
+        let shared = self.engine.books().is_shared_slot(item.tier, item.slot);
         self.engine.migrations().demoted(item, to, slot);
         self.saw(if self.engine.books().stats().demoted == before {
             "demotion: too late"
+        } else if drains && shared {
+            "drain: out of a shared slot"
+        } else if drains {
+            "drain: moved"
         } else if kind == TierKind::Nvm {
             "demotion: done, out of nvm"
         } else if reads {

@@ -95,6 +95,7 @@ impl World {
         self.flights.iter_mut().for_each(|flight| *flight = None);
         self.demotion = None;
         self.second_demotion = None;
+        self.drain = None;
         self.freed.clear();
         self.wakes.clear();
         self.evictor_nap = None;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use undercroft_base::{Bytes, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
+use undercroft_base::{Bytes, PageNo, Slot, SpaceId, Tier, TierId, TierKind, VirtPage, VirtRange};
 use undercroft_engine::{Config, Effect, Engine};
 use undercroft_model::{Content, FakeTier, Memory, Mm, Oracle, oracle::Expect};
 use undercroft_policy::place::{LatencyClass, TierState, pool_percent};
@@ -165,6 +165,8 @@ pub struct World {
     pub holding: BTreeMap<(SpaceId, usize), Content>,
     /// A demotion under way.
     pub demotion: Option<Demotion>,
+    /// The tier that is being emptied, and where its drain goes on.
+    pub drain: Option<(TierId, PageNo)>,
     /// Another one. The two change places.
     pub second_demotion: Option<Demotion>,
     /// Slots taken from the engine and not yet given back to the tiers.
@@ -244,6 +246,7 @@ impl World {
             holding: BTreeMap::new(),
             demotion: None,
             second_demotion: None,
+            drain: None,
             freed: Vec::new(),
             wakes: Vec::new(),
             evictor_nap: None,
@@ -444,6 +447,11 @@ impl World {
     fn step(&mut self) {
         if let Some(left) = self.down_for {
             return self.step_without_manager(left);
+        }
+        // A drain is short, so that other steps meet an empty tier, too.
+        if self.drain.is_some() && self.random.chance(1, 3) {
+            self.demotion_step();
+            return;
         }
         let layout = self.setup.layout;
         match self.random.below(STEP_PARTS) {

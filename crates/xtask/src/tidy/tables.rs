@@ -146,7 +146,10 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "keeper",
         ],
     ),
-    ("books", &["ledger", "metered", "runs", "tiers", "curve"]),
+    (
+        "books",
+        &["ledger", "metered", "runs", "tiers", "curve", "drain"],
+    ),
     (
         "control",
         &[
