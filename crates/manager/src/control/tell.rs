@@ -22,8 +22,9 @@ use crate::report::{
 };
 use crate::sync::lock;
 
-/// How long a peer that wants the status may take to say that it asks for nothing else.
-const ASKING: Duration = Duration::from_millis(100);
+/// How long a peer may take to say what it asks for; it gets the status then, and may ask again.
+/// Short, because this thread also keeps the limit, and the program itself may be the peer.
+const ASKING: Duration = Duration::from_millis(5);
 
 /// What the report says of one tier.
 fn inputs_of<'a>(
