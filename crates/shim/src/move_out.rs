@@ -326,7 +326,7 @@ const PROT_EXEC: usize = 4;
 /// that is writable and executable.
 #[cold]
 unsafe fn protect(staging: usize, executable: bool) -> bool {
-    let access = PROT_READ_WRITE | usize::from(executable) * PROT_EXEC;
+    let access = PROT_READ_WRITE | if executable { PROT_EXEC } else { 0 };
     // SAFETY: the shim's own mappings; the contents stay.
     unsafe { call3(nr::MPROTECT, staging, 2 * STAGING_PAGES * PAGE, access) == 0 }
 }

@@ -168,9 +168,10 @@ enum Killed {
 fn end_child(child: &mut Child, pidfd: &PidFd) -> Killed {
     let _ = child.kill();
     // A tracer can keep an ended process from us, so this does not wait for it either.
-    match pidfd.wait_exit(KILLED) && matches!(child.try_wait(), Ok(Some(_))) {
-        true => Killed::Ended,
-        false => Killed::Stays,
+    if pidfd.wait_exit(KILLED) && matches!(child.try_wait(), Ok(Some(_))) {
+        Killed::Ended
+    } else {
+        Killed::Stays
     }
 }
 
@@ -638,9 +639,10 @@ fn leftovers(manager: &Manager) -> Vec<u32> {
 /// is left to the holder.
 fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
     let held = !manager.holder.1.has_exited();
-    let killed = match held {
-        true => manager.end(voice),
-        false => Killed::Stays,
+    let killed = if held {
+        manager.end(voice)
+    } else {
+        Killed::Stays
     };
     let deadline = Instant::now() + ENDING;
     let left = kill_all(program, manager, deadline);
