@@ -23,7 +23,7 @@ const STAMPS_REPEAT: u64 = STAMP_EVICTIONS * u16::MAX as u64;
 pub enum Mover {
     /// The evictor, before a batch: it moves what the processor can read.
     Evictor,
-    /// A thread that nobody waits for: it moves pages out of devices.
+    /// A thread for which no other waits: it moves pages out of devices.
     Background,
 }
 

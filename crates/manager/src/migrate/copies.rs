@@ -14,7 +14,7 @@ use undercroft_sys::ring::PageRing;
 
 use crate::books::metered::MeteredTier;
 
-/// Reads in flight. A page-in waits for at most so many.
+/// Reads in flight. A page-in waits for this many at most.
 const READS_AT_ONCE: usize = 8;
 
 /// Most pages of one read: 64 KiB.

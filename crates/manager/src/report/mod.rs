@@ -241,7 +241,7 @@ pub struct TierReport {
     pub read_latency_seconds: Option<Quantiles>,
     /// What the file or device was asked for; null for a tier in memory.
     pub file: Option<FileReport>,
-    /// How far it was emptied (`undercroft tiers drain`); null if nobody asked for it.
+    /// How far it was emptied (`undercroft tiers drain`); null if no user asked for it.
     #[serde(default)]
     pub drain: Option<Drain>,
 }
@@ -575,7 +575,7 @@ pub struct TierSnapshot {
     pub reads: u64,
     /// Pages written since the start.
     pub writes: u64,
-    /// How far it is emptied (`undercroft tiers drain`); null if nobody asked for it.
+    /// How far it is emptied (`undercroft tiers drain`); null if no user asked for it.
     #[serde(default)]
     pub drain: Option<Drain>,
 }

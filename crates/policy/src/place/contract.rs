@@ -67,7 +67,7 @@ fn check_slabs(
         let Some(slab) = place.slab_to_move(now, tiers) else {
             break;
         };
-        prop_assert!(place.moves_slabs(), "nobody would ask");
+        prop_assert!(place.moves_slabs(), "it would not be asked");
         let (from, to) = (usize::from(slab.from.0), usize::from(slab.to.0));
         prop_assert!(from < tiers.len() && to < tiers.len() && from != to);
         prop_assert!((1..=MIGRATE_PAGES_MAX).contains(&slab.pages.0));
