@@ -178,18 +178,7 @@ impl StormSetup {
         for tier in &mut setup.tiers {
             tier.reads = tier.kind == TierKind::File && random.chance(2, 3);
         }
-        // A third of the setups have one or two more devices.
-        if random.chance(1, 3) {
-            for _ in 0..1 + random.index(2) {
-                setup.tiers.push(TierSetup {
-                    kind: TierKind::File,
-                    pages: 20 + random.below(400),
-                    retain: random.chance(1, 2),
-                    demotes: random.chance(2, 3),
-                    reads: true,
-                });
-            }
-        }
+        add_devices(&mut setup.tiers, &mut random);
         // Half of the files above another tier are nvm.
         for at in 0..setup.tiers.len() - 1 {
             let tier = &mut setup.tiers[at];
@@ -287,6 +276,21 @@ impl StormSetup {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+}
+
+/// A third of the setups have one or two more devices.
+fn add_devices(tiers: &mut Vec<TierSetup>, random: &mut Random) {
+    if random.chance(1, 3) {
+        for _ in 0..1 + random.index(2) {
+            tiers.push(TierSetup {
+                kind: TierKind::File,
+                pages: 20 + random.below(400),
+                retain: random.chance(1, 2),
+                demotes: random.chance(2, 3),
+                reads: true,
+            });
+        }
     }
 }
 
