@@ -2,8 +2,8 @@
 //!
 //! A tier that is a device may hold very many pages, so no call takes time for all of them: stale
 //! entries are removed a few at a time, and the queue grows by blocks, which are never copied.
-//! Cost: 8 bytes for each page stored in a tier that demotes, as many again for entries that are stale,
-//! and 4 bytes for each page of a chunk that had one.
+//! Cost: 8 bytes for each page stored in a tier that demotes, as many again for entries that are
+//! stale, and 4 bytes for each page of a chunk that had one.
 
 use std::collections::VecDeque;
 

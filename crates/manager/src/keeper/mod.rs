@@ -635,8 +635,8 @@ fn leftovers(manager: &Manager) -> Vec<u32> {
 
 /// Ends the program's processes and the manager, in [`KILLED`] and [`ENDING`] at most. Meanwhile
 /// the holder keeps the program's memory from reading as zeros. It ends by itself when no address
-/// space is left. A process that the kernel does not end in time (in an uninterruptible system call)
-/// is left to the holder.
+/// space is left. A process that the kernel does not end in time (in an uninterruptible system
+/// call) is left to the holder.
 fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
     let held = !manager.holder.1.has_exited();
     let killed = if held {

@@ -59,15 +59,7 @@ fn sample() -> Report {
         memory_max: 8 << 20,
         stats: &stats,
         fault_latency: &histogram([5_000; 98].into_iter().chain([20_000, 90_000])),
-        latency_bound: Some(BoundReport {
-            control: Some(crate::report::BoundControl {
-                pages_go_to: "buffer".to_owned(),
-                batch_pages: 9,
-                changes: 2,
-                writes_after_reads: 5,
-            }),
-            ..BoundReport::of(&bound())
-        }),
+        latency_bound: Some(bound_report()),
         stall: Nanos(1_000_000),
         tiers: vec![TierInputs {
             info: &info,
@@ -112,6 +104,18 @@ fn sample() -> Report {
             Nanos(5_000),
         ),
     })
+}
+
+fn bound_report() -> BoundReport {
+    BoundReport {
+        control: Some(crate::report::BoundControl {
+            pages_go_to: "buffer".to_owned(),
+            batch_pages: 9,
+            changes: 2,
+            writes_after_reads: 5,
+        }),
+        ..BoundReport::of(&bound())
+    }
 }
 
 /// Three windows of ten page-ins, all within the limit.
