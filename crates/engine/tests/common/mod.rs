@@ -6,12 +6,14 @@ use undercroft_policy::reclaim::Reclaim;
 
 /// Keeps a reserve below `limit` pages and no copies of resident pages. Does not prefetch.
 /// * `chunks`: of its ledger.
+#[allow(dead_code, reason = "not every test has one tier")]
 pub(crate) fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<VecLedger> {
     engine_with(chunks, limit, reclaim, false)
 }
 
 /// As [`engine`].
 /// * `retain`: the tier keeps the copies of resident pages.
+#[allow(dead_code, reason = "not every test has one tier")]
 pub(crate) fn engine_with(
     chunks: usize,
     limit: u64,

@@ -1,0 +1,139 @@
+//! Moves between tiers: which pages are chosen, and which copies are believed.
+
+mod common;
+
+use undercroft_base::{
+    Bytes, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
+};
+use undercroft_engine::{Config, DemoteItem, Engine, Outcome, Room, Taken, VecLedger};
+use undercroft_policy::place::{LatencyClass, SlabMove, TierState};
+use undercroft_policy::reclaim::lru::Lru;
+
+const FAST: TierId = TierId(0);
+const SLOW: TierId = TierId(1);
+
+/// An engine over two tiers, with 1024 pages of which the first `stored` are in the fast tier, page
+/// n in slot n.
+fn engine(stored: u64) -> (Engine<VecLedger>, SpaceId) {
+    let config = Config {
+        limit: Bytes(2000 * PAGE_BYTES as u64),
+        retain: vec![false; 2],
+        demotes: vec![true, false],
+        room: Room::Ahead,
+    };
+    let prefetch = undercroft_policy::prefetch::by_name("none").expect("a policy");
+    let ledger = VecLedger::new(2);
+    let mut engine = Engine::new(ledger, Box::new(Lru::new()), prefetch, config);
+    let space = engine.layout().add_space();
+    let all = VirtRange::new(VirtPage(0), VirtPage(1024));
+    engine.layout().attached(space, all);
+    for page in 0..1024 {
+        common::touch(&mut engine, space, VirtPage(page));
+    }
+    let (mut batch, mut wake) = (Vec::new(), Vec::new());
+    let mut left = 0;
+    while left < stored {
+        let want = (stored - left).min(64) as usize;
+        assert!(engine.evictions().select(want, &mut batch));
+        for item in &batch {
+            let stored = Outcome::Stored(FAST, Slot(item.page.0));
+            engine.evictions().settle(item.at, Taken::Moved, &mut wake);
+            engine.evictions().publish(item.at, stored, &mut wake);
+        }
+        left += batch.len() as u64;
+    }
+    (engine, space)
+}
+
+fn place(engine: &Engine<VecLedger>, space: SpaceId, page: u64) -> (TierId, Slot) {
+    let entry = engine.books().entry(space, VirtPage(page));
+    assert_eq!(entry.state, PageState::Stored);
+    (entry.tier, entry.slot)
+}
+
+fn select(engine: &mut Engine<VecLedger>, want: usize) -> Vec<DemoteItem> {
+    let mut items = Vec::new();
+    engine.migrations().select(FAST, want, &mut items);
+    items
+}
+
+/// A device may hang for long. By the time a copy arrives, another copy of the page may have the
+/// same slot, and the same stamp: those come again.
+#[test]
+fn a_copy_that_took_as_long_as_stamps_need_to_repeat_is_not_believed() {
+    let (mut engine, space) = engine(2);
+    let late = select(&mut engine, 1)[0];
+    // Each selection moves the stamp on.
+    let mut others = 0;
+    while others < u64::from(u16::MAX) {
+        let item = select(&mut engine, 1)[0];
+        assert!(engine.migrations().failed(item), "it is still there");
+        others += 1;
+    }
+    engine.migrations().demoted(late, SLOW, Slot(9));
+    assert_eq!(place(&engine, space, 0), (FAST, Slot(0)));
+    let mut freed = Vec::new();
+    engine.take_freed(&mut freed);
+    assert_eq!(freed, [(SLOW, Slot(9))]);
+}
+
+#[test]
+fn a_slab_is_the_pages_of_its_numbers_that_are_in_its_tier() {
+    let (mut engine, space) = engine(300);
+    let slab = |first, from| SlabMove {
+        first: PageNo(first),
+        pages: PageCount(256),
+        from,
+        to: SLOW,
+    };
+    let mut items = Vec::new();
+    engine.migrations().select_slab(slab(256, FAST), &mut items);
+    let found: Vec<u64> = items.iter().map(|item| item.slot.0).collect();
+    assert_eq!(found, (256..300).collect::<Vec<_>>());
+    engine.migrations().demoted(items[0], SLOW, Slot(7));
+    assert_eq!(place(&engine, space, 256), (SLOW, Slot(7)));
+    items.clear();
+    engine.migrations().select_slab(slab(256, SLOW), &mut items);
+    assert_eq!(items.len(), 1);
+    items.clear();
+    let beyond = slab(1 << 20, FAST);
+    engine.migrations().select_slab(beyond, &mut items);
+    assert_eq!(items, []);
+}
+
+/// A part after the other, as many as move together. A closed tier is offered no page.
+#[test]
+fn a_drain_finds_every_page_of_its_tier_in_parts() {
+    let (mut engine, space) = engine(600);
+    engine.migrations().close(FAST);
+    let (mut from, mut parts) = (Some(PageNo(0)), Vec::new());
+    while let Some(start) = from {
+        let mut items = Vec::new();
+        from = engine.migrations().select_all(FAST, start, &mut items);
+        for item in &items {
+            let slot = Slot(1000 + item.slot.0);
+            engine.migrations().demoted(*item, SLOW, slot);
+        }
+        parts.push(items.len());
+    }
+    assert_eq!(parts, [256, 256, 88]);
+    for page in 0..600 {
+        assert_eq!(place(&engine, space, page), (SLOW, Slot(1000 + page)));
+    }
+    let tier = TierState {
+        capacity: Bytes(1 << 30),
+        held: Bytes(0),
+        dram: Bytes(0),
+        copies: PageCount(0),
+        packed: Bytes(0),
+        load_ns: 0,
+        latency: LatencyClass::Device,
+        demotes: false,
+    };
+    engine.migrations().set_tiers([tier; 2]);
+    let mut batch = Vec::new();
+    assert!(engine.evictions().select(1, &mut batch));
+    let offered = engine.evictions().tiers_for(batch[0].at);
+    assert_eq!(offered.iter().collect::<Vec<_>>(), [SLOW]);
+    assert_eq!(engine.migrations().refuge_from(FAST), Some(SLOW));
+}
