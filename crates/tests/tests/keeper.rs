@@ -590,3 +590,136 @@ fn what_a_killed_keeper_left_is_cleaned_up() {
     next.limit(64 * MIB).run().expect(0);
     assert_eq!(runs(dir.path()), 0);
 }
+
+/// A freezer cgroup (version 1), in which a frozen process does not even die. Thawed and removed
+/// with this value.
+struct Freezer(std::path::PathBuf);
+
+impl Freezer {
+    /// `None` if this machine has none.
+    fn make() -> Option<Freezer> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+        let mount = mounts.lines().find_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let is = words[2] == "cgroup" && words[3].split(',').any(|word| word == "freezer");
+            is.then(|| words[1].to_owned())
+        })?;
+        let name = format!("undercroft-tests-{}", std::process::id());
+        let folder = Path::new(&mount).join(name);
+        std::fs::create_dir(&folder).ok()?;
+        Some(Freezer(folder))
+    }
+
+    fn freeze(&self, pid: i32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("it moves");
+        std::fs::write(self.0.join("freezer.state"), "FROZEN").expect("it freezes");
+        let state = || std::fs::read_to_string(self.0.join("freezer.state")).expect("a state");
+        let began = Instant::now();
+        while state().trim() != "FROZEN" {
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "it does not freeze"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0.join("freezer.state"), "THAWED");
+        let began = Instant::now();
+        while std::fs::remove_dir(&self.0).is_err() && began.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Cuts the keeper's link to its manager, as the manager's death would: each connected socket of
+/// the keeper.
+fn cut_link(keeper: i32) {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+    let pid = Pid::from_raw(keeper).expect("a process id");
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+    let open = std::fs::read_dir(format!("/proc/{keeper}/fd")).expect("/proc");
+    let numbers = open.flatten().filter_map(|entry| {
+        let target = std::fs::read_link(entry.path()).ok()?;
+        let is = target.to_string_lossy().starts_with("socket:");
+        is.then(|| entry.file_name().to_string_lossy().parse().ok())?
+    });
+    let mut cut = 0;
+    for number in numbers {
+        let socket = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).expect("a descriptor");
+        cut += u32::from(rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).is_ok());
+    }
+    assert!(cut > 0, "the link is a socket");
+}
+
+/// Starts `told` and waits until it and its manager run.
+fn told_with_manager(seconds: u32) -> (Running, i32) {
+    let mut run = Job::new(build("told"))
+        .arg((10 * seconds).to_string())
+        .limit(64 * MIB)
+        .start();
+    run.until("told", 20, is_ready);
+    let manager = run.until("a manager", 20, manager_of).pid;
+    (run, manager)
+}
+
+/// What the keeper waits for: the report, and the end of the manager that it killed.
+const REPORT: Duration = Duration::from_secs(10);
+const KILLED: Duration = Duration::from_secs(5);
+/// Added for a busy machine. Less than another `REPORT`, which one more wait would take.
+const BUSY: Duration = Duration::from_secs(8);
+
+#[test]
+fn a_stopped_manager_holds_the_keeper_for_one_wait() {
+    let name = "a_stopped_manager_holds_the_keeper_for_one_wait";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let (run, manager) = told_with_manager(2);
+    let pid = Pid::from_raw(manager).expect("a process id");
+    kill_process(pid, Signal::STOP).expect("ours to stop");
+    let began = Instant::now();
+    let outcome = run.wait().expect(7);
+    let took = began.elapsed();
+    assert!(outcome.errors.contains("without a report"), "{outcome}");
+    assert!(took < Duration::from_secs(2) + REPORT + BUSY, "{took:?}");
+}
+
+#[test]
+fn a_manager_that_cannot_die_holds_the_keeper_for_a_bounded_time() {
+    let name = "a_manager_that_cannot_die_holds_the_keeper_for_a_bounded_time";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    for cut in [false, true] {
+        let Some(freezer) = Freezer::make() else {
+            return skip(name, "no freezer cgroup of version 1 can be made");
+        };
+        let (mut run, manager) = told_with_manager(if cut { 60 } else { 2 });
+        freezer.freeze(manager);
+        let (status, bound) = if cut {
+            // The manager looks dead, so the program is ended.
+            cut_link(run.pid());
+            (125, KILLED + BUSY)
+        } else {
+            // The program ends, and the manager sends no report.
+            (7, Duration::from_secs(2) + REPORT + KILLED + BUSY)
+        };
+        let began = Instant::now();
+        // Thawed when it is too late, so that a keeper without a bound fails this test, too.
+        while run.is_alive() && began.elapsed() < 2 * bound {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let took = began.elapsed();
+        drop(freezer);
+        let outcome = run.wait().expect(status);
+        assert!(took < bound, "link cut {cut}: {took:?}\n{outcome}");
+        let said = format!("the manager (process {manager}) has not ended");
+        assert!(outcome.errors.contains(&said), "link cut {cut}: {outcome}");
+    }
+}
