@@ -14,6 +14,7 @@ use undercroft_policy::reclaim::ReclaimName;
 use undercroft_qos::LatencyBound;
 use undercroft_tier::spec::TierSpec;
 
+use crate::set::{self, Change};
 use crate::show::StatusForm;
 use crate::trace::args::TraceArgs;
 use crate::values::{self, MemoryMax};
@@ -53,6 +54,8 @@ pub(crate) enum Command {
     Doctor(JsonArgs),
     /// Show the programs running under undercroft
     Status(StatusArgs),
+    /// Change an option of a running program
+    Set(SetArgs),
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
     Tiers(TiersArgs),
     /// Replay a trace of memory references over models of devices
@@ -235,6 +238,22 @@ impl StatusArgs {
         }
     }
 }
+
+/// `undercroft set`.
+#[derive(Debug, Args)]
+#[command(after_help = SET_EXAMPLES)]
+pub(crate) struct SetArgs {
+    /// The run's process id, as `undercroft status` shows it
+    pub pid: u32,
+
+    /// latency=BOUND, such as latency=p99=300us, or latency=none
+    #[arg(value_name = "KEY=VALUE", value_parser = set::change)]
+    pub change: Change,
+}
+
+const SET_EXAMPLES: &str = "Examples:
+  undercroft set 4711 latency=p99=300us
+  undercroft set 4711 latency=none";
 
 /// `undercroft tiers`.
 #[derive(Debug, Args)]

@@ -48,12 +48,7 @@ fn snapshot_of(pid: u32) -> Result<Option<Snapshot>, Failure> {
 /// `undercroft tiers drain`.
 pub(crate) fn drain(pid: u32, wanted: &str) -> Result<u8, Failure> {
     let Some(snapshot) = snapshot_of(pid)? else {
-        return Err(Failure::new(
-            status::FAILED,
-            format!("no run has process id {pid}"),
-            "it has ended, or belongs to another user, or to another UNDERCROFT_DIR",
-            "`undercroft status` lists the runs",
-        ));
+        return Err(live::no_run(pid));
     };
     let Some(at) = find(&snapshot.tiers, wanted) else {
         return Err(Failure::new(
@@ -71,12 +66,7 @@ pub(crate) fn drain(pid: u32, wanted: &str) -> Result<u8, Failure> {
             why,
             "start the run with larger tiers",
         )),
-        None => Err(Failure::new(
-            status::FAILED,
-            format!("run {pid} does not answer"),
-            "it has ended, or its manager is very busy",
-            "try again; `undercroft status` shows whether it runs",
-        )),
+        None => Err(live::no_answer(pid)),
     }
 }
 

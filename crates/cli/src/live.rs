@@ -44,3 +44,23 @@ pub(crate) fn snapshots() -> Result<Vec<Snapshot>, Failure> {
 pub(crate) fn ask(pid: u32, what: Ask) -> Option<Answered> {
     keeper::status::ask(pid, what)
 }
+
+/// There is no run of this process id.
+pub(crate) fn no_run(pid: u32) -> Failure {
+    Failure::new(
+        code::FAILED,
+        format!("no run has process id {pid}"),
+        "it has ended, or belongs to another user, or to another UNDERCROFT_DIR",
+        "`undercroft status` lists the runs",
+    )
+}
+
+/// The run did not answer in time.
+pub(crate) fn no_answer(pid: u32) -> Failure {
+    Failure::new(
+        code::FAILED,
+        format!("run {pid} does not answer"),
+        "it has ended, or its manager is very busy",
+        "try again; `undercroft status` shows whether it runs",
+    )
+}

@@ -13,6 +13,7 @@ mod manual;
 mod measure;
 mod preflight;
 mod run;
+mod set;
 mod show;
 mod sim;
 mod storm;
@@ -44,6 +45,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Run(args) => live::run(run::options(args)?),
         Command::Manager { arguments } => live::serve(arguments),
         Command::Status(args) => show::status(&live::snapshots()?, args.pid, args.form()),
+        Command::Set(args) => set::set(args.pid, args.change),
         Command::Demo(args) => demo::demo(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),
         Command::Lab(args) => lab::lab(args.command),

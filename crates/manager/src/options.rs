@@ -117,19 +117,19 @@ mod as_name {
 }
 
 /// A latency bound in JSON: its text, or null.
-mod as_bound {
+pub(crate) mod as_bound {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use undercroft_qos::LatencyBound;
 
-    pub(super) fn serialize<S: Serializer>(
+    pub(crate) fn serialize<S: Serializer>(
         bound: &Option<LatencyBound>,
         to: S,
     ) -> Result<S::Ok, S::Error> {
         bound.map(|bound| bound.to_string()).serialize(to)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Option<LatencyBound>, D::Error> {
         let text = Option::<String>::deserialize(from)?;

@@ -8,15 +8,18 @@
 //! - `tail.rs`: the percentile of many latencies in little memory.
 //! - `monitor.rs`: windows that kept or missed the bound.
 //! - `queue.rs`: Eq. 1 and Algorithm 1: how large the queue is, and who uses the buffer.
-//! - `control.rs`: both together, for all clients of a device.
+//! - `admission.rs`: whether a bound can be kept at all.
+//! - `control.rs`: queue and buffer together, for all clients of a device.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod bound;
 pub mod control;
 pub mod monitor;
 pub mod queue;
 pub mod tail;
 
+pub use admission::{Capacity, Demand, Refused, admit};
 pub use bound::{BoundError, LatencyBound, Percentile};
 pub use control::{Control, Misses, Out, Unkeepable};
 pub use monitor::{Judged, Monitor, Window};

@@ -1,6 +1,6 @@
 //! Latency bounds of real programs: what the report says of them must add up, and no byte is wrong.
 
-use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip};
+use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip, undercroft};
 
 /// Goes round memory whose words are checked, over a pool and a file.
 fn loop_with(bound: &str) -> Outcome {
@@ -112,4 +112,57 @@ fn a_bound_that_the_device_misses_is_kept_once_control_has_moved_the_pages() {
     assert!(reads(0) > 10 * reads(1), "{outcome}");
     let last = outcome.number("latency_bound.last_window_seconds");
     assert!(last.is_some() && last < Some(0.003), "{outcome}");
+}
+
+/// The file tier is as slow as an SSD that takes 80 us and more a page.
+fn slow_loop(folder: &std::path::Path, bound: &str) -> Job {
+    let spill = folder.join("spill").display().to_string();
+    Job::new(build("touch"))
+        .args(["24", "--rounds", "1000"])
+        .limit(8 * MIB)
+        .options(["--latency", bound, "--prefetch", "none"])
+        .tier(&format!("file:{spill},size=64M,shape=nvme"))
+        .timeout(100)
+}
+
+#[test]
+fn a_bound_that_no_tier_can_keep_is_refused_with_the_one_that_could_be_kept() {
+    let _turn = one_at_a_time();
+    let name = "a_bound_that_no_tier_can_keep_is_refused_with_the_one_that_could_be_kept";
+    if plain_only() {
+        return skip(name, "a plain run has no bound");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let refused = slow_loop(folder.path(), "p99=50us").run().expect(125);
+    assert!(
+        refused.errors.contains("p99=50us cannot be kept"),
+        "{refused}"
+    );
+    assert!(refused.errors.contains("us could be kept"), "{refused}");
+}
+
+#[test]
+fn a_bound_changes_while_the_program_runs() {
+    let _turn = one_at_a_time();
+    let name = "a_bound_changes_while_the_program_runs";
+    if plain_only() {
+        return skip(name, "a plain run has no bound");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let mut run = slow_loop(folder.path(), "p99=20s").start();
+    let pid = run.pid().to_string();
+    let set = |change: &str| Job::new(undercroft()).args(["set", &pid, change]).run();
+    run.until("an answer", 30, |_| {
+        (set("latency=p99=15s").code() == Some(0)).then_some(())
+    });
+    let refused = set("latency=p99=50us").expect(1);
+    assert!(refused.errors.contains("us could be kept"), "{refused}");
+    set("latency=none").expect(0);
+    set("latency=p50=10s").expect(0);
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    run.signal(rustix::process::Signal::TERM);
+    let outcome = run.wait();
+    let report = outcome.report.as_ref().expect("a report");
+    assert_eq!(report["latency_bound"]["bound"], "p50=10s", "{outcome}");
+    assert!(count(&outcome, "windows_kept") > 0, "{outcome}");
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
-use undercroft_base::{LoadError, Loaded, Slot, Stamp, Tier, TierKind, TierUsage};
+use undercroft_base::{LoadError, Loaded, Nanos, Slot, Stamp, Tier, TierKind, TierUsage};
 use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
@@ -107,6 +107,19 @@ impl MeteredTier {
         let mean = self.load_ns.load(Ordering::Relaxed);
         let next = mean - mean / LOADS + nanos / LOADS;
         self.load_ns.store(next, Ordering::Relaxed);
+    }
+
+    /// The least time of a load: that of the device it is shaped as, or the fastest that was
+    /// measured. Zero: unknown.
+    pub(crate) fn least_load(&self) -> Nanos {
+        let shaped = self.shape.map_or(Nanos(0), read_time);
+        let latencies = lock(&self.read_latency);
+        let measured = if latencies.is_empty() {
+            0
+        } else {
+            latencies.min()
+        };
+        shaped.max(Nanos(measured))
     }
 
     /// Whether a store is work of the processor, and few pages at a time are as good as many.

@@ -3,11 +3,16 @@
 
 use std::time::{Duration, Instant};
 
+use undercroft_base::Nanos;
 use undercroft_qos::control::MISSES_MAX;
 use undercroft_qos::tail::BUCKETS;
-use undercroft_qos::{self as qos, LatencyBound, Misses, Monitor, Out, QueueLimits, Unkeepable};
+use undercroft_qos::{
+    self as qos, Capacity, Demand, LatencyBound, Misses, Monitor, Out, QueueLimits, Refused,
+    Unkeepable,
+};
 
 use super::Control;
+use super::launch::Answered;
 use crate::books::metered::MeteredTier;
 use crate::gauges::knobs::{Knobs, Turned};
 use crate::gauges::page_ins::PageIns;
@@ -164,7 +169,37 @@ impl Bound {
     }
 }
 
+/// The least time of a page-in besides its read: it is verified and installed.
+const PATH: Nanos = Nanos(1_000);
+
 impl Control {
+    /// Whether the tiers can keep a bound, by their models and by what was measured until now. A
+    /// bound that is only measured needs no leave.
+    pub(super) fn admits(&self, bound: LatencyBound) -> Result<(), Refused> {
+        if !self.shared.options.latency_control {
+            return Ok(());
+        }
+        let capacity = |tier: &MeteredTier| Capacity {
+            read: tier.least_load(),
+            pages: tier.state().capacity_pages().0,
+        };
+        let capacities: Vec<_> = self.shared.books.tiers.iter().map(capacity).collect();
+        let demand = Demand {
+            path: PATH,
+            pages: None,
+        };
+        qos::admit(bound, demand, &capacities)
+    }
+
+    /// Sets another bound while the program runs, if the tiers can keep it.
+    pub(super) fn change_bound(&mut self, bound: Option<LatencyBound>) -> Answered {
+        if let Some(Err(refused)) = bound.map(|bound| self.admits(bound)) {
+            return Answered::Refused(refused.to_string());
+        }
+        self.set_bound(bound);
+        Answered::Yes
+    }
+
     /// Sets the latency bound; `None` ends it. Page-ins count for it from now on.
     pub(super) fn set_bound(&mut self, bound: Option<LatencyBound>) {
         let gauges = &self.shared.gauges;
@@ -214,8 +249,6 @@ fn unkeepable(found: Unkeepable) -> String {
 
 #[cfg(test)]
 mod tests {
-    use undercroft_base::Nanos;
-
     use super::*;
 
     fn devices(channels: u32, has_buffer: bool, turns: bool) -> Devices {

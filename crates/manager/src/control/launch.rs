@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use undercroft_qos::LatencyBound;
 
 use crate::books::tiers::TierLaunch;
 use crate::options::ClientOptions;
@@ -58,6 +59,12 @@ pub enum Request {
 pub enum Ask {
     /// Empty this tier, counted from 0, and use it no more.
     Drain(u8),
+    /// Keep this bound from now on.
+    Latency {
+        /// `None`: no bound.
+        #[serde(with = "crate::options::as_bound")]
+        bound: Option<LatencyBound>,
+    },
 }
 
 /// The answer.

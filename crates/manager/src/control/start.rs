@@ -84,6 +84,8 @@ enum StartError {
     NoAccessBits(AccessError),
     #[error(transparent)]
     Tier(#[from] OpenError),
+    #[error("--latency: {0}")]
+    Bound(#[from] undercroft_qos::Refused),
     #[error(transparent)]
     Trace(#[from] RecordError),
     /// A system call of the set-up.
@@ -201,7 +203,10 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         greetings: Greetings::default(),
         holder: (holder, PidFd::open(holder)?),
     };
-    control.set_bound(control.launch.options.latency);
+    if let Some(bound) = control.launch.options.latency {
+        control.admits(bound)?;
+        control.set_bound(Some(bound));
+    }
     control.notify(&Notice::Ready { holder })?;
     control.run_to_the_end(&mark);
     control.shared.signals.stop();

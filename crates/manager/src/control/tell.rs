@@ -73,7 +73,10 @@ impl Control {
     }
 
     fn obey(&mut self, ask: Ask) -> Answered {
-        let Ask::Drain(tier) = ask;
+        let tier = match ask {
+            Ask::Drain(tier) => tier,
+            Ask::Latency { bound } => return self.change_bound(bound),
+        };
         if let Err(why) = self.shared.books.drain(TierId(tier)) {
             return Answered::Refused(why);
         }
