@@ -124,7 +124,11 @@ mod tests {
     fn progress_says_what_is_left_and_for_how_long() {
         let of = |left, seconds, stuck| progress(&drain_of(left, seconds, stuck));
         assert!(of(0, None, false).starts_with("drained"));
-        assert!(of(256, Some(1.5), false).contains("1 MiB of 4 MiB left, about 1.5"));
+        let left = of(256, Some(1.5), false);
+        assert!(
+            left.contains("1.0 MiB of 4.0 MiB left, about 1.5"),
+            "{left}"
+        );
         assert!(of(256, None, false).ends_with("left"));
         assert!(of(256, None, true).contains("no room"));
     }

@@ -191,10 +191,12 @@ fn described(ended: &Ended, small: Option<Minimised>) -> Option<FailureReport> {
     let (replays, shrunk) = small
         .as_ref()
         .map_or((0, false), |small| (small.replays, small.finished));
+    // Of the storm that failed. The shortest one that fails alike may have another.
+    let seed = ended.recipe.setup.seed;
     let ended = small.map_or_else(|| ended.clone(), |small| small.ended);
     let failure = ended.failure?;
     Some(FailureReport {
-        seed: ended.recipe.setup.seed,
+        seed,
         place: failure.place,
         message: failure.message,
         step: failure.step,

@@ -4,8 +4,9 @@
 //! halves first, then ever smaller ones; between sizes, parts of the configuration. It ends when
 //! neither helps any more, or when the replays are used up.
 //!
-//! A step that is left out changes what later steps find, so no small piece of a storm may be left
-//! out. Before small pieces, other seeds are tried: one may fail within half of the steps.
+//! A step that is left out changes what later steps find. So a storm may stay long because no small
+//! piece of it can go. Before small pieces are tried, storms of other seeds that fail at the same
+//! place are shrunk, too, and the shortest of all goes on.
 
 use super::recipe::Recipe;
 use super::run::{Ended, Failure, replay};
@@ -22,10 +23,17 @@ pub struct Minimised {
     pub finished: bool,
 }
 
-/// Other seeds that are tried.
-const SEEDS: u64 = 100;
-/// They are tried once pieces are as small as this.
+/// Other seeds that are tried: at most so many, until so many of their storms were shrunk.
+const SEEDS: u64 = 200;
+const STORMS: u32 = 6;
+/// The steps of each, in those that are left of the first.
+const MORE: u64 = 3;
+/// The smallest piece that is left out of a storm before others are tried.
 const SMALL: usize = 8;
+/// A storm of so few steps is short enough: no others are tried.
+const SHORT: usize = 100;
+/// Pieces of one size are tried again if this part of the steps could go.
+const WORTH_IT: usize = 16;
 
 struct Search<'a> {
     failure: &'a Failure,
@@ -50,18 +58,9 @@ pub fn minimise(ended: &Ended, replays_max: u32) -> Option<Minimised> {
         replays: 1,
         replays_max,
     };
-    loop {
-        let before = (
-            search.best.recipe.steps.len(),
-            search.best.recipe.setup.clone(),
-        );
-        search.shrink_steps();
-        search.shrink_setup();
-        let after = &search.best.recipe;
-        if search.is_spent() || (after.steps.len(), after.setup.clone()) == before {
-            break;
-        }
-    }
+    search.shrink(SMALL);
+    search.try_others();
+    search.shrink(1);
     Some(Minimised {
         finished: !search.is_spent(),
         replays: search.replays,
@@ -96,34 +95,67 @@ impl Search<'_> {
         }
     }
 
+    /// Shrinks steps, by pieces of `smallest` at least, and the setup.
+    fn shrink(&mut self, smallest: usize) {
+        loop {
+            let setup = self.best.recipe.setup.clone();
+            self.shrink_steps(smallest);
+            self.shrink_setup();
+            if self.is_spent() || self.best.recipe.setup == setup {
+                break;
+            }
+        }
+    }
+
+    /// Shrinks storms of other seeds, and keeps the shortest. They begin with some more steps than
+    /// are left of this one, because nothing of them was left out yet.
+    fn try_others(&mut self) {
+        let (mut shortest, mut storms) = (self.best.clone(), 0);
+        for seed in 0..SEEDS {
+            let is_short = shortest.recipe.steps.len() <= SHORT;
+            if self.is_spent() || is_short || storms == STORMS {
+                break;
+            }
+            let setup = StormSetup {
+                seed,
+                ..shortest.recipe.setup.clone()
+            };
+            let steps = MORE * shortest.recipe.steps.len() as u64;
+            if !self.fails(&setup, (0..steps).collect()) {
+                continue;
+            }
+            storms += 1;
+            self.shrink(SMALL);
+            if self.best.recipe.steps.len() < shortest.recipe.steps.len() {
+                shortest = self.best.clone();
+            }
+        }
+        self.best = shortest;
+    }
+
+    /// Whether a good part of `before` steps could go.
+    fn was_worth_it(&self, before: usize) -> bool {
+        let gone = before - self.best.recipe.steps.len();
+        gone > 0 && gone >= before / WORTH_IT
+    }
+
     /// Half of the steps or more: a power of two.
     fn first_piece(&self) -> usize {
         self.best.recipe.steps.len().div_ceil(2).next_power_of_two()
     }
 
-    /// Looks for a seed whose storm fails within half of the steps. False if there is none.
-    fn change_seed(&mut self) -> bool {
-        let half = self.best.recipe.steps.len() as u64 / 2;
-        (0..SEEDS).any(|seed| {
-            let setup = StormSetup {
-                seed,
-                ..self.best.recipe.setup.clone()
-            };
-            self.fails(&setup, (0..half).collect())
-        })
-    }
-
-    /// Leaves out pieces: half of the steps at first, then ever smaller pieces, down to single
-    /// steps.
-    fn shrink_steps(&mut self) {
+    /// Leaves out pieces: half of the steps at first, then ever smaller pieces, down to
+    /// `smallest`.
+    fn shrink_steps(&mut self, smallest: usize) {
         let mut size = self.first_piece();
-        while size > 0 && !self.is_spent() {
-            let shorter = self.leave_out(size);
-            if size == SMALL && self.change_seed() {
-                size = self.first_piece();
-                continue;
-            }
-            if size > 1 || !shorter {
+        while size >= smallest && !self.is_spent() {
+            let before = self.best.recipe.steps.len();
+            self.leave_out(size);
+            let (shorter, again) = (
+                self.best.recipe.steps.len() < before,
+                self.was_worth_it(before),
+            );
+            if size > 1 || !again {
                 size /= 2;
             }
             if shorter {
@@ -136,10 +168,9 @@ impl Search<'_> {
     /// Goes through the steps once, from the last, which matter least, and leaves out what it can:
     /// `size` steps at a time at first. After a piece that could go, the next is twice as long;
     /// after one that could not, half as long. So a long stretch that does not matter costs few
-    /// replays. False if nothing could go.
-    fn leave_out(&mut self, size: usize) -> bool {
+    /// replays.
+    fn leave_out(&mut self, size: usize) {
         let (mut to, mut piece) = (self.best.recipe.steps.len(), size);
-        let mut shorter = false;
         while to > 0 && !self.is_spent() {
             let steps = &self.best.recipe.steps;
             to = to.min(steps.len());
@@ -147,14 +178,12 @@ impl Search<'_> {
             let kept = [&steps[..from], &steps[to..]].concat();
             let setup = self.best.recipe.setup.clone();
             let gone = self.fails(&setup, kept);
-            shorter |= gone;
             match gone {
                 true => (to, piece) = (from, 2 * piece),
                 false if piece > size => piece = (piece / 2).max(size),
                 false => to = from,
             }
         }
-        shorter
     }
 
     fn shrink_setup(&mut self) {
