@@ -127,7 +127,8 @@ impl MeteredTier {
         self.tier.info().kind != TierKind::File
     }
 
-    /// How fast it is. This decides whether it keeps copies and demotes (`Config::for_tiers`).
+    /// How fast it is. This decides whether it keeps second copies (`Config::for_tiers`), and which
+    /// thread demotes from it.
     pub(crate) fn latency(&self) -> LatencyClass {
         match self.tier.info().kind {
             TierKind::Ram => LatencyClass::Memory,

@@ -23,8 +23,9 @@ pub struct Minimised {
     pub finished: bool,
 }
 
-/// Other seeds that are tried: at most so many, until so many of their storms were shrunk.
+/// Most other seeds that are tried.
 const SEEDS: u64 = 200;
+/// Most storms of other seeds that are shrunk.
 const STORMS: u32 = 6;
 /// The steps of each, in those that are left of the first.
 const MORE: u64 = 3;
