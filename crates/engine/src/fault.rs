@@ -446,12 +446,7 @@ impl<L: Ledger> Engine<L> {
                     }
                     Arrival::SwapIn { distance }
                 }
-                None => {
-                    if item.tier != TierId::FILL {
-                        self.place.came_along();
-                    }
-                    Arrival::Prefetch
-                }
+                None => Arrival::Prefetch,
             };
             (arrival, self.keep_or_release(item, entry, anew, distance))
         };

@@ -193,7 +193,6 @@ fn a_pool_takes_from_the_memory_it_saves_and_demotes_when_full() {
     let both = run(&trace, |s| {
         s.tiers = tiers(&["ram,ratio=4,max=10%", "nvme"]);
         s.memory = Memory::Percent(40.0);
-        s.placement = "waterfall".parse().unwrap();
     });
     assert!(both.demotions > 0 && both.tiers[1].pages_read > 0);
     // 10 % of 400 frames at four pages a frame.
@@ -215,9 +214,7 @@ fn three_tiers_fill_one_after_the_other() {
             s.memory = Memory::Pages(400);
             s.placement = placement.parse().unwrap();
         });
-        // Under `worth` the pool has to earn its DRAM first.
-        let given = usize::from(placement == "worth");
-        for (at, tier) in outcome.tiers.iter().enumerate().skip(given) {
+        for (at, tier) in outcome.tiers.iter().enumerate() {
             assert!(tier.pages_read > 20, "{placement}, tier {at}: {tier:?}");
         }
         outcome

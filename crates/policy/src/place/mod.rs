@@ -220,10 +220,6 @@ pub trait Place: Send {
     /// the engine locked: O(1).
     fn refaulted(&mut self, _distance: PageCount) {}
 
-    /// A page came along with one that a thread waited for. On the fault path, with the engine
-    /// locked: O(1).
-    fn came_along(&mut self) {}
-
     /// Whether `tier` keeps the copy of a page that came back from it, after `distance` evictions
     /// if that is known. If not, the page gets a new copy when it leaves, which may go to a faster
     /// tier. Asked only of tiers whose copies cost no DRAM. O(1).

@@ -16,9 +16,6 @@
 //! part costs is guessed from the nearest refaults. So the target moves in steps, up and down. Each
 //! time that growth had to be taken back, the next growth waits longer.
 //!
-//! Copies begin with nothing: they have to earn their DRAM. Above a slow tier they begin with all
-//! they may have. What was sent there before there was evidence comes back slowly.
-//!
 //! Pools without such a tier below them are left to [`Waterfall`]: there is nothing to choose.
 
 use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
@@ -35,12 +32,6 @@ const BUCKETS: usize = 256;
 const PER_LIMIT: u64 = 64;
 /// Refaults between decisions. Older ones count half after each.
 const EVIDENCE: u64 = 512;
-/// Tiers below are slow if a load takes this long. Then copies begin with all the DRAM that they
-/// may have, otherwise with none.
-const SLOW_NS: u64 = 1_000_000;
-/// A split farther from where copies began has to be cheaper by a quarter: what the pages cost that
-/// would have to go is a guess, and so is what comes back from a slow tier later.
-const AWAY: f64 = 4.0 / 3.0;
 /// Splits compared, besides the one that gives copies the most DRAM they may have.
 const SPLITS: u64 = 32;
 /// Another split has to be cheaper by this part.
@@ -65,8 +56,6 @@ const FILLED: f64 = 0.85;
 const FAULT_NS: f64 = 10_000.0;
 /// Nanoseconds to compress a page again, once it has come back.
 const COPY_NS: f64 = 4_000.0;
-/// Nanoseconds to take another page out, for each that comes.
-const EVICT_NS: f64 = 8_000.0;
 
 /// Splits DRAM by the worth of compressed copies.
 #[derive(Clone, Debug)]
@@ -80,15 +69,11 @@ pub struct Worth {
     width: u32,
     /// Refaults since the last decision.
     seen: u64,
-    /// Refaults, and pages that came along with them. Older ones count less.
-    waited: u64,
-    along: u64,
     /// New copies since the last demotion beyond the target.
     unmoved: u64,
     /// New copies so far.
     left: u64,
-    /// Bytes that copies should have; `None` before the first decision: all they may, if the tiers
-    /// below are slow.
+    /// Bytes that copies should have; `None` before the first decision: all they may.
     target: Option<Bytes>,
     /// Refaults within this distance are worth a copy in memory.
     reach: PageCount,
@@ -106,8 +91,6 @@ impl Default for Worth {
             copies: 0,
             width: 0,
             seen: 0,
-            waited: 0,
-            along: 0,
             unmoved: 0,
             left: 0,
             target: None,
@@ -141,11 +124,8 @@ struct Split {
     /// DRAM of copies now.
     now: f64,
     ratio: f64,
-    /// Nanoseconds of a fault that decompresses, and of one that reads, besides the read.
     memory_ns: f64,
-    fault_ns: f64,
     below: Below,
-    slow: bool,
 }
 
 /// The tiers below, fastest first: pages that each holds, and nanoseconds to load one.
@@ -167,14 +147,14 @@ impl Below {
     }
 
     /// The mean cost of a refault, loads only. `near`: its part that needs no tier of these.
-    /// `within(pages)`: its part that needs none beyond so much more. `fault_ns`: besides the load.
-    fn cost(&self, fault_ns: f64, near: f64, within: impl Fn(f64) -> f64) -> f64 {
+    /// `within(pages)`: its part that needs none beyond so much more.
+    fn cost(&self, near: f64, within: impl Fn(f64) -> f64) -> f64 {
         let (mut cost, mut so_far, mut pages) = (0.0, near, 0.0);
         for (at, (holds, load_ns)) in self.tiers[..self.count].iter().enumerate() {
             pages += holds;
             let last = at + 1 == self.count;
             let to = if last { 1.0 } else { within(pages).max(so_far) };
-            cost += (to - so_far) * (fault_ns + load_ns);
+            cost += (to - so_far) * (FAULT_NS + load_ns);
             so_far = to;
         }
         cost
@@ -198,12 +178,11 @@ impl Worth {
                 (false, part) => part,
             };
             let (hits, near) = (within(gained), within(gained + held));
-            cost += count * (near - hits) * split.memory_ns;
-            let beyond = |more| within(gained + held + more);
-            cost += count * split.below.cost(split.fault_ns, near, beyond);
+            cost += count * (near - hits) * (FAULT_NS + split.memory_ns + COPY_NS);
+            cost += count * split.below.cost(near, |more| within(gained + held + more));
             // The resident pages that would have to go are used as often as those that went last.
             let lost = within(-gained);
-            cost += count * lost * split.memory_ns;
+            cost += count * lost * (FAULT_NS + split.memory_ns + COPY_NS);
         }
         cost
     }
@@ -217,8 +196,7 @@ impl Worth {
         least -= least / GAIN_PART as f64;
         for step in 0..=SPLITS {
             let copies = top * step as f64 / SPLITS as f64;
-            let away = (copies > before) != split.slow;
-            let cost = self.cost(split, copies) * if away { AWAY } else { 1.0 };
+            let cost = self.cost(split, copies);
             if cost < least {
                 (best, least) = (copies, cost);
             }
@@ -247,7 +225,6 @@ impl Worth {
             *count /= 2;
         }
         self.seen = 0;
-        (self.waited, self.along) = (self.waited / 2, self.along / 2);
     }
 
     /// Copies have `copies` buckets of DRAM now; resident pages have the rest. What copies give up
@@ -284,26 +261,16 @@ impl Worth {
             let ratio = (copies * PAGE_BYTES as u64) as f64 / packed as f64;
             self.ratio = (ratio * FILLED).clamp(1.0, 100.0);
         }
-        let slowest = below.iter().map(|t| t.load_ns).max().unwrap_or(0);
-        let slow = slowest >= SLOW_NS;
-        if self.target.is_none() && !slow {
-            self.target = Some(Bytes(0));
-        }
         if self.seen < EVIDENCE {
             return;
         }
         let page = PAGE_BYTES as f64;
-        let load_ns = memory.iter().map(|t| t.load_ns).max().unwrap_or(0) as f64;
-        // Memory is decompressed page by page; a device reads a window at once.
-        let pages = 1.0 + self.along as f64 / self.waited.max(1) as f64;
         let split = Split {
             limit: limit.0 as f64 / page,
             now: dram as f64 / page,
             ratio: self.ratio,
-            memory_ns: FAULT_NS + pages * (load_ns + COPY_NS + EVICT_NS),
-            fault_ns: FAULT_NS + pages * EVICT_NS,
+            memory_ns: memory.iter().map(|t| t.load_ns).max().unwrap_or(0) as f64,
             below: Below::of(below),
-            slow,
         };
         if (self.left as f64) < MATURE * split.now * (1.0 + split.ratio) {
             return;
@@ -367,11 +334,6 @@ impl Place for Worth {
         let bucket = (distance.0 >> self.width).min(BUCKETS as u64 - 1);
         self.refaults[bucket as usize] += 1;
         self.seen += 1;
-        self.waited += 1;
-    }
-
-    fn came_along(&mut self) {
-        self.along += 1;
     }
 
     fn keeps(&self, distance: Option<PageCount>, tier: &TierState) -> bool {
@@ -479,8 +441,7 @@ mod tests {
     /// While few pages have left, only those that left a moment ago can have come back.
     #[test]
     fn the_first_refaults_decide_nothing() {
-        let mut pool = tiers(LIMIT.0 / 4);
-        pool[1].load_ns = 8_000_000;
+        let pool = tiers(LIMIT.0 / 4);
         let mut worth = Worth::default();
         worth.migrate(LIMIT, &pool);
         for _ in 0..2 * EVIDENCE {
@@ -492,44 +453,6 @@ mod tests {
         worth.migrate(LIMIT, &pool);
         let target = worth.share().expect("a decision").target;
         assert!(target < Bytes(LIMIT.0 / 2), "{target}");
-    }
-
-    #[test]
-    fn copies_begin_with_nothing_above_a_fast_tier_and_with_all_above_a_slow_one() {
-        let first = |load_ns: u64| {
-            let mut all = tiers(0);
-            all[1].load_ns = load_ns;
-            let mut worth = Worth::default();
-            worth.migrate(LIMIT, &all);
-            let page = PageFacts {
-                no: undercroft_base::PageNo(0),
-            };
-            worth.order(page, &all).get(0)
-        };
-        assert_eq!(first(80_000), Some(TierId(1)));
-        assert_eq!(first(8_000_000), Some(TierId(0)));
-    }
-
-    /// A device reads a window at once. A pool decompresses its pages one by one.
-    #[test]
-    fn pages_that_come_along_speak_against_copies() {
-        let target = |along: u64| {
-            let mut worth = Worth {
-                left: 20 * PAGES,
-                ..Worth::default()
-            };
-            worth.migrate(LIMIT, &tiers(0));
-            for at in 0..EVIDENCE {
-                worth.refaulted(PageCount(PAGES / 2 + at));
-                for _ in 0..along {
-                    worth.came_along();
-                }
-            }
-            worth.migrate(LIMIT, &tiers(0));
-            worth.share().expect("a decision").target
-        };
-        assert!(target(0) > Bytes(0));
-        assert_eq!(target(20), Bytes(0));
     }
 
     /// Beyond the pool is a tier that loads a page in less time than a decompression takes: if it

@@ -7,8 +7,6 @@ use crate::setup::{DeviceLayout, SimTier, TierModel, WriteOut};
 
 /// Reads that the mean time of a read remembers.
 const LOADS: f64 = 64.0;
-/// An offset that a disk's head has to go to.
-const FAR: u64 = 1 << 38;
 
 /// Counts of a tier, besides its device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,7 +34,7 @@ pub struct ReplayTier {
     slots: Slots,
     homes: Option<Homes>,
     wear: Vec<u32>,
-    /// Nanoseconds of a read lately; before the first, as the profile says.
+    /// Nanoseconds of a read lately; 0 before the first.
     load_ns: f64,
 }
 
@@ -59,7 +57,7 @@ impl ReplayTier {
             slots: Slots::default(),
             homes: homes.map(Homes::new),
             wear: Vec::new(),
-            load_ns: first_load_ns(&spec.kind, page_bytes),
+            load_ns: 0.0,
             spec: spec.clone(),
         }
     }
@@ -171,11 +169,14 @@ impl ReplayTier {
             Some(device) => device.read(now, offset, bytes).end,
         };
         let took = (end - now).ns();
-        self.load_ns += (took - self.load_ns) / LOADS;
+        self.load_ns += match self.load_ns {
+            0.0 => took,
+            mean => (took - mean) / LOADS,
+        };
         end
     }
 
-    /// Nanoseconds of a read lately; before the first, as the profile says.
+    /// Nanoseconds of a read lately; 0 before the first.
     pub fn load_ns(&self) -> u64 {
         self.load_ns as u64
     }
@@ -201,18 +202,6 @@ impl ReplayTier {
         self.device
             .as_mut()
             .map_or(Time::default(), Device::finish_writes)
-    }
-}
-
-/// Nanoseconds of one read from a tier that does nothing else.
-fn first_load_ns(kind: &TierModel, page_bytes: u64) -> f64 {
-    match kind {
-        TierModel::Pool { .. } => profiles::DECOMPRESS_NS_PER_BYTE * page_bytes as f64,
-        TierModel::Device { profile, .. } => {
-            let mut idle = Device::new((**profile).clone());
-            let read = idle.read(Time::default(), FAR, page_bytes);
-            (read.end - Time::default()).ns()
-        }
     }
 }
 
