@@ -12,7 +12,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
 use undercroft_model::content::Content;
 use undercroft_model::memory::{Memory, Mm, MoveRefusal, Refusal, Touch};
-use undercroft_sys::uffd::{MessageBuf, Messages, NOWHERE, RegisterMode, Uffd, UffdError};
+use undercroft_sys::uffd::{MessageBuf, Messages, RegisterMode, Uffd, UffdError};
 
 use super::port::{Space, Wake};
 use crate::sync::lock;
@@ -240,14 +240,11 @@ impl Space for ModelMemory {
     }
 
     fn protect(&self, range: VirtRange, on: bool) -> Result<(), UffdError> {
-        assert!(
-            range == VirtRange::one(NOWHERE) && !on,
-            "the model has no write protection"
-        );
+        assert!(range.is_empty() && !on, "the model has no write protection");
         if lock(&self.kernel).memory.is_changing(self.mm) {
             Err(UffdError::LayoutChanging { done: 0 })
         } else {
-            Err(UffdError::NotMapped { done: 0 })
+            Err(UffdError::Invalid)
         }
     }
 

@@ -56,10 +56,11 @@ pub(crate) trait Space: AsFd + Send + Sync {
         self.install(NOWHERE, page, Wake::Later) == Err(UffdError::ClientGone)
     }
 
-    /// True when a layout event waits to be read. Asks with a change of protection where nothing is
-    /// mapped: it is refused, for one reason or the other.
+    /// True when a layout event waits to be read. Asks with a change of protection of no page: it
+    /// is refused, for one reason or the other, before the kernel takes the lock of the address
+    /// space. Threads of the program may hold that lock for long.
     fn is_event_pending(&self) -> bool {
-        let asked = self.protect(VirtRange::one(NOWHERE), false);
+        let asked = self.protect(VirtRange::new(NOWHERE, NOWHERE), false);
         matches!(asked, Err(UffdError::LayoutChanging { .. }))
     }
 }

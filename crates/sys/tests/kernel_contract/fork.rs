@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 
+use undercroft_base::VirtRange;
 use undercroft_sys::uffd::{Features, MessageBuf, RegisterMode, UffdDevice, UffdError};
 
 use crate::bed::*;
@@ -13,6 +14,7 @@ crate::facts! {
     the_event_brings_the_child_s_own_userfaultfd,
     fork_waits_until_its_event_is_read,
     copy_while_an_event_is_pending_says_the_layout_is_changing,
+    protecting_no_page_tells_whether_an_event_is_pending,
     a_fork_event_without_a_free_descriptor_stays_and_fork_waits,
     closing_the_child_s_userfaultfd_lets_it_read_zeros,
     a_wipe_on_fork_child_faults_and_must_get_zeros,
@@ -70,6 +72,20 @@ fn copy_while_an_event_is_pending_says_the_layout_is_changing() {
     child.done();
     ear.serve(area.at(0), 1);
     assert_eq!(area.read(0), 1);
+}
+
+/// The kernel looks for an event before it looks at the range, and takes no lock for either.
+fn protecting_no_page_tells_whether_an_event_is_pending() {
+    let (mut ear, area) = evicted();
+    let nothing = VirtRange::new(area.at(0), area.at(0));
+    let ask = |ear: &Ear| ear.write_protect(nothing, false);
+    assert_eq!(ask(&ear), Err(UffdError::Invalid));
+    let child = forking_reader(area, 1);
+    until("the event is pending", || poll_in(ear.as_fd(), 1) != 0);
+    assert_eq!(ask(&ear), Err(UffdError::LayoutChanging { done: 0 }));
+    let _child_ear = ear.fork();
+    child.done();
+    assert_eq!(ask(&ear), Err(UffdError::Invalid));
 }
 
 fn a_fork_event_without_a_free_descriptor_stays_and_fork_waits() {
