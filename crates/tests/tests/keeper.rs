@@ -47,8 +47,12 @@ fn signals_arrive_as_they_were_sent() {
     let _turn = one_at_a_time();
     let job = Job::new(build("told")).arg("5");
     for signal in SIGNALS {
-        let plain = sent(&job, signal);
-        let mut under = sent(&job.clone().limit(64 * MIB), signal);
+        let limited = job.clone().limit(64 * MIB);
+        let (plain, mut under) = std::thread::scope(|scope| {
+            let plain = scope.spawn(|| sent(&job, signal));
+            let under = sent(&limited, signal);
+            (plain.join().expect("no panic"), under)
+        });
         if signal == Signal::CONT {
             // Not passed on to a program that is not stopped: `run` cannot tell it from a signal to
             // the whole group, which the program has already.
@@ -509,7 +513,7 @@ fn a_directory_that_others_can_change_is_refused() {
 
 #[test]
 fn a_program_that_is_not_managed_is_reported() {
-    let _turn = one_at_a_time();
+    // Takes no turn: it waits, beside the others.
     if plain_only() {
         return skip(
             "a_program_that_is_not_managed_is_reported",
@@ -675,7 +679,7 @@ const BUSY: Duration = Duration::from_secs(8);
 #[test]
 fn a_stopped_manager_holds_the_keeper_for_one_wait() {
     let name = "a_stopped_manager_holds_the_keeper_for_one_wait";
-    let _turn = one_at_a_time();
+    // Takes no turn: it waits, beside the others.
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
@@ -692,7 +696,7 @@ fn a_stopped_manager_holds_the_keeper_for_one_wait() {
 #[test]
 fn a_manager_that_cannot_die_holds_the_keeper_for_a_bounded_time() {
     let name = "a_manager_that_cannot_die_holds_the_keeper_for_a_bounded_time";
-    let _turn = one_at_a_time();
+    // Takes no turn: it waits, beside the others.
     if plain_only() {
         return skip(name, "a plain run has no manager");
     }
