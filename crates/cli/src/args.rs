@@ -378,6 +378,11 @@ pub(crate) struct LabRunArgs {
     #[arg(long, value_name = "TEXT,..", value_delimiter = ',')]
     pub only: Vec<String>,
 
+    /// Only these settings, by commas: undercroft (the defaults), swapfile, zram, undercroft-lru or
+    /// another fixed one (experiment `programs`)
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    pub settings: Vec<String>,
+
     /// Memory of the workload; default: the experiment's own
     #[arg(long, value_name = "SIZE", value_parser = values::footprint)]
     pub footprint: Option<Bytes>,

@@ -91,6 +91,7 @@ fn run(args: LabRunArgs) -> Result<(), Failure> {
             ]),
             rounds: args.rounds,
             only: args.only.clone(),
+            settings: args.settings.clone(),
             footprint_mib: args.footprint.map(|size| size.0 >> 20),
             swap_directory: args.swap_dir.clone(),
         };

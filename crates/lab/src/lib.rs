@@ -47,6 +47,9 @@ pub struct RunOptions {
     /// Only the parts of an experiment whose name contains one of these; empty = all. `programs`
     /// alone has such parts.
     pub only: Vec<String>,
+    /// Only the settings whose whole name is one of these; empty = all. `programs` alone has
+    /// settings to leave out.
+    pub settings: Vec<String>,
     /// Footprint of the workload; None = the experiment's own.
     pub footprint_mib: Option<u64>,
     /// Where swap files and file tiers go; None = `out`. Must be a disk file system, not tmpfs.

@@ -19,7 +19,7 @@ use super::{Lab, or_skip, progress, skip};
 use crate::results::{Better, Results, Sample, Target};
 use crate::rig::{CommandLine, Finished, Plain, Rig, RigError, Stdout, calibrate_with};
 use list::{PROGRAMS, Program};
-use settings::{DEFAULT, fixed, rigs};
+use settings::{DEFAULT, check, fixed, rigs};
 
 /// Limits, in percent of a program's peak without one.
 const SHARES: [u64; 3] = [75, 50, 35];
@@ -33,6 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LEAST: Bytes = Bytes(4 << 20);
 
 pub(crate) fn run(lab: &Lab, results: &mut Results) -> anyhow::Result<()> {
+    check(&lab.options.settings)?;
     let rounds = lab.rounds(1, 3);
     results.parameters = BTreeMap::from([
         ("rounds".into(), rounds.to_string()),

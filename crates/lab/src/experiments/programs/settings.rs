@@ -1,6 +1,7 @@
 //! The ways to run a program of the experiment `programs`: the default settings, fixed ones, and
 //! the kernel's swap.
 
+use anyhow::ensure;
 use undercroft_base::Bytes;
 
 use crate::experiments::Lab;
@@ -67,6 +68,19 @@ pub(super) fn fixed() -> impl Iterator<Item = &'static str> {
     FIXED.iter().map(|fixed| fixed.name)
 }
 
+/// Refuses names that no setting has.
+pub(super) fn check(wanted: &[String]) -> anyhow::Result<()> {
+    let names: Vec<&str> = [DEFAULT, "swapfile", "zram"]
+        .into_iter()
+        .chain(fixed())
+        .collect();
+    for name in wanted {
+        let known = names.contains(&name.as_str());
+        ensure!(known, "no setting `{name}`; there are {}", names.join(", "));
+    }
+    Ok(())
+}
+
 /// The rigs that take turns.
 /// * `swap`: size of swap areas and file tiers; nothing outgrows it.
 pub(super) fn rigs(lab: &Lab, swap: Bytes) -> Vec<Box<dyn Rig>> {
@@ -97,6 +111,8 @@ pub(super) fn rigs(lab: &Lab, swap: Bytes) -> Vec<Box<dyn Rig>> {
     }
     rigs.push(Box::new(SwapFile { swap, directory }));
     rigs.push(Box::new(Zram { swap }));
+    let wanted = &lab.options.settings;
+    rigs.retain(|rig| wanted.is_empty() || wanted.iter().any(|name| name == rig.name()));
     rigs
 }
 
