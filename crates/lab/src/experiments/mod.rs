@@ -344,17 +344,15 @@ pub(crate) fn run_touch(
     Ok((lines, outcome))
 }
 
-/// `run_touch`, repeated up to twice if the kernel killed the run. With memcg v1 the kernel
-/// sometimes does that although there is free swap, when every page of a small group is on the
-/// active list. Kills and skips are noted.
-pub(crate) fn run_retrying(
+/// A run, repeated up to twice if the kernel killed it. With memcg v1 the kernel sometimes does that
+/// although there is free swap, when every page of a small group is on the active list. Kills and
+/// skips are noted.
+pub(crate) fn retrying<T>(
     results: &mut Results,
-    rig: &dyn Rig,
-    limit: Bytes,
-    command: &CommandLine,
-) -> anyhow::Result<Option<(Vec<PhaseLine>, Finished)>> {
+    mut run: impl FnMut() -> Result<T, RigError>,
+) -> anyhow::Result<Option<T>> {
     for _ in 0..2 {
-        match run_touch(rig, limit, command) {
+        match run() {
             Err(error @ RigError::Killed { .. }) => {
                 eprintln!("lab: {error}; trying again");
                 results.notes.push(format!("repeated: {error}"));
@@ -362,7 +360,7 @@ pub(crate) fn run_retrying(
             other => return or_skip(results, other),
         }
     }
-    or_skip(results, run_touch(rig, limit, command))
+    or_skip(results, run())
 }
 
 /// A phase line, as a sample.

@@ -4,7 +4,7 @@
 //! Each round runs every rig once, one after another, so that drift of the machine affects all
 //! alike. One run is: fill, all phases, and a check of every byte at the end.
 
-use super::{Lab, check_total, or_skip, phase_sample, progress, run_retrying};
+use super::{Lab, check_total, or_skip, phase_sample, progress, retrying, run_touch};
 use crate::results::{Better, Results, Target};
 use crate::rig::{CommandLine, Plain, Rig, calibrate};
 use crate::touch::{Access, Pattern, Phase};
@@ -196,8 +196,8 @@ fn one_round(
                 round + 1,
                 sizes.rounds,
             ));
-            let Some((lines, outcome)) = run_retrying(results, rig.as_ref(), limit, command)?
-            else {
+            let run = || run_touch(rig.as_ref(), limit, command);
+            let Some((lines, outcome)) = retrying(results, run)? else {
                 continue;
             };
             for line in lines {

@@ -15,7 +15,7 @@ use anyhow::{Context, ensure};
 use undercroft_base::Bytes;
 
 use super::redis_server::installed;
-use super::{Lab, or_skip, progress, skip};
+use super::{Lab, or_skip, progress, retrying, skip};
 use crate::results::{Better, Results, Sample, Target};
 use crate::rig::{CommandLine, Finished, Plain, Rig, RigError, Stdout, calibrate_with};
 use list::{PROGRAMS, Program};
@@ -166,8 +166,8 @@ fn one_program(
                     Some(own) => own,
                     None => continue,
                 };
-                let ran = attempt(rig.as_ref(), own, command, most);
-                let Some(ran) = or_skip(results, ran)? else {
+                let run = || attempt(rig.as_ref(), own, command, most);
+                let Some(ran) = retrying(results, run)? else {
                     continue;
                 };
                 if !ran.stopped && ran.outcome.lines != expected {
