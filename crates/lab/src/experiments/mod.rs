@@ -344,9 +344,9 @@ pub(crate) fn run_touch(
     Ok((lines, outcome))
 }
 
-/// A run, repeated up to twice if the kernel killed it. With memcg v1 the kernel sometimes does that
-/// although there is free swap, when every page of a small group is on the active list. Kills and
-/// skips are noted.
+/// A run, repeated up to twice if the kernel killed it. With memcg v1 the kernel sometimes does
+/// that although there is free swap, when every page of a small group is on the active list. Kills
+/// and skips are noted.
 pub(crate) fn retrying<T>(
     results: &mut Results,
     mut run: impl FnMut() -> Result<T, RigError>,
