@@ -15,6 +15,15 @@ use crate::limits::DEMOTE_PAGES_MAX;
 /// that leaves clean again and again has many.
 type Age = (PageNo, u32);
 
+/// What [`Ages::pop`] took out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Oldest {
+    /// A page. It may have left the tier: its own entry tells.
+    Page(PageNo),
+    /// An entry that no longer counts.
+    Stale,
+}
+
 /// Entries of one block: 32 KiB.
 const BLOCK: usize = 4096;
 
@@ -137,12 +146,15 @@ impl Ages {
         }
     }
 
-    /// Takes the oldest entry of a tier out. The page may have left the tier: its own entry tells.
-    /// The inner `None`: the entry is stale.
-    pub(crate) fn pop(&mut self, tier: usize) -> Option<Option<PageNo>> {
+    /// Takes the oldest entry of a tier out. `None`: the tier has none.
+    pub(crate) fn pop(&mut self, tier: usize) -> Option<Oldest> {
         let queue = &mut self.tiers[tier];
         let age = queue.swept.pop().or_else(|| queue.newest.pop())?;
-        Some(is_newest(&self.chunks, age).then_some(age.0))
+        Some(if is_newest(&self.chunks, age) {
+            Oldest::Page(age.0)
+        } else {
+            Oldest::Stale
+        })
     }
 
     /// Memory held.
@@ -159,6 +171,13 @@ impl Ages {
 mod tests {
     use super::*;
 
+    fn page(oldest: Option<Oldest>) -> Option<PageNo> {
+        match oldest? {
+            Oldest::Page(no) => Some(no),
+            Oldest::Stale => None,
+        }
+    }
+
     /// Pages that are gone go, others stay in their order, whatever comes between.
     #[test]
     fn the_oldest_comes_first_and_what_is_stale_is_removed_in_the_end() {
@@ -169,13 +188,14 @@ mod tests {
             ages.push(0, PageNo(no), lives);
             assert!(ages.len(0) < 60_000, "{} entries at {no}", ages.len(0));
             if no % 50 == 0 {
-                let oldest = ages.pop(0).expect("one was added");
+                let oldest = page(ages.pop(0));
                 assert!(oldest.is_some() && last < oldest, "{last:?}, {oldest:?}");
                 last = oldest;
             }
         }
         let mut left = 0;
-        while let Some(oldest) = ages.pop(0) {
+        while ages.len(0) > 0 {
+            let oldest = page(ages.pop(0));
             assert!(oldest.is_some() && last < oldest, "{last:?}, {oldest:?}");
             last = oldest;
             left += u32::from(oldest.is_some_and(lives));
@@ -196,7 +216,7 @@ mod tests {
         }
         let mut found = Vec::new();
         while let Some(oldest) = ages.pop(1) {
-            found.extend(oldest);
+            found.extend(page(Some(oldest)));
         }
         assert_eq!(found, (0..1000).map(PageNo).collect::<Vec<_>>());
         assert_eq!(ages.len(0), 0);

@@ -9,6 +9,7 @@ use undercroft_policy::place::{
     LatencyClass, Migration, PageFacts, SlabMove, TierOrder, TierState,
 };
 
+use crate::ages::Oldest;
 use crate::batch::BatchIndex;
 use crate::ledger::Ledger;
 use crate::limits::{DEMOTE_PAGES_MAX, DEMOTE_SCAN_MAX, DRAIN_SCAN_MAX, STAMP_EVICTIONS};
@@ -226,7 +227,7 @@ impl<L: Ledger> Migrations<'_, L> {
                 break;
             };
             looks -= 1;
-            let Some(no) = oldest else { continue };
+            let Oldest::Page(no) = oldest else { continue };
             let entry = self.engine.table.entry(no);
             if !is_in(entry, tier) {
                 continue;
