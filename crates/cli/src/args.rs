@@ -145,10 +145,10 @@ pub(crate) struct RunArgs {
     pub trace: Option<PathBuf>,
 
     /// Scan which pages in memory were used, so that the policy keeps those. INTERVAL is a time
-    /// from 10ms to 1h, such as 100ms; never; or auto: as often as an eighth of the pages in memory
+    /// from 10ms to 1h, such as 100ms; never; or auto: as often as a 64th of the pages in memory
     /// has left, if the machine allows it. A scan costs some 0.15 us a page in memory, and
     /// interrupts the program's CPUs. It runs on a CPU that serves no faults, if there is one.
-    /// Scans take at most a tenth of the time (auto: a fortieth). Needs CAP_BPF and CAP_PERFMON
+    /// Scans take at most a tenth of the time (auto: a twentieth). Needs CAP_BPF and CAP_PERFMON
     #[arg(long, value_name = "INTERVAL|auto|never", default_value = "auto", value_parser = values::access_scan)]
     pub access_scan: AccessScan,
 

@@ -1,5 +1,5 @@
 //! How near the estimated miss-ratio curve comes to replays at each of its limits. The estimator
-//! gets what it would get in a live run: faults, and a scan each time that an eighth of the
+//! gets what it would get in a live run: faults, and a scan each time that a 64th of the
 //! resident pages has left.
 
 #![allow(clippy::unwrap_used, reason = "everything here is a test helper")]

@@ -91,7 +91,7 @@ fn by_default_a_run_scans_while_pages_leave() {
     ));
     let seconds = report["wall_seconds"].as_f64().expect("seconds");
     let count = scans["count"].as_f64().expect("a count");
-    // A scan is due after an eighth of the pages, and after half a second.
+    // A scan is due after a 64th of the pages, and after half a second.
     let most = turnovers(&report) + 2.0 * seconds + 1.0;
     assert!(count >= 2.0 && count <= most, "{scans}, at most {most}");
     let spent = scans["seconds"].as_f64().expect("seconds");
@@ -101,11 +101,11 @@ fn by_default_a_run_scans_while_pages_leave() {
     assert_eq!(roomy["access_scans"], Value::Null, "nothing left memory");
 }
 
-/// How often an eighth of the resident pages left, at most: copies take up to half of the limit.
+/// How often a 64th of the resident pages left, at most: copies take up to half of the limit.
 fn turnovers(report: &Value) -> f64 {
     let resident = report["resident_bytes_peak"].as_f64().expect("bytes") / 4096.0;
     let left = report["pages"]["swapped_out"].as_f64().expect("pages");
-    left / (resident / 2.0 / 8.0)
+    left / (resident / 2.0 / 64.0)
 }
 
 /// Scans by default cost an idle program nothing, and leave out processes with a living fork

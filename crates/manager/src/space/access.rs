@@ -40,10 +40,10 @@ use crate::sync::lock;
 const TOUCH_PAGES: usize = 64;
 
 /// Scans on demand: one is due when this fraction of the resident pages has left.
-const TURNOVER: u64 = 8;
+const TURNOVER: u64 = 64;
 /// Scans on demand: and when threads have waited for pages this many times as long as the last scan
 /// took. The program pays for a scan too: the CPU sets each bit again.
-const WAITS: u32 = 20;
+const WAITS: u32 = 10;
 /// Scans on demand: one is due after this time if any page has left.
 const AT_LEAST_EVERY: Duration = Duration::from_millis(500);
 
@@ -100,7 +100,7 @@ impl Pace {
     /// The pace of `--access-scan auto`, measured in `docs/design/0010-access-bits.md`.
     const AUTO: Pace = Pace {
         interval: Duration::from_millis(20),
-        share: 40,
+        share: 20,
         on_demand: true,
     };
 
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_is_due_when_an_eighth_has_left_and_threads_waited_twenty_times_a_scan() {
+    fn a_scan_is_due_when_a_64th_has_left_and_threads_waited_ten_times_a_scan() {
         let took = Duration::from_millis(3);
         let next = |left: u64, waited_ms: u64, passed_ms: u64| {
             let since = Since {
@@ -462,9 +462,9 @@ mod tests {
             };
             since.next(took)
         };
-        assert_eq!(next(1_000, 60, 20), Next::Scan);
-        assert_eq!(next(1_000, 59, 20), Next::Wait, "a scan costs too much");
-        assert_eq!(next(999, 600, 20), Next::Wait, "too few pages have left");
+        assert_eq!(next(125, 30, 20), Next::Scan);
+        assert_eq!(next(125, 29, 20), Next::Wait, "a scan costs too much");
+        assert_eq!(next(124, 600, 20), Next::Wait, "too few pages have left");
         // Half a second later any page that left is enough, and none is a rest.
         assert_eq!(next(1, 0, 499), Next::Wait);
         assert_eq!(next(1, 0, 500), Next::Scan);

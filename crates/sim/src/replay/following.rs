@@ -1,7 +1,7 @@
 //! The miss-ratio curve of a client: scans as in a live run, and what they found.
 //!
 //! The trace has every use, but a live run does not know of most. So the estimator gets what it
-//! would get there: faults, and which pages a scan finds used, one each time that an eighth of the
+//! would get there: faults, and which pages a scan finds used, one each time that a 64th of the
 //! resident pages has left. A page counts as used from the second scan on.
 
 use undercroft_base::PageCount;
@@ -12,7 +12,7 @@ use undercroft_policy::reclaim::ReclaimName;
 use crate::setup::SimRoom;
 
 /// A scan is due when this fraction of the resident pages has left.
-const TURNOVER: u64 = 8;
+const TURNOVER: u64 = 64;
 
 /// The estimator of one client.
 pub(super) struct Following {
