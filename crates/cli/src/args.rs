@@ -126,8 +126,9 @@ pub(crate) struct RunArgs {
     pub prefetch: PrefetchName,
 
     /// Policy that chooses the tier of a page, and how much DRAM compressed pages may take:
-    /// worth (as much as pays), waterfall (all that `max=` allows), or temperature (as waterfall;
-    /// slabs of 1 MiB also move down when they are not used, and up when they are)
+    /// worth (as much as pays), waterfall (all that `max=` allows), temperature (as waterfall;
+    /// slabs of 1 MiB also move down when they are not used, and up when they are), or locality (as
+    /// waterfall; pages used in sequence go to the last tier, a disk)
     #[arg(long, value_name = "NAME", default_value = values::PLACEMENT_DEFAULT)]
     pub placement: PlacementName,
 

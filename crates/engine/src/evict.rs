@@ -7,6 +7,7 @@
 use undercroft_base::{
     Entry, Flags, PageCount, PageNo, PageState, Slot, SpaceId, Stamp, TierId, VirtPage, VirtRange,
 };
+use undercroft_policy::place::Leaving;
 use undercroft_policy::reclaim::{Arrival, Verdict};
 
 use crate::batch::{BatchIndex, EvictItem, InFlight, Outcome, Taken};
@@ -266,7 +267,22 @@ impl<L: Ledger> Engine<L> {
         if self.journal.is_some() {
             self.tell_batch(how, out);
         }
+        if self.linked.is_some() {
+            self.tell_leaving(out);
+        }
         !out.is_empty()
+    }
+
+    /// Tells the placement policy which pages leave together.
+    #[inline(never)]
+    fn tell_leaving(&mut self, items: &[EvictItem]) {
+        let leaving: Vec<Leaving> = (items.iter())
+            .map(|item| Leaving {
+                no: item.no,
+                unused: self.table.entry(item.no).flags.has(Flags::PREFETCHED),
+            })
+            .collect();
+        self.place.leaving(&leaving, &self.tiers);
     }
 
     #[inline(never)]

@@ -179,7 +179,9 @@ impl<L: Ledger> Faults<'_, L> {
             self.engine.stats.swap_in += 1
         }
         self.engine.plan_page(plan, no, fault.page, entry, true);
-        self.engine.plan_window(plan, fault, fresh);
+        if fresh || !self.engine.plan_linked(plan, fault, no) {
+            self.engine.plan_window(plan, fault, fresh);
+        }
         self.engine.see_plan(plan);
         FaultAnswer::Load
     }
@@ -300,6 +302,52 @@ impl<L: Ledger> Engine<L> {
         });
     }
 
+    /// Adds the pages that the placement policy has linked with page `no`, in its region, as many
+    /// as leave half the room free. False if there is none: then the prefetch policy is asked.
+    #[inline]
+    fn plan_linked(&mut self, plan: &mut LoadPlan, fault: Fault, no: PageNo) -> bool {
+        self.linked.is_some() && self.plan_together(plan, fault, no)
+    }
+
+    #[inline(never)]
+    fn plan_together(&mut self, plan: &mut LoadPlan, fault: Fault, no: PageNo) -> bool {
+        let Some(mut linked) = self.linked.take() else {
+            return false;
+        };
+        linked.clear();
+        self.place.together(no, &mut linked);
+        let region = self.table.region_around(fault.space, fault.page);
+        let mut most = self.along_max();
+        for other in &linked {
+            // What was linked may have been dropped since.
+            let Some((space, page)) = self.table.address_if_used(*other) else {
+                continue;
+            };
+            let entry = self.table.entry(*other);
+            let comes = *other != no
+                && entry.state == PageState::Stored
+                && space == fault.space
+                && region.contains(page);
+            if comes && most > 0 {
+                most -= 1;
+                self.plan_page(plan, *other, page, entry, false);
+            }
+        }
+        let found = !linked.is_empty();
+        self.linked = Some(linked);
+        plan.items.sort_unstable_by_key(|item| item.page);
+        found
+    }
+
+    /// Most pages that may come along with a fault: half of the room stays free.
+    fn along_max(&self) -> i64 {
+        let spare = match self.config.room {
+            Room::Ahead => self.room_to_come() + 1, // and the faulting page's own
+            Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
+        };
+        (spare / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1)
+    }
+
     /// Asks the prefetch policy for a window, and adds it to the plan.
     #[inline]
     fn plan_window(&mut self, plan: &mut LoadPlan, fault: Fault, fresh: bool) {
@@ -332,12 +380,7 @@ impl<L: Ledger> Engine<L> {
         stride: i64,
         count: u32,
     ) {
-        let spare = match self.config.room {
-            Room::Ahead => self.room_to_come() + 1, // and the faulting page's own
-            Room::AfterPlan => self.config.limit.pages_floor().0 as i64,
-        };
-        let most = (spare / 2).clamp(0, LOAD_PAGES_MAX as i64 - 1);
-        let count = i64::from(count).min(most);
+        let count = i64::from(count).min(self.along_max());
         if count == 0 {
             return;
         }
@@ -446,7 +489,12 @@ impl<L: Ledger> Engine<L> {
                     }
                     Arrival::SwapIn { distance }
                 }
-                None => Arrival::Prefetch,
+                None => {
+                    if item.tier != TierId::FILL {
+                        self.place.came_along(item.no);
+                    }
+                    Arrival::Prefetch
+                }
             };
             (arrival, self.keep_or_release(item, entry, anew, distance))
         };
@@ -483,9 +531,12 @@ impl<L: Ledger> Engine<L> {
             return anew;
         }
         let at = item.tier.0 as usize;
-        let kept = self.config.retain.get(at) == Some(&true)
-            && (self.tiers.get(at)).is_none_or(|tier| self.place.keeps(distance, tier));
-        if (kept || self.retains_ahead(item)) && !self.is_closed(item.tier) {
+        let kept = if self.config.retain.get(at) == Some(&true) {
+            (self.tiers.get(at)).is_none_or(|tier| self.place.keeps(item.no, distance, tier))
+        } else {
+            self.retains_ahead(item)
+        };
+        if kept && !self.is_closed(item.tier) {
             return Entry {
                 state: anew.state,
                 flags: anew.flags.with(Flags::RETAINED),

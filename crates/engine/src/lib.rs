@@ -115,6 +115,8 @@ pub struct Engine<L> {
     prefetch: Option<Box<dyn Prefetch>>,
     /// Decides which tier keeps a page.
     place: Box<dyn Place>,
+    /// Pages to load together, if the placement policy links pages.
+    linked: Option<Vec<PageNo>>,
     /// The tiers as last reported, fastest first.
     tiers: Vec<TierState>,
     /// The tiers as a mover sees them; kept for its memory.
@@ -218,6 +220,7 @@ impl<L: Ledger> Engine<L> {
             reclaim,
             prefetch: (!prefetch.is_none()).then_some(prefetch),
             place: Box::new(Waterfall),
+            linked: None,
             tiers: Vec::with_capacity(config.demotes.len()),
             asked_of: Vec::with_capacity(config.demotes.len()),
             ages: ages::Ages::new(config.demotes.len()),
@@ -249,6 +252,7 @@ impl<L: Ledger> Engine<L> {
 
     /// Has `place` decide which tier keeps a page, in place of `waterfall`. Before the first page.
     pub fn set_place(&mut self, place: Box<dyn Place>) {
+        self.linked = place.links_pages().then(Vec::new);
         self.place = place;
     }
 

@@ -302,14 +302,16 @@ impl<L: Ledger> PageTable<L> {
         self.ledger.set_state(page, state);
     }
 
+    /// Where a page is mapped; `None` if its chunk is free.
+    pub(crate) fn address_if_used(&self, page: PageNo) -> Option<(SpaceId, VirtPage)> {
+        let head = self.ledger.head(page.chunk())?;
+        Some((head.space, head.first.plus(u64::from(page.offset()))))
+    }
+
     /// Where a page is mapped. Panics if its chunk is free: nothing may refer to such a page.
     #[inline]
     pub(crate) fn address(&self, page: PageNo) -> (SpaceId, VirtPage) {
-        let head = self
-            .ledger
-            .head(page.chunk())
-            .expect("page of a chunk in use");
-        (head.space, head.first.plus(u64::from(page.offset())))
+        self.address_if_used(page).expect("page of a chunk in use")
     }
 
     /// The first `most` stretches of `range` that have entries, ascending, one a chunk. Absent

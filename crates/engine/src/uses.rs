@@ -1,6 +1,6 @@
 //! Uses of pages that are in memory. They tell the policy which pages are worth keeping.
 
-use undercroft_base::{Flags, PageNo, PageState, SpaceId, VirtPage};
+use undercroft_base::{Entry, Flags, PageNo, PageState, SpaceId, VirtPage};
 use undercroft_policy::mrc::What;
 
 use crate::ledger::Ledger;
@@ -22,6 +22,11 @@ impl<L: Ledger> Uses<'_, L> {
     pub fn touch(&mut self, no: PageNo, write: bool) -> bool {
         let entry = self.engine.table.entry(no);
         let resident = entry.state == PageState::Resident;
+        if resident && entry.flags.has(Flags::PREFETCHED) {
+            let flags = entry.flags.without(Flags::PREFETCHED);
+            self.engine.table.set(no, Entry { flags, ..entry });
+            self.engine.place.first_used(no);
+        }
         // The frame of an inherited page is charged to a relative, so the policy does not know it.
         if resident && !entry.flags.has(Flags::INHERITED) && self.engine.is_listed(no) {
             self.engine.reclaim.touch(no, write);

@@ -148,6 +148,8 @@ pub struct SimTier {
     pub kind: TierModel,
     /// Most bytes of pages it holds. `None`: no limit.
     pub size: Option<Bytes>,
+    /// Most pages that wait to be written behind; `None`: as many as the device's own queue holds.
+    pub queue: Option<u32>,
 }
 
 /// How a tier is modelled.
@@ -202,6 +204,7 @@ impl FromStr for SimTier {
                 wrong(format!("there is no device `{name}`"), &fix)
             })?,
             size: None,
+            queue: None,
         };
         for part in parts {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
@@ -236,7 +239,7 @@ impl SimTier {
         match self.kind {
             TierModel::Pool { .. } => "keys of ram: ratio=3, max=50%, size=64M".to_owned(),
             TierModel::Device { .. } => {
-                "keys: size=1G, layout=home|log, write=wait|behind, channels=N, endurance=1e7, \
+                "keys: size=1G, layout=home|log, write=wait|behind, queue=PAGES, channels=N, endurance=1e7, \
                  price=DOLLARS, read=ACCESS_NS+NS_PER_BYTE, write_time=ACCESS_NS+NS_PER_BYTE"
                     .to_owned()
             }
@@ -281,6 +284,7 @@ impl SimTier {
                     _ => return Err("no such way to write".to_owned()),
                 }
             }
+            (TierModel::Device { .. }, "queue") => self.queue = Some(number(1.0)? as u32),
             (TierModel::Device { profile, .. }, key) => match key {
                 "channels" => profile.channels = number(1.0)? as u32,
                 "endurance" => profile.endurance_writes = Some(number(1.0)?),
@@ -476,6 +480,7 @@ impl Default for Setup {
             tiers: vec![SimTier {
                 text: "pcm".to_owned(),
                 kind: kind("pcm").expect("a known profile"),
+                queue: None,
                 size: None,
             }],
             initial: Initial::Zero,
@@ -596,7 +601,7 @@ mod tests {
 
     #[test]
     fn tier_keys_change_the_profile_and_unknown_ones_are_named() {
-        let spec: SimTier = "pcm,size=1M,read=10+0.5,channels=4,layout=log,write=behind"
+        let spec: SimTier = "pcm,size=1M,read=10+0.5,channels=4,layout=log,write=behind,queue=9"
             .parse()
             .expect("valid");
         let TierModel::Device {
@@ -612,7 +617,7 @@ mod tests {
             (4, DeviceLayout::Log, WriteOut::Behind)
         );
         assert_eq!(profile.read.time(100), Time::from_ns(60.0));
-        assert_eq!(spec.size, Some(Bytes(1 << 20)));
+        assert_eq!((spec.size, spec.queue), (Some(Bytes(1 << 20)), Some(9)));
         for (text, part) in [
             ("floppy", "hdd-7200"),
             ("pcm,colour=red", "colour=red"),

@@ -50,6 +50,7 @@ fn world(options: &str) -> World {
         failures: false,
         kills: 0,
         when_full: FullAction::Stay,
+        links: false,
         sabotage: None,
         fault_threads: 4,
         program_threads: 1,

@@ -1,9 +1,11 @@
 // A small client for tests of limits and refusals: fills memory, may go round it again, and ends as
 // the options say.
 //
-//   touch MIB [--rounds N] [--random-data] [--exit N] [--signal N] [--hold SECONDS] [--fork N]
+//   touch MIB [--rounds N] [--pace US] [--random-data] [--exit N] [--signal N] [--hold SECONDS]
+//         [--fork N]
 //
-// Every page has known bytes, checked in each round (status 86 if wrong). Prints "ready" after the
+// Every page has known bytes, checked in each round (status 86 if wrong), with a pause before each
+// page. Prints "ready" after the
 // first fill.
 #define _GNU_SOURCE
 #include "pages.h"
@@ -14,7 +16,7 @@
 
 int main(int argc, char **argv)
 {
-	uint64_t rounds = 0, status = 0, number = 0, hold = 0, forks = 0;
+	uint64_t rounds = 0, pace = 0, status = 0, number = 0, hold = 0, forks = 0;
 	if (argc < 2)
 		return 2;
 	for (int i = 2; i < argc; i++) {
@@ -24,6 +26,8 @@ int main(int argc, char **argv)
 			continue;
 		} else if (!strcmp(argv[i], "--rounds"))
 			rounds = value;
+		else if (!strcmp(argv[i], "--pace"))
+			pace = value;
 		else if (!strcmp(argv[i], "--exit"))
 			status = value;
 		else if (!strcmp(argv[i], "--signal"))
@@ -44,6 +48,8 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	for (uint64_t round = 0; round < rounds; round++)
 		for (uint64_t page = 0; page < pages; page++) {
+			if (pace)
+				usleep(pace);
 			check(page, round);
 			fill(page, round + 1);
 		}

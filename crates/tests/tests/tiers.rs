@@ -1,6 +1,8 @@
 //! Tiers by their kind, under real programs that check every word they read.
 
-use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip, undercroft};
+use undercroft_tests::{
+    Job, MIB, Outcome, build, has_access_bits, one_at_a_time, plain_only, skip, undercroft,
+};
 
 /// Goes round 96 MiB of words that are checked, in 24 MiB of memory.
 fn loop_over(tiers: &[&str], options: &[&str]) -> Outcome {
@@ -150,6 +152,37 @@ fn slabs_move_by_their_temperature() {
     println!("{outcome}");
     let demoted = outcome.number("counters.demoted");
     assert!(demoted > Some(5_000.0), "{outcome}");
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    for at in 0..2 {
+        assert_eq!(tier(&outcome, at)["errors"], 0, "{outcome}");
+    }
+}
+
+/// A slow program goes round its memory in one order. Pages whose order was seen twice go to the
+/// slow file together and come back together, and every byte is kept.
+#[test]
+fn sequences_go_to_the_disk_and_come_back() {
+    let name = "sequences_go_to_the_disk_and_come_back";
+    let _turn = one_at_a_time();
+    if plain_only() || !has_access_bits(name) {
+        return skip(name, "needs tiers, and a machine that shows Accessed bits");
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let outcome = Job::new(build("touch"))
+        .args(["10", "--rounds", "7", "--pace", "250", "--random-data"])
+        .limit(5 * MIB)
+        .options(["--placement", "locality", "--access-scan", "10ms"])
+        .tier(&format!("file:{},size=1G", at("ssd")))
+        .tier(&format!("file:{},size=1G,shape=hdd-7200", at("disk")))
+        .timeout(100)
+        .run()
+        .expect(0);
+    println!("{outcome}");
+    let disk = tier(&outcome, 1);
+    assert_eq!(disk["emulated"], true, "{outcome}");
+    assert!(disk["reads"].as_u64() > Some(200), "{outcome}");
+    assert!(disk["writes"].as_u64() > Some(200), "{outcome}");
     assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
     for at in 0..2 {
         assert_eq!(tier(&outcome, at)["errors"], 0, "{outcome}");

@@ -56,8 +56,8 @@ pub(crate) struct ReplayArgs {
     pub prefetch: Vec<String>,
 
     /// Where pages go, fastest first; repeat for more. ram, or a device: pcm, optane-dimm,
-    /// optane-ssd, nvme, sata-ssd, hdd-7200, cxl-dram, dram; with key=value after commas. A/B tries
-    /// one after the other
+    /// optane-ssd, nvme, sata-ssd, ssd-2010, hdd-7200, cxl-dram, dram; with key=value after commas.
+    /// A/B tries one after the other
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = tiers)]
     pub tiers: Vec<TierChoice>,
 
@@ -83,8 +83,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "COST", default_value = "auto", value_parser = parsed::<Cost>)]
     pub context_switch: Cost,
 
-    /// Policies that choose the tier of a page: worth, waterfall or temperature; several by commas
-    /// [default: as recorded if a live run is replayed, otherwise worth]
+    /// Policies that choose the tier of a page: worth, waterfall, temperature or locality; several
+    /// by commas [default: as recorded if a live run is replayed, otherwise worth]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
     pub placement: Vec<PlacementName>,
 

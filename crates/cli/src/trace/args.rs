@@ -221,6 +221,8 @@ const GENERATE_HELP: &str = "Patterns and their own keys (default):
   loop                                all pages in order, round and round
   uniform                             every page as likely
   zipf      theta=X (0.99)            Zipf's law over scattered pages
+  objects   size=N (16), theta=X      objects of N pages, chosen by Zipf's law, each read whole
+  shrink    step=N                    laps that each begin N pages later: elimination (a hundredth)
   phases    phases=N (10), set=PAGES  one set of pages after the other (a tenth of the pages)
   scan_hot  hot=PAGES, share=X (0.8)  a hot set (a tenth) gets a share of the references, a scan the rest
 

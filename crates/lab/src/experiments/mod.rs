@@ -4,6 +4,7 @@
 mod below_limit;
 mod fio;
 mod first_touch;
+mod hybridswap;
 mod idle;
 mod metadata;
 mod nvswap;
@@ -161,6 +162,13 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "NVSwap, figure 5, simulated: three clients with bounds of 1000, 500 and 300 us",
         },
         nvswap::fig5,
+    ),
+    (
+        ExperimentInfo {
+            name: "hybridswap-table5.2",
+            about: "HybridSwap, tables 5.2 and 5.3, simulated: an SSD with a disk beside the SSD alone",
+        },
+        hybridswap::table_5_2,
     ),
 ];
 

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use undercroft_base::{Bytes, Nanos, PageCount, PageNo, TierId};
 
 use super::{
-    LatencyClass, MIGRATE_PAGES_MAX, NAMES, PageFacts, Place, TIERS_MAX, TierState, by_name,
+    BATCH_PAGES, LatencyClass, Leaving, MIGRATE_PAGES_MAX, NAMES, PageFacts, Place, TIERS_MAX,
+    TierState, by_name,
 };
 use undercroft_seeded::Random;
 
@@ -77,6 +78,44 @@ fn check_slabs(
     Ok(())
 }
 
+/// Pages that are loaded together left together, and no page is named twice.
+fn check_links(
+    place: &mut dyn Place,
+    random: &mut Random,
+    tiers: &[TierState],
+) -> Result<(), TestCaseError> {
+    let first = random.below(1 << 10) as u32;
+    let count = random.below(BATCH_PAGES) as u32;
+    let unused = random.below(3) == 0;
+    let leaving: Vec<Leaving> = (first..first + count)
+        .map(|no| Leaving {
+            no: PageNo(no),
+            unused,
+        })
+        .collect();
+    for page in &leaving {
+        place.came_back(page.no, TierId(0));
+    }
+    place.leaving(&leaving, tiers);
+    for page in &leaving {
+        let mut together = Vec::new();
+        place.together(page.no, &mut together);
+        prop_assert!(
+            together
+                .iter()
+                .all(|no| (first..first + count).contains(&no.0))
+        );
+        let named = together.len();
+        together.sort_unstable();
+        together.dedup();
+        prop_assert_eq!(together.len(), named, "a page is named twice");
+        if random.below(2) == 0 {
+            place.came_along(page.no);
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
@@ -92,6 +131,9 @@ proptest! {
                 }
                 let bits = random.below(40);
                 let limit = Bytes(random.below(1 << bits));
+                if place.links_pages() {
+                    check_links(place.as_mut(), &mut random, &tiers)?;
+                }
                 check(place.as_mut(), limit, &tiers, PageFacts { no: PageNo(no) })?;
                 if !tiers.is_empty() && random.below(2) == 0 {
                     let tier = TierId(random.below(tiers.len() as u64) as u8);

@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 mod contract;
+pub mod locality;
 pub mod temperature;
 pub mod waterfall;
 pub mod worth;
@@ -99,6 +100,15 @@ impl TierState {
 pub struct PageFacts {
     /// Its entry.
     pub no: PageNo,
+}
+
+/// A page that is about to leave memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// Its entry.
+    pub no: PageNo,
+    /// It was loaded along with another, and no use of it was seen.
+    pub unused: bool,
 }
 
 /// Tiers to try in order, each at most once. If none takes the page, it stays in memory.
@@ -216,17 +226,37 @@ pub trait Place: Send {
     /// locked: O(1).
     fn came_back(&mut self, _no: PageNo, _tier: TierId) {}
 
+    /// Page `no` was loaded along with another. As [`Place::came_back`].
+    fn came_along(&mut self, _no: PageNo) {}
+
+    /// Page `no`, which came along, is used for the first time, as far as that is seen: at a scan
+    /// of Accessed bits, or at once in a simulation. O(1).
+    fn first_used(&mut self, _no: PageNo) {}
+
+    /// These pages are about to leave together; [`Place::order`] is asked for those that need a new
+    /// copy. Called if [`Place::links_pages`]. O(pages log pages).
+    fn leaving(&mut self, _pages: &[Leaving], _tiers: &[TierState]) {}
+
+    /// Whether it says which pages are loaded together.
+    fn links_pages(&self) -> bool {
+        false
+    }
+
+    /// Appends the pages to load when a thread waits for page `no`; `no` may be among them. Called
+    /// if [`Place::links_pages`]. On the fault path, with the engine locked: O(pages).
+    fn together(&mut self, _no: PageNo, _out: &mut Vec<PageNo>) {}
+
     /// A thread waited for a page that had left `distance` evictions ago. On the fault path, with
     /// the engine locked: O(1).
     fn refaulted(&mut self, _distance: PageCount) {}
 
-    /// Whether `tier` keeps the copy of a page that came back from it, after `distance` evictions
-    /// if that is known. If not, the page gets a new copy when it leaves, which may go to a faster
-    /// tier. Asked only of tiers whose copies cost no DRAM. O(1).
+    /// Whether `tier` keeps the copy of page `no`, which came back from it a moment ago, after
+    /// `distance` evictions if that is known. If not, the page gets a new copy when it leaves,
+    /// which may go to a faster tier. Asked only of tiers whose copies cost no DRAM. O(1).
     ///
     /// A tier whose pages move on keeps no second copies when it is nearly full: they would drive
     /// pages that have no other copy to a slower tier.
-    fn keeps(&self, _distance: Option<PageCount>, tier: &TierState) -> bool {
+    fn keeps(&self, _no: PageNo, _distance: Option<PageCount>, tier: &TierState) -> bool {
         !tier.demotes || tier.has_room_to_spare()
     }
 
@@ -240,7 +270,7 @@ pub trait Place: Send {
 }
 
 /// The placement policies; the first is the default.
-pub const NAMES: [&str; 3] = ["worth", "waterfall", "temperature"];
+pub const NAMES: [&str; 4] = ["worth", "waterfall", "temperature", "locality"];
 
 /// Makes a policy without history.
 ///
@@ -250,6 +280,7 @@ pub fn by_name(name: &str) -> Result<Box<dyn Place>, UnknownPolicy> {
         "worth" => Ok(Box::new(worth::Worth::default())),
         "waterfall" => Ok(Box::new(waterfall::Waterfall)),
         "temperature" => Ok(Box::new(temperature::Temperature::default())),
+        "locality" => Ok(Box::new(locality::Locality::default())),
         _ => Err(UnknownPolicy::new("placement", name, &NAMES)),
     }
 }

@@ -66,6 +66,7 @@ impl Place for Waterfall {
 mod tests {
     use super::super::LatencyClass;
     use super::*;
+    use undercroft_base::PageNo;
 
     fn pool(capacity: u64, held: u64) -> TierState {
         TierState {
@@ -147,7 +148,7 @@ mod tests {
                 latency: LatencyClass::Nvm,
                 ..pool(100, held)
             };
-            Waterfall.keeps(Some(PageCount(1)), &tier)
+            Waterfall.keeps(PageNo(0), Some(PageCount(1)), &tier)
         };
         assert!(keeps(0, true) && keeps(75, true));
         assert!(!keeps(76, true) && !keeps(100, true));

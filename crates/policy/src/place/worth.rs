@@ -18,7 +18,7 @@
 //!
 //! Pools without such a tier below them are left to [`Waterfall`]: there is nothing to choose.
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, TierId};
+use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, TierId};
 
 use super::waterfall::Waterfall;
 use super::{
@@ -336,9 +336,9 @@ impl Place for Worth {
         self.seen += 1;
     }
 
-    fn keeps(&self, distance: Option<PageCount>, tier: &TierState) -> bool {
+    fn keeps(&self, no: PageNo, distance: Option<PageCount>, tier: &TierState) -> bool {
         let far = distance.is_none_or(|far| self.reach == PageCount(0) || far > self.reach);
-        far && Waterfall.keeps(distance, tier)
+        far && Waterfall.keeps(no, distance, tier)
     }
 
     fn share(&self) -> Option<Share> {

@@ -45,7 +45,7 @@ pub(super) struct Host {
     demotions: Vec<DemoteItem>,
     /// When the budget of moves in the background allows the next.
     move_at: Time,
-    requests: Vec<(usize, usize)>,
+    requests: Vec<Request>,
     /// A tier lies inside the memory limit.
     pub has_pool: bool,
     /// The clients' latency bounds, if they have any.
@@ -237,12 +237,12 @@ impl Host {
             client.spent.context_switch += switches;
             client.clock += software + switches;
         }
-        requests(&self.tiers, items, demanded, &mut self.requests);
-        for (from, to) in self.requests.iter().copied() {
-            let tier = &mut self.tiers[items[from].tier.0 as usize];
-            let end = tier.read(client.clock, items[from].slot, (to - from) as u64);
+        requests(&self.tiers, items, &mut self.requests);
+        for read in self.requests.iter().copied() {
+            let tier = &mut self.tiers[usize::from(read.tier.0)];
+            let end = tier.read(client.clock, read.first, read.pages);
             let took = end - client.clock;
-            let is_demanded = (from..to).contains(&demanded);
+            let is_demanded = read.demanded;
             let waits = tier
                 .device()
                 .is_none_or(|device| device.profile().attach == Attach::Memory);
@@ -665,42 +665,38 @@ impl Host {
     }
 }
 
-/// Which pages of a plan one request reads: neighbours on a device with its own engine. Leaves
-/// half-open ranges of `items` in `out`, the one with the faulting page first. Pages that are not
-/// read are in no range.
-fn requests(
-    tiers: &[ReplayTier],
-    items: &[LoadItem],
-    demanded: usize,
-    out: &mut Vec<(usize, usize)>,
-) {
+/// One read of a plan: pages that follow each other in a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Request {
+    tier: TierId,
+    first: Slot,
+    pages: u64,
+    /// The faulting page is among them.
+    demanded: bool,
+}
+
+/// The reads of a plan, that of the faulting page first. Neighbours on a device with its own engine
+/// are one read, as the kernel's block layer makes of them. Pages that are not read are in none.
+fn requests(tiers: &[ReplayTier], items: &[LoadItem], out: &mut Vec<Request>) {
     out.clear();
-    if let [item] = items {
-        // Without a window: the most frequent case.
-        if item.tier != TierId::FILL {
-            out.push((0, 1));
-        }
-        return;
-    }
-    let mut from = 0;
-    while from < items.len() {
-        let tier = items[from].tier;
-        let mut to = from + 1;
-        if tier != TierId::FILL && tiers[tier.0 as usize].merges() {
-            while to < items.len()
-                && items[to].tier == tier
-                && items[to].slot.0 == items[to - 1].slot.0 + 1
-            {
-                to += 1;
+    let stored = items.iter().filter(|item| item.tier != TierId::FILL);
+    out.extend(stored.map(|item| Request {
+        tier: item.tier,
+        first: item.slot,
+        pages: 1,
+        demanded: item.demanded,
+    }));
+    if out.len() > 1 {
+        out.sort_unstable_by_key(|read| (read.tier.0, read.first.0));
+        out.dedup_by(|next, read| {
+            let follows = next.tier == read.tier && next.first.0 == read.first.0 + read.pages;
+            let merges = follows && tiers[usize::from(read.tier.0)].merges();
+            if merges {
+                read.pages += next.pages;
+                read.demanded |= next.demanded;
             }
-        }
-        if tier != TierId::FILL {
-            if (from..to).contains(&demanded) {
-                out.insert(0, (from, to))
-            } else {
-                out.push((from, to))
-            }
-        }
-        from = to;
+            merges
+        });
+        out.sort_by_key(|read| !read.demanded);
     }
 }

@@ -46,15 +46,24 @@ impl ReplayTier {
     pub fn new(spec: &SimTier, page_bytes: u64, homes: Option<u64>) -> ReplayTier {
         let device = match &spec.kind {
             TierModel::Pool { .. } => None,
-            TierModel::Device { profile, .. } => Some(Device::new((**profile).clone())),
+            TierModel::Device { profile, .. } => {
+                let mut device = Device::new((**profile).clone());
+                if let Some(queue) = spec.queue {
+                    device.set_write_slots(queue);
+                }
+                Some(device)
+            }
         };
+        let is_disk = device
+            .as_ref()
+            .is_some_and(|device: &Device| device.profile().disk.is_some());
         ReplayTier {
             counters: TierCounters::default(),
             device,
             page_bytes,
             pages_max: spec.size.map_or(u64::MAX, |size| size.0 / page_bytes),
             held: 0,
-            slots: Slots::default(),
+            slots: Slots::in_slabs(is_disk),
             homes: homes.map(Homes::new),
             wear: Vec::new(),
             load_ns: 0.0,
@@ -242,16 +251,42 @@ impl Homes {
     }
 }
 
-/// Places of a log: the next free one, cyclically.
+/// Pages of a slab of a disk: 1 MiB of small ones, as in a live run.
+const SLAB_PAGES: usize = 256;
+
+/// Places of a log: the next free one, cyclically. On a disk, slabs that are free as a whole are
+/// filled one after the other, so that what is written together lies together.
 #[derive(Default)]
 struct Slots {
     taken: Vec<bool>,
     free: usize,
     cursor: usize,
+    /// Places taken in each slab, and the slabs that are free; of a disk.
+    slabs: Option<(Vec<u16>, Vec<usize>)>,
 }
 
 impl Slots {
+    fn in_slabs(yes: bool) -> Slots {
+        Slots {
+            slabs: yes.then(Default::default),
+            ..Slots::default()
+        }
+    }
+
     fn take(&mut self) -> u64 {
+        if let Some((taken, free)) = &mut self.slabs {
+            if self.cursor.is_multiple_of(SLAB_PAGES) {
+                let slab = free.pop().unwrap_or_else(|| {
+                    taken.push(0);
+                    taken.len() - 1
+                });
+                self.cursor = slab * SLAB_PAGES;
+            }
+            let slot = self.cursor;
+            taken[slot / SLAB_PAGES] += 1;
+            self.cursor += 1;
+            return slot as u64;
+        }
         // Grown before it is full, so that a search is short.
         if self.free * 8 <= self.taken.len() {
             let more = (self.taken.len() / 4).max(64);
@@ -267,6 +302,16 @@ impl Slots {
     }
 
     fn free(&mut self, slot: u64) {
+        if let Some((taken, free)) = &mut self.slabs {
+            let slab = slot as usize / SLAB_PAGES;
+            taken[slab] -= 1;
+            let filling =
+                !self.cursor.is_multiple_of(SLAB_PAGES) && self.cursor / SLAB_PAGES == slab;
+            if taken[slab] == 0 && !filling {
+                free.push(slab);
+            }
+            return;
+        }
         assert!(self.taken[slot as usize], "a place is freed twice");
         self.taken[slot as usize] = false;
         self.free += 1;

@@ -33,6 +33,8 @@ pub struct StormSetup {
     pub fault_threads: usize,
     /// Threads of each program.
     pub program_threads: usize,
+    /// The placement links pages at random, to be loaded together.
+    pub links: bool,
     /// A bug of the runtime, put in on purpose.
     pub sabotage: Option<Sabotage>,
 }
@@ -172,6 +174,7 @@ impl StormSetup {
             } else {
                 FullAction::Stay
             },
+            links: false,
             sabotage: None,
         };
         // Drawn last: older seeds keep the rest of their configuration.
@@ -186,6 +189,7 @@ impl StormSetup {
                 (tier.kind, tier.reads) = (TierKind::Nvm, false);
             }
         }
+        setup.links = random.chance(1, 3);
         setup
     }
 
@@ -216,6 +220,7 @@ impl StormSetup {
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.retain = false));
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.demotes = false));
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.reads = false));
+        push(&|s| s.links = false);
         push(&|s| s.prefetch = "none");
         push(&|s| s.reclaim = "lru");
         push(&|s| s.fault_threads = 1);
@@ -260,6 +265,7 @@ impl StormSetup {
             "ledger_chunks" => self.ledger_chunks = bounded(1..=4096)? as usize,
             "layout" => self.layout = bounded(0..=1000)?,
             "failures" => self.failures = named(&["yes", "no"])? == "yes",
+            "links" => self.links = named(&["yes", "no"])? == "yes",
             "kills" => self.kills = bounded(0..=10_000)?,
             "when_full" => {
                 self.when_full = match named(&["stay", "kill"])? {
@@ -363,6 +369,9 @@ impl Display for StormSetup {
         writeln!(out, "when_full = {when_full}")?;
         writeln!(out, "fault_threads = {}", self.fault_threads)?;
         writeln!(out, "program_threads = {}", self.program_threads)?;
+        if self.links {
+            writeln!(out, "links = yes")?;
+        }
         match self.sabotage {
             Some(sabotage) => writeln!(out, "sabotage = {}", sabotage.name()),
             None => Ok(()),

@@ -168,6 +168,7 @@ impl World {
             &alive,
         );
         self.engine = engine.expect("the ledger it left");
+        policies::link(&self.setup, &mut self.engine);
         self.down_for = None;
         self.update_pool();
         self.catch_up();

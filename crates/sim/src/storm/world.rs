@@ -215,6 +215,7 @@ impl World {
             policies::prefetch(&setup),
             config_of(&setup),
         );
+        policies::link(&setup, &mut engine);
         let heard = Arc::new(Heard::default());
         engine.set_journal(heard.clone());
         let tiers: Vec<FakeTier> = setup
@@ -500,12 +501,24 @@ pub(super) fn config_of(setup: &StormSetup) -> Config {
 
 /// The policies of a setup, which holds names that are known.
 pub(super) mod policies {
+    use undercroft_engine::{Engine, Ledger};
     use undercroft_policy::{prefetch, reclaim};
 
+    use super::super::tangle::Tangle;
     use super::StormSetup;
 
     pub(crate) fn reclaim(setup: &StormSetup) -> Box<dyn reclaim::Reclaim> {
         reclaim::by_name(setup.reclaim).expect("a policy of the list")
+    }
+
+    /// Has the engine load pages together, if the setup links them.
+    pub(crate) fn link<L>(setup: &StormSetup, engine: &mut Engine<L>)
+    where
+        L: Ledger,
+    {
+        if setup.links {
+            engine.set_place(Box::new(Tangle::new(setup.seed)));
+        }
     }
 
     pub(crate) fn prefetch(setup: &StormSetup) -> Box<dyn prefetch::Prefetch> {

@@ -122,24 +122,26 @@ struct Walk {
     random: Random,
     zipf: Option<Zipf>,
     scatter: Permutation,
-    /// Page of a strided walk or a scan; first page of a phase's set.
+    /// Page of a strided walk, a lap or a scan; an object; first page of a phase's set.
     place: u64,
-    /// First page of a strided walk's lap.
+    /// First page of a lap.
     lap: u64,
 }
 
 impl Walk {
     fn new(part: Part, first_page: u64) -> Walk {
-        let zipf = match part.pattern {
-            Pattern::Zipf { theta } => Some(Zipf::new(part.pages, theta)),
-            _ => None,
+        let (items, theta) = match part.pattern {
+            Pattern::Zipf { theta } => (part.pages, Some(theta)),
+            Pattern::Objects { size, theta } => (part.pages / size, Some(theta)),
+            _ => (part.pages, None),
         };
+        let zipf = theta.map(|theta| Zipf::new(items, theta));
         Walk {
             first_page,
             made: 0,
             random: Random::new(part.seed),
             zipf,
-            scatter: Permutation::new(part.pages, finish(part.seed)),
+            scatter: Permutation::new(items, finish(part.seed)),
             place: 0,
             lap: 0,
             part,
@@ -180,6 +182,27 @@ impl Walk {
                 Some(zipf) => self.scatter.of(zipf.rank(&mut self.random).min(pages - 1)),
                 None => 0,
             },
+            Pattern::Objects { size, .. } => {
+                let at = self.made % size;
+                if let Some(zipf) = self.zipf.as_ref().filter(|_| at == 0) {
+                    let items = pages / size;
+                    self.place = self.scatter.of(zipf.rank(&mut self.random).min(items - 1));
+                }
+                self.place * size + at
+            }
+            Pattern::Shrink { step } => {
+                let page = self.place;
+                self.place += 1;
+                if self.place >= pages {
+                    self.lap = if self.lap + step < pages {
+                        self.lap + step
+                    } else {
+                        0
+                    };
+                    self.place = self.lap;
+                }
+                page
+            }
             Pattern::Phases { phases, set } => {
                 let phase = |made: u64| u128::from(made) * u128::from(phases) / u128::from(refs);
                 if self.made == 0 || phase(self.made) != phase(self.made - 1) {
@@ -224,6 +247,15 @@ mod tests {
             .take(7)
             .collect();
         assert_eq!(scan, [4, 5, 6, 7, 8, 9, 4]);
+        assert_eq!(
+            pages("shrink:pages=5,step=2,refs=11"),
+            [0, 1, 2, 3, 4, 2, 3, 4, 4, 0, 1]
+        );
+        let objects = pages("objects:pages=100,size=5,refs=1000");
+        for object in objects.chunks(5) {
+            assert_eq!(object[0] % 5, 0);
+            assert!(object.windows(2).all(|two| two[0] + 1 == two[1]));
+        }
         let phases = pages("phases:pages=1000,phases=4,set=10,refs=400");
         for phase in phases.chunks(100) {
             let (low, high) = (phase.iter().min(), phase.iter().max());
@@ -249,6 +281,7 @@ mod tests {
         for text in [
             "zipf:pages=100,theta=1.2,writes=0.25,page=512",
             "sequential:gap=7+strided:stride=3+loop+uniform+phases+scan_hot:client=2,dirty=0.1",
+            "objects:size=40,theta=0.5+shrink:step=7",
         ] {
             let spec: Spec = text.parse().expect(text);
             assert_eq!(spec.to_string().parse(), Ok(spec));
@@ -319,6 +352,8 @@ mod tests {
             ("sequential:pages=10,refs=5", "refs=5"),
             ("strided:pages=10,stride=11", "stride"),
             ("phases:pages=10,set=11", "set"),
+            ("objects:pages=10,size=11", "size"),
+            ("shrink:pages=10,step=0", "step"),
             ("phases:pages=10,refs=5,phases=6", "phases"),
             ("scan_hot:pages=10,hot=10", "hot"),
             ("loop+", "no pattern"),

@@ -33,6 +33,18 @@ pub enum Pattern {
         /// Exponent, from 0 (uniform); 0.99 is that of YCSB.
         theta: f64,
     },
+    /// Objects of `size` pages, chosen by Zipf's law; all pages of one in order, then the next.
+    Objects {
+        /// Pages of each.
+        size: u64,
+        /// Exponent, from 0 (uniform).
+        theta: f64,
+    },
+    /// Laps that each begin `step` pages later than the last: the elimination of a matrix.
+    Shrink {
+        /// Pages by which a lap is shorter.
+        step: u64,
+    },
     /// One set of pages after the other, uniform inside each.
     Phases {
         /// How many.
@@ -84,7 +96,8 @@ pub struct Spec {
 pub enum SpecError {
     /// No such pattern.
     #[error(
-        "`{0}` is no pattern; use sequential, strided, loop, uniform, zipf, phases or scan_hot"
+        "`{0}` is no pattern; use sequential, strided, loop, uniform, zipf, objects, shrink, phases or \
+         scan_hot"
     )]
     Pattern(String),
     /// Not `key=value`.
@@ -232,6 +245,8 @@ fn part(text: &str, index: usize, whole: &mut Spec) -> Result<Part, SpecError> {
         "sequential" | "loop" | "uniform" => &[],
         "strided" => &["stride"],
         "zipf" => &["theta"],
+        "objects" => &["size", "theta"],
+        "shrink" => &["step"],
         "phases" => &["phases", "set"],
         "scan_hot" => &["hot", "share"],
         _ => return Err(SpecError::Pattern(name.to_owned())),
@@ -289,6 +304,13 @@ fn pattern(name: &str, pages: u64, options: &mut Options<'_>) -> Result<Pattern,
         "zipf" => Pattern::Zipf {
             theta: options.take("theta", 0.99, theta)?,
         },
+        "objects" => Pattern::Objects {
+            size: options.take("size", 16.min(pages), count)?,
+            theta: options.take("theta", 0.99, theta)?,
+        },
+        "shrink" => Pattern::Shrink {
+            step: options.take("step", pages.div_ceil(100), count)?,
+        },
         "phases" => Pattern::Phases {
             phases: options.take("phases", 10, count)?,
             set: options.take("set", pages.div_ceil(10), count)?,
@@ -317,6 +339,12 @@ fn check(part: &Part) -> Result<(), SpecError> {
             stride,
             format!("more than the {pages} pages"),
         )),
+        Pattern::Objects { size, .. } if size > pages => {
+            Err(wrong("size", size, format!("more than the {pages} pages")))
+        }
+        Pattern::Shrink { step } if step > pages => {
+            Err(wrong("step", step, format!("more than the {pages} pages")))
+        }
         Pattern::Phases { set, .. } if set > pages => {
             Err(wrong("set", set, format!("more than the {pages} pages")))
         }
@@ -372,6 +400,10 @@ impl fmt::Display for Spec {
                 Pattern::Loop => f.write_str("loop:")?,
                 Pattern::Uniform => f.write_str("uniform:")?,
                 Pattern::Zipf { theta } => write!(f, "zipf:theta={theta},")?,
+                Pattern::Objects { size, theta } => {
+                    write!(f, "objects:size={size},theta={theta},")?
+                }
+                Pattern::Shrink { step } => write!(f, "shrink:step={step},")?,
                 Pattern::Phases { phases, set } => write!(f, "phases:phases={phases},set={set},")?,
                 Pattern::ScanHot { hot, share } => write!(f, "scan_hot:hot={hot},share={share},")?,
             }
