@@ -88,7 +88,7 @@ const PROGRAMS: [Program; 4] = [
 impl Program {
     /// The trace of all instances.
     fn spec(&self, small: bool) -> String {
-        let pages = self.pages / if small { 8 } else { 1 };
+        let pages = self.pages / if small { 4 } else { 1 };
         let refs = pages * self.uses;
         let parts = (0..self.instances).map(|client| {
             let seed = client + 1;
