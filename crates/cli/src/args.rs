@@ -304,9 +304,13 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "SIZE", default_value = "384M", value_parser = values::demo_size)]
     pub size: Bytes,
 
-    /// Requests of the measured part; every tenth is a write
-    #[arg(long, value_name = "COUNT", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Requests of the measured part, over four connections; every tenth is a write
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub ops: u64,
+
+    /// How often each setting is measured; the settings take turns
+    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub rounds: u16,
 
     /// Which store to use
     #[arg(long, value_enum, value_name = "NAME", default_value_t = StoreArg::Auto)]
@@ -315,6 +319,10 @@ pub(crate) struct DemoArgs {
     /// Skip the comparison with kernel swap
     #[arg(long)]
     pub no_kernel_swap: bool,
+
+    /// Skip the second program, a sort
+    #[arg(long)]
+    pub no_sort: bool,
 
     /// Print the results as JSON
     #[arg(long)]

@@ -43,6 +43,9 @@ fn demo(name: &str, store: &str) {
         "--ops",
         "5000",
         "--no-kernel-swap",
+        "--no-sort",
+        "--rounds",
+        "2",
         "--json",
     ]);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -53,6 +56,11 @@ fn demo(name: &str, store: &str) {
     for row in [&json["rows"][0], &json["rows"][1]] {
         assert_eq!(row["values_verified"].as_u64(), Some(values), "{row}");
         assert_eq!(row["values_wrong"].as_u64(), Some(0), "{row}");
+        assert_eq!(row["rounds"].as_u64(), Some(2), "{row}");
+        let of = |value: &serde_json::Value| value.as_f64().expect("a number");
+        let range = &row["ops_per_second_range"];
+        let median = of(&row["ops_per_second"]);
+        assert!(of(&range[0]) <= median && median <= of(&range[1]), "{row}");
     }
     let unlimited = json["rows"][0]["dram_bytes_peak"].as_u64().expect("a size");
     assert!(

@@ -81,8 +81,8 @@ fn by_default_a_run_scans_while_pages_leave() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let never = ["--access-scan", "never"];
     // The first scan finds nothing, because bits are compared with the scan before. So the run
-    // takes 4 s and more, for further scans.
-    let job = || resting_job("lru", folder.path(), "8000");
+    // takes 2 s and more, for further scans.
+    let job = || resting_job("lru", folder.path(), "4000");
     let (without, _) = hot_faults(job().options(never));
     let (with, report) = hot_faults(job());
     let scans = &report["access_scans"];
@@ -127,9 +127,9 @@ fn by_default_idle_programs_and_fork_relatives_are_not_scanned() {
         say(&format!("idle for {hold} s: {scans}"));
         scans["count"].as_u64().unwrap_or(0)
     };
-    // Half a second each would be fourteen scans more.
-    let (short, long) = (scans_with("1"), scans_with("8"));
-    assert!(long < short + 7, "{short} and {long} scans");
+    // Half a second each would be eight scans more.
+    let (short, long) = (scans_with("1"), scans_with("5"));
+    assert!(long < short + 4, "{short} and {long} scans");
 
     if find("python3").is_none() {
         return skip("fork relatives and scans", "needs python3");
@@ -148,7 +148,7 @@ while child == 0:
     if os.getppid() != parent:
         os._exit(0)
 data = [bytearray(os.urandom(1 << 20)) for _ in range(64)]
-end = time.time() + 4
+end = time.time() + 2
 while time.time() < end:
     for block in data:
         block[::4096]
@@ -274,7 +274,7 @@ fn without_the_rights_to_scan_and_clear_the_default_scans_nothing() {
             .args(["run", "--memory-max", "32M", "--tier", &tier, "--report"])
             .args([path("report"), "--".to_owned()])
             .arg(build("hot_and_cold"))
-            .args([HOT_MIB, COLD_MIB, STEPS, COLD_A_STEP, 8000].map(|number| number.to_string()))
+            .args([HOT_MIB, COLD_MIB, STEPS, COLD_A_STEP, 2000].map(|number| number.to_string()))
             .run()
             .expect(0);
         assert!(outcome.text().contains("0 wrong"), "{lost}: {outcome}");

@@ -1,33 +1,42 @@
-//! The bundled key-value store, which the demo uses if redis-server is not installed. One thread,
-//! values on the heap.
+//! The bundled key-value store, which the demo uses if redis-server is not installed. A thread for
+//! each connection, values on the heap.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use undercroft_resp::{self as resp, Reply};
 
 /// Keys and values.
 pub(super) type Store = HashMap<Vec<u8>, Box<[u8]>>;
 
-/// Serves connections, one after the other, until a client sends SHUTDOWN.
+/// Serves connections until a client sends SHUTDOWN. The caller then ends the process, and with it
+/// the threads of other connections.
 pub(super) fn serve(socket: &Path) -> io::Result<()> {
     let listener = UnixListener::bind(socket)?;
-    let mut store = Store::new();
-    for stream in listener.incoming() {
-        match converse(&mut store, stream?) {
-            Ok(true) => return Ok(()),
-            Ok(false) => {}
-            // A client that breaks off does not harm the next one.
-            Err(error) => eprintln!("demo store: {error}"),
+    let store = Arc::new(Mutex::new(Store::new()));
+    let (ended, end) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (store, ended) = (store.clone(), ended.clone());
+            std::thread::spawn(
+                move || match stream.and_then(|stream| converse(&store, stream)) {
+                    Ok(true) => _ = ended.send(()),
+                    Ok(false) => {}
+                    // A client that breaks off does not harm the others.
+                    Err(error) => eprintln!("demo store: {error}"),
+                },
+            );
         }
-    }
-    Ok(())
+    });
+    // It ends without a message only if the listener's thread is gone.
+    end.recv().map_err(io::Error::other)
 }
 
 /// Serves one connection. True if the client asked to shut down.
-pub(super) fn converse(store: &mut Store, stream: UnixStream) -> io::Result<bool> {
+pub(super) fn converse(store: &Mutex<Store>, stream: UnixStream) -> io::Result<bool> {
     let mut out = BufWriter::with_capacity(256 << 10, stream.try_clone()?);
     let mut input = BufReader::with_capacity(256 << 10, stream);
     loop {
@@ -38,7 +47,10 @@ pub(super) fn converse(store: &mut Store, stream: UnixStream) -> io::Result<bool
         let Some(words) = resp::read_request(&mut input)? else {
             return Ok(false);
         };
-        match answer(store, words) {
+        let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+        let reply = answer(&mut store, words);
+        drop(store);
+        match reply {
             Some(reply) => resp::write_reply(&mut out, &reply)?,
             None => return Ok(true),
         }

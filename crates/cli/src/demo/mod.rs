@@ -1,8 +1,9 @@
-//! `undercroft demo`: one store, one workload, several ways to give it memory. Every value is
-//! verified in each.
+//! `undercroft demo`: one store, one workload, several ways to give it memory, in turn. Every value
+//! is verified in each. Then a sort, for which no setting was tuned.
 
 mod bundled;
 mod server;
+mod sort;
 mod table;
 mod workload;
 
@@ -17,8 +18,8 @@ use undercroft_base::Bytes;
 use crate::args::{DemoArgs, StoreArg};
 use crate::failure::{Failure, status};
 use server::{NoServer, Place, Server, Setting};
-use table::{Row, RowResult};
-use workload::{Phase, Plan, VALUE_BYTES};
+use table::{Row, Run};
+use workload::{CONNECTIONS, Phase, Plan, VALUE_BYTES};
 
 /// Undercroft and kernel swap get the measured footprint divided by this.
 const SHARE: u64 = 4;
@@ -54,7 +55,8 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
     };
     let narrator = Narrator { loud: !args.json };
     narrator.say(&format!(
-        "{store}: {} values of {VALUE_BYTES} bytes, then {} requests (zipfian, 10 % writes), then all values again",
+        "{store}: {} values of {VALUE_BYTES} bytes, then {} requests over {CONNECTIONS} connections \
+         (zipfian, 10 % writes), then all values again",
         plan.keys, plan.ops
     ));
 
@@ -64,33 +66,56 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<u8, Failure> {
     narrator.say(&format!(
         "footprint {footprint}; a quarter of it is {limit}"
     ));
-    let mut rows = vec![first];
-    rows.push(measure(
-        "undercroft, 25 %",
-        Setting::Undercroft(limit),
-        &place,
-        plan,
-        &stop,
-    )?);
-    for (name, setting) in [
-        ("kernel zram, 25 % + compressed", Setting::Zram(limit)),
-        ("kernel swap file, 25 %", Setting::SwapFile(limit)),
-    ] {
-        rows.push(if args.no_kernel_swap {
-            Row {
-                name,
-                outcome: RowResult::Absent("left out by --no-kernel-swap".to_owned()),
-            }
-        } else {
-            measure(name, setting, &place, plan, &stop)?
-        });
-    }
-    table::print(&rows, store, plan, limit, args.json)?;
+    let rows = take_turns(args, first, limit, &place, plan, &stop)?;
+    let sort = if args.no_sort {
+        None
+    } else {
+        Some(sort::measure(args, directory.path(), &narrator)?)
+    };
+    table::print(&rows, sort.as_ref(), store, plan, limit, args.json)?;
     if rows.iter().all(Row::is_right) {
         Ok(0)
     } else {
         Ok(status::FAILED)
     }
+}
+
+/// Measures all settings, `args.rounds` times in turn.
+///
+/// * `first`: the first round without a limit.
+fn take_turns(
+    args: &DemoArgs,
+    first: Run,
+    limit: Bytes,
+    place: &Place<'_>,
+    plan: Plan,
+    stop: &AtomicBool,
+) -> Result<Vec<Row>, Failure> {
+    let settings = [
+        ("no limit", Setting::NoLimit),
+        ("undercroft, 25 %", Setting::Undercroft(limit)),
+        ("kernel zram, 25 % + compressed", Setting::Zram(limit)),
+        ("kernel swap file, 25 %", Setting::SwapFile(limit)),
+    ];
+    let mut rows: Vec<Row> = settings.iter().map(|(name, _)| Row::new(name)).collect();
+    rows[0].add(first);
+    for round in 0..usize::from(args.rounds) {
+        // Each round begins with another setting, so that none always follows the same one.
+        for turn in 0..settings.len() {
+            let at = (round + turn) % settings.len();
+            let (name, setting) = settings[at];
+            let is_kernel = matches!(setting, Setting::Zram(_) | Setting::SwapFile(_));
+            if (round == 0 && at == 0) || rows[at].is_absent() {
+                continue;
+            }
+            rows[at].add(if is_kernel && args.no_kernel_swap {
+                Run::Absent("left out by --no-kernel-swap".to_owned())
+            } else {
+                measure(name, setting, place, plan, stop)?
+            });
+        }
+    }
+    Ok(rows)
 }
 
 /// The hidden `demo-kv`.
@@ -141,36 +166,30 @@ fn measure(
     place: &Place<'_>,
     plan: Plan,
     stop: &AtomicBool,
-) -> Result<Row, Failure> {
-    let (server, mut client) = match Server::start(setting, place, stop) {
+) -> Result<Run, Failure> {
+    let (server, client) = match Server::start(setting, place, stop) {
         Ok(started) => started,
-        Err(NoServer::Unavailable(why)) => {
-            return Ok(Row {
-                name,
-                outcome: RowResult::Absent(why),
-            });
-        }
+        Err(NoServer::Unavailable(why)) => return Ok(Run::Absent(why)),
         Err(NoServer::Failed(failure)) => return Err(interrupted_or(failure, stop)),
     };
     let bar = Bar::new(name);
-    let measured = workload::run(&mut client, plan, stop, &mut |phase, done| {
-        bar.show(phase, done, plan)
+    let measured = server.more(client, CONNECTIONS).and_then(|mut clients| {
+        let mut show = |phase, done| bar.show(phase, done, plan);
+        let measured = workload::run(&mut clients, plan, stop, &mut show)?;
+        Ok((measured, clients.swap_remove(0)))
     });
     bar.end();
-    let measured = measured.map_err(|error| {
+    let (measured, client) = measured.map_err(|error| {
         let what = format!("{name}: the store broke off ({error})");
         interrupted_or(server.failure(&what), stop)
     })?;
     let used = server
         .finish(client)
         .map_err(|failure| interrupted_or(failure, stop))?;
-    Ok(Row {
-        name,
-        outcome: RowResult::Measured {
-            measured: Box::new(measured),
-            dram: used.dram,
-            report: used.report.map(Box::new),
-        },
+    Ok(Run::Measured {
+        measured: Box::new(measured),
+        dram: used.dram,
+        report: used.report.map(Box::new),
     })
 }
 

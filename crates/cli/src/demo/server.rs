@@ -110,6 +110,8 @@ impl Server {
             Setting::SwapFile(_) => "swapfile",
         };
         let socket = place.directory.join(format!("{name}.sock"));
+        // The store of the round before has left it.
+        let _ = fs::remove_file(&socket);
         let log = place.directory.join(format!("{name}.log"));
         let mut words = Vec::new();
         let mut report = None;
@@ -158,6 +160,15 @@ impl Server {
         } else {
             "the store does not answer"
         }))
+    }
+
+    /// `first` and as many more connections as make `count`.
+    pub(super) fn more(&self, first: Client, count: usize) -> io::Result<Vec<Client>> {
+        let mut clients = vec![first];
+        while clients.len() < count {
+            clients.push(Client::connect(&self.socket)?);
+        }
+        Ok(clients)
     }
 
     fn is_running(&mut self) -> bool {

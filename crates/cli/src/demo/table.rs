@@ -1,23 +1,25 @@
 //! The demo's result: a small table for people, or JSON.
 
+use hdrhistogram::Histogram;
 use serde::Serialize;
 use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::report::{Quantiles, Report, SCHEMA_VERSION};
 
-use super::workload::{Measured, Plan, VALUE_BYTES};
+use super::sort::Sorted;
+use super::workload::{CONNECTIONS, Measured, Plan, VALUE_BYTES};
 use crate::failure::Failure;
 use crate::show;
 
-/// One setting and its result.
+/// One setting and its rounds.
 pub(super) struct Row {
     /// As printed.
-    pub name: &'static str,
-    /// Its result.
-    pub outcome: RowResult,
+    name: &'static str,
+    /// Of each round, until it turned out that it cannot run here.
+    runs: Vec<Run>,
 }
 
-/// The result of one setting.
-pub(super) enum RowResult {
+/// One round of one setting.
+pub(super) enum Run {
     /// It ran.
     Measured {
         /// Speed and verification.
@@ -31,6 +33,30 @@ pub(super) enum RowResult {
     Absent(String),
 }
 
+impl Run {
+    /// DRAM at its peak; 0 if it did not run.
+    pub(super) fn dram(&self) -> Bytes {
+        match self {
+            Run::Measured { dram, .. } => *dram,
+            Run::Absent(_) => Bytes(0),
+        }
+    }
+
+    fn measured(&self) -> Option<&Measured> {
+        match self {
+            Run::Measured { measured, .. } => Some(measured),
+            Run::Absent(_) => None,
+        }
+    }
+
+    fn report(&self) -> Option<&Report> {
+        match self {
+            Run::Measured { report, .. } => report.as_deref(),
+            Run::Absent(_) => None,
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Document<'a> {
     schema_version: u32,
@@ -38,15 +64,19 @@ struct Document<'a> {
     values: u64,
     value_bytes: usize,
     requests: u64,
+    connections: usize,
     memory_max_bytes: u64,
     rows: Vec<DocumentRow<'a>>,
+    sort: Option<&'a Sorted>,
 }
 
 #[derive(Serialize)]
 struct DocumentRow<'a> {
     name: &'a str,
     absent_because: Option<&'a str>,
+    rounds: usize,
     ops_per_second: Option<f64>,
+    ops_per_second_range: Option<[f64; 2]>,
     latency_seconds: Option<Quantiles>,
     load_seconds: Option<f64>,
     verify_seconds: Option<f64>,
@@ -57,66 +87,111 @@ struct DocumentRow<'a> {
 }
 
 impl Row {
-    /// DRAM at its peak; 0 if it did not run.
-    pub(super) fn dram(&self) -> Bytes {
-        match &self.outcome {
-            RowResult::Measured { dram, .. } => *dram,
-            RowResult::Absent(_) => Bytes(0),
+    /// A setting that has not run.
+    pub(super) fn new(name: &'static str) -> Row {
+        Row {
+            name,
+            runs: Vec::new(),
         }
     }
 
-    /// True if no value was wrong.
+    /// Adds a round.
+    pub(super) fn add(&mut self, run: Run) {
+        self.runs.push(run);
+    }
+
+    /// True if it cannot run here.
+    pub(super) fn is_absent(&self) -> bool {
+        self.absent().is_some()
+    }
+
+    /// True if no value was wrong in any round.
     pub(super) fn is_right(&self) -> bool {
-        match &self.outcome {
-            RowResult::Measured { measured, .. } => measured.wrong == 0,
-            RowResult::Absent(_) => true,
-        }
+        self.rounds().all(|measured| measured.wrong == 0)
+    }
+
+    fn absent(&self) -> Option<&str> {
+        self.runs.iter().find_map(|run| match run {
+            Run::Absent(why) => Some(why.as_str()),
+            Run::Measured { .. } => None,
+        })
+    }
+
+    fn rounds(&self) -> impl Iterator<Item = &Measured> {
+        self.runs.iter().filter_map(Run::measured)
+    }
+
+    /// One figure of each round, ascending.
+    fn sorted(&self, of: impl Fn(&Measured) -> f64) -> Vec<f64> {
+        let mut all: Vec<f64> = self.rounds().map(of).collect();
+        all.sort_by(f64::total_cmp);
+        all
+    }
+
+    fn median(&self, of: impl Fn(&Measured) -> f64) -> Option<f64> {
+        let all = self.sorted(of);
+        all.get(all.len() / 2).copied()
+    }
+
+    fn range(&self, of: impl Fn(&Measured) -> f64) -> Option<[f64; 2]> {
+        let all = self.sorted(of);
+        Some([*all.first()?, *all.last()?])
+    }
+
+    /// The latencies of all rounds.
+    fn latency(&self) -> Option<Histogram<u64>> {
+        let mut rounds = self.rounds().map(|measured| measured.latency.clone());
+        let first = rounds.next()?;
+        Some(rounds.fold(first, |mut all, round| {
+            all += round;
+            all
+        }))
     }
 
     fn document(&self) -> DocumentRow<'_> {
-        let (measured, dram, report, absent) = match &self.outcome {
-            RowResult::Measured {
-                measured,
-                dram,
-                report,
-            } => (
-                Some(measured.as_ref()),
-                Some(dram.0),
-                report.as_deref(),
-                None,
-            ),
-            RowResult::Absent(why) => (None, None, None, Some(why.as_str())),
-        };
         DocumentRow {
             name: self.name,
-            absent_because: absent,
-            ops_per_second: measured.map(|m| m.ops_per_second),
-            latency_seconds: measured.and_then(|m| Quantiles::of(&m.latency)),
-            load_seconds: measured.map(|m| m.load_seconds),
-            verify_seconds: measured.map(|m| m.verify_seconds),
-            dram_bytes_peak: dram,
-            values_verified: measured.map(|m| m.verified),
-            values_wrong: measured.map(|m| m.wrong),
-            report,
+            absent_because: self.absent(),
+            rounds: self.rounds().count(),
+            ops_per_second: self.median(|m| m.ops_per_second),
+            ops_per_second_range: self.range(|m| m.ops_per_second),
+            latency_seconds: self.latency().and_then(|all| Quantiles::of(&all)),
+            load_seconds: self.median(|m| m.load_seconds),
+            verify_seconds: self.median(|m| m.verify_seconds),
+            dram_bytes_peak: self.runs.iter().map(|run| run.dram().0).max(),
+            values_verified: self.rounds().map(|m| m.verified).min(),
+            values_wrong: self.rounds().map(|m| m.wrong).max(),
+            report: self.report(),
         }
     }
 
+    fn report(&self) -> Option<&Report> {
+        self.runs.iter().rev().find_map(Run::report)
+    }
+
     fn text(&self) -> String {
-        let RowResult::Measured { measured, dram, .. } = &self.outcome else {
-            let RowResult::Absent(why) = &self.outcome else {
-                return String::new();
-            };
+        let (Some(ops), Some([least, most]), Some(latency)) = (
+            self.median(|m| m.ops_per_second),
+            self.range(|m| m.ops_per_second),
+            self.latency(),
+        ) else {
+            let why = self.absent().unwrap_or_default();
             return format!("{:<32}  absent: {why}", self.name);
         };
-        let at = |quantile| Nanos(measured.latency.value_at_quantile(quantile)).to_string();
-        let verdict = match measured.wrong {
-            0 => format!("all {}", measured.verified),
+        let at = |quantile| Nanos(latency.value_at_quantile(quantile)).to_string();
+        let dram = Bytes(self.runs.iter().map(|run| run.dram().0).max().unwrap_or(0));
+        let wrong: u64 = self.rounds().map(|measured| measured.wrong).sum();
+        let verdict = match wrong {
+            0 => {
+                let all: u64 = self.rounds().map(|measured| measured.verified).sum();
+                format!("all {all}")
+            }
             wrong => format!("WRONG: {wrong}"),
         };
+        let range = format!("{least:.0}-{most:.0}");
         format!(
-            "{:<32} {:>9.0} {:>10} {:>10} {:>11}  {verdict}",
+            "{:<32} {ops:>9.0} {range:>14} {:>10} {:>10} {:>11}  {verdict}",
             self.name,
-            measured.ops_per_second,
             at(0.5),
             at(0.99),
             dram.to_string(),
@@ -127,6 +202,7 @@ impl Row {
 /// Prints every row on standard output.
 pub(super) fn print(
     rows: &[Row],
+    sort: Option<&Sorted>,
     store: &str,
     plan: Plan,
     limit: Bytes,
@@ -139,42 +215,58 @@ pub(super) fn print(
             values: plan.keys,
             value_bytes: VALUE_BYTES,
             requests: plan.ops,
+            connections: CONNECTIONS,
             memory_max_bytes: limit.0,
             rows: rows.iter().map(Row::document).collect(),
+            sort,
         });
     }
     show::line(&format!(
-        "\n{store}, {} values of {VALUE_BYTES} bytes, {} requests, limit {limit}\n",
+        "\n{store}, {} values of {VALUE_BYTES} bytes, {} requests over {CONNECTIONS} connections, limit {limit}\n",
         plan.keys, plan.ops
     ))?;
     show::line(&format!(
-        "{:<32} {:>9} {:>10} {:>10} {:>11}  {}",
-        "", "ops/s", "p50", "p99", "DRAM", "values verified"
+        "{:<32} {:>9} {:>14} {:>10} {:>10} {:>11}  values verified",
+        "", "ops/s", "range", "p50", "p99", "DRAM"
     ))?;
     for row in rows {
         show::line(&row.text())?;
     }
-    let reports = rows.iter().filter_map(|row| match &row.outcome {
-        RowResult::Measured {
-            report: Some(report),
-            ..
-        } => Some(report),
-        _ => None,
-    });
-    for report in reports {
-        for tier in &report.tiers {
-            let ratio = tier
-                .ratio
-                .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-            show::line(&format!(
-                "  tier {}: logical {}, stored {}, ratio {ratio}",
-                tier.name,
-                Bytes(tier.logical_bytes_peak),
-                Bytes(tier.stored_bytes_peak)
-            ))?;
-        }
+    for tier in rows
+        .iter()
+        .filter_map(Row::report)
+        .flat_map(|report| &report.tiers)
+    {
+        let ratio = tier
+            .ratio
+            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        show::line(&format!(
+            "  tier {}: logical {}, stored {}, ratio {ratio}",
+            tier.name,
+            Bytes(tier.logical_bytes_peak),
+            Bytes(tier.stored_bytes_peak)
+        ))?;
     }
     show::line(
-        "\nDRAM = most at once, compressed pages included; zram keeps those on top of its limit.",
-    )
+        "\nMedians and ranges of the rounds. DRAM = most at once, compressed pages included; zram keeps\n\
+         those on top of its limit, so it has more memory than the others.",
+    )?;
+    let Some(sort) = sort else {
+        return Ok(());
+    };
+    let whole = sort.unlimited_seconds.unwrap_or_default();
+    show::line(&format!(
+        "\nsort of random lines, seconds; {whole:.2} without a limit\n"
+    ))?;
+    let cells = |cells: [String; 3]| cells.map(|cell| format!("{cell:>9}")).concat();
+    let limits = cells(sort.limits_percent.map(|share| format!("{share} %")));
+    show::line(&format!("{:<36}{limits}", "of its memory"))?;
+    for row in &sort.rows {
+        let seconds = row.seconds.map(|cell| match cell {
+            Some(seconds) => format!("{seconds:.2}"),
+            None => "-".to_owned(),
+        });
+        show::line(&format!("{:<36}{}", row.name, cells(seconds)))?;
+    }
+    show::line("\n-: cannot run here in that memory, or is not done in time.")
 }

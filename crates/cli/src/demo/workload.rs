@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
@@ -16,6 +16,8 @@ use undercroft_seeded::{Random, Zipf, mix};
 
 /// Bytes of one value: with its header it fills one 4 KiB allocation of redis.
 pub(super) const VALUE_BYTES: usize = 4000;
+/// Connections of the measured part. Each has keys of its own.
+pub(super) const CONNECTIONS: usize = 4;
 /// Requests in flight while loading and verifying.
 const PIPELINE: u64 = 32;
 /// One request of this many is a write.
@@ -67,7 +69,8 @@ pub(super) struct Plan {
     pub ops: u64,
 }
 
-/// Runs the three phases against one store.
+/// Runs the three phases against one store: the measured one over all of `clients` at once, the
+/// others over the first.
 ///
 /// * `progress`: called with the phase and how much of it is done, at most once a pipeline.
 /// * `stop`: when set, ends with `Interrupted` after the current request.
@@ -75,18 +78,19 @@ pub(super) struct Plan {
 /// Errors: the connection broke, or the store refused a request. Wrong bytes are counted, not
 /// errors.
 pub(super) fn run(
-    client: &mut Client,
+    clients: &mut [Client],
     plan: Plan,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Phase, u64),
 ) -> io::Result<Measured> {
-    let mut versions = vec![0u32; plan.keys as usize];
     let began = Instant::now();
-    load(client, plan, stop, progress)?;
+    load(&mut clients[0], plan, stop, progress)?;
     let load_seconds = began.elapsed().as_secs_f64();
-    let (latency, seconds, wrong_seen) = measure(client, plan, &mut versions, stop, progress)?;
     let began = Instant::now();
-    let verified = verify(client, &versions, stop, progress)?;
+    let (latency, versions, wrong_seen) = measure(clients, plan, stop, progress)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    let verified = verify(&mut clients[0], &versions, stop, progress)?;
     Ok(Measured {
         ops_per_second: plan.ops as f64 / seconds,
         latency,
@@ -120,49 +124,117 @@ fn load(
     Ok(())
 }
 
-/// The measured part. Returns latencies, seconds spent in requests, and how many values were wrong.
+/// The measured part, over all connections at once. Returns latencies, the version of every key,
+/// and how many values were wrong.
 fn measure(
-    client: &mut Client,
+    clients: &mut [Client],
     plan: Plan,
-    versions: &mut [u32],
     stop: &AtomicBool,
     progress: &mut dyn FnMut(Phase, u64),
-) -> io::Result<(Histogram<u64>, f64, u64)> {
-    // Grows as needed; `saturating_record` would not.
-    let mut latency = Histogram::new(3).map_err(|error| io::Error::other(error.to_string()))?;
-    let mut zipf = Keys::new(plan.keys, 42);
-    let mut value = String::with_capacity(2 * VALUE_BYTES);
-    let (mut nanos, mut wrong) = (0u64, 0);
-    for op in 0..plan.ops {
-        let key = zipf.next();
-        let version = &mut versions[key as usize];
-        let write = op % WRITE_EVERY == WRITE_EVERY - 1;
-        *version += u32::from(write);
-        write_value(key, *version, &mut value);
-        let name = key_bytes(key);
-        let began = Instant::now();
-        let reply = if write {
-            client.call(&[b"SET", &name, value.as_bytes()])?
-        } else {
-            client.call(&[b"GET", &name])?
-        };
-        let took = began.elapsed().as_nanos() as u64;
-        nanos += took;
-        latency
-            .record(took)
-            .map_err(|error| io::Error::other(error.to_string()))?;
-        if write {
-            expect_ok(reply)?
-        } else {
-            wrong += u64::from(!is_value(&reply, &value))
-        }
-        if op % 256 == 0 {
-            check(stop)?;
-            progress(Phase::Measure, op);
+) -> io::Result<(Histogram<u64>, Vec<u32>, u64)> {
+    let of = clients.len() as u64;
+    let (first, others) = clients
+        .split_first_mut()
+        .ok_or(io::ErrorKind::NotConnected)?;
+    let done = AtomicU64::new(0);
+    let parts: io::Result<Vec<Part>> = std::thread::scope(|scope| {
+        let running: Vec<_> = (1..of)
+            .zip(others)
+            .map(|(number, client)| {
+                let mut part = Part::new(number, of, plan);
+                let done = &done;
+                scope.spawn(move || part.run(client, stop, done, &mut |_| ()).map(|()| part))
+            })
+            .collect();
+        let mut part = Part::new(0, of, plan);
+        let own = part.run(first, stop, &done, &mut |done| {
+            progress(Phase::Measure, done)
+        });
+        let mut parts = vec![own.map(|()| part)];
+        parts.extend(
+            running
+                .into_iter()
+                .map(|part| part.join().expect("no panic")),
+        );
+        parts.into_iter().collect()
+    });
+    progress(Phase::Measure, plan.ops);
+    let mut parts = parts?.into_iter();
+    let mut all = parts.next().ok_or(io::ErrorKind::NotConnected)?;
+    for part in parts {
+        all.latency += part.latency;
+        all.wrong += part.wrong;
+        for (version, other) in all.versions.iter_mut().zip(part.versions) {
+            *version += other; // of each key, one part has another version than 0
         }
     }
-    progress(Phase::Measure, plan.ops);
-    Ok((latency, nanos as f64 / 1e9, wrong))
+    Ok((all.latency, all.versions, all.wrong))
+}
+
+/// What one connection does in the measured part: it has every `of`-th key.
+struct Part {
+    number: u64,
+    of: u64,
+    ops: u64,
+    zipf: Keys,
+    versions: Vec<u32>,
+    latency: Histogram<u64>,
+    wrong: u64,
+}
+
+impl Part {
+    fn new(number: u64, of: u64, plan: Plan) -> Part {
+        Part {
+            number,
+            of,
+            ops: plan.ops / of + u64::from(number < plan.ops % of),
+            zipf: Keys::new(plan.keys / of, 42 + number),
+            versions: vec![0; plan.keys as usize],
+            // Grows as needed; `saturating_record` would not.
+            latency: Histogram::new(3).expect("three digits are valid"),
+            wrong: 0,
+        }
+    }
+
+    /// * `done`: requests of all parts.
+    fn run(
+        &mut self,
+        client: &mut Client,
+        stop: &AtomicBool,
+        done: &AtomicU64,
+        progress: &mut dyn FnMut(u64),
+    ) -> io::Result<()> {
+        let mut value = String::with_capacity(2 * VALUE_BYTES);
+        for op in 0..self.ops {
+            let key = self.zipf.next() * self.of + self.number;
+            let version = &mut self.versions[key as usize];
+            let write = op % WRITE_EVERY == WRITE_EVERY - 1;
+            *version += u32::from(write);
+            write_value(key, *version, &mut value);
+            let name = key_bytes(key);
+            let began = Instant::now();
+            let reply = if write {
+                client.call(&[b"SET", &name, value.as_bytes()])?
+            } else {
+                client.call(&[b"GET", &name])?
+            };
+            let took = began.elapsed().as_nanos() as u64;
+            self.latency
+                .record(took)
+                .map_err(|error| io::Error::other(error.to_string()))?;
+            if write {
+                expect_ok(reply)?
+            } else {
+                self.wrong += u64::from(!is_value(&reply, &value))
+            }
+            let all = done.fetch_add(1, Ordering::Relaxed);
+            if op % 256 == 0 {
+                check(stop)?;
+                progress(all);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Reads every value back. Returns how many were equal to the last byte.
@@ -265,6 +337,7 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
 
     use super::super::bundled;
     use super::*;
@@ -286,8 +359,9 @@ mod tests {
     fn run_against(between: impl Fn(u64, &mut Vec<u8>) + Send + 'static) -> Measured {
         let (near, far) = UnixStream::pair().expect("a pair of sockets");
         let (inner_near, inner_far) = UnixStream::pair().expect("a pair of sockets");
-        let store =
-            std::thread::spawn(move || bundled::converse(&mut bundled::Store::new(), inner_far));
+        let store = std::thread::spawn(move || {
+            bundled::converse(&Mutex::new(bundled::Store::new()), inner_far)
+        });
         let proxy = std::thread::spawn(move || {
             let mut store = Client::over(inner_near)?;
             let mut input = io::BufReader::new(far.try_clone()?);
@@ -304,14 +378,14 @@ mod tests {
             }
             io::Result::Ok(())
         });
-        let mut client = Client::over(near).expect("a client");
+        let mut clients = [Client::over(near).expect("a client")];
         let plan = Plan {
             keys: 300,
             ops: 1000,
         };
         let measured =
-            run(&mut client, plan, &AtomicBool::new(false), &mut |_, _| {}).expect("it runs");
-        drop(client);
+            run(&mut clients, plan, &AtomicBool::new(false), &mut |_, _| {}).expect("it runs");
+        drop(clients);
         proxy.join().expect("no panic").expect("no error");
         assert!(
             matches!(store.join(), Ok(Ok(false))),
