@@ -21,6 +21,7 @@ impl<L: Ledger> Evictions<'_, L> {
     #[inline(always)] // on the eviction path
     pub fn select(&mut self, want: usize, out: &mut Vec<EvictItem>) -> bool {
         self.engine.victims.clear();
+        self.engine.take_back_refused(false);
         // At most half of the resident pages are protected. Fewer are, when nothing else can leave
         // and there is no room. Otherwise threads could wait for ever: under a small limit, beside
         // a large pool or many locked pages, all pages that may leave can be recent.
@@ -32,6 +33,13 @@ impl<L: Ledger> Evictions<'_, L> {
         while self.engine.victims.is_empty() && protected > 0 && self.engine.books().room() < 1 {
             protected /= 2;
             self.engine.name_victims(want, protected);
+        }
+        // What was refused is tried before its time when nothing else can leave.
+        if self.engine.victims.is_empty()
+            && self.engine.books().room() < 1
+            && self.engine.take_back_refused(true)
+        {
+            self.engine.name_victims(want, 0);
         }
         self.engine.start_batch(PageEvent::Chosen, out)
     }
@@ -370,6 +378,10 @@ impl<L: Ledger> Engine<L> {
             self.tell_page(item.space, item.page, PageEvent::Stayed);
             match taken {
                 Taken::Unsure => self.back_to_resident(at, Arrival::Returned),
+                Taken::Busy => {
+                    self.stay_resident(at, Arrival::Returned);
+                    self.keep_refused(item.no);
+                }
                 _ => self.stay_resident(at, Arrival::Returned),
             }
         }
@@ -471,6 +483,7 @@ impl<L: Ledger> Engine<L> {
             self.release(entry.tier, entry.slot);
         }
         self.table.set(no, new);
+        self.forget_refusal(no);
         if outcome == Outcome::Clean {
             self.departures.left_clean(no, stamp);
         } else {

@@ -1,13 +1,19 @@
-//! Pages of spaces that are passed over. The policy names them like any others. Each is then taken
-//! away from the policy, so that it is not named again and again.
+//! Resident pages that the policy does not know for a while, so that it does not name them again
+//! and again: those of spaces that are passed over, and those that the kernel refused to move.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use undercroft_base::{Flags, PageNo, PageState, SpaceId, VirtPage, VirtRange};
 use undercroft_policy::reclaim::Arrival;
 
+use crate::limits::EVICT_PAGES_MAX;
 use crate::{Engine, Evictions, Ledger, PageEvent};
+
+/// A page that was refused many times in a row waits until this many times the resident pages have
+/// been chosen.
+const WAIT_ROTATIONS_MAX: u64 = 64;
 
 /// The spaces and the pages.
 #[derive(Debug, Default)]
@@ -16,6 +22,20 @@ pub(crate) struct Kept {
     pub spaces: FxHashSet<SpaceId>,
     /// Resident pages that the policy does not know. A tree, because it grows in small steps.
     pub pages: BTreeSet<(SpaceId, PageNo)>,
+    /// Pages that were refused when they were chosen last. Those that may be chosen again have not
+    /// been since.
+    refusals: FxHashMap<PageNo, Refusal>,
+    /// When refused pages are due: the count of chosen pages. Also some that need no more.
+    due: BinaryHeap<Reverse<(u64, SpaceId, PageNo)>>,
+}
+
+/// What is known of a page that the kernel did not move: it is locked, read-only or pinned.
+#[derive(Debug, Clone, Copy)]
+struct Refusal {
+    /// How long the page waits before it may be chosen again, in chosen pages.
+    wait: u64,
+    /// The count of chosen pages at which it may.
+    due: u64,
 }
 
 impl Kept {
@@ -73,6 +93,62 @@ impl<L: Ledger> Evictions<'_, L> {
 }
 
 impl<L: Ledger> Engine<L> {
+    /// A resident page was refused. The policy knows it again when as many pages were chosen as are
+    /// resident, and after each refusal in a row when twice as many were.
+    #[cold]
+    pub(crate) fn keep_refused(&mut self, no: PageNo) {
+        let (space, page) = self.table.address(no);
+        let rotation = self.resident.max(EVICT_PAGES_MAX as u64);
+        let wait = match self.kept.refusals.get(&no) {
+            Some(refusal) => (2 * refusal.wait).min(WAIT_ROTATIONS_MAX * rotation),
+            None => rotation,
+        };
+        self.wait_until(no, wait, self.evictions + wait);
+        self.reclaim.remove(no);
+        self.kept.pages.insert((space, no));
+        self.tell_page(space, page, PageEvent::Kept);
+    }
+
+    fn wait_until(&mut self, no: PageNo, wait: u64, due: u64) {
+        let (space, _) = self.table.address(no);
+        self.kept.refusals.insert(no, Refusal { wait, due });
+        self.kept.due.push(Reverse((due, space, no)));
+        if self.kept.due.len() > 2 * self.kept.refusals.len() + EVICT_PAGES_MAX {
+            let refusals = &self.kept.refusals;
+            let needed = |due: u64, no: &PageNo| refusals.get(no).is_some_and(|r| r.due == due);
+            self.kept
+                .due
+                .retain(|Reverse((due, _, no))| needed(*due, no));
+        }
+    }
+
+    /// Gives the policy refused pages, at most a batch: those that are due, or, with `all`, those
+    /// that will be due first. False if there is none.
+    #[inline]
+    pub(crate) fn take_back_refused(&mut self, all: bool) -> bool {
+        let mut given = 0;
+        while given < EVICT_PAGES_MAX
+            && let Some(Reverse((due, space, no))) = self.kept.due.peek().copied()
+            && (all || due <= self.evictions)
+        {
+            self.kept.due.pop();
+            let waits = self.kept.refusals.get(&no).is_some_and(|r| r.due == due);
+            if waits && self.kept.pages.contains(&(space, no)) {
+                self.take_back(space, no);
+                given += 1;
+            }
+        }
+        given > 0
+    }
+
+    /// The page was not refused, or is another one now.
+    #[inline]
+    pub(crate) fn forget_refusal(&mut self, no: PageNo) {
+        if !self.kept.refusals.is_empty() {
+            self.kept.refusals.remove(&no);
+        }
+    }
+
     fn take_back(&mut self, space: SpaceId, no: PageNo) {
         let (_, page) = self.table.address(no);
         self.kept.pages.remove(&(space, no));
@@ -114,6 +190,7 @@ impl<L: Ledger> Engine<L> {
     /// was kept.
     #[inline]
     pub(crate) fn unlist(&mut self, no: PageNo) -> bool {
+        self.forget_refusal(no);
         let kept =
             !self.kept.pages.is_empty() && self.kept.pages.remove(&(self.table.address(no).0, no));
         if !kept {
@@ -124,10 +201,14 @@ impl<L: Ledger> Engine<L> {
 
     /// The page has another number.
     pub(crate) fn renumber(&mut self, old: PageNo, new: PageNo) {
+        let refusal = self.kept.refusals.get(&old).copied();
         if self.unlist(old) {
             self.kept.pages.insert((self.table.address(new).0, new));
         } else {
             self.reclaim.insert(new, Arrival::Returned);
+        }
+        if let Some(Refusal { wait, due }) = refusal {
+            self.wait_until(new, wait, due);
         }
     }
 

@@ -124,7 +124,13 @@ struct Remedies {
     executable: bool,
     /// That was changed for the page at this place.
     changed: usize,
+    /// Changes that did not help. Read-only memory is refused either way, and each change wakes the
+    /// manager's readers of layout events.
+    fruitless: u32,
 }
+
+/// Most changes of one command that may fail to help.
+const FRUITLESS_MAX: u32 = 2;
 
 impl Default for Remedies {
     fn default() -> Remedies {
@@ -134,6 +140,7 @@ impl Default for Remedies {
             unshared: usize::MAX,
             executable: false,
             changed: usize::MAX,
+            fruitless: 0,
         }
     }
 }
@@ -156,10 +163,14 @@ impl Remedies {
             }
             // Nor between memory that is executable and memory that is not. Pages of one kind are
             // mostly together, so runs are tried again.
-            EINVAL if self.changed != at => {
+            EINVAL if self.changed != at && self.fruitless < FRUITLESS_MAX => {
                 (self.changed, self.alone) = (at, usize::MAX);
                 // SAFETY: the areas are the shim's own.
                 self.executable ^= unsafe { protect(staging, !self.executable) };
+            }
+            EINVAL if self.changed == at => {
+                self.fruitless += 1;
+                return false;
             }
             // Shared with a fork relative, or pinned. Breaking the sharing changes no byte. It
             // helps if the page is shared; a pinned one stays busy.

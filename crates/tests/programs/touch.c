@@ -2,11 +2,10 @@
 // the options say.
 //
 //   touch MIB [--rounds N] [--pace US] [--random-data] [--exit N] [--signal N] [--hold SECONDS]
-//         [--fork N]
+//         [--fork N] [--read-only MIB]
 //
 // Every page has known bytes, checked in each round (status 86 if wrong), with a pause before each
-// page. Prints "ready" after the
-// first fill.
+// page. Prints "ready" after the first fill. The first MIB of --read-only are only read after it.
 #define _GNU_SOURCE
 #include "pages.h"
 #include <signal.h>
@@ -16,7 +15,7 @@
 
 int main(int argc, char **argv)
 {
-	uint64_t rounds = 0, pace = 0, status = 0, number = 0, hold = 0, forks = 0;
+	uint64_t rounds = 0, pace = 0, status = 0, number = 0, hold = 0, forks = 0, fixed = 0;
 	if (argc < 2)
 		return 2;
 	for (int i = 2; i < argc; i++) {
@@ -36,6 +35,8 @@ int main(int argc, char **argv)
 			hold = value;
 		else if (!strcmp(argv[i], "--fork"))
 			forks = value;
+		else if (!strcmp(argv[i], "--read-only"))
+			fixed = (value << 20) / PAGE;
 		else
 			return 2;
 		i++;
@@ -44,14 +45,17 @@ int main(int argc, char **argv)
 		return 2;
 	for (uint64_t page = 0; page < pages; page++)
 		fill(page, 0);
+	if (fixed && mprotect((void *)memory, fixed * PAGE, PROT_READ))
+		return 2;
 	puts("ready");
 	fflush(stdout);
 	for (uint64_t round = 0; round < rounds; round++)
 		for (uint64_t page = 0; page < pages; page++) {
 			if (pace)
 				usleep(pace);
-			check(page, round);
-			fill(page, round + 1);
+			check(page, page < fixed ? 0 : round);
+			if (page >= fixed)
+				fill(page, round + 1);
 		}
 	for (uint64_t n = 0; n < forks; n++) // all at once, each checks everything and changes a part
 		if (fork() == 0) {
@@ -70,7 +74,7 @@ int main(int argc, char **argv)
 			return WRONG;
 	}
 	for (uint64_t page = 0; page < pages; page++)
-		check(page, rounds);
+		check(page, page < fixed ? 0 : rounds);
 	sleep(hold);
 	if (number) {
 		signal(number, SIG_DFL);

@@ -245,6 +245,35 @@ fn limit_holds_where_memory_is_writable_and_executable() {
     assert!(refused < Some(100.0), "{outcome}");
 }
 
+/// Memory that the kernel does not move is not asked for in each turn of the policy's list. A third
+/// of what fits is read-only here.
+#[test]
+fn read_only_memory_holds_up_no_other() {
+    let _turn = one_at_a_time();
+    for policy in ["lru", "clock"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let outcome = Job::new(build("touch"))
+            .args(["48", "--rounds", "20", "--read-only", "8"])
+            .options(["--policy", policy])
+            .limit(24 * MIB)
+            .tier("ram")
+            .tier(&format!("file:{},size=256M", folder.path().display()))
+            .run()
+            .expect(0);
+        if plain_only() {
+            return skip(
+                "read_only_memory_holds_up_no_other",
+                "a plain run has no report",
+            );
+        }
+        let outcome = outcome.expect_swapping(100_000.0);
+        // Each of the 2,048 pages a few times: after 1, 2, 4 ... turns of the list.
+        let refused = outcome.number("counters.refused_busy");
+        assert!(refused > Some(2_000.0), "{outcome}");
+        assert!(refused < Some(25_000.0), "{outcome}");
+    }
+}
+
 /// Without pressure nothing happens: no page leaves, and the program ends as in a plain run.
 #[test]
 fn below_its_limit_a_program_is_left_alone() {
