@@ -16,6 +16,9 @@
 //! part costs is guessed from the nearest refaults. So the target moves in steps, up and down. Each
 //! time that growth had to be taken back, the next growth waits longer.
 //!
+//! Before the first decision copies may have all they can, unless they compress badly: then they
+//! begin with nothing, and refaults earn them DRAM.
+//!
 //! Pools without such a tier below them are left to [`Waterfall`]: there is nothing to choose.
 
 use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo, TierId};
@@ -51,6 +54,9 @@ const RATIO_FIRST: f64 = 2.5;
 const RATIO_PAGES: u64 = 256;
 /// Part of a pool that copies fill; the rest is free places.
 const FILLED: f64 = 0.85;
+/// Without evidence, copies get DRAM only if a page of it holds this many. With fewer, the resident
+/// pages that have to go are nearly as many as those that the copies keep from the device.
+const RATIO_OPEN: f64 = 2.0;
 
 /// Nanoseconds of a fault besides loading: the program waits for its pager and back.
 const FAULT_NS: f64 = 10_000.0;
@@ -73,7 +79,8 @@ pub struct Worth {
     unmoved: u64,
     /// New copies so far.
     left: u64,
-    /// Bytes that copies should have; `None` before the first decision: all they may.
+    /// Bytes that copies should have. `None` before the first decision, and while they compress
+    /// well: all they may.
     target: Option<Bytes>,
     /// Refaults within this distance are worth a copy in memory.
     reach: PageCount,
@@ -260,6 +267,9 @@ impl Worth {
         if copies >= RATIO_PAGES && packed > 0 {
             let ratio = (copies * PAGE_BYTES as u64) as f64 / packed as f64;
             self.ratio = (ratio * FILLED).clamp(1.0, 100.0);
+            if self.target.is_none() && self.ratio < RATIO_OPEN {
+                self.target = Some(Bytes(0));
+            }
         }
         if self.seen < EVIDENCE {
             return;
@@ -453,6 +463,27 @@ mod tests {
         worth.migrate(LIMIT, &pool);
         let target = worth.share().expect("a decision").target;
         assert!(target < Bytes(LIMIT.0 / 2), "{target}");
+    }
+
+    /// A page of DRAM that holds one and a half copies keeps few pages from the device.
+    #[test]
+    fn copies_that_compress_badly_begin_with_nothing() {
+        let target = |pages_each: u64, copies: u64| {
+            let [pool, device] = tiers(0);
+            let dram = copies * PAGE_BYTES as u64 / pages_each;
+            let pool = TierState {
+                dram: Bytes(dram),
+                copies: PageCount(copies * 3 / 2),
+                packed: Bytes(dram),
+                ..pool
+            };
+            let mut worth = Worth::default();
+            worth.migrate(LIMIT, &[pool, device]);
+            worth.share().map(|share| share.target)
+        };
+        assert_eq!(target(1, RATIO_PAGES), Some(Bytes(0)), "1.5 copies a page");
+        assert_eq!(target(2, RATIO_PAGES), None, "three copies a page");
+        assert_eq!(target(1, RATIO_PAGES / 2), None, "too few to tell");
     }
 
     /// Beyond the pool is a tier that loads a page in less time than a decompression takes: if it
