@@ -52,3 +52,10 @@ pub struct Stats {
     /// Peak of DRAM: resident managed pages plus what tiers hold in memory.
     pub dram_peak: Bytes,
 }
+
+impl Stats {
+    /// The part of all evictions that wrote nothing, because a copy was still right: 0 to 1.
+    pub fn clean_part(&self) -> f64 {
+        self.clean_dropped as f64 / self.pages_swapped_out.max(1) as f64
+    }
+}

@@ -271,7 +271,7 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
     let mut books = Books::new(engine, tiers, record);
     if let Some(limit) = crate::report::limit(options.memory_max.0) {
         let pages = Bytes(limit).pages_floor();
-        books = books.with_curve(Follower::new(&options.reclaim, pages));
+        books = books.with_curve(Follower::new(&options.reclaim, &options.placement, pages));
     }
     Ok(Arc::new(Shared {
         books,

@@ -1,7 +1,8 @@
-//! One limit in miniature: the reclaim policy over the followed pages.
+//! One limit in miniature: the policies over the followed pages.
 
 use undercroft_base::{PageCount, PageNo};
 
+use super::away::{Away, Tiers};
 use crate::reclaim::{Arrival, Reclaim, Verdict};
 
 /// Pages that the policy may look at for one victim, as in the engine.
@@ -30,10 +31,11 @@ pub(super) struct Mini {
     policy: Box<dyn Reclaim>,
     /// Where each page is.
     pages: Vec<u32>,
-    /// Most pages in memory.
-    room: u64,
-    /// Pages that are out.
-    out: u64,
+    /// Its copies.
+    away: Away,
+    /// Pages of DRAM for pages in memory and for copies, of all pages.
+    room: f64,
+    one_in: u64,
     evictions: u32,
     faults: f64,
     /// Of `faults`, those that only a scan shows.
@@ -43,13 +45,14 @@ pub(super) struct Mini {
 }
 
 impl Mini {
-    pub(super) fn new(limit: PageCount, policy: Box<dyn Reclaim>) -> Mini {
+    pub(super) fn new(limit: PageCount, policy: Box<dyn Reclaim>, away: Away) -> Mini {
         Mini {
             limit,
             policy,
             pages: Vec::new(),
-            room: limit.0,
-            out: 0,
+            away,
+            room: limit.0 as f64,
+            one_in: 1,
             evictions: 0,
             faults: 0.0,
             faults_scanned: 0.0,
@@ -58,9 +61,24 @@ impl Mini {
         }
     }
 
-    pub(super) fn set_room(&mut self, pages: u64) {
-        self.room = pages;
+    /// * `room`: DRAM for pages in memory and for copies, in pages.   * `retained`: see
+    ///   [`Away::set_tiers`].
+    pub(super) fn set_room(&mut self, room: PageCount, tiers: &Tiers, one_in: u64, retained: f64) {
+        self.room = room.0 as f64;
+        self.one_in = one_in;
+        self.away.set_tiers(tiers, one_in, retained);
         self.evict();
+    }
+
+    /// The part of its evictions that had a copy below, 0 to 1.
+    pub(super) fn retained(&self) -> f64 {
+        self.away.retained()
+    }
+
+    /// Most followed pages in memory.
+    fn room(&self) -> u64 {
+        let pages = (self.room - self.away.dram_pages()) / self.one_in as f64;
+        pages.round().max(1.0) as u64
     }
 
     fn word(&mut self, page: PageNo) -> &mut u32 {
@@ -94,8 +112,15 @@ impl Mini {
             self.faults_scanned += at.weight;
         }
         let distance = if left > 0 {
-            self.out -= 1;
-            PageCount(u64::from(evictions.wrapping_sub(left - 1)))
+            let distance = PageCount(u64::from(evictions.wrapping_sub(left - 1)));
+            let waited = match (at.demanded, at.scanned) {
+                (false, _) => 0,
+                (true, false) => self.one_in,
+                (true, true) => at.weight.round() as u64,
+            };
+            let of_all = PageCount(distance.0 * self.one_in);
+            self.away.back(at.page, Some((of_all, waited)));
+            distance
         } else {
             PageCount(u64::MAX) // it was out before it was followed
         };
@@ -111,16 +136,19 @@ impl Mini {
     /// The page is no longer followed.
     pub(super) fn forget(&mut self, page: PageNo) {
         match std::mem::take(self.word(page)) {
-            HERE => self.policy.remove(page),
+            HERE => {
+                self.policy.remove(page);
+                self.away.dropped(page);
+            }
             0 => {}
-            _ => self.out -= 1,
+            _ => self.away.back(page, None),
         }
     }
 
     fn evict(&mut self) {
         // A policy looks at a bounded number of pages a call, so a call may name none.
         let mut calls = 2 + self.policy.len().0 / LOOKS as u64;
-        while self.policy.len().0 > self.room && calls > 0 {
+        while self.policy.len().0 > self.room() && calls > 0 {
             self.victims.clear();
             let mut take = |_| Verdict::Take;
             self.policy.select(1, LOOKS, &mut take, &mut self.victims);
@@ -131,13 +159,22 @@ impl Mini {
             self.evictions = (self.evictions + 1) % (HERE - 1);
             let left = self.evictions + 1;
             *self.word(page) = left;
-            self.out += 1;
+            let pages = &self.pages;
+            let word = |page: PageNo| pages[page.0 as usize];
+            self.away.left(page, left, word);
         }
     }
 
-    /// Pages that are out.
-    pub(super) fn out(&self) -> u64 {
-        self.out
+    /// Pages of DRAM that copies have, of all pages.
+    #[cfg(test)]
+    pub(super) fn dram_pages(&self) -> f64 {
+        self.away.dram_pages()
+    }
+
+    /// Followed pages in memory.
+    #[cfg(test)]
+    pub(super) fn here(&self) -> u64 {
+        self.policy.len().0
     }
 
     /// Faults that read, of all pages.
@@ -156,6 +193,7 @@ impl Mini {
     }
 
     pub(super) fn metadata_bytes(&self) -> u64 {
-        self.policy.metadata_bytes().0 + (self.pages.capacity() * size_of::<u32>()) as u64
+        let pages = (self.pages.capacity() * size_of::<u32>()) as u64;
+        self.policy.metadata_bytes().0 + self.away.metadata_bytes() + pages
     }
 }

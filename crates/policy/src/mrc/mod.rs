@@ -3,7 +3,8 @@
 //! ```text
 //! faults, uses, drops of pages -> Sampling: one page in 2^n -> Event -> Estimator
 //!   Mini: half the limit    Mini: the limit    ...    Mini: four times the limit
-//!   each is the reclaim policy over the sampled pages, with memory as much smaller
+//!   each is the policies of reclaim and placement over the sampled pages, with memory as much
+//!   smaller
 //! ```
 //! A miniature simulation for each limit (Waldspurger, Saemundsson, Ahmad, Park, *Cache Modeling
 //! and Optimization using Miniature Simulations*, USENIX ATC 2017), because the policy is none
@@ -21,14 +22,18 @@
 //! Sans-I/O as all policies: the caller says what happened. Memory is bounded: at most
 //! [`PAGES_MAX`] pages are followed. When there are more, every second one is given up.
 
+mod away;
 mod mini;
 #[cfg(test)]
 mod tests;
 
 use rustc_hash::FxHashMap;
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, PageNo};
+use undercroft_base::{Bytes, PageCount, PageNo};
 
+use self::away::Away;
+pub use self::away::Tiers;
 use self::mini::{At, Mini};
+use crate::place::PlacementName;
 use crate::reclaim::ReclaimName;
 
 /// Limits of the curve, in eighths of the present limit.
@@ -115,28 +120,6 @@ pub struct Event {
     pub what: What,
 }
 
-/// How compressed memory takes part in the limit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pool {
-    /// Most DRAM that copies may have, as a part of the limit.
-    pub share: f64,
-    /// Copies in a page of that DRAM.
-    pub ratio: f64,
-}
-
-impl Pool {
-    /// Copies use no DRAM.
-    pub const NONE: Pool = Pool {
-        share: 0.0,
-        ratio: 1.0,
-    };
-
-    /// Pages of DRAM that copies have under `limit`, while `out` pages are out.
-    fn pages(self, limit: PageCount, out: f64) -> f64 {
-        (self.share * limit.0 as f64).min(out / self.ratio.max(1.0))
-    }
-}
-
 /// One limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
@@ -175,7 +158,7 @@ pub struct Estimator {
     limit: PageCount,
     /// Room that is kept free below a limit, on average.
     free: fn(PageCount) -> PageCount,
-    pool: Pool,
+    tiers: Tiers,
     numbers: FxHashMap<PageNo, u32>,
     pages: Vec<Page>,
     unused: Vec<u32>,
@@ -187,21 +170,24 @@ pub struct Estimator {
 impl Estimator {
     /// For a client with this limit, before its first page.
     ///
-    /// * `reclaim`: its policy.   * `free`: room that is kept free below a limit, on average.
+    /// * `reclaim`, `place`: its policies.   * `free`: room that is kept free below a limit, on
+    ///   average.
     pub fn new(
         reclaim: &ReclaimName,
+        place: &PlacementName,
         limit: PageCount,
         free: fn(PageCount) -> PageCount,
     ) -> Estimator {
         let minis = EIGHTHS.map(|part| {
-            let limit = PageCount((limit.0.saturating_mul(part) / 8).max(1));
-            Mini::new(limit, reclaim.make())
+            let present = limit;
+            let limit = PageCount((present.0.saturating_mul(part) / 8).max(1));
+            Mini::new(limit, reclaim.make(), Away::new(place, limit, present))
         });
         Estimator {
             sampling: Sampling::for_limit(limit),
             limit,
             free,
-            pool: Pool::NONE,
+            tiers: Tiers::NONE,
             numbers: FxHashMap::default(),
             pages: Vec::new(),
             unused: Vec::new(),
@@ -217,9 +203,9 @@ impl Estimator {
 
     /// Takes what happened since the last call, in its order. Cost: about a microsecond an event.
     ///
-    /// * `pool`: compressed memory as it is now.
-    pub fn feed(&mut self, events: &[Event], pool: Pool) {
-        self.pool = pool;
+    /// * `tiers`: as they are now.
+    pub fn feed(&mut self, events: &[Event], tiers: &Tiers) {
+        self.tiers = *tiers;
         self.set_room();
         for event in events {
             // The caller may not know of the last change of the sampling yet.
@@ -229,14 +215,14 @@ impl Estimator {
         }
     }
 
-    /// How large each mini is follows from what it keeps out of memory.
+    /// Tells each mini how much DRAM it has, and how large copies are.
     fn set_room(&mut self) {
-        let one_in = self.sampling.one_in() as f64;
+        let one_in = self.sampling.one_in();
+        let retained = self.minis[PRESENT].retained();
         for mini in &mut self.minis {
-            let limit = mini.limit;
-            let copies = self.pool.pages(limit, mini.out() as f64 * one_in);
-            let pages = (limit.0 - (self.free)(limit).0.min(limit.0)) as f64 - copies;
-            mini.set_room((pages / one_in).round().max(1.0) as u64);
+            let free = (self.free)(mini.limit).0.min(mini.limit.0);
+            let room = PageCount(mini.limit.0 - free);
+            mini.set_room(room, &self.tiers, one_in, retained);
         }
     }
 
@@ -375,11 +361,4 @@ impl Estimator {
             + self.numbers.capacity() * (size_of::<(PageNo, u32)>() + 1);
         minis + tables as u64
     }
-}
-
-/// Copies in a page of DRAM, from what tiers say; `None` while there are too few to measure it.
-pub fn pool_ratio(copies: PageCount, dram: Bytes) -> Option<f64> {
-    const COPIES_MIN: u64 = 256;
-    let is_measured = copies.0 >= COPIES_MIN && dram.0 > 0;
-    is_measured.then(|| (copies.0 * PAGE_BYTES as u64) as f64 / dram.0 as f64)
 }

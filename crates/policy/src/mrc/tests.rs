@@ -2,6 +2,7 @@
 //! limit: `sim/tests/mrc.rs`.
 
 use super::*;
+use crate::place::{LatencyClass, TierState};
 
 fn no_room(_: PageCount) -> PageCount {
     PageCount(0)
@@ -9,7 +10,7 @@ fn no_room(_: PageCount) -> PageCount {
 
 fn estimator(limit: u64) -> Estimator {
     let lru = "lru".parse().expect("a policy");
-    Estimator::new(&lru, PageCount(limit), no_room)
+    Estimator::new(&lru, &PlacementName::default(), PageCount(limit), no_room)
 }
 
 fn event(page: u64, what: What) -> Event {
@@ -41,7 +42,7 @@ fn loop_over(estimator: &mut Estimator, pages: u64, rounds: u64, limit: u64) -> 
                 events.push(event(page, what));
             }
         }
-        estimator.feed(&events, Pool::NONE);
+        estimator.feed(&events, &Tiers::NONE);
         events.clear();
     }
     faults
@@ -103,9 +104,9 @@ fn pages_that_came_together_are_parts_of_one_fault() {
         demanded: false,
     };
     let all: Vec<_> = (0..400).map(|page| event(page, NEW)).collect();
-    estimator.feed(&all, Pool::NONE);
+    estimator.feed(&all, &Tiers::NONE);
     let back: Vec<_> = (0..200).map(|page| event(page, what)).collect();
-    estimator.feed(&back, Pool::NONE);
+    estimator.feed(&back, &Tiers::NONE);
     let present = estimator.minis[PRESENT].faults();
     assert_eq!(present, 50.0);
 }
@@ -119,30 +120,68 @@ fn dropped_page_makes_room_and_is_no_fault_when_it_is_new_again() {
         .chain(fill(64))
         .chain(fill(0))
         .collect();
-    estimator.feed(&events, Pool::NONE);
+    estimator.feed(&events, &Tiers::NONE);
     let curve = estimator.curve(0);
     assert!(curve.points.iter().all(|point| point.faults == 0.0));
     assert_eq!(curve.followed, PageCount(128));
     let last: Vec<_> = (64..128).map(|page| event(page, What::Used)).collect();
-    estimator.feed(&last, Pool::NONE);
+    estimator.feed(&last, &Tiers::NONE);
     assert_eq!(estimator.minis[PRESENT].faults(), 64.0, "they had to leave");
+}
+
+/// A pool of at most half of a limit of `limit` pages, four copies in a page of it.
+fn pool(limit: u64, latency: LatencyClass) -> TierState {
+    TierState {
+        capacity: PageCount(limit / 2).bytes(),
+        held: Bytes(0),
+        dram: PageCount(256).bytes(),
+        copies: PageCount(1024),
+        packed: PageCount(256).bytes(),
+        load_ns: 3_000,
+        latency,
+        demotes: true,
+    }
 }
 
 #[test]
 fn copies_take_room_only_as_far_as_there_are_any() {
-    let pool = Pool {
-        share: 0.5,
-        ratio: 4.0,
-    };
     let mut estimator = estimator(64);
     let all: Vec<_> = (0..100).map(|page| event(page, NEW)).collect();
+    let tiers = Tiers::new(&[pool(64, LatencyClass::Memory)], 0.0);
     for _ in 0..8 {
-        estimator.feed(&all, pool);
+        estimator.feed(&all, &tiers);
     }
     // 128 pages hold all; 64 hold 50 and 14 pages with 56 copies, or so.
-    let here = |at: usize| 100 - estimator.minis[at].out();
+    let here = |at: usize| estimator.minis[at].here();
     assert_eq!(here(9), 100);
     assert!((48..=52).contains(&here(PRESENT)), "{}", here(PRESENT));
+}
+
+/// Each limit has its own split: where a loop fits without copies, they get nothing; where it is
+/// far from fitting and a device is slow, copies get what they may.
+#[test]
+fn each_limit_decides_how_much_copies_have() {
+    let (limit, pages) = (40_000, 44_000);
+    let device = TierState {
+        capacity: Bytes(1 << 40),
+        load_ns: 80_000,
+        latency: LatencyClass::Device,
+        demotes: false,
+        ..pool(limit, LatencyClass::Device)
+    };
+    let tiers = Tiers::new(&[pool(limit, LatencyClass::Memory), device], 0.0);
+    let mut estimator = estimator(limit);
+    for round in 0..40 {
+        let what = if round == 0 { NEW } else { LOADED };
+        let events: Vec<_> = (0..pages)
+            .filter(|page| estimator.sampling().takes(PageNo(*page as u32)))
+            .map(|page| event(page, what))
+            .collect();
+        estimator.feed(&events, &tiers);
+    }
+    let dram = |at: usize| estimator.minis[at].dram_pages() / estimator.minis[at].limit.0 as f64;
+    assert!(dram(6) < 0.05, "it fits in 50,000 pages: {}", dram(6));
+    assert!(dram(0) > 0.3, "it needs twice as many: {}", dram(0));
 }
 
 #[test]
@@ -152,7 +191,7 @@ fn sample_and_memory_are_bounded() {
     for start in (0..400_000u64).step_by(1000) {
         let pages = start..start + 1000;
         let events: Vec<_> = pages.map(|page| event(page, NEW)).collect();
-        estimator.feed(&events, Pool::NONE);
+        estimator.feed(&events, &Tiers::NONE);
     }
     let curve = estimator.curve(0);
     assert!(curve.followed.0 <= PAGES_MAX as u64 + 1, "{curve:?}");
@@ -160,4 +199,21 @@ fn sample_and_memory_are_bounded() {
     assert!(now * curve.one_in >= 390_000, "{now}, {curve:?}");
     let bytes = estimator.metadata_bytes();
     assert!(bytes < 4 << 20, "{bytes}");
+}
+
+#[test]
+fn tiers_in_memory_are_one_pool_and_its_copies_are_as_large_as_measured() {
+    let one = pool(4096, LatencyClass::Memory);
+    let device = pool(4096, LatencyClass::Device);
+    let limit = PageCount(4096);
+    let away = |tiers: &[TierState]| {
+        let mut away = Away::new(&PlacementName::default(), limit, limit);
+        away.set_tiers(&Tiers::new(tiers, 0.0), 4, 0.0);
+        for page in 0..64 {
+            away.left(PageNo(page), page + 1, |page| page.0 + 1);
+        }
+        away.dram_pages()
+    };
+    assert_eq!(away(&[one, one, device]), 64.0, "256 copies, 4 in a page");
+    assert_eq!(away(&[device]), 0.0);
 }

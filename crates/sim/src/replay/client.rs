@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use undercroft_base::{Bytes, CHUNK_PAGES, PAGE_BYTES, PageNo, SpaceId, VirtPage, VirtRange};
 use undercroft_device::Time;
 use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLedger};
-use undercroft_policy::mrc::{Curve, Pool};
+use undercroft_policy::mrc::{Curve, Tiers};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::{Reclaim, ReclaimName};
 
@@ -281,7 +281,7 @@ impl<'a> Client<'a> {
             traced,
             following: name
                 .filter(|_| setup.curve)
-                .map(|name| Following::new(&name, frames, setup.room)),
+                .map(|name| Following::new(&name, &setup.placement, frames, setup.room)),
             future,
         })
     }
@@ -293,8 +293,8 @@ impl<'a> Client<'a> {
         following.is_some_and(|following| following.is_due(&self.engine))
     }
 
-    /// Scans, if pages are followed, and tells the estimator. * `pool`: compressed memory now.
-    pub(super) fn follow_pages(&mut self, pool: Pool) {
+    /// Scans, if pages are followed, and tells the estimator. * `tiers`: as they are now.
+    pub(super) fn follow_pages(&mut self, tiers: &Tiers) {
         let Some(following) = &mut self.following else {
             return;
         };
@@ -309,7 +309,7 @@ impl<'a> Client<'a> {
             }
             self.marks[number] = (mark & !USED) | SCANNED;
         }
-        following.feed(&mut self.engine, pool);
+        following.feed(&mut self.engine, tiers);
     }
 
     /// The curve so far; `None` if no page is followed.

@@ -6,7 +6,8 @@
 
 use undercroft_base::PageCount;
 use undercroft_engine::{Engine, VecLedger, limits};
-use undercroft_policy::mrc::{Curve, Estimator, Event, Pool};
+use undercroft_policy::mrc::{Curve, Estimator, Event, Tiers};
+use undercroft_policy::place::PlacementName;
 use undercroft_policy::reclaim::ReclaimName;
 
 use crate::setup::SimRoom;
@@ -24,13 +25,18 @@ pub(super) struct Following {
 
 impl Following {
     /// For a client with `frames` pages.
-    pub(super) fn new(reclaim: &ReclaimName, frames: u64, room: SimRoom) -> Following {
+    pub(super) fn new(
+        reclaim: &ReclaimName,
+        place: &PlacementName,
+        frames: u64,
+        room: SimRoom,
+    ) -> Following {
         let free: fn(PageCount) -> PageCount = match room {
             SimRoom::AfterPlan => |_| PageCount(0),
             SimRoom::Ahead | SimRoom::Traced => |limit| PageCount(limits::reserve(limit).0 * 5 / 4),
         };
         Following {
-            estimator: Estimator::new(reclaim, PageCount(frames), free),
+            estimator: Estimator::new(reclaim, place, PageCount(frames), free),
             events: Vec::new(),
             left: 0,
         }
@@ -49,10 +55,10 @@ impl Following {
     }
 
     /// Gives the estimator all that happened since the last time, a scan at the end.
-    pub(super) fn feed(&mut self, engine: &mut Engine<VecLedger>, pool: Pool) {
+    pub(super) fn feed(&mut self, engine: &mut Engine<VecLedger>, tiers: &Tiers) {
         self.left = engine.books().stats().pages_swapped_out;
         engine.uses().take_seen(&mut self.events);
-        self.estimator.feed(&self.events, pool);
+        self.estimator.feed(&self.events, tiers);
         self.events.clear();
         engine.uses().follow(self.estimator.sampling());
     }

@@ -10,8 +10,8 @@ use undercroft_engine::{
     DemoteItem, EvictItem, Fault, FaultAnswer, Install, LoadItem, Mover, Outcome, Taken,
 };
 
-use undercroft_policy::mrc::{Pool, pool_ratio};
-use undercroft_policy::place::{LatencyClass, Migration, TIERS_MAX, TierState, pool_percent};
+use undercroft_policy::mrc::Tiers;
+use undercroft_policy::place::{Migration, TIERS_MAX, TierState, pool_percent};
 
 use super::bound::Bounds;
 use super::client::{AHEAD, Client, DIRTY, KNOWN, LENT, SCANNED, SHARED, USED, WRITTEN};
@@ -147,7 +147,7 @@ impl Host {
             self.note_load(client, start);
         }
         if client.is_scan_due() {
-            client.follow_pages(self.pool(client));
+            client.follow_pages(&self.tiers_now(client));
         }
         self.reclaim(client)
     }
@@ -490,23 +490,12 @@ impl Host {
         }
     }
 
-    /// Compressed memory as it is now.
-    pub(super) fn pool(&self, client: &Client<'_>) -> Pool {
-        let (mut capacity, mut dram, mut copies) = (0, 0, PageCount(0));
-        for place in 0..self.tiers.len() {
-            let tier = self.state(client, place);
-            if tier.latency == LatencyClass::Memory {
-                capacity += tier.capacity.0;
-                dram += tier.dram.0;
-                copies.0 += tier.copies.0;
-            }
-        }
-        let books = client.engine.books();
-        let target = books.share().map_or(capacity, |share| share.target.0);
-        Pool {
-            share: target.min(capacity) as f64 / books.limit().0 as f64,
-            ratio: pool_ratio(copies, Bytes(dram)).unwrap_or(Pool::NONE.ratio),
-        }
+    /// The tiers, as the estimator of the miss-ratio curve wants them.
+    pub(super) fn tiers_now(&self, client: &Client<'_>) -> Tiers {
+        let states: Vec<_> = (0..self.tiers.len())
+            .map(|place| self.state(client, place))
+            .collect();
+        Tiers::new(&states, client.engine.books().stats().clean_part())
     }
 
     /// Moves pages between tiers before a batch leaves, as the placement policy decides.

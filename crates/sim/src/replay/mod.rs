@@ -174,7 +174,7 @@ impl<'a> Replay<'a> {
                     Stop::End => {
                         client.advance_clock(per_reference);
                         host.let_go(client)?;
-                        client.follow_pages(host.pool(client));
+                        client.follow_pages(&host.tiers_now(client));
                         break;
                     }
                 }
