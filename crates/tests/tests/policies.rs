@@ -1,6 +1,6 @@
 //! Policies that decide while a program runs: they must have decided, and every byte must be right.
 
-use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip};
+use undercroft_tests::{Job, MIB, Outcome, build, find, mix, one_at_a_time, plain_only, say, skip};
 
 /// Goes round memory whose words are checked, over a pool and a file. The pool is too small for all
 /// of it.
@@ -57,5 +57,85 @@ fn auto_has_faults_in_both_samples_and_loses_no_byte() {
     for sample in ["lru_sample_faults", "active_inactive_sample_faults"] {
         let faults = count(&outcome, &format!("policies.choice.{sample}"));
         assert!(faults > 100.0, "{sample}: {outcome}");
+    }
+}
+
+/// A program with its input in the folder of the run.
+struct Program {
+    name: &'static str,
+    needs: &'static str,
+    command: &'static str,
+}
+
+const PROGRAMS: [Program; 2] = [
+    Program {
+        name: "sort",
+        needs: "sort",
+        command: "LC_ALL=C sort --parallel=2 -S 900M lines | cksum",
+    },
+    Program {
+        name: "sqlite",
+        needs: "sqlite3",
+        command: r#"sqlite3 :memory: "PRAGMA temp_store=MEMORY;
+CREATE TABLE t AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c WHERE x<200000)
+    SELECT x*7919%1000003 AS a, hex(x) AS b FROM c;
+CREATE TABLE u AS SELECT a*3%1000003 AS a, b FROM t;
+CREATE INDEX i ON t(a);
+SELECT count(*), sum(length(t.b)+length(u.b)) FROM u JOIN t ON t.a=u.a;""#,
+    },
+];
+
+/// Faults that read a tier with the default tiers may be this many times those with a file alone,
+/// which is the best fixed setting of these programs, and
+const TIMES: f64 = 2.5;
+/// this many more: where there are few, chance decides.
+const FEW: f64 = 500.0;
+
+/// The quick part of `undercroft lab run programs`: it counts faults, not seconds. The decision how
+/// DRAM is split once cost these programs a hundred times the faults that a file alone has.
+#[test]
+fn defaults_never_fault_far_more_often_than_a_file_alone() {
+    let name = "defaults_never_fault_far_more_often_than_a_file_alone";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no faults that read");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let lines: String = (0..800_000)
+        .map(|line| format!("{:016x}\n", mix(line)))
+        .collect();
+    std::fs::write(folder.path().join("lines"), lines).expect("the input of sort");
+    for program in &PROGRAMS {
+        if find(program.needs).is_none() {
+            skip(name, &format!("no {}", program.needs));
+            continue;
+        }
+        let job = Job::new("/bin/sh")
+            .args(["-c", program.command])
+            .folder(folder.path());
+        let plain = job.run().expect(0);
+        for percent in [75, 50] {
+            let limit = plain.anonymous_peak * percent / 100;
+            let spill = folder.path().join("spill").display().to_string();
+            let file = format!("file:{spill},size=1G");
+            let squeezed = job.clone().limit(limit).timeout(60);
+            let count_of = |job: Job| {
+                let outcome = job.run().expect(0);
+                assert_eq!(outcome.text(), plain.text(), "{}: {outcome}", program.name);
+                count(&outcome, "faults.swap_in")
+            };
+            let alone = count_of(squeezed.clone().tier(&file));
+            let default = count_of(squeezed.tier("ram").tier(&file));
+            say(&format!(
+                "{} at {percent} %: {default} faults that read, {alone} with a file alone",
+                program.name
+            ));
+            assert!(default > 0.0, "{} at {percent} % reads", program.name);
+            assert!(
+                default <= alone * TIMES + FEW,
+                "{} at {percent} %: {default} faults that read, {alone} with a file alone",
+                program.name
+            );
+        }
     }
 }
