@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     Doctor(JsonArgs),
     /// Show the programs running under undercroft
     Status(StatusArgs),
+    /// Watch the programs running under undercroft
+    Top(TopArgs),
     /// Change an option of a running program
     Set(SetArgs),
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
@@ -239,6 +242,23 @@ impl StatusArgs {
         }
     }
 }
+
+/// `undercroft top`.
+#[derive(Debug, Args)]
+#[command(after_help = TOP_EXAMPLES)]
+pub(crate) struct TopArgs {
+    /// Time between two looks, from 100ms to 1h
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = values::refresh)]
+    pub interval: Duration,
+
+    /// Column to sort by
+    #[arg(long, value_name = "COLUMN", default_value = "faults")]
+    pub sort: crate::top::Order,
+}
+
+const TOP_EXAMPLES: &str = "Examples:
+  undercroft top
+  undercroft top --interval 200ms --sort stall";
 
 /// `undercroft set`.
 #[derive(Debug, Args)]

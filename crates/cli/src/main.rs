@@ -17,6 +17,7 @@ mod set;
 mod show;
 mod sim;
 mod storm;
+mod top;
 mod trace;
 mod values;
 
@@ -45,6 +46,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Run(args) => live::run(run::options(args)?),
         Command::Manager { arguments } => live::serve(arguments),
         Command::Status(args) => show::status(&live::snapshots()?, args.pid, args.form()),
+        Command::Top(args) => top::top(args.interval, args.sort),
         Command::Set(args) => set::set(args.pid, args.change),
         Command::Demo(args) => demo::demo(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),

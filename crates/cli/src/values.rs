@@ -84,6 +84,15 @@ pub(crate) fn memory_max(text: &str) -> Result<MemoryMax, String> {
     Ok(MemoryMax::Size(size))
 }
 
+/// `top --interval`: 100 ms (shorter, the runs would be asked all the time) to an hour.
+pub(crate) fn refresh(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is no time from 100ms to 1h; use e.g. 1s");
+    let time: Nanos = text.trim().parse().map_err(|_| wrong())?;
+    let time = Duration::from_nanos(time.0);
+    let useful = Duration::from_millis(100)..=Duration::from_secs(3600);
+    useful.contains(&time).then_some(time).ok_or_else(wrong)
+}
+
 /// `--access-scan`: an interval of at least 10 ms (shorter, scanning would take all the time),
 /// `auto` or `never`.
 pub(crate) fn access_scan(text: &str) -> Result<AccessScan, String> {

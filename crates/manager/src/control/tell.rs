@@ -178,6 +178,11 @@ impl Control {
                 ..TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
             }
         };
+        let (fault_latency, stall) = {
+            let faults = lock(&shared.gauges.fault_latency);
+            let quantiles = crate::report::Quantiles::of(faults.histogram());
+            (quantiles, faults.waited())
+        };
         let mrc = self.curve(&stats, Nanos(shared.elapsed().as_nanos() as u64));
         let own = std::process::id();
         let client = self.program();
@@ -194,9 +199,8 @@ impl Control {
             dram_bytes: dram.0,
             tiers: shared.books.tiers.iter().enumerate().map(tier).collect(),
             faults: crate::report::Faults::of(&stats),
-            fault_latency_seconds: crate::report::Quantiles::of(
-                lock(&shared.gauges.fault_latency).histogram(),
-            ),
+            fault_latency_seconds: fault_latency,
+            stall_seconds: stall.seconds(),
             latency_bound: self.bound_report(),
             pages: (&stats).into(),
             rates,

@@ -535,6 +535,9 @@ pub struct Snapshot {
     pub faults: Faults,
     /// Distribution since the start; null when there was no fault.
     pub fault_latency_seconds: Option<Quantiles>,
+    /// The sum of all fault times since the start. Faults of several threads add up.
+    #[serde(default)]
+    pub stall_seconds: f64,
     /// How the latency bound is kept; null when there is none.
     #[serde(default)]
     pub latency_bound: Option<BoundReport>,

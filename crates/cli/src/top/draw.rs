@@ -1,0 +1,315 @@
+//! Draws what `top` shows: the runs as a table, and the selected one with its tiers and graphs.
+
+use std::ops::Add;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState};
+use undercroft_base::{Bytes, Nanos};
+use undercroft_manager::report::{Snapshot, bound_summary};
+
+use super::list::{HISTORY, List, Order, Run};
+
+const KEYS: &str =
+    " q quit   up/down select   f faults  s stall  m memory  p pid   r reverse   space hold";
+
+pub(super) fn draw(frame: &mut Frame<'_>, list: &mut List) {
+    let tiers = list
+        .selected_at()
+        .map_or(0, |at| list.runs()[at].now.tiers.len());
+    let below = 9 + tiers as u16;
+    let [head, table, detail, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Min(4),
+        Constraint::Length(below),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    frame.render_widget(Paragraph::new(heading(list)).bold(), head);
+    frame.render_widget(Paragraph::new(KEYS).dim(), foot);
+    if list.runs().is_empty() {
+        let text = if list.is_known() {
+            " Nothing runs under undercroft now."
+        } else {
+            " Asking the runs ..."
+        };
+        frame.render_widget(Paragraph::new(text), table);
+        return;
+    }
+    runs(frame, table, list);
+    if let Some(at) = list.selected_at() {
+        selected(frame, detail, &list.runs()[at]);
+    }
+}
+
+fn heading(list: &List) -> String {
+    let sum = |of: fn(&Run) -> f64| list.runs().iter().map(of).fold(0.0, Add::add);
+    let dram = Bytes(sum(|run| run.now.dram_bytes as f64) as u64);
+    let emulated = list.runs().iter().any(|run| is_emulated(&run.now));
+    format!(
+        " undercroft   {} runs   DRAM {dram}   {:.0} faults/s{}{}",
+        list.runs().len(),
+        sum(|run| run.rate().faults),
+        if emulated { "   emulated" } else { "" },
+        if list.is_held() { "   held" } else { "" },
+    )
+}
+
+fn is_emulated(run: &Snapshot) -> bool {
+    run.tiers.iter().any(|tier| tier.emulated)
+}
+
+fn title(text: &'static str, order: Order, of: Order) -> Cell<'static> {
+    let cell = Cell::from(text);
+    if order == of { cell.underlined() } else { cell }
+}
+
+fn runs(frame: &mut Frame<'_>, area: Rect, list: &List) {
+    let order = list.order();
+    let header = Row::new([
+        title("PID", order, Order::Pid),
+        title("DRAM", order, Order::Memory),
+        Cell::from("LIMIT"),
+        Cell::from("OUT"),
+        title("FAULTS/s", order, Order::Faults),
+        Cell::from("IN/s"),
+        Cell::from("OUT/s"),
+        title("STALL", order, Order::Stall),
+        Cell::from("P99"),
+        Cell::from("BOUND"),
+        Cell::from("COMMAND"),
+    ]);
+    let widths = [
+        Constraint::Length(8),
+        Constraint::Length(10),
+        Constraint::Length(10),
+        Constraint::Length(10),
+        Constraint::Length(9),
+        Constraint::Length(8),
+        Constraint::Length(8),
+        Constraint::Length(6),
+        Constraint::Length(9),
+        Constraint::Length(10),
+        Constraint::Min(10),
+    ];
+    let table = Table::new(list.runs().iter().map(row), widths)
+        .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected(list.selected_at());
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+fn row(run: &Run) -> Row<'static> {
+    let (now, rate) = (&run.now, run.rate());
+    let limit = now
+        .memory_max_bytes
+        .map_or("-".to_owned(), |max| Bytes(max).to_string());
+    let out: u64 = now.tiers.iter().map(|tier| tier.logical_bytes).sum();
+    let p99 = now.fault_latency_seconds.as_ref();
+    let bound = now.latency_bound.as_ref();
+    Row::new([
+        now.pid.to_string(),
+        Bytes(now.dram_bytes).to_string(),
+        limit,
+        Bytes(out).to_string(),
+        format!("{:.0}", rate.faults),
+        format!("{:.0}", rate.pages_in),
+        format!("{:.0}", rate.pages_out),
+        format!("{:.0} %", rate.stall * 100.0),
+        p99.map_or("-".to_owned(), |of| time(of.p99)),
+        bound.map_or("-".to_owned(), |bound| {
+            let kept = bound.windows_kept;
+            format!("{kept}/{}", kept + bound.windows_missed)
+        }),
+        now.command.join(" "),
+    ])
+}
+
+fn time(seconds: f64) -> String {
+    Nanos((seconds * 1e9) as u64).to_string()
+}
+
+/// The newest figures, one for each column. * `scale`: what one is in the graph.
+fn graph(run: &Run, width: u16, scale: f64, of: impl Fn(&Run, usize) -> f64) -> Vec<u64> {
+    let count = run.rates.len().min(usize::from(width)).min(HISTORY);
+    let first = run.rates.len() - count;
+    (first..run.rates.len())
+        .map(|at| (of(run, at) * scale).round() as u64)
+        .collect()
+}
+
+fn selected(frame: &mut Frame<'_>, area: Rect, run: &Run) {
+    let now = &run.now;
+    let block = Block::bordered().title(format!(" {}  {} ", now.pid, now.command.join(" ")));
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let [text, graphs] = Layout::vertical([
+        Constraint::Length(3 + now.tiers.len() as u16),
+        Constraint::Min(2),
+    ])
+    .areas(inner);
+    frame.render_widget(Paragraph::new(facts(now)), text);
+    let [faults, stall] =
+        Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(graphs);
+    let rate = run.rate();
+    let lines = [
+        (
+            faults,
+            format!("faults/s  {:.0}", rate.faults),
+            graph(run, faults.width, 1.0, |run, at| run.rates[at].faults),
+        ),
+        (
+            stall,
+            format!("stall  {:.1} %", rate.stall * 100.0),
+            graph(run, stall.width, 1e4, |run, at| run.rates[at].stall),
+        ),
+    ];
+    for (area, title, data) in &lines {
+        let block = Block::new().title(title.as_str());
+        frame.render_widget(Sparkline::default().block(block).data(data), *area);
+    }
+}
+
+fn facts(now: &Snapshot) -> Vec<Line<'static>> {
+    let mut lines = vec![Line::from(format!(
+        "up {}   resident {}   {} faults   policy {}, placement {}",
+        time(now.uptime_seconds),
+        Bytes(now.resident_bytes),
+        now.faults.total,
+        now.policies.reclaim,
+        now.policies.placement,
+    ))];
+    for tier in &now.tiers {
+        let ratio = tier
+            .ratio
+            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        lines.push(Line::from(format!(
+            "{}{}: {} of pages in {}, ratio {ratio}",
+            tier.name,
+            if tier.emulated { " (emulated)" } else { "" },
+            Bytes(tier.logical_bytes),
+            Bytes(tier.held_bytes),
+        )));
+    }
+    if let Some(bound) = &now.latency_bound {
+        lines.push(Line::from(format!("bound {}", bound_summary(bound))));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    /// A run as `status --json` gives it. `at`: seconds since its start.
+    fn snapshot(pid: u32, at: f64, faults: u64, stall: f64) -> Snapshot {
+        let text = include_str!("snapshot.json");
+        let mut now: Snapshot = serde_json::from_str(text).expect("a snapshot");
+        (now.pid, now.client_pid) = (pid, pid + 1);
+        (now.uptime_seconds, now.faults.total, now.stall_seconds) = (at, faults, stall);
+        now
+    }
+
+    fn screen(list: &mut List) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(120, 24)).expect("a terminal in memory");
+        terminal.draw(|frame| draw(frame, list)).expect("drawn");
+        terminal.backend().to_string()
+    }
+
+    /// Two looks, two seconds apart: run 100 has 500 faults a second, run 200 waits half of the
+    /// time.
+    fn two_looks() -> List {
+        let mut list = List::new(Order::Faults);
+        let now = Instant::now();
+        list.update(
+            now,
+            vec![snapshot(100, 1.0, 10, 0.0), snapshot(200, 5.0, 10, 1.0)],
+        );
+        let later = now + Duration::from_secs(2);
+        list.update(
+            later,
+            vec![snapshot(100, 3.0, 1010, 0.0), snapshot(200, 7.0, 20, 2.0)],
+        );
+        list
+    }
+
+    #[test]
+    fn rates_are_those_between_two_looks_and_the_order_follows_them() {
+        let mut list = two_looks();
+        let pids =
+            |list: &List| -> Vec<u32> { list.runs().iter().map(|run| run.now.pid).collect() };
+        assert_eq!(list.runs()[0].rate().faults, 500.0);
+        assert_eq!(list.runs()[1].rate().stall, 0.5);
+        assert_eq!(pids(&list), [100, 200]);
+        list.sort_by(Order::Stall);
+        assert_eq!(pids(&list), [200, 100]);
+        list.reverse();
+        assert_eq!(pids(&list), [100, 200]);
+        list.sort_by(Order::Pid);
+        assert_eq!(pids(&list), [100, 200]);
+    }
+
+    #[test]
+    fn picture_shows_both_runs_the_selected_one_and_what_is_emulated() {
+        let mut list = two_looks();
+        let text = screen(&mut list);
+        for part in [
+            "2 runs",
+            "505 faults/s",
+            "redis-server",
+            "emulated",
+            "ratio",
+            "stall",
+            "100",
+        ] {
+            assert!(text.contains(part), "no `{part}` in\n{text}");
+        }
+        assert!(text.contains(" 50 %"), "{text}");
+        list.select(1);
+        assert_eq!(list.selected_at(), Some(1));
+        list.select(5);
+        assert_eq!(list.selected_at(), Some(1), "there is no more");
+    }
+
+    #[test]
+    fn run_that_ends_goes_and_another_is_selected() {
+        let mut list = two_looks();
+        list.select(1);
+        list.update(Instant::now(), vec![snapshot(100, 4.0, 1010, 0.0)]);
+        assert_eq!(list.selected_at(), Some(0));
+        list.hold();
+        list.update(Instant::now(), Vec::new());
+        assert_eq!(list.runs().len(), 1, "held");
+        list.hold();
+        list.update(Instant::now(), Vec::new());
+        assert!(screen(&mut list).contains("Nothing runs"));
+    }
+
+    /// A terminal of any size is no reason to panic, and no history outgrows its bound.
+    #[test]
+    fn small_terminals_and_long_runs_are_drawn() {
+        let mut list = List::new(Order::Faults);
+        for at in 0..200u32 {
+            let (seconds, faults) = (f64::from(at), u64::from(at) * 100);
+            list.update(
+                Instant::now(),
+                vec![snapshot(100, seconds, faults, seconds / 3.0)],
+            );
+        }
+        assert_eq!(list.runs()[0].rates.len(), HISTORY);
+        for (width, height) in [(1, 1), (20, 4), (40, 10), (300, 100)] {
+            let backend = TestBackend::new(width, height);
+            let mut terminal = Terminal::new(backend).expect("a terminal in memory");
+            terminal
+                .draw(|frame| draw(frame, &mut list))
+                .expect("drawn");
+        }
+    }
+}

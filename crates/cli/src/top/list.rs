@@ -1,0 +1,193 @@
+//! The runs that `top` shows: their figures of the last minute, their order, which one is selected.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use clap::ValueEnum;
+use undercroft_manager::report::Snapshot;
+
+/// Figures kept of each run: one for each column of its graph.
+pub(super) const HISTORY: usize = 60;
+
+/// By which column the runs are sorted, the largest figure first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Order {
+    /// Faults a second.
+    #[default]
+    Faults,
+    /// Part of the time that threads waited for pages.
+    Stall,
+    /// DRAM.
+    Memory,
+    /// Process id, the smallest first.
+    Pid,
+}
+
+impl Order {
+    /// The order that this key chooses.
+    pub(super) fn of_key(letter: char) -> Option<Order> {
+        Some(match letter {
+            'f' => Order::Faults,
+            's' => Order::Stall,
+            'm' => Order::Memory,
+            'p' => Order::Pid,
+            _ => return None,
+        })
+    }
+}
+
+/// What one run did between two snapshots.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Rate {
+    pub faults: f64,
+    pub pages_in: f64,
+    pub pages_out: f64,
+    /// Seconds that threads waited in each second; above 1 with several threads.
+    pub stall: f64,
+}
+
+impl Rate {
+    /// `None` if no time passed, or the counts are those of another program.
+    fn between(before: &Snapshot, after: &Snapshot) -> Option<Rate> {
+        let seconds = after.uptime_seconds - before.uptime_seconds;
+        if seconds <= 0.0 {
+            return None;
+        }
+        let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
+        Some(Rate {
+            faults: rate(before.faults.total, after.faults.total),
+            pages_in: rate(before.pages.swapped_in, after.pages.swapped_in),
+            pages_out: rate(before.pages.swapped_out, after.pages.swapped_out),
+            stall: (after.stall_seconds - before.stall_seconds).max(0.0) / seconds,
+        })
+    }
+}
+
+/// One run.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub now: Snapshot,
+    /// Oldest first; at most [`HISTORY`].
+    pub rates: VecDeque<Rate>,
+}
+
+impl Run {
+    /// Its newest rates; zero before there are any.
+    pub(super) fn rate(&self) -> Rate {
+        self.rates.back().copied().unwrap_or_default()
+    }
+}
+
+/// All runs.
+pub(super) struct List {
+    runs: Vec<Run>,
+    order: Order,
+    reversed: bool,
+    /// Process id of the selected run.
+    selected: Option<u32>,
+    held: bool,
+    updated: Option<Instant>,
+}
+
+impl List {
+    pub(super) fn new(order: Order) -> List {
+        List {
+            runs: Vec::new(),
+            order,
+            reversed: false,
+            selected: None,
+            held: false,
+            updated: None,
+        }
+    }
+
+    /// Takes the state of all runs. A run that is not among them has ended.
+    pub(super) fn update(&mut self, at: Instant, snapshots: Vec<Snapshot>) {
+        if self.held {
+            return;
+        }
+        self.updated = Some(at);
+        let known = self.runs.drain(..).map(|run| (run.now.client_pid, run));
+        let mut known: HashMap<u32, Run> = known.collect();
+        for now in snapshots {
+            let before = known.remove(&now.client_pid);
+            let mut rates = VecDeque::new();
+            if let Some(before) = before {
+                rates = before.rates;
+                rates.extend(Rate::between(&before.now, &now));
+                while rates.len() > HISTORY {
+                    rates.pop_front();
+                }
+            }
+            self.runs.push(Run { now, rates });
+        }
+        self.sort();
+    }
+
+    fn sort(&mut self) {
+        let order = self.order;
+        let key = |run: &Run| match order {
+            Order::Faults => run.rate().faults,
+            Order::Stall => run.rate().stall,
+            Order::Memory => run.now.dram_bytes as f64,
+            Order::Pid => -f64::from(run.now.pid),
+        };
+        self.runs.sort_by(|one, other| {
+            let larger_first = key(other).total_cmp(&key(one));
+            larger_first.then(one.now.pid.cmp(&other.now.pid))
+        });
+        if self.reversed {
+            self.runs.reverse();
+        }
+        let is_there = |pid| self.runs.iter().any(|run| run.now.pid == pid);
+        if !self.selected.is_some_and(is_there) {
+            self.selected = self.runs.first().map(|run| run.now.pid);
+        }
+    }
+
+    pub(super) fn sort_by(&mut self, order: Order) {
+        (self.order, self.reversed) = (order, false);
+        self.sort();
+    }
+
+    pub(super) fn reverse(&mut self) {
+        self.reversed = !self.reversed;
+        self.sort();
+    }
+
+    /// Stops or goes on with taking news.
+    pub(super) fn hold(&mut self) {
+        self.held = !self.held;
+    }
+
+    /// Selects the run this many places further down.
+    pub(super) fn select(&mut self, by: isize) {
+        let at = self.selected_at().unwrap_or(0).saturating_add_signed(by);
+        let at = at.min(self.runs.len().saturating_sub(1));
+        self.selected = self.runs.get(at).map(|run| run.now.pid);
+    }
+
+    /// In their order.
+    pub(super) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// The place of the selected run.
+    pub(super) fn selected_at(&self) -> Option<usize> {
+        let is_it = |run: &Run| Some(run.now.pid) == self.selected;
+        self.runs.iter().position(is_it)
+    }
+
+    pub(super) fn order(&self) -> Order {
+        self.order
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Whether there was any news.
+    pub(super) fn is_known(&self) -> bool {
+        self.updated.is_some()
+    }
+}

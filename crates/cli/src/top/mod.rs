@@ -1,0 +1,125 @@
+//! `undercroft top`: shows the running programs on the terminal until the user leaves.
+
+mod draw;
+mod list;
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use undercroft_manager::report::Snapshot;
+
+use self::list::List;
+pub(crate) use self::list::Order;
+use crate::failure::{Failure, status};
+use crate::live;
+
+/// How long a key may wait until the picture changes.
+const KEY_PATIENCE: Duration = Duration::from_millis(100);
+
+/// Shows the runs until the user leaves, or a signal asks for it.
+pub(crate) fn top(interval: Duration, order: Order) -> Result<u8, Failure> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Err(Failure::new(
+            status::FAILED,
+            "`top` needs a terminal",
+            "standard input or output is none",
+            "`undercroft status --json` prints the same figures once",
+        ));
+    }
+    let ends = Arc::new(AtomicBool::new(false));
+    for signal in [
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGHUP,
+    ] {
+        signal_hook::flag::register(signal, Arc::clone(&ends)).map_err(no_terminal)?;
+    }
+    let news = ask_again_and_again(interval);
+    let mut terminal = ratatui::try_init().map_err(no_terminal)?;
+    let shown = show(&mut terminal, &news, List::new(order), &ends);
+    ratatui::restore();
+    shown.map_err(no_terminal)?;
+    Ok(0)
+}
+
+fn no_terminal(error: std::io::Error) -> Failure {
+    Failure::new(
+        status::FAILED,
+        "cannot show the runs",
+        error.to_string(),
+        "`undercroft status` prints them once",
+    )
+}
+
+/// The state of all runs, and when it was asked for.
+type News = (Instant, Vec<Snapshot>);
+
+/// Asks on a thread of its own, because a run may take seconds to answer. The thread ends with the
+/// process.
+fn ask_again_and_again(interval: Duration) -> Receiver<News> {
+    let (tell, hear): (Sender<News>, _) = mpsc::channel();
+    std::thread::spawn(move || {
+        loop {
+            let began = Instant::now();
+            let Ok(snapshots) = live::snapshots() else {
+                return;
+            };
+            if tell.send((began, snapshots)).is_err() {
+                return;
+            }
+            std::thread::sleep(interval.saturating_sub(began.elapsed()));
+        }
+    });
+    hear
+}
+
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    news: &Receiver<News>,
+    mut list: List,
+    ends: &AtomicBool,
+) -> std::io::Result<()> {
+    while !ends.load(Ordering::Relaxed) {
+        match news.recv_timeout(Duration::ZERO) {
+            Ok((at, snapshots)) => list.update(at, snapshots),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        }
+        terminal.draw(|frame| draw::draw(frame, &mut list))?;
+        if event::poll(KEY_PATIENCE)?
+            && let Event::Key(key) = event::read()?
+            && !take(&mut list, key)
+        {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Does what a key says. Returns false if it says that the user leaves.
+fn take(list: &mut List, key: KeyEvent) -> bool {
+    if key.kind == KeyEventKind::Release {
+        return true;
+    }
+    if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+        return false;
+    }
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => return false,
+        KeyCode::Down | KeyCode::Char('j') => list.select(1),
+        KeyCode::Up | KeyCode::Char('k') => list.select(-1),
+        KeyCode::Char('r') => list.reverse(),
+        KeyCode::Char(' ') => list.hold(),
+        KeyCode::Char(letter) => {
+            if let Some(order) = Order::of_key(letter) {
+                list.sort_by(order);
+            }
+        }
+        _ => {}
+    }
+    true
+}
