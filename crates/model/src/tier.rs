@@ -373,7 +373,7 @@ impl Tier for FakeTier {
             let damaged = *bytes != *store.page;
             let size = match self.info.kind {
                 TierKind::Ram => PAGE_BYTES as u64 / 4 + mix(store.checksum) % 2048,
-                TierKind::Nvm | TierKind::File => PAGE_BYTES as u64,
+                TierKind::Nvm | TierKind::File | TierKind::Remote => PAGE_BYTES as u64,
             };
             inner.held += size;
             inner.kept.insert(

@@ -17,6 +17,7 @@ use undercroft_engine::Stats;
 use undercroft_qos::Monitor;
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileCounts;
+use undercroft_tier::remote::RemoteCounts;
 use undercroft_tier::shape::ShapeName;
 
 pub use curve::{LimitPoint, MissRatioCurve};
@@ -212,7 +213,7 @@ impl BoundReport {
 pub struct TierReport {
     /// As the user gave it.
     pub name: String,
-    /// `ram`, `nvm` or `file`.
+    /// `ram`, `nvm`, `file` or `redis`.
     pub kind: String,
     /// True when its speed was emulated, or when it only stands for such memory.
     pub emulated: bool,
@@ -241,6 +242,9 @@ pub struct TierReport {
     pub read_latency_seconds: Option<Quantiles>,
     /// What the file or device was asked for; null for a tier in memory.
     pub file: Option<FileReport>,
+    /// What happened in the cluster; null for other kinds.
+    #[serde(default)]
+    pub remote: Option<RemoteReport>,
     /// How far it was emptied (`undercroft tiers drain`); null if no user asked for it.
     #[serde(default)]
     pub drain: Option<Drain>,
@@ -287,6 +291,43 @@ impl FileReport {
             pages_paused: counts.pages_paused,
             slabs_discarded: counts.slabs_discarded,
             discards_failed: counts.discards_failed,
+        }
+    }
+}
+
+/// What happened in the cluster of a remote tier.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RemoteReport {
+    /// Pages that have one copy now, instead of two.
+    pub pages_degraded: u64,
+    /// Pages of which a copy was found missing.
+    pub pages_missing_copy: u64,
+    /// Pages whose copies were stored anew.
+    pub pages_mended: u64,
+    /// Reads for which the second master was asked because the first was late.
+    pub reads_hedged: u64,
+    /// Reads that ended at the deadline, and were tried again.
+    pub reads_late: u64,
+    /// Copies that did not verify.
+    pub copies_damaged: u64,
+    /// Pages that no master had: they are lost.
+    pub pages_lost: u64,
+    /// Connections that broke or could not be made.
+    pub connections_broken: u64,
+}
+
+impl RemoteReport {
+    /// The counts as reports name them.
+    pub fn of(counts: RemoteCounts) -> RemoteReport {
+        RemoteReport {
+            pages_degraded: counts.degraded,
+            pages_missing_copy: counts.missing,
+            pages_mended: counts.mended,
+            reads_hedged: counts.hedged,
+            reads_late: counts.late,
+            copies_damaged: counts.damaged,
+            pages_lost: counts.lost,
+            connections_broken: counts.breaks,
         }
     }
 }
@@ -502,6 +543,8 @@ pub struct TierInputs<'a> {
     pub read_latency: &'a Histogram<u64>,
     /// The counts of its file, if it has one.
     pub file: Option<FileCounts>,
+    /// The counts of its cluster, if it has one.
+    pub remote: Option<RemoteCounts>,
     /// How far it was emptied.
     pub drain: Option<Drain>,
 }
@@ -559,7 +602,7 @@ pub struct Snapshot {
 pub struct TierSnapshot {
     /// As the user gave it.
     pub name: String,
-    /// `ram`, `nvm` or `file`.
+    /// `ram`, `nvm`, `file` or `redis`.
     pub kind: String,
     /// True when its speed is emulated.
     pub emulated: bool,
@@ -575,6 +618,9 @@ pub struct TierSnapshot {
     pub reads: u64,
     /// Pages written since the start.
     pub writes: u64,
+    /// What happens in the cluster; null for other kinds.
+    #[serde(default)]
+    pub remote: Option<RemoteReport>,
     /// How far it is emptied (`undercroft tiers drain`); null if no user asked for it.
     #[serde(default)]
     pub drain: Option<Drain>,
@@ -683,6 +729,7 @@ impl TierReport {
             errors: inputs.errors,
             read_latency_seconds: Quantiles::of(inputs.read_latency),
             file: inputs.file.map(FileReport::of),
+            remote: inputs.remote.map(RemoteReport::of),
             drain: inputs.drain,
         }
     }
@@ -701,6 +748,7 @@ impl TierSnapshot {
             ratio: ratio(usage),
             reads,
             writes,
+            remote: None,
             drain: None,
         }
     }
@@ -767,6 +815,7 @@ fn kind_name(kind: TierKind) -> &'static str {
         TierKind::Ram => "ram",
         TierKind::Nvm => "nvm",
         TierKind::File => "file",
+        TierKind::Remote => "redis",
     }
 }
 

@@ -605,7 +605,11 @@ impl World {
                 demotion.loaded = Some((item, page.into(), sum));
                 demotion.stalled = stalled;
             }
-            (Some(checksum), Ok(Loaded::Read { offset, .. })) => {
+            (Some(checksum), Ok(read @ (Loaded::Read { .. } | Loaded::Fetch))) => {
+                let offset = match read {
+                    Loaded::Read { offset, .. } => offset,
+                    _ => item.slot.0 * PAGE_BYTES as u64,
+                };
                 let demotion = self.demotion.as_mut().expect("going on");
                 demotion.reading = Some(DeviceRead {
                     item,

@@ -65,7 +65,7 @@ impl World {
             tier.set_rates(match tier.info().kind {
                 TierKind::Ram => ram,
                 TierKind::Nvm => nvm,
-                TierKind::File => file,
+                TierKind::File | TierKind::Remote => file,
             });
         }
         if !on {

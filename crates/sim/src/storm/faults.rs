@@ -173,6 +173,10 @@ impl World {
         let mut page = vec![0; PAGE_BYTES];
         match from.load(item.slot, item.stamp, &mut page) {
             Ok(Loaded::Read { offset, .. }) => Got::Reading { offset, again },
+            Ok(Loaded::Fetch) => Got::Reading {
+                offset: item.slot.0 * PAGE_BYTES as u64,
+                again,
+            },
             loaded => self.got(item, &page, loaded.is_ok(), again),
         }
     }

@@ -147,7 +147,7 @@ impl StormSetup {
                 kind,
                 pages: match kind {
                     TierKind::Ram => pages.min(limit_pages),
-                    TierKind::Nvm | TierKind::File => pages,
+                    TierKind::Nvm | TierKind::File | TierKind::Remote => pages,
                 },
                 retain: random.chance(1, 2),
                 demotes: random.chance(2, 3),
@@ -306,9 +306,10 @@ fn tier(value: &str) -> Result<TierSetup, String> {
         Some("ram") => TierKind::Ram,
         Some("nvm") => TierKind::Nvm,
         Some("file") => TierKind::File,
+        Some("remote") => TierKind::Remote,
         _ => {
             return Err(format!(
-                "`{value}` begins with none of `ram`, `nvm` and `file`"
+                "`{value}` begins with none of `ram`, `nvm`, `file` and `remote`"
             ));
         }
     };
@@ -351,6 +352,7 @@ impl Display for StormSetup {
                 TierKind::Ram => "ram".to_owned(),
                 TierKind::Nvm => "nvm".to_owned(),
                 TierKind::File => "file".to_owned(),
+                TierKind::Remote => "remote".to_owned(),
             };
             write!(line, " pages={}", tier.pages)?;
             line += if tier.retain { " retain" } else { "" };

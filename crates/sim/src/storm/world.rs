@@ -363,7 +363,7 @@ impl World {
                     latency: LatencyClass::Memory,
                     demotes: false, // the engine knows
                 },
-                TierKind::Nvm | TierKind::File => TierState {
+                TierKind::Nvm | TierKind::File | TierKind::Remote => TierState {
                     capacity: info.capacity,
                     held,
                     dram: Bytes(0),
