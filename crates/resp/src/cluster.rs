@@ -249,6 +249,35 @@ impl Cluster {
         self.ports().into_iter().filter(is_master).collect()
     }
 
+    /// Kills a master that has no replica, so that its part of the keys is nowhere: one whose
+    /// partner was killed before, or a master and its replica. Waits until the others know.
+    pub fn halve(&mut self) -> io::Result<()> {
+        let replicas = |port: &u16| {
+            let info = self.call(*port, &["INFO", "replication"]).ok()?;
+            field(&info, "connected_slaves")
+        };
+        let masters = self.masters();
+        let alone = masters
+            .iter()
+            .find(|port| replicas(port).as_deref() == Some("0"));
+        match alone.copied() {
+            Some(port) => self.kill(port),
+            None => {
+                let at = self.servers.len() / 2;
+                let pair = [self.servers[0].port, self.servers[at].port];
+                pair.into_iter().for_each(|port| self.kill(port));
+            }
+        }
+        let asked = *self
+            .ports()
+            .first()
+            .ok_or_else(|| other("no server is left"))?;
+        until("the others know of the failed part", || {
+            let info = self.call(asked, &["CLUSTER", "INFO"]).ok()?;
+            (field(&info, "cluster_slots_ok")? != HASH_SLOTS.to_string()).then_some(())
+        })
+    }
+
     /// Sends a request to a node, and waits for the answer.
     pub fn call(&self, port: u16, words: &[&str]) -> io::Result<Reply> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();

@@ -158,7 +158,7 @@ fn regression_seeds_do_not_fail() {
         let mut setup = StormSetup::of_seed(seed);
         for tier in &mut setup.tiers {
             tier.reads = false;
-            if tier.kind == TierKind::Nvm {
+            if [TierKind::Nvm, TierKind::Remote].contains(&tier.kind) {
                 tier.kind = TierKind::File;
             }
         }

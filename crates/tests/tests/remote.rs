@@ -7,26 +7,32 @@ use std::path::Path;
 use std::time::Duration;
 
 use undercroft_resp::cluster::{Certificates, Cluster};
-use undercroft_tests::{
-    Job, MIB, Outcome, Running, build, find, one_at_a_time, plain_only, say, setting, skip,
-    undercroft,
-};
+use undercroft_tests::{Job, MIB, Outcome, Running, build, find, plain_only, say, setting, skip};
 
 /// Longest touch of a page while a master dies.
 const LONGEST_US: f64 = 100_000.0;
 
-/// `None`, and a line that says so, where the test cannot run.
-fn cluster(name: &str, tls: Option<&Certificates>) -> Option<Cluster> {
+/// One cluster for all steps: it takes two seconds to start.
+#[test]
+fn remote_under_a_real_program() {
+    let name = "remote_under_a_real_program";
     if plain_only() {
-        skip(name, "a plain run has no tiers");
-        return None;
+        return skip(name, "a plain run has no tiers");
     }
-    if find("redis-server").is_none() {
-        skip(name, "redis-server is not installed");
-        return None;
+    for program in ["redis-server", "openssl"] {
+        if find(program).is_none() {
+            return skip(name, &format!("{program} is not installed"));
+        }
     }
-    let folder = std::env::temp_dir();
-    Some(Cluster::start(&folder, 3, tls).expect("a cluster of six nodes"))
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = certificates(folder.path());
+    let cluster = Cluster::start(&std::env::temp_dir(), 3, Some(&files));
+    let mut cluster = cluster.expect("a cluster of six nodes");
+    pages_that_lose_both_copies_are_poisoned_and_reported_and_no_others(&cluster, folder.path());
+    access_is_encrypted_and_restricted(&cluster, &files, folder.path());
+    clusters_that_cannot_be_used_are_refused(&cluster);
+    masters_are_killed_under_verified_load_and_no_page_is_lost(&mut cluster);
+    half_a_cluster_is_refused(&mut cluster);
 }
 
 fn tier(cluster: &Cluster) -> String {
@@ -69,20 +75,15 @@ fn word(outcome: &Outcome, name: &str) -> f64 {
         .unwrap_or_else(|| panic!("no {name}: {outcome}"))
 }
 
-#[test]
-fn masters_are_killed_under_verified_load_and_no_page_is_lost() {
-    let _turn = one_at_a_time();
-    let Some(mut cluster) = cluster("remote: masters killed", None) else {
-        return;
-    };
+fn masters_are_killed_under_verified_load_and_no_page_is_lost(cluster: &mut Cluster) {
     let kills = setting("UNDERCROFT_TEST_KILLS", 1);
-    let mut running = job(48, 1500 + 4000 * kills, &tier(&cluster)).start();
+    let mut running = job(48, 500 + 3500 * kills, &tier(cluster)).start();
     wait_for(&mut running, "filled");
     for _ in 0..kills {
         std::thread::sleep(Duration::from_millis(500));
         let master = cluster.masters()[0];
         cluster.kill(master);
-        std::thread::sleep(Duration::from_millis(3500));
+        std::thread::sleep(Duration::from_millis(2700));
         if kills > 1 {
             // It comes back as a replica, so that the next one has one, too.
             cluster.restart(master).expect("it starts again");
@@ -120,18 +121,15 @@ fn masters_are_killed_under_verified_load_and_no_page_is_lost() {
     assert_eq!(cluster.keys(), 0, "the run left keys behind");
 }
 
-#[test]
-fn pages_that_lose_both_copies_are_poisoned_and_reported_and_no_others() {
-    let _turn = one_at_a_time();
-    let Some(cluster) = cluster("remote: both copies lost", None) else {
-        return;
-    };
-    let folder = tempfile::tempdir().expect("a folder");
-    let sign = folder.path().join("sign");
-    let mut running = job(16, 200, &tier(&cluster)).arg(&sign).start();
+fn pages_that_lose_both_copies_are_poisoned_and_reported_and_no_others(
+    cluster: &Cluster,
+    folder: &Path,
+) {
+    let sign = folder.join("sign");
+    let mut running = job(16, 200, &tier(cluster)).arg(&sign).start();
     wait_for(&mut running, "waits");
     std::thread::sleep(Duration::from_millis(200)); // what was freed is deleted by now
-    let lost = delete_copies_of_some(&cluster);
+    let lost = delete_copies_of_some(cluster);
     std::fs::write(&sign, "").expect("a file");
     let outcome = running.wait().expect(0);
     let poisoned = word(&outcome, "lost");
@@ -184,18 +182,7 @@ fn refused(tier: &str, reason: &str) {
     assert!(!started.exists(), "the program ran");
 }
 
-#[test]
-fn access_is_encrypted_and_restricted_and_bad_clusters_are_refused() {
-    let _turn = one_at_a_time();
-    let name = "remote: TLS, users, refusals";
-    let folder = tempfile::tempdir().expect("a folder");
-    if find("openssl").is_none() {
-        return skip(name, "openssl is not installed");
-    }
-    let files = certificates(folder.path());
-    let Some(mut cluster) = cluster(name, Some(&files)) else {
-        return;
-    };
+fn access_is_encrypted_and_restricted(cluster: &Cluster, files: &Certificates, folder: &Path) {
     let rules = [
         "on",
         ">right horse",
@@ -219,7 +206,7 @@ fn access_is_encrypted_and_restricted_and_bad_clusters_are_refused() {
             .collect();
         cluster.call(port, &words).expect("an answer");
     }
-    let secret = folder.path().join("password");
+    let secret = folder.join("password");
     std::fs::write(&secret, "right horse\n").expect("a file");
     let with = |more: &str| {
         let nodes = Cluster::addresses(&cluster.tls_ports());
@@ -240,34 +227,24 @@ fn access_is_encrypted_and_restricted_and_bad_clusters_are_refused() {
     ));
     std::fs::write(&secret, "wrong horse\n").expect("a file");
     refused(&with(&user), "refuses the user or password");
+}
+
+fn clusters_that_cannot_be_used_are_refused(cluster: &Cluster) {
     let plain = format!("redis:{}", Cluster::addresses(&cluster.tls_ports()));
     refused(&plain, "no node answers");
     refused("redis:no-such-host.invalid:6379", "no node answers");
     let open = format!("redis:{}", Cluster::addresses(&cluster.ports()));
-    let mut other = job(16, 1500, &open).start();
+    let mut other = job(16, 700, &open).start();
     wait_for(&mut other, "filled");
     refused(&open, "is used by another run");
     other.wait().expect(0);
-    let ports = cluster.ports();
-    cluster.kill(ports[0]);
-    cluster.kill(ports[3]);
-    let begun = std::time::Instant::now();
-    loop {
-        let info = cluster
-            .call(ports[1], &["CLUSTER", "INFO"])
-            .expect("an answer");
-        let whole = undercroft_resp::cluster::field(&info, "cluster_slots_ok");
-        if whole.is_some_and(|whole| whole != "16384") {
-            break;
-        }
-        assert!(
-            begun.elapsed() < Duration::from_secs(10),
-            "half a cluster is whole"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+}
+
+/// A master and its replica are gone.
+fn half_a_cluster_is_refused(cluster: &mut Cluster) {
+    cluster.halve().expect("a part without a master");
+    let open = format!("redis:{}", Cluster::addresses(&cluster.ports()));
     refused(&open, "not whole");
-    assert!(undercroft().exists());
 }
 
 /// An authority, and a certificate for 127.0.0.1.

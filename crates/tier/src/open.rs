@@ -51,7 +51,7 @@ enum Below {
     Nvm(NvmBacking),
     File(Backing),
     /// The claim stays with the process that made it.
-    Remote(Option<Claimed>),
+    Remote(Option<Box<Claimed>>),
 }
 
 /// A tier's memory, file, device or cluster.
@@ -102,7 +102,7 @@ impl OpenTier {
             TierSpec::Remote(remote) => {
                 let table = RemoteTier::table_bytes(remote.size);
                 let memory = SharedMemory::create("uc-slot-table", table)?;
-                let below = Below::Remote(Some(Claimed::new(remote, &memory)?));
+                let below = Below::Remote(Some(Box::new(Claimed::new(remote, &memory)?)));
                 return Ok(OpenTier { memory, below });
             }
         };
@@ -182,7 +182,7 @@ impl OpenTier {
                 let TierSpec::Remote(remote) = spec else {
                     return Err(OpenError::NotInherited(spec.to_string()));
                 };
-                let tier = RemoteTier::new(remote, self.memory, claimed)?;
+                let tier = RemoteTier::new(remote, self.memory, claimed.map(|it| *it))?;
                 MadeTier::Remote(Box::new(tier))
             }
             Below::Nvm(backing) => MadeTier::Nvm(Box::new(NvmTier::new(backing, self.memory)?)),

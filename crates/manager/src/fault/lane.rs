@@ -230,8 +230,8 @@ impl FaultThread {
         }
     }
 
-    /// Handles completed reads and fetches: verifies and installs their pages. Returns the space of the last
-    /// plan that is finished now, if any is.
+    /// Handles completed reads and fetches: verifies and installs their pages. Returns the space of
+    /// the last plan that is finished now, if any is.
     pub(super) fn complete_reads(&mut self) -> Option<SpaceId> {
         let mut served = None;
         let mut reaped = std::mem::take(&mut self.reaped);

@@ -6,6 +6,7 @@
 //! raises it.
 
 mod curve;
+mod remote;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use undercroft_tier::remote::RemoteCounts;
 use undercroft_tier::shape::ShapeName;
 
 pub use curve::{LimitPoint, MissRatioCurve};
+pub use remote::RemoteReport;
 pub use summary::{bound as bound_summary, human_summary};
 
 /// The version of the report file and of snapshots.
@@ -291,43 +293,6 @@ impl FileReport {
             pages_paused: counts.pages_paused,
             slabs_discarded: counts.slabs_discarded,
             discards_failed: counts.discards_failed,
-        }
-    }
-}
-
-/// What happened in the cluster of a remote tier.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RemoteReport {
-    /// Pages that have one copy now, instead of two.
-    pub pages_degraded: u64,
-    /// Pages of which a copy was found missing.
-    pub pages_missing_copy: u64,
-    /// Pages whose copies were stored anew.
-    pub pages_mended: u64,
-    /// Reads for which the second master was asked because the first was late.
-    pub reads_hedged: u64,
-    /// Reads that ended at the deadline, and were tried again.
-    pub reads_late: u64,
-    /// Copies that did not verify.
-    pub copies_damaged: u64,
-    /// Pages that no master had: they are lost.
-    pub pages_lost: u64,
-    /// Connections that broke or could not be made.
-    pub connections_broken: u64,
-}
-
-impl RemoteReport {
-    /// The counts as reports name them.
-    pub fn of(counts: RemoteCounts) -> RemoteReport {
-        RemoteReport {
-            pages_degraded: counts.degraded,
-            pages_missing_copy: counts.missing,
-            pages_mended: counts.mended,
-            reads_hedged: counts.hedged,
-            reads_late: counts.late,
-            copies_damaged: counts.damaged,
-            pages_lost: counts.lost,
-            connections_broken: counts.breaks,
         }
     }
 }

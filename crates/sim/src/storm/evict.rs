@@ -582,6 +582,8 @@ impl World {
             "drain: moved"
         } else if kind == TierKind::Nvm {
             "demotion: done, out of nvm"
+        } else if kind == TierKind::Remote {
+            "demotion: done, out of a cluster"
         } else if reads {
             "demotion: done, out of a device"
         } else {

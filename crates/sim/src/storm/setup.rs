@@ -190,6 +190,12 @@ impl StormSetup {
             }
         }
         setup.links = random.chance(1, 3);
+        // Some of the last tiers are a cluster.
+        if let [_, .., last] = &mut setup.tiers[..]
+            && random.chance(1, 4)
+        {
+            (last.kind, last.reads) = (TierKind::Remote, false);
+        }
         setup
     }
 
@@ -215,6 +221,11 @@ impl StormSetup {
         push(&|s| {
             let nvm = |tier: &&mut TierSetup| tier.kind == TierKind::Nvm;
             let tiers = s.tiers.iter_mut().filter(nvm);
+            tiers.for_each(|tier| tier.kind = TierKind::File);
+        });
+        push(&|s| {
+            let remote = |tier: &&mut TierSetup| tier.kind == TierKind::Remote;
+            let tiers = s.tiers.iter_mut().filter(remote);
             tiers.for_each(|tier| tier.kind = TierKind::File);
         });
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.retain = false));

@@ -369,10 +369,10 @@ impl World {
                     dram: Bytes(0),
                     copies: tier.usage().logical.pages_floor(),
                     packed: tier.usage().stored,
-                    load_ns: if info.kind == TierKind::Nvm {
-                        1_000
-                    } else {
-                        80_000
+                    load_ns: match info.kind {
+                        TierKind::Nvm => 1_000,
+                        TierKind::Remote => 300_000,
+                        _ => 80_000,
                     },
                     latency: match info.kind {
                         TierKind::Nvm => LatencyClass::Nvm,

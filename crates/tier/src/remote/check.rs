@@ -8,9 +8,9 @@ use undercroft_sys::mapping::SharedMemory;
 
 use super::connect::{self, Access, ask, field, text};
 use super::keys::{HASH_SLOTS, Keys, Map};
-use super::spec::{Node, RemoteSpec};
 use super::table::Table;
 use super::{RemoteError, owner};
+use crate::spec::remote::{Node, RemoteSpec};
 
 /// Nodes whose failures a message lists.
 const LISTED: usize = 4;

@@ -13,9 +13,9 @@ use super::connect;
 use super::keys::Map;
 use super::link::{Done, Reply, Request};
 use super::net::{Answer, Gather, Role};
-use super::spec::Node;
 use super::table::{Place, Row};
 use super::{owner, value};
+use crate::spec::remote::Node;
 
 /// Time between two looks at the chores.
 const TICK: Duration = Duration::from_millis(50);
@@ -205,7 +205,7 @@ fn unlink_some(shared: &Shared) {
             done,
         };
         let link = shared.net.of_tag(tag, Role::Write);
-        if !link.is_some_and(|link| link.push(request).is_ok()) {
+        if link.is_none_or(|link| link.push(request).is_err()) {
             let _ = to.send((at, false));
         }
     }

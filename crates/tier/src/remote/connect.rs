@@ -10,7 +10,7 @@ use redis::{
 
 use super::RemoteError;
 use super::keys::Map;
-use super::spec::{Authorities, Node, RemoteSpec};
+use crate::spec::remote::{Authorities, Node, RemoteSpec};
 
 /// Longest wait for a connection, and for an answer on a new one.
 const CONNECT: Duration = Duration::from_millis(400);

@@ -12,9 +12,9 @@ use undercroft_base::{Arrival, FailKind, Inbox, LoadError, Slot, Stamp};
 use super::Shared;
 use super::link::{Done, Reply, Request};
 use super::net::{Role, is_moved};
-use super::spec::Node;
 use super::table::{Place, Row};
 use super::value;
+use crate::spec::remote::Node;
 
 /// Longest time of a read. Then the caller may ask again, and meanwhile does other work.
 pub(super) const DEADLINE: Duration = Duration::from_millis(80);

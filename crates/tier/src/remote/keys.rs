@@ -10,8 +10,8 @@
 
 use std::fmt::Write;
 
-use super::spec::Node;
 use super::table::{Place, TAGS};
+use crate::spec::remote::Node;
 
 /// Hash slots of a cluster.
 pub(super) const HASH_SLOTS: usize = 1 << 14;

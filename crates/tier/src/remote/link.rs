@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use redis::{Connection, Value};
 
 use super::connect::Access;
-use super::spec::Node;
+use crate::spec::remote::Node;
 
 /// Requests that are sent at once, and their bytes. Their answers wait in the kernel's buffers.
 const AT_ONCE: usize = 128;

@@ -22,7 +22,6 @@ mod keys;
 mod link;
 mod net;
 mod owner;
-pub mod spec;
 mod store;
 mod table;
 #[cfg(test)]
@@ -40,12 +39,12 @@ use undercroft_base::{
 };
 use undercroft_sys::mapping::SharedMemory;
 
+use crate::spec::remote::RemoteSpec;
 pub use check::Claimed;
 use chores::Chores;
 use fetch::Flights;
 use keys::Keys;
 use net::Net;
-pub use spec::{Node, RemoteSpec};
 use table::Table;
 
 /// How long the end of a run may take to delete its copies.
@@ -252,8 +251,8 @@ impl RemoteTier {
         Table::bytes_for(size)
     }
 
-    /// A new, empty tier. `table`: as [`Claimed::new`] filled it. `claimed`: if this process made the
-    /// claim.
+    /// A new, empty tier. `table`: as [`Claimed::new`] filled it. `claimed`: if this process made
+    /// the claim.
     ///
     /// Errors: no node answers any more; no threads.
     pub fn new(

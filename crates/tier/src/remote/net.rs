@@ -10,7 +10,7 @@ use redis::{ServerErrorKind, Value};
 use super::connect::Access;
 use super::keys::Map;
 use super::link::{Done, Link, Reply, Request};
-use super::spec::Node;
+use crate::spec::remote::Node;
 
 /// A master whose requests wait for longer than this is not asked first.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);

@@ -7,8 +7,8 @@ use redis::{Connection, RedisError, Value, cmd};
 
 use super::connect::{self, Access, ask, text};
 use super::keys::{Keys, Map};
-use super::spec::Node;
 use super::{RemoteError, Shared};
+use crate::spec::remote::Node;
 
 /// A run that was not heard of for this long may be told to have ended.
 const SILENT: Duration = Duration::from_secs(60);

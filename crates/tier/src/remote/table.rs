@@ -185,7 +185,7 @@ impl Table {
             checksum: words[0].load(Relaxed),
             place,
             stamp: Stamp((facts >> 16) as u16),
-            bytes: facts as u16 as u32,
+            bytes: u32::from(facts as u16),
         })
     }
 

@@ -176,7 +176,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("migrate", &["copies"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),
-    ("report", &["curve", "summary"]),
+    ("report", &["curve", "remote", "summary"]),
     (
         "space",
         &[

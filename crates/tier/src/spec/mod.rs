@@ -5,8 +5,10 @@
 //! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%    ram,shape=cxl-dram
 //! nvm:/mnt/pmem,size=8G    nvm:/dev/dax0.0    nvm:/tmp,size=1G,shape=optane-dimm
 //! file:/var/swap,size=20G    file:/dev/nvme0n1
-//! redis:10.0.0.1:6379,10.0.0.2:6379,size=20G    (its settings: `remote/spec.rs`)
+//! redis:10.0.0.1:6379,10.0.0.2:6379,size=20G    (its settings: `remote.rs`)
 //! ```
+
+pub mod remote;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,8 +17,8 @@ use std::str::FromStr;
 use undercroft_base::{Bytes, PAGE_BYTES, ParseUnitError};
 
 use crate::ram::Compressor;
-use crate::remote::RemoteSpec;
 use crate::shape::ShapeName;
+use remote::RemoteSpec;
 
 /// One tier as the user described it.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,7 +162,7 @@ impl FromStr for TierSpec {
                 let (path, size, shape) = parse_path("file", path, &settings)?;
                 Ok(TierSpec::File(FileSpec { path, size, shape }))
             }
-            "redis" => crate::remote::spec::parse(path, &settings).map(TierSpec::Remote),
+            "redis" => remote::parse(path, &settings).map(TierSpec::Remote),
             "disk" => Err(SpecError::KindNotYet(kind.to_owned())),
             _ => Err(SpecError::UnknownKind(kind.to_owned())),
         }

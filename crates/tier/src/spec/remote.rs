@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use undercroft_base::Bytes;
 
-use crate::spec::{Exact, SpecError, parse_size, unknown_key};
+use super::{Exact, SpecError, parse_size, unknown_key};
 
 const KIND: &str = "redis";
 const KEYS: &str = "HOST:PORT, size=SIZE, prefix=NAME, user=NAME, password-file=PATH, \
