@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    Arrival, FailKind, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, SpaceId, TierId, VirtRange,
-    page_checksum,
+    Arrival, FailKind, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, SpaceId, TierId, TierKind,
+    VirtRange, page_checksum,
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -189,7 +189,8 @@ impl FaultThread {
         let inbox: Arc<dyn Inbox> = self.inbox.clone();
         for (at, item) in this.loads.plan.items.iter().enumerate() {
             let metered = (self.shared.books.tiers).get(usize::from(item.tier.0));
-            let remote = metered.filter(|metered| metered.remote.is_some());
+            let is_remote = |it: &&MeteredTier| it.tier.info().kind == TierKind::Remote;
+            let remote = metered.filter(is_remote);
             if let (Some(metered), Load::Reading { .. }) = (remote, this.loads.states[at]) {
                 metered.page_ins.fetch_add(1, Ordering::Relaxed);
                 this.in_flight += 1;

@@ -284,7 +284,9 @@ fn pause_for_page_ins(from: &MeteredTier) {
 mod tests {
     use std::io::{Seek, SeekFrom, Write};
 
-    use undercroft_base::{Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId};
+    use undercroft_base::{Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId, TierKind};
+    use undercroft_model::content::Content;
+    use undercroft_model::tier::FakeTier;
     use undercroft_sys::mapping::SharedMemory;
     use undercroft_tier::file::{Backing, FileTier};
 
@@ -377,6 +379,42 @@ mod tests {
         for (at, item) in items.iter().enumerate() {
             let (bytes, _) = copies.get(at).expect("a copy");
             assert_eq!(bytes, page(item.no.0 as usize));
+        }
+    }
+
+    /// Copies on another machine are fetched; one that is gone is not had.
+    #[test]
+    fn copies_on_another_machine_are_fetched() {
+        let capacity = Bytes(8 << 20);
+        let tier = FakeTier::new("elsewhere", TierKind::Remote, capacity, 1);
+        let mut items = Vec::new();
+        for no in 0..PAGES {
+            let bytes = Content::numbered(no as u64 + 1).bytes();
+            let mut batch = [Store {
+                page: &bytes,
+                stamp: STAMP,
+                checksum: page_checksum(&bytes, STAMP),
+                result: Err(StoreError::Full),
+            }];
+            tier.store(&mut batch);
+            items.push(DemoteItem {
+                no: PageNo(no as u32),
+                tier: TierId(0),
+                slot: batch[0].result.expect("room for a page"),
+                stamp: STAMP,
+                selected: 0,
+            });
+        }
+        tier.free(&[items[20].slot]);
+        let tier = MeteredTier::new(Box::new(tier), None);
+        let mut copies = Copies::new().expect("a ring");
+        for _ in 0..3 {
+            copies.read(&tier, &items);
+            for (at, item) in items.iter().enumerate() {
+                let expected = Content::numbered(u64::from(item.no.0) + 1).bytes();
+                let got = copies.get(at).map(|(bytes, _)| bytes);
+                assert_eq!(got, (at != 20).then_some(&expected[..]), "copy {at}");
+            }
         }
     }
 
