@@ -291,9 +291,10 @@ fn nvme() -> Profile {
     }
 }
 
-/// A model, not measured on such a network: GET of a page over loopback takes 15 us (p50, measured),
-/// the tier's two thread switches 50 us on a virtual machine (measured), a switched network 50 us
-/// (assumed), at 10 Gbit/s. A write sends two copies. Price: two copies, compressed to 40 %.
+/// A model, not measured on such a network. GET of a page over loopback takes 15 us (p50,
+/// measured). The tier's two thread switches take 50 us on a virtual machine (measured), and a
+/// switched network of 10 Gbit/s takes 50 us (assumed). A write sends two copies. Price: two
+/// copies, compressed to 40 %.
 fn redis_lan() -> Profile {
     Profile {
         name: "redis-lan",
