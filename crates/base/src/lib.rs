@@ -13,7 +13,8 @@ pub use ids::{
     CHUNK_PAGES, ChunkNo, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage, VirtRange,
 };
 pub use tier::{
-    FailKind, LoadError, Loaded, Store, StoreError, Tier, TierInfo, TierKind, TierUsage,
+    Arrival, FailKind, Inbox, LoadError, Loaded, Store, StoreError, Tier, TierInfo, TierKind,
+    TierUsage,
 };
 pub use units::{Bytes, Nanos, PAGE_BYTES, PageCount, ParseUnitError};
 

@@ -2,9 +2,11 @@
 //!
 //! Memory tiers answer `load` at once. Block tiers mostly answer *where* to read (`Loaded::Read`),
 //! and the caller then calls `checksum`. So the caller can put many reads in flight on its own
-//! ring, and never blocks on the fault path.
+//! ring, and never blocks on the fault path. A remote tier answers that the copy must be fetched
+//! (`Loaded::Fetch`). The caller asks for it by `fetch`, and finds it in its inbox.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use crate::ids::{Slot, Stamp};
 use crate::units::{Bytes, Nanos};
@@ -18,6 +20,8 @@ pub enum TierKind {
     Nvm,
     /// A file or block device.
     File,
+    /// Other machines, over a network.
+    Remote,
 }
 
 /// What is constant while a tier lives.
@@ -77,6 +81,24 @@ pub enum LoadError {
     /// The device failed to read.
     #[error("the device failed: {0:?}")]
     Failed(FailKind),
+    /// The copy did not come before the deadline. It may come if it is asked for again.
+    #[error("the copy did not come in time")]
+    Late,
+}
+
+/// A copy that was fetched, or why not.
+#[derive(Debug)]
+pub struct Arrival {
+    /// As the caller gave it.
+    pub token: u64,
+    /// One whole page, verified.
+    pub page: Result<Box<[u8]>, LoadError>,
+}
+
+/// Where copies arrive that were asked for by [`Tier::fetch`]. Any thread may call it.
+pub trait Inbox: Send + Sync {
+    /// Takes an arrival, and wakes the thread that waits for it. Never blocks for long.
+    fn deliver(&self, arrival: Arrival);
 }
 
 /// One page to store. `result` is filled in by the tier.
@@ -107,13 +129,16 @@ pub enum Loaded {
         /// Byte offset, page-aligned.
         offset: u64,
     },
+    /// The copy is on another machine: the caller calls [`Tier::fetch`].
+    Fetch,
 }
 
 /// Storage below DRAM that keeps page copies. Several threads call it at once.
 ///
-/// Six methods make a tier. Three more have a default. Only a tier that puts work off needs its own
+/// Six methods make a tier. Five more have a default. Only a tier that puts work off needs its own
 /// [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one whose
-/// speed is emulated needs [`Tier::reading`].
+/// speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`] and
+/// [`Tier::close`].
 ///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
 /// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
@@ -129,7 +154,7 @@ pub trait Tier: Send + Sync {
     fn dram(&self) -> Bytes {
         match self.info().kind {
             TierKind::Ram => self.usage().held,
-            TierKind::Nvm | TierKind::File => Bytes(0),
+            TierKind::Nvm | TierKind::File | TierKind::Remote => Bytes(0),
         }
     }
 
@@ -151,6 +176,20 @@ pub trait Tier: Send + Sync {
     fn reading(&self, _offset: u64, _bytes: u64) -> Nanos {
         Nanos(0)
     }
+
+    /// Begins to fetch a copy for which `load` answered [`Loaded::Fetch`]. Exactly one arrival with
+    /// `token` is delivered to `inbox`, before the tier's deadline, perhaps before this returns.
+    /// Its bytes are verified. No I/O in the calling thread.
+    fn fetch(&self, _slot: Slot, _stamp: Stamp, token: u64, inbox: &Arc<dyn Inbox>) {
+        inbox.deliver(Arrival {
+            token,
+            page: Err(LoadError::Failed(FailKind::Io)),
+        });
+    }
+
+    /// The run has ended, and no method is called after this one: gives back what would outlive the
+    /// process. Takes a few seconds at most.
+    fn close(&self) {}
 
     /// The checksum kept for `slot`. A `Loaded::Read` page must have it, and so must a resident
     /// page that is unchanged. `None` if the tier knows that it keeps nothing of this generation

@@ -145,6 +145,7 @@ mod tests {
             ratio: None,
             reads: 0,
             writes: 0,
+            remote: None,
             drain: None,
         };
         let tiers = [tier("ram"), tier("file:/a"), tier("file:/b")];

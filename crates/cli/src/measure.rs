@@ -47,6 +47,7 @@ impl Row {
                 TierKind::Ram => "ram",
                 TierKind::Nvm => "nvm",
                 TierKind::File => "file",
+                TierKind::Remote => "redis",
             },
             emulated: found.emulated,
             capacity_bytes: found.capacity.0,

@@ -85,6 +85,51 @@ const TIER_KINDS: &[TierKindHelp] = &[
             SHAPE,
         ],
     },
+    TierKindHelp {
+        kind: "redis",
+        syntax: "redis:HOST:PORT[,HOST:PORT]...[,size=SIZE][,prefix=NAME][,user=NAME]\
+                 [,password-file=PATH][,tls=PATH|system][,cert=PATH,key=PATH][,leftover=discard]",
+        example: "redis:10.0.0.1:6379,10.0.0.2:6379,size=20G",
+        meaning: "A Redis or Valkey cluster: each page compressed, on two masters. Its machines see \
+                  the program's memory in clear. Nothing of it outlives the run.",
+        options: &[
+            TierOption {
+                name: "size=SIZE",
+                default: "4G",
+                meaning: "most bytes in the cluster, both copies counted",
+            },
+            TierOption {
+                name: "prefix=NAME",
+                default: "uc",
+                meaning: "first part of all keys; each run needs its own",
+            },
+            TierOption {
+                name: "user=NAME",
+                default: "the default user",
+                meaning: "user of the cluster's access list",
+            },
+            TierOption {
+                name: "password-file=PATH",
+                default: "no password",
+                meaning: "its first line is the password",
+            },
+            TierOption {
+                name: "tls=PATH|system",
+                default: "not encrypted",
+                meaning: "encrypts; trusts the authorities in the file, or the system's",
+            },
+            TierOption {
+                name: "cert=PATH,key=PATH",
+                default: "none",
+                meaning: "the certificate that the cluster asks for, and its key",
+            },
+            TierOption {
+                name: "leftover=discard",
+                default: "refuse",
+                meaning: "deletes what a run left that was not heard of for a minute",
+            },
+        ],
+    },
 ];
 
 /// Prints `value` as indented JSON on standard output.

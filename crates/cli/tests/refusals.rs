@@ -80,10 +80,22 @@ fn what_is_not_available_yet_says_so() {
         &[later, "--report"],
     );
     refused(
-        &["run", "--tier", "redis:localhost", "--", "true"],
+        &["run", "--tier", "disk:/x", "--", "true"],
         2,
         &[later, "file:PATH"],
     );
+}
+
+#[test]
+fn a_cluster_is_refused_by_its_text_or_before_the_program_starts() {
+    for (tier, word) in [
+        ("redis:localhost", "HOST:PORT"),
+        ("redis:localhost:1,password=x", "password-file"),
+    ] {
+        refused(&["run", "--tier", tier, "--", "true"], 2, &[word]);
+    }
+    let closed = ["run", "--tier", "redis:127.0.0.1:1", "--", "true"];
+    refused(&closed, 125, &["no node answers", "refused"]);
 }
 
 #[test]

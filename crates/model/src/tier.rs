@@ -3,14 +3,15 @@
 //! Slots are reused last-freed-first, so that a reference to a freed slot soon finds another page's
 //! bytes. As in the real tiers, a slot's checksum is kept apart from the device: a failing device
 //! damages bytes, never checksums. After [`FakeTier::set_reads`] the tier mostly says where to
-//! read, as a device does. There is no file: the caller reads by [`FakeTier::read`].
+//! read, as a device does. There is no file: the caller reads by [`FakeTier::read`]. A remote tier
+//! always says that the copy must be fetched; storms read it by [`FakeTier::read`], too.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use undercroft_base::{
-    Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierInfo,
-    TierKind, TierUsage, page_checksum,
+    Arrival, Bytes, FailKind, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError,
+    Tier, TierInfo, TierKind, TierUsage, page_checksum,
 };
 
 use crate::content::Content;
@@ -373,7 +374,7 @@ impl Tier for FakeTier {
             let damaged = *bytes != *store.page;
             let size = match self.info.kind {
                 TierKind::Ram => PAGE_BYTES as u64 / 4 + mix(store.checksum) % 2048,
-                TierKind::Nvm | TierKind::File => PAGE_BYTES as u64,
+                TierKind::Nvm | TierKind::File | TierKind::Remote => PAGE_BYTES as u64,
             };
             inner.held += size;
             inner.kept.insert(
@@ -396,6 +397,9 @@ impl Tier for FakeTier {
         inner.made_to_fail = false;
         let kept = inner.kept.get(&slot).filter(|kept| kept.stamp == stamp);
         let checksum = kept.ok_or(LoadError::Corrupt)?.checksum;
+        if self.info.kind == TierKind::Remote {
+            return Ok(Loaded::Fetch);
+        }
         if inner.reads && inner.random.chance(3, 4) {
             let offset = slot.0 * PAGE_BYTES as u64;
             return Ok(Loaded::Read {
@@ -409,6 +413,18 @@ impl Tier for FakeTier {
         } else {
             Err(LoadError::Corrupt)
         }
+    }
+
+    fn fetch(&self, slot: Slot, stamp: Stamp, token: u64, inbox: &Arc<dyn Inbox>) {
+        let mut page = vec![0; PAGE_BYTES].into_boxed_slice();
+        let read = self.inner().read(slot, &mut page);
+        let verified = self.checksum(slot, stamp) == Some(page_checksum(&page, stamp));
+        let page = match (read, verified) {
+            (Ok(()), true) => Ok(page),
+            (Ok(()), false) => Err(LoadError::Corrupt),
+            (Err(_), _) => Err(LoadError::Late),
+        };
+        inbox.deliver(Arrival { token, page });
     }
 
     fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64> {

@@ -60,12 +60,21 @@ const REFUSED: [libc::c_long; 47] = [
     libc::SYS_vfork,
 ];
 
+/// Whether a process may still make connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// It makes no sockets.
+    None,
+    /// It makes sockets of the Internet families only, and connects them.
+    Internet,
+}
+
 /// Gives up these rights, for the calling thread and all threads that it starts. No new privileges,
 /// no core, only root can look into its memory, and the calls of [`REFUSED`] fail. Threads can
 /// still be made.
 ///
 /// Errors: the kernel has no seccomp.
-pub fn give_up_rights() -> io::Result<()> {
+pub fn give_up_rights(network: Network) -> io::Result<()> {
     let wrong = |error: &dyn std::fmt::Display| io::Error::other(error.to_string());
     // SAFETY: prctl with numbers only; nothing of this process's memory is named.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
@@ -82,6 +91,16 @@ pub fn give_up_rights() -> io::Result<()> {
     let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
         REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     refused.insert(libc::SYS_clone, vec![is_process]);
+    if network == Network::Internet {
+        refused.remove(&libc::SYS_connect);
+        let is_not = |family: libc::c_int| {
+            let (length, operation) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Ne);
+            SeccompCondition::new(0, length, operation, family as u64).map_err(|e| wrong(&e))
+        };
+        let other = vec![is_not(libc::AF_INET)?, is_not(libc::AF_INET6)?];
+        let other = SeccompRule::new(other).map_err(|e| wrong(&e))?;
+        refused.insert(libc::SYS_socket, vec![other]);
+    }
     let refuse = |rules, error: i32| -> io::Result<()> {
         let action = SeccompAction::Errno(error as u32);
         let filter =
@@ -105,7 +124,7 @@ mod tests {
     #[test]
     fn threads_are_made_and_processes_are_not() {
         let tested = std::thread::spawn(|| {
-            give_up_rights().expect("seccomp");
+            give_up_rights(Network::None).expect("seccomp");
             let word = std::thread::spawn(|| 7).join().expect("a thread");
             let program = std::process::Command::new("/bin/true").spawn();
             // SAFETY: the call takes numbers only, and is refused.
@@ -122,6 +141,31 @@ mod tests {
         assert_eq!(
             tested.join().expect("the thread"),
             (7, true, -1, Some(libc::EPERM), true)
+        );
+    }
+
+    /// A process with a remote tier connects to other machines, and to nothing on this one.
+    #[test]
+    fn connections_are_made_to_the_internet_only() {
+        let tested = std::thread::spawn(|| {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+            let to = listener.local_addr().expect("an address");
+            give_up_rights(Network::Internet).expect("seccomp");
+            let connected = std::net::TcpStream::connect(to).is_ok();
+            let v6 = std::net::UdpSocket::bind("[::]:0").map_err(|error| error.kind());
+            let unix = std::os::unix::net::UnixDatagram::unbound();
+            let program = std::process::Command::new("/bin/true").spawn();
+            let refused = |error: Option<io::Error>| error.and_then(|it| it.raw_os_error());
+            (
+                connected,
+                v6.err() != Some(io::ErrorKind::PermissionDenied),
+                refused(unix.err()),
+                program.is_err(),
+            )
+        });
+        assert_eq!(
+            tested.join().expect("the thread"),
+            (true, true, Some(libc::EPERM), true)
         );
     }
 }

@@ -7,14 +7,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use undercroft_base::{
-    Bytes, FailKind, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
+    Bytes, FailKind, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
     page_checksum,
 };
 pub(crate) use undercroft_seeded::{Page, Pages};
+
+use crate::mailbox::Mailbox;
 
 /// A tier under test, and facts that the suite needs about it.
 pub(crate) struct Subject<'a> {
@@ -55,8 +58,26 @@ impl Subject<'_> {
                     return Err(LoadError::Corrupt);
                 }
             }
+            Loaded::Fetch => page.copy_from_slice(&self.fetch(slot, stamp)?),
         }
         Ok(page)
+    }
+
+    /// Fetches one page, again while it is late.
+    fn fetch(&self, slot: Slot, stamp: Stamp) -> Result<Box<[u8]>, LoadError> {
+        let mailbox = Arc::new(Mailbox::default());
+        let inbox: Arc<dyn Inbox> = mailbox.clone();
+        for token in 0..1000 {
+            self.tier.fetch(slot, stamp, token, &inbox);
+            let mut arrivals = mailbox.wait(Duration::from_secs(5));
+            assert_eq!(arrivals.len(), 1, "arrivals for one fetch");
+            let arrival = arrivals.pop().expect("one arrival");
+            assert_eq!(arrival.token, token);
+            if arrival.page != Err(LoadError::Late) {
+                return arrival.page;
+            }
+        }
+        Err(LoadError::Late)
     }
 }
 
@@ -216,7 +237,7 @@ impl Scene {
                 match subject.load(slot, stamp) {
                     Ok(loaded) => assert!(loaded == page, "{slot:?}: wrong bytes unnoticed"),
                     Err(LoadError::Corrupt) => _ = self.stale.fetch_add(1, Relaxed),
-                    Err(LoadError::Failed(kind)) => panic!("{slot:?}: {kind:?}"),
+                    Err(error) => panic!("{slot:?}: {error}"),
                 }
             }
             std::thread::yield_now();

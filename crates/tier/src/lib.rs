@@ -1,5 +1,5 @@
 //! Tiers, which keep page copies: a compressed RAM pool, mapped non-volatile memory, a file or
-//! block device, and the text by which the user names them.
+//! block device, a cluster of other machines, and the text by which the user names them.
 //!
 //! Level 2: depends on `base` (the Tier port), `sys` (shared memory, io_uring) and `device`
 //! (times). No `unsafe`. It never chooses what to store or where. Every implementation passes
@@ -10,9 +10,11 @@
 #[cfg(test)]
 mod contract;
 pub mod file;
+pub mod mailbox;
 pub mod measure;
 pub mod nvm;
 pub mod open;
 pub mod ram;
+pub mod remote;
 pub mod shape;
 pub mod spec;

@@ -5,14 +5,16 @@
 //! so are the times of `shape=`. What a fault or an eviction costs besides is not. The tier is its
 //! own, empty at first; nothing is left behind.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier, TierKind,
-    page_checksum,
+    Bytes, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, Slot, Stamp, Store, StoreError, Tier,
+    TierKind, page_checksum,
 };
 use undercroft_sys::ring::PageRing;
 
+use crate::mailbox::Mailbox;
 use crate::open::{OpenError, OpenTier};
 use crate::spec::{Limit, TierSpec};
 
@@ -130,7 +132,7 @@ fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenError> {
             Some(Limit::Bytes(bytes)) => bytes,
             Some(Limit::PercentOfMemoryMax(_)) | None => POOL_BYTES,
         },
-        TierSpec::Nvm(_) | TierSpec::File(_) => Bytes(0),
+        TierSpec::Nvm(_) | TierSpec::File(_) | TierSpec::Remote(_) => Bytes(0),
     };
     Ok((OpenTier::open(spec, pool)?.make(spec, pool)?).shaped(spec))
 }
@@ -249,6 +251,7 @@ impl Bench {
     /// device neighbours are one request, as for a fault. All bytes are verified.
     fn read_run(&mut self, slots: &[Slot], first: usize) -> Result<(), MeasureError> {
         let mut reads: Vec<(i32, u64, usize, usize)> = Vec::new();
+        let (mailbox, mut fetched) = (Arc::new(Mailbox::default()), 0);
         for (at, slot) in slots.iter().enumerate() {
             let page = self.ring.arena_mut().page_mut(at).expect("an idle page");
             match self.tier.load(*slot, stamp(first + at), page)? {
@@ -262,6 +265,11 @@ impl Bench {
                     }
                     _ => reads.push((fd, offset, at, at + 1)),
                 },
+                Loaded::Fetch => {
+                    let inbox: Arc<dyn Inbox> = mailbox.clone();
+                    (self.tier).fetch(*slot, stamp(first + at), at as u64, &inbox);
+                    fetched += 1;
+                }
             }
         }
         for (fd, offset, start, end) in &reads {
@@ -276,6 +284,12 @@ impl Bench {
         while self.ring.in_flight() > 0 {
             self.ring.submit(1)?;
             self.ring.reap(|_, _| {});
+        }
+        while fetched > 0 {
+            for arrival in mailbox.wait(Duration::from_secs(1)) {
+                arrival.page?; // verified
+                fetched -= 1;
+            }
         }
         for at in reads.iter().flat_map(|(_, _, start, end)| *start..*end) {
             let page = self.ring.arena().pages(at, at + 1).expect("an idle page");

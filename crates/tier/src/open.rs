@@ -10,6 +10,7 @@ use undercroft_sys::mapping::SharedMemory;
 use crate::file::{Backing, BackingError, FileTier, FileTierError};
 use crate::nvm::{NvmBacking, NvmError, NvmTier, NvmTierError};
 use crate::ram::{RamPool, RamPoolError};
+use crate::remote::{Claimed, RemoteError, RemoteTier};
 use crate::shape::Shaped;
 use crate::spec::TierSpec;
 
@@ -34,6 +35,9 @@ pub enum OpenError {
     /// The file tier refused its slot table.
     #[error(transparent)]
     File(#[from] FileTierError),
+    /// The cluster cannot be used.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
     /// What was handed over does not fit the options: a defect.
     #[error("tier {0} was handed over without its file")]
     NotInherited(String),
@@ -46,9 +50,11 @@ enum Below {
     Memory,
     Nvm(NvmBacking),
     File(Backing),
+    /// The claim stays with the process that made it.
+    Remote(Option<Box<Claimed>>),
 }
 
-/// A tier's memory, file or device.
+/// A tier's memory, file, device or cluster.
 #[derive(Debug)]
 pub struct OpenTier {
     memory: SharedMemory,
@@ -66,6 +72,8 @@ pub enum MadeTier {
     Nvm(Box<NvmTier>),
     /// A file or device, as slow as `shape=` says.
     File(Box<FileTier>),
+    /// A cluster.
+    Remote(Box<RemoteTier>),
 }
 
 impl OpenTier {
@@ -91,6 +99,12 @@ impl OpenTier {
                 let backing = Backing::open(&file.path, file.size)?;
                 (FileTier::table_bytes(backing.bytes()), Below::File(backing))
             }
+            TierSpec::Remote(remote) => {
+                let table = RemoteTier::table_bytes(remote.size);
+                let memory = SharedMemory::create("uc-slot-table", table)?;
+                let below = Below::Remote(Some(Box::new(Claimed::new(remote, &memory)?)));
+                return Ok(OpenTier { memory, below });
+            }
         };
         let memory = SharedMemory::create("uc-slot-table", table)?;
         Ok(OpenTier { memory, below })
@@ -106,6 +120,7 @@ impl OpenTier {
     ) -> Result<OpenTier, OpenError> {
         let below = match (spec, below) {
             (TierSpec::Ram(_), _) => Below::Memory,
+            (TierSpec::Remote(_), _) => Below::Remote(None),
             (TierSpec::Nvm(_), Some((fd, name, bytes))) => {
                 Below::Nvm(NvmBacking::inherit(fd, name, bytes))
             }
@@ -124,10 +139,10 @@ impl OpenTier {
         self.memory.as_fd()
     }
 
-    /// Its file or device, to hand over; `None` for a pool.
+    /// Its file or device, to hand over; `None` for a pool or a cluster.
     pub fn below(&self) -> Option<Handed<BorrowedFd<'_>>> {
         match &self.below {
-            Below::Memory => None,
+            Below::Memory | Below::Remote(_) => None,
             Below::Nvm(b) => Some((b.as_fd(), b.name().to_owned(), b.bytes())),
             Below::File(b) => Some((b.as_fd(), b.name().to_owned(), b.bytes())),
         }
@@ -136,9 +151,20 @@ impl OpenTier {
     /// True if the tier's file is in a memory file system, so that it saves no memory.
     pub fn is_in_memory(&self) -> bool {
         match &self.below {
-            Below::Memory => false,
+            Below::Memory | Below::Remote(_) => false,
             Below::Nvm(backing) => backing.is_in_memory(),
             Below::File(backing) => backing.is_in_memory(),
+        }
+    }
+
+    /// What the user should know of the tier before the run.
+    pub fn warning(&self) -> Option<&'static str> {
+        match &self.below {
+            Below::Remote(Some(claimed)) => claimed.warning(),
+            _ if self.is_in_memory() => {
+                Some("a tier's file lies in a memory file system, so it saves no memory")
+            }
+            _ => None,
         }
     }
 
@@ -151,6 +177,13 @@ impl OpenTier {
                 };
                 let pool = RamPool::new(self.memory, ram.compressor, pool)?;
                 MadeTier::Ram(Box::new(pool))
+            }
+            Below::Remote(claimed) => {
+                let TierSpec::Remote(remote) = spec else {
+                    return Err(OpenError::NotInherited(spec.to_string()));
+                };
+                let tier = RemoteTier::new(remote, self.memory, claimed.map(|it| *it))?;
+                MadeTier::Remote(Box::new(tier))
             }
             Below::Nvm(backing) => MadeTier::Nvm(Box::new(NvmTier::new(backing, self.memory)?)),
             Below::File(backing) => {
@@ -173,6 +206,7 @@ impl MadeTier {
             (MadeTier::Nvm(tier), Some(name)) => Box::new(Shaped::new(*tier, name)),
             (MadeTier::Nvm(tier), None) => tier,
             (MadeTier::File(tier), _) => tier,
+            (MadeTier::Remote(tier), _) => tier,
         }
     }
 }

@@ -56,8 +56,8 @@ pub(crate) struct ReplayArgs {
     pub prefetch: Vec<String>,
 
     /// Where pages go, fastest first; repeat for more. ram, or a device: pcm, optane-dimm,
-    /// optane-ssd, nvme, sata-ssd, ssd-2010, hdd-7200, cxl-dram, dram; with key=value after commas.
-    /// A/B tries one after the other
+    /// optane-ssd, nvme, sata-ssd, ssd-2010, hdd-7200, cxl-dram, dram, redis-lan; with key=value
+    /// after commas. A/B tries one after the other
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = tiers)]
     pub tiers: Vec<TierChoice>,
 

@@ -10,6 +10,7 @@ use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
 use undercroft_tier::nvm::NvmTier;
+use undercroft_tier::remote::{RemoteMeter, RemoteTier};
 use undercroft_tier::shape::{ShapeName, Shaped, read_time};
 
 use crate::gauges::latency::new_histogram;
@@ -23,6 +24,9 @@ const NVM_LOAD_NS: u64 = 1_000;
 
 /// Nanoseconds that a read of a device is thought to take before any was measured.
 const FILE_LOAD_NS: u64 = 80_000;
+
+/// Nanoseconds that a read over the network is thought to take before any was measured.
+const REMOTE_LOAD_NS: u64 = 300_000;
 
 /// Reads that the mean time of a load remembers.
 const LOADS: u64 = 64;
@@ -38,6 +42,8 @@ pub(crate) struct MeteredTier {
     pub read_latency: Mutex<Histogram<u64>>,
     /// The counts of its file; none if it has no file.
     pub file: Option<FileMeter>,
+    /// The counts of its cluster; none if it has no cluster.
+    pub remote: Option<RemoteMeter>,
     /// The device whose times it is given.
     pub shape: Option<ShapeName>,
     /// It answers from memory, but takes long enough to measure.
@@ -55,10 +61,12 @@ impl MeteredTier {
             TierKind::Ram => RAM_LOAD_NS,
             TierKind::Nvm => NVM_LOAD_NS,
             TierKind::File => FILE_LOAD_NS,
+            TierKind::Remote => REMOTE_LOAD_NS,
         };
         MeteredTier {
             tier,
             file,
+            remote: None,
             measures: false,
             shape: None,
             mapped_as: None,
@@ -78,6 +86,15 @@ impl MeteredTier {
         MeteredTier {
             mapped_as,
             ..MeteredTier::memory(tier, shape)
+        }
+    }
+
+    /// A tier in a cluster.
+    pub(crate) fn remote(tier: RemoteTier) -> MeteredTier {
+        let remote = Some(tier.meter());
+        MeteredTier {
+            remote,
+            ..MeteredTier::new(Box::new(tier), None)
         }
     }
 
@@ -124,7 +141,7 @@ impl MeteredTier {
 
     /// Whether a store is work of the processor, and few pages at a time are as good as many.
     pub(crate) fn is_memory(&self) -> bool {
-        self.tier.info().kind != TierKind::File
+        matches!(self.tier.info().kind, TierKind::Ram | TierKind::Nvm)
     }
 
     /// How fast it is. This decides whether it keeps second copies (`Config::for_tiers`), and which
@@ -133,7 +150,7 @@ impl MeteredTier {
         match self.tier.info().kind {
             TierKind::Ram => LatencyClass::Memory,
             TierKind::Nvm => LatencyClass::Nvm,
-            TierKind::File => LatencyClass::Device,
+            TierKind::File | TierKind::Remote => LatencyClass::Device,
         }
     }
 
@@ -152,7 +169,8 @@ impl MeteredTier {
         }
     }
 
-    /// Loads, and counts reads and errors. The caller records the latency of a `Read` answer.
+    /// Loads, and counts reads and errors. The caller records the latency of a `Read` or `Fetch`
+    /// answer.
     pub(crate) fn load(
         &self,
         slot: Slot,

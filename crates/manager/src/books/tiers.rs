@@ -9,6 +9,7 @@ use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_policy::place::pool_percent;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::procfs;
+use undercroft_sys::restrict::Network;
 use undercroft_tier::file::WAITING_PAGES_MAX;
 use undercroft_tier::open::{Handed, MadeTier, OpenError, OpenTier};
 use undercroft_tier::spec::TierSpec;
@@ -81,9 +82,19 @@ fn waiting_pages(limit: Bytes) -> usize {
 pub(crate) fn write_behind(options: &ClientOptions) -> Bytes {
     let pages = match options.tiers.first() {
         Some(TierSpec::File(_)) => waiting_pages(options.memory_max),
-        Some(TierSpec::Ram(_) | TierSpec::Nvm(_)) | None => 0,
+        Some(TierSpec::Ram(_) | TierSpec::Nvm(_) | TierSpec::Remote(_)) | None => 0,
     };
     Bytes((pages * PAGE_BYTES) as u64)
+}
+
+/// What the manager may do on the network: connect to the nodes of a remote tier, if there is one.
+pub(crate) fn network(options: &ClientOptions) -> Network {
+    let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
+    if options.tiers.iter().any(is_remote) {
+        Network::Internet
+    } else {
+        Network::None
+    }
 }
 
 /// One tier as the manager inherits it: memory, and file or device.
@@ -102,6 +113,7 @@ pub(crate) fn build(
         let metered = match opened.make(spec, pool_capacity(options, index))? {
             MadeTier::Ram(pool) => MeteredTier::memory(*pool, shape),
             MadeTier::Nvm(tier) => MeteredTier::nvm(*tier, shape),
+            MadeTier::Remote(tier) => MeteredTier::remote(*tier),
             MadeTier::File(tier) => {
                 let tier = tier.write_behind(waiting_pages(options.memory_max));
                 let meter = tier.meter();

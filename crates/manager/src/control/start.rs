@@ -158,7 +158,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
     let holder = start_holder(&keeper, &mark)?;
     // Before any thread starts, and before any message of a client is read.
-    restrict::give_up_rights()?;
+    restrict::give_up_rights(tiers::network(&launch.options))?;
     let listener = process::take_inherited(launch.listener)?;
     let status = process::take_inherited(launch.status)?;
     let memories = Memories::take(&launch)?;
@@ -210,6 +210,9 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     control.notify(&Notice::Ready { holder })?;
     control.run_to_the_end(&mark);
     control.shared.signals.stop();
+    for metered in &control.shared.books.tiers {
+        metered.tier.close();
+    }
     // The client has ended or was killed. The threads end with the process.
     drop(threads);
     control.let_holder_go();

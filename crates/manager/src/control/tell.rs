@@ -9,6 +9,7 @@ use undercroft_base::{Bytes, Nanos, TierId};
 use undercroft_engine::Stats;
 use undercroft_sys::procfs;
 use undercroft_tier::file::FileMeter;
+use undercroft_tier::remote::RemoteMeter;
 
 use super::Control;
 use super::handshake::HANDSHAKE;
@@ -17,8 +18,8 @@ use crate::books::metered::MeteredTier;
 use crate::migrate::Migrator;
 use crate::options::AccessScan;
 use crate::report::{
-    AccessScans, BoundReport, Drain, MissRatioCurve, Policies, PolicyChoice, Rates, Report,
-    ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot,
+    AccessScans, BoundReport, Drain, MissRatioCurve, Policies, PolicyChoice, Rates, RemoteReport,
+    Report, ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot,
 };
 use crate::sync::lock;
 
@@ -44,6 +45,7 @@ fn inputs_of<'a>(
         errors: metered.errors.load(Ordering::Relaxed),
         read_latency,
         file: metered.file.as_ref().map(FileMeter::read),
+        remote: metered.remote.as_ref().map(RemoteMeter::read),
         drain,
     }
 }
@@ -175,6 +177,7 @@ impl Control {
             let writes = metered.writes.load(Ordering::Relaxed);
             TierSnapshot {
                 drain: shared.books.drain_of(at),
+                remote: (metered.remote.as_ref()).map(|remote| RemoteReport::of(remote.read())),
                 ..TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
             }
         };

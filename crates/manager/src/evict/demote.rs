@@ -61,12 +61,12 @@ impl Evictor {
 
 /// Reads a copy into `page`, and returns the checksum that goes along with it. The bytes are not
 /// hashed again, so a damaged copy stays recognizable. `None`: the copy is gone or damaged, or it
-/// is on a device, which answers `Loaded::Read` and leaves the buffer as it was.
+/// is on a device or another machine: then nothing was read, and the buffer is as it was.
 fn copy_of(tier: &dyn Tier, item: &DemoteItem, page: &mut [u8]) -> Option<u64> {
     let checksum = tier.checksum(item.slot, item.stamp)?;
     match tier.load(item.slot, item.stamp, page) {
         Ok(Loaded::Done) => Some(checksum),
-        Ok(Loaded::Read { .. }) | Err(_) => None,
+        Ok(Loaded::Read { .. } | Loaded::Fetch) | Err(_) => None,
     }
 }
 

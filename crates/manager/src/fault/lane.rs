@@ -1,5 +1,5 @@
-//! Serves plans: loads their pages, from memory at once or from a device by the ring, and installs
-//! them.
+//! Serves plans: loads their pages, from memory at once, from a device by the ring, or from another
+//! machine by the thread's inbox, and installs them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,9 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    FailKind, LoadError, Loaded, Nanos, PAGE_BYTES, SpaceId, TierId, VirtRange, page_checksum,
+    Arrival, FailKind, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, SpaceId, TierId, TierKind,
+    VirtRange, page_checksum,
 };
 
+use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_engine::LoadItem;
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_sys::ring::PageRing;
@@ -35,7 +37,7 @@ pub(super) struct Lane {
     pub(super) waited: Nanos,
     read_at: Instant,
     installed: Instant,
-    /// Reads in flight, each of a run of items.
+    /// Reads and fetches in flight, each read of a run of items.
     in_flight: usize,
     /// Write-out knows of these reads, and waits for them.
     counted: bool,
@@ -87,9 +89,23 @@ impl FaultThread {
             if let Some(lane) = self.idle.pop() {
                 return lane;
             }
-            let _ = self.ring.submit(1);
+            self.wait_for_reads();
             self.complete_reads();
         }
+    }
+
+    /// Waits for a read or a fetch: at least one is in flight. A fetch ends at the tier's deadline.
+    fn wait_for_reads(&mut self) {
+        if self.fetching == 0 {
+            let _ = self.ring.submit(1);
+            return;
+        }
+        let _ = self.ring.submit(0);
+        let mut fds = [
+            PollFd::new(&self.ring, PollFlags::IN),
+            PollFd::new(&*self.inbox, PollFlags::IN),
+        ];
+        let _ = poll(&mut fds, None);
     }
 
     fn release_lane(&mut self, lane: usize) {
@@ -109,6 +125,7 @@ impl FaultThread {
         // first, count).
         let mut run: Option<(i32, u64, usize, usize)> = None;
         let fresh = this.loads.plan.items[0].fresh;
+        let mut fetches = 0;
         let tiers = &self.shared.books.tiers;
         for at in 0..this.loads.plan.items.len() {
             this.loads.states[at] = Load::Ready;
@@ -143,21 +160,79 @@ impl FaultThread {
                         }
                     }
                 }
+                Ok(Loaded::Fetch) => {
+                    this.loads.states[at] = Load::Reading { again: false };
+                    fetches += 1;
+                }
                 Err(_) => this.loads.states[at] = Load::Lost,
             }
         }
         if let Some(run) = run {
             start_read(&mut self.ring, tiers, this, lane, base, run);
         }
-        if this.in_flight > 0 {
+        let reads = this.in_flight;
+        if reads + fetches > 0 {
             this.read_at = Instant::now();
             this.counted = self.shared.gauges.knobs.read_begins();
+        }
+        if reads > 0 {
             let _ = self.ring.submit(0);
+        }
+        if fetches > 0 {
+            self.start_fetches(lane);
         }
     }
 
-    /// Handles completed reads: verifies and installs their pages. Returns the space of the last
-    /// plan that is finished now, if any is.
+    /// Begins to fetch the copies of a plan that are on another machine.
+    fn start_fetches(&mut self, lane: usize) {
+        let this = &mut self.lanes[lane];
+        let inbox: Arc<dyn Inbox> = self.inbox.clone();
+        for (at, item) in this.loads.plan.items.iter().enumerate() {
+            let metered = (self.shared.books.tiers).get(usize::from(item.tier.0));
+            let is_remote = |it: &&MeteredTier| it.tier.info().kind == TierKind::Remote;
+            let remote = metered.filter(is_remote);
+            if let (Some(metered), Load::Reading { .. }) = (remote, this.loads.states[at]) {
+                metered.page_ins.fetch_add(1, Ordering::Relaxed);
+                this.in_flight += 1;
+                self.fetching += 1;
+                let token = token(lane, at, 1);
+                (metered.tier).fetch(item.slot, item.stamp, token, &inbox);
+            }
+        }
+    }
+
+    /// Takes a copy that was fetched, or notes why there is none.
+    fn fetched(&mut self, lane: usize, at: usize, page: Result<Box<[u8]>, LoadError>) {
+        self.fetching -= 1;
+        let why = match page {
+            Ok(bytes) => {
+                let to = self.ring.arena_mut().page_mut(lane * LOAD_PAGES_MAX + at);
+                let to = to.expect("no read is in flight for this page");
+                to.copy_from_slice(&bytes);
+                return self.read_done(lane, at, 1, Ok(PAGE_BYTES));
+            }
+            Err(why) => why,
+        };
+        let this = &mut self.lanes[lane];
+        this.in_flight -= 1;
+        let item = &this.loads.plan.items[at];
+        let metered = &self.shared.books.tiers[usize::from(item.tier.0)];
+        metered.page_ins.fetch_sub(1, Ordering::Relaxed);
+        metered.note_read(this.read_at.elapsed().as_nanos() as u64);
+        // The tier has tried it for as long as it may. A late copy is asked for again when its
+        // thread faults again: meanwhile the lane serves others.
+        this.loads.states[at] = if why == LoadError::Late || !item.demanded {
+            Load::Skipped
+        } else {
+            Load::Lost
+        };
+        if why != LoadError::Late {
+            metered.errors.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Handles completed reads and fetches: verifies and installs their pages. Returns the space of
+    /// the last plan that is finished now, if any is.
     pub(super) fn complete_reads(&mut self) -> Option<SpaceId> {
         let mut served = None;
         let mut reaped = std::mem::take(&mut self.reaped);
@@ -166,6 +241,11 @@ impl FaultThread {
         for (token, result) in &reaped {
             let (lane, first, count) = untoken(*token);
             self.read_done(lane, first, count, *result);
+        }
+        for Arrival { token, page } in self.inbox.take() {
+            let (lane, at, _) = untoken(token);
+            self.fetched(lane, at, page);
+            reaped.push((token, Ok(0)));
         }
         for (token, _) in &reaped {
             let (lane, _, _) = untoken(*token);

@@ -3,6 +3,7 @@
 //! warm, it allocates only 368 bytes for the first listed page of a chunk, and what a write to a
 //! fork relative's page needs.
 
+mod arrivals;
 mod awake;
 mod install;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use undercroft_sys::ring::PageRing;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
 use crate::books::ledger::MemfdLedger;
+use crate::fault::arrivals::Arrivals;
 use crate::fault::awake::Awake;
 use crate::gauges::scale::is_out_of_descriptors;
 use crate::signals::Doom;
@@ -57,9 +59,10 @@ const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(1);
 /// Epoll data of the thread's own descriptors; spaces have smaller numbers.
 const WAKEUP: u64 = u64::MAX;
 const RING: u64 = u64::MAX - 1;
+const INBOX: u64 = u64::MAX - 2;
 
 // A space's number is 32 bits.
-const _: () = assert!(RING > u32::MAX as u64 && WAKEUP > RING);
+const _: () = assert!(INBOX > u32::MAX as u64 && RING > INBOX && WAKEUP > RING);
 
 /// Time until a process is served again if its agent did not let its messages be read.
 const COME_BACK: Duration = Duration::from_millis(5);
@@ -100,6 +103,9 @@ pub(crate) struct FaultThread {
     /// Writes to protected pages.
     writes: Vec<Fault>,
     ring: PageRing,
+    /// Where copies arrive from other machines, and how many are awaited.
+    inbox: Arc<Arrivals>,
+    fetching: usize,
     lanes: Vec<Lane>,
     idle: Vec<usize>,
     zeros: ZeroPages,
@@ -134,8 +140,17 @@ impl FaultThread {
             epoll::EventData::new_u64(RING),
             epoll::EventFlags::IN,
         )?;
+        let inbox = Arc::new(Arrivals::new()?);
+        epoll::add(
+            &epoll,
+            &*inbox,
+            epoll::EventData::new_u64(INBOX),
+            epoll::EventFlags::IN,
+        )?;
         Ok(FaultThread {
             index,
+            inbox,
+            fetching: 0,
             epoll,
             known: HashMap::new(),
             generation: u64::MAX,
@@ -183,7 +198,7 @@ impl FaultThread {
             for event in &events {
                 match event.data.u64() {
                     WAKEUP => self.drain_wakeup(),
-                    RING => ring_ready = true,
+                    RING | INBOX => ring_ready = true,
                     key => keys.push(key),
                 }
             }

@@ -2,17 +2,21 @@
 //! and drop pages at random while others are taken out. Each page reads as its program wrote it.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Bytes, PAGE_BYTES, SpaceId, Store, StoreError, TierId};
-use undercroft_base::{VirtPage, VirtRange, page_checksum};
+use undercroft_base::{
+    Arrival, Bytes, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, SpaceId, Stamp, Store, StoreError,
+    Tier, TierId, TierInfo, TierKind, TierUsage, VirtPage, VirtRange, page_checksum,
+};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_engine::{Config, Engine, EvictItem, Outcome, Room, Taken};
 use undercroft_model::content::Content;
 use undercroft_model::memory::Touch;
+use undercroft_model::tier::FakeTier;
 use undercroft_seeded::Random;
 use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::maps::Maps;
@@ -83,6 +87,10 @@ fn inherited(options: &ClientOptions) -> Vec<tiers::Inherited> {
 
 fn shared(options: ClientOptions) -> Arc<Shared> {
     let tiers = tiers::build(&options, inherited(&options)).expect("tiers");
+    shared_over(options, tiers)
+}
+
+fn shared_over(options: ClientOptions, tiers: Vec<MeteredTier>) -> Arc<Shared> {
     let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
     let memory = SharedMemory::create("ledger", ledger::bytes_for(CHUNKS)).expect("memory");
@@ -119,7 +127,10 @@ fn this_process() -> Identity {
 
 impl Bed {
     fn new(tier: &str) -> Bed {
-        let shared = shared(options(tier));
+        Bed::over(shared(options(tier)))
+    }
+
+    fn over(shared: Arc<Shared>) -> Bed {
         let range = VirtRange::new(FIRST, FIRST.plus(PAGES));
         let memory = Arc::new(ModelMemory::new(range));
         let space = {
@@ -325,6 +336,85 @@ fn each_page_reads_as_it_was_written_from_a_file() {
     let spec = format!("file:{},size=16M", folder.path().join("spill").display());
     let came = Bed::new(&spec).run(10_000);
     assert!(came > 5_000, "{came} pages came back");
+}
+
+/// One page to fetch.
+type Wanted = (Slot, Stamp, u64, Arc<dyn Inbox>);
+
+/// A tier that is elsewhere: copies come later, in another order, and some of them too late.
+struct Elsewhere {
+    tier: Arc<FakeTier>,
+    to: Mutex<Sender<Wanted>>,
+}
+
+impl Elsewhere {
+    fn new() -> Elsewhere {
+        let tier = FakeTier::new("elsewhere", TierKind::Remote, Bytes(16 << 20), 1);
+        let (tier, (to, from)) = (Arc::new(tier), channel());
+        let of = tier.clone();
+        std::thread::spawn(move || Elsewhere::answer(&of, &from));
+        let to = Mutex::new(to);
+        Elsewhere { tier, to }
+    }
+
+    fn answer(tier: &FakeTier, from: &Receiver<Wanted>) {
+        let (mut random, mut waiting) = (Random::new(3), Vec::new());
+        while let Ok(first) = from.recv() {
+            waiting.push(first);
+            std::thread::sleep(Duration::from_micros(random.below(200)));
+            waiting.extend(from.try_iter());
+            while !waiting.is_empty() {
+                let at = random.index(waiting.len());
+                let (slot, stamp, token, inbox) = waiting.swap_remove(at);
+                if random.chance(1, 10) {
+                    let page = Err(LoadError::Late);
+                    inbox.deliver(Arrival { token, page });
+                } else {
+                    tier.fetch(slot, stamp, token, &inbox);
+                }
+            }
+        }
+    }
+}
+
+impl Tier for Elsewhere {
+    fn info(&self) -> &TierInfo {
+        self.tier.info()
+    }
+
+    fn usage(&self) -> TierUsage {
+        self.tier.usage()
+    }
+
+    fn store(&self, batch: &mut [Store<'_>]) {
+        self.tier.store(batch);
+    }
+
+    fn load(&self, slot: Slot, stamp: Stamp, dst: &mut [u8]) -> Result<Loaded, LoadError> {
+        self.tier.load(slot, stamp, dst)
+    }
+
+    fn fetch(&self, slot: Slot, stamp: Stamp, token: u64, inbox: &Arc<dyn Inbox>) {
+        let to = self.to.lock().expect("no thread panicked");
+        let sent = to.send((slot, stamp, token, inbox.clone()));
+        sent.expect("the thread lives as long as the tier");
+    }
+
+    fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64> {
+        self.tier.checksum(slot, stamp)
+    }
+
+    fn free(&self, slots: &[Slot]) {
+        self.tier.free(slots);
+    }
+}
+
+#[test]
+fn each_page_reads_as_it_was_written_from_another_machine() {
+    let tiers = vec![MeteredTier::new(Box::new(Elsewhere::new()), None)];
+    let bed = Bed::over(shared_over(options("ram"), tiers));
+    let came = bed.run(5_000);
+    assert!(came > 2_500, "{came} pages came back");
 }
 
 #[test]

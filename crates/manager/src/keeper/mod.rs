@@ -192,8 +192,10 @@ fn try_run(
     process::become_subreaper()?;
     let dir = RunDir::create()?;
     let tiers = tiers::open(&options.client)?;
-    if tiers.iter().any(OpenTier::is_in_memory) && !options.client.quiet {
-        voice.say("warning: a tier's file lies in a memory file system, so it saves no memory");
+    if !options.client.quiet {
+        let mut warnings: Vec<_> = tiers.iter().filter_map(OpenTier::warning).collect();
+        warnings.dedup();
+        (warnings.iter()).for_each(|warning| voice.say(&format!("warning: {warning}")));
     }
     let mut manager = start_manager(options, &dir, &tiers)?;
     let started = Instant::now();

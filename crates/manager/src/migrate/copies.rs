@@ -1,21 +1,29 @@
 //! Reads the copies that are to move, many at a time. Step 2 of 3 of a move in the background.
 //!
-//! A copy on a device is read by this thread's own io_uring. A page-in that waits for the same
-//! device goes first.
+//! A copy on a device is read by this thread's own io_uring, one on another machine is fetched. A
+//! page-in that waits for the same device goes first.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Loaded, Nanos, PAGE_BYTES, page_checksum};
+use undercroft_base::{Arrival, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, page_checksum};
 use undercroft_engine::DemoteItem;
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_sys::ring::PageRing;
+use undercroft_tier::mailbox::Mailbox;
 
 use crate::books::metered::MeteredTier;
 
 /// Reads in flight. A page-in waits for this many at most.
 const READS_AT_ONCE: usize = 8;
+
+/// Fetches in flight.
+const FETCHES_AT_ONCE: usize = 32;
+
+/// Longest wait for a fetch; tiers have a shorter deadline.
+const FETCH_MAX: Duration = Duration::from_secs(10);
 
 /// Most pages of one read: 64 KiB.
 const READ_PAGES: usize = 16;
@@ -65,6 +73,8 @@ pub(super) struct Copies {
     states: Vec<State>,
     reaped: Vec<(u64, Result<usize, i32>)>,
     to_retry: Vec<usize>,
+    fetched: Arc<Mailbox>,
+    fetches: usize,
 }
 
 impl Copies {
@@ -74,6 +84,8 @@ impl Copies {
             states: Vec::with_capacity(DEMOTE_PAGES_MAX),
             reaped: Vec::with_capacity(READS_AT_ONCE),
             to_retry: Vec::new(),
+            fetched: Arc::default(),
+            fetches: 0,
         })
     }
 
@@ -152,17 +164,29 @@ impl Copies {
         let (state, place) = match loaded {
             Ok(Loaded::Done) => (State::Ready(sum), None),
             Ok(Loaded::Read { fd, offset }) => (State::Reading { sum, again }, Some((fd, offset))),
+            Ok(Loaded::Fetch) => (State::Reading { sum, again }, None),
             Err(_) => (State::Gone, None),
         };
         self.states[at] = state;
+        if loaded == Ok(Loaded::Fetch) {
+            self.fetch(from, at, item);
+        }
         place
     }
 
-    fn start(&mut self, from: &MeteredTier, items: &[DemoteItem], run: Run) {
-        let until = Instant::now() + PAUSE_MAX;
-        while from.page_ins.load(Ordering::Relaxed) > 0 && Instant::now() < until {
-            std::thread::sleep(PAUSE);
+    fn fetch(&mut self, from: &MeteredTier, at: usize, item: &DemoteItem) {
+        pause_for_page_ins(from);
+        while self.fetches >= FETCHES_AT_ONCE {
+            self.take_fetched();
         }
+        let inbox: Arc<dyn Inbox> = self.fetched.clone();
+        self.fetches += 1;
+        let token = at as u64;
+        from.tier.fetch(item.slot, item.stamp, token, &inbox);
+    }
+
+    fn start(&mut self, from: &MeteredTier, items: &[DemoteItem], run: Run) {
+        pause_for_page_ins(from);
         while self.ring.in_flight() >= READS_AT_ONCE {
             self.complete(items);
         }
@@ -184,7 +208,31 @@ impl Copies {
         let _ = self.ring.submit(0);
     }
 
+    /// Waits for at least one fetch. Those that came were verified by the tier.
+    fn take_fetched(&mut self) {
+        let arrivals = self.fetched.wait(FETCH_MAX);
+        assert!(!arrivals.is_empty(), "a tier broke its deadline");
+        for Arrival { token, page } in arrivals {
+            self.fetches -= 1;
+            let at = token as usize;
+            let State::Reading { sum, .. } = self.states[at] else {
+                continue;
+            };
+            self.states[at] = match (page, self.ring.arena_mut().page_mut(at)) {
+                (Ok(bytes), Some(page)) => {
+                    page.copy_from_slice(&bytes);
+                    State::Ready(sum)
+                }
+                (Err(LoadError::Late), _) | (_, None) => State::Gone,
+                (Err(_), _) => State::Bad,
+            };
+        }
+    }
+
     fn complete_all(&mut self, items: &[DemoteItem]) {
+        while self.fetches > 0 {
+            self.take_fetched();
+        }
         while self.ring.in_flight() > 0 {
             self.complete(items);
         }
@@ -224,11 +272,21 @@ impl Copies {
     }
 }
 
+/// A page-in that waits for the same device goes first, for a while.
+fn pause_for_page_ins(from: &MeteredTier) {
+    let until = Instant::now() + PAUSE_MAX;
+    while from.page_ins.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+        std::thread::sleep(PAUSE);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Seek, SeekFrom, Write};
 
-    use undercroft_base::{Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId};
+    use undercroft_base::{Bytes, PageNo, Stamp, Store, StoreError, Tier, TierId, TierKind};
+    use undercroft_model::content::Content;
+    use undercroft_model::tier::FakeTier;
     use undercroft_sys::mapping::SharedMemory;
     use undercroft_tier::file::{Backing, FileTier};
 
@@ -321,6 +379,42 @@ mod tests {
         for (at, item) in items.iter().enumerate() {
             let (bytes, _) = copies.get(at).expect("a copy");
             assert_eq!(bytes, page(item.no.0 as usize));
+        }
+    }
+
+    /// Copies on another machine are fetched; one that is gone is not had.
+    #[test]
+    fn copies_on_another_machine_are_fetched() {
+        let capacity = Bytes(8 << 20);
+        let tier = FakeTier::new("elsewhere", TierKind::Remote, capacity, 1);
+        let mut items = Vec::new();
+        for no in 0..PAGES {
+            let bytes = Content::numbered(no as u64 + 1).bytes();
+            let mut batch = [Store {
+                page: &bytes,
+                stamp: STAMP,
+                checksum: page_checksum(&bytes, STAMP),
+                result: Err(StoreError::Full),
+            }];
+            tier.store(&mut batch);
+            items.push(DemoteItem {
+                no: PageNo(no as u32),
+                tier: TierId(0),
+                slot: batch[0].result.expect("room for a page"),
+                stamp: STAMP,
+                selected: 0,
+            });
+        }
+        tier.free(&[items[20].slot]);
+        let tier = MeteredTier::new(Box::new(tier), None);
+        let mut copies = Copies::new().expect("a ring");
+        for _ in 0..3 {
+            copies.read(&tier, &items);
+            for (at, item) in items.iter().enumerate() {
+                let expected = Content::numbered(u64::from(item.no.0) + 1).bytes();
+                let got = copies.get(at).map(|(bytes, _)| bytes);
+                assert_eq!(got, (at != 20).then_some(&expected[..]), "copy {at}");
+            }
         }
     }
 

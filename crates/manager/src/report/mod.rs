@@ -6,6 +6,7 @@
 //! raises it.
 
 mod curve;
+mod remote;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -17,9 +18,11 @@ use undercroft_engine::Stats;
 use undercroft_qos::Monitor;
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileCounts;
+use undercroft_tier::remote::RemoteCounts;
 use undercroft_tier::shape::ShapeName;
 
 pub use curve::{LimitPoint, MissRatioCurve};
+pub use remote::RemoteReport;
 pub use summary::{bound as bound_summary, human_summary};
 
 /// The version of the report file and of snapshots.
@@ -212,7 +215,7 @@ impl BoundReport {
 pub struct TierReport {
     /// As the user gave it.
     pub name: String,
-    /// `ram`, `nvm` or `file`.
+    /// `ram`, `nvm`, `file` or `redis`.
     pub kind: String,
     /// True when its speed was emulated, or when it only stands for such memory.
     pub emulated: bool,
@@ -241,6 +244,9 @@ pub struct TierReport {
     pub read_latency_seconds: Option<Quantiles>,
     /// What the file or device was asked for; null for a tier in memory.
     pub file: Option<FileReport>,
+    /// What happened in the cluster; null for other kinds.
+    #[serde(default)]
+    pub remote: Option<RemoteReport>,
     /// How far it was emptied (`undercroft tiers drain`); null if no user asked for it.
     #[serde(default)]
     pub drain: Option<Drain>,
@@ -502,6 +508,8 @@ pub struct TierInputs<'a> {
     pub read_latency: &'a Histogram<u64>,
     /// The counts of its file, if it has one.
     pub file: Option<FileCounts>,
+    /// The counts of its cluster, if it has one.
+    pub remote: Option<RemoteCounts>,
     /// How far it was emptied.
     pub drain: Option<Drain>,
 }
@@ -562,7 +570,7 @@ pub struct Snapshot {
 pub struct TierSnapshot {
     /// As the user gave it.
     pub name: String,
-    /// `ram`, `nvm` or `file`.
+    /// `ram`, `nvm`, `file` or `redis`.
     pub kind: String,
     /// True when its speed is emulated.
     pub emulated: bool,
@@ -578,6 +586,9 @@ pub struct TierSnapshot {
     pub reads: u64,
     /// Pages written since the start.
     pub writes: u64,
+    /// What happens in the cluster; null for other kinds.
+    #[serde(default)]
+    pub remote: Option<RemoteReport>,
     /// How far it is emptied (`undercroft tiers drain`); null if no user asked for it.
     #[serde(default)]
     pub drain: Option<Drain>,
@@ -686,6 +697,7 @@ impl TierReport {
             errors: inputs.errors,
             read_latency_seconds: Quantiles::of(inputs.read_latency),
             file: inputs.file.map(FileReport::of),
+            remote: inputs.remote.map(RemoteReport::of),
             drain: inputs.drain,
         }
     }
@@ -704,6 +716,7 @@ impl TierSnapshot {
             ratio: ratio(usage),
             reads,
             writes,
+            remote: None,
             drain: None,
         }
     }
@@ -770,6 +783,7 @@ fn kind_name(kind: TierKind) -> &'static str {
         TierKind::Ram => "ram",
         TierKind::Nvm => "nvm",
         TierKind::File => "file",
+        TierKind::Remote => "redis",
     }
 }
 

@@ -148,8 +148,28 @@ fn tier(tier: &TierReport) -> String {
     )
 }
 
+/// What a cluster lost or lacks.
+fn remote_warnings(tier: &TierReport) -> Vec<String> {
+    let Some(remote) = &tier.remote else {
+        return Vec::new();
+    };
+    let of = |count: u64, what: &str| {
+        let s = if count == 1 { "" } else { "s" };
+        (count > 0).then(|| format!("{}: {count} page{s} {what}", tier.name))
+    };
+    let lost = "lost both copies; a touch of them was SIGBUS";
+    let degraded = "had one copy instead of two at the end";
+    [
+        of(remote.pages_lost, lost),
+        of(remote.pages_degraded, degraded),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
 fn warnings(report: &Report) -> Vec<String> {
-    let mut warnings = Vec::new();
+    let mut warnings: Vec<String> = report.tiers.iter().flat_map(remote_warnings).collect();
     if let Some(of) = &report.latency_bound
         && of.windows_missed > 0
     {

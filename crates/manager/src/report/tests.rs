@@ -72,6 +72,7 @@ fn sample() -> Report {
             errors: 0,
             read_latency: &histogram([]),
             drain: None,
+            remote: Some(RemoteCounts::default()),
             file: Some(FileCounts {
                 writes: 3,
                 ..FileCounts::default()

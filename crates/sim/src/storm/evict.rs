@@ -582,6 +582,8 @@ impl World {
             "drain: moved"
         } else if kind == TierKind::Nvm {
             "demotion: done, out of nvm"
+        } else if kind == TierKind::Remote {
+            "demotion: done, out of a cluster"
         } else if reads {
             "demotion: done, out of a device"
         } else {
@@ -605,7 +607,11 @@ impl World {
                 demotion.loaded = Some((item, page.into(), sum));
                 demotion.stalled = stalled;
             }
-            (Some(checksum), Ok(Loaded::Read { offset, .. })) => {
+            (Some(checksum), Ok(read @ (Loaded::Read { .. } | Loaded::Fetch))) => {
+                let offset = match read {
+                    Loaded::Read { offset, .. } => offset,
+                    _ => item.slot.0 * PAGE_BYTES as u64,
+                };
                 let demotion = self.demotion.as_mut().expect("going on");
                 demotion.reading = Some(DeviceRead {
                     item,

@@ -61,11 +61,21 @@ impl World {
             misdirected: rate(50),
             ..FailRates::NONE
         };
+        // A read may be late, and both copies of a page may be lost. No write goes astray.
+        let remote = FailRates {
+            full: rate(200),
+            no_space: rate(100),
+            store_io: rate(100),
+            lost: rate(6),
+            load_io: rate(100),
+            ..FailRates::NONE
+        };
         for tier in &self.tiers {
             tier.set_rates(match tier.info().kind {
                 TierKind::Ram => ram,
                 TierKind::Nvm => nvm,
                 TierKind::File => file,
+                TierKind::Remote => remote,
             });
         }
         if !on {
@@ -76,10 +86,14 @@ impl World {
     /// Changes one thing, for the worse or the better.
     pub(super) fn fail_some(&mut self) {
         let at = self.random.index(self.tiers.len());
-        let is_file = self.tiers[at].info().kind == TierKind::File;
+        let kind = self.tiers[at].info().kind;
+        let (is_file, waits) = (
+            kind == TierKind::File,
+            kind != TierKind::Ram && kind != TierKind::Nvm,
+        );
         match self.random.below(16) {
             0..6 => self.set_failures(true),
-            6..9 if is_file && self.setup.failures => {
+            6..9 if waits && self.setup.failures => {
                 self.hung_until[at] = self.steps + self.random.below(HANG_MAX);
                 self.log(|| format!("tier {at} hangs"));
             }

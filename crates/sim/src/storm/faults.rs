@@ -173,6 +173,10 @@ impl World {
         let mut page = vec![0; PAGE_BYTES];
         match from.load(item.slot, item.stamp, &mut page) {
             Ok(Loaded::Read { offset, .. }) => Got::Reading { offset, again },
+            Ok(Loaded::Fetch) => Got::Reading {
+                offset: item.slot.0 * PAGE_BYTES as u64,
+                again,
+            },
             loaded => self.got(item, &page, loaded.is_ok(), again),
         }
     }
@@ -182,6 +186,10 @@ impl World {
         let from = self.tier_of(item);
         let mut page = vec![0; PAGE_BYTES];
         let read = from.read(offset, &mut page).is_ok();
+        if !read && from.info().kind == TierKind::Remote {
+            self.saw("load: late");
+            return Got::Again; // its thread faults again
+        }
         let sum = from.checksum(item.slot, item.stamp);
         let verified = read && sum == Some(page_checksum(&page, item.stamp));
         self.saw("load: read from the device");
@@ -220,7 +228,8 @@ impl World {
         if is_file && !again {
             return self.load(item, true);
         }
-        if !is_file || item.demanded {
+        let is_remote = from.info().kind == TierKind::Remote;
+        if !(is_file || is_remote) || item.demanded {
             Got::Lost
         } else {
             Got::Again

@@ -147,7 +147,7 @@ impl StormSetup {
                 kind,
                 pages: match kind {
                     TierKind::Ram => pages.min(limit_pages),
-                    TierKind::Nvm | TierKind::File => pages,
+                    TierKind::Nvm | TierKind::File | TierKind::Remote => pages,
                 },
                 retain: random.chance(1, 2),
                 demotes: random.chance(2, 3),
@@ -190,6 +190,12 @@ impl StormSetup {
             }
         }
         setup.links = random.chance(1, 3);
+        // Some of the last tiers are a cluster.
+        if let [_, .., last] = &mut setup.tiers[..]
+            && random.chance(1, 4)
+        {
+            (last.kind, last.reads) = (TierKind::Remote, false);
+        }
         setup
     }
 
@@ -215,6 +221,11 @@ impl StormSetup {
         push(&|s| {
             let nvm = |tier: &&mut TierSetup| tier.kind == TierKind::Nvm;
             let tiers = s.tiers.iter_mut().filter(nvm);
+            tiers.for_each(|tier| tier.kind = TierKind::File);
+        });
+        push(&|s| {
+            let remote = |tier: &&mut TierSetup| tier.kind == TierKind::Remote;
+            let tiers = s.tiers.iter_mut().filter(remote);
             tiers.for_each(|tier| tier.kind = TierKind::File);
         });
         push(&|s| s.tiers.iter_mut().for_each(|tier| tier.retain = false));
@@ -306,9 +317,10 @@ fn tier(value: &str) -> Result<TierSetup, String> {
         Some("ram") => TierKind::Ram,
         Some("nvm") => TierKind::Nvm,
         Some("file") => TierKind::File,
+        Some("remote") => TierKind::Remote,
         _ => {
             return Err(format!(
-                "`{value}` begins with none of `ram`, `nvm` and `file`"
+                "`{value}` begins with none of `ram`, `nvm`, `file` and `remote`"
             ));
         }
     };
@@ -351,6 +363,7 @@ impl Display for StormSetup {
                 TierKind::Ram => "ram".to_owned(),
                 TierKind::Nvm => "nvm".to_owned(),
                 TierKind::File => "file".to_owned(),
+                TierKind::Remote => "remote".to_owned(),
             };
             write!(line, " pages={}", tier.pages)?;
             line += if tier.retain { " retain" } else { "" };

@@ -363,16 +363,16 @@ impl World {
                     latency: LatencyClass::Memory,
                     demotes: false, // the engine knows
                 },
-                TierKind::Nvm | TierKind::File => TierState {
+                TierKind::Nvm | TierKind::File | TierKind::Remote => TierState {
                     capacity: info.capacity,
                     held,
                     dram: Bytes(0),
                     copies: tier.usage().logical.pages_floor(),
                     packed: tier.usage().stored,
-                    load_ns: if info.kind == TierKind::Nvm {
-                        1_000
-                    } else {
-                        80_000
+                    load_ns: match info.kind {
+                        TierKind::Nvm => 1_000,
+                        TierKind::Remote => 300_000,
+                        _ => 80_000,
                     },
                     latency: match info.kind {
                         TierKind::Nvm => LatencyClass::Nvm,

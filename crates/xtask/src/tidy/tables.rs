@@ -39,8 +39,8 @@ pub(super) const ARROWS: [(&str, &[&str]); 19] = [
     ("xtask", &[]),
 ];
 
-/// Crates that tests may use as well: fakes, oracles, seeded random numbers.
-pub(super) const TEST_ARROWS: [&str; 2] = ["model", "seeded"];
+/// Crates that tests may use as well: fakes, oracles, seeded random numbers, servers.
+pub(super) const TEST_ARROWS: [&str; 3] = ["model", "resp", "seeded"];
 
 /// The only homes of `unsafe`.
 pub(super) const UNSAFE_HOMES: [&str; 2] = ["sys", "shim"];
@@ -167,7 +167,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
         "evict",
         &["backoff", "urgency", "aside", "group", "demote", "full"],
     ),
-    ("fault", &["awake", "install", "lane"]),
+    ("fault", &["arrivals", "awake", "install", "lane"]),
     (
         "gauges",
         &["knobs", "latency", "limit", "page_ins", "scale"],
@@ -176,7 +176,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("migrate", &["copies"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),
-    ("report", &["curve", "summary"]),
+    ("report", &["curve", "remote", "summary"]),
     (
         "space",
         &[

@@ -5,7 +5,10 @@
 //! ram    ram,zstd    ram,lz4,max=64M    ram,max=30%    ram,shape=cxl-dram
 //! nvm:/mnt/pmem,size=8G    nvm:/dev/dax0.0    nvm:/tmp,size=1G,shape=optane-dimm
 //! file:/var/swap,size=20G    file:/dev/nvme0n1
+//! redis:10.0.0.1:6379,10.0.0.2:6379,size=20G    (its settings: `remote.rs`)
 //! ```
+
+pub mod remote;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,6 +18,7 @@ use undercroft_base::{Bytes, PAGE_BYTES, ParseUnitError};
 
 use crate::ram::Compressor;
 use crate::shape::ShapeName;
+use remote::RemoteSpec;
 
 /// One tier as the user described it.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +29,8 @@ pub enum TierSpec {
     Nvm(NvmSpec),
     /// A file or block device.
     File(FileSpec),
+    /// A Redis or Valkey cluster.
+    Remote(RemoteSpec),
 }
 
 /// `ram[,lz4|zstd][,max=SIZE|PERCENT][,shape=DEVICE]`
@@ -75,11 +81,14 @@ pub enum Limit {
 pub enum SpecError {
     /// An unknown kind.
     #[error(
-        "unknown tier kind `{0}`; use ram, nvm:PATH or file:PATH (example: ram, file:/var/swap,size=20G)"
+        "unknown tier kind `{0}`; use ram, nvm:PATH, file:PATH or redis:HOST:PORT (example: ram, \
+         file:/var/swap,size=20G)"
     )]
     UnknownKind(String),
     /// A planned kind.
-    #[error("tier kind `{0}` is not available yet; use ram, nvm:PATH or file:PATH")]
+    #[error(
+        "tier kind `{0}` is not available yet; use ram, nvm:PATH, file:PATH or redis:HOST:PORT"
+    )]
     KindNotYet(String),
     /// A key that this kind does not have.
     #[error("tier `{kind}` has no setting `{key}`; it has: {valid}")]
@@ -102,6 +111,9 @@ pub enum SpecError {
     /// `file` or `nvm` without a path.
     #[error("tier `{0}` needs a path: {0}:/var/swap,size=20G")]
     PathMissing(&'static str),
+    /// `redis` without a node.
+    #[error("tier `redis` needs a node of the cluster: redis:10.0.0.1:6379")]
+    NodeMissing,
     /// `ram` with a path.
     #[error("tier `ram` takes no path (`{0}`); for a file write file:{0}")]
     PathUnwanted(String),
@@ -150,7 +162,8 @@ impl FromStr for TierSpec {
                 let (path, size, shape) = parse_path("file", path, &settings)?;
                 Ok(TierSpec::File(FileSpec { path, size, shape }))
             }
-            "disk" | "redis" => Err(SpecError::KindNotYet(kind.to_owned())),
+            "redis" => remote::parse(path, &settings).map(TierSpec::Remote),
+            "disk" => Err(SpecError::KindNotYet(kind.to_owned())),
             _ => Err(SpecError::UnknownKind(kind.to_owned())),
         }
     }
@@ -237,7 +250,7 @@ fn set_shape(
     }
 }
 
-fn unknown_key(kind: &'static str, key: &str, valid: &'static str) -> SpecError {
+pub(crate) fn unknown_key(kind: &'static str, key: &str, valid: &'static str) -> SpecError {
     SpecError::UnknownKey {
         kind,
         key: key.to_owned(),
@@ -245,7 +258,7 @@ fn unknown_key(kind: &'static str, key: &str, valid: &'static str) -> SpecError 
     }
 }
 
-fn parse_size(key: &'static str, text: &str, min: u64) -> Result<Bytes, SpecError> {
+pub(crate) fn parse_size(key: &'static str, text: &str, min: u64) -> Result<Bytes, SpecError> {
     let bytes: Bytes = text
         .parse()
         .map_err(|error: ParseUnitError| SpecError::Value {
@@ -288,7 +301,7 @@ impl Limit {
 }
 
 /// A size written so that it parses to the same number of bytes.
-struct Exact(Bytes);
+pub(crate) struct Exact(pub(crate) Bytes);
 
 impl fmt::Display for Exact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -328,6 +341,7 @@ impl fmt::Display for TierSpec {
                 with_path(f, "file", path, *size)?;
                 with_shape(f, *shape)
             }
+            TierSpec::Remote(remote) => remote.fmt(f),
         }
     }
 }
@@ -356,6 +370,7 @@ pub fn check(text: &str) -> bool {
         }
         TierSpec::Nvm(nvm) => assert!(nvm.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN)),
         TierSpec::File(file) => assert!(file.size.is_none_or(|size| size.0 >= FILE_BYTES_MIN)),
+        TierSpec::Remote(remote) => assert!(!remote.nodes.is_empty() && remote.size.0 > 0),
     }
     true
 }
@@ -381,6 +396,7 @@ impl TierSpec {
             TierSpec::Ram(ram) => ram.shape,
             TierSpec::Nvm(nvm) => nvm.shape,
             TierSpec::File(file) => file.shape,
+            TierSpec::Remote(_) => None,
         }
     }
 }
@@ -419,7 +435,6 @@ mod tests {
             ("", "``", "file:PATH"),
             ("rma", "`rma`", "use ram"),
             ("disk:/x", "disk", "not available yet"),
-            ("redis:localhost", "redis", "not available yet"),
             ("ram,shape=floppy", "`floppy`", "hdd-7200"),
             ("file:/x,shape", "shape", "optane-dimm"),
             ("nvm:/x,shape=pcm,shape=pcm", "`shape`", "twice"),
