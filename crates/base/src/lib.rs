@@ -13,7 +13,7 @@ pub use ids::{
     CHUNK_PAGES, ChunkNo, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage, VirtRange,
 };
 pub use tier::{
-    Arrival, FailKind, Inbox, LoadError, Loaded, Store, StoreError, Tier, TierInfo, TierKind,
+    FailKind, Fetched, Inbox, LoadError, Loaded, Store, StoreError, Tier, TierInfo, TierKind,
     TierUsage,
 };
 pub use units::{Bytes, Nanos, PAGE_BYTES, PageCount, ParseUnitError};

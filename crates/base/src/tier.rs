@@ -88,7 +88,7 @@ pub enum LoadError {
 
 /// A copy that was fetched, or why not.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct Fetched {
     /// As the caller gave it.
     pub token: u64,
     /// One whole page, verified.
@@ -98,7 +98,7 @@ pub struct Arrival {
 /// Where copies arrive that were asked for by [`Tier::fetch`]. Any thread may call it.
 pub trait Inbox: Send + Sync {
     /// Takes an arrival, and wakes the thread that waits for it. Never blocks for long.
-    fn deliver(&self, arrival: Arrival);
+    fn deliver(&self, arrival: Fetched);
 }
 
 /// One page to store. `result` is filled in by the tier.
@@ -181,7 +181,7 @@ pub trait Tier: Send + Sync {
     /// `token` is delivered to `inbox`, before the tier's deadline, perhaps before this returns.
     /// Its bytes are verified. No I/O in the calling thread.
     fn fetch(&self, _slot: Slot, _stamp: Stamp, token: u64, inbox: &Arc<dyn Inbox>) {
-        inbox.deliver(Arrival {
+        inbox.deliver(Fetched {
             token,
             page: Err(LoadError::Failed(FailKind::Io)),
         });

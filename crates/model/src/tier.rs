@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use undercroft_base::{
-    Arrival, Bytes, FailKind, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError,
+    Bytes, FailKind, Fetched, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, Stamp, Store, StoreError,
     Tier, TierInfo, TierKind, TierUsage, page_checksum,
 };
 
@@ -424,7 +424,7 @@ impl Tier for FakeTier {
             (Ok(()), false) => Err(LoadError::Corrupt),
             (Err(_), _) => Err(LoadError::Late),
         };
-        inbox.deliver(Arrival { token, page });
+        inbox.deliver(Fetched { token, page });
     }
 
     fn checksum(&self, slot: Slot, stamp: Stamp) -> Option<u64> {

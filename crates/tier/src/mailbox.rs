@@ -3,17 +3,17 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Arrival, Inbox};
+use undercroft_base::{Fetched, Inbox};
 
-/// Arrivals that no thread has taken yet.
+/// What was fetched, and no thread has taken yet.
 #[derive(Debug, Default)]
 pub struct Mailbox {
-    arrivals: Mutex<Vec<Arrival>>,
+    arrivals: Mutex<Vec<Fetched>>,
     ready: Condvar,
 }
 
 impl Inbox for Mailbox {
-    fn deliver(&self, arrival: Arrival) {
+    fn deliver(&self, arrival: Fetched) {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         arrivals.push(arrival);
         drop(arrivals);
@@ -23,7 +23,7 @@ impl Inbox for Mailbox {
 
 impl Mailbox {
     /// Waits until there is something, and takes it all; nothing after `limit`.
-    pub fn wait(&self, limit: Duration) -> Vec<Arrival> {
+    pub fn wait(&self, limit: Duration) -> Vec<Fetched> {
         let until = Instant::now() + limit;
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

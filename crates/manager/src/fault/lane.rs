@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    Arrival, FailKind, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, SpaceId, TierId, TierKind,
+    FailKind, Fetched, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, SpaceId, TierId, TierKind,
     VirtRange, page_checksum,
 };
 
@@ -242,7 +242,7 @@ impl FaultThread {
             let (lane, first, count) = untoken(*token);
             self.read_done(lane, first, count, *result);
         }
-        for Arrival { token, page } in self.inbox.take() {
+        for Fetched { token, page } in self.inbox.take() {
             let (lane, at, _) = untoken(token);
             self.fetched(lane, at, page);
             reaped.push((token, Ok(0)));

@@ -3,8 +3,8 @@
 //! warm, it allocates only 368 bytes for the first listed page of a chunk, and what a write to a
 //! fork relative's page needs.
 
-mod arrivals;
 mod awake;
+mod inbox;
 mod install;
 #[cfg(test)]
 mod install_tests;
@@ -27,8 +27,8 @@ use undercroft_sys::ring::PageRing;
 use undercroft_sys::uffd::{Message, MessageBuf, UffdError};
 
 use crate::books::ledger::MemfdLedger;
-use crate::fault::arrivals::Arrivals;
 use crate::fault::awake::Awake;
+use crate::fault::inbox::FetchInbox;
 use crate::gauges::scale::is_out_of_descriptors;
 use crate::signals::Doom;
 use crate::space::agent::Agent;
@@ -104,7 +104,7 @@ pub(crate) struct FaultThread {
     writes: Vec<Fault>,
     ring: PageRing,
     /// Where copies arrive from other machines, and how many are awaited.
-    inbox: Arc<Arrivals>,
+    inbox: Arc<FetchInbox>,
     fetching: usize,
     lanes: Vec<Lane>,
     idle: Vec<usize>,
@@ -140,7 +140,7 @@ impl FaultThread {
             epoll::EventData::new_u64(RING),
             epoll::EventFlags::IN,
         )?;
-        let inbox = Arc::new(Arrivals::new()?);
+        let inbox = Arc::new(FetchInbox::new()?);
         epoll::add(
             &epoll,
             &*inbox,

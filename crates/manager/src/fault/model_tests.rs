@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use undercroft_base::{
-    Arrival, Bytes, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, SpaceId, Stamp, Store, StoreError,
+    Bytes, Fetched, Inbox, LoadError, Loaded, PAGE_BYTES, Slot, SpaceId, Stamp, Store, StoreError,
     Tier, TierId, TierInfo, TierKind, TierUsage, VirtPage, VirtRange, page_checksum,
 };
 use undercroft_engine::limits::EVICT_PAGES_MAX;
@@ -368,7 +368,7 @@ impl Elsewhere {
                 let (slot, stamp, token, inbox) = waiting.swap_remove(at);
                 if random.chance(1, 10) {
                     let page = Err(LoadError::Late);
-                    inbox.deliver(Arrival { token, page });
+                    inbox.deliver(Fetched { token, page });
                 } else {
                     tier.fetch(slot, stamp, token, &inbox);
                 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Arrival, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, page_checksum};
+use undercroft_base::{Fetched, Inbox, LoadError, Loaded, Nanos, PAGE_BYTES, page_checksum};
 use undercroft_engine::DemoteItem;
 use undercroft_engine::limits::DEMOTE_PAGES_MAX;
 use undercroft_sys::ring::PageRing;
@@ -212,7 +212,7 @@ impl Copies {
     fn take_fetched(&mut self) {
         let arrivals = self.fetched.wait(FETCH_MAX);
         assert!(!arrivals.is_empty(), "a tier broke its deadline");
-        for Arrival { token, page } in arrivals {
+        for Fetched { token, page } in arrivals {
             self.fetches -= 1;
             let at = token as usize;
             let State::Reading { sum, .. } = self.states[at] else {

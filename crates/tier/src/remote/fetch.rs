@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::{ServerErrorKind, Value, cmd};
-use undercroft_base::{Arrival, FailKind, Inbox, LoadError, Slot, Stamp};
+use undercroft_base::{FailKind, Fetched, Inbox, LoadError, Slot, Stamp};
 
 use super::Shared;
 use super::link::{Done, Reply, Request};
@@ -228,7 +228,7 @@ pub(super) fn begin(
     let row = shared.table.row(slot.0).filter(|row| row.stamp == stamp);
     let Some(row) = row else {
         let page = Err(LoadError::Corrupt);
-        return inbox.deliver(Arrival { token, page });
+        return inbox.deliver(Fetched { token, page });
     };
     let fetch = Arc::new(Fetch {
         shared: shared.clone(),
@@ -427,7 +427,7 @@ impl Fetch {
 
     fn deliver(&self, page: Result<Box<[u8]>, LoadError>) {
         let token = self.token;
-        self.inbox.deliver(Arrival { token, page });
+        self.inbox.deliver(Fetched { token, page });
     }
 }
 

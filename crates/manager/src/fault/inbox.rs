@@ -4,28 +4,28 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
 use rustix::event::{EventfdFlags, eventfd};
-use undercroft_base::{Arrival, Inbox};
+use undercroft_base::{Fetched, Inbox};
 
 use crate::sync::lock;
 
-/// Arrivals that the thread has not taken.
+/// What was fetched, and the thread has not taken.
 #[derive(Debug)]
-pub(super) struct Arrivals {
-    list: Mutex<Vec<Arrival>>,
+pub(super) struct FetchInbox {
+    list: Mutex<Vec<Fetched>>,
     wakeup: OwnedFd,
 }
 
-impl Arrivals {
-    pub(super) fn new() -> std::io::Result<Arrivals> {
+impl FetchInbox {
+    pub(super) fn new() -> std::io::Result<FetchInbox> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Arrivals {
+        Ok(FetchInbox {
             list: Mutex::default(),
             wakeup: eventfd(0, flags)?,
         })
     }
 
     /// Takes all of them.
-    pub(super) fn take(&self) -> Vec<Arrival> {
+    pub(super) fn take(&self) -> Vec<Fetched> {
         let mut list = lock(&self.list);
         if !list.is_empty() {
             // With the lock held, so that the descriptor is ready exactly while there are some.
@@ -35,8 +35,8 @@ impl Arrivals {
     }
 }
 
-impl Inbox for Arrivals {
-    fn deliver(&self, arrival: Arrival) {
+impl Inbox for FetchInbox {
+    fn deliver(&self, arrival: Fetched) {
         let mut list = lock(&self.list);
         list.push(arrival);
         if list.len() == 1 {
@@ -45,7 +45,7 @@ impl Inbox for Arrivals {
     }
 }
 
-impl AsFd for Arrivals {
+impl AsFd for FetchInbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wakeup.as_fd()
     }
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn the_descriptor_is_ready_while_there_are_arrivals() {
-        let arrivals = Arrivals::new().expect("an eventfd");
+        let arrivals = FetchInbox::new().expect("an eventfd");
         let ready = || {
             let mut fds = [PollFd::new(&arrivals, PollFlags::IN)];
             poll(&mut fds, Some(&rustix::fs::Timespec::default())).expect("a poll") == 1
@@ -69,7 +69,7 @@ mod tests {
             assert!(!ready() && arrivals.take().is_empty());
             for token in 0..3 {
                 let page = Err(LoadError::Late);
-                arrivals.deliver(Arrival { token, page });
+                arrivals.deliver(Fetched { token, page });
                 assert!(ready(), "round {round}");
             }
             let tokens: Vec<u64> = arrivals.take().iter().map(|it| it.token).collect();
