@@ -75,6 +75,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             access_scan: args.access_scan,
             latency: args.latency,
             latency_control: !args.latency_measure_only,
+            takeovers_max: args.takeovers_max,
         },
         command: args.command,
         report: args.report,
