@@ -62,6 +62,23 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             "leave some --tier options out",
         ));
     }
+    let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
+    if args.takeovers_max > 0 && tiers.iter().any(is_remote) {
+        return Err(Failure::new(
+            status::USAGE,
+            "no manager can take over a redis tier yet",
+            "its copies would have no owner",
+            "leave --takeovers-max out",
+        ));
+    }
+    if args.takeovers_max > 0 && !args.quiet {
+        // A closed standard error is no reason to fail.
+        let _ = writeln!(
+            std::io::stderr(),
+            "undercroft: warning: --takeovers-max is experimental: after a takeover a page may read as \
+             zeros. Use it for tests, not for data that you need"
+        );
+    }
     Ok(RunOptions {
         client: ClientOptions {
             memory_max: Bytes(memory_max),
@@ -75,6 +92,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             access_scan: args.access_scan,
             latency: args.latency,
             latency_control: !args.latency_measure_only,
+            takeovers_max: args.takeovers_max,
         },
         command: args.command,
         report: args.report,

@@ -49,9 +49,8 @@ impl<L: Ledger> Forks<'_, L> {
     /// [`Forks::inherit_range`], before anything is installed in either.
     pub fn begin_fork(&mut self, parent: SpaceId) -> SpaceId {
         let child = self.engine.table.add_space();
-        for region in self.engine.table.regions(parent).to_vec() {
-            self.engine.table.add_region(child, region);
-        }
+        let regions = self.engine.table.regions(parent).to_vec();
+        self.engine.table.set_regions(child, regions);
         child
     }
 

@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use undercroft_base::{
-    CHUNK_PAGES, ChunkNo, Entry, PAGE_BYTES, PageNo, PageState, SpaceId, VirtPage,
+    CHUNK_PAGES, ChunkNo, Entry, PAGE_BYTES, PageNo, PageState, SpaceId, VirtPage, VirtRange,
 };
 
 /// Words of notes: see `notes.rs`.
@@ -33,6 +33,15 @@ pub trait Ledger: Send {
     fn write(&self, word: &AtomicU64, value: u64) {
         word.store(value, Ordering::Release);
     }
+    /// Every chunk that was ever in use has a smaller number. All others are still all zero, heads
+    /// and entries. A successor does not read those: in sparse memory, reading takes memory.
+    fn touched_chunks(&self) -> usize {
+        self.chunks().len()
+    }
+    /// The managed ranges of `space` are these from now on. Called after each change. A ledger
+    /// whose successor cannot ask elsewhere keeps them.
+    #[inline]
+    fn regions_changed(&self, _space: SpaceId, _regions: &[VirtRange]) {}
 }
 
 /// Why the ledger of a dead manager cannot be taken over. It is unchanged.
@@ -129,6 +138,13 @@ impl<M: AsRef<[AtomicU64]>> FlatLedger<M> {
         // Page numbers have 32 bits.
         let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
         FlatLedger::over(memory, chunks.min(1 << 32))
+    }
+
+    /// As [`Ledger::touched_chunks`], if everything behind byte `end` of the memory is zero.
+    pub fn chunks_before(&self, end: u64) -> usize {
+        let entries = (HEADER_WORDS * 8 + heads_bytes(self.chunks)) as u64;
+        let entries = end.saturating_sub(entries).div_ceil(PAGE_BYTES as u64);
+        (entries as usize).min(self.chunks)
     }
 
     fn over(memory: M, chunks: usize) -> Result<FlatLedger<M>, LedgerError> {

@@ -66,7 +66,8 @@ pub struct LedgerFull;
 fn check<L: Ledger>(ledger: &L, tiers: usize) -> Result<Vec<Option<ChunkHead>>, LedgerError> {
     let mut heads = Vec::with_capacity(ledger.chunks().len());
     let mut places = FxHashSet::default();
-    for (at, word) in ledger.chunks().iter().enumerate() {
+    let touched = ledger.touched_chunks().min(ledger.chunks().len());
+    for (at, word) in ledger.chunks()[..touched].iter().enumerate() {
         let chunk = ChunkNo(at as u32);
         let word = word.load(Ordering::Relaxed);
         let head = ChunkHead::unpack(word);
@@ -85,8 +86,15 @@ fn check<L: Ledger>(ledger: &L, tiers: usize) -> Result<Vec<Option<ChunkHead>>, 
             _ => {}
         }
         heads.push(head);
+    }
+    for (at, head) in heads.iter().enumerate() {
         for offset in 0..CHUNK_PAGES {
-            check_entry(ledger, chunk.page(offset), head.is_some(), tiers)?;
+            check_entry(
+                ledger,
+                ChunkNo(at as u32).page(offset),
+                head.is_some(),
+                tiers,
+            )?;
         }
     }
     Ok(heads)
@@ -408,6 +416,15 @@ impl<L: Ledger> PageTable<L> {
             merged = VirtRange::new(old.start.min(merged.start), old.end.max(merged.end));
         }
         regions.splice(touched, [merged]);
+        self.ledger.regions_changed(space, regions);
+    }
+
+    /// Gives a space these managed ranges, sorted and disjoint, in place of its own.
+    pub(crate) fn set_regions(&mut self, space: SpaceId, regions: Vec<VirtRange>) {
+        if let Some(owner) = self.spaces.get_mut(&space) {
+            owner.regions = regions;
+            self.ledger.regions_changed(space, &owner.regions);
+        }
     }
 
     /// Removes a range from the managed ones.
@@ -426,6 +443,7 @@ impl<L: Ledger> PageTable<L> {
             VirtRange::new(last.start.max(range.end), last.end),
         ];
         regions.splice(cut, rest.into_iter().filter(|rest| !rest.is_empty()));
+        self.ledger.regions_changed(space, regions);
     }
 
     /// The managed ranges of a space, sorted.

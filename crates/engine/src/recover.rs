@@ -54,6 +54,9 @@ pub enum Here {
     Absent,
     /// It is not mapped, or not registered.
     NotManaged,
+    /// Its process cannot be looked at. For pages in flight only: such a page is where its bytes
+    /// are if an agent has them, and otherwise where it was.
+    Unknown,
 }
 
 /// What became of bytes that an agent was told to move out.
@@ -299,6 +302,12 @@ impl<L: Ledger> Engine<L> {
         }
     }
 
+    /// Gives a space the managed ranges that it had: between [`Engine::recover`] and the first
+    /// layout event, if the caller has kept them ([`Ledger::regions_changed`]).
+    pub fn restore_regions(&mut self, space: SpaceId, regions: Vec<VirtRange>) {
+        self.table.set_regions(space, regions);
+    }
+
     /// Ends what was in flight, by what the kernel shows. No layout event may be unread, or
     /// acknowledged meanwhile. Afterwards the engine is as any other; the pages in hand are
     /// published next. Cost: O(all entries).
@@ -317,29 +326,78 @@ impl<L: Ledger> Engine<L> {
                 }
                 (PageState::Stored, Here::Present) => {
                     recovered.installed += 1;
-                    self.release(entry.tier, entry.slot);
-                    self.now_resident(no, entry.flags);
+                    self.was_installed(no, entry);
                 }
                 _ => {}
             }
         }
-        self.reconcile_batch(found, &mut recovered);
-        for (no, entry) in self.known() {
-            if entry.state == PageState::Evicting && !self.is_in_batch(no) {
-                self.reconcile_stranded(no, entry, found, &mut recovered);
+        self.reconcile_flight(found, &mut recovered);
+        recovered.claims = self.claims();
+        self.freed.clear();
+        recovered
+    }
+
+    /// Every slot that an entry refers to, sorted. A caller that uses [`Engine::reconcile_present`]
+    /// asks right after [`Engine::recover`], and frees all other slots of its tiers. From then on
+    /// [`Engine::take_freed`] has those that are released. Cost: O(all entries).
+    pub fn claims(&self) -> Vec<(TierId, Slot)> {
+        let known = self.known().into_iter();
+        let mut claims: Vec<_> = known.filter_map(|(_, entry)| claim(entry)).collect();
+        claims.sort_unstable();
+        claims.dedup();
+        claims
+    }
+
+    /// The first part of [`Engine::reconcile`] for a caller that cannot keep all processes from
+    /// changing their memory for so long. It is called for parts of a space, in any order and also
+    /// twice, while no event of that space is unread. [`Engine::reconcile_flight`] follows.
+    ///
+    /// Only pages that a load had installed are corrected. A resident page that is absent stays in
+    /// the books: a thread that touches it faults, and
+    /// [`Discovery::missing`](crate::Discovery::missing) knows what it reads.
+    ///
+    /// * `present`: pages that have a frame.
+    pub fn reconcile_present(&mut self, space: SpaceId, present: VirtRange) -> u64 {
+        let mut installed = 0;
+        let known: Vec<PageNo> = self
+            .table
+            .known_pages(space, present)
+            .map(|(_, no)| no)
+            .collect();
+        for no in known {
+            let entry = self.table.entry(no);
+            if entry.state == PageState::Stored {
+                installed += 1;
+                self.was_installed(no, entry);
             }
         }
-        recovered.claims = self
-            .known()
-            .into_iter()
-            .filter_map(|(_, e)| claim(e))
-            .collect();
-        recovered.claims.sort_unstable();
-        recovered.claims.dedup();
-        self.freed.clear();
+        installed
+    }
+
+    /// A load had installed the page.
+    fn was_installed(&mut self, no: PageNo, entry: Entry) {
+        self.release(entry.tier, entry.slot);
+        self.now_resident(no, entry.flags);
+    }
+
+    /// The pages that [`Engine::reconcile_flight`] will ask for.
+    pub fn in_flight(&self) -> Vec<(SpaceId, VirtPage)> {
+        let evicting = |(_, entry): &(PageNo, Entry)| entry.state == PageState::Evicting;
+        let known = self.known().into_iter().filter(evicting);
+        known.map(|(no, _)| self.table.address(no)).collect()
+    }
+
+    /// The second part of [`Engine::reconcile`]: ends the batch. No layout event of a space that
+    /// has pages of it may be unread.
+    pub fn reconcile_flight(&mut self, found: &mut dyn Found, recovered: &mut Recovered) {
+        self.reconcile_batch(found, recovered);
+        for (no, entry) in self.known() {
+            if entry.state == PageState::Evicting && !self.is_in_batch(no) {
+                self.reconcile_stranded(no, entry, found, recovered);
+            }
+        }
         self.stats.vanished += recovered.vanished;
         self.stats.lost += recovered.lost.len() as u64;
-        recovered
     }
 
     fn is_in_batch(&self, no: PageNo) -> bool {
@@ -369,12 +427,16 @@ impl<L: Ledger> Engine<L> {
             if !page.dead {
                 let here = found.page(page.item.space, page.item.page);
                 match (here, held) {
-                    (Here::Present, _) => {
+                    (Here::Present, _) | (Here::Unknown, Held::NotMoved) => {
                         recovered.returned += 1;
                         self.back_to_resident(at, Arrival::Returned);
                         self.batch.pages[at].dead = true;
                     }
                     (_, Held::Here) => {}
+                    (Here::NotManaged, _) => {
+                        recovered.strays += 1;
+                        self.drop_page(page.item.no);
+                    }
                     _ => {
                         recovered.vanished += 1;
                         self.drop_page(page.item.no);
@@ -414,7 +476,7 @@ impl<L: Ledger> Engine<L> {
             let entry = self.table.entry(no);
             let (space, page) = self.table.address(no);
             match (found.page(space, page), held) {
-                (Here::Present, _) => {
+                (Here::Present, _) | (Here::Unknown, Held::NotMoved) => {
                     recovered.returned += 1;
                     self.batch.followers.retain(|(_, follower)| *follower != no);
                     self.returned_follower(no, entry, held == Held::Here);

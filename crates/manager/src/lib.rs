@@ -7,6 +7,7 @@ mod evict;
 mod fault;
 mod gauges;
 pub mod keeper;
+mod legacy;
 mod log;
 mod migrate;
 pub mod options;

@@ -67,6 +67,8 @@ pub struct ClientOptions {
     pub latency: Option<LatencyBound>,
     /// False: the bound is only measured.
     pub latency_control: bool,
+    /// How often a new manager may take over from one that died.
+    pub takeovers_max: u32,
 }
 
 /// One `undercroft run`.
@@ -178,6 +180,7 @@ mod tests {
             access_scan: AccessScan::Never,
             latency: Some("p99.9=1500us".parse().expect("a bound")),
             latency_control: true,
+            takeovers_max: 7,
         };
         let sent = serde_json::to_string(&options).expect("JSON");
         let got: ClientOptions = serde_json::from_str(&sent).expect("options");

@@ -12,7 +12,7 @@ use rustix::net::{
 use crate::process::PidFd;
 
 /// Most descriptors in one message.
-pub const FDS_MAX: usize = 4;
+pub const FDS_MAX: usize = 12;
 
 /// The process that was at the other end of a unix socket when it connected.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ pub mod cgroup;
 pub mod fdpass;
 pub mod futex;
 pub mod fuzz;
+pub mod handover;
 pub mod held;
 pub mod image;
 pub mod inherit;

@@ -151,6 +151,18 @@ impl SharedMemory {
         )?)
     }
 
+    /// Behind this offset, nothing was ever written, or it was freed: it reads as zeros.
+    pub fn data_end(&self) -> io::Result<u64> {
+        use rustix::fs::SeekFrom;
+        let (mut at, mut end) = (0, 0);
+        // Not by the descriptor's offset, which nothing uses.
+        while let Ok(data) = rustix::fs::seek(&self.fd, SeekFrom::Data(at)) {
+            end = rustix::fs::seek(&self.fd, SeekFrom::Hole(data))?;
+            at = end;
+        }
+        Ok(end)
+    }
+
     /// Bytes of memory that the memfd uses.
     pub fn allocated(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)

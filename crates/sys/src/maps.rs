@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use undercroft_base::{VirtPage, VirtRange};
 
@@ -54,6 +54,18 @@ pub struct Mapping {
 /// An open `/proc/PID/maps`. It belongs to the address space that it was opened on.
 #[derive(Debug)]
 pub struct Maps(File);
+
+impl From<OwnedFd> for Maps {
+    fn from(fd: OwnedFd) -> Maps {
+        Maps(File::from(fd))
+    }
+}
+
+impl AsFd for Maps {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Maps {
     /// Opens the maps of a process.

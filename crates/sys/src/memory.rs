@@ -3,11 +3,24 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 /// The memory of the address space that a process had when it was opened.
 #[derive(Debug)]
 pub struct ProcessMemory(File);
+
+impl From<OwnedFd> for ProcessMemory {
+    fn from(fd: OwnedFd) -> ProcessMemory {
+        ProcessMemory(File::from(fd))
+    }
+}
+
+impl AsFd for ProcessMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl ProcessMemory {
     /// Opens it; needs ptrace permission.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use undercroft_base::{VirtPage, VirtRange};
@@ -91,6 +91,18 @@ impl PagemapEntry {
 /// exec or exit.
 #[derive(Debug)]
 pub struct Pagemap(File);
+
+impl From<OwnedFd> for Pagemap {
+    fn from(fd: OwnedFd) -> Pagemap {
+        Pagemap(File::from(fd))
+    }
+}
+
+impl AsFd for Pagemap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Pagemap {
     /// Opens the pagemap of a process.

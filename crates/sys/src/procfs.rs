@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
@@ -90,6 +91,18 @@ impl<'a> Vma<'a> {
 #[derive(Debug)]
 pub struct ThreadStatus(File);
 
+impl From<OwnedFd> for ThreadStatus {
+    fn from(fd: OwnedFd) -> ThreadStatus {
+        ThreadStatus(File::from(fd))
+    }
+}
+
+impl AsFd for ThreadStatus {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// Some lines of a thread's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -141,6 +154,18 @@ pub fn read_maps(pid: u32, text: &mut String) -> io::Result<()> {
 /// An open `/proc/PID/task`, which counts the threads of a process.
 #[derive(Debug)]
 pub struct Tasks(File);
+
+impl From<OwnedFd> for Tasks {
+    fn from(fd: OwnedFd) -> Tasks {
+        Tasks(File::from(fd))
+    }
+}
+
+impl AsFd for Tasks {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Tasks {
     /// Opens it.

@@ -5,13 +5,14 @@
 //! `ioctl_userfaultfd(2)` and `include/uapi/linux/userfaultfd.h`.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use undercroft_base::{PAGE_BYTES, ThreadId, VirtPage, VirtRange};
 
 use crate::ioctl;
+use crate::mapping::SharedMemory;
 
 const GROUP: u32 = 0xAA;
 
@@ -484,18 +485,20 @@ impl Uffd {
     /// Errors: `OutOfMemory`-like kinds if a FORK message finds no free descriptor (EMFILE). Raise
     /// the limit and read again.
     pub fn read_messages<'a>(&self, buffer: &'a mut MessageBuf) -> io::Result<Messages<'a>> {
-        let bytes = size_of_val(&buffer.raw);
-        let got = self.read_without_waiting(buffer.raw.as_mut_ptr().cast(), bytes);
+        let slots = buffer.slots();
+        let at = slots.as_ptr().cast_mut().cast();
+        let got = self.read_without_waiting(at, size_of_val(slots));
         let count = match got {
             -1 => match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::WouldBlock => 0,
                 error if error.kind() == io::ErrorKind::Interrupted => 0,
                 error => return Err(error),
             },
-            bytes => bytes as usize / size_of::<RawMessage>(),
+            bytes => bytes as usize / MESSAGE_BYTES,
         };
         Ok(Messages {
-            raw: buffer.raw[..count].iter(),
+            slots: &slots[..count * MESSAGE_WORDS],
+            next: 0,
         })
     }
 }
@@ -531,28 +534,168 @@ impl Uffd {
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RawMessage {
-    event: u8,
-    _reserved: [u8; 7],
-    arg: [u64; 3],
-}
+/// One message of the kernel (`struct uffd_msg`): the event's number in the first byte, then three
+/// words.
+const MESSAGE_BYTES: usize = 32;
+const MESSAGE_WORDS: usize = MESSAGE_BYTES / 8;
 
-/// Room for 32 messages. It is reused, so reading allocates nothing.
-pub struct MessageBuf {
-    raw: [MaybeUninit<RawMessage>; MessageBuf::MESSAGES],
+/// Words of a [`MessageBuf`].
+pub const MESSAGE_BUF_WORDS: usize = MessageBuf::MESSAGES * MESSAGE_WORDS;
+
+/// Room for 32 messages. It is reused, so reading allocates nothing. All zero while no message in
+/// it waits.
+pub struct MessageBuf(Room);
+
+enum Room {
+    Own(Box<[AtomicU64; MESSAGE_BUF_WORDS]>),
+    /// Memory that outlives this process, from this word on.
+    Shared(Arc<SharedMemory>, usize),
 }
 
 impl MessageBuf {
     /// How many messages one read brings at most.
     pub const MESSAGES: usize = 32;
+
+    /// Room in shared memory, from word `at` on: [`MESSAGE_BUF_WORDS`] words. A message that was
+    /// read stays there if this process dies, until it is cleared. Nothing else writes there.
+    pub fn over(memory: Arc<SharedMemory>, at: usize) -> MessageBuf {
+        assert!(at + MESSAGE_BUF_WORDS <= memory.words().len());
+        MessageBuf(Room::Shared(memory, at))
+    }
+
+    fn slots(&self) -> &[AtomicU64] {
+        match &self.0 {
+            Room::Own(words) => &words[..],
+            Room::Shared(memory, at) => &memory.words()[*at..*at + MESSAGE_BUF_WORDS],
+        }
+    }
+
+    /// True if no message in it waits.
+    pub fn is_clear(&self) -> bool {
+        let mut slots = self.slots().iter().step_by(MESSAGE_WORDS);
+        slots.all(|word| word.load(Ordering::Relaxed) == 0)
+    }
 }
 
 impl Default for MessageBuf {
     fn default() -> MessageBuf {
-        MessageBuf {
-            raw: [MaybeUninit::uninit(); MessageBuf::MESSAGES],
+        let words = [const { AtomicU64::new(0) }; MESSAGE_BUF_WORDS];
+        MessageBuf(Room::Own(Box::new(words)))
+    }
+}
+
+/// The message at `slot`, of which the event's number is cleared if it is a fault. `None`: there is
+/// none, or it is of a kind that is not asked for. The descriptor of a FORK is returned as its
+/// number: `child` makes it the message's own.
+fn message(slot: &[AtomicU64], child: impl FnOnce(i32) -> Option<Uffd>) -> Option<Message> {
+    let word = |at: usize| slot[at].load(Ordering::Relaxed);
+    let [a, b, c] = [word(1), word(2), word(3)];
+    Some(match word(0) as u8 {
+        0x12 => {
+            slot[0].store(0, Ordering::Relaxed);
+            Message::Fault {
+                page: VirtPage::of(b),
+                write: a & 1 != 0,
+                wp: a & 2 != 0,
+                minor: a & 4 != 0,
+                thread: ThreadId(c as u32),
+            }
+        }
+        0x13 => Message::Fork {
+            child: child(a as u32 as i32)?,
+        },
+        0x14 => Message::Remap {
+            from: VirtRange::of_addresses(a, a + c),
+            to: VirtPage::of(b),
+        },
+        0x15 => Message::Remove(VirtRange::of_addresses(a, b)),
+        0x16 => Message::Unmap(VirtRange::of_addresses(a, b)),
+        _ => return None,
+    })
+}
+
+/// A layout event that a dead process had read, and had not applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// Which of the messages of its buffer.
+    pub slot: usize,
+    /// How far the dead process had come: [`Receipt::begin`].
+    pub phase: u8,
+    /// FORK: the number of the descriptor in the table of the process that has read it.
+    pub child: Option<i32>,
+    /// FORK: the second number of the descriptor, and for which generation it is true
+    /// ([`renumber_fork`]).
+    pub renumbered: (u8, i32),
+}
+
+/// The layout events that are left in `words`, the memory of a [`MessageBuf`]. Faults that were
+/// read are cleared: their threads are woken, and fault again.
+pub fn leftovers(words: &[AtomicU64]) -> Vec<Leftover> {
+    let mut found = Vec::new();
+    for (slot, words) in words.chunks_exact(MESSAGE_WORDS).enumerate() {
+        let word = words[0].load(Ordering::Relaxed);
+        match word as u8 {
+            0 => {}
+            event @ 0x13..=0x16 => {
+                let numbers = words[1].load(Ordering::Relaxed);
+                found.push(Leftover {
+                    slot,
+                    phase: (word >> 8) as u8,
+                    child: (event == 0x13).then_some(numbers as u32 as i32),
+                    renumbered: ((word >> 16) as u8, (numbers >> 32) as u32 as i32),
+                });
+            }
+            _ => words[0].store(0, Ordering::Relaxed),
+        }
+    }
+    found
+}
+
+/// The message of a [`Leftover`] in `words`. `child`: the descriptor of a FORK, which this process
+/// has now.
+pub fn leftover_message(
+    words: &[AtomicU64],
+    left: Leftover,
+    child: Option<Uffd>,
+) -> Option<Message> {
+    let at = left.slot * MESSAGE_WORDS;
+    message(words.get(at..at + MESSAGE_WORDS)?, |_| child)
+}
+
+/// Writes down that the descriptor of a FORK has number `child` for `generation`, which is not 0.
+/// Its first number stays. One of the kernel's own has generation 0.
+pub fn renumber_fork(words: &[AtomicU64], left: Leftover, generation: u8, child: i32) {
+    let words = &words[left.slot * MESSAGE_WORDS..][..2];
+    let number = words[1].load(Ordering::Relaxed) as u32;
+    let both = u64::from(number) | u64::from(child as u32) << 32;
+    words[1].store(both, Ordering::Relaxed);
+    let word = words[0].load(Ordering::Relaxed) & !0xff_0000;
+    words[0].store(word | u64::from(generation) << 16, Ordering::Release);
+}
+
+/// What is written down of a layout event while it is applied, where its message was read.
+#[derive(Clone, Debug, Default)]
+pub struct Receipt(Option<(Arc<SharedMemory>, usize)>);
+
+impl Receipt {
+    /// For the message at `slot` of a buffer over `memory`, from word `at` on.
+    pub fn over(memory: Arc<SharedMemory>, at: usize, slot: usize) -> Receipt {
+        Receipt(Some((memory, at + slot * MESSAGE_WORDS)))
+    }
+
+    /// The event is being applied, and has come as far as `phase`, which is not 0.
+    pub fn begin(&self, phase: u8) {
+        if let Some((memory, at)) = &self.0 {
+            let word = &memory.words()[*at];
+            let rest = word.load(Ordering::Relaxed) & !0xff00;
+            word.store(rest | u64::from(phase) << 8, Ordering::Release);
+        }
+    }
+
+    /// The event is applied.
+    pub fn done(self) {
+        if let Some((memory, at)) = &self.0 {
+            memory.words()[*at].store(0, Ordering::Release);
         }
     }
 }
@@ -594,18 +737,24 @@ pub enum Message {
 /// The messages of one read. Each is yielded once. A FORK's descriptor is owned by its message;
 /// messages that were not taken are drained on drop, so that none leaks.
 pub struct Messages<'a> {
-    raw: std::slice::Iter<'a, MaybeUninit<RawMessage>>,
+    slots: &'a [AtomicU64],
+    next: usize,
 }
 
 impl Messages<'_> {
     /// How many are left.
     pub fn len(&self) -> usize {
-        self.raw.len()
+        self.slots.len() / MESSAGE_WORDS - self.next
     }
 
     /// True when none is left.
     pub fn is_empty(&self) -> bool {
-        self.raw.len() == 0
+        self.len() == 0
+    }
+
+    /// The place in its buffer of the message that was yielded last.
+    pub fn slot(&self) -> usize {
+        self.next.saturating_sub(1)
     }
 }
 
@@ -614,30 +763,15 @@ impl Iterator for Messages<'_> {
 
     fn next(&mut self) -> Option<Message> {
         loop {
-            // SAFETY: `read_messages` lets only slots through that the kernel has filled.
-            let raw = unsafe { self.raw.next()?.assume_init_read() };
-            let [a, b, c] = raw.arg;
-            return Some(match raw.event {
-                0x12 => Message::Fault {
-                    page: VirtPage::of(b),
-                    write: a & 1 != 0,
-                    wp: a & 2 != 0,
-                    minor: a & 4 != 0,
-                    thread: ThreadId(c as u32),
-                },
-                0x13 => Message::Fork {
-                    // SAFETY: a FORK message gives the reader a new descriptor, and each message is
-                    // yielded once.
-                    child: Uffd(unsafe { OwnedFd::from_raw_fd(a as u32 as i32) }),
-                },
-                0x14 => Message::Remap {
-                    from: VirtRange::of_addresses(a, a + c),
-                    to: VirtPage::of(b),
-                },
-                0x15 => Message::Remove(VirtRange::of_addresses(a, b)),
-                0x16 => Message::Unmap(VirtRange::of_addresses(a, b)),
-                _ => continue,
-            });
+            let at = self.next * MESSAGE_WORDS;
+            let slot = self.slots.get(at..at + MESSAGE_WORDS)?;
+            self.next += 1;
+            // SAFETY: a FORK message gives the reader a new descriptor, and each message is
+            // yielded once.
+            let child = |number| Some(Uffd(unsafe { OwnedFd::from_raw_fd(number) }));
+            if let Some(message) = message(slot, child) {
+                return Some(message);
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use undercroft_base::{Bytes, Tier};
+use undercroft_base::{Bytes, Slot, Tier};
 use undercroft_sys::mapping::SharedMemory;
 
 use crate::file::{Backing, BackingError, FileTier, FileTierError};
@@ -41,6 +41,9 @@ pub enum OpenError {
     /// What was handed over does not fit the options: a defect.
     #[error("tier {0} was handed over without its file")]
     NotInherited(String),
+    /// No manager takes over such a tier yet.
+    #[error("tier {0} cannot be taken over from a dead manager")]
+    NotTakenOver(String),
 }
 
 /// What keeps the bytes of a tier, besides its memory.
@@ -170,24 +173,53 @@ impl OpenTier {
 
     /// Makes the tier, which is empty. `spec` and `pool`: as it was opened.
     pub fn make(self, spec: &TierSpec, pool: Bytes) -> Result<MadeTier, OpenError> {
+        self.made(spec, pool, false)
+    }
+
+    /// The tier that a dead process had made of the same memory and file, with every copy in it.
+    /// The caller frees slots that nothing names: see [`MadeTier::slots`].
+    pub fn recover(self, spec: &TierSpec, pool: Bytes) -> Result<MadeTier, OpenError> {
+        self.made(spec, pool, true)
+    }
+
+    fn made(self, spec: &TierSpec, pool: Bytes, again: bool) -> Result<MadeTier, OpenError> {
         Ok(match self.below {
             Below::Memory => {
                 let TierSpec::Ram(ram) = spec else {
                     return Err(OpenError::NotInherited(spec.to_string()));
                 };
-                let pool = RamPool::new(self.memory, ram.compressor, pool)?;
-                MadeTier::Ram(Box::new(pool))
+                let make = if again {
+                    RamPool::recover
+                } else {
+                    RamPool::new
+                };
+                MadeTier::Ram(Box::new(make(self.memory, ram.compressor, pool)?))
+            }
+            Below::Nvm(backing) => {
+                let make = if again {
+                    NvmTier::recover
+                } else {
+                    NvmTier::new
+                };
+                MadeTier::Nvm(Box::new(make(backing, self.memory)?))
             }
             Below::Remote(claimed) => {
                 let TierSpec::Remote(remote) = spec else {
                     return Err(OpenError::NotInherited(spec.to_string()));
                 };
+                if again {
+                    return Err(OpenError::NotTakenOver(spec.to_string()));
+                }
                 let tier = RemoteTier::new(remote, self.memory, claimed.map(|it| *it))?;
                 MadeTier::Remote(Box::new(tier))
             }
-            Below::Nvm(backing) => MadeTier::Nvm(Box::new(NvmTier::new(backing, self.memory)?)),
             Below::File(backing) => {
-                let tier = FileTier::new(backing, self.memory)?;
+                let make = if again {
+                    FileTier::recover
+                } else {
+                    FileTier::new
+                };
+                let tier = make(backing, self.memory)?;
                 MadeTier::File(Box::new(match spec.shape() {
                     Some(name) => tier.shaped(name),
                     None => tier,
@@ -198,6 +230,19 @@ impl OpenTier {
 }
 
 impl MadeTier {
+    /// Every slot in use. No thread may store or free meanwhile.
+    pub fn slots(&self) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        let visit = |slot| slots.push(slot);
+        match self {
+            MadeTier::Ram(pool) => pool.for_each_slot(visit),
+            MadeTier::Nvm(tier) => tier.for_each_slot(visit),
+            MadeTier::File(tier) => tier.for_each_slot(visit),
+            MadeTier::Remote(_) => {} // none is taken over
+        }
+        slots
+    }
+
     /// The tier, as slow as `spec` says.
     pub fn shaped(self, spec: &TierSpec) -> Box<dyn Tier> {
         match (self, spec.shape()) {

@@ -21,6 +21,7 @@ use self::ledger::MemfdLedger;
 use self::metered::MeteredTier;
 use self::runs::Runs;
 use crate::gauges::scale::{Hold, Longest};
+use crate::legacy::{Legacy, Row};
 use crate::record::Record;
 use crate::sync::lock;
 
@@ -47,6 +48,8 @@ pub(crate) struct Books {
     /// The longest holds of [`Books::engine_for_many`].
     pub holds: Longest,
     pub tiers: Vec<MeteredTier>,
+    /// What a successor needs besides.
+    pub legacy: Arc<Legacy>,
     /// The trace of `--trace`. The engine tells it each change.
     pub record: Option<Arc<Record>>,
     /// Estimates the faults of other limits.
@@ -86,6 +89,7 @@ impl Books {
     pub(crate) fn new(
         mut engine: Engine<MemfdLedger>,
         tiers: Vec<MeteredTier>,
+        legacy: Arc<Legacy>,
         record: Option<Record>,
     ) -> Books {
         let record = record.map(Arc::new);
@@ -96,6 +100,7 @@ impl Books {
             engine: Mutex::new(engine),
             holds: Longest::default(),
             tiers,
+            legacy,
             record,
             curve: None,
             drains: Drains::default(),
@@ -129,6 +134,12 @@ impl Books {
     /// Locks the engine, unless another thread has it.
     pub(crate) fn try_engine(&self) -> Option<MutexGuard<'_, Engine<MemfdLedger>>> {
         self.engine.try_lock().ok()
+    }
+
+    /// A row of the legacy for a new space.
+    pub(crate) fn row(&self, space: SpaceId) -> Row {
+        let regions = self.regions(space);
+        self.legacy.add(space, &regions)
     }
 
     /// DRAM that tiers hold now.

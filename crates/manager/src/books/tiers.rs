@@ -4,7 +4,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
-use undercroft_base::{Bytes, PAGE_BYTES};
+use undercroft_base::{Bytes, PAGE_BYTES, Slot};
 use undercroft_engine::limits::EVICT_PAGES_MAX;
 use undercroft_policy::place::pool_percent;
 use undercroft_sys::mapping::SharedMemory;
@@ -18,7 +18,7 @@ use crate::books::metered::MeteredTier;
 use crate::options::ClientOptions;
 
 /// Descriptors of one tier, as the keeper hands them over.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TierLaunch {
     /// Pool memory, or slot table.
     pub memory: i32,
@@ -100,17 +100,40 @@ pub(crate) fn network(options: &ClientOptions) -> Network {
 /// One tier as the manager inherits it: memory, and file or device.
 pub(crate) type Inherited = (SharedMemory, Option<Handed<OwnedFd>>);
 
-/// Builds the tiers over inherited descriptors.
+/// Builds the tiers over inherited descriptors. They are empty.
 pub(crate) fn build(
     options: &ClientOptions,
     inherited: Vec<Inherited>,
 ) -> Result<Vec<MeteredTier>, OpenError> {
-    let mut tiers = Vec::new();
+    Ok(made(options, inherited, false)?.0)
+}
+
+/// The tiers that a dead manager had built, and the slots in use of each.
+pub(crate) fn recover(
+    options: &ClientOptions,
+    inherited: Vec<Inherited>,
+) -> Result<(Vec<MeteredTier>, Vec<Vec<Slot>>), OpenError> {
+    made(options, inherited, true)
+}
+
+fn made(
+    options: &ClientOptions,
+    inherited: Vec<Inherited>,
+    again: bool,
+) -> Result<(Vec<MeteredTier>, Vec<Vec<Slot>>), OpenError> {
+    let (mut tiers, mut slots) = (Vec::new(), Vec::new());
     for (index, (memory, below)) in inherited.into_iter().enumerate() {
         let spec = &options.tiers[index];
         let opened = OpenTier::inherit(spec, memory, below)?;
         let shape = spec.shape();
-        let metered = match opened.make(spec, pool_capacity(options, index))? {
+        let pool = pool_capacity(options, index);
+        let made = if again {
+            opened.recover(spec, pool)?
+        } else {
+            opened.make(spec, pool)?
+        };
+        slots.push(if again { made.slots() } else { Vec::new() });
+        let metered = match made {
             MadeTier::Ram(pool) => MeteredTier::memory(*pool, shape),
             MadeTier::Nvm(tier) => MeteredTier::nvm(*tier, shape),
             MadeTier::Remote(tier) => MeteredTier::remote(*tier),
@@ -122,7 +145,7 @@ pub(crate) fn build(
         };
         tiers.push(metered.slowed(shape));
     }
-    Ok(tiers)
+    Ok((tiers, slots))
 }
 
 #[cfg(test)]

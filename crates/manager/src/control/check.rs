@@ -51,7 +51,7 @@ struct Pressure {
 
 impl Control {
     /// Starts a thread that scans Accessed bits while pages leave (`--access-scan auto`).
-    fn scan_on_demand(&self) {
+    pub(super) fn scan_on_demand(&self) {
         if self.shared.options.access_scan != AccessScan::Auto {
             return;
         }
@@ -66,7 +66,7 @@ impl Control {
     }
 
     /// Starts the guard, which moves threads of the manager that get no CPU.
-    fn guard_threads(&self) {
+    pub(super) fn guard_threads(&self) {
         let of = self.shared.clone();
         let thread = std::thread::Builder::new().name("uc-guard".into());
         let body = move || guard::run(&of.placement, &of.signals);

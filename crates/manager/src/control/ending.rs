@@ -4,11 +4,13 @@
 //! Nothing here closes a descriptor. A process that is not found waits at its next absent page. At
 //! worst it waits for ever. Userfaultfds are closed only when no address space is left.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use undercroft_sys::process::{self, PidFd};
-use undercroft_sys::{held, procfs};
+use undercroft_sys::{handover, held, procfs};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
 /// Shortest and longest pause between two searches for remaining processes.
@@ -78,11 +80,14 @@ pub(crate) fn nothing_held() -> bool {
     held::address_spaces().is_ok_and(|held| held == 0)
 }
 
-/// The holder's job: it sleeps while the manager lives. After that the keeper ends the program, or
-/// the holder if the keeper is dead too. Returns when no address space is left.
-pub(crate) fn hold(manager: &PidFd, keeper: &PidFd, mark: &Mark) {
+/// The holder's job: it sleeps while the manager lives. After that it hands descriptors to a
+/// successor, as long as the keeper has the other end of `handover` open. Then the keeper ends the
+/// holder, or the program; the holder ends the program if the keeper is dead. Returns when no
+/// address space is left.
+pub(crate) fn hold(manager: &PidFd, keeper: &PidFd, handover: &OwnedFd, mark: &Mark) {
     while !manager.wait_exit(LONG) {}
     process::close_standard_streams();
+    while !keeper.has_exited() && hands_over(keeper, handover) {}
     let mut nap = NAP_MIN;
     while !keeper.has_exited() {
         if nothing_held() {
@@ -92,4 +97,15 @@ pub(crate) fn hold(manager: &PidFd, keeper: &PidFd, mark: &Mark) {
         nap = (2 * nap).min(NAP_MAX);
     }
     mark.end_all();
+}
+
+/// Waits for a question or the keeper's end, and answers. False if no process will ask.
+fn hands_over(keeper: &PidFd, socket: &OwnedFd) -> bool {
+    let mut fds = [
+        PollFd::new(keeper, PollFlags::IN),
+        PollFd::new(socket, PollFlags::IN),
+    ];
+    let _ = poll(&mut fds, None);
+    let asked = !fds[1].revents().is_empty();
+    !asked || handover::answer(socket.as_fd()).unwrap_or(false)
 }

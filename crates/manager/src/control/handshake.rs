@@ -26,6 +26,7 @@ use undercroft_wire::protocol::{KIND_FORK, STAGING_PAGES};
 
 use super::Control;
 use crate::gauges::scale::is_out_of_descriptors;
+use crate::legacy::{Fds, Flag};
 use crate::space::agent::{Agent, Proof, ProofError};
 use crate::space::anonymous::Anonymous;
 use crate::space::command::Commands;
@@ -308,16 +309,13 @@ impl Control {
             ready.staging + 2 * (STAGING_PAGES * PAGE_BYTES) as u64,
         );
         let holding = holding_area.start.address();
-        // Faults in the holding area are not answered. So no place in it may be empty while no
-        // command is carried out. A program that reads or locks all its mappings would wait there
-        // for ever, or with `Features::SIGBUS` be ended.
-        holding_uffd.api(Features::default())?;
-        holding_uffd.register(holding_area, RegisterMode::MISSING)?;
+        begin_holding(&holding_uffd, holding_area)?;
         let memory = ProcessMemory::open(pid)?;
         let (pagemap, maps) = (Pagemap::open(pid)?, Maps::open(pid)?);
+        let tasks = Tasks::open(pid)?;
         let statm = Statm::open(pid)?;
         let proof = Proof::install(pid, &memory, &holding_uffd, holding)?;
-        let pidfd = greeting.pidfd.as_fd().try_clone_to_owned()?;
+        let pidfd: PidFd = greeting.pidfd.as_fd().try_clone_to_owned()?.into();
         let process = match own_uffd {
             Some(uffd) => self.newcomer(uffd, hello, beacon, pid)?,
             None => self.fork_child(hello.nonce, beacon, pid)?,
@@ -326,28 +324,52 @@ impl Control {
         process
             .memory
             .register(staging_area, RegisterMode::MISSING)?;
-        let _ = process.identity.set(Identity {
+        let row = process.row.clone();
+        let identity = Identity {
             pid,
-            pidfd: pidfd.into(),
+            pidfd,
             pagemap,
             maps,
-            tasks: Tasks::open(pid)?,
-        });
+            tasks,
+        };
         let private = VirtRange::of_addresses(ready.staging, ready.private_end);
         let commands = Commands::new(page);
-        let agent = Agent::new(commands, holding_uffd, holding, private, memory, proof);
-        let _ = process.agent.set(agent);
-        self.shared.add_process(&process);
+        let of_row = row.clone();
+        let agent = Agent::new(
+            commands,
+            holding_uffd,
+            holding,
+            private,
+            memory,
+            proof,
+            of_row,
+        );
         self.statm.insert(process.space, statm);
-        self.hear_end(&process)?;
-        crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
+        self.enlist(&process, identity, agent)?;
+        row.put_fd(Fds::Greeting, Some(greeting.socket.as_fd()));
         self.begin_to_manage(&process, hello.kind == KIND_FORK, pid);
         let given = [process.memory.as_fd()];
-        Ok(fdpass::send(
-            greeting.socket.as_fd(),
-            &answer(false),
-            &given,
-        )?)
+        let sent = fdpass::send(greeting.socket.as_fd(), &answer(false), &given);
+        row.put_fd(Fds::Greeting, None);
+        Ok(sent?)
+    }
+
+    /// Lists a process that has all it needs.
+    fn enlist(
+        &mut self,
+        process: &Arc<Process>,
+        identity: Identity,
+        agent: Agent,
+    ) -> io::Result<()> {
+        identity.note(&process.row);
+        let _ = process.identity.set(identity);
+        let _ = process.agent.set(agent);
+        process.row.set(Flag::Announced);
+        (process.row).commit(process.space, process.parent, process.family);
+        self.shared.add_process(process);
+        self.hear_end(process)?;
+        crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
+        Ok(())
     }
 
     /// Manages a new process if there is pressure. Its only thread waits for the answer meanwhile.
@@ -423,8 +445,11 @@ impl Control {
             KIND_FORK => self.family_of(pid),
             _ => None,
         };
+        let row = self.shared.books.row(space);
+        row.put_fd(Fds::Uffd, Some(uffd.as_fd()));
         let memory = Arc::new(Anonymous::new(uffd));
-        Ok(Arc::new(Process::new(space, memory, beacon, None, family)))
+        let process = Process::new(space, memory, beacon, None, family, row);
+        Ok(Arc::new(process))
     }
 
     /// The family of the parent of `pid`, if that is known.
@@ -458,6 +483,15 @@ impl Control {
             self.shared.gauges.shortages.no_descriptor();
         }
     }
+}
+
+/// Registers a holding area.
+fn begin_holding(uffd: &Uffd, area: VirtRange) -> Result<(), UffdError> {
+    // Faults in the holding area are not answered. So no place in it may be empty while no
+    // command is carried out. A program that reads or locks all its mappings would wait there
+    // for ever, or with `Features::SIGBUS` be ended.
+    uffd.api(Features::default())?;
+    uffd.register(area, RegisterMode::MISSING)
 }
 
 #[cfg(test)]

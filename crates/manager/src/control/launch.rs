@@ -12,7 +12,7 @@ use crate::options::ClientOptions;
 use crate::report::{Report, Snapshot};
 
 /// Everything that the keeper gives its manager: options, and the numbers of inherited descriptors.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Launch {
     /// The client's options.
     pub options: ClientOptions,
@@ -35,6 +35,12 @@ pub struct Launch {
     pub ledger_chunks: usize,
     /// Descriptors of each tier, fastest first.
     pub tiers: Vec<TierLaunch>,
+    /// Memfd of the legacy.
+    pub legacy: i32,
+    /// Socket on which the holder hands descriptors to a successor.
+    pub handover: i32,
+    /// A successor: the socket to ask the holder of its predecessor. `None`: the first manager.
+    pub predecessor: Option<i32>,
 }
 
 /// A request of the keeper.
@@ -79,11 +85,10 @@ pub enum Answered {
 /// A message of the manager, one JSON value a line.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Notice {
+    /// The holder of the manager's descriptors has started.
+    Holder(u32),
     /// The manager is ready for clients.
-    Ready {
-        /// Process id of the holder.
-        holder: u32,
-    },
+    Ready,
     /// The manager cannot serve, and why.
     Failed(String),
     /// The client was ended, and why.
@@ -139,14 +144,16 @@ mod tests {
     const LAUNCH: &str = r#"{"options":{"memory_max":16777216,"tiers":["ram,lz4,max=12.5%",
         "file:/a:b,size=20G"],"reclaim":"clock","prefetch":"readahead:8","placement":"worth",
         "when_full":"kill","quiet":true,"trace":null,"access_scan":{"every":{"secs":1,
-        "nanos":500}},"latency":"p99=200us","latency_control":true},
+        "nanos":500}},"latency":"p99=200us","latency_control":true,"takeovers_max":7},
         "command":["sort","-n"],"keeper":7,"shim":["/a/shim","/a/socket"],
         "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
-        "tiers":[{"memory":7,"backing":null},{"memory":8,"backing":[9,"/a:b",1048576]}]}"#;
-    const OTHERS: [&str; 5] = [
+        "tiers":[{"memory":7,"backing":null},{"memory":8,"backing":[9,"/a:b",1048576]}],
+        "legacy":10,"handover":11,"predecessor":12}"#;
+    const OTHERS: [&str; 6] = [
+        r#"{"Holder":17}"#,
         r#"{"Finish":{"exit_status":-9,"wall_ns":18446744073709551615}}"#,
         r#"{"Paused":{"program":4294967295}}"#,
-        r#"{"Ready":{"holder":12}}"#,
+        r#""Ready""#,
         r#"{"Failed":"no \u00e9\n\ud83d\ude00"}"#,
         r#"{"Doomed":""}"#,
     ];

@@ -8,6 +8,7 @@ pub(crate) mod ending;
 mod handshake;
 mod launch;
 mod start;
+mod takeover;
 mod tell;
 
 use std::collections::HashMap;
@@ -33,9 +34,11 @@ use self::handshake::Greetings;
 use self::launch::tell;
 pub use self::launch::{Answered, Ask, Launch, Notice, Request, check as check_message};
 pub use self::start::serve;
+use crate::legacy::Flag;
 use crate::log;
 use crate::record::Record;
 use crate::signals::Doom;
+use crate::space::layout;
 use crate::space::parts;
 use crate::space::process::Process;
 use crate::space::shared::Shared;
@@ -43,6 +46,10 @@ use crate::space::watch::Watch;
 
 /// Exits noted at once.
 const ENDS_MAX: usize = 64;
+
+/// Time after a takeover until pages are counted again. A page may be present that the program
+/// drops at this moment, and only the dead manager has heard of it (`space/dropping.rs`).
+const RECOUNT_AFTER: Duration = Duration::from_millis(1500);
 
 /// Why the manager ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +92,8 @@ struct Control {
     /// The latency bound of the run, if it has one.
     bound: Option<Bound>,
     rest_until: Instant,
+    /// When the pages of all processes are counted again, after a takeover.
+    recount_at: Option<Instant>,
     last_snapshot: (Instant, Stats),
     zeros: PageBuf,
 }
@@ -115,7 +124,9 @@ impl Control {
     fn run(&mut self) -> Over {
         // Real-time priority until the client is managed: if a check comes a millisecond late, the
         // client may have grown by megabytes.
-        let _ = process::set_fifo(0, 1);
+        if !self.managing {
+            let _ = process::set_fifo(0, 1);
+        }
         loop {
             let accepts = self.greetings.listens();
             let mut fds: Vec<PollFd<'_>> = vec![
@@ -169,6 +180,7 @@ impl Control {
                 return Over::Orphaned;
             }
             self.wake_keeper();
+            self.recount_if_due();
             self.check_if_due();
             self.note_page_ins();
             self.shared
@@ -177,6 +189,41 @@ impl Control {
                 .news()
                 .into_iter()
                 .for_each(log::warn);
+        }
+    }
+
+    /// Goes on where a dead manager stopped. The threads run.
+    fn go_on(&mut self, mut settled: takeover::Settled) {
+        for process in self.shared.processes.all() {
+            self.managing |= process.managed.load(Ordering::Relaxed);
+            if let Some(statm) = process.pid().and_then(|pid| Statm::open(pid).ok()) {
+                self.statm.insert(process.space, statm);
+            }
+            if self.hear_end(&process).is_err() {
+                self.shared.gauges.shortages.no_descriptor();
+            }
+            if process.managed.load(Ordering::Relaxed) {
+                self.watch(&process);
+            }
+        }
+        if self.managing {
+            self.scan_on_demand();
+            self.guard_threads();
+            self.recount_at = Some(Instant::now() + RECOUNT_AFTER);
+        }
+        layout::place_agents(&self.shared.processes, &self.shared.placement);
+        settled.greet();
+        takeover::wake_everyone(&self.shared);
+    }
+
+    /// Has the pages of all processes counted again, if that is due. A dead manager may have been
+    /// counting, or loading pages that are in no book now.
+    fn recount_if_due(&mut self) {
+        if self.recount_at.is_some_and(|at| Instant::now() >= at) {
+            self.recount_at = None;
+            for process in self.shared.processes.all() {
+                process.recount.store(true, Ordering::Release);
+            }
         }
     }
 
@@ -236,6 +283,7 @@ impl Control {
     /// lives on in another process that shares it (`CLONE_VM`, vfork). Such a process is served by
     /// the same userfaultfd until it ends.
     fn part_with(&mut self, process: &Arc<Process>) {
+        process.row.set(Flag::Exited);
         process.exited.store(true, Ordering::Relaxed);
         if process.has_lost_its_memory(&self.zeros) {
             self.forget(process);

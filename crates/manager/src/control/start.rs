@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use undercroft_base::Bytes;
-use undercroft_engine::{Config, Engine, Room, Stats};
+use undercroft_engine::{Config, Engine, InHand, LedgerError, Room, Stats};
 use undercroft_policy::prefetch::first_touch::FirstTouches;
 use undercroft_sys::access::{AccessError, AccessScanner};
 use undercroft_sys::interrupts;
@@ -25,12 +25,15 @@ use super::beside::Presence;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
+use super::takeover::{self, Inheritance, TakeoverError};
 use crate::books::curve::Follower;
+use crate::books::ledger::MemfdLedger;
 use crate::books::metered::MeteredTier;
 use crate::books::{Books, ledger, tiers};
 use crate::evict::Evictor;
 use crate::fault::FaultThread;
 use crate::gauges::Gauges;
+use crate::legacy::Legacy;
 use crate::migrate::Migrator;
 use crate::options::AccessScan;
 use crate::placement::Placement;
@@ -88,6 +91,10 @@ enum StartError {
     Bound(#[from] undercroft_qos::Refused),
     #[error(transparent)]
     Trace(#[from] RecordError),
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
     /// A system call of the set-up.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -119,22 +126,30 @@ fn check_permissions() -> Result<(), StartError> {
 }
 
 /// Starts the holder, which keeps our descriptors open after our death.
-fn start_holder(keeper: &PidFd, mark: &Mark) -> io::Result<u32> {
+fn start_holder(keeper: &PidFd, handover: OwnedFd, mark: &Mark) -> io::Result<u32> {
     let this = PidFd::open(std::process::id())?;
-    let holder = process::spawn_fd_holder(|| ending::hold(&this, keeper, mark))?;
-    std::mem::forget(this); // the holder shares the table: the descriptor stays open for it
+    let holder = process::spawn_fd_holder(|| ending::hold(&this, keeper, &handover, mark))?;
+    // The holder shares the table: the descriptors stay open for it.
+    std::mem::forget((this, handover));
     Ok(holder)
 }
 
-/// The memory that the manager inherits: of the ledger and of the tiers.
+/// The memory that the manager inherits: of the ledger, the legacy and the tiers.
 struct Memories {
     ledger: SharedMemory,
+    legacy: Arc<Legacy>,
     tiers: Vec<tiers::Inherited>,
 }
 
 impl Memories {
-    fn take(launch: &Launch) -> io::Result<Memories> {
+    fn take(launch: &Launch) -> Result<Memories, StartError> {
         let ledger = SharedMemory::from_fd(process::take_inherited(launch.ledger)?)?;
+        let legacy = SharedMemory::from_fd(process::take_inherited(launch.legacy)?)?;
+        let legacy = match launch.predecessor {
+            None => Legacy::create(legacy),
+            Some(_) => Legacy::open(legacy),
+        };
+        let legacy = Arc::new(legacy.map_err(TakeoverError::from)?);
         let mut tiers = Vec::new();
         for tier in &launch.tiers {
             let memory = SharedMemory::from_fd(process::take_inherited(tier.memory)?)?;
@@ -146,7 +161,22 @@ impl Memories {
             };
             tiers.push((memory, backing));
         }
-        Ok(Memories { ledger, tiers })
+        Ok(Memories {
+            ledger,
+            legacy,
+            tiers,
+        })
+    }
+}
+
+/// What scans Accessed bits all the time, if the user wants that.
+fn scanner(launch: &Launch) -> Result<Option<(AccessScanner, Duration)>, StartError> {
+    match launch.options.access_scan {
+        AccessScan::Every(interval) => {
+            let scanner = AccessScanner::open().map_err(StartError::NoAccessBits)?;
+            Ok(Some((scanner, interval)))
+        }
+        AccessScan::Auto | AccessScan::Never => Ok(None),
     }
 }
 
@@ -156,24 +186,23 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     check_permissions()?;
     let keeper = PidFd::open(launch.keeper)?;
     let mark = Mark::new(&launch.shim.0, &launch.shim.1);
-    let holder = start_holder(&keeper, &mark)?;
+    let handover = process::take_inherited(launch.handover)?;
+    let holder = start_holder(&keeper, handover, &mark)?;
+    // At once: if this process dies later, the keeper asks the holder.
+    tell(&link, &Notice::Holder(holder))?;
     // Before any thread starts, and before any message of a client is read.
     restrict::give_up_rights(tiers::network(&launch.options))?;
     let listener = process::take_inherited(launch.listener)?;
     let status = process::take_inherited(launch.status)?;
     let memories = Memories::take(&launch)?;
-    let scanner = match launch.options.access_scan {
-        AccessScan::Every(interval) => {
-            let scanner = AccessScanner::open().map_err(StartError::NoAccessBits)?;
-            Some((scanner, interval))
-        }
-        AccessScan::Auto | AccessScan::Never => None,
-    };
-    let shared = share(&launch, memories)?;
+    let scanner = scanner(&launch)?;
+    let (shared, inheritance) = share(&launch, memories)?;
     let _ = process::lock_all_memory();
     let device = UffdDevice::open()?;
     let watch = watch::new();
-    let threads = start_threads(&shared, &watch, scanner)?;
+    let mut settled = inheritance.map(|of| of.settle(&shared)).transpose()?;
+    let in_hand = settled.as_mut().map(|of| std::mem::take(&mut of.in_hand));
+    let threads = start_threads(&shared, &watch, scanner, in_hand)?;
     let mut control = Control {
         statm: HashMap::new(),
         virtual_sizes: HashMap::new(),
@@ -191,6 +220,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         migrates: Migrator::is_needed(&shared),
         bound: None,
         rest_until: Instant::now(),
+        recount_at: None,
         last_snapshot: (Instant::now(), Stats::default()),
         zeros: PageBuf::new(1)?,
         shared,
@@ -207,7 +237,10 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         control.admits(bound)?;
         control.set_bound(Some(bound));
     }
-    control.notify(&Notice::Ready { holder })?;
+    if let Some(settled) = settled {
+        control.go_on(settled);
+    }
+    control.notify(&Notice::Ready)?;
     control.run_to_the_end(&mark);
     control.shared.signals.stop();
     for metered in &control.shared.books.tiers {
@@ -224,6 +257,7 @@ fn start_threads(
     shared: &Arc<Shared>,
     watch: &Watch,
     scanner: Option<(AccessScanner, Duration)>,
+    in_hand: Option<Vec<InHand>>,
 ) -> io::Result<Vec<JoinHandle<()>>> {
     let mut threads = Vec::new();
     for index in 0..shared.signals.fault_threads() {
@@ -231,9 +265,14 @@ fn start_threads(
         let thread = Builder::new().name(format!("uc-fault-{index}"));
         threads.push(thread.spawn(move || worker.run())?);
     }
-    let evictor = Evictor::new(shared.clone())?;
+    let mut evictor = Evictor::new(shared.clone())?;
     let thread = Builder::new().name("uc-evict".into());
-    threads.push(thread.spawn(move || evictor.run())?);
+    threads.push(thread.spawn(move || {
+        if let Some(pages) = in_hand {
+            evictor.adopt(&pages);
+        }
+        evictor.run();
+    })?);
     if Migrator::is_needed(shared) {
         threads.push(Migrator::start(shared)?);
     }
@@ -253,30 +292,78 @@ fn start_threads(
     Ok(threads)
 }
 
+/// The engine that a dead manager left, and its tiers. Slots that nothing refers to are free again.
+fn recover(
+    launch: &Launch,
+    memories: Memories,
+) -> Result<(Engine<MemfdLedger>, Vec<MeteredTier>, Inheritance), StartError> {
+    let (options, legacy) = (&launch.options, memories.legacy);
+    let ledger = ledger::open(memories.ledger, legacy.clone())?;
+    let holder = process::take_inherited(launch.predecessor.unwrap_or(-1))?;
+    let inheritance = Inheritance::of(&legacy, &holder)?;
+    let (tiers, slots) = tiers::recover(options, memories.tiers)?;
+    let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
+    let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
+    let prefetch = FirstTouches::beside(options.prefetch.make());
+    let reclaim = options.reclaim.make();
+    let spaces = inheritance.spaces();
+    let mut engine = Engine::recover(ledger, reclaim, prefetch, config, &spaces)?;
+    for (space, regions) in inheritance.regions() {
+        engine.restore_regions(space, regions);
+    }
+    for (tier, slot) in takeover::unclaimed(slots, &engine.claims()) {
+        tiers[usize::from(tier.0)].tier.free(&[slot]);
+    }
+    Ok((engine, tiers, inheritance))
+}
+
+/// A new engine over an empty ledger, and empty tiers.
+fn begin(
+    launch: &Launch,
+    memories: Memories,
+) -> Result<(Engine<MemfdLedger>, Vec<MeteredTier>), StartError> {
+    let options = &launch.options;
+    let tiers = tiers::build(options, memories.tiers)?;
+    let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
+    let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
+    let ledger = ledger::create(memories.ledger, launch.ledger_chunks, memories.legacy)?;
+    let prefetch = FirstTouches::beside(options.prefetch.make());
+    let engine = Engine::new(ledger, options.reclaim.make(), prefetch, config);
+    Ok((engine, tiers))
+}
+
 /// Builds the state that the threads share.
-fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError> {
+fn share(
+    launch: &Launch,
+    memories: Memories,
+) -> Result<(Arc<Shared>, Option<Inheritance>), StartError> {
     let options = &launch.options;
     let files = memories.tiers.iter();
     let disk_cpu = files
         .filter_map(|(_, backing)| backing.as_ref())
         .filter_map(|(file, _, _)| interrupts::completion_cpu(file))
         .next();
-    let tiers = tiers::build(options, memories.tiers)?;
-    let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
-    let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
     let record = record(launch)?;
-    let ledger = ledger::create(memories.ledger, launch.ledger_chunks)?;
     let placement = Placement::new(disk_cpu);
     let fault_threads = placement.cpus.len();
-    let prefetch = FirstTouches::beside(options.prefetch.make());
-    let mut engine = Engine::new(ledger, options.reclaim.make(), prefetch, config);
+    let legacy = memories.legacy.clone();
+    let (mut engine, tiers, inheritance) = match launch.predecessor {
+        None => {
+            let (engine, tiers) = begin(launch, memories)?;
+            (engine, tiers, None)
+        }
+        Some(_) => {
+            let (engine, tiers, inheritance) = recover(launch, memories)?;
+            (engine, tiers, Some(inheritance))
+        }
+    };
     engine.set_place(options.placement.make());
-    let mut books = Books::new(engine, tiers, record);
+    let mut books = Books::new(engine, tiers, legacy, record);
     if let Some(limit) = crate::report::limit(options.memory_max.0) {
         let pages = Bytes(limit).pages_floor();
         books = books.with_curve(Follower::new(&options.reclaim, &options.placement, pages));
     }
-    Ok(Arc::new(Shared {
+    let shared = Arc::new(Shared {
         books,
         processes: Processes::new(fault_threads),
         arrivals: Arrivals::default(),
@@ -286,7 +373,8 @@ fn share(launch: &Launch, memories: Memories) -> Result<Arc<Shared>, StartError>
         placement,
         options: options.clone(),
         started: Instant::now(),
-    }))
+    });
+    Ok((shared, inheritance))
 }
 
 /// Opens the trace of `--trace`, if the user wants one.

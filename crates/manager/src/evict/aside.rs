@@ -38,7 +38,7 @@ const GOING_MAX: Duration = Duration::from_millis(200);
 /// A process is ended if its pages cannot be read for this long, or cannot be put back for this
 /// long.
 const END_AFTER: Duration = Duration::from_secs(2);
-const PLACE_AFTER: Duration = Duration::from_secs(10);
+pub(super) const PLACE_AFTER: Duration = Duration::from_secs(10);
 
 /// CPU time that an agent may use for one command; a command takes a thousandth of it. An agent
 /// that uses more does something else.
@@ -237,7 +237,7 @@ impl Evictor {
     /// Ends the passing over of a process.
     fn is_back(&self, process: &Process, claimed: bool) {
         if let (Some(agent), true) = (process.agent.get(), claimed) {
-            agent.commands.release();
+            agent.ends_group();
         }
         self.shared
             .books

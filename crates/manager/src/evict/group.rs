@@ -104,7 +104,7 @@ impl Evictor {
     fn finish(&mut self, process: &Arc<Process>, group: &[EvictItem], moved: u64) {
         match (self.store_all(group, moved), process.agent.get()) {
             (Some(waits), _) => self.set_aside(process, group, waits),
-            (None, Some(agent)) => agent.commands.release(),
+            (None, Some(agent)) => agent.ends_group(),
             (None, None) => {}
         }
     }
@@ -197,6 +197,7 @@ impl Evictor {
                 let stays = engine.evictions().is_at(item.at, item.page);
                 if stays { item.page.address() } else { 0 }
             });
+            agent.begins_group();
             agent.commands.post(OP_MOVE, pages)
         };
         let began = Instant::now();

@@ -1,6 +1,7 @@
 //! The evictor keeps the reserve free. It decides when pages leave, and which are next. `group.rs`
 //! takes them out, and `demote.rs` makes room in a full tier that the processor reads.
 
+mod adopt;
 mod aside;
 mod backoff;
 mod demote;

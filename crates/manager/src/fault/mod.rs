@@ -30,6 +30,7 @@ use crate::books::ledger::MemfdLedger;
 use crate::fault::awake::Awake;
 use crate::fault::inbox::FetchInbox;
 use crate::gauges::scale::is_out_of_descriptors;
+use crate::legacy::Inbox;
 use crate::signals::Doom;
 use crate::space::agent::Agent;
 use crate::space::correction::{ChildBooks, Who, correct};
@@ -98,7 +99,7 @@ pub(crate) struct FaultThread {
     known: HashMap<u64, Arc<Process>>,
     generation: u64,
     active: bool,
-    messages: MessageBuf,
+    inbox: Inbox,
     faults: Vec<Fault>,
     /// Writes to protected pages.
     writes: Vec<Fault>,
@@ -155,7 +156,7 @@ impl FaultThread {
             known: HashMap::new(),
             generation: u64::MAX,
             active: false,
-            messages: MessageBuf::default(),
+            inbox: Inbox::new(shared.books.legacy.clone()),
             faults: Vec::with_capacity(64),
             writes: Vec::with_capacity(64),
             ring,
@@ -442,12 +443,13 @@ impl FaultThread {
 
     /// Reads messages once: faults go to the lists, events to the process's order of events.
     fn read_messages(&mut self, process: &Arc<Process>) -> std::io::Result<ReadOnce> {
-        let messages = process.memory.events(&mut self.messages)?;
+        let mut messages = process.memory.events(self.inbox.next(process.space))?;
         let mut read = ReadOnce {
             full: messages.len() == MessageBuf::MESSAGES,
             events: false,
         };
-        for message in messages {
+        let mut events = Vec::new();
+        while let Some(message) = messages.next() {
             match message {
                 Message::Fault {
                     page,
@@ -472,10 +474,15 @@ impl FaultThread {
                     });
                 }
                 event => {
-                    read.events = true;
-                    crate::space::layout::heard(&self.shared, process, event);
+                    events.push((event, messages.slot()));
                 }
             }
+        }
+        drop(messages);
+        read.events = !events.is_empty();
+        for (event, slot) in events {
+            let receipt = self.inbox.receipt(slot);
+            crate::space::layout::heard(&self.shared, process, event, receipt);
         }
         Ok(read)
     }
@@ -508,7 +515,12 @@ impl FaultThread {
             crate::space::layout::place_agents(&self.shared.processes, &self.shared.placement);
         }
         self.alone = self.shared.placement.pin.holds(thread);
+        let legacy = &self.shared.books.legacy;
+        legacy.serving(self.index, fault.space, fault.page);
         self.answer(process, fault, arrived, read);
+        let legacy = &self.shared.books.legacy;
+        legacy.rests(self.index);
+        legacy.served();
     }
 
     /// As [`FaultThread::fault`], for a page that is not the shim's.

@@ -28,6 +28,7 @@ use super::FaultThread;
 use crate::books::metered::MeteredTier;
 use crate::books::{Books, ledger, tiers};
 use crate::gauges::Gauges;
+use crate::legacy::Legacy;
 use crate::options::{AccessScan, ClientOptions, WhenFull};
 use crate::placement::Placement;
 use crate::signals::Signals;
@@ -69,6 +70,7 @@ fn options(tier: &str) -> ClientOptions {
         access_scan: AccessScan::Never,
         latency: None,
         latency_control: true,
+        takeovers_max: 0,
     }
 }
 
@@ -93,15 +95,16 @@ fn shared(options: ClientOptions) -> Arc<Shared> {
 fn shared_over(options: ClientOptions, tiers: Vec<MeteredTier>) -> Arc<Shared> {
     let latencies: Vec<_> = tiers.iter().map(MeteredTier::latency).collect();
     let config = Config::for_tiers(options.memory_max, Room::Ahead, &latencies);
+    let legacy = Legacy::for_tests();
     let memory = SharedMemory::create("ledger", ledger::bytes_for(CHUNKS)).expect("memory");
-    let ledger = ledger::create(memory, CHUNKS).expect("a ledger");
+    let ledger = ledger::create(memory, CHUNKS, legacy.clone()).expect("a ledger");
     let reclaim = options.reclaim.make();
     let prefetch = options.prefetch.make();
     let engine = Engine::new(ledger, reclaim, prefetch, config);
     let placement = Placement::new(None);
     let fault_threads = placement.cpus.len();
     Arc::new(Shared {
-        books: Books::new(engine, tiers, None),
+        books: Books::new(engine, tiers, legacy, None),
         processes: Processes::new(fault_threads),
         arrivals: Arrivals::default(),
         graves: Graves::default(),
@@ -140,7 +143,9 @@ impl Bed {
             space
         };
         let beacon = VirtPage(1 << 20);
-        let process = Arc::new(Process::new(space, memory.clone(), beacon, None, None));
+        let row = shared.books.row(space);
+        let process = Process::new(space, memory.clone(), beacon, None, None, row);
+        let process = Arc::new(process);
         let _ = process.identity.set(this_process());
         shared.add_process(&process);
         let start = |index| {

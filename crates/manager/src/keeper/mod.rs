@@ -4,18 +4,16 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::SocketType;
 use undercroft_sys::inherit::{self, Given};
-use undercroft_sys::mapping::SharedMemory;
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs;
 use undercroft_sys::signal::{
@@ -24,19 +22,22 @@ use undercroft_sys::signal::{
 use undercroft_tier::open::{OpenError, OpenTier};
 use undercroft_wire::protocol::SOCKET_VARIABLE;
 
-use crate::books::ledger;
 use crate::books::tiers;
-use crate::control::{Launch, Notice, Request};
+use crate::control::{Notice, Request};
 use crate::options::RunOptions;
 use crate::report::{Report, human_summary};
 
+mod estate;
 mod passing;
 pub(crate) mod place;
 pub mod status;
+mod succession;
 mod voice;
 
+use estate::Estate;
 use passing::Scene;
-use place::{PlaceError, RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM, STATUS_SOCKET};
+use place::{PlaceError, RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM};
+use succession::Succession;
 use voice::Voice;
 
 /// Status when Undercroft, not the program, failed.
@@ -141,16 +142,27 @@ struct Manager {
     pidfd: PidFd,
     /// The holder of its descriptors. When the manager dies, the holder becomes our child.
     holder: (u32, PidFd),
+    /// By which a successor asks the holder for descriptors. While it is open, the holder waits.
+    handover: Option<OwnedFd>,
+    /// Which manager of the run this is, or of which one the holder is.
+    generation: u64,
     link: UnixStream,
     lines: BufReader<UnixStream>,
     /// Its standard error.
     log: Log,
+    /// It did not end in time once it was killed.
+    stays: bool,
+    ready: Instant,
 }
 
 impl Manager {
     /// Kills it. Waits for its end for [`KILLED`] at most; if that is too short, says what stays.
     fn end(&mut self, voice: &Voice) -> Killed {
+        if self.stays && !self.pidfd.has_exited() {
+            return Killed::Stays; // it was waited for
+        }
         let killed = end_child(&mut self.child, &self.pidfd);
+        self.stays = killed == Killed::Stays;
         if killed == Killed::Stays {
             voice.say(&stays(self.child.id()));
         }
@@ -197,7 +209,8 @@ fn try_run(
         warnings.dedup();
         (warnings.iter()).for_each(|warning| voice.say(&format!("warning: {warning}")));
     }
-    let mut manager = start_manager(options, &dir, &tiers)?;
+    let estate = Estate::make(options, &dir, tiers)?;
+    let mut manager = estate.start_manager()?;
     let started = Instant::now();
     let early: Vec<Received> = std::iter::from_fn(|| signals.next()).collect();
     let mut program = match start_program(options, &dir, signals) {
@@ -219,12 +232,20 @@ fn try_run(
     given.close();
     inherit::leave_streams()?;
     process::spare_from_oom();
-    let mut ended = wait(&mut program, &mut manager, signals, voice)?;
+    let mut succession = Succession::new(options);
+    let mut ended = wait_on(
+        &mut program,
+        &mut manager,
+        signals,
+        voice,
+        (&estate, &mut succession),
+    )?;
     let wall = started.elapsed();
     if let Ended::Program(exit) = ended {
         let end = End::of(exit);
         match finish(&mut manager, end.code(), wall, voice) {
-            Finished::Report(report) => {
+            Finished::Report(mut report) => {
+                report.takeovers = succession.summary();
                 deliver(options, &report, voice);
                 return Ok(end);
             }
@@ -232,108 +253,18 @@ fn try_run(
                 voice.say("the manager ended without a report, so there is none of this run");
                 return Ok(end);
             }
-            Finished::Doomed(why) => ended = Ended::Doomed(why),
+            Finished::Doomed(why) => ended = Ended::Doomed(doomed(&why)),
         }
     }
     match ended {
         Ended::Program(exit) => Ok(End::of(exit)),
-        Ended::Doomed(why) => {
+        Ended::Doomed(why) | Ended::ManagerDied(why) => {
             end_tree(&mut program, &mut manager, voice);
             manager.log.tell(voice);
-            voice.say(&format!("the program was ended: {why}"));
-            Ok(End::Status(OUR_FAILURE))
-        }
-        Ended::ManagerDied => {
-            end_tree(&mut program, &mut manager, voice);
-            manager.log.tell(voice);
-            voice.say(
-                "the manager died, so the program was ended (without it, memory would read as zeros)",
-            );
+            voice.say(&why);
             Ok(End::Status(OUR_FAILURE))
         }
     }
-}
-
-/// Starts the manager and waits until it is ready.
-fn start_manager(
-    options: &RunOptions,
-    dir: &RunDir,
-    tiers: &[OpenTier],
-) -> Result<Manager, RunError> {
-    let listener = dir.listen(SHIM_SOCKET, SocketType::SEQPACKET, 0o777)?;
-    let status = dir.listen(STATUS_SOCKET, SocketType::STREAM, 0o600)?;
-    let ledger = SharedMemory::create("uc-ledger", ledger::bytes_for(LEDGER_CHUNKS))?;
-    let (link, theirs) = UnixStream::pair()?;
-    let command = options.command.iter();
-    let launch = Launch {
-        options: options.client.clone(),
-        command: command
-            .map(|part| part.to_string_lossy().into_owned())
-            .collect(),
-        keeper: std::process::id(),
-        shim: (dir.path(SHIM_LINK).canonicalize()?, dir.path(SHIM_SOCKET)),
-        listener: listener.as_raw_fd(),
-        link: theirs.as_raw_fd(),
-        status: status.as_raw_fd(),
-        ledger: ledger.as_fd().as_raw_fd(),
-        ledger_chunks: LEDGER_CHUNKS,
-        tiers: tiers.iter().map(tiers::launch).collect(),
-    };
-    let mut inherited: Vec<BorrowedFd<'_>> = vec![
-        listener.as_fd(),
-        status.as_fd(),
-        ledger.as_fd(),
-        theirs.as_fd(),
-    ];
-    inherited.extend(tiers.iter().flat_map(tiers::descriptors));
-    let (log, said) = Log::new()?;
-    let child = spawn_manager(&launch, &inherited, said)?;
-    drop(theirs);
-    wait_until_ready(child, link, log)
-}
-
-fn spawn_manager(launch: &Launch, inherited: &[BorrowedFd<'_>], said: Stdio) -> io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command
-        .arg0("undercroft")
-        .arg("manager")
-        .arg(serde_json::to_string(launch)?)
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(said)
-        .process_group(0); // a Ctrl-C at the terminal is for the program
-    inherit::only(&mut command, inherited);
-    command.spawn() // `command` closes our copy of the pipe's other end
-}
-
-/// Waits until the manager is ready. Errors: it cannot serve, and it has ended.
-fn wait_until_ready(mut child: Child, link: UnixStream, mut log: Log) -> Result<Manager, RunError> {
-    let pidfd = PidFd::open(child.id())?;
-    let mut lines = BufReader::new(link.try_clone()?);
-    // A manager that reads nothing shall not hold us.
-    link.set_write_timeout(Some(READY))?;
-    let holder = match notice_by(&mut lines, Instant::now() + READY) {
-        Some(Notice::Ready { holder }) => (holder, PidFd::open(holder)?),
-        other => {
-            let killed = end_child(&mut child, &pidfd);
-            let mut said = log.lines();
-            said.extend((killed == Killed::Stays).then(|| stays(child.id())));
-            return Err(match other {
-                Some(Notice::Failed(why)) => RunError::CannotServe(why),
-                _ => RunError::NoManager(said.join("; ")),
-            });
-        }
-    };
-    link.set_read_timeout(None)?;
-    Ok(Manager {
-        child,
-        pidfd,
-        holder,
-        link,
-        lines,
-        log,
-    })
 }
 
 fn next_notice(lines: &mut BufReader<UnixStream>) -> Option<Notice> {
@@ -342,10 +273,30 @@ fn next_notice(lines: &mut BufReader<UnixStream>) -> Option<Notice> {
     serde_json::from_str(&line).ok()
 }
 
-/// The same by `deadline`. `None` if it has not come whole.
-fn notice_by(lines: &mut BufReader<UnixStream>, deadline: Instant) -> Option<Notice> {
+/// The same by `deadline`. `None` if it has not come whole, or the manager is dead: its holder has
+/// the other end of the link open, too, so that does not end.
+fn notice_by(
+    lines: &mut BufReader<UnixStream>,
+    manager: &PidFd,
+    deadline: Instant,
+) -> Option<Notice> {
     let mut line = Vec::new();
     while !line.ends_with(b"\n") {
+        if lines.buffer().is_empty() {
+            let left = deadline.checked_duration_since(Instant::now())?;
+            let mut fds = [
+                PollFd::new(lines.get_ref(), PollFlags::IN),
+                PollFd::new(manager, PollFlags::IN),
+            ];
+            let left = rustix::fs::Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            let _ = poll(&mut fds, Some(&left));
+            if fds[0].revents().is_empty() && !fds[1].revents().is_empty() {
+                return None;
+            }
+        }
         let left = deadline.checked_duration_since(Instant::now())?;
         // An error if no time is left.
         lines.get_ref().set_read_timeout(Some(left)).ok()?;
@@ -437,6 +388,16 @@ impl NotStarted {
     }
 }
 
+fn doomed(why: &str) -> String {
+    format!("the program was ended: {why}")
+}
+
+fn died(why: &str) -> String {
+    format!(
+        "the manager died, so the program was ended (without it, memory would read as zeros){why}"
+    )
+}
+
 /// Starts the program with the shim.
 fn start_program(
     options: &RunOptions,
@@ -467,8 +428,28 @@ fn start_program(
 
 enum Ended {
     Program(ExitStatus),
+    /// With what the user is told, as the next one.
     Doomed(String),
-    ManagerDied,
+    ManagerDied(String),
+}
+
+/// As [`wait`]. When the manager dies, another takes over if it may.
+fn wait_on(
+    program: &mut Child,
+    manager: &mut Manager,
+    signals: &Signals,
+    voice: &mut Voice,
+    (estate, succession): (&Estate, &mut Succession),
+) -> io::Result<Ended> {
+    loop {
+        let ended = wait(program, manager, signals, voice)?;
+        let Ended::ManagerDied(_) = ended else {
+            return Ok(ended);
+        };
+        if let Err(why) = succession.go_on(estate, manager, voice) {
+            return Ok(Ended::ManagerDied(died(&why)));
+        }
+    }
 }
 
 /// Waits for the program and for the processes that it leaves behind; passes signals on.
@@ -502,13 +483,13 @@ fn wait(
         }
         if ready[1] && !ready[0] {
             match next_notice(&mut manager.lines) {
-                Some(Notice::Doomed(why)) => return Ok(Ended::Doomed(why)),
+                Some(Notice::Doomed(why)) => return Ok(Ended::Doomed(doomed(&why))),
                 Some(_) => {}
-                None => return Ok(Ended::ManagerDied),
+                None => return Ok(Ended::ManagerDied(String::new())),
             }
         }
         if ready[0] {
-            return Ok(Ended::ManagerDied);
+            return Ok(Ended::ManagerDied(String::new()));
         }
         if ready[2] {
             answer_signals(signals, program, exit.is_some(), manager);
@@ -640,6 +621,7 @@ fn leftovers(manager: &Manager) -> Vec<u32> {
 /// space is left. A process that the kernel does not end in time (in an uninterruptible system
 /// call) is left to the holder.
 fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
+    manager.handover = None;
     let held = !manager.holder.1.has_exited();
     let killed = if held {
         manager.end(voice)
@@ -708,7 +690,7 @@ fn finish(manager: &mut Manager, exit_status: i32, wall: Duration, voice: &mut V
     let asked = serde_json::to_vec(&request).map_err(io::Error::from);
     let asked = asked.and_then(|line| manager.link.write_all(&line));
     let report = loop {
-        let notice = notice_by(&mut manager.lines, deadline);
+        let notice = notice_by(&mut manager.lines, &manager.pidfd, deadline);
         match notice.filter(|_| asked.is_ok()) {
             Some(Notice::Report(report)) => break Finished::Report(report),
             // The manager ended the program; to the keeper it looked like the program's own end.

@@ -84,6 +84,23 @@ pub struct Report {
     /// What other limits would have cost. Null without a limit, or if no page left memory.
     #[serde(default)]
     pub mrc: Option<MissRatioCurve>,
+    /// Managers that took over from one that died. All other counts are those of the last manager.
+    #[serde(default)]
+    pub takeovers: Takeovers,
+}
+
+/// How often a manager took over, and how long the program waited: from the death of one to the
+/// readiness of the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Takeovers {
+    /// Takeovers.
+    pub count: u64,
+    /// Median.
+    pub pause_seconds_p50: f64,
+    /// 99th percentile.
+    pub pause_seconds_p99: f64,
+    /// Longest.
+    pub pause_seconds_max: f64,
 }
 
 /// What the scans of Accessed bits came to.
@@ -763,6 +780,7 @@ impl Report {
             counters: Counters::from(stats),
             access_scans: inputs.access_scans,
             mrc: inputs.mrc.clone(),
+            takeovers: Takeovers::default(), // the keeper knows
         }
     }
 }

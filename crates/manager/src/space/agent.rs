@@ -18,23 +18,26 @@
 //! would wait for ever at a page that the process has taken away.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use undercroft_base::{PAGE_BYTES, VirtPage, VirtRange};
+use undercroft_engine::Held;
 use undercroft_sys::memory::ProcessMemory;
 use undercroft_sys::process::{self, PidFd};
 use undercroft_sys::procfs::ThreadStatus;
 use undercroft_sys::uffd::{Uffd, UffdError};
 use undercroft_wire::protocol::{STAGING_PAGES, next_run};
 
+use crate::legacy::{Fds, Heir, Number, Row};
 use crate::space::command::{Commands, Done};
 
 /// The agent of a process that has announced itself, and its memory.
 pub(crate) struct Agent {
     pub commands: Commands,
     /// Keeps the holding area's registration alive.
-    pub _holding_uffd: Uffd,
+    _holding_uffd: Uffd,
     /// Address of the holding area, where moved pages are read.
     pub holding: u64,
     /// The shim's own memory: staging area, holding area and agent stack; never managed.
@@ -45,6 +48,9 @@ pub(crate) struct Agent {
     thread: OnceLock<Option<Thread>>,
     /// Thread id of `thread`; 0 before.
     tid: AtomicU32,
+    row: Row,
+    /// The command of the group that a dead manager was evicting: see [`Number::Command`].
+    group: u64,
 }
 
 /// The agent's thread, held so that its number cannot become another thread's.
@@ -138,8 +144,21 @@ impl Agent {
         private: VirtRange,
         memory: ProcessMemory,
         proof: Proof,
+        row: Row,
     ) -> Agent {
+        row.put_fd(Fds::HoldingUffd, Some(holding_uffd.as_fd()));
+        row.put_fd(Fds::CommandPage, Some(commands.as_fd()));
+        row.put_fd(Fds::Memory, Some(memory.as_fd()));
+        row.put(Number::Holding, holding);
+        row.put(Number::PrivateStart, private.start.0);
+        row.put(Number::PrivateEnd, private.end.0);
+        let (low, high) = proof.nonce.split_at(8);
+        let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+        row.put(Number::ProofLow, word(low));
+        row.put(Number::ProofHigh, word(high));
         Agent {
+            row,
+            group: 0,
             commands,
             _holding_uffd: holding_uffd,
             holding,
@@ -149,6 +168,89 @@ impl Agent {
             thread: OnceLock::new(),
             tid: AtomicU32::new(0),
         }
+    }
+
+    /// The agent that a dead manager knew. Nothing that it had verified is verified again: its
+    /// descriptors are of that process.
+    pub(crate) fn again(
+        commands: Commands,
+        holding_uffd: Uffd,
+        memory: ProcessMemory,
+        thread: (Option<PidFd>, Option<ThreadStatus>),
+        heir: &Heir,
+        row: Row,
+    ) -> Agent {
+        let mut nonce = [0; 16];
+        nonce[..8].copy_from_slice(&heir.number(Number::ProofLow).to_ne_bytes());
+        nonce[8..].copy_from_slice(&heir.number(Number::ProofHigh).to_ne_bytes());
+        let page = |of| VirtPage(heir.number(of));
+        let found = match thread {
+            (pidfd, Some(status)) if heir.number(Number::Agent) != 0 => {
+                let filters = heir.number(Number::Filters) as u32;
+                OnceLock::from(Some(Thread {
+                    pidfd,
+                    status,
+                    filters,
+                }))
+            }
+            _ => OnceLock::new(),
+        };
+        Agent {
+            row,
+            group: heir.number(Number::Command),
+            commands,
+            _holding_uffd: holding_uffd,
+            holding: heir.number(Number::Holding),
+            private: VirtRange::new(page(Number::PrivateStart), page(Number::PrivateEnd)),
+            memory,
+            proof: Proof {
+                pid: heir.number(Number::Pid) as u32,
+                nonce,
+            },
+            tid: AtomicU32::new(found.get().map_or(0, |_| heir.number(Number::Agent) as u32)),
+            thread: found,
+        }
+    }
+
+    /// A group is about to be taken out: the command posted next is about its pages.
+    pub(crate) fn begins_group(&self) {
+        let next = self.commands.last().wrapping_add(1);
+        self.row.put(Number::Command, 1 << 32 | u64::from(next));
+    }
+
+    /// The last group is published, or has stayed: fork() in the program goes on.
+    pub(crate) fn ends_group(&self) {
+        self.row.put(Number::Command, 0);
+        self.commands.release();
+    }
+
+    /// Where the page at `place` of the group is that a dead manager was evicting. The agent has no
+    /// command any more.
+    pub(crate) fn held(&self, place: usize) -> Held {
+        let group = self.group;
+        let posted = group >> 32 == 1 && self.commands.last() == group as u32;
+        let done = self.commands.result();
+        if !posted || done.moved >> place & 1 == 0 {
+            return Held::NotMoved;
+        }
+        let mut page = [0u8; PAGE_BYTES];
+        if self.read_one(done, place, &mut page) {
+            Held::Here
+        } else {
+            Held::OwnerGone
+        }
+    }
+
+    /// Reads one page of the last group. False if it cannot be read.
+    pub(crate) fn read_one(&self, done: Done, place: usize, page: &mut [u8]) -> bool {
+        let staged = done.stranded >> place & 1 == 1;
+        let area = if staged {
+            self.private.start.address()
+        } else {
+            self.holding
+        };
+        let from = area + (place * PAGE_BYTES) as u64;
+        self.memory.read(from, page).is_ok()
     }
 
     /// The agent's thread id, which is verified; 0 before the first command, and if it has none.
@@ -189,6 +291,11 @@ impl Agent {
         if !same {
             return None;
         }
+        self.row
+            .put_fd(Fds::AgentPidfd, pidfd.as_ref().map(AsFd::as_fd));
+        self.row.put_fd(Fds::AgentStatus, Some(status.as_fd()));
+        self.row.put(Number::Filters, filters.into());
+        self.row.put(Number::Agent, said.into());
         self.tid.store(said, Ordering::Relaxed);
         Some(Thread {
             pidfd,

@@ -67,11 +67,19 @@ mod tests {
     use undercroft_base::{SpaceId, VirtPage};
 
     use super::*;
+    use crate::legacy::Row;
     use crate::space::model::ModelMemory;
 
     fn process() -> Arc<Process> {
         let memory = Arc::new(ModelMemory::new(pages(0, 1)));
-        Arc::new(Process::new(SpaceId(1), memory, VirtPage(1), None, None))
+        Arc::new(Process::new(
+            SpaceId(1),
+            memory,
+            VirtPage(1),
+            None,
+            None,
+            Row::default(),
+        ))
     }
 
     fn pages(start: u64, end: u64) -> VirtRange {

@@ -3,6 +3,7 @@
 //! `undercroft_wire::command`, which the client's side shares.
 
 use std::mem::offset_of;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -70,6 +71,12 @@ impl CommandWords for Commands {
     }
 }
 
+impl AsFd for Commands {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl Commands {
     pub(crate) fn new(page: SharedMemory) -> Commands {
         Commands(page)
@@ -82,6 +89,21 @@ impl Commands {
 
     fn pages(&self) -> &[AtomicU64] {
         &self.0.words()[offset_of!(CommandPage, pages) / 8..][..STAGING_PAGES]
+    }
+
+    /// The number of the last command that was posted.
+    pub(crate) fn last(&self) -> u32 {
+        self.load(Word::Seq, Ordering::Acquire)
+    }
+
+    /// Takes over from a dead manager. The command in progress is cancelled, and a reader of events
+    /// no longer keeps the agent waiting.
+    pub(crate) fn take_over(&self) {
+        if !self.is_idle() {
+            both_sides::give_up(self, self.last());
+        }
+        self.admit_agent();
+        self.wake(Word::Seq, 1); // the dead manager may not have come so far
     }
 
     /// The agent's thread id, as the process says. 0 before it starts, and once it is gone.
@@ -107,6 +129,17 @@ impl Commands {
             word.store(set, Ordering::Relaxed);
         }
         self.bound_word().store(tid, Ordering::SeqCst);
+    }
+
+    /// The CPUs of the thread that is bound, as they were before.
+    pub(crate) fn bound_cpus(&self) -> Vec<usize> {
+        let words = &self.0.words()[offset_of!(CommandPage, cpus) / 8..][..CPU_WORDS];
+        let of = |(at, word): (usize, &AtomicU64)| {
+            let word = word.load(Ordering::Relaxed);
+            let set = (0..64).filter(move |bit| word >> bit & 1 == 1);
+            set.map(move |bit| at * 64 + bit)
+        };
+        words.iter().enumerate().flat_map(of).collect()
     }
 
     /// Tells the shim that the thread is free.
@@ -162,6 +195,11 @@ impl Commands {
     /// The result of command `seq`, which was given up; `None` until the agent has answered.
     pub(crate) fn answer_to(&self, seq: u32) -> Option<Done> {
         both_sides::is_answered(self, seq).then(|| self.done())
+    }
+
+    /// The result of the last command, which is answered.
+    pub(crate) fn result(&self) -> Done {
+        self.done()
     }
 
     fn done(&self) -> Done {

@@ -17,6 +17,7 @@ use undercroft_sys::procfs;
 use undercroft_sys::uffd::UffdError;
 
 use crate::gauges::scale::is_out_of_descriptors;
+use crate::legacy::{Flag, Number};
 use crate::space::process::Process;
 use crate::space::processes::Processes;
 use crate::space::shared::Shared;
@@ -75,10 +76,14 @@ pub(crate) fn correct(shared: &Shared, process: &Process, who: Who, zeros: &[u8]
         _ => books,
     };
     match books {
-        ChildBooks::Right => process.corrected.store(true, Ordering::Release),
+        ChildBooks::Right => {
+            process.row.set(Flag::Corrected);
+            process.corrected.store(true, Ordering::Release);
+        }
         ChildBooks::Later => {}
         ChildBooks::Short => shared.gauges.shortages.no_descriptor(),
         ChildBooks::Never => {
+            process.row.set(Flag::Unreadable);
             process.unreadable.store(true, Ordering::Relaxed);
             crate::log::say(
                 "the mappings of a fork child cannot be read (is it in another pid namespace?): \
@@ -199,6 +204,7 @@ fn only_thread(processes: &Processes, child: &Process, who: Who) -> Result<Optio
     };
     if let Some(thread) = found {
         child.give_ticket(thread);
+        child.row.put(Number::Proven, thread.into());
         let _ = child.proven.set(thread);
     }
     if found.is_none() && short {

@@ -16,6 +16,7 @@ use undercroft_sys::uffd::{RegisterMode, UffdError};
 
 use crate::books::Books;
 use crate::books::ledger::MemfdLedger;
+use crate::legacy::Flag;
 use crate::signals::Signals;
 use crate::space::agent::Agent;
 use crate::space::layout::apply_events;
@@ -106,6 +107,7 @@ pub(crate) fn enroll(
     let begins = !process.managed.swap(true, Ordering::AcqRel);
     if begins {
         let _ = process.memory.register(beacon, RegisterMode::MISSING);
+        process.row.set(Flag::Managed);
     }
     let mut locked = Vec::new();
     if procfs::status_number(pid, "VmLck").unwrap_or(0) > LOCKED_MIN {
@@ -677,6 +679,7 @@ mod tests {
     use undercroft_base::VirtPage;
 
     use super::*;
+    use crate::legacy::Row;
     use crate::space::model::ModelMemory;
 
     fn pages(start: u64, end: u64) -> VirtRange {
@@ -688,7 +691,7 @@ mod tests {
     #[test]
     fn all_between_two_fences_is_registered_at_once_and_the_largest_first() {
         let memory = Arc::new(ModelMemory::new(pages(0, 1)));
-        let process = Process::new(SpaceId(1), memory, VirtPage(1), None, None);
+        let process = Process::new(SpaceId(1), memory, VirtPage(1), None, None, Row::default());
         *lock(&process.fences) = vec![pages(0x100, 0x110), pages(0x300, 0x400)];
         let lines = [
             "20000-21000 rw-p 00000000 00:00 0",

@@ -1,16 +1,19 @@
 //! Applies layout events to the books. The layout lock is held for writing, so no page is installed
 //! meanwhile.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use undercroft_base::VirtRange;
-use undercroft_sys::uffd::{Message, Uffd};
+use undercroft_sys::uffd::{Message, Receipt, Uffd};
 
+use crate::legacy::{Fds, Flag};
 use crate::placement::Placement;
 use crate::signals::Doom;
 use crate::space::anonymous::Anonymous;
+use crate::space::order::phase;
 use crate::space::parts;
 use crate::space::process::Process;
 use crate::space::processes::Processes;
@@ -19,9 +22,21 @@ use crate::sync::lock;
 
 /// Takes a layout event, in the order in which it was read, and applies all events that can be
 /// applied now.
-pub(crate) fn heard(shared: &Shared, process: &Process, event: Message) {
-    lock(&process.order).push(event);
+pub(crate) fn heard(shared: &Shared, process: &Process, event: Message, receipt: Receipt) {
+    lock(&process.order).push(event, receipt);
     apply_all(shared, process, true);
+}
+
+/// Applies the event that a dead manager was applying, which had come as far as `at`.
+pub(crate) fn apply_again(
+    shared: &Shared,
+    process: &Process,
+    (event, receipt): (Message, Receipt),
+    at: u8,
+) {
+    lock(&process.order).chosen(&event);
+    apply(shared, process, event, &receipt, at == phase::PLACE_IS_FREE);
+    receipt.done();
 }
 
 /// Applies waiting events; true if none is left. An event waits for a late one
@@ -49,13 +64,17 @@ fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
             !range.overlapping(regions).is_empty()
         });
         match event {
-            Some(event) => apply(shared, process, event),
+            Some((event, receipt)) => {
+                apply(shared, process, event, &receipt, false);
+                receipt.done();
+            }
             None => return,
         }
     }
 }
 
-fn apply(shared: &Shared, process: &Process, event: Message) {
+/// * `freed`: a move, and what was at its new place before is out of the books.
+fn apply(shared: &Shared, process: &Process, event: Message, receipt: &Receipt, freed: bool) {
     let space = process.space;
     if let Message::Fork { child } = event {
         return fork(shared, process, child);
@@ -75,7 +94,8 @@ fn apply(shared: &Shared, process: &Process, event: Message) {
                 from,
                 VirtRange::new(to, to.plus(from.count().0)),
             );
-            match parts::moved(shared, space, from, to) {
+            let free = || receipt.begin(phase::PLACE_IS_FREE);
+            match parts::moved(shared, space, (from, to), freed, free) {
                 Ok(effect) => (effect, from),
                 Err(_) => return shared.signals.doom(Doom::TableFull),
             }
@@ -114,14 +134,18 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
     // What the child does not have, or has as zeros, is found before its first page is served
     // ([`crate::space::correction`]).
     let space = shared.books.engine().forks().begin_fork(parent.space);
+    let row = shared.books.row(space);
+    row.put_fd(Fds::Uffd, Some(child.as_fd()));
     let child = Process::new(
         space,
         Arc::new(Anonymous::new(child)),
         parent.beacon,
         Some(parent.space),
         Some(parent.family),
+        row,
     );
     child.managed.store(true, Ordering::Relaxed);
+    child.row.set(Flag::Managed);
     let uncounted =
         parent.counting.load(Ordering::SeqCst) > 0 || parent.recount.load(Ordering::Acquire);
     child.recount.store(uncounted, Ordering::Release);
@@ -137,6 +161,7 @@ fn fork(shared: &Shared, parent: &Process, child: Uffd) {
             if let (true, Some(agent)) = (effect.cancel_batch, parent.agent.get()) {
                 agent.commands.cancel();
             }
+            child.row.commit(space, child.parent, child.family);
             shared.add_process(&child);
         }
         // The child is not served, and its userfaultfd stays open: it waits until it is ended.

@@ -9,7 +9,9 @@
 use std::collections::VecDeque;
 
 use undercroft_base::{VirtPage, VirtRange};
-use undercroft_sys::uffd::Message;
+use undercroft_sys::uffd::{Message, Receipt};
+
+use crate::legacy::Row;
 
 /// Old places that are remembered. If there are more, they are forgotten once the kernel has no
 /// event to report.
@@ -20,10 +22,20 @@ pub(crate) const VACATED_MAX: usize = 64;
 pub(crate) struct EventOrder {
     /// Bounded by the events that the program's threads raise while one of them is between its
     /// change and its report.
-    waiting: VecDeque<Message>,
+    waiting: VecDeque<(Message, Receipt)>,
     /// Old places of moved mappings, until the kernel reports them unmapped. After
     /// `MREMAP_DONTUNMAP` it never does.
     vacated: Vec<VirtRange>,
+    /// Where the old places are kept for a successor.
+    row: Row,
+}
+
+/// Phases of an event that is being applied, as a successor finds them.
+pub(crate) mod phase {
+    /// It is the one to apply next.
+    pub(crate) const CHOSEN: u8 = 1;
+    /// A move: what was at its new place before is out of the books.
+    pub(crate) const PLACE_IS_FREE: u8 = 2;
 }
 
 /// The range of a mapping after its move from `from` to `to`.
@@ -36,9 +48,18 @@ fn meet(a: VirtRange, b: VirtRange) -> bool {
 }
 
 impl EventOrder {
+    /// The order of a new address space, or of one whose manager died.
+    pub(crate) fn new(row: Row, vacated: Vec<VirtRange>) -> EventOrder {
+        EventOrder {
+            waiting: VecDeque::new(),
+            vacated,
+            row,
+        }
+    }
+
     /// Adds an event that was read. Call [`EventOrder::next`] until it returns `None`.
-    pub(crate) fn push(&mut self, event: Message) {
-        self.waiting.push_back(event);
+    pub(crate) fn push(&mut self, event: Message, receipt: Receipt) {
+        self.waiting.push_back((event, receipt));
     }
 
     /// The next event to apply.
@@ -50,12 +71,12 @@ impl EventOrder {
         &mut self,
         late_ones_come: bool,
         used: impl Fn(VirtRange) -> bool,
-    ) -> Option<Message> {
-        let first = self.waiting.front()?;
+    ) -> Option<(Message, Receipt)> {
+        let (first, _) = self.waiting.front()?;
         let at = match self.blocked(first, &used) {
             None => 0,
             Some((from, to)) => {
-                let frees = |event: &Message| match *event {
+                let frees = |(event, _): &(Message, Receipt)| match *event {
                     Message::Unmap(range) => meet(range, to) && !meet(range, from),
                     Message::Remap { from: f, to: t } => {
                         let late = meet(f, to) && !meet(f, from) && !meet(target(f, t), from);
@@ -70,17 +91,26 @@ impl EventOrder {
                 }
             }
         };
-        let event = self.waiting.remove(at)?;
-        match event {
+        let (event, receipt) = self.waiting.remove(at)?;
+        // First: a successor would not choose the same again, once the old places have changed.
+        receipt.begin(phase::CHOSEN);
+        self.chosen(&event);
+        Some((event, receipt))
+    }
+
+    /// The event is applied next. A successor calls this again for the event that its predecessor
+    /// had chosen.
+    pub(crate) fn chosen(&mut self, event: &Message) {
+        match *event {
             Message::Remap { from, .. } => self.vacated.push(from),
-            Message::Unmap(range) => {
+            Message::Unmap(range) if !self.vacated.is_empty() => {
                 let vacated = std::mem::take(&mut self.vacated);
                 self.vacated
                     .extend(vacated.into_iter().flat_map(|old| old.minus(&[range])));
             }
-            _ => {}
+            _ => return,
         }
-        Some(event)
+        self.row.put_vacated(&self.vacated);
     }
 
     /// The old and the new place of a move, if the new place is still in use.
@@ -110,7 +140,10 @@ impl EventOrder {
 
     /// Forgets old places. No event is pending, so they are reported, or never will be.
     pub(crate) fn forget_vacated(&mut self) {
-        self.vacated.clear();
+        if !self.vacated.is_empty() {
+            self.vacated.clear();
+            self.row.put_vacated(&[]);
+        }
     }
 }
 
@@ -160,13 +193,13 @@ mod tests {
 
         fn read(&mut self, order: &mut EventOrder, events: impl IntoIterator<Item = Message>) {
             for event in events {
-                order.push(event);
+                order.push(event, Receipt::default());
                 self.drain(order, true);
             }
         }
 
         fn drain(&mut self, order: &mut EventOrder, late_ones_come: bool) {
-            while let Some(event) = {
+            while let Some((event, _)) = {
                 let used =
                     |range: VirtRange| range.pages().any(|page| self.0.contains_key(&page.0));
                 order.next(late_ones_come, used)

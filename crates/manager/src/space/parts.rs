@@ -138,15 +138,23 @@ pub(crate) fn dropped(shared: &Shared, space: SpaceId, range: VirtRange, unmappe
 /// Moves the books of a mapping. Pages without room in the page table at the new place go on
 /// unmanaged.
 ///
+/// * `freed`: what was at the new place is out of the books already, and some pages may have moved.
+/// * `free`: called once it is.
+///
 /// Errors: no room for a page that is not resident.
 pub(crate) fn moved(
     shared: &Shared,
     space: SpaceId,
-    from: VirtRange,
-    to: VirtPage,
+    (from, to): (VirtRange, VirtPage),
+    freed: bool,
+    free: impl FnOnce(),
 ) -> Result<Effect, LedgerFull> {
     let new = VirtRange::new(to, to.plus(from.count().0));
-    let mut effect = dropped(shared, space, new, true);
+    let mut effect = Effect::default();
+    if !freed {
+        effect = dropped(shared, space, new, true);
+        free();
+    }
     let mut lost = Ok(());
     locked(shared, |engine| {
         engine.layout().region_moved(space, from, to)
@@ -208,6 +216,7 @@ fn forget_later(shared: &Shared, dead: Dead) {
 /// chunks at a time; those of a small one at once.
 pub(crate) fn ended(shared: &Shared, process: &Arc<Process>) {
     process.gone.store(true, Ordering::Relaxed);
+    process.row.free();
     if !shared.processes.remove(process) {
         return;
     }

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use undercroft_sys::process::PidFd;
 use undercroft_sys::procfs::{self, Tasks};
 use undercroft_sys::uffd::UffdError;
 
+use crate::legacy::{Fds, Number, Row};
 use crate::placement::pin::Program;
 use crate::space::agent::Agent;
 use crate::space::dropping::Dropping;
@@ -25,6 +27,12 @@ use crate::sync::lock;
 /// The first page above what `vm.mmap_min_addr` keeps free, and the first beyond all addresses.
 const LOWEST: VirtPage = VirtPage(16);
 const BEYOND: VirtPage = VirtPage(0x7_ffff_ffff);
+
+/// Every page that a program can have.
+pub(crate) const ALL_PAGES: VirtRange = VirtRange {
+    start: LOWEST,
+    end: BEYOND,
+};
 
 /// Ranges that are kept apart for another discovery.
 const RECHECK_MAX: usize = 64;
@@ -41,6 +49,17 @@ pub(crate) struct Identity {
     pub pagemap: Pagemap,
     pub maps: Maps,
     pub tasks: Tasks,
+}
+
+impl Identity {
+    /// Writes it down for a successor.
+    pub(crate) fn note(&self, row: &Row) {
+        row.put(Number::Pid, self.pid.into());
+        row.put_fd(Fds::Pidfd, Some(self.pidfd.as_fd()));
+        row.put_fd(Fds::Pagemap, Some(self.pagemap.as_fd()));
+        row.put_fd(Fds::Maps, Some(self.maps.as_fd()));
+        row.put_fd(Fds::Tasks, Some(self.tasks.as_fd()));
+    }
 }
 
 /// The number by which a fork child is to announce itself, and the thread that may do so.
@@ -76,6 +95,8 @@ impl Recheck {
 /// One address space. A fork child starts with its userfaultfd only; identity and agent come when
 /// it announces itself.
 pub(crate) struct Process {
+    /// What a successor needs to know of it. First, because fields are dropped in this order.
+    pub row: Row,
     pub space: SpaceId,
     pub memory: Arc<dyn Space>,
     /// Written while messages are read and layout events applied; read while pages are installed.
@@ -139,18 +160,22 @@ pub(crate) struct Process {
 impl Process {
     /// A process that connected, or one that `parent` forked under management.
     /// * `family`: the family of the process that forked it.
+    /// * `row`: not committed yet.
     pub(crate) fn new(
         space: SpaceId,
         memory: Arc<dyn Space>,
         beacon: VirtPage,
         parent: Option<SpaceId>,
         family: Option<SpaceId>,
+        row: Row,
     ) -> Process {
+        row.put(Number::Beacon, beacon.0);
         Process {
+            order: Mutex::new(EventOrder::new(row.clone(), Vec::new())),
+            row,
             space,
             memory,
             layout: RwLock::new(()),
-            order: Mutex::default(),
             identity: OnceLock::new(),
             agent: OnceLock::new(),
             beacon,
@@ -239,8 +264,19 @@ impl Process {
         let mut page = [0u8; PAGE_BYTES];
         page[..8].copy_from_slice(&nonce.to_ne_bytes());
         let _layout = self.layout.read();
-        (self.memory).install(self.beacon, &page, Wake::Later)?;
-        *lock(&self.ticket) = Some(Ticket { nonce, thread });
+        let mut ticket = lock(&self.ticket);
+        // First: a number that the child has read must be known to a successor, too.
+        self.row.put(Number::NonceThread, thread.into());
+        self.row.put(Number::Nonce, nonce);
+        if let Err(refused) = (self.memory).install(self.beacon, &page, Wake::Later) {
+            let before = ticket
+                .as_ref()
+                .map_or((0, 0), |old| (old.nonce, old.thread));
+            self.row.put(Number::Nonce, before.0);
+            self.row.put(Number::NonceThread, before.1.into());
+            return Err(refused);
+        }
+        *ticket = Some(Ticket { nonce, thread });
         Ok(nonce)
     }
 
@@ -248,6 +284,7 @@ impl Process {
     pub(crate) fn give_ticket(&self, thread: u32) {
         if let Some(ticket) = lock(&self.ticket).as_mut() {
             ticket.thread = thread;
+            self.row.put(Number::NonceThread, thread.into());
         }
     }
 
@@ -386,7 +423,14 @@ mod tests {
     fn child() -> Process {
         let pages = VirtRange::new(VirtPage(0), VirtPage(1));
         let memory = Arc::new(ModelMemory::new(pages));
-        let process = Process::new(SpaceId(1), memory, VirtPage(1), Some(SpaceId(0)), None);
+        let process = Process::new(
+            SpaceId(1),
+            memory,
+            VirtPage(1),
+            Some(SpaceId(0)),
+            None,
+            Row::default(),
+        );
         *lock(&process.ticket) = Some(Ticket {
             nonce: NONCE,
             thread: undercroft_sys::process::thread_id(),

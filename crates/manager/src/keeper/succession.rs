@@ -1,0 +1,242 @@
+//! When the manager dies, another takes over. The keeper starts it, and gives up if managers die
+//! again and again.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use undercroft_sys::mapping::SharedMemory;
+use undercroft_sys::process::PidFd;
+
+use super::estate::{Estate, Failed};
+use super::voice::Voice;
+use super::{Killed, Manager, READY, reap_one};
+use crate::legacy::Legacy;
+use crate::options::RunOptions;
+use crate::report::Takeovers;
+
+/// Managers in a row that may die without serving a fault; and managers in a row that may die while
+/// they serve the same page.
+const DEATHS_MAX: usize = 4;
+
+/// A manager that lives longer than this has not died of the takeover.
+const SOON: Duration = Duration::from_secs(5);
+
+/// How long a successor may take.
+const TAKEOVER: Duration = READY;
+
+/// The takeovers of one run.
+pub(super) struct Succession {
+    left: u32,
+    /// A trace cannot be continued.
+    traces: bool,
+    quiet: bool,
+    /// Managers that died in a row without serving.
+    idle_deaths: usize,
+    /// Pages that all of the last managers served when they died, and how many managers that were.
+    fatal: (Vec<u64>, usize),
+    pauses: Vec<Duration>,
+}
+
+impl Succession {
+    pub(super) fn new(options: &RunOptions) -> Succession {
+        Succession {
+            left: options.client.takeovers_max,
+            traces: options.client.trace.is_some(),
+            quiet: options.client.quiet,
+            idle_deaths: 0,
+            fatal: (Vec::new(), 0),
+            pauses: Vec::new(),
+        }
+    }
+
+    /// The takeovers so far, for the report.
+    pub(super) fn summary(&self) -> Takeovers {
+        let mut pauses = self.pauses.clone();
+        pauses.sort_unstable();
+        let at = |part: f64| pauses.get((pauses.len() as f64 * part) as usize);
+        let seconds = |pause: Option<&Duration>| pause.map_or(0.0, Duration::as_secs_f64);
+        Takeovers {
+            count: pauses.len() as u64,
+            pause_seconds_p50: seconds(at(0.5)),
+            pause_seconds_p99: seconds(at(0.99)),
+            pause_seconds_max: seconds(pauses.last()),
+        }
+    }
+
+    /// Replaces a dead manager by one that has taken over from it. Error: none has, and why, as the
+    /// end of a sentence. The program has to be ended then.
+    pub(super) fn go_on(
+        &mut self,
+        estate: &Estate,
+        manager: &mut Manager,
+        voice: &mut Voice,
+    ) -> Result<(), String> {
+        let died = Instant::now();
+        self.may_go_on(estate, manager, voice)?;
+        loop {
+            let generation = manager.generation + 1;
+            let Some(handover) = &manager.handover else {
+                return Err(String::new()); // the program is being ended
+            };
+            let started = estate.spawn(Some(handover), generation);
+            let started = started.map_err(|error| format!(": no other could start: {error}"))?;
+            match started.until_ready(Instant::now() + TAKEOVER) {
+                Ok(new) => {
+                    let old = std::mem::replace(manager, new);
+                    end_holder(&old.holder); // the new one has its descriptors, too
+                    self.pauses.push(died.elapsed());
+                    if !self.quiet {
+                        voice.say(&format!(
+                            "the manager died, and another took over: the program waited for {:.1?}",
+                            died.elapsed()
+                        ));
+                    }
+                    return Ok(());
+                }
+                Err(failed) => self.failed(estate, manager, *failed, voice)?,
+            }
+        }
+    }
+
+    /// Checks whether another manager may be started. Notes the death of this one.
+    fn may_go_on(
+        &mut self,
+        estate: &Estate,
+        manager: &mut Manager,
+        voice: &mut Voice,
+    ) -> Result<(), String> {
+        if self.left == 0 {
+            return Err(String::new());
+        }
+        if manager.end(voice) == Killed::Stays {
+            return Err(": it has not ended yet".to_owned());
+        }
+        manager.log.tell(voice);
+        self.left -= 1;
+        if self.traces {
+            return Err(": no other manager can continue the trace of --trace".to_owned());
+        }
+        if manager.holder.1.has_exited() {
+            return Err(": the holder of its descriptors (uc-fds) is dead, too".to_owned());
+        }
+        let legacy = look(estate).ok_or(": its table of processes cannot be read".to_owned())?;
+        let idle = !legacy.has_served() && manager.ready.elapsed() < SOON;
+        self.note_death(!idle, legacy.was_serving());
+        self.gives_up()?;
+        if self.fatal.1 >= DEATHS_MAX {
+            return Err(format!(
+                ": {DEATHS_MAX} managers in a row died while they served the same page"
+            ));
+        }
+        Ok(())
+    }
+
+    fn gives_up(&self) -> Result<(), String> {
+        if self.idle_deaths < DEATHS_MAX {
+            return Ok(());
+        }
+        Err(format!(
+            ": {DEATHS_MAX} managers in a row died before they served a fault"
+        ))
+    }
+
+    /// Notes the death of a manager.
+    /// * `serving`: the pages that it served.
+    fn note_death(&mut self, served: bool, serving: Vec<u64>) {
+        self.idle_deaths = if served { 0 } else { self.idle_deaths + 1 };
+        let same = self.fatal.0.iter().copied();
+        let same: Vec<u64> = same.filter(|at| serving.contains(at)).collect();
+        self.fatal = if same.is_empty() {
+            (serving, 1)
+        } else {
+            (same, self.fatal.1 + 1)
+        };
+    }
+
+    /// A successor did not become ready. Error: it says why, or has not ended.
+    fn failed(
+        &mut self,
+        estate: &Estate,
+        manager: &mut Manager,
+        failed: Failed,
+        voice: &mut Voice,
+    ) -> Result<(), String> {
+        let (mut failed, why) = (failed.starting, failed.why);
+        let killed = failed.end();
+        failed.log.tell(voice);
+        // If it has come so far that the descriptors are its own, its holder has them.
+        let committed = look(estate).is_some_and(|legacy| legacy.generation() > manager.generation);
+        if let Some(holder) = failed.holder.take() {
+            let spare = if committed {
+                manager.handover = Some(failed.handover);
+                manager.generation += 1;
+                std::mem::replace(&mut manager.holder, holder)
+            } else {
+                holder
+            };
+            end_holder(&spare);
+        }
+        self.note_death(false, Vec::new());
+        self.gives_up()?;
+        match (killed, why) {
+            (Killed::Stays, _) => Err(": another one did not become ready".to_owned()),
+            (_, Some(why)) => Err(format!(": {why}")),
+            (_, None) => Ok(()),
+        }
+    }
+}
+
+/// Ends a holder whose descriptors another one has, too.
+fn end_holder((pid, pidfd): &(u32, PidFd)) {
+    let _ = pidfd.kill();
+    pidfd.wait_exit(READY);
+    reap_one(*pid);
+}
+
+fn look(estate: &Estate) -> Option<Legacy> {
+    let fd = estate.legacy.as_fd().try_clone_to_owned().ok()?;
+    Legacy::open(SharedMemory::from_fd(fd).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn succession() -> Succession {
+        Succession {
+            left: 100,
+            traces: false,
+            quiet: true,
+            idle_deaths: 0,
+            fatal: (Vec::new(), 0),
+            pauses: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_page_that_kills_each_manager_is_found_among_others() {
+        let mut deaths = succession();
+        for other in [1, 2, 3, 4] {
+            deaths.note_death(true, vec![other, 99]);
+        }
+        assert_eq!(deaths.fatal, (vec![99], 4));
+        deaths.note_death(true, vec![5]);
+        assert_eq!((deaths.fatal.1, deaths.idle_deaths), (1, 0));
+        for _ in 0..DEATHS_MAX {
+            deaths.note_death(false, vec![]);
+        }
+        assert_eq!(deaths.idle_deaths, DEATHS_MAX);
+        deaths.note_death(true, vec![]);
+        assert_eq!(deaths.idle_deaths, 0);
+    }
+
+    #[test]
+    fn the_summary_has_the_longest_pause() {
+        let mut deaths = succession();
+        assert_eq!(deaths.summary().count, 0);
+        deaths.pauses = [30, 10, 20].map(Duration::from_millis).to_vec();
+        let summary = deaths.summary();
+        assert_eq!((summary.count, summary.pause_seconds_max), (3, 0.03));
+        assert_eq!(summary.pause_seconds_p50, 0.02);
+    }
+}

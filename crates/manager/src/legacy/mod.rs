@@ -1,0 +1,289 @@
+//! What a manager leaves to its successor, besides ledger and tiers: which process has which space
+//! and which descriptors (`row.rs`), its managed ranges, and the layout events that were read and
+//! not applied (`inbox.rs`). A memfd that the keeper makes.
+//!
+//! ```text
+//! page 0        header
+//! page 1..      inbox: blocks of messages
+//! then          rows, one for each address space
+//! ```
+//! Descriptors are numbers in the table of the manager that wrote them. A successor gets them under
+//! other numbers, and has to write those down while it may die itself. So each row has two places
+//! for its numbers. The lowest bit of the generation in the header says which of them is true: one
+//! store makes the successor's numbers true, and its holder the one to ask.
+
+mod inbox;
+mod row;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use undercroft_base::{PAGE_BYTES, SpaceId, VirtPage, VirtRange};
+use undercroft_sys::mapping::SharedMemory;
+
+pub(crate) use inbox::{Held, Inbox};
+pub(crate) use row::{Fds, Flag, Heir, Number, Row};
+
+use crate::sync::lock;
+
+/// Fault threads at most.
+const THREADS_MAX: usize = 8;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"uclegacy");
+const VERSION: u64 = 1;
+
+const MAGIC_WORD: usize = 0;
+const VERSION_WORD: usize = 1;
+const GENERATION_WORD: usize = 2;
+/// Why no successor can take over: a set of [`TooMany`].
+const CANNOT_WORD: usize = 3;
+/// 1 once the manager of this generation has served a fault.
+const SERVED_WORD: usize = 4;
+/// The page that each fault thread serves; 0: none.
+const SERVING_WORD: usize = 8;
+
+const PAGE_WORDS: usize = PAGE_BYTES / 8;
+const HEADER_WORDS: usize = PAGE_WORDS;
+
+const _: () = assert!(SERVING_WORD + THREADS_MAX <= HEADER_WORDS);
+
+/// Why the legacy of a dead manager cannot be used. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LegacyError {
+    #[error("the table of processes has {0} bytes: it was cut off")]
+    TooShort(usize),
+    #[error("not a table of processes: byte 0 is not its magic number")]
+    NotOne,
+    #[error("the table of processes is of version {0}, and only version {VERSION} can be read")]
+    Version(u64),
+}
+
+/// What there is too much of, so that some of it is not in the legacy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TooMany {
+    /// More address spaces than rows.
+    Spaces = 1,
+    /// More layout events held back than there is room for.
+    Events = 2,
+    /// More managed ranges in one space, or old places of moves, than its row has room for.
+    Ranges = 4,
+}
+
+impl TooMany {
+    const ALL: [(TooMany, &'static str); 3] = [
+        (TooMany::Spaces, "it has too many processes"),
+        (TooMany::Events, "too many layout events waited"),
+        (TooMany::Ranges, "it has too many mappings"),
+    ];
+}
+
+/// The memory that survives, and what of it is free.
+pub(crate) struct Legacy {
+    memory: Arc<SharedMemory>,
+    rows: Mutex<Rows>,
+    /// Blocks of the inbox that no thread has.
+    blocks: Mutex<Vec<usize>>,
+    reads: AtomicU64,
+}
+
+#[derive(Default)]
+struct Rows {
+    of: HashMap<SpaceId, usize>,
+    free: Vec<usize>,
+}
+
+impl Legacy {
+    /// Bytes of shared memory; sparse, so only what is used takes memory.
+    pub(crate) fn bytes() -> usize {
+        (inbox::END_WORD + row::ROWS * row::ROW_WORDS) * 8
+    }
+
+    /// Lays an empty one out over fresh memory, all zero.
+    pub(crate) fn create(memory: SharedMemory) -> Result<Legacy, LegacyError> {
+        let legacy = Legacy::over(memory)?;
+        legacy.word(VERSION_WORD).store(VERSION, Ordering::Relaxed);
+        legacy.word(MAGIC_WORD).store(MAGIC, Ordering::Release);
+        Ok(legacy)
+    }
+
+    /// Opens the one that a dead manager left. Checks its header. Nothing is changed.
+    pub(crate) fn open(memory: SharedMemory) -> Result<Legacy, LegacyError> {
+        let legacy = Legacy::over(memory)?;
+        if legacy.load(MAGIC_WORD) != MAGIC {
+            return Err(LegacyError::NotOne);
+        }
+        match legacy.load(VERSION_WORD) {
+            VERSION => {}
+            other => return Err(LegacyError::Version(other)),
+        }
+        {
+            let mut rows = lock(&legacy.rows);
+            for at in 0..row::ROWS {
+                if let Some(space) = row::space_at(&legacy.memory, at) {
+                    rows.of.insert(space, at);
+                }
+            }
+            let used: Vec<usize> = rows.of.values().copied().collect();
+            rows.free.retain(|at| !used.contains(at));
+        }
+        Ok(legacy)
+    }
+
+    fn over(memory: SharedMemory) -> Result<Legacy, LegacyError> {
+        if memory.len() < Legacy::bytes() {
+            return Err(LegacyError::TooShort(memory.len()));
+        }
+        Ok(Legacy {
+            memory: Arc::new(memory),
+            rows: Mutex::new(Rows {
+                of: HashMap::new(),
+                free: (0..row::ROWS).rev().collect(),
+            }),
+            blocks: Mutex::new((0..inbox::BLOCKS).rev().collect()),
+            reads: AtomicU64::new(0),
+        })
+    }
+
+    /// Memory of its own, for tests.
+    #[cfg(test)]
+    pub(crate) fn for_tests() -> Arc<Legacy> {
+        let memory = SharedMemory::create("test", Legacy::bytes()).expect("memory");
+        Arc::new(Legacy::create(memory).expect("fresh memory"))
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        &self.memory.words()[at]
+    }
+
+    fn load(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    /// Counts managers. Its lowest bit says which numbers of descriptors are true.
+    pub(crate) fn generation(&self) -> u64 {
+        self.load(GENERATION_WORD)
+    }
+
+    /// From now on the numbers of the next generation are true.
+    pub(crate) fn begin_generation(&self) {
+        self.word(SERVED_WORD).store(0, Ordering::Relaxed);
+        for thread in 0..THREADS_MAX {
+            self.word(SERVING_WORD + thread).store(0, Ordering::Relaxed);
+        }
+        let next = self.generation() + 1;
+        self.word(GENERATION_WORD).store(next, Ordering::Release);
+    }
+
+    /// Notes that a part of the manager's state is not in here. It stays so for the whole run.
+    pub(crate) fn cannot(&self, why: TooMany) {
+        self.word(CANNOT_WORD)
+            .fetch_or(why as u64, Ordering::Relaxed);
+    }
+
+    /// Why no successor can take over, if none can.
+    pub(crate) fn refusal(&self) -> Option<&'static str> {
+        let set = self.load(CANNOT_WORD);
+        let mut all = TooMany::ALL.iter();
+        all.find(|(why, _)| set & *why as u64 != 0)
+            .map(|(_, text)| *text)
+    }
+
+    /// A fault of this generation was served.
+    #[inline]
+    pub(crate) fn served(&self) {
+        self.word(SERVED_WORD).store(1, Ordering::Relaxed);
+    }
+
+    /// True if a fault of this generation was served.
+    pub(crate) fn has_served(&self) -> bool {
+        self.load(SERVED_WORD) != 0
+    }
+
+    /// Fault thread `thread` begins to serve this page.
+    #[inline]
+    pub(crate) fn serving(&self, thread: usize, space: SpaceId, page: VirtPage) {
+        let word = u64::from(space.0) << 40 | page.0 & ((1 << 40) - 1);
+        self.word(SERVING_WORD + thread % THREADS_MAX)
+            .store(word, Ordering::Relaxed);
+    }
+
+    /// Fault thread `thread` serves no page.
+    #[inline]
+    pub(crate) fn rests(&self, thread: usize) {
+        self.word(SERVING_WORD + thread % THREADS_MAX)
+            .store(0, Ordering::Relaxed);
+    }
+
+    /// The pages that fault threads served when the manager died.
+    pub(crate) fn was_serving(&self) -> Vec<u64> {
+        let words = (0..THREADS_MAX).map(|thread| self.load(SERVING_WORD + thread));
+        words.filter(|word| *word != 0).collect()
+    }
+
+    /// The managed ranges of a space have changed.
+    pub(crate) fn regions_changed(&self, space: SpaceId, regions: &[VirtRange]) {
+        let at = lock(&self.rows).of.get(&space).copied();
+        if let Some(at) = at {
+            row::write_regions(self, at, regions);
+        }
+    }
+}
+
+impl AsFd for Legacy {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+/// The keeper's view: it opens the memory, and asks about a dead manager.
+pub(crate) fn fresh() -> io::Result<SharedMemory> {
+    SharedMemory::create("uc-legacy", Legacy::bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn again(memory: &SharedMemory) -> SharedMemory {
+        let fd = memory.as_fd().try_clone_to_owned().expect("a descriptor");
+        SharedMemory::from_fd(fd).expect("the same memory")
+    }
+
+    #[test]
+    fn another_version_is_refused_and_nothing_is_changed() {
+        let memory = fresh().expect("memory");
+        assert!(matches!(
+            Legacy::open(again(&memory)),
+            Err(LegacyError::NotOne)
+        ));
+        let legacy = Legacy::create(again(&memory)).expect("fresh memory");
+        legacy.word(VERSION_WORD).store(99, Ordering::Relaxed);
+        assert!(matches!(
+            Legacy::open(again(&memory)),
+            Err(LegacyError::Version(99))
+        ));
+        assert_eq!(legacy.generation(), 0);
+        let short = SharedMemory::create("short", PAGE_BYTES).expect("memory");
+        assert!(matches!(
+            Legacy::open(short),
+            Err(LegacyError::TooShort(PAGE_BYTES))
+        ));
+    }
+
+    #[test]
+    fn a_generation_begins_with_nothing_served() {
+        let legacy = Legacy::for_tests();
+        legacy.served();
+        legacy.serving(1, SpaceId(3), VirtPage(7));
+        assert_eq!(legacy.was_serving(), [3 << 40 | 7]);
+        legacy.begin_generation();
+        assert_eq!((legacy.generation(), legacy.has_served()), (1, false));
+        assert!(legacy.was_serving().is_empty());
+        assert_eq!(legacy.refusal(), None);
+        legacy.cannot(TooMany::Events);
+        assert!(legacy.refusal().is_some());
+    }
+}

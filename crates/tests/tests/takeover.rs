@@ -1,0 +1,456 @@
+//! The manager is killed with `kill -9` again and again, at random moments and also while it takes
+//! over. Another takes over each time. The programs go on, every byte is verified, and nothing
+//! hangs. `UNDERCROFT_TEST_KILLS`: how often it is killed, in all tests of this file together.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use undercroft_tests::{
+    Client, Job, MIB, Memcached, Outcome, Process, Reply, Running, build, find, free_port, mix,
+    one_at_a_time, plain_only, processes, say, setting, skip, target_folder, value_of,
+};
+
+/// Takeover is off unless it is asked for.
+const ON: [&str; 2] = ["--takeovers-max", "1000000"];
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Longest time until another manager is ready. On an idle machine it takes some 60 ms.
+const TAKEN_OVER: Duration = Duration::from_secs(20);
+
+/// Kills of one test; `share` of 100 are this test's.
+fn kills(share: u64) -> u64 {
+    (setting("UNDERCROFT_TEST_KILLS", 40) * share / 100).max(3)
+}
+
+/// A holder has the command line of its manager, and another name.
+fn is_holder(process: &Process) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", process.pid));
+    name.is_ok_and(|name| name.trim() == "uc-fds")
+}
+
+/// The manager that the keeper has now.
+fn manager_of(keeper: i32) -> Option<i32> {
+    let is = |process: &&Process| {
+        let named = process.command.contains("undercroft manager");
+        process.parent == keeper && named && process.state != 'Z' && !is_holder(process)
+    };
+    let all = processes();
+    all.iter().find(is).map(|process| process.pid)
+}
+
+/// The manager, if it has taken over from `dead`: the keeper has ended the holder of that one.
+fn successor(keeper: i32, dead: i32) -> Option<i32> {
+    let all = processes();
+    let held = (all.iter()).any(|process| process.parent == keeper && is_holder(process));
+    manager_of(keeper).filter(|manager| *manager != dead && !held)
+}
+
+/// Kills the manager of one run.
+struct Killer {
+    keeper: i32,
+    seed: u64,
+    killed: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Killer {
+    fn of(run: &Running, seed: u64) -> Killer {
+        Killer {
+            keeper: run.pid(),
+            seed,
+            killed: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    fn random(&self, most: u64) -> u64 {
+        mix(self.seed << 20 ^ self.killed.load(Ordering::Relaxed) << 1 ^ most) % most
+    }
+
+    /// Kills the manager, and returns which.
+    fn kill(&self) -> Option<i32> {
+        let manager = manager_of(self.keeper)?;
+        kill_process(Pid::from_raw(manager)?, Signal::KILL).ok()?;
+        self.killed.fetch_add(1, Ordering::Relaxed);
+        Some(manager)
+    }
+
+    /// Kills until told to stop, at most `most` times. Each time but one in six, the next manager
+    /// is left to serve before it is killed. The others are killed while they take over.
+    fn work(&self, most: u64) {
+        let ends = || self.over.load(Ordering::Relaxed);
+        while !ends() && self.killed.load(Ordering::Relaxed) < most {
+            std::thread::sleep(Duration::from_micros(self.random(150_000)));
+            let mut dead = self.kill();
+            if self.random(6) == 0 {
+                std::thread::sleep(Duration::from_micros(self.random(60_000)));
+                dead = self.kill().or(dead);
+            }
+            let since = Instant::now();
+            let is_over = || dead.is_none_or(|dead| successor(self.keeper, dead).is_some());
+            while !ends() && !is_over() {
+                assert!(since.elapsed() < TAKEN_OVER, "no manager takes over");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// Does `work` with the run while its manager is killed, up to `most` times. Returns the number of
+/// kills.
+fn under_kills(run: &Running, seed: u64, most: u64, work: impl FnOnce()) -> u64 {
+    let killer = Killer::of(run, seed);
+    std::thread::scope(|scope| {
+        let kills = scope.spawn(|| killer.work(most));
+        work();
+        killer.over.store(true, Ordering::Relaxed);
+        kills.join().expect("each takeover ends");
+    });
+    killer.killed.load(Ordering::Relaxed)
+}
+
+/// Prints what the takeovers of a run took. Panics if there was none.
+#[track_caller]
+fn told(name: &str, killed: u64, outcome: &Outcome) {
+    let number = |field: &str| outcome.number(&format!("takeovers.{field}"));
+    let ms = |field: &str| number(field).unwrap_or(f64::NAN) * 1e3;
+    say(&format!(
+        "takeover, {name}: killed {killed} times, taken over {} times; the program waited for {:.0} ms \
+         (median), {:.0} ms (p99), {:.0} ms (longest); 0 wrong bytes; {:.1?}",
+        number("count").unwrap_or(f64::NAN),
+        ms("pause_seconds_p50"),
+        ms("pause_seconds_p99"),
+        ms("pause_seconds_max"),
+        outcome.wall,
+    ));
+    // There is no report if the last manager was killed when the program had ended.
+    assert!(
+        killed > 0 && number("count").is_none_or(|count| count > 0.0),
+        "{outcome}"
+    );
+}
+
+/// `holdcheck` verifies its pages without pause.
+#[test]
+fn memory_is_right_whenever_the_manager_is_killed() {
+    let name = "memory_is_right_whenever_the_manager_is_killed";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let most = kills(40);
+    let seconds = (3 + most / 7).to_string();
+    for (seed, tiers) in [(1, &["ram"][..]), (2, &["ram", "file:SPILL,size=256M"])] {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let evidence = scratch.path().join("evidence");
+        let spill = scratch.path().join("spill").display().to_string();
+        let mut job = Job::new(build("holdcheck"))
+            .arg("48")
+            .arg(&evidence)
+            .arg(if tiers.len() == 1 { "3" } else { &seconds })
+            .limit(24 * MIB)
+            .options(ON)
+            .timeout(60 + most);
+        for tier in tiers {
+            job = job.tier(&tier.replace("SPILL", &spill));
+        }
+        let mut run = job.start();
+        run.until("its memory", 30, |run| {
+            let said = std::fs::read_to_string(run.scratch().join("output"));
+            said.is_ok_and(|said| said.contains("ready")).then_some(())
+        });
+        let pid = run.pid();
+        let killed = under_kills(&run, seed, most, || wait_for_end(pid, most));
+        let outcome = run.wait();
+        let seen = std::fs::read_to_string(&evidence).unwrap_or_default();
+        assert!(seen.is_empty(), "{seen}\n{outcome}");
+        let outcome = outcome.expect(0);
+        told(&format!("holdcheck on {tiers:?}"), killed, &outcome);
+    }
+}
+
+/// Waits until the process is a zombie, or its time is up.
+fn wait_for_end(pid: i32, kills: u64) {
+    let since = Instant::now();
+    let state = || {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        text.rsplit(')')
+            .next()
+            .and_then(|rest| rest.trim().chars().next())
+    };
+    while !matches!(state(), None | Some('Z')) && since.elapsed() < Duration::from_secs(60 + kills)
+    {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// `asfuzz`: mappings come, go, move and fork; threads; children that execute.
+#[test]
+fn address_spaces_are_right_whenever_the_manager_is_killed() {
+    let name = "address_spaces_are_right_whenever_the_manager_is_killed";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    if setting("UNDERCROFT_TEST_TAKEOVER", 0) == 0 {
+        return skip(
+            name,
+            "it is known to lose pages (docs/design/0025); UNDERCROFT_TEST_TAKEOVER=1 runs it",
+        );
+    }
+    let most = kills(40);
+    let folder = target_folder().join("test-programs");
+    for seed in 0..1 + most / 100 {
+        let ops = (120 * most.min(100)).max(3_000);
+        let spill = tempfile::tempdir_in(&folder).expect("a folder for the file tier");
+        let spill = spill.path().join("spill").display().to_string();
+        let run = Job::new(build("asfuzz"))
+            .args([
+                "--seed",
+                &(700 + seed).to_string(),
+                "--ops",
+                &ops.to_string(),
+            ])
+            .args(["--threads", "2", "--footprint-mib", "32", "--dir"])
+            .arg(&folder)
+            .limit(20 * MIB)
+            .options(ON)
+            .tier("ram")
+            .tier(&format!("file:{spill},size=256M"))
+            .timeout(240)
+            .start();
+        let pid = run.pid();
+        let killed = under_kills(&run, seed, most.min(100), || wait_for_end(pid, 180));
+        let outcome = run.wait();
+        // Forks, moves and the like at the moment of a death: a takeover that is not certain is
+        // refused, and the program is ended. It never sees a wrong byte.
+        assert!(
+            !outcome.errors.contains("MISMATCH"),
+            "seed {seed}: {outcome}"
+        );
+        if outcome.code() == Some(125) && outcome.errors.contains("the manager died") {
+            let why = outcome.errors.lines().last().unwrap_or_default();
+            say(&format!(
+                "takeover, asfuzz seed {seed}: refused after {killed} kills: {why}"
+            ));
+            continue;
+        }
+        assert_eq!(outcome.code(), Some(0), "seed {seed}: {outcome}");
+        assert!(outcome.text().contains("\nmismatches 0\n"), "{outcome}");
+        told(&format!("asfuzz seed {seed}"), killed, &outcome);
+    }
+}
+
+const KEYS: u64 = 20_000;
+
+fn redis_value(key: u64, version: u64) -> Vec<u8> {
+    value_of(key, version, 900 + key as usize % 800)
+}
+
+/// Asks redis once for each key, 200 at a time, and checks each answer.
+fn for_each_key(
+    client: &mut Client,
+    ask: impl Fn(&mut Client, &[u8], u64),
+    check: impl Fn(Reply, u64),
+) {
+    for from in (0..KEYS).step_by(200) {
+        for key in from..from + 200 {
+            ask(client, format!("key:{key}").as_bytes(), key);
+        }
+        for key in from..from + 200 {
+            check(client.receive().expect("an answer"), key);
+        }
+    }
+}
+
+fn store(client: &mut Client, version: u64) {
+    for_each_key(
+        client,
+        |client, name, key| {
+            let value = redis_value(key, version);
+            client.send(&[b"SET", name, &value]).expect("SET");
+        },
+        |reply, _| assert_eq!(reply, Reply::Status("OK".into())),
+    );
+}
+
+fn verify(client: &mut Client, version: u64) {
+    for_each_key(
+        client,
+        |client, name, _| client.send(&[b"GET", name]).expect("GET"),
+        |reply, key| {
+            let right =
+                matches!(&reply, Reply::Bytes(Some(found)) if *found == redis_value(key, version));
+            assert!(right, "key {key} of version {version} is wrong");
+        },
+    );
+}
+
+/// A real redis. Every value is read back; snapshots are taken by a fork child.
+#[test]
+fn redis_keeps_every_value_whenever_the_manager_is_killed() {
+    let name = "redis_keeps_every_value_whenever_the_manager_is_killed";
+    let _turn = one_at_a_time();
+    let (Some(redis), false) = (find("redis-server"), plain_only()) else {
+        return skip(name, "no redis-server, or a plain run");
+    };
+    let most = kills(10);
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let port = free_port();
+    let spill = folder.path().join("spill").display().to_string();
+    let run = Job::new(redis)
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+        .arg("--dir")
+        .arg(folder.path())
+        .limit(20 * MIB)
+        .options(ON)
+        .tier("ram")
+        .tier(&format!("file:{spill},size=256M"))
+        .timeout(120 + most)
+        .start();
+    let mut client = Client::to_port(port, PATIENCE).expect("redis listens");
+    store(&mut client, 0);
+    let killer_done = AtomicBool::new(false);
+    let killer = Killer::of(&run, 3);
+    let mut rounds = 0;
+    std::thread::scope(|scope| {
+        let kills = scope.spawn(|| {
+            killer.work(most);
+            killer_done.store(true, Ordering::Relaxed);
+        });
+        while !killer_done.load(Ordering::Relaxed) && !kills.is_finished() {
+            rounds += 1;
+            store(&mut client, rounds);
+            if rounds % 3 == 1 {
+                let _ = client.call(&[b"BGSAVE"]).expect("an answer");
+            }
+            verify(&mut client, rounds);
+        }
+        kills.join().expect("each takeover ends");
+    });
+    verify(&mut client, rounds);
+    client.send(&[b"SHUTDOWN", b"NOSAVE"]).expect("SHUTDOWN");
+    let outcome = run.wait().expect(0);
+    let killed = killer.killed.load(Ordering::Relaxed);
+    told(
+        &format!("redis, {rounds} rounds of {KEYS} values"),
+        killed,
+        &outcome,
+    );
+}
+
+/// memcached: several threads in one process.
+#[test]
+fn memcached_keeps_every_value_whenever_the_manager_is_killed() {
+    let name = "memcached_keeps_every_value_whenever_the_manager_is_killed";
+    let _turn = one_at_a_time();
+    let (Some(memcached), false) = (find("memcached"), plain_only()) else {
+        return skip(name, "no memcached, or a plain run");
+    };
+    let most = kills(10);
+    let port = free_port();
+    let mut job = Job::new(memcached)
+        .args(["-p", &port.to_string(), "-l", "127.0.0.1", "-U", "0"])
+        .args(["-m", "512", "-t", "4"])
+        .limit(24 * MIB)
+        .options(ON)
+        .tier("ram")
+        .tier(
+            "file:SPILL,size=256M"
+                .replace("SPILL", &scratch_file("spill"))
+                .as_str(),
+        )
+        .timeout(120 + most);
+    if rustix::process::getuid().is_root() {
+        job = job.args(["-u", "root"]);
+    }
+    let run = job.start();
+    let mut client = Memcached::connect(port, PATIENCE).expect("memcached listens");
+    let value = |key: u64, version: u64| value_of(key, version, 2000 + key as usize % 1000);
+    let keys = 12_000u64;
+    for key in 0..keys {
+        client.set(&format!("k{key}"), &value(key, 0)).expect("set");
+    }
+    let mut versions = vec![0u64; keys as usize];
+    let mut verified = 0u64;
+    let killer = Killer::of(&run, 4);
+    std::thread::scope(|scope| {
+        let kills = scope.spawn(|| killer.work(most));
+        while !kills.is_finished() {
+            let key = mix(verified) % keys;
+            let found = client.get(&format!("k{key}")).expect("get");
+            let version = &mut versions[key as usize];
+            assert_eq!(found, Some(value(key, *version)), "key {key}");
+            *version += 1;
+            client
+                .set(&format!("k{key}"), &value(key, *version))
+                .expect("set");
+            verified += 1;
+        }
+        kills.join().expect("each takeover ends");
+    });
+    for key in 0..keys {
+        let found = client.get(&format!("k{key}")).expect("get");
+        assert_eq!(found, Some(value(key, versions[key as usize])), "key {key}");
+    }
+    run.signal(Signal::TERM);
+    let outcome = run.wait();
+    let killed = killer.killed.load(Ordering::Relaxed);
+    told(
+        &format!("memcached, {verified} values read and changed"),
+        killed,
+        &outcome,
+    );
+}
+
+fn scratch_file(name: &str) -> String {
+    let folder = target_folder().join("test-programs");
+    folder
+        .join(format!("takeover-{name}-{}", std::process::id()))
+        .display()
+        .to_string()
+}
+
+/// A manager that dies again and again before it serves is given up on. The program is ended, and
+/// sees no wrong byte.
+#[test]
+fn managers_that_die_again_and_again_are_given_up_on() {
+    let name = "managers_that_die_again_and_again_are_given_up_on";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no manager");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let evidence = scratch.path().join("evidence");
+    let mut run = Job::new(build("holdcheck"))
+        .arg("24")
+        .arg(&evidence)
+        .arg("40")
+        .limit(12 * MIB)
+        .options(ON)
+        .tier("ram")
+        .timeout(60)
+        .start();
+    run.until("its memory", 30, |run| {
+        let said = std::fs::read_to_string(run.scratch().join("output"));
+        said.is_ok_and(|said| said.contains("ready")).then_some(())
+    });
+    let keeper = run.pid();
+    let mut last = 0;
+    let since = Instant::now();
+    while run.is_alive() && since.elapsed() < Duration::from_secs(30) {
+        // As soon as one is there, before it can have taken over.
+        if let Some(manager) = manager_of(keeper).filter(|manager| *manager != last) {
+            last = manager;
+            let _ = kill_process(Pid::from_raw(last).expect("an id"), Signal::KILL);
+        }
+    }
+    let outcome = run.wait();
+    let seen = std::fs::read_to_string(&evidence).unwrap_or_default();
+    assert!(seen.is_empty(), "{seen}\n{outcome}");
+    let outcome = outcome.expect(125);
+    assert!(outcome.errors.contains("in a row died"), "{outcome}");
+}
