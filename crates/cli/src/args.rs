@@ -170,8 +170,8 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "latency")]
     pub latency_measure_only: bool,
 
-    /// How often another manager may take over when one dies (experimental, for tests only); 0: the program is
-    /// ended
+    /// How often another manager may take over when one dies (experimental, for tests only); 0: the
+    /// program is ended
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub takeovers_max: u32,
 

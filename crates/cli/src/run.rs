@@ -62,23 +62,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
             "leave some --tier options out",
         ));
     }
-    let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
-    if args.takeovers_max > 0 && tiers.iter().any(is_remote) {
-        return Err(Failure::new(
-            status::USAGE,
-            "no manager can take over a redis tier yet",
-            "its copies would have no owner",
-            "leave --takeovers-max out",
-        ));
-    }
-    if args.takeovers_max > 0 && !args.quiet {
-        // A closed standard error is no reason to fail.
-        let _ = writeln!(
-            std::io::stderr(),
-            "undercroft: warning: --takeovers-max is experimental: after a takeover a page may read as \
-             zeros. Use it for tests, not for data that you need"
-        );
-    }
+    check_takeovers(args.takeovers_max, &tiers, args.quiet)?;
     Ok(RunOptions {
         client: ClientOptions {
             memory_max: Bytes(memory_max),
@@ -97,6 +81,31 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         command: args.command,
         report: args.report,
     })
+}
+
+/// Warns that takeovers are experimental, and refuses them where there can be none.
+fn check_takeovers(most: u32, tiers: &[TierSpec], quiet: bool) -> Result<(), Failure> {
+    if most == 0 {
+        return Ok(());
+    }
+    let is_remote = |tier: &TierSpec| matches!(tier, TierSpec::Remote(_));
+    if tiers.iter().any(is_remote) {
+        return Err(Failure::new(
+            status::USAGE,
+            "no manager can take over a redis tier yet",
+            "its copies would have no owner",
+            "leave --takeovers-max out",
+        ));
+    }
+    if !quiet {
+        // A closed standard error is no reason to fail.
+        let _ = writeln!(
+            std::io::stderr(),
+            "undercroft: warning: --takeovers-max is experimental: after a takeover a page may read as \
+             zeros. Use it for tests, not for data that you need"
+        );
+    }
+    Ok(())
 }
 
 /// Whether a program at its limit, and a tenth more, would pass that of its control group. Without

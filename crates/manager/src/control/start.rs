@@ -243,9 +243,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     control.notify(&Notice::Ready)?;
     control.run_to_the_end(&mark);
     control.shared.signals.stop();
-    for metered in &control.shared.books.tiers {
-        metered.tier.close();
-    }
+    (control.shared.books.tiers.iter()).for_each(|metered| metered.tier.close());
     // The client has ended or was killed. The threads end with the process.
     drop(threads);
     control.let_holder_go();

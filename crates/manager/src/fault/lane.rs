@@ -103,7 +103,7 @@ impl FaultThread {
         let _ = self.ring.submit(0);
         let mut fds = [
             PollFd::new(&self.ring, PollFlags::IN),
-            PollFd::new(&*self.inbox, PollFlags::IN),
+            PollFd::new(&*self.fetches, PollFlags::IN),
         ];
         let _ = poll(&mut fds, None);
     }
@@ -186,7 +186,7 @@ impl FaultThread {
     /// Begins to fetch the copies of a plan that are on another machine.
     fn start_fetches(&mut self, lane: usize) {
         let this = &mut self.lanes[lane];
-        let inbox: Arc<dyn Inbox> = self.inbox.clone();
+        let inbox: Arc<dyn Inbox> = self.fetches.clone();
         for (at, item) in this.loads.plan.items.iter().enumerate() {
             let metered = (self.shared.books.tiers).get(usize::from(item.tier.0));
             let is_remote = |it: &&MeteredTier| it.tier.info().kind == TierKind::Remote;
@@ -242,7 +242,7 @@ impl FaultThread {
             let (lane, first, count) = untoken(*token);
             self.read_done(lane, first, count, *result);
         }
-        for Fetched { token, page } in self.inbox.take() {
+        for Fetched { token, page } in self.fetches.take() {
             let (lane, at, _) = untoken(token);
             self.fetched(lane, at, page);
             reaped.push((token, Ok(0)));

@@ -105,7 +105,7 @@ pub(crate) struct FaultThread {
     writes: Vec<Fault>,
     ring: PageRing,
     /// Where copies arrive from other machines, and how many are awaited.
-    inbox: Arc<FetchInbox>,
+    fetches: Arc<FetchInbox>,
     fetching: usize,
     lanes: Vec<Lane>,
     idle: Vec<usize>,
@@ -141,16 +141,16 @@ impl FaultThread {
             epoll::EventData::new_u64(RING),
             epoll::EventFlags::IN,
         )?;
-        let inbox = Arc::new(FetchInbox::new()?);
+        let fetches = Arc::new(FetchInbox::new()?);
         epoll::add(
             &epoll,
-            &*inbox,
+            &*fetches,
             epoll::EventData::new_u64(INBOX),
             epoll::EventFlags::IN,
         )?;
         Ok(FaultThread {
             index,
-            inbox,
+            fetches,
             fetching: 0,
             epoll,
             known: HashMap::new(),

@@ -195,6 +195,13 @@ fn stays(pid: u32) -> String {
     )
 }
 
+/// Says what the user should know of the tiers.
+fn warn_of(tiers: &[OpenTier], voice: &mut Voice) {
+    let mut warnings: Vec<_> = tiers.iter().filter_map(OpenTier::warning).collect();
+    warnings.dedup();
+    (warnings.iter()).for_each(|warning| voice.say(&format!("warning: {warning}")));
+}
+
 fn try_run(
     options: &RunOptions,
     given: Given,
@@ -205,9 +212,7 @@ fn try_run(
     let dir = RunDir::create()?;
     let tiers = tiers::open(&options.client)?;
     if !options.client.quiet {
-        let mut warnings: Vec<_> = tiers.iter().filter_map(OpenTier::warning).collect();
-        warnings.dedup();
-        (warnings.iter()).for_each(|warning| voice.say(&format!("warning: {warning}")));
+        warn_of(&tiers, voice);
     }
     let estate = Estate::make(options, &dir, tiers)?;
     let mut manager = estate.start_manager()?;

@@ -166,6 +166,9 @@ impl Succession {
         failed.log.tell(voice);
         // If it has come so far that the descriptors are its own, its holder has them.
         let committed = look(estate).is_some_and(|legacy| legacy.generation() > manager.generation);
+        if committed && failed.holder.is_none() {
+            return Err(": the holder of another one's descriptors is not known".to_owned());
+        }
         if let Some(holder) = failed.holder.take() {
             let spare = if committed {
                 manager.handover = Some(failed.handover);

@@ -6,6 +6,7 @@
 //! raises it.
 
 mod curve;
+mod now;
 mod remote;
 mod summary;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use undercroft_tier::remote::RemoteCounts;
 use undercroft_tier::shape::ShapeName;
 
 pub use curve::{LimitPoint, MissRatioCurve};
+pub use now::{Rates, Snapshot, TierSnapshot};
 pub use remote::RemoteReport;
 pub use summary::{bound as bound_summary, human_summary};
 
@@ -531,97 +533,6 @@ pub struct TierInputs<'a> {
     pub drain: Option<Drain>,
 }
 
-/// One running client, as `status --json` gives it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// [`SCHEMA_VERSION`] of the writer.
-    pub schema_version: u32,
-    /// Version of Undercroft.
-    pub version: String,
-    /// Process id of the keeper (`undercroft run`).
-    pub pid: u32,
-    /// Process id of the program.
-    pub client_pid: u32,
-    /// Process id of the manager.
-    pub manager_pid: u32,
-    /// Program and arguments.
-    pub command: Vec<String>,
-    /// Since the program started.
-    pub uptime_seconds: f64,
-    /// The limit; null when there is none.
-    pub memory_max_bytes: Option<u64>,
-    /// Resident managed pages now.
-    pub resident_bytes: u64,
-    /// Resident managed pages plus what tiers hold in memory, now.
-    pub dram_bytes: u64,
-    /// Each tier now, fastest first.
-    pub tiers: Vec<TierSnapshot>,
-    /// Faults since the start.
-    pub faults: Faults,
-    /// Distribution since the start; null when there was no fault.
-    pub fault_latency_seconds: Option<Quantiles>,
-    /// The sum of all fault times since the start. Faults of several threads add up.
-    #[serde(default)]
-    pub stall_seconds: f64,
-    /// How the latency bound is kept; null when there is none.
-    #[serde(default)]
-    pub latency_bound: Option<BoundReport>,
-    /// Pages moved since the start.
-    pub pages: Pages,
-    /// Over the time since the previous snapshot was taken.
-    pub rates: Rates,
-    /// Time above the limit so far.
-    pub limit_exceeded: LimitExceeded,
-    /// Names in force.
-    pub policies: Policies,
-    /// The engine's counters.
-    pub counters: Counters,
-    /// What other limits would have cost so far. Null without a limit, or while no page has left
-    /// memory.
-    #[serde(default)]
-    pub mrc: Option<MissRatioCurve>,
-}
-
-/// One tier at one moment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TierSnapshot {
-    /// As the user gave it.
-    pub name: String,
-    /// `ram`, `nvm`, `file` or `redis`.
-    pub kind: String,
-    /// True when its speed is emulated.
-    pub emulated: bool,
-    /// Page bytes held, before compression.
-    pub logical_bytes: u64,
-    /// Copy bytes held, after compression.
-    pub stored_bytes: u64,
-    /// Bytes taken from the memory or device below.
-    pub held_bytes: u64,
-    /// Page bytes per stored byte; null when it is empty.
-    pub ratio: Option<f64>,
-    /// Pages read since the start.
-    pub reads: u64,
-    /// Pages written since the start.
-    pub writes: u64,
-    /// What happens in the cluster; null for other kinds.
-    #[serde(default)]
-    pub remote: Option<RemoteReport>,
-    /// How far it is emptied (`undercroft tiers drain`); null if no user asked for it.
-    #[serde(default)]
-    pub drain: Option<Drain>,
-}
-
-/// Events in one second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Rates {
-    /// Faults.
-    pub faults_per_second: f64,
-    /// Pages installed from a tier.
-    pub swapped_in_per_second: f64,
-    /// Pages evicted.
-    pub swapped_out_per_second: f64,
-}
-
 impl Quantiles {
     /// The distribution of a histogram of nanoseconds; `None` when it is empty.
     pub fn of(nanos: &Histogram<u64>) -> Option<Quantiles> {
@@ -633,24 +544,6 @@ impl Quantiles {
             p999: at(0.999),
             max: Nanos(nanos.max()).seconds(),
         })
-    }
-}
-
-impl Rates {
-    /// From two readings `seconds` apart; zero when no time has passed.
-    pub fn between(before: &Stats, after: &Stats, seconds: f64) -> Rates {
-        let rate = |before: u64, after: u64| {
-            if seconds > 0.0 {
-                after.saturating_sub(before) as f64 / seconds
-            } else {
-                0.0
-            }
-        };
-        Rates {
-            faults_per_second: rate(before.faults, after.faults),
-            swapped_in_per_second: rate(before.pages_swapped_in, after.pages_swapped_in),
-            swapped_out_per_second: rate(before.pages_swapped_out, after.pages_swapped_out),
-        }
     }
 }
 
@@ -716,25 +609,6 @@ impl TierReport {
             file: inputs.file.map(FileReport::of),
             remote: inputs.remote.map(RemoteReport::of),
             drain: inputs.drain,
-        }
-    }
-}
-
-impl TierSnapshot {
-    /// What the tier holds now.
-    pub fn of(info: &TierInfo, usage: TierUsage, reads: u64, writes: u64) -> TierSnapshot {
-        TierSnapshot {
-            name: info.name.clone(),
-            kind: kind_name(info.kind).to_owned(),
-            emulated: info.emulated,
-            logical_bytes: usage.logical.0,
-            stored_bytes: usage.stored.0,
-            held_bytes: usage.held.0,
-            ratio: ratio(usage),
-            reads,
-            writes,
-            remote: None,
-            drain: None,
         }
     }
 }

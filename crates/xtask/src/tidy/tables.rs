@@ -171,7 +171,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "backoff", "urgency", "aside", "group", "adopt", "demote", "full",
         ],
     ),
-    ("fault", &["arrivals", "awake", "install", "lane"]),
+    ("fault", &["inbox", "awake", "install", "lane"]),
     (
         "gauges",
         &["knobs", "latency", "limit", "page_ins", "scale"],
@@ -191,7 +191,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("migrate", &["copies"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),
-    ("report", &["curve", "remote", "summary"]),
+    ("report", &["curve", "remote", "now", "summary"]),
     (
         "space",
         &[
