@@ -101,8 +101,8 @@ fn check_takeovers(most: u32, tiers: &[TierSpec], quiet: bool) -> Result<(), Fai
         // A closed standard error is no reason to fail.
         let _ = writeln!(
             std::io::stderr(),
-            "undercroft: warning: --takeovers-max is experimental: after a takeover a page may read as \
-             zeros. Use it for tests, not for data that you need"
+            "undercroft: warning: --takeovers-max is experimental, and earlier states of it lost pages. \
+             Use it for tests, not for data that you need"
         );
     }
     Ok(())

@@ -370,7 +370,7 @@ mod tests {
         assert!(
             tier("tape:/dev/st0")
                 .expect_err("tape")
-                .contains("use ram, nvm:PATH or file:PATH")
+                .contains("use ram, nvm:PATH, file:PATH or redis:HOST:PORT")
         );
     }
 
