@@ -208,43 +208,61 @@ impl Away {
     /// each page that is out.
     pub(super) fn left(&mut self, page: PageNo, left: u32, word: impl Fn(PageNo) -> u32) {
         let at = self.resize(page);
-        let (mut states, count) = self.states();
-        let below = usize::from(self.tiers.pool.is_some());
-        let mut goes_below = below == 0;
+        let goes_below = self.chooses_below(page, at);
+        self.pooled[at] = !goes_below;
+        if !goes_below {
+            self.queue.push_back((page, left));
+            self.in_pool += 1;
+        }
+        if self.splits() {
+            self.migrate(&word);
+        }
+        if self.queue.len() as u64 > 2 * self.in_pool + 64 {
+            let pooled = &self.pooled;
+            self.queue
+                .retain(|(page, left)| pooled[page.0 as usize] && word(*page) == *left);
+        }
+    }
+
+    /// Whether there is anything to decide: a pool, and a tier below.
+    fn splits(&self) -> bool {
+        self.tiers.pool.is_some() && self.tiers.below.iter().any(Option::is_some)
+    }
+
+    /// Whether the page goes to a tier below the pool.
+    fn chooses_below(&mut self, page: PageNo, at: usize) -> bool {
         self.left[0] += 1;
         if std::mem::take(&mut self.retained[at]) {
             self.left[1] += 1;
             self.clean_owed += self.clean;
             if self.clean_owed >= 1.0 {
                 self.clean_owed -= 1.0;
-                goes_below = true;
+                return true;
             }
         }
-        if !goes_below {
-            let facts = PageFacts { no: page };
-            for _ in 0..self.one_in {
-                let order = self.place.order(facts, &states[..count]);
-                goes_below = order.get(0) != Some(TierId(0));
-            }
+        if !self.splits() {
+            return self.tiers.pool.is_none();
         }
-        self.pooled[at] = !goes_below;
-        if !goes_below {
-            self.queue.push_back((page, left));
-            self.in_pool += 1;
+        let (states, count) = self.states();
+        let facts = PageFacts { no: page };
+        let mut goes_below = false;
+        for _ in 0..self.one_in {
+            let order = self.place.order(facts, &states[..count]);
+            goes_below = order.get(0) != Some(TierId(0));
         }
+        goes_below
+    }
+
+    /// Moves copies on as the policy says.
+    fn migrate(&mut self, word: &impl Fn(PageNo) -> u32) {
         for _ in 0..MIGRATIONS {
+            let (states, count) = self.states();
             let limit = self.limit.bytes();
             let Some(migration) = self.place.migrate(limit, &states[..count]) else {
-                break;
+                return;
             };
             self.owed += migration.pages.0 as f64 / self.one_in as f64;
-            self.demote(&word);
-            states = self.states().0;
-        }
-        if self.queue.len() as u64 > 2 * self.in_pool + 64 {
-            let pooled = &self.pooled;
-            self.queue
-                .retain(|(page, left)| pooled[page.0 as usize] && word(*page) == *left);
+            self.demote(word);
         }
     }
 
@@ -275,7 +293,7 @@ impl Away {
             self.retained[at] =
                 count > 0 && self.place.keeps(page, Some(distance), &states[count - 1]);
         }
-        if let Some((distance, waited)) = came {
+        if let (true, Some((distance, waited))) = (self.splits(), came) {
             for _ in 0..waited {
                 self.place.refaulted(distance);
             }
