@@ -80,15 +80,19 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn descriptors_come_by_number_and_a_closed_one_is_refused() {
+    fn pair() -> (OwnedFd, OwnedFd) {
         let made = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
             SocketFlags::CLOEXEC,
             None,
         );
-        let (here, there) = made.unwrap();
+        made.unwrap()
+    }
+
+    #[test]
+    fn descriptors_come_by_number_and_a_closed_one_is_refused() {
+        let (here, there) = pair();
         let file = std::fs::File::open("/dev/null").unwrap();
         let served = std::thread::spawn(move || {
             let mut answered = 0;
@@ -114,13 +118,7 @@ mod tests {
     /// the descriptors of one process for those of another.
     #[test]
     fn the_answer_to_an_asker_that_died_is_not_taken_for_another() {
-        let made = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let (here, there) = made.unwrap();
+        let (here, there) = pair();
         let null = std::fs::File::open("/dev/null").unwrap();
         let zero = std::fs::File::open("/dev/zero").unwrap();
         let question: Vec<u8> = [7; TAG_BYTES]

@@ -28,7 +28,7 @@ use undercroft_sys::uffd::{Message, Uffd};
 use undercroft_sys::{fdpass, handover};
 use undercroft_wire::parse::answer;
 
-use crate::legacy::{Fds, Flag, Heir, Held, Inbox, Legacy, LegacyError, Number, Row};
+use crate::legacy::{EventInbox, Fds, Flag, Heir, Held, Legacy, LegacyError, Number, Row};
 use crate::log;
 use crate::space::agent::Agent;
 use crate::space::anonymous::Anonymous;
@@ -160,7 +160,7 @@ impl Inheritance {
             shared.add_process(&process);
             greetings.extend(greeting.map(|socket| (process, socket)));
         }
-        let mut inbox = Inbox::new(self.legacy.clone());
+        let mut inbox = EventInbox::new(self.legacy.clone());
         cancel_commands(shared);
         apply_held(shared, &self.legacy, self.held)?;
         await_agents(shared, &mut inbox)?;
@@ -306,7 +306,7 @@ fn without_agent<R>(process: &Process, act: impl FnOnce() -> R) -> Result<R, Tak
 }
 
 /// Waits until all commands are answered. An agent may wait for a page meanwhile.
-fn await_agents(shared: &Shared, inbox: &mut Inbox) -> Result<(), TakeoverError> {
+fn await_agents(shared: &Shared, inbox: &mut EventInbox) -> Result<(), TakeoverError> {
     let began = Instant::now();
     let zeros = [0u8; PAGE_BYTES];
     for process in shared.processes.all() {
@@ -338,7 +338,7 @@ fn serve_agent(
     shared: &Shared,
     process: &Process,
     agent: &Agent,
-    inbox: &mut Inbox,
+    inbox: &mut EventInbox,
 ) -> Result<(), TakeoverError> {
     // The dead manager may have read its fault.
     process.memory.wake(ALL_PAGES);
@@ -408,7 +408,7 @@ type Faulted = (VirtPage, bool, u32);
 fn read_events(
     shared: &Shared,
     process: &Process,
-    inbox: &mut Inbox,
+    inbox: &mut EventInbox,
 ) -> Result<Vec<Faulted>, TakeoverError> {
     let mut faults = Vec::new();
     loop {
@@ -443,7 +443,7 @@ fn read_events(
 fn correct_installed(
     shared: &Shared,
     process: &Arc<Process>,
-    inbox: &mut Inbox,
+    inbox: &mut EventInbox,
 ) -> Result<(), TakeoverError> {
     // A process that has not announced itself cannot be looked at. A page of it that was installed
     // counts as stored until it is dropped. It never faults, and never leaves.
@@ -527,7 +527,7 @@ impl Found for Shown<'_> {
 }
 
 /// Ends the batch of the dead manager.
-fn end_flight(shared: &Shared, inbox: &mut Inbox) -> Result<Recovered, TakeoverError> {
+fn end_flight(shared: &Shared, inbox: &mut EventInbox) -> Result<Recovered, TakeoverError> {
     let began = Instant::now();
     loop {
         let flight = shared.books.engine().in_flight();

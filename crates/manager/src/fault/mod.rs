@@ -30,7 +30,7 @@ use crate::books::ledger::MemfdLedger;
 use crate::fault::awake::Awake;
 use crate::fault::inbox::FetchInbox;
 use crate::gauges::scale::is_out_of_descriptors;
-use crate::legacy::Inbox;
+use crate::legacy::EventInbox;
 use crate::signals::Doom;
 use crate::space::agent::Agent;
 use crate::space::correction::{ChildBooks, Who, correct};
@@ -99,7 +99,7 @@ pub(crate) struct FaultThread {
     known: HashMap<u64, Arc<Process>>,
     generation: u64,
     active: bool,
-    inbox: Inbox,
+    inbox: EventInbox,
     faults: Vec<Fault>,
     /// Writes to protected pages.
     writes: Vec<Fault>,
@@ -156,7 +156,7 @@ impl FaultThread {
             known: HashMap::new(),
             generation: u64::MAX,
             active: false,
-            inbox: Inbox::new(shared.books.legacy.clone()),
+            inbox: EventInbox::new(shared.books.legacy.clone()),
             faults: Vec::with_capacity(64),
             writes: Vec::with_capacity(64),
             ring,

@@ -29,7 +29,7 @@ fn base(block: usize) -> usize {
 }
 
 /// One thread's place to read messages into.
-pub(crate) struct Inbox {
+pub(crate) struct EventInbox {
     legacy: Arc<Legacy>,
     block: usize,
     buffer: MessageBuf,
@@ -39,9 +39,9 @@ pub(crate) struct Inbox {
     spare: bool,
 }
 
-impl Inbox {
-    pub(crate) fn new(legacy: Arc<Legacy>) -> Inbox {
-        let mut inbox = Inbox {
+impl EventInbox {
+    pub(crate) fn new(legacy: Arc<Legacy>) -> EventInbox {
+        let mut inbox = EventInbox {
             legacy,
             block: 0,
             buffer: MessageBuf::default(),
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn blocks_with_events_that_wait_are_not_read_into_again() {
         let legacy = Legacy::for_tests();
-        let mut inbox = Inbox::new(legacy.clone());
+        let mut inbox = EventInbox::new(legacy.clone());
         inbox.next(SpaceId(3));
         let first = inbox.block;
         inbox.next(SpaceId(3));
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn without_a_free_block_no_successor_takes_over() {
         let legacy = Legacy::for_tests();
-        let mut inbox = Inbox::new(legacy.clone());
+        let mut inbox = EventInbox::new(legacy.clone());
         for _ in 0..BLOCKS {
             inbox.next(SpaceId(1));
             let slot = base(inbox.block) + MESSAGES_AT;

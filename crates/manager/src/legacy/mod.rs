@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use undercroft_base::{PAGE_BYTES, SpaceId, VirtPage, VirtRange};
 use undercroft_sys::mapping::SharedMemory;
 
-pub(crate) use inbox::{Held, Inbox};
+pub(crate) use inbox::{EventInbox, Held};
 pub(crate) use row::{Fds, Flag, Heir, Number, Row};
 
 use crate::sync::lock;

@@ -210,7 +210,11 @@ impl Copies {
 
     /// Waits for at least one fetch. Those that came were verified by the tier.
     fn take_fetched(&mut self) {
-        let arrivals = self.fetched.wait(FETCH_MAX);
+        let mut arrivals = self.fetched.wait(FETCH_MAX);
+        if arrivals.is_empty() {
+            // This process, and the tier's threads with it, may have been stopped for so long.
+            arrivals = self.fetched.wait(FETCH_MAX);
+        }
         assert!(!arrivals.is_empty(), "a tier broke its deadline");
         for Fetched { token, page } in arrivals {
             self.fetches -= 1;
@@ -299,6 +303,28 @@ mod tests {
         (0..PAGE_BYTES).map(|at| (at / 64 + no) as u8).collect()
     }
 
+    /// Stores pages.
+    fn stored<B: AsRef<[u8]>>(tier: &dyn Tier, bytes_of: impl Fn(usize) -> B) -> Vec<DemoteItem> {
+        let store = |no: usize| {
+            let bytes = bytes_of(no);
+            let mut batch = [Store {
+                page: bytes.as_ref(),
+                stamp: STAMP,
+                checksum: page_checksum(bytes.as_ref(), STAMP),
+                result: Err(StoreError::Full),
+            }];
+            tier.store(&mut batch);
+            DemoteItem {
+                no: PageNo(no as u32),
+                tier: TierId(0),
+                slot: batch[0].result.expect("room for a page"),
+                stamp: STAMP,
+                selected: 0,
+            }
+        };
+        (0..PAGES).map(store).collect()
+    }
+
     /// A file with pages; `waiting` of them may wait in memory.
     fn file(folder: &std::path::Path, waiting: usize) -> (MeteredTier, Vec<DemoteItem>) {
         let path = folder.join("tier");
@@ -307,24 +333,7 @@ mod tests {
         let memory = SharedMemory::create("uc-test-table", table).expect("a memfd");
         let tier = FileTier::new(backing, memory).expect("an empty tier");
         let tier = tier.write_behind(waiting);
-        let mut items = Vec::new();
-        for no in 0..PAGES {
-            let bytes = page(no);
-            let mut batch = [Store {
-                page: &bytes,
-                stamp: STAMP,
-                checksum: page_checksum(&bytes, STAMP),
-                result: Err(StoreError::Full),
-            }];
-            tier.store(&mut batch);
-            items.push(DemoteItem {
-                no: PageNo(no as u32),
-                tier: TierId(0),
-                slot: batch[0].result.expect("room for a page"),
-                stamp: STAMP,
-                selected: 0,
-            });
-        }
+        let items = stored(&tier, page);
         (MeteredTier::new(Box::new(tier), None), items)
     }
 
@@ -387,24 +396,7 @@ mod tests {
     fn copies_on_another_machine_are_fetched() {
         let capacity = Bytes(8 << 20);
         let tier = FakeTier::new("elsewhere", TierKind::Remote, capacity, 1);
-        let mut items = Vec::new();
-        for no in 0..PAGES {
-            let bytes = Content::numbered(no as u64 + 1).bytes();
-            let mut batch = [Store {
-                page: &bytes,
-                stamp: STAMP,
-                checksum: page_checksum(&bytes, STAMP),
-                result: Err(StoreError::Full),
-            }];
-            tier.store(&mut batch);
-            items.push(DemoteItem {
-                no: PageNo(no as u32),
-                tier: TierId(0),
-                slot: batch[0].result.expect("room for a page"),
-                stamp: STAMP,
-                selected: 0,
-            });
-        }
+        let items = stored(&tier, |no| Content::numbered(no as u64 + 1).bytes());
         tier.free(&[items[20].slot]);
         let tier = MeteredTier::new(Box::new(tier), None);
         let mut copies = Copies::new().expect("a ring");

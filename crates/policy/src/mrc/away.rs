@@ -48,14 +48,8 @@ impl Tiers {
                 continue;
             }
             let pool = found.pool.get_or_insert(TierState {
-                capacity: Bytes(0),
-                held: Bytes(0),
-                dram: Bytes(0),
-                copies: PageCount(0),
-                packed: Bytes(0),
-                load_ns: 0,
                 demotes: true,
-                ..*tier
+                ..TierState::empty(LatencyClass::Memory)
             });
             pool.capacity.0 = pool.capacity.0.saturating_add(tier.capacity.0);
             pool.dram.0 += tier.dram.0;
@@ -148,8 +142,18 @@ impl Away {
         self.left[1] as f64 / self.left[0].max(1) as f64
     }
 
+    /// The pool's part of this limit is as large as that of the run's.
+    fn capacity(&self, pool: &TierState) -> Bytes {
+        let part = self.limit.0 as f64 / self.present.0.max(1) as f64;
+        Bytes((pool.capacity.0 as f64 * part) as u64)
+    }
+
+    /// Bytes of DRAM that copies take. Without a tier below, more may be out than the pool holds:
+    /// a run would go above its limit there.
     fn dram(&self) -> f64 {
-        (self.in_pool * self.one_in) as f64 * self.tiers.copy.0
+        let all = (self.in_pool * self.one_in) as f64 * self.tiers.copy.0;
+        let most = self.tiers.pool.map_or(0, |pool| self.capacity(&pool).0);
+        all.min(most as f64)
     }
 
     /// Pages of DRAM that copies take, of all pages.
@@ -159,22 +163,12 @@ impl Away {
 
     /// The tiers as they would be: the pool alone differs.
     fn states(&self) -> ([TierState; TIERS_MAX], usize) {
-        let none = TierState {
-            capacity: Bytes(0),
-            held: Bytes(0),
-            dram: Bytes(0),
-            copies: PageCount(0),
-            packed: Bytes(0),
-            load_ns: 0,
-            latency: LatencyClass::Device,
-            demotes: false,
-        };
+        let none = TierState::empty(LatencyClass::Device);
         let (mut states, mut count) = ([none; TIERS_MAX], 0);
         if let Some(pool) = self.tiers.pool {
             let copies = self.in_pool * self.one_in;
-            let part = self.limit.0 as f64 / self.present.0.max(1) as f64;
             states[0] = TierState {
-                capacity: Bytes((pool.capacity.0 as f64 * part) as u64),
+                capacity: self.capacity(&pool),
                 held: Bytes(self.dram() as u64),
                 dram: Bytes(self.dram() as u64),
                 copies: PageCount(copies),

@@ -74,6 +74,20 @@ pub struct TierState {
 }
 
 impl TierState {
+    /// A tier without room, which holds nothing.
+    pub const fn empty(latency: LatencyClass) -> TierState {
+        TierState {
+            capacity: Bytes(0),
+            held: Bytes(0),
+            dram: Bytes(0),
+            copies: PageCount(0),
+            packed: Bytes(0),
+            load_ns: 0,
+            latency,
+            demotes: false,
+        }
+    }
+
     /// Bytes that are free. Free places of a device count, wherever they are: it fills them.
     pub fn headroom(&self) -> Bytes {
         let used = match self.latency {
