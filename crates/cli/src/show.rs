@@ -170,6 +170,8 @@ pub(crate) enum StatusForm {
     Text,
     /// What other limits would have cost.
     Curve,
+    /// How long it waits for pages, in the format of the kernel's pressure files.
+    Pressure,
     /// All of it.
     Json,
 }
@@ -206,14 +208,31 @@ pub(crate) fn status(
         line("Nothing runs under undercroft now.")?;
     }
     for snapshot in snapshots {
-        let text = if form == StatusForm::Curve {
-            curve::table(snapshot)
-        } else {
-            client(snapshot)
+        let text = match form {
+            StatusForm::Curve => curve::table(snapshot),
+            StatusForm::Pressure if pid.is_some() => pressure(snapshot),
+            StatusForm::Pressure => {
+                let command = snapshot.command.join(" ");
+                format!("{}  {command}\n{}", snapshot.pid, pressure(snapshot))
+            }
+            StatusForm::Text | StatusForm::Json => client(snapshot),
         };
         line(text.trim_end())?;
     }
     Ok(0)
+}
+
+/// A line as in the kernel's pressure files. It has no line `full`: whether every thread waits is
+/// not known.
+fn pressure(snapshot: &Snapshot) -> String {
+    let now = &snapshot.pressure;
+    format!(
+        "some avg10={:.2} avg60={:.2} avg300={:.2} total={}",
+        now.some_avg10,
+        now.some_avg60,
+        now.some_avg300,
+        (snapshot.stall_some_seconds * 1e6) as u64
+    )
 }
 
 fn client(snapshot: &Snapshot) -> String {
@@ -247,6 +266,9 @@ fn client(snapshot: &Snapshot) -> String {
     }
     if let Some(bound) = &snapshot.latency_bound {
         text.push_str(&format!("  bound {}\n", bound_summary(bound)));
+    }
+    if let Some(bound) = &snapshot.stall_bound {
+        text.push_str(&format!("  bound {bound}\n"));
     }
     text.push_str(&format!(
         "  now {:.0} faults/s, {:.0} pages in/s, {:.0} pages out/s; {} faults so far\n",

@@ -2,6 +2,7 @@
 //! compile the engine's generic code again.
 
 mod after_plan;
+mod approach;
 mod bury;
 mod common;
 mod copy_on_write;
