@@ -11,7 +11,7 @@ use undercroft_tier::spec::{FileSpec, RamSpec, TierSpec};
 
 use crate::args::RunArgs;
 use crate::failure::{Failure, status};
-use crate::preflight;
+use crate::{preflight, values};
 
 /// Kind of file system whose files are in memory: a tier there would save nothing.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -21,27 +21,20 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 ///
 /// Errors: as printed, with the exit status.
 pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
-    let memory_max = args.memory_max.bytes(physical_memory()?).map_err(|why| {
-        Failure::new(
-            status::USAGE,
-            "--memory-max is too small",
-            why,
-            "give a larger share, or a size such as 512M",
-        )
-    })?;
+    let memory_max = args
+        .memory_max
+        .bytes(values::physical_memory()?)
+        .map_err(|why| {
+            Failure::new(
+                status::USAGE,
+                "--memory-max is too small",
+                why,
+                "give a larger share, or a size such as 512M",
+            )
+        })?;
     preflight::check(&args.command[0])?;
-    if let Some(limit) = undercroft_sys::cgroup::memory_limit()
-        && !args.quiet
-        && is_above_group(memory_max, limit)
-    {
-        // A closed standard error is no reason to fail.
-        let _ = writeln!(
-            std::io::stderr(),
-            "undercroft: --memory-max and what is not counted in it may pass the memory limit of \
-             this control group, {} MiB: the kernel then kills the program\n  fix: give a tenth \
-             less than that",
-            limit.0 >> 20
-        );
+    if !args.quiet {
+        warn_of_group(memory_max);
     }
     if let Some(path) = &args.report {
         check_writable(path, "report")?;
@@ -118,22 +111,26 @@ fn check_takeovers(most: u32, tiers: &[TierSpec], quiet: bool) -> Result<(), Fai
     Ok(())
 }
 
+/// Warns if the control group's limit is too near.
+fn warn_of_group(memory_max: u64) {
+    if let Some(limit) = undercroft_sys::cgroup::memory_limit()
+        && is_above_group(memory_max, limit)
+    {
+        // A closed standard error is no reason to fail.
+        let _ = writeln!(
+            std::io::stderr(),
+            "undercroft: --memory-max and what is not counted in it may pass the memory limit of \
+             this control group, {} MiB: the kernel then kills the program\n  fix: give a tenth \
+             less than that",
+            limit.0 >> 20
+        );
+    }
+}
+
 /// Whether a program at its limit, and a tenth more, would pass that of its control group. Without
 /// a limit of ours, nothing is promised.
 fn is_above_group(memory_max: u64, group: Bytes) -> bool {
     memory_max != u64::MAX && memory_max.saturating_add(memory_max / 10) > group.0
-}
-
-/// Physical memory of this machine.
-pub(crate) fn physical_memory() -> Result<Bytes, Failure> {
-    undercroft_sys::procfs::total_memory().ok_or_else(|| {
-        Failure::new(
-            status::RUN_FAILED,
-            "cannot tell how much memory this machine has",
-            "/proc/meminfo has no MemTotal line",
-            "mount /proc, or give --memory-max as a size",
-        )
-    })
 }
 
 /// `ram`, then a nameless file in the tier directory.

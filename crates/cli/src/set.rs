@@ -6,7 +6,7 @@ use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::failure::{Failure, status};
 use crate::values::{self, MemoryMax};
-use crate::{live, run, show};
+use crate::{live, show};
 
 /// What is to change, as `KEY=VALUE`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,7 +94,7 @@ fn set_latency(pid: u32, bound: Option<LatencyBound>) -> Result<u8, Failure> {
 }
 
 fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
-    let bytes = limit.bytes(run::physical_memory()?).map_err(|why| {
+    let bytes = limit.bytes(values::physical_memory()?).map_err(|why| {
         Failure::new(
             status::USAGE,
             "memory-max is too small",

@@ -7,6 +7,8 @@ use undercroft_manager::options::AccessScan;
 use undercroft_policy::{place, prefetch, reclaim};
 use undercroft_tier::spec::TierSpec;
 
+use crate::failure::{Failure, status};
+
 /// Reclaim policy when none is named.
 pub(crate) const RECLAIM_DEFAULT: &str = reclaim::NAMES[0];
 /// Placement policy when none is named.
@@ -47,6 +49,18 @@ impl MemoryMax {
             }
         }
     }
+}
+
+/// Physical memory of this machine.
+pub(crate) fn physical_memory() -> Result<Bytes, Failure> {
+    undercroft_sys::procfs::total_memory().ok_or_else(|| {
+        Failure::new(
+            status::RUN_FAILED,
+            "cannot tell how much memory this machine has",
+            "/proc/meminfo has no MemTotal line",
+            "mount /proc, or give --memory-max as a size",
+        )
+    })
 }
 
 fn enough(size: Bytes) -> Result<(), String> {

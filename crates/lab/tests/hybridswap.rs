@@ -1,10 +1,10 @@
-//! The HybridSwap experiment at small sizes: the SSD is written less, and sequences save faults.
+//! The HybridSwap experiments at small sizes: the SSD is written less, sequences save faults, and
+//! stall bounds are kept.
 
 use undercroft_lab::RunOptions;
 use undercroft_lab::results::{Results, Verdict};
 
-#[test]
-fn a_disk_saves_writes_to_the_ssd_and_sequences_save_faults() {
+fn run(name: &str) -> (tempfile::TempDir, Results) {
     let out = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let options = RunOptions {
         out: out.path().to_owned(),
@@ -12,8 +12,28 @@ fn a_disk_saves_writes_to_the_ssd_and_sequences_save_faults() {
         touch_command: Some(vec![env!("CARGO_BIN_EXE_undercroft-touch").into()]),
         ..RunOptions::default()
     };
-    undercroft_lab::run("hybridswap-table5.2", &options).expect("it runs");
+    undercroft_lab::run(name, &options).expect("it runs");
     let results = Results::read(&out.path().join("results.json")).expect("results.json parses");
+    (out, results)
+}
+
+#[test]
+fn a_stall_bound_is_kept_between_what_disk_and_ssd_give() {
+    let (out, results) = run("hybridswap-fig5.9");
+    let found = results.simulated.as_ref().expect("simulated");
+    assert!(found.verdicts.len() >= 6, "{:?}", found.verdicts);
+    for verdict in &found.verdicts {
+        assert!(verdict.recomputes());
+        // Beside two instances without a bound, the devices are not its own.
+        let alone = !verdict.measure.contains("for the first");
+        assert!(!alone || verdict.must_reached == Some(true), "{verdict:?}");
+    }
+    assert!(out.path().join("fig5.9.svg").exists());
+}
+
+#[test]
+fn a_disk_saves_writes_to_the_ssd_and_sequences_save_faults() {
+    let (out, results) = run("hybridswap-table5.2");
     let found = results.simulated.as_ref().expect("simulated");
     assert_eq!(found.verdicts.len(), 4 * 3 + 1);
     assert!(found.verdicts.iter().all(Verdict::recomputes));

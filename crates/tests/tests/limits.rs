@@ -409,6 +409,19 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
     );
 }
 
+/// `status --pressure` of a run that has waited, as the kernel writes it.
+#[track_caller]
+fn has_waited(pid: &str) {
+    let status = Job::new(undercroft()).args(["status", pid, "--pressure"]);
+    let text = status.run().expect(0).text();
+    let (averages, total) = text.trim().rsplit_once(" total=").expect("a total");
+    assert!(averages.starts_with("some avg10="), "{text}");
+    assert!(
+        total.parse::<u64>().is_ok_and(|total| total > 10_000),
+        "{text}"
+    );
+}
+
 /// `undercroft set PID memory-max=...` while a program verifies its memory.
 #[test]
 fn limit_is_changed_while_the_program_runs_and_every_byte_is_right() {
@@ -456,17 +469,7 @@ fn limit_is_changed_while_the_program_runs_and_every_byte_is_right() {
             began.elapsed()
         ));
     }
-    let pressure = Job::new(undercroft())
-        .args(["status", &pid, "--pressure"])
-        .run()
-        .expect(0)
-        .text();
-    let total = pressure.trim().rsplit_once(" total=");
-    let total = total.and_then(|(averages, total)| {
-        assert!(averages.starts_with("some avg10="), "{pressure}");
-        total.parse::<u64>().ok()
-    });
-    assert!(total > Some(10_000), "it has waited: {pressure}");
+    has_waited(&pid);
     let small = set("1K");
     assert_eq!(small.code(), Some(2), "{small}");
     set("max").expect(0);

@@ -214,15 +214,20 @@ pub(super) fn table_5_2(lab: &Lab, results: &mut Results) -> anyhow::Result<()> 
 }
 
 fn facts(pair: &Pair) -> TraceFacts {
+    facts_of(pair.program.name, &pair.spec, &pair.ssd)
+}
+
+/// What is told of a generated trace that was replayed.
+pub(super) fn facts_of(name: &str, spec: &str, report: &SimReport) -> TraceFacts {
     TraceFacts {
-        name: pair.program.name.to_owned(),
-        identity: pair.spec.clone(),
-        command: pair.spec.clone(),
+        name: name.to_owned(),
+        identity: spec.to_owned(),
+        command: spec.to_owned(),
         source: "generated".to_owned(),
-        data_reads: pair.ssd.references - pair.ssd.writes,
-        data_writes: pair.ssd.writes,
-        footprint_4k_bytes: pair.ssd.footprint_pages * 4096,
-        program_references: pair.ssd.references,
+        data_reads: report.references - report.writes,
+        data_writes: report.writes,
+        footprint_4k_bytes: report.footprint_pages * 4096,
+        program_references: report.references,
         ..TraceFacts::default()
     }
 }

@@ -5,6 +5,7 @@ mod below_limit;
 mod fio;
 mod first_touch;
 mod hybridswap;
+mod hybridswap_stall;
 mod idle;
 mod metadata;
 mod nvswap;
@@ -169,6 +170,13 @@ pub(crate) const EXPERIMENTS: &[(ExperimentInfo, Experiment)] = &[
             about: "HybridSwap, tables 5.2 and 5.3, simulated: an SSD with a disk beside the SSD alone",
         },
         hybridswap::table_5_2,
+    ),
+    (
+        ExperimentInfo {
+            name: "hybridswap-fig5.9",
+            about: "HybridSwap, figure 5.9, simulated: bounds of the time that three programs wait",
+        },
+        hybridswap_stall::fig_5_9,
     ),
 ];
 

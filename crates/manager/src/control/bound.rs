@@ -191,6 +191,18 @@ impl Control {
         qos::admit(bound, demand, &capacities)
     }
 
+    /// Sets the bounds that the run begins with.
+    pub(super) fn begin_bounds(&mut self) -> Result<(), Refused> {
+        if let Some(bound) = self.shared.options.latency {
+            self.admits(bound)?;
+            self.set_bound(Some(bound));
+        }
+        if let Some(bound) = self.shared.options.stall_max {
+            self.set_stall(Some(bound));
+        }
+        Ok(())
+    }
+
     /// Sets another bound while the program runs, if the tiers can keep it.
     pub(super) fn change_bound(&mut self, bound: Option<LatencyBound>) -> Answered {
         if let Some(Err(refused)) = bound.map(|bound| self.admits(bound)) {

@@ -190,12 +190,8 @@ impl Control {
             self.check_if_due();
             self.note_page_ins();
             self.note_stall();
-            self.shared
-                .gauges
-                .shortages
-                .news()
-                .into_iter()
-                .for_each(log::warn);
+            let shortages = self.shared.gauges.shortages.news();
+            shortages.into_iter().for_each(log::warn);
         }
     }
 

@@ -236,13 +236,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         greetings: Greetings::default(),
         holder: (holder, PidFd::open(holder)?),
     };
-    if let Some(bound) = control.launch.options.latency {
-        control.admits(bound)?;
-        control.set_bound(Some(bound));
-    }
-    if control.launch.options.stall_max.is_some() {
-        control.set_stall(control.launch.options.stall_max);
-    }
+    control.begin_bounds()?;
     if let Some(settled) = settled {
         control.go_on(settled);
     }

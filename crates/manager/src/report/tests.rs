@@ -52,23 +52,19 @@ fn sample() -> Report {
         ..Stats::default()
     };
     let info = ram();
+    let wall = Nanos(2_500_000_000);
+    let mrc = MissRatioCurve::of(&curve(), 8 << 20, &stats, (wall, Nanos(0)), Nanos(5_000));
     Report::new(&ReportInputs {
         command: vec!["redis-server".into(), "--port".into(), "7001".into()],
         exit_status: 0,
-        wall: Nanos(2_500_000_000),
+        wall,
         memory_max: 8 << 20,
         stats: &stats,
         fault_latency: &histogram([5_000; 98].into_iter().chain([20_000, 90_000])),
         latency_bound: Some(bound_report()),
         stall: Nanos(1_000_000),
         stall_some: Nanos(800_000),
-        stall_bound: Some(StallBoundReport {
-            bound: "30%".to_owned(),
-            ratio: 0.25,
-            windows_kept: 9,
-            windows_missed: 1,
-            shift: 4.0,
-        }),
+        stall_bound: Some(stall_bound()),
         tiers: vec![TierInputs {
             info: &info,
             mapped_as: None,
@@ -105,14 +101,18 @@ fn sample() -> Report {
             seconds: 0.01,
             pages_used: 1000,
         }),
-        mrc: MissRatioCurve::of(
-            &curve(),
-            8 << 20,
-            &stats,
-            (Nanos(2_500_000_000), Nanos(0)),
-            Nanos(5_000),
-        ),
+        mrc,
     })
+}
+
+fn stall_bound() -> StallBoundReport {
+    StallBoundReport {
+        bound: "30%".to_owned(),
+        ratio: 0.25,
+        windows_kept: 9,
+        windows_missed: 1,
+        shift: 4.0,
+    }
 }
 
 fn bound_report() -> BoundReport {

@@ -158,6 +158,8 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
             "launch",
             "beside",
             "bound",
+            "stall",
+            "resize",
             "handshake",
             "tell",
             "check",
