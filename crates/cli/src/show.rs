@@ -170,6 +170,8 @@ pub(crate) enum StatusForm {
     Text,
     /// What other limits would have cost.
     Curve,
+    /// One line, as /proc/pressure/memory has it.
+    Pressure,
     /// All of it.
     Json,
 }
@@ -206,14 +208,24 @@ pub(crate) fn status(
         line("Nothing runs under undercroft now.")?;
     }
     for snapshot in snapshots {
-        let text = if form == StatusForm::Curve {
-            curve::table(snapshot)
-        } else {
-            client(snapshot)
+        let text = match (form, &snapshot.pressure) {
+            (StatusForm::Curve, _) => curve::table(snapshot),
+            (StatusForm::Pressure, Some(pressure)) => pressure.to_string(),
+            (StatusForm::Pressure, None) => return Err(no_pressure(snapshot.pid)),
+            _ => client(snapshot),
         };
         line(text.trim_end())?;
     }
     Ok(0)
+}
+
+fn no_pressure(pid: u32) -> Failure {
+    Failure::new(
+        status::FAILED,
+        format!("the pressure of run {pid} is not known"),
+        "the run is of a version that does not measure it",
+        "start the program again",
+    )
 }
 
 fn client(snapshot: &Snapshot) -> String {

@@ -34,6 +34,7 @@ use self::handshake::Greetings;
 use self::launch::tell;
 pub use self::launch::{Answered, Ask, Launch, Notice, Request, check as check_message};
 pub use self::start::serve;
+use crate::gauges::pressure::PressureMeter;
 use crate::legacy::Flag;
 use crate::log;
 use crate::record::Record;
@@ -95,6 +96,7 @@ struct Control {
     /// When the pages of all processes are counted again, after a takeover.
     recount_at: Option<Instant>,
     last_snapshot: (Instant, Stats),
+    pressure: PressureMeter,
     zeros: PageBuf,
 }
 
@@ -183,6 +185,7 @@ impl Control {
             self.recount_if_due();
             self.check_if_due();
             self.note_page_ins();
+            self.note_pressure();
             self.shared
                 .gauges
                 .shortages

@@ -33,6 +33,7 @@ use crate::books::{Books, ledger, tiers};
 use crate::evict::Evictor;
 use crate::fault::FaultThread;
 use crate::gauges::Gauges;
+use crate::gauges::pressure::PressureMeter;
 use crate::legacy::Legacy;
 use crate::migrate::Migrator;
 use crate::options::AccessScan;
@@ -222,6 +223,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         rest_until: Instant::now(),
         recount_at: None,
         last_snapshot: (Instant::now(), Stats::default()),
+        pressure: PressureMeter::new(Instant::now()),
         zeros: PageBuf::new(1)?,
         shared,
         launch,

@@ -91,6 +91,13 @@ impl Control {
         Answered::Yes
     }
 
+    /// Ends a period of the pressure, if it is time. Called at each round of the control thread.
+    pub(super) fn note_pressure(&mut self) {
+        let latency = &self.shared.gauges.fault_latency;
+        let stall = || Duration::from_nanos(lock(latency).waited().0);
+        self.pressure.note(Instant::now(), stall);
+    }
+
     fn scale(&self) -> Scale {
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let seconds = |of: &AtomicU64| undercroft_base::Nanos(count(of)).seconds();
@@ -211,6 +218,7 @@ impl Control {
             policies: self.policies(),
             counters: (&stats).into(),
             mrc,
+            pressure: Some(self.pressure.read(Duration::from_nanos(stall.0))),
         };
         self.last_snapshot = (Instant::now(), stats);
         snapshot

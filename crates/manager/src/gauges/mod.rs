@@ -4,6 +4,7 @@ pub(crate) mod knobs;
 pub(crate) mod latency;
 pub(crate) mod limit;
 pub(crate) mod page_ins;
+pub(crate) mod pressure;
 pub(crate) mod scale;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -7,6 +7,7 @@
 
 mod curve;
 mod now;
+mod pressure;
 mod remote;
 mod summary;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use undercroft_tier::shape::ShapeName;
 
 pub use curve::{LimitPoint, MissRatioCurve};
 pub use now::{Rates, Snapshot, TierSnapshot};
+pub use pressure::Pressure;
 pub use remote::RemoteReport;
 pub use summary::{bound as bound_summary, human_summary};
 

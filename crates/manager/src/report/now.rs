@@ -5,7 +5,7 @@ use undercroft_base::{TierInfo, TierUsage};
 use undercroft_engine::Stats;
 
 use super::{
-    BoundReport, Counters, Drain, Faults, LimitExceeded, MissRatioCurve, Pages, Policies,
+    BoundReport, Counters, Drain, Faults, LimitExceeded, MissRatioCurve, Pages, Policies, Pressure,
     Quantiles, RemoteReport, kind_name, ratio,
 };
 
@@ -58,6 +58,9 @@ pub struct Snapshot {
     /// memory.
     #[serde(default)]
     pub mrc: Option<MissRatioCurve>,
+    /// How much of the time threads waited, as the kernel gives it; null from older versions.
+    #[serde(default)]
+    pub pressure: Option<Pressure>,
 }
 
 /// One tier at one moment.

@@ -1,0 +1,187 @@
+//! Takes connections, each on a thread of its own, and stops when it is dropped.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use undercroft_manager::report::Snapshot;
+
+use crate::answer::Answer;
+use crate::http::{self, PATIENCE, Stream};
+use crate::listen::{Listen, Listener};
+use crate::routes;
+use crate::source::Source;
+
+/// Connections at a time; a further one gets 503 at once.
+const CONNECTIONS_MAX: usize = 32;
+
+/// Age of what is known of the clients, before they are asked again.
+const FRESH: Duration = Duration::from_millis(500);
+
+/// What callers may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// Nothing can be changed.
+    Read,
+    /// Callers may change running clients. Only over a Unix socket, whose callers are known.
+    Change,
+}
+
+/// What all connections share.
+pub(crate) struct Shared {
+    pub(crate) source: Box<dyn Source>,
+    pub(crate) rights: Rights,
+    pub(crate) is_tcp: bool,
+    known: Mutex<Option<(Instant, Arc<Vec<Snapshot>>)>>,
+    connections: AtomicUsize,
+}
+
+impl Shared {
+    pub(crate) fn new(source: Box<dyn Source>, rights: Rights, is_tcp: bool) -> Shared {
+        Shared {
+            source,
+            rights,
+            is_tcp,
+            known: Mutex::new(None),
+            connections: AtomicUsize::new(0),
+        }
+    }
+
+    /// The clients as they were at most [`FRESH`] ago. One caller asks, the others wait for it.
+    pub(crate) fn clients(&self) -> Arc<Vec<Snapshot>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, clients)) = known.as_ref()
+            && at.elapsed() < FRESH
+        {
+            return Arc::clone(clients);
+        }
+        let clients = Arc::new(self.source.clients());
+        *known = Some((Instant::now(), Arc::clone(&clients)));
+        clients
+    }
+
+    /// What is known is old: a client was changed.
+    pub(crate) fn forget(&self) {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// A running server. Dropping it ends it: it takes no more calls; those under way end within the
+/// time that a request may take.
+pub struct Server {
+    address: Listen,
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens, and serves on threads of its own.
+    ///
+    /// Errors: the address is in use or not ours; `Unsupported`: changes over TCP.
+    pub fn start(listen: &Listen, source: Box<dyn Source>, rights: Rights) -> io::Result<Server> {
+        let is_tcp = matches!(listen, Listen::Tcp(_));
+        if is_tcp && rights == Rights::Change {
+            let why = "changes need a Unix socket: TCP does not say which user calls";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let listener = Listener::open(listen)?;
+        let address = listener.address()?;
+        let (stopped, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let shared = Arc::new(Shared::new(source, rights, is_tcp));
+        let thread = std::thread::Builder::new()
+            .name("uc-api".into())
+            .spawn(move || serve(&listener, &stopped, &shared))?;
+        Ok(Server {
+            address,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// Where it listens, with the port that it got.
+    pub fn address(&self) -> &Listen {
+        &self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop = None; // the thread sees the pipe's end
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listener: &Listener, stopped: &OwnedFd, shared: &Arc<Shared>) {
+    loop {
+        let calls = match listener {
+            Listener::Tcp(listener) => PollFd::new(listener, PollFlags::IN),
+            Listener::Unix(listener, _) => PollFd::new(listener, PollFlags::IN),
+        };
+        let mut fds = [calls, PollFd::new(stopped, PollFlags::IN)];
+        let _ = poll(&mut fds, None);
+        if !fds[1].revents().is_empty() {
+            return;
+        }
+        let stream: io::Result<Box<dyn Stream>> = match listener {
+            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Box::new(stream) as _),
+            Listener::Unix(listener, _) => {
+                listener.accept().map(|(stream, _)| Box::new(stream) as _)
+            }
+        };
+        match stream {
+            Ok(stream) => take(stream, shared),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // No descriptor is left, perhaps: it must not spin.
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+/// Gives the connection a thread, or refuses it.
+fn take(mut stream: Box<dyn Stream>, shared: &Arc<Shared>) {
+    if shared.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
+        shared.connections.fetch_sub(1, Ordering::AcqRel);
+        let why = "32 connections are open";
+        let full = Answer::error(503, "the server is busy", why, "try again");
+        let _ = http::write(
+            stream.as_mut(),
+            &full.bytes(false),
+            Duration::from_millis(1),
+        );
+        return;
+    }
+    let of_thread = Arc::clone(shared);
+    let started = std::thread::Builder::new()
+        .name("uc-api-call".into())
+        .spawn(move || {
+            let _one = OneLess(&of_thread.connections);
+            answer(stream.as_mut(), &of_thread);
+        });
+    if started.is_err() {
+        shared.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Counts a connection down, also if its thread panics.
+struct OneLess<'a>(&'a AtomicUsize);
+
+impl Drop for OneLess<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn answer(stream: &mut dyn Stream, shared: &Shared) {
+    let (answer, head) = match http::read(stream, PATIENCE) {
+        Ok(request) => (routes::answer(&request, shared), request.method == "HEAD"),
+        Err(Some(answer)) => (answer, false),
+        Err(None) => return,
+    };
+    let _ = http::write(stream, &answer.bytes(head), PATIENCE);
+}
