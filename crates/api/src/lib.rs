@@ -12,8 +12,10 @@ mod listen;
 mod metrics;
 mod routes;
 mod server;
+mod shared;
 mod source;
 
 pub use listen::Listen;
-pub use server::{Rights, Server};
+pub use server::Server;
+pub use shared::Rights;
 pub use source::{Change, Live, Refusal, Source};

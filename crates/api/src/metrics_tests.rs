@@ -1,3 +1,5 @@
+//! Tests of the metrics: the text format, the labels, and the dashboard that asks for them.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;

@@ -10,7 +10,7 @@ use undercroft_manager::report::{MissRatioCurve, SCHEMA_VERSION, Snapshot, TierS
 use crate::answer::Answer;
 use crate::http::{Request, is_address};
 use crate::metrics;
-use crate::server::{Rights, Shared};
+use crate::shared::{Rights, Shared};
 use crate::source::{Change, Refusal};
 
 const PAGE: &str = include_str!("page.html");

@@ -1,3 +1,5 @@
+//! Tests of the routes: the document describes them, and refusals have their status.
+
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 

@@ -2,73 +2,22 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use undercroft_manager::report::Snapshot;
 
 use crate::answer::Answer;
 use crate::http::{self, PATIENCE, Stream};
 use crate::listen::{Listen, Listener};
 use crate::routes;
+use crate::shared::{Rights, Shared};
 use crate::source::Source;
 
 /// Connections at a time; a further one gets 503 at once.
 const CONNECTIONS_MAX: usize = 32;
-
-/// Age of what is known of the clients, before they are asked again.
-const FRESH: Duration = Duration::from_millis(500);
-
-/// What callers may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rights {
-    /// Nothing can be changed.
-    Read,
-    /// Callers may change running clients. Only over a Unix socket, whose callers are known.
-    Change,
-}
-
-/// What all connections share.
-pub(crate) struct Shared {
-    pub(crate) source: Box<dyn Source>,
-    pub(crate) rights: Rights,
-    pub(crate) is_tcp: bool,
-    known: Mutex<Option<(Instant, Arc<Vec<Snapshot>>)>>,
-    connections: AtomicUsize,
-}
-
-impl Shared {
-    pub(crate) fn new(source: Box<dyn Source>, rights: Rights, is_tcp: bool) -> Shared {
-        Shared {
-            source,
-            rights,
-            is_tcp,
-            known: Mutex::new(None),
-            connections: AtomicUsize::new(0),
-        }
-    }
-
-    /// The clients as they were at most [`FRESH`] ago. One caller asks, the others wait for it.
-    pub(crate) fn clients(&self) -> Arc<Vec<Snapshot>> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, clients)) = known.as_ref()
-            && at.elapsed() < FRESH
-        {
-            return Arc::clone(clients);
-        }
-        let clients = Arc::new(self.source.clients());
-        *known = Some((Instant::now(), Arc::clone(&clients)));
-        clients
-    }
-
-    /// What is known is old: a client was changed.
-    pub(crate) fn forget(&self) {
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
 
 /// A running server. Dropping it ends it: it takes no more calls; those under way end within the
 /// time that a request may take.

@@ -184,8 +184,7 @@ impl Control {
             self.wake_keeper();
             self.recount_if_due();
             self.check_if_due();
-            self.note_page_ins();
-            self.note_pressure();
+            self.note_times();
             self.shared
                 .gauges
                 .shortages

@@ -91,8 +91,10 @@ impl Control {
         Answered::Yes
     }
 
-    /// Ends a period of the pressure, if it is time. Called at each round of the control thread.
-    pub(super) fn note_pressure(&mut self) {
+    /// Ends the window of the latency bound and the period of the pressure, if it is time. Called
+    /// at each round of the control thread.
+    pub(super) fn note_times(&mut self) {
+        self.note_page_ins();
         let latency = &self.shared.gauges.fault_latency;
         let stall = || Duration::from_nanos(lock(latency).waited().0);
         self.pressure.note(Instant::now(), stall);
