@@ -84,7 +84,7 @@ pub(crate) fn answer(request: &Request, shared: &Shared) -> Answer {
             with(shared, pid, |client| set(request, shared, client))
         }
         ["v1", "clients", pid] => match request.method.as_str() {
-            "GET" | "HEAD" => with(shared, pid, |client| Answer::json(client)),
+            "GET" | "HEAD" => with(shared, pid, Answer::json),
             _ => wrong_method("GET, HEAD, POST"),
         },
         ["v1", "clients", pid, "curve"] => read(request, || with(shared, pid, curve)),

@@ -134,3 +134,73 @@ fn answer(stream: &mut dyn Stream, shared: &Shared) {
     };
     let _ = http::write(stream, &answer.bytes(head), PATIENCE);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+
+    use undercroft_manager::report::Snapshot;
+
+    use super::*;
+    use crate::source::{Change, Refusal};
+
+    struct Empty;
+
+    impl Source for Empty {
+        fn clients(&self) -> Vec<Snapshot> {
+            Vec::new()
+        }
+
+        fn change(&self, _: u32, _: Change) -> Result<(), Refusal> {
+            Err(Refusal::NoAnswer)
+        }
+    }
+
+    /// The status of an answer; 0 if there is none.
+    fn status(path: &Path) -> u16 {
+        let mut stream = UnixStream::connect(path).expect("it listens");
+        let mut answer = String::new();
+        let _ = stream.write_all(b"GET /v1/clients HTTP/1.1\r\n\r\n");
+        let _ = stream.read_to_string(&mut answer);
+        let status = answer.split(' ').nth(1).unwrap_or_default();
+        status.parse().unwrap_or(0)
+    }
+
+    #[test]
+    fn a_server_refuses_one_connection_too_many_and_stops_when_it_is_dropped() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let path = folder.path().join("socket");
+        let listen = Listen::Unix(path.clone());
+        let start = || Server::start(&listen, Box::new(Empty), Rights::Change);
+        let server = start().expect("a server");
+        assert_eq!(status(&path), 200);
+        assert!(start().is_err(), "another server is there");
+        let idle = || UnixStream::connect(&path).expect("it listens");
+        let held: Vec<UnixStream> = (0..CONNECTIONS_MAX).map(|_| idle()).collect();
+        assert_eq!(status(&path), 503);
+        drop(held);
+        let freed = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            status(&path) == 200
+        });
+        assert!(freed, "connections that have ended are counted no more");
+        drop(server);
+        assert!(!path.exists());
+        // What a dead server left is in no one's way; a file is.
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+        drop(start().expect("a server"));
+        std::fs::write(&path, "mine").expect("a file");
+        assert!(start().is_err());
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), "mine");
+    }
+
+    #[test]
+    fn changes_over_tcp_are_refused() {
+        let listen = "127.0.0.1:0".parse().expect("an address");
+        let refused = Server::start(&listen, Box::new(Empty), Rights::Change);
+        let kind = refused.err().map(|error| error.kind());
+        assert_eq!(kind, Some(io::ErrorKind::Unsupported));
+    }
+}
