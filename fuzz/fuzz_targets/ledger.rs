@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/engine/tests/common/hostile_ledger.rs"]
+#[path = "../../crates/engine/tests/engine/common/hostile_ledger.rs"]
 mod hostile_ledger;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -207,15 +207,15 @@ fn curve(client: &Snapshot) -> Answer {
 }
 
 fn pressure(client: &Snapshot) -> Answer {
-    match &client.pressure {
-        Some(pressure) => Answer::new("text/plain; charset=utf-8", pressure.to_string()),
-        None => Answer::error(
-            409,
-            "the pressure is not known",
-            "the run is of a version that does not measure it",
-            "start the program again",
-        ),
-    }
+    let now = &client.pressure;
+    let text = format!(
+        "some avg10={:.2} avg60={:.2} avg300={:.2} total={}\n",
+        now.some_avg10,
+        now.some_avg60,
+        now.some_avg300,
+        (client.stall_some_seconds * 1e6) as u64
+    );
+    Answer::new("text/plain; charset=utf-8", text)
 }
 
 /// The body of a change. Errors: it may not be made.

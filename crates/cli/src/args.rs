@@ -13,7 +13,7 @@ use undercroft_manager::options::{AccessScan, WhenFull};
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
-use undercroft_qos::LatencyBound;
+use undercroft_qos::{LatencyBound, StallMax};
 use undercroft_tier::spec::TierSpec;
 
 use crate::set::{self, Change};
@@ -178,9 +178,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub takeovers_max: u32,
 
-    /// Refused until stall bounds exist.
-    #[arg(long, hide = true, value_parser = values::stall_max)]
-    pub stall_max: Option<String>,
+    /// Most of its time that the program may wait for pages: a percentage, such as 30%. Needs
+    /// --placement locality, and an SSD and a disk as the last two tiers: as far as the bound needs
+    /// it, pages go to the SSD instead of the disk
+    #[arg(long, value_name = "PERCENT")]
+    pub stall_max: Option<StallMax>,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
@@ -192,6 +194,7 @@ const RUN_EXAMPLES: &str = "Examples:
   undercroft run -m 25% --tier ram --tier file:/var/swap,size=20G -- python3 job.py
   undercroft run -m 1G --policy clock_w --report run.json -- gcc -O2 -c big.c
   undercroft run -m 1G --trace faults.uct -- gcc -O2 -c big.c
+  undercroft run -m 1G -t file:/ssd,size=9G -t file:/disk,size=9G --placement locality --stall-max 30% -- make
   undercroft run -m 1G -t nvm:/mnt/pmem,size=4G -t file:/var/swap,size=20G --latency p99=200us -- server
 
 Exit status: the program's own; 128+n when signal n ended it; 127 not found; 126 not executable;
@@ -235,8 +238,9 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     pub mrc: bool,
 
-    /// Show how much of the time threads waited for pages, as /proc/pressure/memory does
-    #[arg(long, requires = "pid", conflicts_with_all = ["mrc", "json"])]
+    /// Show how much of the time some thread waited for a page, as /proc/pressure/memory does:
+    /// percent over 10, 60 and 300 seconds, and microseconds in all
+    #[arg(long, conflicts_with = "mrc")]
     pub pressure: bool,
 
     /// Print JSON instead of text
@@ -245,15 +249,13 @@ pub(crate) struct StatusArgs {
 }
 
 impl StatusArgs {
-    /// `--json` has the curve, too.
+    /// `--json` has the curve and the pressure, too.
     pub(crate) fn form(&self) -> StatusForm {
-        if self.pressure {
-            return StatusForm::Pressure;
-        }
-        match (self.json, self.mrc) {
-            (true, _) => StatusForm::Json,
-            (false, true) => StatusForm::Curve,
-            (false, false) => StatusForm::Text,
+        match self {
+            StatusArgs { json: true, .. } => StatusForm::Json,
+            StatusArgs { mrc: true, .. } => StatusForm::Curve,
+            StatusArgs { pressure: true, .. } => StatusForm::Pressure,
+            _ => StatusForm::Text,
         }
     }
 }
@@ -307,14 +309,17 @@ pub(crate) struct SetArgs {
     /// The run's process id, as `undercroft status` shows it
     pub pid: u32,
 
-    /// latency=BOUND, such as latency=p99=300us, or latency=none
+    /// memory-max=SIZE, such as memory-max=512M, 50% or max; latency=BOUND, such as
+    /// latency=p99=300us, or latency=none; stall-max=PERCENT, such as stall-max=30%, or none
     #[arg(value_name = "KEY=VALUE", value_parser = set::change)]
     pub change: Change,
 }
 
 const SET_EXAMPLES: &str = "Examples:
+  undercroft set 4711 memory-max=512M
   undercroft set 4711 latency=p99=300us
-  undercroft set 4711 latency=none";
+  undercroft set 4711 latency=none
+  undercroft set 4711 stall-max=50%";
 
 /// `undercroft tiers`.
 #[derive(Debug, Args)]

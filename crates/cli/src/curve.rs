@@ -1,6 +1,6 @@
 //! `undercroft status --mrc`: what other limits would have cost, as a table with bars.
 
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Nanos};
 use undercroft_manager::report::{LimitPoint, MissRatioCurve, Snapshot};
 
 /// Characters of the longest bar.
@@ -28,6 +28,10 @@ fn limits(mrc: &MissRatioCurve) -> String {
     let most = mrc.limits.iter().map(|point| point.wall_seconds);
     let most = most.fold(f64::MIN_POSITIVE, f64::max);
     let mut text = String::new();
+    if mrc.since_seconds > 0.0 {
+        let since = Nanos((mrc.since_seconds * 1e9) as u64);
+        text = format!("  since its limit was changed, {since} after its start\n");
+    }
     for (at, row) in rows.iter().enumerate() {
         let point = at.checked_sub(1).map(|at| &mrc.limits[at]);
         let mark = if point.is_some_and(|point| point.in_force) {
@@ -85,6 +89,7 @@ mod tests {
         let mrc = MissRatioCurve {
             pages_followed: 1000,
             pages_each: 16,
+            since_seconds: 0.0,
             fault_seconds: 2e-5,
             limits: vec![
                 point(64, 80_000.0, None, 8.0),

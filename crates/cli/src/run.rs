@@ -63,21 +63,31 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         ));
     }
     check_takeovers(args.takeovers_max, &tiers, args.quiet)?;
+    let client = ClientOptions {
+        memory_max: Bytes(memory_max),
+        tiers,
+        reclaim: args.reclaim,
+        prefetch: args.prefetch,
+        placement: args.placement,
+        when_full: args.when_full.into(),
+        quiet: args.quiet,
+        trace: args.trace,
+        access_scan: args.access_scan,
+        latency: args.latency,
+        latency_control: !args.latency_measure_only,
+        stall_max: args.stall_max,
+        takeovers_max: args.takeovers_max,
+    };
+    if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall()) {
+        return Err(Failure::new(
+            status::USAGE,
+            format!("nothing can be done to keep --stall-max {bound}"),
+            why,
+            "leave --stall-max out, or give what it needs",
+        ));
+    }
     Ok(RunOptions {
-        client: ClientOptions {
-            memory_max: Bytes(memory_max),
-            tiers,
-            reclaim: args.reclaim,
-            prefetch: args.prefetch,
-            placement: args.placement,
-            when_full: args.when_full.into(),
-            quiet: args.quiet,
-            trace: args.trace,
-            access_scan: args.access_scan,
-            latency: args.latency,
-            latency_control: !args.latency_measure_only,
-            takeovers_max: args.takeovers_max,
-        },
+        client,
         command: args.command,
         report: args.report,
     })

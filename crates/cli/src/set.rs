@@ -1,38 +1,80 @@
 //! `undercroft set`: changes an option of a running program.
 
+use undercroft_base::Bytes;
 use undercroft_manager::control::{Answered, Ask};
-use undercroft_qos::LatencyBound;
+use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::failure::{Failure, status};
-use crate::{live, show};
+use crate::values::{self, MemoryMax};
+use crate::{live, run, show};
 
 /// What is to change, as `KEY=VALUE`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Change {
     /// The bound of page-ins; `None`: there is none from now on.
     Latency(Option<LatencyBound>),
+    /// DRAM for the program and its compressed pages.
+    MemoryMax(MemoryMax),
+    /// Most of its time that the program may wait; `None`: no bound from now on.
+    StallMax(Option<StallMax>),
 }
 
 /// Reads `KEY=VALUE`. Errors: for the user.
 pub(crate) fn change(text: &str) -> Result<Change, String> {
-    let Some(value) = text.strip_prefix("latency=") else {
-        return Err("only `latency` can be set; use for example latency=p99=300us".to_owned());
-    };
-    if value == "none" {
-        return Ok(Change::Latency(None));
+    match text.split_once('=') {
+        Some(("latency", "none")) => Ok(Change::Latency(None)),
+        Some(("latency", bound)) => match bound.parse::<LatencyBound>() {
+            Ok(bound) => Ok(Change::Latency(Some(bound))),
+            Err(error) => Err(error.to_string()),
+        },
+        Some(("stall-max", "none")) => Ok(Change::StallMax(None)),
+        Some(("stall-max", bound)) => match bound.parse::<StallMax>() {
+            Ok(bound) => Ok(Change::StallMax(Some(bound))),
+            Err(error) => Err(error.to_string()),
+        },
+        Some(("memory-max", limit)) => values::memory_max(limit).map(Change::MemoryMax),
+        _ => Err(
+            "only `memory-max`, `latency` and `stall-max` can be set; use for example memory-max=512M or \
+             latency=p99=300us"
+                .to_owned(),
+        ),
     }
-    let bound = value.parse::<LatencyBound>();
-    bound
-        .map(|bound| Change::Latency(Some(bound)))
-        .map_err(|error| error.to_string())
 }
 
 /// Changes an option of run `pid`.
 pub(crate) fn set(pid: u32, change: Change) -> Result<u8, Failure> {
-    let Change::Latency(bound) = change;
     if !live::snapshots()?.iter().any(|run| run.pid == pid) {
         return Err(live::no_run(pid));
     }
+    match change {
+        Change::Latency(bound) => set_latency(pid, bound),
+        Change::MemoryMax(limit) => set_memory_max(pid, limit),
+        Change::StallMax(bound) => set_stall_max(pid, bound),
+    }
+}
+
+fn set_stall_max(pid: u32, bound: Option<StallMax>) -> Result<u8, Failure> {
+    match live::ask(pid, Ask::Stall { bound }) {
+        Some(Answered::Yes) => {
+            show::line(&match bound {
+                Some(bound) => {
+                    format!("Run {pid} waits for at most {bound} of the time from now on.")
+                }
+                None => format!("Run {pid} has no stall bound any more."),
+            })?;
+            Ok(0)
+        }
+        Some(Answered::Refused(why)) => Err(Failure::new(
+            status::FAILED,
+            format!("the stall bound of run {pid} is not changed"),
+            why,
+            "start the run with what the bound needs",
+        )),
+        None => Err(live::no_answer(pid)),
+    }
+}
+
+fn set_latency(pid: u32, bound: Option<LatencyBound>) -> Result<u8, Failure> {
     match live::ask(pid, Ask::Latency { bound }) {
         Some(Answered::Yes) => {
             show::line(&match bound {
@@ -51,6 +93,36 @@ pub(crate) fn set(pid: u32, change: Change) -> Result<u8, Failure> {
     }
 }
 
+fn set_memory_max(pid: u32, limit: MemoryMax) -> Result<u8, Failure> {
+    let bytes = limit.bytes(run::physical_memory()?).map_err(|why| {
+        Failure::new(
+            status::USAGE,
+            "memory-max is too small",
+            why,
+            "give a larger share, or a size such as 512M",
+        )
+    })?;
+    match live::ask(pid, Ask::MemoryMax(bytes)) {
+        Some(Answered::Yes) => {
+            show::line(&match bytes {
+                u64::MAX => format!("Run {pid} has no limit any more."),
+                _ => format!(
+                    "Run {pid} keeps to {} from now on; `undercroft status {pid}` shows how far it is.",
+                    Bytes(bytes)
+                ),
+            })?;
+            Ok(0)
+        }
+        Some(Answered::Refused(why)) => Err(Failure::new(
+            status::FAILED,
+            format!("the limit of run {pid} is not changed"),
+            why,
+            "set another limit; the old one still holds",
+        )),
+        None => Err(live::no_answer(pid)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,7 +135,18 @@ mod tests {
             Ok(Change::Latency(Some(bound)))
         );
         assert_eq!(change("latency=none"), Ok(Change::Latency(None)));
-        for (text, part) in [("memory=1G", "latency="), ("latency=fast", "pPERCENTILE")] {
+        let size = MemoryMax::Size(Bytes(512 << 20));
+        assert_eq!(change("memory-max=512M"), Ok(Change::MemoryMax(size)));
+        assert_eq!(
+            change("memory-max=max"),
+            Ok(Change::MemoryMax(MemoryMax::Max))
+        );
+        for (text, part) in [
+            ("memory=1G", "memory-max=512M"),
+            ("latency=fast", "pPERCENTILE"),
+            ("memory-max=1K", "cannot make progress"),
+            ("memory-max=", "or a share"),
+        ] {
             let error = change(text).expect_err(text);
             assert!(error.contains(part), "{error}");
         }

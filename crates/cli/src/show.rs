@@ -170,7 +170,7 @@ pub(crate) enum StatusForm {
     Text,
     /// What other limits would have cost.
     Curve,
-    /// One line, as /proc/pressure/memory has it.
+    /// How long it waits for pages, in the format of the kernel's pressure files.
     Pressure,
     /// All of it.
     Json,
@@ -208,23 +208,30 @@ pub(crate) fn status(
         line("Nothing runs under undercroft now.")?;
     }
     for snapshot in snapshots {
-        let text = match (form, &snapshot.pressure) {
-            (StatusForm::Curve, _) => curve::table(snapshot),
-            (StatusForm::Pressure, Some(pressure)) => pressure.to_string(),
-            (StatusForm::Pressure, None) => return Err(no_pressure(snapshot.pid)),
-            _ => client(snapshot),
+        let text = match form {
+            StatusForm::Curve => curve::table(snapshot),
+            StatusForm::Pressure if pid.is_some() => pressure(snapshot),
+            StatusForm::Pressure => {
+                let command = snapshot.command.join(" ");
+                format!("{}  {command}\n{}", snapshot.pid, pressure(snapshot))
+            }
+            StatusForm::Text | StatusForm::Json => client(snapshot),
         };
         line(text.trim_end())?;
     }
     Ok(0)
 }
 
-fn no_pressure(pid: u32) -> Failure {
-    Failure::new(
-        status::FAILED,
-        format!("the pressure of run {pid} is not known"),
-        "the run is of a version that does not measure it",
-        "start the program again",
+/// A line as in the kernel's pressure files. It has no line `full`: whether every thread waits is
+/// not known.
+fn pressure(snapshot: &Snapshot) -> String {
+    let now = &snapshot.pressure;
+    format!(
+        "some avg10={:.2} avg60={:.2} avg300={:.2} total={}",
+        now.some_avg10,
+        now.some_avg60,
+        now.some_avg300,
+        (snapshot.stall_some_seconds * 1e6) as u64
     )
 }
 
@@ -259,6 +266,9 @@ fn client(snapshot: &Snapshot) -> String {
     }
     if let Some(bound) = &snapshot.latency_bound {
         text.push_str(&format!("  bound {}\n", bound_summary(bound)));
+    }
+    if let Some(bound) = &snapshot.stall_bound {
+        text.push_str(&format!("  bound {bound}\n"));
     }
     text.push_str(&format!(
         "  now {:.0} faults/s, {:.0} pages in/s, {:.0} pages out/s; {} faults so far\n",

@@ -130,13 +130,6 @@ pub(crate) fn page_size(text: &str) -> Result<Bytes, String> {
     }
 }
 
-/// `--stall-max`: not available yet.
-pub(crate) fn stall_max(_text: &str) -> Result<String, String> {
-    Err("stall bounds are not available yet, because nothing enforces them; leave the option out, and read \
-         stall_seconds in the report (--report FILE)"
-        .to_owned())
-}
-
 /// `--tier`: a tier specification.
 pub(crate) fn tier(text: &str) -> Result<TierSpec, String> {
     text.parse::<TierSpec>().map_err(|error| error.to_string())

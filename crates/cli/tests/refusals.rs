@@ -75,14 +75,36 @@ fn what_is_not_available_yet_says_so() {
         &[later, "4 KiB"],
     );
     refused(
-        &["run", "--stall-max", "30%", "--", "true"],
-        2,
-        &[later, "--report"],
-    );
-    refused(
         &["run", "--tier", "disk:/x", "--", "true"],
         2,
         &[later, "file:PATH"],
+    );
+}
+
+#[test]
+fn a_stall_bound_that_nothing_can_keep_is_refused() {
+    let run = |more: &[&str], word: &str| {
+        let mut words = vec!["run", "--stall-max", "30%"];
+        words.extend(more);
+        words.extend(["--", "true"]);
+        refused(&words, 2, &[word]);
+    };
+    run(&[], "--placement locality");
+    run(
+        &[
+            "--placement",
+            "locality",
+            "--tier",
+            "ram",
+            "--tier",
+            "file:/tmp",
+        ],
+        "an SSD and a disk",
+    );
+    refused(
+        &["run", "--stall-max", "300%", "--", "true"],
+        2,
+        &["from 1% to 99%"],
     );
 }
 

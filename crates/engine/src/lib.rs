@@ -43,7 +43,9 @@ mod views;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use undercroft_base::{Bytes, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage};
+use undercroft_base::{
+    Bytes, PAGE_BYTES, PageCount, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage,
+};
 use undercroft_policy::place::{LatencyClass, Place, TierState, waterfall::Waterfall};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::Reclaim;
@@ -256,10 +258,20 @@ impl<L: Ledger> Engine<L> {
         self.place = place;
     }
 
-    /// Changes the limit. No live run does. The caller then reclaims as
-    /// [`BooksView::reclaim_wanted`] says.
+    /// Changes the limit at once. The caller then reclaims as [`BooksView::reclaim_wanted`] says.
+    /// Until that is done, a lower limit leaves no room for faults: see
+    /// [`Engine::approach_limit`].
     pub fn set_limit(&mut self, limit: Bytes) {
-        self.config.limit = limit;
+        // Room is counted with a sign.
+        self.config.limit = limit.min(Bytes(i64::MAX as u64));
+    }
+
+    /// Lowers the limit towards `asked` as far as half of the reserve stays free, so that faults
+    /// find room while memory shrinks. The caller reclaims, and calls this again. O(1).
+    pub fn approach_limit(&mut self, asked: Bytes) {
+        let spare = (self.room_to_come() - self.reserve() / 2).max(0) as u64;
+        let lowered = (self.config.limit.0).saturating_sub(spare * PAGE_BYTES as u64);
+        self.config.limit = self.config.limit.min(Bytes(lowered).max(asked));
     }
 
     /// Appends the slots to free to `out`. The caller returns them to their tiers.

@@ -170,6 +170,11 @@ impl<L: Ledger> Migrations<'_, L> {
         self.engine.place.moves_slabs()
     }
 
+    /// Has the placement policy choose faster tiers: see `Place::set_shift`.
+    pub fn set_shift(&mut self, shift: f64) {
+        self.engine.place.set_shift(shift);
+    }
+
     /// The next slab to move in the background. The caller carries it out with
     /// [`Migrations::select_slab`], sets the tiers, and asks again.
     ///

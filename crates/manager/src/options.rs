@@ -9,7 +9,7 @@ use undercroft_base::Bytes;
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
-use undercroft_qos::LatencyBound;
+use undercroft_qos::{LatencyBound, StallMax};
 use undercroft_tier::spec::TierSpec;
 
 /// What the manager does when every tier is full and the limit is reached.
@@ -67,8 +67,29 @@ pub struct ClientOptions {
     pub latency: Option<LatencyBound>,
     /// False: the bound is only measured.
     pub latency_control: bool,
+    /// Most of its time that the program may wait for pages; `None` = no bound.
+    #[serde(with = "as_bound")]
+    pub stall_max: Option<StallMax>,
     /// How often a new manager may take over from one that died.
     pub takeovers_max: u32,
+}
+
+impl ClientOptions {
+    /// Whether something can be done to keep a stall bound. Error: why not, with the fix.
+    pub fn can_bound_stall(&self) -> Result<(), &'static str> {
+        if self.placement.to_string() != "locality" {
+            return Err("only --placement locality shifts pages between an SSD and a disk");
+        }
+        let in_memory = |tier: &&TierSpec| matches!(tier, TierSpec::Ram(_));
+        let below = self.tiers.len() - self.tiers.iter().filter(in_memory).count();
+        if below < 2 {
+            return Err(
+                "there is nothing to shift: give an SSD and a disk, such as \
+                        --tier file:SSD,size=SIZE --tier file:DISK,size=SIZE",
+            );
+        }
+        Ok(())
+    }
 }
 
 /// One `undercroft run`.
@@ -118,22 +139,26 @@ mod as_name {
     }
 }
 
-/// A latency bound in JSON: its text, or null.
+/// A bound in JSON: its text, or null.
 pub(crate) mod as_bound {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use undercroft_qos::LatencyBound;
 
-    pub(crate) fn serialize<S: Serializer>(
-        bound: &Option<LatencyBound>,
+    pub(crate) fn serialize<T: Display, S: Serializer>(
+        bound: &Option<T>,
         to: S,
     ) -> Result<S::Ok, S::Error> {
-        bound.map(|bound| bound.to_string()).serialize(to)
+        bound.as_ref().map(T::to_string).serialize(to)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Option<LatencyBound>, D::Error> {
+    pub(crate) fn deserialize<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
         let text = Option::<String>::deserialize(from)?;
         let parsed = text.map(|text| text.parse().map_err(D::Error::custom));
         parsed.transpose()
@@ -180,6 +205,7 @@ mod tests {
             access_scan: AccessScan::Never,
             latency: Some("p99.9=1500us".parse().expect("a bound")),
             latency_control: true,
+            stall_max: Some("30%".parse().expect("a bound")),
             takeovers_max: 7,
         };
         let sent = serde_json::to_string(&options).expect("JSON");
@@ -197,6 +223,7 @@ mod tests {
             ("ram,zstd", "rum,zstd"),
             ("window:5", "window:500"),
             ("p99.9=", "p100="),
+            ("30%", "130%"),
         ] {
             let wrong = sent.replace(right, wrong);
             assert!(serde_json::from_str::<ClientOptions>(&wrong).is_err());

@@ -1,4 +1,5 @@
-//! Promises to a client, and the control that keeps them: latency bounds, after NVSwap §IV.
+//! Promises to a client, and the control that keeps them: latency bounds, after NVSwap §IV, and
+//! stall bounds, after HybridSwap §4.4.
 //!
 //! Level 1, like the policies: sees counts and times that it is given. No clock, no I/O, no lock;
 //! the same code runs live and simulated. A caller measures page-ins, gives them to a [`Monitor`],
@@ -10,13 +11,17 @@
 //! - `queue.rs`: Eq. 1 and Algorithm 1: how large the queue is, and who uses the buffer.
 //! - `admission.rs`: whether a bound can be kept at all.
 //! - `control.rs`: queue and buffer together, for all clients of a device.
+//! - `pressure.rs`: how much of the time a client waits for its pages.
+//! - `stall_bound.rs`: a bound of that.
 #![forbid(unsafe_code)]
 
 pub mod admission;
 pub mod bound;
 pub mod control;
 pub mod monitor;
+pub mod pressure;
 pub mod queue;
+pub mod stall_bound;
 pub mod tail;
 
 pub use admission::{Capacity, Demand, Refused, admit};
@@ -24,4 +29,5 @@ pub use bound::{BoundError, LatencyBound, Percentile};
 pub use control::{Control, Misses, Out, Unkeepable};
 pub use monitor::{Judged, Monitor, Window};
 pub use queue::{Queue, QueueLimits};
+pub use stall_bound::{NoStallMax, StallControl, StallMax};
 pub use tail::Tail;

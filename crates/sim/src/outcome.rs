@@ -5,7 +5,7 @@ use serde::Serialize;
 use undercroft_base::Nanos;
 use undercroft_device::{Counters, profiles};
 use undercroft_policy::mrc::Point;
-use undercroft_qos::Monitor;
+use undercroft_qos::{Monitor, StallControl};
 
 use crate::replay::tiers::ReplayTier;
 use crate::replay::{Replay, Spent};
@@ -139,6 +139,9 @@ pub struct ClientOutcome {
     pub elapsed_seconds: f64,
     /// The share of that time in which it waited for pages, write-outs and their overhead.
     pub stall_ratio: f64,
+    /// How its stall bound was kept; absent if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stall_bound: Option<StallOutcome>,
     /// Time of a fault that read from a tier.
     pub fault_latency: Latency,
     /// How its latency bound was kept; absent if it has none.
@@ -146,6 +149,31 @@ pub struct ClientOutcome {
     pub latency_bound: Option<BoundOutcome>,
     /// What other limits would have cost, by the estimate of a live run; absent unless asked for.
     pub mrc: Option<Vec<CurvePoint>>,
+}
+
+/// How a stall bound was kept.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StallOutcome {
+    /// As the user wrote it: `70%`.
+    pub bound: String,
+    /// Windows at whose end it was kept.
+    pub windows_kept: u64,
+    /// Windows at whose end it was not.
+    pub windows_missed: u64,
+    /// By how much SSD segments were longer than their default at the end.
+    pub shift: f64,
+}
+
+impl StallOutcome {
+    fn of(control: &StallControl) -> StallOutcome {
+        let (windows_kept, windows_missed) = control.windows();
+        StallOutcome {
+            bound: control.bound().to_string(),
+            windows_kept,
+            windows_missed,
+            shift: control.shift(),
+        }
+    }
 }
 
 /// How a latency bound was kept.
@@ -402,7 +430,6 @@ fn times(clients: impl Iterator<Item = Spent>) -> Times {
 
 fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> ClientOutcome {
     let elapsed = client.clock.seconds();
-    let stalled = elapsed - client.spent.reference.seconds();
     let at = |quantile| client.latency.value_at_quantile(quantile) as f64 / 1e9;
     let count = client.latency.len();
     let fault_latency = match count {
@@ -422,11 +449,8 @@ fn client_outcome(client: &crate::replay::Client<'_>, replay: &Replay<'_>) -> Cl
         memory_pages: client.frames,
         misses: client.seen.misses,
         elapsed_seconds: elapsed,
-        stall_ratio: if elapsed > 0.0 {
-            stalled / elapsed
-        } else {
-            0.0
-        },
+        stall_ratio: client.stall_ratio(),
+        stall_bound: (client.stall.as_ref()).map(|stall| StallOutcome::of(&stall.control)),
         fault_latency,
         latency_bound: replay.monitor(client.index).map(BoundOutcome::of),
         mrc: client.curve().map(|curve| {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use undercroft_base::{Bytes, Nanos, TierId};
 use undercroft_device::{Attach, Law, Profile, Time, profiles};
 use undercroft_policy::place::{LatencyClass, PlacementName};
-use undercroft_qos::LatencyBound;
+use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::bound;
 
@@ -437,6 +437,8 @@ pub struct Setup {
     pub room: SimRoom,
     /// Latency bounds of the clients.
     pub latency: Latencies,
+    /// Stall bounds: one for all clients, or one for each; `None` = it has none. Empty: none has.
+    pub stall: Vec<Option<StallMax>>,
     /// Estimate the miss-ratio curve, as in a live run.
     pub curve: bool,
     /// For `random`.
@@ -490,6 +492,7 @@ impl Default for Setup {
             context_switch: Cost::Auto,
             room: SimRoom::AfterPlan,
             latency: Latencies::default(),
+            stall: Vec::new(),
             curve: false,
             seed: 1,
         }

@@ -18,8 +18,9 @@ const RECLAIM: [&str; 6] = [
     "belady",
 ];
 
-/// Traces tried.
-const TRACES: u64 = 20000;
+/// Traces tried, and threads that try them.
+const TRACES: u64 = 15_000;
+const THREADS: u64 = 2;
 
 /// Entries of one.
 const ENTRIES: u64 = 400;
@@ -118,42 +119,52 @@ fn crafted(random: &mut Random) -> MemoryTrace {
 
 #[test]
 fn crafted_live_traces_are_replayed_to_their_end_under_every_rule() {
-    for seed in 1..=TRACES {
-        let mut random = Random::new(seed);
-        let trace = crafted(&mut random);
-        let one_of = |random: &mut Random, names: &[&str]| {
-            names[random.below(names.len() as u64) as usize].to_owned()
-        };
-        let bits = 1 + random.below(10);
-        let pages = 1 + random.below(1 << bits);
-        let tiers = [
-            &["nvme"][..],
-            &["nvme,layout=log"],
-            &["ram,ratio=2", "nvme"],
-        ][random.below(3) as usize];
-        let setup = Setup {
-            memory: Memory::Pages(pages),
-            page_bytes: [4096, 4096, 4096, 512, 16384, 2 << 20][random.below(6) as usize],
-            reclaim: one_of(&mut random, &RECLAIM),
-            prefetch: one_of(&mut random, &[TRACED, TRACED, "none", "majority"]),
-            room: [
-                SimRoom::AfterPlan,
-                SimRoom::Ahead,
-                SimRoom::Traced,
-                SimRoom::Traced,
-            ][random.below(4) as usize],
-            tiers: tiers
-                .iter()
-                .map(|tier| tier.parse().expect("a tier"))
-                .collect(),
-            initial: [Initial::Zero, Initial::Stored][random.below(2) as usize],
-            ..Setup::default()
-        };
-        // Prints the seed, in case the process is killed in it.
-        println!("seed {seed}: {setup:?}");
-        let streams = streams_of(&trace, setup.page_bytes).expect("few pages");
-        let outcome = simulate(&streams, &setup, &mut |_| ()).expect("a tier without end");
-        assert_eq!(outcome.references, trace.references(), "seed {seed}");
-        assert!(outcome.misses <= outcome.references, "seed {seed}");
-    }
+    std::thread::scope(|scope| {
+        for first in 1..=THREADS {
+            scope.spawn(move || {
+                (first..=TRACES)
+                    .step_by(THREADS as usize)
+                    .for_each(is_replayed)
+            });
+        }
+    });
+}
+
+fn is_replayed(seed: u64) {
+    let mut random = Random::new(seed);
+    let trace = crafted(&mut random);
+    let one_of = |random: &mut Random, names: &[&str]| {
+        names[random.below(names.len() as u64) as usize].to_owned()
+    };
+    let bits = 1 + random.below(10);
+    let pages = 1 + random.below(1 << bits);
+    let tiers = [
+        &["nvme"][..],
+        &["nvme,layout=log"],
+        &["ram,ratio=2", "nvme"],
+    ][random.below(3) as usize];
+    let setup = Setup {
+        memory: Memory::Pages(pages),
+        page_bytes: [4096, 4096, 4096, 512, 16384, 2 << 20][random.below(6) as usize],
+        reclaim: one_of(&mut random, &RECLAIM),
+        prefetch: one_of(&mut random, &[TRACED, TRACED, "none", "majority"]),
+        room: [
+            SimRoom::AfterPlan,
+            SimRoom::Ahead,
+            SimRoom::Traced,
+            SimRoom::Traced,
+        ][random.below(4) as usize],
+        tiers: tiers
+            .iter()
+            .map(|tier| tier.parse().expect("a tier"))
+            .collect(),
+        initial: [Initial::Zero, Initial::Stored][random.below(2) as usize],
+        ..Setup::default()
+    };
+    // Prints the seed, in case the process is killed in it.
+    println!("seed {seed}: {setup:?}");
+    let streams = streams_of(&trace, setup.page_bytes).expect("few pages");
+    let outcome = simulate(&streams, &setup, &mut |_| ()).expect("a tier without end");
+    assert_eq!(outcome.references, trace.references(), "seed {seed}");
+    assert!(outcome.misses <= outcome.references, "seed {seed}");
 }

@@ -234,40 +234,47 @@ fn same_seed_is_the_same_storm() {
 /// same way when replayed from its text.
 #[test]
 fn bugs_put_in_on_purpose_are_found_and_shrunk() {
-    for sabotage in Sabotage::ALL {
-        let mut found: Option<Ended> = None;
-        run_seeds(
-            0..200,
-            5000,
-            1, // the same seed is then found first each time
-            |setup| setup.sabotage = Some(sabotage),
-            |ended| {
-                if ended.failure.is_some() {
-                    found.get_or_insert_with(|| ended.clone());
-                }
-                found.is_none()
-            },
-        );
-        let found = found.unwrap_or_else(|| panic!("{sabotage:?} was not found"));
-        let small = minimise(&found, REPLAYS_MAX).expect("it fails again");
-        let (before, after) = (&found.recipe.steps, &small.ended.recipe.steps);
-        println!(
-            "{sabotage:?}: seed {}, {} steps shrunk to {} by {} replays",
-            found.recipe.setup.seed,
-            before.len(),
-            after.len(),
-            small.replays
-        );
-        assert!(
-            after.len() <= 100 || after.len() * 5 <= before.len(),
-            "{sabotage:?}: {} of {} steps are left",
-            after.len(),
-            before.len()
-        );
-        let again = Recipe::parse(&small.ended.recipe.to_string()).unwrap();
-        assert_eq!(replay(&again).failure, small.ended.failure);
-        let mut healed = small.ended.recipe.clone();
-        healed.setup.sabotage = None;
-        assert_eq!(replay(&healed).failure, None, "the bug was not the reason");
-    }
+    let share = Sabotage::ALL.len().div_ceil(THREADS);
+    std::thread::scope(|scope| {
+        for some in Sabotage::ALL.chunks(share) {
+            scope.spawn(|| some.iter().copied().for_each(is_found_and_shrunk));
+        }
+    });
+}
+
+fn is_found_and_shrunk(sabotage: Sabotage) {
+    let mut found: Option<Ended> = None;
+    run_seeds(
+        0..200,
+        5000,
+        1, // the same seed is then found first each time
+        |setup| setup.sabotage = Some(sabotage),
+        |ended| {
+            if ended.failure.is_some() {
+                found.get_or_insert_with(|| ended.clone());
+            }
+            found.is_none()
+        },
+    );
+    let found = found.unwrap_or_else(|| panic!("{sabotage:?} was not found"));
+    let small = minimise(&found, REPLAYS_MAX).expect("it fails again");
+    let (before, after) = (&found.recipe.steps, &small.ended.recipe.steps);
+    println!(
+        "{sabotage:?}: seed {}, {} steps shrunk to {} by {} replays",
+        found.recipe.setup.seed,
+        before.len(),
+        after.len(),
+        small.replays
+    );
+    assert!(
+        after.len() <= 100 || after.len() * 5 <= before.len(),
+        "{sabotage:?}: {} of {} steps are left",
+        after.len(),
+        before.len()
+    );
+    let again = Recipe::parse(&small.ended.recipe.to_string()).unwrap();
+    assert_eq!(replay(&again).failure, small.ended.failure);
+    let mut healed = small.ended.recipe.clone();
+    healed.setup.sabotage = None;
+    assert_eq!(replay(&healed).failure, None, "the bug was not the reason");
 }

@@ -260,6 +260,14 @@ impl Running {
         }
     }
 
+    /// What `undercroft status` says of it; `None` if it says nothing.
+    pub fn status(&self) -> Option<serde_json::Value> {
+        let outcome = Job::new(undercroft()).args(["status", "--json"]).run();
+        let all: serde_json::Value = serde_json::from_str(&outcome.text()).ok()?;
+        let clients = all["clients"].as_array()?.clone();
+        (clients.into_iter()).find(|client| client["pid"] == self.pid())
+    }
+
     /// The processes of its tree now, itself too.
     pub fn tree(&self) -> Vec<Process> {
         descendants(&processes(), self.pid())

@@ -1,5 +1,6 @@
 //! `asfuzz` at a quarter of its memory (60 % where RAM is the only tier): random address-space
-//! operations against an oracle of every byte.
+//! operations against an oracle of every byte. `UNDERCROFT_TEST_OPS`: operations of each case;
+//! `UNDERCROFT_TEST_SEEDS`: more cases.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -239,7 +240,7 @@ fn ops(default: u64) -> u64 {
 fn address_space_survives_on_the_ram_tier_alone() {
     fuzz(Case {
         seed: 1,
-        ops: ops(15_000),
+        ops: ops(6_000),
         threads: 2,
         tiers: RAM,
         percent: 60,
@@ -255,7 +256,7 @@ fn address_space_survives_on_ram_over_file_with_four_workers() {
         name,
         Case {
             seed: 2,
-            ops: ops(10_000),
+            ops: ops(5_000),
             threads: 4,
             tiers: WIDE,
             percent: 25,
@@ -272,7 +273,7 @@ fn address_space_survives_on_the_file_tier() {
         name,
         Case {
             seed: 3,
-            ops: ops(12_000),
+            ops: ops(5_000),
             threads: 2,
             tiers: FILE,
             percent: 25,
@@ -285,7 +286,7 @@ fn address_space_survives_on_the_file_tier() {
 fn address_space_survives_on_a_small_pool_over_file() {
     fuzz(Case {
         seed: 4,
-        ops: ops(10_000),
+        ops: ops(5_000),
         threads: 2,
         tiers: BOTH,
         percent: 25,
@@ -300,7 +301,7 @@ fn address_space_survives_with_one_thread() {
     let more = &["--no-side", "--no-signals"];
     fuzz(Case {
         seed: 5,
-        ops: ops(41_000),
+        ops: ops(12_000),
         threads: 1,
         tiers: WIDE,
         percent: 25,
@@ -367,7 +368,7 @@ fn address_space_survives_scans_of_access_bits() {
 fn address_space_survives_guard_pages() {
     fuzz(Case {
         seed: 6,
-        ops: ops(10_000),
+        ops: ops(5_000),
         threads: 2,
         tiers: WIDE,
         percent: 25,
@@ -386,7 +387,7 @@ fn address_space_survives_on_one_cpu() {
         &[],
         Case {
             seed: 7,
-            ops: ops(10_000),
+            ops: ops(5_000),
             threads: 2,
             tiers: WIDE,
             percent: 25,

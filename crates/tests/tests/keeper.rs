@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
     Job, MIB, Outcome, Process, Running, build, build_static, build_with, find, one_at_a_time,
-    plain_only, skip, undercroft,
+    plain_only, processes, skip, undercroft,
 };
 
 const SIGNALS: [Signal; 9] = [
@@ -362,6 +362,29 @@ fn a_process_whose_main_thread_has_ended_is_waited_for_and_ended() {
     let then = said();
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(said(), then, "nothing of it runs on");
+}
+
+/// The keeper is the parent of the program's orphans, in place of process 1.
+#[test]
+fn orphans_that_have_ended_do_not_stay_while_the_program_runs() {
+    let name = "orphans_that_have_ended_do_not_stay_while_the_program_runs";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no keeper");
+    }
+    let script = "for i in 1 2 3; do (sleep 0.3 &); done; exec sleep 20";
+    let mut run = Job::new("sh").args(["-c", script]).limit(64 * MIB).start();
+    let keeper = run.pid();
+    let orphans = move || {
+        let is = |process: &Process| {
+            process.parent == keeper && (process.state == 'Z' || process.command == "sleep 0.3")
+        };
+        processes().into_iter().filter(is).count()
+    };
+    run.until("orphans", 20, |_| (orphans() == 3).then_some(()));
+    run.until("end of its orphans", 20, |_| (orphans() == 0).then_some(()));
+    run.signal(Signal::TERM);
+    run.wait();
 }
 
 #[test]

@@ -408,3 +408,113 @@ fn zero_pages_that_were_only_read_leave_before_data_and_fill_no_tier() {
         "{evictions} evictions simulated, {out} live, {evicted} with what was put back"
     );
 }
+
+/// `undercroft set PID memory-max=...` while a program verifies its memory.
+#[test]
+fn limit_is_changed_while_the_program_runs_and_every_byte_is_right() {
+    let name = "limit_is_changed_while_the_program_runs_and_every_byte_is_right";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no limit");
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
+    let evidence = scratch.path().join("evidence");
+    let mut run = Job::new(build("holdcheck"))
+        .arg("64")
+        .arg(&evidence)
+        .arg("6")
+        .options(["--memory-max", "max"])
+        .tier("ram")
+        .tier(&format!(
+            "file:{},size=1G",
+            scratch.path().join("spill").display()
+        ))
+        .timeout(60)
+        .start();
+    run.until("its memory", 30, |run| {
+        let said = std::fs::read_to_string(run.scratch().join("output"));
+        said.is_ok_and(|said| said.contains("ready")).then_some(())
+    });
+    let pid = run.pid().to_string();
+    let set = |limit: &str| {
+        let change = format!("memory-max={limit}");
+        Job::new(undercroft()).args(["set", &pid, &change]).run()
+    };
+    let mut told = Vec::new();
+    // From no limit, when nothing is managed; down, up, and down again.
+    for (limit, least) in [(40, 20), (20, 10), (48, 30), (16, 8)] {
+        set(&format!("{limit}M")).expect(0);
+        let began = std::time::Instant::now();
+        let dram = run.until("the limit kept and used", 30, |run| {
+            let status = run.status()?;
+            assert_eq!(status["memory_max_bytes"], limit * MIB, "{status}");
+            let dram = status["dram_bytes"].as_u64()?;
+            (dram <= limit * MIB && dram >= least * MIB).then_some(dram)
+        });
+        told.push(format!(
+            "{limit} MiB: {dram} bytes, {:.1?}",
+            began.elapsed()
+        ));
+    }
+    let pressure = Job::new(undercroft())
+        .args(["status", &pid, "--pressure"])
+        .run()
+        .expect(0)
+        .text();
+    let total = pressure.trim().rsplit_once(" total=");
+    let total = total.and_then(|(averages, total)| {
+        assert!(averages.starts_with("some avg10="), "{pressure}");
+        total.parse::<u64>().ok()
+    });
+    assert!(total > Some(10_000), "it has waited: {pressure}");
+    let small = set("1K");
+    assert_eq!(small.code(), Some(2), "{small}");
+    set("max").expect(0);
+    run.until("no limit", 30, |run| {
+        run.status()?["memory_max_bytes"].is_null().then_some(())
+    });
+    set("24M").expect(0);
+    let outcome = run.wait().expect(0);
+    assert!(!evidence.exists(), "{outcome}");
+    assert_eq!(outcome.number("counters.lost"), Some(0.0), "{outcome}");
+    // Two threads wait: less than the sum, more than half of it.
+    let [sum, some] = ["stall_seconds", "stall_some_seconds"].map(|name| outcome.number(name));
+    assert!(
+        some <= sum && some.map(|some| 2.0 * some) >= sum,
+        "{outcome}"
+    );
+    let limit = outcome.number("memory_max_bytes");
+    assert_eq!(limit, Some((24 * MIB) as f64), "{outcome}");
+    say(&format!("limits set while it ran: {}", told.join("; ")));
+}
+
+/// What compressed pages take cannot leave if there is no tier below.
+#[test]
+fn limit_below_what_a_pool_alone_holds_is_refused() {
+    let name = "limit_below_what_a_pool_alone_holds_is_refused";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no limit");
+    }
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let mut run = Job::new(build("holdcheck"))
+        .arg("48")
+        .arg(scratch.path().join("evidence"))
+        .limit(40 * MIB)
+        .tier("ram")
+        .start();
+    run.until("a pool of 600 KiB", 30, |run| {
+        let status = run.status()?;
+        let held = status["dram_bytes"].as_u64()? - status["resident_bytes"].as_u64()?;
+        (held > 600 << 10).then_some(())
+    });
+    let refused = Job::new(undercroft())
+        .args(["set", &run.pid().to_string(), "memory-max=1M"])
+        .run();
+    assert_eq!(refused.code(), Some(1), "{refused}");
+    assert!(refused.errors.contains("no tier below"), "{refused}");
+    let status = run.status().expect("it runs");
+    assert_eq!(status["memory_max_bytes"], 40 * MIB, "{status}");
+    run.signal(rustix::process::Signal::TERM);
+    run.wait();
+}

@@ -178,7 +178,7 @@ fn gcc_makes_the_same_object_file() {
         return skip(name, "no gcc; on Debian: apt-get install gcc");
     };
     let folder = tempfile::tempdir().expect("a scratch folder");
-    std::fs::write(folder.path().join("large.c"), large_source(900)).expect("a source file");
+    std::fs::write(folder.path().join("large.c"), large_source(600)).expect("a source file");
     let object = folder.path().join("large.o");
     let job = Job::new(gcc)
         .args(["-O1", "-c", "large.c", "-o", "large.o"])
@@ -261,7 +261,7 @@ fn stress_ng_finds_no_wrong_bit() {
         };
         let outcome = Job::new(&stress)
             .args(["--vm", "1", "--vm-bytes", "24M", "--vm-keep", "--verify"])
-            .args(["--vm-method", method, "--vm-ops", &ops.to_string()])
+            .args(["--vm-method", method, "--vm-ops", &(ops / 2).to_string()])
             .args(["--temp-path", &scratch.path().to_string_lossy()])
             .limit(8 * MIB)
             .tier(&tier)

@@ -94,7 +94,7 @@ fn descriptors_do_not_grow_with_the_number_of_forks() {
         return skip(name, "only plain");
     }
     let _turn = one_at_a_time();
-    let count = sized(20_000);
+    let count = sized(12_000);
     let words = format!("execs {count}");
     let (outcome, seen) = processes_beside_a_hog(&words, hog_and(&words));
     // A sample may fall between the end of some processes and the moment when the manager notices.

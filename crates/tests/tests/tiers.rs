@@ -1,7 +1,7 @@
 //! Tiers by their kind, under real programs that check every word they read.
 
 use undercroft_tests::{
-    Job, MIB, Outcome, build, has_access_bits, one_at_a_time, plain_only, skip, undercroft,
+    Job, MIB, Outcome, Running, build, has_access_bits, one_at_a_time, plain_only, skip, undercroft,
 };
 
 /// Goes round 96 MiB of words that are checked, in 24 MiB of memory.
@@ -125,27 +125,26 @@ fn slabs_move_by_their_temperature() {
     let folder = tempfile::tempdir_in("/var/tmp").expect("a scratch folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let mut run = Job::new(build("touch"))
-        .args(["64", "--rounds", "30"])
+        .args(["64", "--rounds", "20"])
         .limit(24 * MIB)
         .options(["--placement", "temperature"])
         .tier(&format!("file:{},size=1G", at("fast")))
         .tier(&format!("file:{},size=1G", at("slow")))
         .timeout(150)
         .start();
-    let pid = run.pid();
-    let held = |tier: usize| status_of(pid)?["tiers"][tier]["logical_bytes"].as_u64();
-    run.until("pages in the first file", 30, |_| {
-        (held(0)? > 20 * MIB).then_some(())
+    let held = |run: &Running, tier: usize| run.status()?["tiers"][tier]["logical_bytes"].as_u64();
+    run.until("pages in the first file", 30, |run| {
+        (held(run, 0)? > 20 * MIB).then_some(())
     });
-    let client = status_of(pid).expect("it runs")["client_pid"].to_string();
+    let client = run.status().expect("it runs")["client_pid"].to_string();
     let signal = |what: &str| {
         let mut kill = std::process::Command::new("kill");
         let sent = kill.args([what, &client]).status().expect("kill runs");
         assert!(sent.success(), "{what} to {client}");
     };
     signal("-STOP");
-    run.until("cold slabs in the second file", 60, |_| {
-        (held(1)? > 20 * MIB).then_some(())
+    run.until("cold slabs in the second file", 60, |run| {
+        (held(run, 1)? > 20 * MIB).then_some(())
     });
     signal("-CONT");
     let outcome = run.wait().expect(0);
@@ -189,13 +188,6 @@ fn sequences_go_to_the_disk_and_come_back() {
     }
 }
 
-fn status_of(pid: i32) -> Option<serde_json::Value> {
-    let outcome = Job::new(undercroft()).args(["status", "--json"]).run();
-    let all: serde_json::Value = serde_json::from_str(&outcome.text()).ok()?;
-    let clients = all["clients"].as_array()?.clone();
-    clients.into_iter().find(|client| client["pid"] == pid)
-}
-
 /// A tier is emptied while its program goes round its memory and checks every word. It stays empty.
 #[test]
 fn a_tier_is_drained_under_a_program_that_uses_it() {
@@ -213,7 +205,7 @@ fn a_tier_is_drained_under_a_program_that_uses_it() {
             .run()
     };
     let mut run = Job::new(build("touch"))
-        .args(["96", "--rounds", "40", "--fork", "2"])
+        .args(["96", "--rounds", "24", "--fork", "2"])
         .limit(24 * MIB)
         .tier("ram,max=4M")
         .tier(&format!("file:{},size=1G", at("old")))
@@ -221,13 +213,13 @@ fn a_tier_is_drained_under_a_program_that_uses_it() {
         .timeout(200)
         .start();
     let pid = run.pid();
-    run.until("pages in the file", 30, |_| {
-        let held = status_of(pid)?["tiers"][1]["logical_bytes"].as_u64()?;
+    run.until("pages in the file", 30, |run| {
+        let held = run.status()?["tiers"][1]["logical_bytes"].as_u64()?;
         (held > 16 * MIB).then_some(())
     });
     let drained = drain(pid, "2").expect(0);
     assert!(drained.text().contains("drained"), "{drained}");
-    let status = status_of(pid).expect("it runs");
+    let status = run.status().expect("it runs");
     assert_eq!(status["tiers"][1]["drain"]["pages_left"], 0, "{status}");
     // Its pages have to go to the only other file, so that one cannot be drained now.
     let refused = drain(pid, "3");

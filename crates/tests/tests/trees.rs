@@ -175,5 +175,5 @@ fn threads_that_end_are_joined() {
 #[test]
 fn pages_that_a_move_forgot_are_found() {
     let restless = build("restless").display().to_string();
-    same(Job::new(restless).args(["64", "6"]), 8 * MIB, 1000.0);
+    same(Job::new(restless).args(["64", "4"]), 8 * MIB, 1000.0);
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use undercroft_base::Nanos;
 use undercroft_policy::place::PlacementName;
-use undercroft_qos::LatencyBound;
+use undercroft_qos::{LatencyBound, StallMax};
 use undercroft_sim::setup::{self, Cost, FaultTouch, Initial, Memory, SimRoom, SimTier};
 
 /// `undercroft sim`.
@@ -19,6 +19,20 @@ pub(crate) struct SimArgs {
     /// The replay.
     #[command(flatten)]
     pub replay: ReplayArgs,
+}
+
+/// A bound, or that a client has none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StallOrNone(pub Option<StallMax>);
+
+fn stall_or_none(text: &str) -> Result<StallOrNone, String> {
+    match text {
+        "none" => Ok(StallOrNone(None)),
+        _ => match text.parse() {
+            Ok(bound) => Ok(StallOrNone(Some(bound))),
+            Err(error) => Err(format!("{error}, or none")),
+        },
+    }
 }
 
 /// The simulator's other commands.
@@ -98,6 +112,12 @@ pub(crate) struct ReplayArgs {
     /// by commas. Pages of a client whose bound the last tier cannot keep go to the first (NVSwap)
     #[arg(long, value_name = "BOUND,..", value_delimiter = ',', value_parser = parsed::<LatencyBound>)]
     pub latency: Vec<LatencyBound>,
+
+    /// Most of its time that a client may wait for pages, as 70%, or none: one for all clients, or
+    /// one for each; several by commas. With --placement locality, its sequences of pages go to
+    /// the SSD instead of the disk as far as that is needed (HybridSwap)
+    #[arg(long, value_name = "BOUND,..", value_delimiter = ',', value_parser = stall_or_none)]
+    pub stall_max: Vec<StallOrNone>,
 
     /// Virtual time of a window in which --latency is judged
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parsed::<Nanos>)]

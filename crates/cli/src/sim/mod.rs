@@ -98,6 +98,7 @@ fn sweep(args: &ReplayArgs) -> Sweep {
         context_switch: args.context_switch,
         curve: args.mrc,
         seed: args.seed,
+        stall: args.stall_max.iter().map(|bound| bound.0).collect(),
         latency: Latencies {
             bounds: args.latency.clone(),
             window: args.latency_window,

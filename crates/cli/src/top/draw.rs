@@ -213,7 +213,7 @@ mod tests {
         let text = include_str!("snapshot.json");
         let mut now: Snapshot = serde_json::from_str(text).expect("a snapshot");
         (now.pid, now.client_pid) = (pid, pid + 1);
-        (now.uptime_seconds, now.faults.total, now.stall_seconds) = (at, faults, stall);
+        (now.uptime_seconds, now.faults.total, now.stall_some_seconds) = (at, faults, stall);
         now
     }
 

@@ -42,7 +42,7 @@ pub(super) struct Rate {
     pub faults: f64,
     pub pages_in: f64,
     pub pages_out: f64,
-    /// Seconds that threads waited in each second; above 1 with several threads.
+    /// Part of the time in which some thread waited.
     pub stall: f64,
 }
 
@@ -58,7 +58,7 @@ impl Rate {
             faults: rate(before.faults.total, after.faults.total),
             pages_in: rate(before.pages.swapped_in, after.pages.swapped_in),
             pages_out: rate(before.pages.swapped_out, after.pages.swapped_out),
-            stall: (after.stall_seconds - before.stall_seconds).max(0.0) / seconds,
+            stall: (after.stall_some_seconds - before.stall_some_seconds).max(0.0) / seconds,
         })
     }
 }

@@ -86,6 +86,14 @@ impl Books {
         Some(lock(&follower.state).estimator.curve(faults))
     }
 
+    /// The limit is another one from now on: the curve begins anew, for limits around this one.
+    pub(crate) fn begin_curve_again(&self, limit: PageCount) {
+        self.follow_pages();
+        if let Some(follower) = &self.curve {
+            lock(&follower.state).estimator.set_limit(limit);
+        }
+    }
+
     /// Bytes of the estimator's tables.
     pub(crate) fn curve_bytes(&self) -> u64 {
         let follower = self.curve.as_ref();

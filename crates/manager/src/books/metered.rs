@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
-use undercroft_base::{LoadError, Loaded, Nanos, Slot, Stamp, Tier, TierKind, TierUsage};
+use undercroft_base::{Bytes, LoadError, Loaded, Nanos, Slot, Stamp, Tier, TierKind, TierUsage};
 use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
@@ -52,6 +52,8 @@ pub(crate) struct MeteredTier {
     pub mapped_as: Option<MappedAs>,
     /// Nanoseconds of a load lately.
     load_ns: AtomicU64,
+    /// Bytes that it may hold, if its own capacity is more: the limit was lowered.
+    ceiling: AtomicU64,
     peaks: Mutex<(TierUsage, TierUsage)>,
 }
 
@@ -76,6 +78,7 @@ impl MeteredTier {
             page_ins: AtomicU32::new(0),
             read_latency: Mutex::new(new_histogram()),
             load_ns: AtomicU64::new(load_ns),
+            ceiling: AtomicU64::new(u64::MAX),
             peaks: Mutex::default(),
         }
     }
@@ -154,11 +157,22 @@ impl MeteredTier {
         }
     }
 
+    /// What it may hold now.
+    fn capacity(&self) -> Bytes {
+        let ceiling = Bytes(self.ceiling.load(Ordering::Relaxed));
+        self.tier.info().capacity.min(ceiling)
+    }
+
+    /// It may hold no more than this. What is above moves down, or leaves with its pages.
+    pub(crate) fn set_ceiling(&self, ceiling: Bytes) {
+        self.ceiling.store(ceiling.0, Ordering::Relaxed);
+    }
+
     /// Its state, which the engine needs before a decision.
     pub(crate) fn state(&self) -> TierState {
         let usage = self.tier.usage();
         TierState {
-            capacity: self.tier.info().capacity,
+            capacity: self.capacity(),
             held: usage.held,
             dram: self.tier.dram(),
             copies: usage.logical.pages_floor(),

@@ -26,15 +26,20 @@ pub struct TierLaunch {
     pub backing: Option<(i32, String, u64)>,
 }
 
-/// The capacity of tier `index`, if it is a pool.
-fn pool_capacity(options: &ClientOptions, index: usize) -> Bytes {
-    let TierSpec::Ram(ram) = &options.tiers[index] else {
-        return Bytes(0);
+/// The capacity of tier `index` under a limit, if it is a pool.
+pub(crate) fn pool_capacity(tiers: &[TierSpec], memory_max: Bytes, index: usize) -> Option<Bytes> {
+    let TierSpec::Ram(ram) = &tiers[index] else {
+        return None;
     };
-    let limit = options.memory_max.min(total_memory());
-    let percent = pool_percent(index + 1 == options.tiers.len());
+    let limit = memory_max.min(total_memory());
+    let percent = pool_percent(index + 1 == tiers.len());
     let default = Bytes((limit.0 as f64 * f64::from(percent) / 100.0) as u64);
-    ram.max.map_or(default, |max| max.resolve(limit))
+    Some(ram.max.map_or(default, |max| max.resolve(limit)))
+}
+
+/// The capacity of tier `index` at the start, as far as the limit decides it.
+fn first_capacity(options: &ClientOptions, index: usize) -> Bytes {
+    pool_capacity(&options.tiers, options.memory_max, index).unwrap_or(Bytes(0))
 }
 
 /// The machine's DRAM; more than any machine has if it is unknown.
@@ -48,7 +53,7 @@ fn total_memory() -> Bytes {
 pub(crate) fn open(options: &ClientOptions) -> Result<Vec<OpenTier>, OpenError> {
     let tiers = options.tiers.iter().enumerate();
     tiers
-        .map(|(index, spec)| OpenTier::open(spec, pool_capacity(options, index)))
+        .map(|(index, spec)| OpenTier::open(spec, first_capacity(options, index)))
         .collect()
 }
 
@@ -126,7 +131,7 @@ fn made(
         let spec = &options.tiers[index];
         let opened = OpenTier::inherit(spec, memory, below)?;
         let shape = spec.shape();
-        let pool = pool_capacity(options, index);
+        let pool = first_capacity(options, index);
         let made = if again {
             opened.recover(spec, pool)?
         } else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use undercroft_base::{Bytes, PAGE_BYTES, PageCount, SpaceId};
+use undercroft_base::{PAGE_BYTES, PageCount, SpaceId};
 use undercroft_sys::process;
 
 use super::Control;
@@ -134,28 +134,29 @@ impl Control {
         !again.is_empty()
     }
 
+    /// Pages of the processes that are not managed, by process.
+    pub(super) fn unmanaged(&self, processes: &[Arc<Process>]) -> HashMap<SpaceId, u64> {
+        let unmanaged = (processes.iter()).filter(|p| !p.managed.load(Ordering::Relaxed));
+        let pages = |process: &Arc<Process>| {
+            let statm = self.statm.get(&process.space)?;
+            Some((process.space, process.anonymous_pages(statm)))
+        };
+        unmanaged.filter_map(pages).collect()
+    }
+
     /// Compares the memory in use with the limit. Near the limit, everything is managed from then
     /// on.
     fn check_pressure(&mut self, processes: &[Arc<Process>]) -> Pressure {
         let limit = self.shared.books.engine().books().limit().0;
-        let (mut unmanaged, mut to_find) = (0u64, HashMap::new());
-        for process in processes
-            .iter()
-            .filter(|p| !p.managed.load(Ordering::Relaxed))
-        {
-            if let Some(statm) = self.statm.get(&process.space) {
-                let pages = process.anonymous_pages(statm);
-                unmanaged += pages * PAGE_BYTES as u64;
-                to_find.insert(process.space, pages);
-            }
-        }
+        let to_find = self.unmanaged(processes);
+        let unmanaged = to_find.values().sum::<u64>() * PAGE_BYTES as u64;
         let held = self.shared.books.pool_held();
         let (dram, faults) = {
             let mut engine = self.shared.books.engine();
             engine.migrations().set_pool_held(held);
             (engine.books().dram_used(), engine.books().stats().faults)
         };
-        self.shared.gauges.note_limit(dram, Bytes(limit));
+        self.shared.gauges.note_memory(dram);
         let used = unmanaged + dram.0;
         let threshold = limit - (limit / SLACK_PART).max(SLACK_MIN.min(limit / 4));
         let begins = !self.managing && used >= threshold;

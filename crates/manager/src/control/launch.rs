@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use undercroft_qos::LatencyBound;
+use undercroft_qos::{LatencyBound, StallMax};
 
 use crate::books::tiers::TierLaunch;
 use crate::options::ClientOptions;
@@ -61,7 +61,7 @@ pub enum Request {
 }
 
 /// What a user asks a running manager. Nothing at all asks for the status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Ask {
     /// Empty this tier, counted from 0, and use it no more.
     Drain(u8),
@@ -70,6 +70,14 @@ pub enum Ask {
         /// `None`: no bound.
         #[serde(with = "crate::options::as_bound")]
         bound: Option<LatencyBound>,
+    },
+    /// Keep to this much DRAM from now on: bytes; `u64::MAX` = no limit.
+    MemoryMax(u64),
+    /// Keep this stall bound from now on.
+    Stall {
+        /// `None`: no bound.
+        #[serde(with = "crate::options::as_bound")]
+        bound: Option<StallMax>,
     },
 }
 

@@ -7,6 +7,8 @@ mod check;
 pub(crate) mod ending;
 mod handshake;
 mod launch;
+mod resize;
+mod stall;
 mod start;
 mod takeover;
 mod tell;
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
-use undercroft_base::SpaceId;
+use undercroft_base::{Nanos, SpaceId};
 use undercroft_engine::Stats;
 use undercroft_sys::mapping::PageBuf;
 use undercroft_sys::process::{self, PidFd};
@@ -33,8 +35,8 @@ use self::ending::Mark;
 use self::handshake::Greetings;
 use self::launch::tell;
 pub use self::launch::{Answered, Ask, Launch, Notice, Request, check as check_message};
+use self::stall::Stall;
 pub use self::start::serve;
-use crate::gauges::pressure::PressureMeter;
 use crate::legacy::Flag;
 use crate::log;
 use crate::record::Record;
@@ -96,7 +98,9 @@ struct Control {
     /// When the pages of all processes are counted again, after a takeover.
     recount_at: Option<Instant>,
     last_snapshot: (Instant, Stats),
-    pressure: PressureMeter,
+    stall: Stall,
+    /// When the miss-ratio curve began, and the counts then.
+    curve_since: (Stats, Nanos),
     zeros: PageBuf,
 }
 
@@ -184,7 +188,8 @@ impl Control {
             self.wake_keeper();
             self.recount_if_due();
             self.check_if_due();
-            self.note_times();
+            self.note_page_ins();
+            self.note_stall();
             self.shared
                 .gauges
                 .shortages

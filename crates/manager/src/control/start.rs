@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Nanos};
 use undercroft_engine::{Config, Engine, InHand, LedgerError, Room, Stats};
 use undercroft_policy::prefetch::first_touch::FirstTouches;
 use undercroft_sys::access::{AccessError, AccessScanner};
@@ -25,6 +25,7 @@ use super::beside::Presence;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
+use super::stall::Stall;
 use super::takeover::{self, Inheritance, TakeoverError};
 use crate::books::curve::Follower;
 use crate::books::ledger::MemfdLedger;
@@ -33,7 +34,6 @@ use crate::books::{Books, ledger, tiers};
 use crate::evict::Evictor;
 use crate::fault::FaultThread;
 use crate::gauges::Gauges;
-use crate::gauges::pressure::PressureMeter;
 use crate::legacy::Legacy;
 use crate::migrate::Migrator;
 use crate::options::AccessScan;
@@ -223,7 +223,8 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         rest_until: Instant::now(),
         recount_at: None,
         last_snapshot: (Instant::now(), Stats::default()),
-        pressure: PressureMeter::new(Instant::now()),
+        stall: Stall::default(),
+        curve_since: (Stats::default(), Nanos(0)),
         zeros: PageBuf::new(1)?,
         shared,
         launch,
@@ -238,6 +239,9 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     if let Some(bound) = control.launch.options.latency {
         control.admits(bound)?;
         control.set_bound(Some(bound));
+    }
+    if control.launch.options.stall_max.is_some() {
+        control.set_stall(control.launch.options.stall_max);
     }
     if let Some(settled) = settled {
         control.go_on(settled);
@@ -368,7 +372,7 @@ fn share(
         processes: Processes::new(fault_threads),
         arrivals: Arrivals::default(),
         graves: Graves::default(),
-        gauges: Gauges::new(options.latency),
+        gauges: Gauges::new(options.latency, options.memory_max),
         signals: Signals::new(fault_threads)?,
         placement,
         options: options.clone(),

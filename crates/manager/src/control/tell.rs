@@ -78,6 +78,8 @@ impl Control {
         let tier = match ask {
             Ask::Drain(tier) => tier,
             Ask::Latency { bound } => return self.change_bound(bound),
+            Ask::MemoryMax(asked) => return self.change_limit(Bytes(asked)),
+            Ask::Stall { bound } => return self.change_stall(bound),
         };
         if let Err(why) = self.shared.books.drain(TierId(tier)) {
             return Answered::Refused(why);
@@ -89,15 +91,6 @@ impl Control {
             }
         }
         Answered::Yes
-    }
-
-    /// Ends the window of the latency bound and the period of the pressure, if it is time. Called
-    /// at each round of the control thread.
-    pub(super) fn note_times(&mut self) {
-        self.note_page_ins();
-        let latency = &self.shared.gauges.fault_latency;
-        let stall = || Duration::from_nanos(lock(latency).waited().0);
-        self.pressure.note(Instant::now(), stall);
     }
 
     fn scale(&self) -> Scale {
@@ -158,10 +151,15 @@ impl Control {
     /// What other limits would have cost until now.
     fn curve(&self, stats: &Stats, wall: Nanos) -> Option<MissRatioCurve> {
         let shared = &self.shared;
+        let (before, since) = &self.curve_since;
+        let mut stats = *stats;
+        stats.swap_in -= before.swap_in;
+        stats.first_touch -= before.first_touch;
         shared.books.follow_pages();
         let curve = shared.books.curve(stats.swap_in)?;
         let mean = lock(&shared.gauges.fault_latency).mean();
-        MissRatioCurve::of(&curve, shared.options.memory_max.0, stats, wall, mean)
+        let limit = shared.gauges.memory_max();
+        MissRatioCurve::of(&curve, limit.0, &stats, (wall.since(*since), *since), mean)
     }
 
     fn snapshot(&mut self) -> Snapshot {
@@ -190,10 +188,10 @@ impl Control {
                 ..TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
             }
         };
-        let (fault_latency, stall) = {
+        let (fault_latency, stall, some) = {
             let faults = lock(&shared.gauges.fault_latency);
             let quantiles = crate::report::Quantiles::of(faults.histogram());
-            (quantiles, faults.waited())
+            (quantiles, faults.waited(), faults.some_waited())
         };
         let mrc = self.curve(&stats, Nanos(shared.elapsed().as_nanos() as u64));
         let own = std::process::id();
@@ -206,13 +204,16 @@ impl Control {
             manager_pid: own,
             command: self.launch.command.clone(),
             uptime_seconds: shared.elapsed().as_secs_f64(),
-            memory_max_bytes: crate::report::limit(shared.options.memory_max.0),
+            memory_max_bytes: crate::report::limit(shared.gauges.memory_max().0),
             resident_bytes: resident.0,
             dram_bytes: dram.0,
             tiers: shared.books.tiers.iter().enumerate().map(tier).collect(),
             faults: crate::report::Faults::of(&stats),
             fault_latency_seconds: fault_latency,
             stall_seconds: stall.seconds(),
+            stall_some_seconds: some.seconds(),
+            pressure: self.stall.pressure(),
+            stall_bound: self.stall.report(),
             latency_bound: self.bound_report(),
             pages: (&stats).into(),
             rates,
@@ -220,7 +221,6 @@ impl Control {
             policies: self.policies(),
             counters: (&stats).into(),
             mrc,
-            pressure: Some(self.pressure.read(Duration::from_nanos(stall.0))),
         };
         self.last_snapshot = (Instant::now(), stats);
         snapshot
@@ -256,11 +256,13 @@ impl Control {
             command: self.launch.command.clone(),
             exit_status,
             wall: undercroft_base::Nanos(wall_ns),
-            memory_max: shared.options.memory_max.0,
+            memory_max: shared.gauges.memory_max().0,
             stats: &stats,
             fault_latency: latency.histogram(),
             latency_bound: self.bound_report(),
             stall: latency.waited(),
+            stall_some: latency.some_waited(),
+            stall_bound: self.stall.report(),
             tiers,
             limit_exceeded: lock(&shared.gauges.exceeded).until(Instant::now()),
             scale: self.scale(),

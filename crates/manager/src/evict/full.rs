@@ -18,7 +18,7 @@ impl Evictor {
         if !std::mem::replace(&mut self.warned, true) {
             crate::log::say(&format!(
                 "every tier is full and the memory limit of {} is reached; {}",
-                options.memory_max,
+                self.shared.gauges.memory_max(),
                 match options.when_full {
                     WhenFull::Stay =>
                         "pages stay in memory above the limit. \

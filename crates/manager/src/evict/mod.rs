@@ -184,6 +184,7 @@ impl Evictor {
             let (migration, before) = {
                 let mut engine = self.shared.books.engine();
                 engine.migrations().set_tiers(self.states.iter().copied());
+                engine.approach_limit(self.shared.gauges.memory_max());
                 let stats = engine.books().stats();
                 let evicted = (stats.pages_swapped_out, stats.refused_store);
                 let unfinished = engine.books().reclaim_unfinished().then_some(evicted);
@@ -253,11 +254,11 @@ impl Evictor {
         let held = self.shared.books.pool_held();
         let mut engine = self.shared.books.engine();
         engine.migrations().set_pool_held(held);
-        let (dram, limit) = (engine.books().dram_used(), engine.books().limit());
+        let dram = engine.books().dram_used();
         let stats = engine.books().stats();
         let so_far = (stats.pages_swapped_out, stats.refused_store);
         drop(engine);
-        self.shared.gauges.note_limit(dram, limit);
+        self.shared.gauges.note_memory(dram);
         so_far
     }
 
@@ -286,19 +287,14 @@ impl Evictor {
     fn stay_full(&mut self, time: Duration) {
         let until = self.shared.elapsed() + time;
         loop {
-            let (dram, limit, room, wanted) = {
+            let (dram, room, wanted) = {
                 let held = self.shared.books.pool_held();
                 let mut engine = self.shared.books.engine();
                 engine.migrations().set_pool_held(held);
                 let wanted = engine.books().reclaim_unfinished();
-                (
-                    engine.books().dram_used(),
-                    engine.books().limit(),
-                    engine.books().room(),
-                    wanted,
-                )
+                (engine.books().dram_used(), engine.books().room(), wanted)
             };
-            self.shared.gauges.note_limit(dram, limit);
+            self.shared.gauges.note_memory(dram);
             if room < 1 {
                 self.everything_full();
                 self.lent = 0; // the allowance includes it now

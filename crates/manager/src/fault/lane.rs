@@ -356,7 +356,11 @@ impl FaultThread {
         this.installed = Instant::now();
         if demanded {
             let took = this.installed.duration_since(this.started).as_nanos() as u64;
-            lock(&self.shared.gauges.fault_latency).note(took);
+            let end = this
+                .installed
+                .saturating_duration_since(self.shared.started);
+            let end = Nanos(end.as_nanos() as u64);
+            lock(&self.shared.gauges.fault_latency).note(took, end);
             self.note_page_in(lane, took);
         }
         // Last, and with no lock held: the woken thread runs on this CPU, and may replace this

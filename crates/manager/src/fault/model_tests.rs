@@ -70,6 +70,7 @@ fn options(tier: &str) -> ClientOptions {
         access_scan: AccessScan::Never,
         latency: None,
         latency_control: true,
+        stall_max: None,
         takeovers_max: 0,
     }
 }
@@ -108,7 +109,7 @@ fn shared_over(options: ClientOptions, tiers: Vec<MeteredTier>) -> Arc<Shared> {
         processes: Processes::new(fault_threads),
         arrivals: Arrivals::default(),
         graves: Graves::default(),
-        gauges: Gauges::new(None),
+        gauges: Gauges::new(None, Bytes(u64::MAX)),
         signals: Signals::new(fault_threads).expect("eventfds"),
         placement,
         options,

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use undercroft_base::Nanos;
+use undercroft_qos::pressure::Waits;
 
 use crate::report::FaultBreakdown;
 
@@ -18,6 +19,7 @@ pub(crate) fn new_histogram() -> Histogram<u64> {
 pub(crate) struct FaultLatency {
     histogram: Histogram<u64>,
     waited: Nanos,
+    waits: Waits,
 }
 
 impl FaultLatency {
@@ -25,13 +27,15 @@ impl FaultLatency {
         FaultLatency {
             histogram: new_histogram(),
             waited: Nanos(0),
+            waits: Waits::default(),
         }
     }
 
-    /// Adds one fault that took `nanos`.
-    pub(crate) fn note(&mut self, nanos: u64) {
+    /// Adds one fault that took `nanos` and ended at `end`, since the start of the run.
+    pub(crate) fn note(&mut self, nanos: u64, end: Nanos) {
         self.histogram.saturating_record(nanos);
         self.waited.0 += nanos;
+        self.waits.add(Nanos(end.0.saturating_sub(nanos)), end);
     }
 
     pub(crate) fn histogram(&self) -> &Histogram<u64> {
@@ -46,6 +50,11 @@ impl FaultLatency {
     /// The sum over all faults.
     pub(crate) fn waited(&self) -> Nanos {
         self.waited
+    }
+
+    /// The time in which at least one thread waited.
+    pub(crate) fn some_waited(&self) -> Nanos {
+        self.waits.total()
     }
 }
 

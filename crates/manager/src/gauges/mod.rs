@@ -4,7 +4,6 @@ pub(crate) mod knobs;
 pub(crate) mod latency;
 pub(crate) mod limit;
 pub(crate) mod page_ins;
-pub(crate) mod pressure;
 pub(crate) mod scale;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +27,8 @@ pub(crate) struct Gauges {
     pub page_ins: OnceLock<Box<PageIns>>,
     /// What latency control decided last.
     pub knobs: Knobs,
+    /// Bytes of DRAM that the user asks to keep to.
+    memory_max: AtomicU64,
     pub breakdown: Breakdown,
     pub exceeded: Mutex<Exceeded>,
     pub eviction: EvictionCost,
@@ -72,8 +73,10 @@ pub(crate) struct Scans {
 }
 
 impl Gauges {
-    pub(crate) fn new(bound: Option<LatencyBound>) -> Gauges {
+    /// * `memory_max`: what the user asks for at the start.
+    pub(crate) fn new(bound: Option<LatencyBound>, memory_max: Bytes) -> Gauges {
         Gauges {
+            memory_max: AtomicU64::new(memory_max.0),
             fault_latency: Mutex::new(FaultLatency::new()),
             page_ins: bound.map_or_else(OnceLock::new, |bound| PageIns::boxed(bound).into()),
             knobs: Knobs::default(),
@@ -90,10 +93,19 @@ impl Gauges {
         }
     }
 
-    /// Notes the memory in use and the limit. Called by the control thread at each check, and by
-    /// the evictor.
-    pub(crate) fn note_limit(&self, dram: Bytes, limit: Bytes) {
-        let over = dram.0.saturating_sub(limit.0);
+    /// The limit that the user asks for now. That in force is above it while memory shrinks.
+    pub(crate) fn memory_max(&self) -> Bytes {
+        Bytes(self.memory_max.load(Ordering::Relaxed))
+    }
+
+    /// The user asks for another limit.
+    pub(crate) fn ask_memory_max(&self, asked: Bytes) {
+        self.memory_max.store(asked.0, Ordering::Relaxed);
+    }
+
+    /// Notes the memory in use. Called by the control thread at each check, and by the evictor.
+    pub(crate) fn note_memory(&self, dram: Bytes) {
+        let over = dram.0.saturating_sub(self.memory_max().0);
         lock(&self.exceeded).note(over, Instant::now());
     }
 
@@ -125,7 +137,7 @@ mod tests {
 
     #[test]
     fn mappings_warn_once_and_from_four_fifths_of_what_the_kernel_allows() {
-        let gauges = Gauges::new(None);
+        let gauges = Gauges::new(None, Bytes(u64::MAX));
         let allowed = undercroft_sys::procfs::mappings_max();
         let most = allowed / 5 * 4;
         assert_eq!(gauges.mappings_warning(7, most - 1), None);
@@ -142,7 +154,7 @@ mod tests {
     /// One process jumps over the threshold between two looks.
     #[test]
     fn mappings_that_jump_over_the_threshold_warn_too() {
-        let gauges = Gauges::new(None);
+        let gauges = Gauges::new(None, Bytes(u64::MAX));
         let allowed = undercroft_sys::procfs::mappings_max();
         assert_eq!(gauges.mappings_warning(7, 100), None);
         assert!(gauges.mappings_warning(7, allowed).is_some());

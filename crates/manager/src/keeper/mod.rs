@@ -498,12 +498,15 @@ fn wait(
         }
         if ready[2] {
             answer_signals(signals, program, exit.is_some(), manager);
+            // Orphans of the program are our children. One that has ended must not stay in the
+            // table of processes as long as the program runs.
+            reap(&[manager.child.id(), program.id()]);
         }
         if exit.is_none() {
             exit = program.try_wait()?;
         }
         if let Some(status) = exit {
-            reap(manager.child.id());
+            reap(&[manager.child.id()]);
             if leftovers(manager).is_empty() {
                 return Ok(Ended::Program(status));
             }
@@ -582,10 +585,11 @@ fn pause(signals: &Signals, program: &Child, manager: &mut Manager, number: i32)
     }
 }
 
-/// Reaps orphans of the program that have ended. The manager is reaped by its handle.
-fn reap(manager: u32) {
+/// Reaps our children that have ended: orphans of the program, holders. Those in `handled` are
+/// reaped by their handles.
+fn reap(handled: &[u32]) {
     for pid in procfs::children(std::process::id()) {
-        if pid != manager && procfs::process_state(pid) == Some('Z') {
+        if !handled.contains(&pid) && procfs::process_state(pid) == Some('Z') {
             reap_one(pid);
         }
     }
@@ -651,7 +655,7 @@ fn end_tree(program: &mut Child, manager: &mut Manager, voice: &Voice) {
              its processes yet. The process named uc-fds ends them as soon as it can"
         ));
     }
-    reap(manager.child.id());
+    reap(&[manager.child.id()]);
 }
 
 /// Kills the program's processes until none is left, or until `deadline`. True if some are left.

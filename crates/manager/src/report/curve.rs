@@ -16,6 +16,9 @@ pub struct MissRatioCurve {
     pub pages_followed: u64,
     /// Pages for each of them.
     pub pages_each: u64,
+    /// When the counting began: 0 = with the program; later = when its limit was changed last.
+    #[serde(default)]
+    pub since_seconds: f64,
     /// Mean time that a thread waited for a fault.
     pub fault_seconds: f64,
     /// Smallest limit first.
@@ -49,12 +52,13 @@ fn micros(seconds: f64) -> f64 {
 impl MissRatioCurve {
     /// `None` while no page has left memory: nothing is known of other limits then.
     ///
-    /// * `fault_latency`: mean, from reading a fault to answering it.   * `stall`: all of them.
+    /// * `stats`, `wall`: as counted in the time `wall.0`, which began at `wall.1`.
+    /// * `fault_latency`: mean, from reading a fault to answering it.
     pub fn of(
         curve: &Curve,
         in_force: u64,
         stats: &Stats,
-        wall: Nanos,
+        (wall, since): (Nanos, Nanos),
         fault_latency: Nanos,
     ) -> Option<MissRatioCurve> {
         if stats.pages_swapped_out == 0 {
@@ -76,6 +80,7 @@ impl MissRatioCurve {
         Some(MissRatioCurve {
             pages_followed: curve.followed.0,
             pages_each: curve.one_in,
+            since_seconds: micros(since.seconds()),
             fault_seconds: micros(each),
             limits: curve.points.iter().map(point).collect(),
         })

@@ -7,7 +7,6 @@
 
 mod curve;
 mod now;
-mod pressure;
 mod remote;
 mod summary;
 #[cfg(test)]
@@ -24,8 +23,7 @@ use undercroft_tier::remote::RemoteCounts;
 use undercroft_tier::shape::ShapeName;
 
 pub use curve::{LimitPoint, MissRatioCurve};
-pub use now::{Rates, Snapshot, TierSnapshot};
-pub use pressure::Pressure;
+pub use now::{PressureReport, Rates, Snapshot, StallBoundReport, TierSnapshot};
 pub use remote::RemoteReport;
 pub use summary::{bound as bound_summary, human_summary};
 
@@ -64,6 +62,12 @@ pub struct Report {
     pub latency_bound: Option<BoundReport>,
     /// Sum over threads of the time they waited for a page.
     pub stall_seconds: f64,
+    /// Time in which at least one thread waited for a page.
+    #[serde(default)]
+    pub stall_some_seconds: f64,
+    /// How the stall bound was kept; null when there was none.
+    #[serde(default)]
+    pub stall_bound: Option<StallBoundReport>,
     /// Pages moved.
     pub pages: Pages,
     /// Each tier, fastest first.
@@ -471,6 +475,10 @@ pub struct ReportInputs<'a> {
     pub latency_bound: Option<BoundReport>,
     /// Sum of waiting times.
     pub stall: Nanos,
+    /// Time in which at least one thread waited.
+    pub stall_some: Nanos,
+    /// How the stall bound was kept.
+    pub stall_bound: Option<StallBoundReport>,
     /// Each tier, fastest first.
     pub tiers: Vec<TierInputs<'a>>,
     /// Time above the limit.
@@ -636,6 +644,8 @@ impl Report {
             fault_breakdown_seconds: inputs.fault_breakdown,
             latency_bound: inputs.latency_bound.clone(),
             stall_seconds: inputs.stall.seconds(),
+            stall_some_seconds: inputs.stall_some.seconds(),
+            stall_bound: inputs.stall_bound.clone(),
             pages: Pages::from(stats),
             tiers: inputs.tiers.iter().map(TierReport::of).collect(),
             limit_exceeded: inputs.limit_exceeded,

@@ -1,11 +1,14 @@
 //! What `status --json` gives: one running client at one moment.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use undercroft_base::{TierInfo, TierUsage};
 use undercroft_engine::Stats;
+use undercroft_qos::pressure::Pressure;
 
 use super::{
-    BoundReport, Counters, Drain, Faults, LimitExceeded, MissRatioCurve, Pages, Policies, Pressure,
+    BoundReport, Counters, Drain, Faults, LimitExceeded, MissRatioCurve, Pages, Policies,
     Quantiles, RemoteReport, kind_name, ratio,
 };
 
@@ -41,6 +44,15 @@ pub struct Snapshot {
     /// The sum of all fault times since the start. Faults of several threads add up.
     #[serde(default)]
     pub stall_seconds: f64,
+    /// Time since the start in which at least one thread waited for a page.
+    #[serde(default)]
+    pub stall_some_seconds: f64,
+    /// The same as parts of the time, lately.
+    #[serde(default)]
+    pub pressure: PressureReport,
+    /// How the stall bound is kept; null when there is none.
+    #[serde(default)]
+    pub stall_bound: Option<StallBoundReport>,
     /// How the latency bound is kept; null when there is none.
     #[serde(default)]
     pub latency_bound: Option<BoundReport>,
@@ -58,9 +70,59 @@ pub struct Snapshot {
     /// memory.
     #[serde(default)]
     pub mrc: Option<MissRatioCurve>,
-    /// How much of the time threads waited, as the kernel gives it; null from older versions.
-    #[serde(default)]
-    pub pressure: Option<Pressure>,
+}
+
+/// How a stall bound is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StallBoundReport {
+    /// As the user wrote it: `30%`.
+    pub bound: String,
+    /// The part of the time in which some thread waited, since the bound is in force.
+    pub ratio: f64,
+    /// Windows of a second at whose end it was kept,
+    pub windows_kept: u64,
+    /// and was not.
+    pub windows_missed: u64,
+    /// By how much SSD segments are longer than their default; 64 = all pages go to the SSD.
+    pub shift: f64,
+}
+
+impl fmt::Display for StallBoundReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "stall {}: waits {:.1}% of the time; kept in {} of {} windows",
+            self.bound,
+            self.ratio * 100.0,
+            self.windows_kept,
+            self.windows_kept + self.windows_missed
+        )
+    }
+}
+
+/// The part of the time in which at least one thread waited for a page, lately: percent, as the
+/// kernel's pressure files give it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PressureReport {
+    /// Over about ten seconds.
+    pub some_avg10: f64,
+    /// Over about a minute.
+    pub some_avg60: f64,
+    /// Over about five minutes.
+    pub some_avg300: f64,
+}
+
+impl PressureReport {
+    /// As it is now.
+    pub fn of(pressure: &Pressure) -> PressureReport {
+        let [some_avg10, some_avg60, some_avg300] =
+            (pressure.averages()).map(|part| (part * 1e4).round() / 1e2);
+        PressureReport {
+            some_avg10,
+            some_avg60,
+            some_avg300,
+        }
+    }
 }
 
 /// One tier at one moment.

@@ -42,6 +42,9 @@ pub fn human_summary(report: &Report, color: bool) -> String {
     if let Some(bound) = &report.latency_bound {
         line("bound", self::bound(bound));
     }
+    if let Some(bound) = &report.stall_bound {
+        line("bound", bound.to_string());
+    }
     line("pages", pages(report));
     line("memory", memory(report));
     for tier in &report.tiers {

@@ -61,6 +61,14 @@ fn sample() -> Report {
         fault_latency: &histogram([5_000; 98].into_iter().chain([20_000, 90_000])),
         latency_bound: Some(bound_report()),
         stall: Nanos(1_000_000),
+        stall_some: Nanos(800_000),
+        stall_bound: Some(StallBoundReport {
+            bound: "30%".to_owned(),
+            ratio: 0.25,
+            windows_kept: 9,
+            windows_missed: 1,
+            shift: 4.0,
+        }),
         tiers: vec![TierInputs {
             info: &info,
             mapped_as: None,
@@ -101,7 +109,7 @@ fn sample() -> Report {
             &curve(),
             8 << 20,
             &stats,
-            Nanos(2_500_000_000),
+            (Nanos(2_500_000_000), Nanos(0)),
             Nanos(5_000),
         ),
     })
@@ -340,6 +348,6 @@ fn other_limits_cost_time_by_their_faults_and_save_no_more_than_faults_took() {
 #[test]
 fn nothing_is_said_of_other_limits_before_a_page_has_left() {
     let stats = Stats::default();
-    let none = MissRatioCurve::of(&curve(), 8 << 20, &stats, Nanos(1), Nanos(1));
+    let none = MissRatioCurve::of(&curve(), 8 << 20, &stats, (Nanos(1), Nanos(0)), Nanos(1));
     assert_eq!(none, None);
 }

@@ -130,6 +130,12 @@ impl Away {
         }
     }
 
+    /// The mini, and the run, have other limits from now on.
+    pub(super) fn set_limit(&mut self, limit: PageCount, present: PageCount) {
+        self.limit = limit;
+        self.present = present;
+    }
+
     /// * `retained`: the part of the evictions under the present limit that had a copy below.
     pub(super) fn set_tiers(&mut self, tiers: &Tiers, one_in: u64, retained: f64) {
         self.tiers = *tiers;

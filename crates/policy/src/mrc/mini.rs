@@ -61,6 +61,16 @@ impl Mini {
         }
     }
 
+    /// Takes another limit, and counts from zero.
+    /// * `present`: the limit of the run.
+    pub(super) fn set_limit(&mut self, limit: PageCount, present: PageCount) {
+        self.limit = limit;
+        self.away.set_limit(limit, present);
+        self.faults = 0.0;
+        self.faults_scanned = 0.0;
+        self.loads = 0;
+    }
+
     /// * `room`: DRAM for pages in memory and for copies, in pages.   * `retained`: see
     ///   [`Away::set_tiers`].
     pub(super) fn set_room(&mut self, room: PageCount, tiers: &Tiers, one_in: u64, retained: f64) {

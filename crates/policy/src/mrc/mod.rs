@@ -196,6 +196,18 @@ impl Estimator {
         }
     }
 
+    /// The client has another limit from now on. The minis take limits around it, and keep what
+    /// they have in memory as far as it fits. All counts begin at zero, those that the caller gives
+    /// to [`Estimator::curve`] too. Cost: O(pages that no longer fit).
+    pub fn set_limit(&mut self, limit: PageCount) {
+        self.limit = limit;
+        for (mini, part) in self.minis.iter_mut().zip(EIGHTHS) {
+            let own = PageCount((limit.0.saturating_mul(part) / 8).max(1));
+            mini.set_limit(own, limit);
+        }
+        self.set_room();
+    }
+
     /// Which pages to tell of. It changes only in [`Estimator::feed`].
     pub fn sampling(&self) -> Sampling {
         self.sampling

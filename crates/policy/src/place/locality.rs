@@ -17,7 +17,8 @@
 //! Differs: the paper's kernel sees a soft fault for each page that was read ahead. Here such a
 //! page is mapped at once, and its time is when a scan of Accessed bits first finds it used. Pages
 //! without history go to the SSD by themselves; in the paper they take the whole sequence along. A
-//! batch is of one client, so there is nothing to group. The QoS of §4.4 is not here.
+//! batch is of one client, so there is nothing to group. The control of §4.4 is in
+//! `undercroft-qos` (`stall_bound.rs`).
 
 use std::collections::HashMap;
 
@@ -65,7 +66,7 @@ struct Sequence {
 }
 
 /// Access tables (§4.2), and the sequences on the devices.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Locality {
     pages: Vec<Page>,
     /// Pages that came in and were used so far.
@@ -82,6 +83,25 @@ pub struct Locality {
     to_disk: Vec<PageNo>,
     /// Kept for its memory.
     strong: Vec<(u32, u32, PageNo)>,
+    /// By how much SSD segments are longer than the latency of the disk needs.
+    shift: f64,
+}
+
+impl Default for Locality {
+    fn default() -> Locality {
+        Locality {
+            pages: Vec::new(),
+            clock: 0,
+            lifetime: 0.0,
+            compute: 0.0,
+            told: (Nanos(0), 0),
+            sequences: HashMap::new(),
+            next: 0,
+            to_disk: Vec::new(),
+            strong: Vec::new(),
+            shift: 1.0,
+        }
+    }
 }
 
 /// SSD and disk, if there are both.
@@ -240,7 +260,7 @@ impl Place for Locality {
             0 => DISK_FIRST,
             measured => measured as f64,
         };
-        let head = (latency / self.compute).ceil() as usize;
+        let head = (latency / self.compute * self.shift).ceil() as usize;
         if head < self.strong.len() {
             self.link(head);
         }
@@ -263,6 +283,10 @@ impl Place for Locality {
         let page = self.pages.get(no.0 as usize);
         let is_of_disk = page.is_some_and(|page| page.sequence == OF_DISK);
         !is_of_disk && Waterfall.keeps(no, distance, tier)
+    }
+
+    fn set_shift(&mut self, shift: f64) {
+        self.shift = shift;
     }
 
     fn name(&self) -> &'static str {

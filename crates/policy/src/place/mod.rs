@@ -274,6 +274,10 @@ pub trait Place: Send {
         !tier.demotes || tier.has_room_to_spare()
     }
 
+    /// Pages are to go to faster tiers than it would choose: `shift` times as many of those that
+    /// it would divide between two tiers; 1 = none (HybridSwap §4.4). O(1).
+    fn set_shift(&mut self, _shift: f64) {}
+
     /// What it decided about DRAM; `None` if it decides nothing, or has not yet.
     fn share(&self) -> Option<Share> {
         None

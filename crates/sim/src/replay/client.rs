@@ -9,6 +9,7 @@ use undercroft_engine::{Config, Engine, EvictItem, LoadPlan, Room, Stats, VecLed
 use undercroft_policy::mrc::{Curve, Tiers};
 use undercroft_policy::prefetch::Prefetch;
 use undercroft_policy::reclaim::{Reclaim, ReclaimName};
+use undercroft_qos::{StallControl, StallMax};
 
 use crate::bound::belady::{Belady, Future};
 use crate::bound::random::RandomReclaim;
@@ -41,6 +42,19 @@ const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
 
 /// How many references are read ahead together.
 const LOOK_AHEAD: usize = 16;
+
+/// Least time of a window of a stall bound: a second.
+const STALL_WINDOW: Time = Time(1_000_000_000_000);
+
+/// The stall bound of a client, and its window.
+#[derive(Debug)]
+pub struct Stall {
+    /// The control.
+    pub control: StallControl,
+    /// When the window began, and the time of references until then.
+    began: Time,
+    referenced: Time,
+}
 
 /// How a client's time was spent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -140,6 +154,8 @@ pub struct Client<'a> {
     pub latency: Histogram<u64>,
     /// How its time was spent.
     pub spent: Spent,
+    /// Its stall bound, if it has one.
+    pub stall: Option<Stall>,
     /// Its counts.
     pub seen: Seen,
     /// The engine's counters at the start of the simulation proper.
@@ -276,6 +292,7 @@ impl<'a> Client<'a> {
             locked: 0,
             latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds"),
             spent: Spent::default(),
+            stall: None,
             seen: Seen::default(),
             before: Stats::default(),
             traced,
@@ -405,6 +422,44 @@ impl<'a> Client<'a> {
             u32::from(resident) + u32::from(self.marks[(word >> 1) as usize])
         };
         std::hint::black_box(next.iter().map(look).sum::<u32>());
+    }
+
+    /// The part of its time so far in which it waited.
+    pub fn stall_ratio(&self) -> f64 {
+        let elapsed = self.clock.seconds();
+        if elapsed > 0.0 {
+            (elapsed - self.spent.reference.seconds()) / elapsed
+        } else {
+            0.0
+        }
+    }
+
+    /// Gives it a stall bound. Before time begins.
+    pub(super) fn bound_stall(&mut self, bound: StallMax) {
+        let control = StallControl::new(bound);
+        self.engine.migrations().set_shift(control.shift());
+        self.stall = Some(Stall {
+            control,
+            began: Time::default(),
+            referenced: Time::default(),
+        });
+    }
+
+    /// Ends the window of the stall bound, if it is time, and shifts pages as the bound needs.
+    #[inline]
+    pub(super) fn control_stall(&mut self) {
+        let ratio = match &self.stall {
+            Some(stall) if stall.began + STALL_WINDOW <= self.clock => self.stall_ratio(),
+            _ => return,
+        };
+        let Some(stall) = &mut self.stall else {
+            return;
+        };
+        let passed = self.clock.seconds() - stall.began.seconds();
+        let referenced = self.spent.reference.seconds() - stall.referenced.seconds();
+        let shift = (stall.control).end_window(ratio, (1.0 - referenced / passed).max(0.0));
+        (stall.began, stall.referenced) = (self.clock, self.spent.reference);
+        self.engine.migrations().set_shift(shift);
     }
 
     /// Adds the time of the references done, the current one included, to the clock.

@@ -98,6 +98,7 @@ impl Host {
             urgent: false,
         };
         client.at += 1;
+        client.control_stall();
         if write && client.marks[no.0 as usize] & SHARED != 0 && self.write_shared(client, no)? {
             return Ok(());
         }

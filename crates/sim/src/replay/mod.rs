@@ -57,6 +57,27 @@ pub struct Replay<'a> {
     host: Host,
 }
 
+/// Gives the clients their stall bounds.
+///
+/// Errors: more than one bound, and not as many as clients.
+fn bound_stalls(setup: &Setup, clients: &mut [Client<'_>]) -> Result<(), SetupError> {
+    let count = setup.stall.len();
+    if count > 1 && count != clients.len() {
+        return Err(SetupError::option(
+            "--stall-max",
+            &format!("{count} bounds"),
+            format!("the trace has {} client(s)", clients.len()),
+            "give one bound for all, or one for each client",
+        ));
+    }
+    for (client, bound) in clients.iter_mut().zip(setup.stall.iter().cycle()) {
+        if let Some(bound) = bound {
+            client.bound_stall(*bound);
+        }
+    }
+    Ok(())
+}
+
 impl<'a> Replay<'a> {
     /// Everything before the first reference. With [`Initial::Stored`] every page is in the last
     /// tier.
@@ -103,6 +124,7 @@ impl<'a> Replay<'a> {
         let spaces = streams.iter().filter_map(|stream| stream.spaces.as_ref());
         let homes = spaces.clone().any(Spaces::are_related).then_some(home);
         let bounds = Bounds::new(setup, clients.len())?;
+        bound_stalls(setup, &mut clients)?;
         let mut replay = Replay {
             clients,
             host: Host::new(setup, homes, bounds),

@@ -175,7 +175,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("fault", &["inbox", "awake", "install", "lane"]),
     (
         "gauges",
-        &["knobs", "latency", "limit", "page_ins", "pressure", "scale"],
+        &["knobs", "latency", "limit", "page_ins", "scale"],
     ),
     (
         "keeper",
@@ -192,7 +192,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("migrate", &["copies"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),
-    ("report", &["curve", "pressure", "remote", "now", "summary"]),
+    ("report", &["curve", "remote", "now", "summary"]),
     (
         "space",
         &[

@@ -6,14 +6,12 @@ use undercroft_policy::reclaim::Reclaim;
 
 /// Keeps a reserve below `limit` pages and no copies of resident pages. Does not prefetch.
 /// * `chunks`: of its ledger.
-#[allow(dead_code, reason = "not every test has one tier")]
 pub(crate) fn engine(chunks: usize, limit: u64, reclaim: Box<dyn Reclaim>) -> Engine<VecLedger> {
     engine_with(chunks, limit, reclaim, false)
 }
 
 /// As [`engine`].
 /// * `retain`: the tier keeps the copies of resident pages.
-#[allow(dead_code, reason = "not every test has one tier")]
 pub(crate) fn engine_with(
     chunks: usize,
     limit: u64,
@@ -31,7 +29,6 @@ pub(crate) fn engine_with(
 }
 
 /// A read of a page that is not in memory, served.
-#[allow(dead_code, reason = "not every test reads")]
 pub(crate) fn touch(engine: &mut Engine<VecLedger>, space: SpaceId, page: VirtPage) {
     let fault = Fault {
         space,

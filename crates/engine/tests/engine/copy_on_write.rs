@@ -1,8 +1,7 @@
 //! Writes of fork relatives to pages they share: each new frame is counted once, and taken only
 //! where there is room.
 
-mod common;
-
+use crate::common;
 use undercroft_base::{Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Engine, Fault, FaultAnswer, Outcome, Taken, VecLedger};
 

@@ -1,12 +1,12 @@
 //! A search for victims that ends before it has named a whole batch is told, and no other is.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_engine::limits::{EVICT_PAGES_MAX, SELECT_SCAN_MAX};
 use undercroft_engine::{BookEvent, Journal, PageEvent, Taken};
+
+use crate::common;
 
 /// What was told of batches: each search that was cut off, and the pages that were chosen.
 #[derive(Default)]

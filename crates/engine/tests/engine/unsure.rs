@@ -1,8 +1,7 @@
 //! A page that an agent was told to take out, without an answer, is not taken for one that never
 //! left: if it is missing later, it is lost, and does not read as zeros.
 
-mod common;
-
+use crate::common;
 use undercroft_base::{VirtPage, VirtRange};
 use undercroft_engine::{EvictItem, Missing, Taken};
 

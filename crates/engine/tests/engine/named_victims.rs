@@ -1,7 +1,6 @@
 //! Victims that the caller names: each page once, and none that must stay.
 
-mod common;
-
+use crate::common;
 use undercroft_base::{PageState, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{Engine, Outcome, Taken, VecLedger};
 

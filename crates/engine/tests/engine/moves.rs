@@ -1,7 +1,6 @@
 //! Moves between tiers: which pages are chosen, and which copies are believed.
 
-mod common;
-
+use crate::common;
 use undercroft_base::{
     Bytes, PAGE_BYTES, PageCount, PageNo, PageState, Slot, SpaceId, TierId, VirtPage, VirtRange,
 };

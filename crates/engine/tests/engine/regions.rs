@@ -1,12 +1,12 @@
 //! Managed ranges. After random attaching and unmapping they equal a set of pages. Pages in them
 //! count before they are found.
 
-mod common;
-
 use std::collections::BTreeSet;
 
 use undercroft_base::{PageCount, PageState, ThreadId, VirtPage, VirtRange};
 use undercroft_engine::{Fault, FaultAnswer, LoadPlan};
+
+use crate::common;
 
 const PAGES: u64 = 40;
 

@@ -1,8 +1,7 @@
 //! A group whose process does not answer: beside the batches to come, whatever happens to its pages
 //! meanwhile.
 
-mod common;
-
+use crate::common;
 use undercroft_base::{PageState, Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::{
     Engine, EvictItem, Fault, FaultAnswer, LoadPlan, Outcome, Taken, VecLedger,

@@ -1,8 +1,7 @@
 //! Changes of many pages, made a chunk at a time with the engine let go of in between, and what
 //! happens where the ledger has no place.
 
-mod common;
-
+use crate::common;
 use undercroft_base::{PageState, SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{EVERYTHING, Engine, EvictItem, LedgerFull, Outcome, Taken, VecLedger};
 

@@ -1,14 +1,14 @@
 //! The refault distance that a policy gets: pages selected since this one was, however long storing
 //! takes.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
 use undercroft_base::{Bytes, PageCount, PageNo, Slot, TierId, VirtPage, VirtRange};
 use undercroft_engine::{Engine, Outcome, Taken, VecLedger};
 use undercroft_policy::reclaim::lru::Lru;
 use undercroft_policy::reclaim::{Arrival, Reclaim, Verdict};
+
+use crate::common;
 
 /// `lru` that notes the last arrival.
 struct Noting(Lru, Arc<Mutex<Option<Arrival>>>);

@@ -1,7 +1,6 @@
 //! Pages that the kernel will not move are not chosen again and again.
 
-mod common;
-
+use crate::common;
 use undercroft_base::{SpaceId, VirtPage, VirtRange};
 use undercroft_engine::{Engine, EvictItem, Outcome, Taken, VecLedger};
 

@@ -2,8 +2,6 @@
 //! gradually, while faults, evictions and further drops go on. Every page is compared with what the
 //! program last wrote, every slot with who has it.
 
-mod common;
-
 use std::collections::HashMap;
 
 use undercroft_base::{Slot, SpaceId, ThreadId, TierId, VirtPage, VirtRange};
@@ -11,6 +9,8 @@ use undercroft_engine::{
     EVERYTHING, Engine, EvictItem, Fault, FaultAnswer, Install, LoadPlan, Outcome, Taken, VecLedger,
 };
 use undercroft_seeded::Random;
+
+use crate::common;
 
 const CHUNK: u64 = 512;
 const CHUNKS: u64 = 6;

@@ -1,0 +1,19 @@
+//! The engine through its face: each file is one subject. One binary, because each one would
+//! compile the engine's generic code again.
+
+mod after_plan;
+mod approach;
+mod bury;
+mod common;
+mod copy_on_write;
+mod cut_off;
+mod distance;
+mod inherited;
+mod ledger;
+mod moves;
+mod named_victims;
+mod parts;
+mod refused;
+mod regions;
+mod set_aside;
+mod unsure;

@@ -1,0 +1,91 @@
+//! Another memory limit while the program runs. A higher one is in force at once. A lower one is
+//! approached: the evictor lowers the limit in force as pages leave, so that faults find room
+//! meanwhile.
+
+use std::time::Instant;
+
+use undercroft_base::{Bytes, Nanos, PAGE_BYTES};
+
+use super::Control;
+use super::launch::Answered;
+use crate::books::tiers::pool_capacity;
+
+/// The smallest limit: that of `run --memory-max`.
+const LEAST: Bytes = Bytes(1 << 20);
+
+impl Control {
+    /// Changes the limit, if the program can keep to it.
+    ///
+    /// * `asked`: bytes; `u64::MAX` = no limit.
+    pub(super) fn change_limit(&mut self, asked: Bytes) -> Answered {
+        if let Err(why) = self.may_have(asked) {
+            return Answered::Refused(why);
+        }
+        let asked = match asked {
+            Bytes(u64::MAX) => asked,
+            _ => asked.pages_floor().bytes(),
+        };
+        let to_find = self.unmanaged(&self.shared.processes.all());
+        let unmanaged = to_find.values().sum::<u64>() * PAGE_BYTES as u64;
+        self.shared.gauges.ask_memory_max(asked);
+        self.limit_pools(asked);
+        let stats = {
+            let mut engine = self.shared.books.engine();
+            let lower = asked < engine.books().limit();
+            if !lower {
+                engine.set_limit(asked);
+            } else if self.managing {
+                engine.approach_limit(asked);
+            } else {
+                // What is in memory is not in the books yet. Checks see that the limit is near,
+                // and manage it.
+                engine.set_limit(asked.max(Bytes(unmanaged)));
+            }
+            *engine.books().stats()
+        };
+        self.shared.books.begin_curve_again(asked.pages_floor());
+        self.curve_since = (stats, Nanos(self.shared.elapsed().as_nanos() as u64));
+        self.check_at = Instant::now();
+        self.shared.signals.kick_evictor();
+        Answered::Yes
+    }
+
+    /// Error: why the limit cannot be changed to this one, with the fix.
+    fn may_have(&self, asked: Bytes) -> Result<(), String> {
+        if asked < LEAST {
+            return Err(format!(
+                "{asked} is less than a program needs; {LEAST} at least"
+            ));
+        }
+        if self.shared.books.record.is_some() {
+            return Err("a trace is recorded (--trace), and a trace has one limit".to_owned());
+        }
+        let tiers = &self.shared.options.tiers;
+        let pool = tiers.len().checked_sub(1).filter(|last| {
+            pool_capacity(tiers, asked, *last).is_some() // compressed pages have no tier below
+        });
+        let held = pool.map_or(Bytes(0), |last| self.shared.books.tiers[last].state().held);
+        if held.0 > asked.0 / 2 {
+            return Err(format!(
+                "compressed pages take {held}, and no tier below can have them; give {} at least, or \
+                 start it with a tier below, such as --tier ram --tier file:PATH,size=SIZE",
+                Bytes(2 * held.0)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Compressed pages get the share of the limit that they would have from the start, but never
+    /// more than that was: their address space has its size.
+    fn limit_pools(&self, asked: Bytes) {
+        let tiers = &self.shared.options.tiers;
+        for (at, metered) in self.shared.books.tiers.iter().enumerate() {
+            // What is in the last tier cannot move down.
+            if at + 1 < tiers.len()
+                && let Some(capacity) = pool_capacity(tiers, asked, at)
+            {
+                metered.set_ceiling(capacity);
+            }
+        }
+    }
+}
