@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use undercroft_api::Listen;
 use undercroft_base::Bytes;
 use undercroft_manager::options::{AccessScan, WhenFull};
 use undercroft_policy::place::PlacementName;
@@ -57,6 +58,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Watch the programs running under undercroft
     Top(TopArgs),
+    /// Serve a web page, a REST API and metrics of the running programs
+    Serve(ServeArgs),
     /// Change an option of a running program
     Set(SetArgs),
     /// List the kinds of tiers and their options, measure tiers, or empty one of a running program
@@ -273,6 +276,31 @@ pub(crate) struct TopArgs {
 const TOP_EXAMPLES: &str = "Examples:
   undercroft top
   undercroft top --interval 200ms --sort stall";
+
+/// `undercroft serve`.
+#[derive(Debug, Args)]
+#[command(after_help = SERVE_EXAMPLES)]
+pub(crate) struct ServeArgs {
+    /// Where to listen: IP:PORT, or unix:PATH for a socket of this user alone
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9750")]
+    pub listen: Listen,
+
+    /// Let callers change running programs. Only with unix:PATH
+    #[arg(long)]
+    pub allow_changes: bool,
+
+    /// Allow an address that other machines can reach. What is served is neither encrypted nor
+    /// protected: command lines and memory figures of all runs of this user
+    #[arg(long)]
+    pub allow_remote: bool,
+}
+
+const SERVE_EXAMPLES: &str = "Examples:
+  undercroft serve
+  undercroft serve --listen 127.0.0.1:9751
+  undercroft serve --listen unix:/run/undercroft.sock --allow-changes
+  curl --unix-socket /run/undercroft.sock http://localhost/v1/clients
+  curl http://127.0.0.1:9750/metrics";
 
 /// `undercroft set`.
 #[derive(Debug, Args)]

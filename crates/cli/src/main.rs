@@ -13,6 +13,7 @@ mod manual;
 mod measure;
 mod preflight;
 mod run;
+mod serve;
 mod set;
 mod show;
 mod sim;
@@ -47,6 +48,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Manager { arguments } => live::serve(arguments),
         Command::Status(args) => show::status(&live::snapshots()?, args.pid, args.form()),
         Command::Top(args) => top::top(args.interval, args.sort),
+        Command::Serve(args) => serve::serve(&args),
         Command::Set(args) => set::set(args.pid, args.change),
         Command::Demo(args) => demo::demo(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),

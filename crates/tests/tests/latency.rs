@@ -1,6 +1,14 @@
 //! Latency bounds of real programs: what the report says of them must add up, and no byte is wrong.
 
-use undercroft_tests::{Job, MIB, Outcome, build, one_at_a_time, plain_only, skip, undercroft};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use undercroft_tests::{
+    Job, MIB, Outcome, Running, build, find, one_at_a_time, plain_only, skip, undercroft,
+};
 
 /// Goes round memory whose words are checked, over a pool and a file.
 fn loop_with(bound: &str) -> Outcome {
@@ -165,4 +173,132 @@ fn a_bound_changes_while_the_program_runs() {
     let report = outcome.report.as_ref().expect("a report");
     assert_eq!(report["latency_bound"]["bound"], "p50=10s", "{outcome}");
     assert!(count(&outcome, "windows_kept") > 0, "{outcome}");
+}
+
+/// Sends one request, and returns the status and the body.
+fn ask(stream: &mut (impl Read + Write), head: &str, body: &str) -> (u16, String) {
+    let length = body.len();
+    let text = format!("{head} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n");
+    let text = format!("{text}Content-Type: application/json\r\n\r\n{body}");
+    stream
+        .write_all(text.as_bytes())
+        .expect("it takes a request");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok());
+    (status.expect("a status"), body.to_owned())
+}
+
+/// The page as a browser shows it after some seconds of its own time. `None`: no browser here.
+fn page_in_browser(address: &str) -> Option<String> {
+    let browser = find("chromium").or_else(|| find("chromium-browser"))?;
+    let profile = tempfile::tempdir().expect("a scratch folder");
+    let shown = Job::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+        .arg("--virtual-time-budget=4000")
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(address)
+        .timeout(60)
+        .run()
+        .expect(0);
+    Some(shown.text())
+}
+
+/// The address that `undercroft serve` prints.
+fn address_of(server: &mut Running) -> String {
+    let output = server.scratch().join("output");
+    server.until("address", 30, |_| {
+        let text = std::fs::read_to_string(&output).ok()?;
+        let line = text.strip_suffix('\n')?;
+        line.strip_prefix("Serving ").map(str::to_owned)
+    })
+}
+
+/// `undercroft serve`, with these options.
+fn serve(options: &[&str]) -> Job {
+    let job = Job::new(undercroft()).arg("serve").args(options);
+    job.timeout(60)
+}
+
+/// One request over TCP.
+fn call(address: &str, head: &str, body: &str) -> (u16, String) {
+    let port = address.trim_start_matches("http://").trim_end_matches('/');
+    let mut stream = TcpStream::connect(port).expect("it takes calls");
+    ask(&mut stream, head, body)
+}
+
+/// Changes the bound of a client over the socket, which no other user may use.
+fn change_by_socket(path: &Path, client: &str) {
+    let listen = format!("unix:{}", path.display());
+    let mut server = serve(&["--listen", &listen, "--allow-changes"]).start();
+    address_of(&mut server);
+    let mode = std::fs::metadata(path).expect("a socket").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    let mut stream = UnixStream::connect(path).expect("it takes calls");
+    let change = "{\"latency\":\"p99=15s\"}";
+    let changed = ask(&mut stream, &format!("POST {client}"), change);
+    assert_eq!(changed.0, 200, "{}", changed.1);
+    server.signal(rustix::process::Signal::TERM);
+    server.wait().expect(0);
+    assert!(!path.exists(), "the socket is removed");
+}
+
+#[test]
+fn the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone() {
+    let _turn = one_at_a_time();
+    let name = "the_server_shows_a_running_program_and_changes_it_by_its_unix_socket_alone";
+    if plain_only() {
+        return skip(name, "a plain run has no status");
+    }
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let mut run = slow_loop(folder.path(), "p99=20s").start();
+    let pid = run.pid().to_string();
+    serve(&["--listen", "0.0.0.0:0"]).run().expect(2);
+    serve(&["--allow-changes"]).run().expect(2);
+    let mut server = serve(&["--listen", "127.0.0.1:0"]).start();
+    let address = address_of(&mut server);
+
+    let client = format!("/v1/clients/{pid}");
+    let get = |path: &str| call(&address, &format!("GET {path}"), "");
+    let seen = run.until("page-ins", 30, |_| {
+        let (status, body) = get(&client);
+        let seen: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+        let reads = seen["faults"]["swap_in"].as_u64();
+        (status == 200 && reads > Some(100)).then_some(seen)
+    });
+    assert_eq!(seen["memory_max_bytes"], 8 * MIB);
+    let metrics = get("/metrics").1;
+    let emulated = format!("undercroft_tier_emulated{{client=\"{pid} touch");
+    let line = metrics.lines().find(|line| line.starts_with(&emulated));
+    let says_so = line.is_some_and(|line| line.ends_with("(emulated)\"} 1"));
+    assert!(says_so, "{metrics}");
+
+    let refused = call(&address, &format!("POST {client}"), "{\"latency\":null}");
+    assert_eq!(refused.0, 403, "{}", refused.1);
+    change_by_socket(&folder.path().join("socket"), &client);
+    run.until("the bound", 10, |_| {
+        get(&client).1.contains("p99=15s").then_some(())
+    });
+
+    run.until("pressure", 10, |_| {
+        let line = get(&format!("{client}/pressure")).1;
+        (line.starts_with("some avg10=") && !line.contains("avg10=0.00")).then_some(())
+    });
+    let status = Job::new(undercroft()).args(["status", &pid, "--pressure"]);
+    assert!(status.run().expect(0).text().starts_with("some avg10="));
+    match page_in_browser(&address) {
+        Some(page) => assert!(
+            page.contains(" 24 --rounds 1000") && page.contains(">emulated<"),
+            "{page}"
+        ),
+        None => skip(&format!("{name}: the page"), "chromium is not installed"),
+    }
+    server.signal(rustix::process::Signal::TERM);
+    server.wait().expect(0);
+    run.signal(rustix::process::Signal::TERM);
+    run.wait();
 }

@@ -1,0 +1,21 @@
+//! What operators look at: a REST API, metrics for Prometheus and a web page, over HTTP/1.1.
+//!
+//! [`Server::start`] serves until it is dropped. What it shows comes from a [`Source`]; [`Live`] is
+//! the one of the running clients of this user. Limits and reasons: docs/design/0029.
+//!
+//! Absent: TLS, users, CORS, connections that stay. Over TCP nothing can be changed: the socket of
+//! a loopback port does not say which user calls. A Unix socket is of its user alone.
+
+mod answer;
+mod http;
+mod listen;
+mod metrics;
+mod routes;
+mod server;
+mod shared;
+mod source;
+
+pub use listen::Listen;
+pub use server::Server;
+pub use shared::Rights;
+pub use source::{Change, Live, Refusal, Source};

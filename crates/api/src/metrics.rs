@@ -1,0 +1,251 @@
+//! Metrics for Prometheus (text format 0.0.4): base units, labels `client` and `tier` only.
+//!
+//! A client is labelled `PID PROGRAM`, a tier `NUMBER NAME`, with ` (emulated)` where it is. The
+//! text is written by hand: it is a dozen lines of code, and a client library keeps state that this
+//! server has not.
+
+use std::fmt::Write;
+
+use undercroft_manager::report::{Snapshot, TierSnapshot};
+
+/// One metric of a client: name, type, help, value.
+type OfClient = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&Snapshot) -> Option<f64>,
+);
+/// One metric of a tier.
+type OfTier = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&TierSnapshot) -> Option<f64>,
+);
+
+const CLIENT: &[OfClient] = &[
+    (
+        "undercroft_uptime_seconds",
+        "gauge",
+        "Time since the program started.",
+        |of| Some(of.uptime_seconds),
+    ),
+    (
+        "undercroft_memory_max_bytes",
+        "gauge",
+        "The limit; absent without one.",
+        |of| of.memory_max_bytes.map(|bytes| bytes as f64),
+    ),
+    (
+        "undercroft_resident_bytes",
+        "gauge",
+        "Resident managed pages.",
+        |of| Some(of.resident_bytes as f64),
+    ),
+    (
+        "undercroft_dram_bytes",
+        "gauge",
+        "Resident pages, and what tiers hold in DRAM.",
+        |of| Some(of.dram_bytes as f64),
+    ),
+    ("undercroft_faults_total", "counter", "Page faults.", |of| {
+        Some(of.faults.total as f64)
+    }),
+    (
+        "undercroft_first_touch_faults_total",
+        "counter",
+        "Faults of new pages.",
+        |of| Some(of.faults.first_touch as f64),
+    ),
+    (
+        "undercroft_swap_in_faults_total",
+        "counter",
+        "Faults that read a tier.",
+        |of| Some(of.faults.swap_in as f64),
+    ),
+    (
+        "undercroft_swapped_in_pages_total",
+        "counter",
+        "Pages installed from a tier.",
+        |of| Some(of.pages.swapped_in as f64),
+    ),
+    (
+        "undercroft_swapped_out_pages_total",
+        "counter",
+        "Pages evicted.",
+        |of| Some(of.pages.swapped_out as f64),
+    ),
+    (
+        "undercroft_prefetched_pages_total",
+        "counter",
+        "Pages loaded along with a fault.",
+        |of| Some(of.pages.prefetched as f64),
+    ),
+    (
+        "undercroft_stall_seconds_total",
+        "counter",
+        "Time of faults; threads add up.",
+        |of| Some(of.stall_seconds),
+    ),
+    (
+        "undercroft_fault_latency_p99_seconds",
+        "gauge",
+        "99th percentile since the start.",
+        |of| of.fault_latency_seconds.map(|times| times.p99),
+    ),
+    (
+        "undercroft_limit_exceeded_seconds_total",
+        "counter",
+        "Time above the limit.",
+        |of| Some(of.limit_exceeded.seconds),
+    ),
+    (
+        "undercroft_lost_pages_total",
+        "counter",
+        "Pages whose copies did not verify.",
+        |of| Some(of.counters.lost as f64),
+    ),
+    (
+        "undercroft_latency_bound_seconds",
+        "gauge",
+        "The latency bound.",
+        |of| of.latency_bound.as_ref().map(|bound| bound.limit_seconds),
+    ),
+    (
+        "undercroft_latency_window_seconds",
+        "gauge",
+        "Its percentile in the last window.",
+        |of| {
+            of.latency_bound
+                .as_ref()
+                .and_then(|bound| bound.last_window_seconds)
+        },
+    ),
+    (
+        "undercroft_latency_windows_kept_total",
+        "counter",
+        "Windows that kept it.",
+        |of| {
+            of.latency_bound
+                .as_ref()
+                .map(|bound| bound.windows_kept as f64)
+        },
+    ),
+    (
+        "undercroft_latency_windows_missed_total",
+        "counter",
+        "Windows that missed it.",
+        |of| {
+            of.latency_bound
+                .as_ref()
+                .map(|bound| bound.windows_missed as f64)
+        },
+    ),
+];
+
+const TIER: &[OfTier] = &[
+    (
+        "undercroft_tier_emulated",
+        "gauge",
+        "1 if the tier's speed is emulated.",
+        |of| Some(f64::from(u8::from(of.emulated))),
+    ),
+    (
+        "undercroft_tier_logical_bytes",
+        "gauge",
+        "Page bytes held, before compression.",
+        |of| Some(of.logical_bytes as f64),
+    ),
+    (
+        "undercroft_tier_stored_bytes",
+        "gauge",
+        "Copy bytes held, after compression.",
+        |of| Some(of.stored_bytes as f64),
+    ),
+    (
+        "undercroft_tier_held_bytes",
+        "gauge",
+        "Bytes taken from the device below.",
+        |of| Some(of.held_bytes as f64),
+    ),
+    (
+        "undercroft_tier_ratio",
+        "gauge",
+        "Page bytes per stored byte.",
+        |of| of.ratio,
+    ),
+    (
+        "undercroft_tier_read_pages_total",
+        "counter",
+        "Pages read.",
+        |of| Some(of.reads as f64),
+    ),
+    (
+        "undercroft_tier_written_pages_total",
+        "counter",
+        "Pages written.",
+        |of| Some(of.writes as f64),
+    ),
+];
+
+/// The text of all metrics.
+pub(crate) fn text(clients: &[Snapshot]) -> String {
+    let mut text = String::new();
+    head(&mut text, "undercroft_clients", "gauge", "Running clients.");
+    let _ = writeln!(text, "undercroft_clients {}", clients.len());
+    for (name, kind, help, value) in CLIENT {
+        head(&mut text, name, kind, help);
+        for client in clients {
+            if let Some(value) = value(client) {
+                let label = escaped(&client_label(client));
+                let _ = writeln!(text, "{name}{{client=\"{label}\"}} {value}");
+            }
+        }
+    }
+    for (name, kind, help, value) in TIER {
+        head(&mut text, name, kind, help);
+        for client in clients {
+            let label = escaped(&client_label(client));
+            for (at, tier) in client.tiers.iter().enumerate() {
+                if let Some(value) = value(tier) {
+                    let tier = escaped(&tier_label(at, tier));
+                    let _ = writeln!(text, "{name}{{client=\"{label}\",tier=\"{tier}\"}} {value}");
+                }
+            }
+        }
+    }
+    text
+}
+
+fn head(text: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn client_label(client: &Snapshot) -> String {
+    let program = client.command.first().map_or("", String::as_str);
+    let program = program.rsplit('/').next().unwrap_or_default();
+    let program: String = program.chars().take(64).collect();
+    format!("{} {program}", client.pid)
+}
+
+fn tier_label(at: usize, tier: &TierSnapshot) -> String {
+    let emulated = if tier.emulated { " (emulated)" } else { "" };
+    format!("{} {}{emulated}", at + 1, tier.name)
+}
+
+fn escaped(label: &str) -> String {
+    let mut text = String::with_capacity(label.len());
+    for letter in label.chars() {
+        match letter {
+            '\\' => text.push_str("\\\\"),
+            '"' => text.push_str("\\\""),
+            '\n' => text.push_str("\\n"),
+            other => text.push(other),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

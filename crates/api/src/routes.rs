@@ -1,0 +1,331 @@
+//! The routes: what each path and method answers. `openapi.json` describes them; a test compares.
+
+use std::fs::File;
+use std::io::Read;
+
+use serde::Serialize;
+use serde_json::Value;
+use undercroft_manager::report::{MissRatioCurve, SCHEMA_VERSION, Snapshot, TierSnapshot};
+
+use crate::answer::Answer;
+use crate::http::{Request, is_address};
+use crate::metrics;
+use crate::shared::{Rights, Shared};
+use crate::source::{Change, Refusal};
+
+const PAGE: &str = include_str!("page.html");
+const OPENAPI: &str = include_str!("openapi.json");
+
+/// `GET /v1/clients`: as `status --json` gives it.
+#[derive(Debug, Serialize)]
+struct Clients<'a> {
+    schema_version: u32,
+    clients: &'a [Snapshot],
+}
+
+/// `GET /v1/clients/{pid}/curve`.
+#[derive(Debug, Serialize)]
+struct Curve<'a> {
+    schema_version: u32,
+    pid: u32,
+    mrc: Option<&'a MissRatioCurve>,
+}
+
+/// `GET /v1/tiers`.
+#[derive(Debug, Serialize)]
+struct Tiers<'a> {
+    schema_version: u32,
+    tiers: Vec<ClientTier<'a>>,
+}
+
+/// One tier of one client.
+#[derive(Debug, Serialize)]
+struct ClientTier<'a> {
+    pid: u32,
+    /// 1 for the fastest.
+    number: usize,
+    #[serde(flatten)]
+    tier: &'a TierSnapshot,
+}
+
+/// The answer to a change.
+#[derive(Debug, Serialize)]
+struct Done {
+    schema_version: u32,
+    pid: u32,
+    done: bool,
+}
+
+/// The methods of a path that can only be read.
+const READING: &str = "GET, HEAD";
+
+/// Answers a request. It may take as long as the clients take to answer.
+pub(crate) fn answer(request: &Request, shared: &Shared) -> Answer {
+    if let Some(refusal) = misdirected(request, shared) {
+        return refusal;
+    }
+    let parts: Vec<&str> = request.path.trim_start_matches('/').split('/').collect();
+    match parts[..] {
+        [""] => read(request, page),
+        ["metrics"] => read(request, || {
+            let text = metrics::text(&shared.clients());
+            Answer::new("text/plain; version=0.0.4; charset=utf-8", text)
+        }),
+        ["v1", "openapi.json"] => read(request, || Answer::new("application/json", OPENAPI)),
+        ["v1", "clients"] => read(request, || {
+            let clients = shared.clients();
+            Answer::json(&Clients {
+                schema_version: SCHEMA_VERSION,
+                clients: &clients,
+            })
+        }),
+        ["v1", "tiers"] => read(request, || tiers(&shared.clients())),
+        ["v1", "clients", pid] if request.method == "POST" => {
+            with(shared, pid, |client| set(request, shared, client))
+        }
+        ["v1", "clients", pid] => match request.method.as_str() {
+            "GET" | "HEAD" => with(shared, pid, Answer::json),
+            _ => wrong_method("GET, HEAD, POST"),
+        },
+        ["v1", "clients", pid, "curve"] => read(request, || with(shared, pid, curve)),
+        ["v1", "clients", pid, "pressure"] => read(request, || with(shared, pid, pressure)),
+        ["v1", "clients", pid, "tiers", number, "drain"] => match request.method.as_str() {
+            "POST" => with(shared, pid, |client| drain(request, shared, client, number)),
+            _ => wrong_method("POST"),
+        },
+        _ => Answer::error(
+            404,
+            "there is no such path",
+            "no route has it",
+            "GET /v1/openapi.json lists the routes",
+        ),
+    }
+}
+
+fn read(request: &Request, answer: impl FnOnce() -> Answer) -> Answer {
+    match request.method.as_str() {
+        "GET" | "HEAD" => answer(),
+        _ => wrong_method(READING),
+    }
+}
+
+fn wrong_method(allow: &'static str) -> Answer {
+    let why = format!("it has {allow}");
+    let fix = "use one of these methods";
+    Answer {
+        allow: Some(allow),
+        ..Answer::error(405, "the path has no such method", &why, fix)
+    }
+}
+
+/// A request that a page of another site may have caused.
+fn misdirected(request: &Request, shared: &Shared) -> Option<Answer> {
+    let host = request.host.as_deref().unwrap_or_default();
+    if shared.is_tcp && !is_address(host) {
+        return Some(Answer::error(
+            421,
+            "the request is for another host",
+            "its Host is neither an IP address nor localhost: a web page may have caused it",
+            "use the address that `undercroft serve` prints",
+        ));
+    }
+    let ours = |origin: &str| origin.strip_prefix("http://") == Some(host);
+    if request
+        .origin
+        .as_deref()
+        .is_some_and(|origin| !ours(origin))
+    {
+        return Some(Answer::error(
+            403,
+            "the request comes from another site",
+            "its Origin is not this server",
+            "open this server's own page",
+        ));
+    }
+    None
+}
+
+/// Answers for the client of this process id.
+fn with(shared: &Shared, pid: &str, answer: impl FnOnce(&Snapshot) -> Answer) -> Answer {
+    let clients = shared.clients();
+    let pid = pid.parse::<u32>().ok();
+    match clients.iter().find(|client| Some(client.pid) == pid) {
+        Some(client) => answer(client),
+        None => Answer::error(
+            404,
+            "no run has this process id",
+            "it has ended, or belongs to another user, or to another UNDERCROFT_DIR",
+            "GET /v1/clients lists the runs",
+        ),
+    }
+}
+
+/// The page, with a new number that allows its own script and style, and no other.
+fn page() -> Answer {
+    let mut random = [0; 16];
+    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut random));
+    if let Err(error) = read {
+        let why = format!("/dev/urandom: {error}");
+        return Answer::error(500, "the page cannot be protected", &why, "use the API");
+    }
+    let nonce: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    Answer {
+        security_policy: Some(policy),
+        ..Answer::new("text/html; charset=utf-8", PAGE.replace("NONCE", &nonce))
+    }
+}
+
+fn tiers(clients: &[Snapshot]) -> Answer {
+    let of = |client: &'_ Snapshot| client.pid;
+    let tiers = clients.iter().flat_map(|client| {
+        client
+            .tiers
+            .iter()
+            .enumerate()
+            .map(move |(at, tier)| ClientTier {
+                pid: of(client),
+                number: at + 1,
+                tier,
+            })
+    });
+    Answer::json(&Tiers {
+        schema_version: SCHEMA_VERSION,
+        tiers: tiers.collect(),
+    })
+}
+
+fn curve(client: &Snapshot) -> Answer {
+    Answer::json(&Curve {
+        schema_version: SCHEMA_VERSION,
+        pid: client.pid,
+        mrc: client.mrc.as_ref(),
+    })
+}
+
+fn pressure(client: &Snapshot) -> Answer {
+    let now = &client.pressure;
+    let text = format!(
+        "some avg10={:.2} avg60={:.2} avg300={:.2} total={}\n",
+        now.some_avg10,
+        now.some_avg60,
+        now.some_avg300,
+        (client.stall_some_seconds * 1e6) as u64
+    );
+    Answer::new("text/plain; charset=utf-8", text)
+}
+
+/// The body of a change. Errors: it may not be made.
+fn change_body(request: &Request, shared: &Shared) -> Result<Value, Answer> {
+    if shared.rights == Rights::Read {
+        return Err(Answer::error(
+            403,
+            "nothing can be changed here",
+            "the server was started to be read",
+            "undercroft serve --listen unix:PATH --allow-changes, or `undercroft set`",
+        ));
+    }
+    let kind = request.content_type.as_deref().unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        return Err(Answer::error(
+            415,
+            "the change is not made",
+            "a change is JSON, and says so: no form of another site does",
+            "send Content-Type: application/json",
+        ));
+    }
+    serde_json::from_slice(&request.body).map_err(|error| {
+        let why = error.to_string();
+        Answer::error(
+            400,
+            "the body is no JSON",
+            &why,
+            "send for example {\"latency\": \"p99=300us\"}",
+        )
+    })
+}
+
+/// `{"latency": "p99=300us"}`, `"none"` or null.
+fn set(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
+    let body = match change_body(request, shared) {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
+    match change_of(&body) {
+        Ok(change) => carry_out(shared, client.pid, change),
+        Err(why) => {
+            let fix = "send {\"latency\": \"p99=300us\"} or {\"latency\": null}";
+            Answer::error(422, "the change cannot be understood", &why, fix)
+        }
+    }
+}
+
+fn change_of(body: &Value) -> Result<Change, String> {
+    let only = "the one key that can be set is `latency`";
+    let fields = body.as_object().ok_or("the body is no object")?;
+    match (fields.len(), fields.get("latency")) {
+        (1, Some(Value::Null)) => Ok(Change::Latency(None)),
+        (1, Some(Value::String(text))) if text == "none" => Ok(Change::Latency(None)),
+        (1, Some(Value::String(text))) => match text.parse() {
+            Ok(bound) => Ok(Change::Latency(Some(bound))),
+            Err(error) => Err(format!("{error}")),
+        },
+        (1, Some(_)) => Err("latency is a text, or null".to_owned()),
+        _ => Err(only.to_owned()),
+    }
+}
+
+fn drain(request: &Request, shared: &Shared, client: &Snapshot, number: &str) -> Answer {
+    match change_body(request, shared) {
+        Ok(Value::Object(fields)) if fields.is_empty() => {}
+        Ok(_) => {
+            let why = "a drain has no options";
+            return Answer::error(422, "the change cannot be understood", why, "send {}");
+        }
+        Err(refusal) => return refusal,
+    }
+    let known = 1..=client.tiers.len().min(usize::from(u8::MAX));
+    match number
+        .parse::<usize>()
+        .ok()
+        .filter(|number| known.contains(number))
+    {
+        Some(number) => carry_out(shared, client.pid, Change::Drain((number - 1) as u8)),
+        None => {
+            let why = format!("it has {}, counted from 1", client.tiers.len());
+            let fix = "GET /v1/tiers lists them";
+            Answer::error(404, "the run has no such tier", &why, fix)
+        }
+    }
+}
+
+fn carry_out(shared: &Shared, pid: u32, change: Change) -> Answer {
+    match shared.source.change(pid, change) {
+        Ok(()) => {
+            shared.forget();
+            Answer::json(&Done {
+                schema_version: SCHEMA_VERSION,
+                pid,
+                done: true,
+            })
+        }
+        Err(Refusal::Refused(why)) => {
+            let fix = "ask for what the run can do; nothing was changed";
+            Answer::error(409, "the run refuses the change", &why, fix)
+        }
+        Err(Refusal::NoAnswer) => Answer::error(
+            503,
+            "the run does not answer",
+            "it has ended, or its manager is very busy",
+            "try again",
+        ),
+    }
+}
+
+#[cfg(test)]
+#[path = "routes_tests.rs"]
+pub(crate) mod tests;

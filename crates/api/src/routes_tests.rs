@@ -1,0 +1,235 @@
+//! Tests of the routes: the document describes them, and refusals have their status.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use super::*;
+use crate::source::Source;
+
+/// Two clients, with every field of every part.
+pub(crate) fn clients() -> Vec<Snapshot> {
+    let all: Vec<Snapshot> = serde_json::from_str(include_str!("sample.json")).expect("snapshots");
+    assert!(
+        all.iter()
+            .any(|client| client.tiers.iter().any(|tier| tier.emulated))
+    );
+    all
+}
+
+/// Takes what it is asked for, except that it refuses to drain.
+#[derive(Default)]
+struct Fixed(Mutex<Vec<Change>>);
+
+impl Source for Fixed {
+    fn clients(&self) -> Vec<Snapshot> {
+        clients()
+    }
+
+    fn change(&self, _: u32, change: Change) -> Result<(), Refusal> {
+        self.0.lock().expect("no panic").push(change);
+        match change {
+            Change::Latency(_) => Ok(()),
+            Change::Drain(_) => Err(Refusal::Refused("no room".to_owned())),
+        }
+    }
+}
+
+fn shared(rights: Rights, is_tcp: bool) -> Shared {
+    Shared::new(Box::new(Fixed::default()), rights, is_tcp)
+}
+
+fn request(method: &str, path: &str, body: &str) -> Request {
+    Request {
+        method: method.to_owned(),
+        path: path.to_owned(),
+        host: Some("127.0.0.1:9750".to_owned()),
+        origin: None,
+        content_type: Some("application/json".to_owned()),
+        body: body.as_bytes().to_vec(),
+    }
+}
+
+fn openapi() -> Value {
+    serde_json::from_str(OPENAPI).expect("JSON")
+}
+
+/// What is wrong in `value` by the schema: each field is described, and nothing else is.
+fn differences(document: &Value, schema: &Value, value: &Value, at: &str, wrong: &mut Vec<String>) {
+    if let Some(name) = schema["$ref"].as_str() {
+        let name = name.trim_start_matches("#/components/schemas/");
+        let target = &document["components"]["schemas"][name];
+        return differences(document, target, value, at, wrong);
+    }
+    if let Some(any) = schema["oneOf"].as_array() {
+        return match value {
+            Value::Null => {}
+            _ => differences(document, &any[0], value, at, wrong),
+        };
+    }
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_u64() || number.is_i64() => "integer",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let allowed = schema["type"].to_string();
+    let fits = allowed.contains(&format!("\"{kind}\""));
+    let is_whole = kind == "integer" && allowed.contains("\"number\"");
+    if !(fits || is_whole) {
+        wrong.push(format!("{at}: {kind} is not {allowed}"));
+    }
+    for (position, item) in value.as_array().into_iter().flatten().enumerate() {
+        differences(
+            document,
+            &schema["items"],
+            item,
+            &format!("{at}[{position}]"),
+            wrong,
+        );
+    }
+    if let (Some(fields), Some(described)) = (value.as_object(), schema["properties"].as_object()) {
+        let names =
+            |of: &serde_json::Map<String, Value>| of.keys().cloned().collect::<BTreeSet<_>>();
+        let (found, known) = (names(fields), names(described));
+        for name in found.symmetric_difference(&known) {
+            wrong.push(format!("{at}.{name}: in one of answer and document"));
+        }
+        for name in found.intersection(&known) {
+            differences(
+                document,
+                &described[name],
+                &fields[name],
+                &format!("{at}.{name}"),
+                wrong,
+            );
+        }
+    }
+}
+
+#[test]
+fn the_document_describes_each_route_and_each_field_of_the_answers_and_no_other() {
+    let (document, shared) = (openapi(), shared(Rights::Change, false));
+    let pid = clients()[0].pid.to_string();
+    let mut described = 0;
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        let real = path.replace("{pid}", &pid).replace("{number}", "1");
+        for method in ["get", "post", "put", "delete", "patch"] {
+            let body = if path.ends_with("{pid}") {
+                "{\"latency\":\"p99=1ms\"}"
+            } else {
+                "{}"
+            };
+            let answer = answer(&request(&method.to_uppercase(), &real, body), &shared);
+            let of = &methods[method];
+            if of.is_null() {
+                assert_eq!(answer.status, 405, "{method} {path}");
+                continue;
+            }
+            described += 1;
+            let response = &of["responses"][answer.status.to_string()];
+            let kind = answer.content_type.split(';').next().unwrap_or_default();
+            let schema = &response["content"][kind]["schema"];
+            assert!(
+                schema.is_object(),
+                "{method} {path}: {} {kind}",
+                answer.status
+            );
+            if kind == "application/json" && path != "/v1/openapi.json" {
+                let value = serde_json::from_slice(&answer.body).expect("JSON");
+                let mut wrong = Vec::new();
+                differences(&document, schema, &value, path, &mut wrong);
+                assert!(wrong.is_empty(), "{wrong:#?}");
+            }
+        }
+    }
+    assert_eq!(described, 10, "a route is added or removed: describe it");
+    let mut wrong = Vec::new();
+    let none = serde_json::json!({"what": "a", "why": "b"});
+    let error = &document["components"]["schemas"]["Error"];
+    differences(&document, error, &none, "", &mut wrong);
+    assert_eq!(wrong.len(), 1, "the comparison finds a missing field");
+}
+
+#[test]
+fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix() {
+    let (local, tcp) = (shared(Rights::Change, false), shared(Rights::Read, true));
+    let pid = clients()[0].pid;
+    let of = |method: &str, path: &str, body: &str| answer(&request(method, path, body), &local);
+    let client = format!("/v1/clients/{pid}");
+    let drain = |number: &str| format!("{client}/tiers/{number}/drain");
+    for (answer, status) in [
+        (of("GET", "/v2", ""), 404),
+        (of("GET", "/v1/clients/1x", ""), 404),
+        (of("GET", "/v1/clients/4294967296", ""), 404),
+        (of("DELETE", &client, ""), 405),
+        (of("POST", "/metrics", ""), 405),
+        (of("GET", &drain("1"), ""), 405),
+        (of("POST", &client, "{"), 400),
+        (of("POST", &client, "{\"memory\":1}"), 422),
+        (of("POST", &client, "{\"latency\":\"fast\"}"), 422),
+        (of("POST", &client, "{\"latency\":7}"), 422),
+        (of("POST", &drain("0"), "{}"), 404),
+        (of("POST", &drain("257"), "{}"), 404),
+        (of("POST", &drain("1"), "{}"), 409),
+        (
+            answer(&request("POST", &client, "{\"latency\":null}"), &tcp),
+            403,
+        ),
+    ] {
+        let body: Value = serde_json::from_slice(&answer.body).expect("JSON");
+        assert_eq!(answer.status, status, "{body}");
+        for part in ["what", "why", "fix"] {
+            assert!(
+                body[part].as_str().is_some_and(|text| !text.is_empty()),
+                "{body}"
+            );
+        }
+    }
+    assert_eq!(
+        of("POST", &client, "{\"latency\":\"p99=300us\"}").status,
+        200
+    );
+    assert_eq!(of("POST", &client, "{\"latency\":null}").status, 200);
+}
+
+#[test]
+fn requests_that_a_page_of_another_site_can_cause_are_refused() {
+    let (local, tcp) = (shared(Rights::Change, false), shared(Rights::Read, true));
+    let client = format!("/v1/clients/{}", clients()[0].pid);
+    let mut form = request("POST", &client, "{\"latency\":null}");
+    form.content_type = Some("text/plain".to_owned());
+    assert_eq!(answer(&form, &local).status, 415);
+    let mut other = request("GET", &client, "");
+    other.origin = Some("http://evil.example".to_owned());
+    assert_eq!(answer(&other, &tcp).status, 403);
+    other.origin = Some("http://127.0.0.1:9750".to_owned());
+    assert_eq!(answer(&other, &tcp).status, 200);
+    for host in [Some("evil.example"), None] {
+        other.host = host.map(str::to_owned);
+        other.origin = None;
+        assert_eq!(answer(&other, &tcp).status, 421, "{host:?}");
+    }
+}
+
+#[test]
+fn the_page_allows_its_own_script_alone_and_names_nothing_outside() {
+    let (first, second) = (page(), page());
+    let policy = first.security_policy.clone().expect("a policy");
+    assert!(
+        policy.contains("default-src 'none'") && !policy.contains("unsafe"),
+        "{policy}"
+    );
+    assert_ne!(policy, second.security_policy.expect("a policy"));
+    let text = String::from_utf8(first.body).expect("UTF-8");
+    assert!(!text.contains("NONCE") && !text.contains("innerHTML"));
+    for (at, _) in text.match_indices("http") {
+        assert!(
+            text[at..].starts_with("http://www.w3.org/2000/svg"),
+            "{}",
+            &text[at..at + 30]
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! Where the server gets what it shows, and who carries out changes.
+
+use undercroft_manager::control::{Answered, Ask};
+use undercroft_manager::keeper;
+use undercroft_manager::report::Snapshot;
+use undercroft_qos::LatencyBound;
+
+/// A change of one running client.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// The bound of page-ins; `None`: no bound from now on.
+    Latency(Option<LatencyBound>),
+    /// Empty this tier, counted from 0, and use it no more.
+    Drain(u8),
+}
+
+/// Why a change was not made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The client does not answer: it has ended, or its manager is very busy.
+    NoAnswer,
+    /// It refused, and why.
+    Refused(String),
+}
+
+/// The running clients. Calls come from several threads at once.
+pub trait Source: Send + Sync {
+    /// All clients now, in order of their process ids. The server asks at most twice a second.
+    fn clients(&self) -> Vec<Snapshot>;
+
+    /// Makes a change. Errors: nothing was changed.
+    fn change(&self, pid: u32, change: Change) -> Result<(), Refusal>;
+}
+
+/// The clients of this user on this machine, asked over their sockets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Live;
+
+impl Source for Live {
+    fn clients(&self) -> Vec<Snapshot> {
+        keeper::status::snapshots()
+    }
+
+    fn change(&self, pid: u32, change: Change) -> Result<(), Refusal> {
+        let what = match change {
+            Change::Latency(bound) => Ask::Latency { bound },
+            Change::Drain(tier) => Ask::Drain(tier),
+        };
+        match keeper::status::ask(pid, what) {
+            Some(Answered::Yes) => Ok(()),
+            Some(Answered::Refused(why)) => Err(Refusal::Refused(why)),
+            None => Err(Refusal::NoAnswer),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `undercroft serve`: the web page, the API and the metrics, until a signal ends it.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+use undercroft_api::{Listen, Live, Rights, Server};
+
+use crate::args::ServeArgs;
+use crate::failure::{Failure, status};
+use crate::show;
+
+/// Serves until SIGINT or SIGTERM.
+pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
+    let rights = check(args)?;
+    // Before the first thread starts: a signal then finds its handler.
+    let mut ended = signals().map_err(|error| failed(args, &error))?;
+    let server = Server::start(&args.listen, Box::new(Live), rights);
+    let server = server.map_err(|error| failed(args, &error))?;
+    if !args.listen.is_local() {
+        let _ = writeln!(
+            io::stderr(),
+            "undercroft: other machines can read the command lines and figures of all runs; \
+             nothing is encrypted"
+        );
+    }
+    show::line(&format!("Serving {}", server.address()))?;
+    let _ = ended.read_exact(&mut [0]);
+    Ok(0)
+}
+
+/// Gets a byte at SIGINT and at SIGTERM.
+fn signals() -> io::Result<UnixStream> {
+    let (ended, signal) = UnixStream::pair()?;
+    pipe::register(SIGINT, signal.try_clone()?)?;
+    pipe::register(SIGTERM, signal)?;
+    Ok(ended)
+}
+
+/// What callers may do. Errors: options that do not go together.
+fn check(args: &ServeArgs) -> Result<Rights, Failure> {
+    if !args.listen.is_local() && !args.allow_remote {
+        return Err(Failure::new(
+            status::USAGE,
+            "the server does not start",
+            "other machines can reach this address, and what is served is not protected",
+            "listen on 127.0.0.1 or unix:PATH, or give --allow-remote as well",
+        ));
+    }
+    match (args.allow_changes, &args.listen) {
+        (false, _) => Ok(Rights::Read),
+        (true, Listen::Unix(_)) => Ok(Rights::Change),
+        (true, Listen::Tcp(_)) => Err(Failure::new(
+            status::USAGE,
+            "the server does not start",
+            "--allow-changes over TCP would let every user of this machine change your programs",
+            "use --listen unix:PATH, which is of your user alone",
+        )),
+    }
+}
+
+fn failed(args: &ServeArgs, error: &io::Error) -> Failure {
+    Failure::new(
+        status::FAILED,
+        format!("cannot serve on {}", args.listen),
+        error.to_string(),
+        "another server may be there: choose another address with --listen",
+    )
+}
