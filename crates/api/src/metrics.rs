@@ -88,6 +88,12 @@ const CLIENT: &[OfClient] = &[
         |of| Some(of.stall_seconds),
     ),
     (
+        "undercroft_stall_some_seconds_total",
+        "counter",
+        "Time in which at least one thread waited for a page.",
+        |of| Some(of.stall_some_seconds),
+    ),
+    (
         "undercroft_fault_latency_p99_seconds",
         "gauge",
         "99th percentile since the start.",

@@ -1,7 +1,9 @@
 //! The routes: what each path and method answers. `openapi.json` describes them; a test compares.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
+use std::str::FromStr;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -207,14 +209,7 @@ fn curve(client: &Snapshot) -> Answer {
 }
 
 fn pressure(client: &Snapshot) -> Answer {
-    let now = &client.pressure;
-    let text = format!(
-        "some avg10={:.2} avg60={:.2} avg300={:.2} total={}\n",
-        now.some_avg10,
-        now.some_avg60,
-        now.some_avg300,
-        (client.stall_some_seconds * 1e6) as u64
-    );
+    let text = format!("{}\n", client.pressure_line());
     Answer::new("text/plain; charset=utf-8", text)
 }
 
@@ -249,7 +244,7 @@ fn change_body(request: &Request, shared: &Shared) -> Result<Value, Answer> {
     })
 }
 
-/// `{"latency": "p99=300us"}`, `"none"` or null.
+/// One key of `undercroft set`, as `{"latency": "p99=300us"}`; null, `"none"` or `"max"`: without.
 fn set(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
     let body = match change_body(request, shared) {
         Ok(body) => body,
@@ -258,25 +253,35 @@ fn set(request: &Request, shared: &Shared, client: &Snapshot) -> Answer {
     match change_of(&body) {
         Ok(change) => carry_out(shared, client.pid, change),
         Err(why) => {
-            let fix = "send {\"latency\": \"p99=300us\"} or {\"latency\": null}";
+            let fix = "send for example {\"latency\": \"p99=300us\"} or {\"memory-max\": \"512M\"}";
             Answer::error(422, "the change cannot be understood", &why, fix)
         }
     }
 }
 
 fn change_of(body: &Value) -> Result<Change, String> {
-    let only = "the one key that can be set is `latency`";
     let fields = body.as_object().ok_or("the body is no object")?;
-    match (fields.len(), fields.get("latency")) {
-        (1, Some(Value::Null)) => Ok(Change::Latency(None)),
-        (1, Some(Value::String(text))) if text == "none" => Ok(Change::Latency(None)),
-        (1, Some(Value::String(text))) => match text.parse() {
-            Ok(bound) => Ok(Change::Latency(Some(bound))),
-            Err(error) => Err(format!("{error}")),
-        },
-        (1, Some(_)) => Err("latency is a text, or null".to_owned()),
-        _ => Err(only.to_owned()),
+    let mut fields = fields.iter();
+    let (Some((key, value)), None) = (fields.next(), fields.next()) else {
+        return Err("one key is changed at a time".to_owned());
+    };
+    let text = match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.as_str()).filter(|text| !["none", "max"].contains(text)),
+        _ => return Err(format!("{key} is a text, or null")),
+    };
+    match key.as_str() {
+        "latency" => Ok(Change::Latency(parsed(text)?)),
+        "stall-max" => Ok(Change::StallMax(parsed(text)?)),
+        "memory-max" => Ok(Change::MemoryMax(parsed(text)?)),
+        _ => Err("`latency`, `memory-max` and `stall-max` can be set".to_owned()),
     }
+}
+
+/// The value of a text; `None`: there is none.
+fn parsed<T: FromStr<Err: Display>>(text: Option<&str>) -> Result<Option<T>, String> {
+    let parsed = text.map(|text| text.parse().map_err(|error: T::Err| error.to_string()));
+    parsed.transpose()
 }
 
 fn drain(request: &Request, shared: &Shared, client: &Snapshot, number: &str) -> Answer {

@@ -28,7 +28,7 @@ impl Source for Fixed {
     fn change(&self, _: u32, change: Change) -> Result<(), Refusal> {
         self.0.lock().expect("no panic").push(change);
         match change {
-            Change::Latency(_) => Ok(()),
+            Change::Latency(_) | Change::MemoryMax(_) | Change::StallMax(_) => Ok(()),
             Change::Drain(_) => Err(Refusal::Refused("no room".to_owned())),
         }
     }
@@ -171,6 +171,12 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         (of("POST", &client, "{\"memory\":1}"), 422),
         (of("POST", &client, "{\"latency\":\"fast\"}"), 422),
         (of("POST", &client, "{\"latency\":7}"), 422),
+        (of("POST", &client, "{\"memory-max\":\"much\"}"), 422),
+        (of("POST", &client, "{\"stall-max\":\"300%\"}"), 422),
+        (
+            of("POST", &client, "{\"latency\":null,\"stall-max\":null}"),
+            422,
+        ),
         (of("POST", &drain("0"), "{}"), 404),
         (of("POST", &drain("257"), "{}"), 404),
         (of("POST", &drain("1"), "{}"), 409),
@@ -193,6 +199,13 @@ fn requests_that_cannot_be_answered_have_their_status_and_say_what_why_and_fix()
         200
     );
     assert_eq!(of("POST", &client, "{\"latency\":null}").status, 200);
+    for body in [
+        "{\"memory-max\":\"512M\"}",
+        "{\"memory-max\":\"max\"}",
+        "{\"stall-max\":\"30%\"}",
+    ] {
+        assert_eq!(of("POST", &client, body).status, 200, "{body}");
+    }
 }
 
 #[test]

@@ -1,15 +1,20 @@
 //! Where the server gets what it shows, and who carries out changes.
 
+use undercroft_base::Bytes;
 use undercroft_manager::control::{Answered, Ask};
 use undercroft_manager::keeper;
 use undercroft_manager::report::Snapshot;
-use undercroft_qos::LatencyBound;
+use undercroft_qos::{LatencyBound, StallMax};
 
 /// A change of one running client.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     /// The bound of page-ins; `None`: no bound from now on.
     Latency(Option<LatencyBound>),
+    /// DRAM for the program and its compressed pages; `None`: no limit from now on.
+    MemoryMax(Option<Bytes>),
+    /// Most of its time that the program may wait; `None`: no bound from now on.
+    StallMax(Option<StallMax>),
     /// Empty this tier, counted from 0, and use it no more.
     Drain(u8),
 }
@@ -44,6 +49,8 @@ impl Source for Live {
     fn change(&self, pid: u32, change: Change) -> Result<(), Refusal> {
         let what = match change {
             Change::Latency(bound) => Ask::Latency { bound },
+            Change::MemoryMax(limit) => Ask::MemoryMax(limit.map_or(u64::MAX, |limit| limit.0)),
+            Change::StallMax(bound) => Ask::Stall { bound },
             Change::Drain(tier) => Ask::Drain(tier),
         };
         match keeper::status::ask(pid, what) {

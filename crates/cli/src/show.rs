@@ -210,29 +210,16 @@ pub(crate) fn status(
     for snapshot in snapshots {
         let text = match form {
             StatusForm::Curve => curve::table(snapshot),
-            StatusForm::Pressure if pid.is_some() => pressure(snapshot),
+            StatusForm::Pressure if pid.is_some() => snapshot.pressure_line(),
             StatusForm::Pressure => {
                 let command = snapshot.command.join(" ");
-                format!("{}  {command}\n{}", snapshot.pid, pressure(snapshot))
+                format!("{}  {command}\n{}", snapshot.pid, snapshot.pressure_line())
             }
             StatusForm::Text | StatusForm::Json => client(snapshot),
         };
         line(text.trim_end())?;
     }
     Ok(0)
-}
-
-/// A line as in the kernel's pressure files. It has no line `full`: whether every thread waits is
-/// not known.
-fn pressure(snapshot: &Snapshot) -> String {
-    let now = &snapshot.pressure;
-    format!(
-        "some avg10={:.2} avg60={:.2} avg300={:.2} total={}",
-        now.some_avg10,
-        now.some_avg60,
-        now.some_avg300,
-        (snapshot.stall_some_seconds * 1e6) as u64
-    )
 }
 
 fn client(snapshot: &Snapshot) -> String {

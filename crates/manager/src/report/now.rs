@@ -72,6 +72,21 @@ pub struct Snapshot {
     pub mrc: Option<MissRatioCurve>,
 }
 
+impl Snapshot {
+    /// A line as in the kernel's pressure files: percent, and microseconds in all. There is no line
+    /// `full`: whether every thread waits is not known.
+    pub fn pressure_line(&self) -> String {
+        let now = &self.pressure;
+        format!(
+            "some avg10={:.2} avg60={:.2} avg300={:.2} total={}",
+            now.some_avg10,
+            now.some_avg60,
+            now.some_avg300,
+            (self.stall_some_seconds * 1e6) as u64
+        )
+    }
+}
+
 /// How a stall bound is kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StallBoundReport {

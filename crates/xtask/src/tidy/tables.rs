@@ -27,7 +27,7 @@ pub(super) const ARROWS: [(&str, &[&str]); 20] = [
             "base", "device", "engine", "model", "policy", "qos", "seeded", "trace",
         ],
     ),
-    ("api", &["manager", "qos"]),
+    ("api", &["base", "manager", "qos"]),
     ("lab", &["base", "seeded", "sim", "trace"]),
     (
         "cli",
