@@ -301,7 +301,7 @@ fn address_space_survives_with_one_thread() {
     let more = &["--no-side", "--no-signals"];
     fuzz(Case {
         seed: 5,
-        ops: ops(12_000),
+        ops: ops(8_000),
         threads: 1,
         tiers: WIDE,
         percent: 25,

@@ -61,7 +61,7 @@ fn manager_killed_never_shows_zeros_or_stale_bytes() {
     if plain_only() {
         return skip("manager_kill", "a plain run has no manager");
     }
-    let kills = setting("UNDERCROFT_TEST_KILLS", 60);
+    let kills = setting("UNDERCROFT_TEST_KILLS", 50);
     let begin = Instant::now();
     let mut slowest = Duration::ZERO;
     for seed in 0..kills {

@@ -5,6 +5,7 @@
 use std::time::Instant;
 
 use undercroft_base::{Bytes, Nanos, PAGE_BYTES};
+use undercroft_sys::procfs;
 
 use super::Control;
 use super::launch::Answered;
@@ -12,6 +13,9 @@ use crate::books::tiers::pool_capacity;
 
 /// The smallest limit: that of `run --memory-max`.
 const LEAST: Bytes = Bytes(1 << 20);
+
+/// Memory of a machine that does not tell.
+const MEMORY: Bytes = Bytes(1 << 46);
 
 impl Control {
     /// Changes the limit, if the program can keep to it.
@@ -43,7 +47,8 @@ impl Control {
             }
             *engine.books().stats()
         };
-        self.shared.books.begin_curve_again(asked.pages_floor());
+        let around = asked.min(procfs::total_memory().unwrap_or(MEMORY));
+        self.shared.books.begin_curve_again(around.pages_floor());
         self.curve_since = (stats, Nanos(self.shared.elapsed().as_nanos() as u64));
         self.check_at = Instant::now();
         self.shared.signals.kick_evictor();
