@@ -75,8 +75,9 @@ impl Bound {
             return None;
         }
         Some(format!(
-            "the stall bound {bound} cannot be kept: the program waits for {:.0}% of the time, and no page goes to \
-             the last tier any more. Give more memory, a faster tier above it, or a higher bound",
+            "the stall bound {bound} cannot be kept: the program waits for {:.0}% of the time, and \
+             hardly any page goes to the last tier any more. Give more memory, a faster tier above it, \
+             or a higher bound",
             self.ratio * 100.0
         ))
     }

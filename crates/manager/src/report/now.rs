@@ -98,7 +98,7 @@ pub struct StallBoundReport {
     pub windows_kept: u64,
     /// and was not.
     pub windows_missed: u64,
-    /// By how much SSD segments are longer than their default; 64 = all pages go to the SSD.
+    /// By how much SSD segments are longer than their default; 64 = the most.
     pub shift: f64,
 }
 
