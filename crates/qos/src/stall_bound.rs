@@ -121,7 +121,7 @@ impl StallControl {
         self.windows
     }
 
-    /// Whether nothing is left to do about a bound that is missed: no page goes to the disk.
+    /// Whether nothing is left to do about a bound that is missed: the shift is at its largest.
     pub fn is_exhausted(&self) -> bool {
         self.shift >= SHIFT_MAX
     }
