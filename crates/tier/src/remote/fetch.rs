@@ -344,6 +344,11 @@ impl Fetch {
     fn settle(self: &Arc<Fetch>, which: usize, outcome: Asked) {
         let mut state = self.state();
         if state.done {
+            // The other copy was faster. This one is made anew all the same.
+            drop(state);
+            if outcome == Asked::Missing {
+                self.shared.chores.mend(self.slot);
+            }
             return;
         }
         state.asked[which] = outcome;
