@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Check what this machine allows, and name the fix for what is missing
     Doctor(JsonArgs),
+    /// Divide memory among programs: `run --daemon` asks it for its share
+    Daemon(DaemonArgs),
     /// Show the programs running under undercroft
     Status(StatusArgs),
     /// Watch the programs running under undercroft
@@ -184,6 +186,21 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "PERCENT")]
     pub stall_max: Option<StallMax>,
 
+    /// Take memory, tiers and bound from the daemon (`undercroft daemon`), which may change the
+    /// limit while the program runs. --memory-max and --latency are further bounds. Tiers are the
+    /// daemon's if it has any
+    #[arg(long, conflicts_with_all = ["trace", "takeovers_max"])]
+    pub daemon: bool,
+
+    /// The class of the daemon's configuration
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        requires = "daemon"
+    )]
+    pub class: String,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -276,6 +293,52 @@ pub(crate) struct TopArgs {
 const TOP_EXAMPLES: &str = "Examples:
   undercroft top
   undercroft top --interval 200ms --sort stall";
+
+/// `undercroft daemon`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = DAEMON_EXAMPLES)]
+pub(crate) struct DaemonArgs {
+    /// The configuration, a TOML file; FILE.d/*.toml are read after it
+    #[arg(long, value_name = "FILE", default_value = "/etc/undercroft.toml")]
+    pub config: PathBuf,
+
+    /// What else to do.
+    #[command(subcommand)]
+    pub command: Option<DaemonCommand>,
+}
+
+/// What else `undercroft daemon` does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DaemonCommand {
+    /// Check a configuration and show what it means
+    Check {
+        /// The configuration.
+        #[arg(long, value_name = "FILE", default_value = "/etc/undercroft.toml")]
+        config: PathBuf,
+    },
+    /// Show what the daemon has given to which program
+    Status(JsonArgs),
+}
+
+const DAEMON_EXAMPLES: &str = "Examples:
+  undercroft daemon check --config undercroft.toml
+  undercroft daemon --config undercroft.toml
+  undercroft run --daemon --class web -- redis-server
+  undercroft daemon status
+
+A configuration:
+  memory = \"8G\"                        # DRAM to divide; or a share of the machine's, \"50%\"
+  divide = \"auto\"                      # by what memory saves; or \"weights\"
+  [[tier]]                              # none: each run has its own
+  spec = \"ram\"
+  [[tier]]
+  spec = \"file:/var/swap,size=100G\"    # a directory; each client gets a file in it
+  grant = \"10G\"                        # of that size
+  [class.web]
+  weight = 4
+  memory_min = \"1G\"
+  memory_max = \"6G\"
+  latency = \"p99=200us\"";
 
 /// `undercroft serve`.
 #[derive(Debug, Args)]

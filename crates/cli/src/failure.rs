@@ -9,6 +9,10 @@ pub(crate) mod status {
     pub(crate) const FAILED: u8 = 1;
     /// The command line is wrong.
     pub(crate) const USAGE: u8 = 2;
+    /// No daemon answers.
+    pub(crate) const DAEMON_AWAY: u8 = 69;
+    /// The configuration is wrong.
+    pub(crate) const CONFIGURATION: u8 = 78;
     /// `run` failed, not the program.
     pub(crate) const RUN_FAILED: u8 = 125;
     /// The program was found but cannot be executed.

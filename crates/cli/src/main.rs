@@ -3,6 +3,7 @@
 
 mod args;
 mod curve;
+mod daemon;
 mod demo;
 mod doctor;
 mod drain;
@@ -49,6 +50,7 @@ fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Status(args) => show::status(&live::snapshots()?, args.pid, args.form()),
         Command::Top(args) => top::top(args.interval, args.sort),
         Command::Serve(args) => serve::serve(&args),
+        Command::Daemon(args) => daemon::daemon(args),
         Command::Set(args) => set::set(args.pid, args.change),
         Command::Demo(args) => demo::demo(&args),
         Command::DemoKv { socket } => demo::serve_bundled(&socket),

@@ -70,6 +70,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         latency_control: !args.latency_measure_only,
         stall_max: args.stall_max,
         takeovers_max: args.takeovers_max,
+        class: None,
     };
     if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall()) {
         return Err(Failure::new(
@@ -83,6 +84,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         client,
         command: args.command,
         report: args.report,
+        daemon: args.daemon.then_some(args.class),
     })
 }
 

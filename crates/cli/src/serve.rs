@@ -31,7 +31,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
 }
 
 /// Gets a byte at SIGINT and at SIGTERM.
-fn signals() -> io::Result<UnixStream> {
+pub(crate) fn signals() -> io::Result<UnixStream> {
     let (ended, signal) = UnixStream::pair()?;
     pipe::register(SIGINT, signal.try_clone()?)?;
     pipe::register(SIGTERM, signal)?;

@@ -6,6 +6,7 @@ pub mod control;
 mod evict;
 mod fault;
 mod gauges;
+pub mod grant;
 pub mod keeper;
 mod legacy;
 mod log;

@@ -72,6 +72,8 @@ pub struct ClientOptions {
     pub stall_max: Option<StallMax>,
     /// How often a new manager may take over from one that died.
     pub takeovers_max: u32,
+    /// The class in which a daemon gives memory; `None` = no daemon does.
+    pub class: Option<String>,
 }
 
 impl ClientOptions {
@@ -101,6 +103,8 @@ pub struct RunOptions {
     pub command: Vec<std::ffi::OsString>,
     /// Where to write the report.
     pub report: Option<PathBuf>,
+    /// The class to ask the daemon for; `None`: no daemon is asked.
+    pub daemon: Option<String>,
 }
 
 /// A size in JSON: its number of bytes.
@@ -207,6 +211,7 @@ mod tests {
             latency_control: true,
             stall_max: Some("30%".parse().expect("a bound")),
             takeovers_max: 7,
+            class: Some("web".to_owned()),
         };
         let sent = serde_json::to_string(&options).expect("JSON");
         let got: ClientOptions = serde_json::from_str(&sent).expect("options");

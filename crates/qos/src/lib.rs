@@ -13,6 +13,7 @@
 //! - `control.rs`: queue and buffer together, for all clients of a device.
 //! - `pressure.rs`: how much of the time a client waits for its pages.
 //! - `stall_bound.rs`: a bound of that.
+//! - `shares.rs`: how DRAM is divided among clients.
 #![forbid(unsafe_code)]
 
 pub mod admission;
@@ -21,6 +22,7 @@ pub mod control;
 pub mod monitor;
 pub mod pressure;
 pub mod queue;
+pub mod shares;
 pub mod stall_bound;
 pub mod tail;
 

@@ -153,7 +153,7 @@ mod tests {
         "file:/a:b,size=20G"],"reclaim":"clock","prefetch":"readahead:8","placement":"worth",
         "when_full":"kill","quiet":true,"trace":null,"access_scan":{"every":{"secs":1,
         "nanos":500}},"latency":"p99=200us","latency_control":true,"stall_max":"30%",
-        "takeovers_max":7},
+        "takeovers_max":7,"class":"web"},
         "command":["sort","-n"],"keeper":7,"shim":["/a/shim","/a/socket"],
         "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
         "tiers":[{"memory":7,"backing":null},{"memory":8,"backing":[9,"/a:b",1048576]}],

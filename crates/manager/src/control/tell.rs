@@ -204,6 +204,7 @@ impl Control {
             manager_pid: own,
             command: self.launch.command.clone(),
             uptime_seconds: shared.elapsed().as_secs_f64(),
+            class: shared.options.class.clone(),
             memory_max_bytes: crate::report::limit(shared.gauges.memory_max().0),
             resident_bytes: resident.0,
             dram_bytes: dram.0,

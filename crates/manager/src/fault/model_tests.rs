@@ -71,6 +71,7 @@ fn options(tier: &str) -> ClientOptions {
         latency: None,
         latency_control: true,
         stall_max: None,
+        class: None,
         takeovers_max: 0,
     }
 }

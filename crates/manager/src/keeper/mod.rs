@@ -28,15 +28,17 @@ use crate::options::RunOptions;
 use crate::report::{Report, human_summary};
 
 mod estate;
+pub mod held;
 mod passing;
-pub(crate) mod place;
+pub mod place;
 pub mod status;
 mod succession;
 mod voice;
 
 use estate::Estate;
+use held::{Held, HeldError};
 use passing::Scene;
-use place::{PlaceError, RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM};
+use place::{PlaceError, RunDir, SHIM_LINK, SHIM_SOCKET, SHIM_STEM, STATUS_SOCKET};
 use succession::Succession;
 use voice::Voice;
 
@@ -132,6 +134,9 @@ enum RunError {
     /// The manager ended, or said nothing in time; its log says more.
     #[error("the manager did not start: {0} (`undercroft doctor` tells what is missing)")]
     NoManager(String),
+    /// A daemon gives it nothing.
+    #[error(transparent)]
+    Held(#[from] HeldError),
     /// A system call of the keeper.
     #[error("the run failed: {0}")]
     System(#[from] io::Error),
@@ -210,12 +215,19 @@ fn try_run(
 ) -> Result<End, RunError> {
     process::become_subreaper()?;
     let dir = RunDir::create()?;
+    let (options, held) = ask_daemon(options)?;
+    let options = &options;
     let tiers = tiers::open(&options.client)?;
     if !options.client.quiet {
         warn_of(&tiers, voice);
     }
     let estate = Estate::make(options, &dir, tiers)?;
     let mut manager = estate.start_manager()?;
+    // Before there is a program: a failure harms none.
+    if let Err(why) = held.map_or(Ok(()), |held| held.keep(dir.path(STATUS_SOCKET))) {
+        manager.end(voice);
+        return Err(why.into());
+    }
     let started = Instant::now();
     let early: Vec<Received> = std::iter::from_fn(|| signals.next()).collect();
     let mut program = match start_program(options, &dir, signals) {
@@ -227,13 +239,7 @@ fn try_run(
             return Ok(End::Status(status));
         }
     };
-    // These came before there was a program: its terminal could not send them to it.
-    for received in early {
-        let received = Received::new(received.number, Some(0));
-        if passing::is_for_program(&received, Scene::default()) {
-            signal::pass_on(&received, program.id());
-        }
-    }
+    pass_on_early(early, &program);
     given.close();
     inherit::leave_streams()?;
     process::spare_from_oom();
@@ -268,6 +274,25 @@ fn try_run(
             manager.log.tell(voice);
             voice.say(&why);
             Ok(End::Status(OUR_FAILURE))
+        }
+    }
+}
+
+/// The options with what the daemon grants, if it is to be asked.
+fn ask_daemon(options: &RunOptions) -> Result<(RunOptions, Option<Held>), HeldError> {
+    let Some(class) = &options.daemon else {
+        return Ok((options.clone(), None));
+    };
+    let held = Held::ask(class, options)?;
+    Ok((held.options(options)?, Some(held)))
+}
+
+/// Passes on what came before there was a program: its terminal could not send it to it.
+fn pass_on_early(early: Vec<Received>, program: &Child) {
+    for received in early {
+        let received = Received::new(received.number, Some(0));
+        if passing::is_for_program(&received, Scene::default()) {
+            signal::pass_on(&received, program.id());
         }
     }
 }

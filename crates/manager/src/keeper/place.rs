@@ -58,15 +58,23 @@ const FIX: &str = "set UNDERCROFT_DIR to a directory of your own";
 
 /// Why a directory cannot hold runs. Each text has the fix, or is part of one that has it.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum PlaceError {
+pub enum PlaceError {
+    /// Something else has its name.
     #[error("{} is no directory: remove it, or {FIX}", .0.display())]
     NotADirectory(PathBuf),
+    /// Another user has it.
     #[error(
         "{} belongs to user {owner}, who could put other code in place of undercroft's: remove \
          it, or {FIX}",
         .path.display()
     )]
-    Foreign { path: PathBuf, owner: u32 },
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Other users may write to it.
     #[error(
         "others may write to {shown}, and could put other code in place of undercroft's: `chmod \
          go-w {shown}`, or {FIX}",
@@ -79,15 +87,27 @@ pub(super) enum PlaceError {
         .above.display(),
         .path.display()
     )]
-    OpenAbove { path: PathBuf, above: PathBuf },
+    OpenAbove {
+        /// The directory.
+        path: PathBuf,
+        /// The one above that can be changed.
+        above: PathBuf,
+    },
+    /// A system call failed.
     #[error("cannot use {}: {why}; {FIX}", .path.display())]
-    Unusable { path: PathBuf, why: io::Error },
+    Unusable {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        why: io::Error,
+    },
     /// The loader maps nothing executable from there.
     #[error("{}: its file system is mounted noexec", .0.display())]
     NoExec(PathBuf),
     /// The loader would take the path for two.
     #[error("{}: the loader splits such a name at blanks, colons and dollars", .0.display())]
     Splits(PathBuf),
+    /// No socket can have such a path.
     #[error("{}: the path is too long for a socket", .0.display())]
     TooLong(PathBuf),
     /// Each candidate, and why it is not fit.
@@ -96,6 +116,7 @@ pub(super) enum PlaceError {
         all_of(.0)
     )]
     NoneFits(Vec<PlaceError>),
+    /// All names of one number are taken.
     #[error("{} has too many runs of one number: remove the old ones", .0.display())]
     Full(PathBuf),
 }
@@ -180,6 +201,21 @@ impl Surroundings {
         }
         found
     }
+}
+
+/// The first candidate that is fit: where runs of this user have their directories, and the daemon
+/// its socket. Returns it open, too. Errors: the user's own choice is not safe, or none is fit.
+pub fn directory() -> Result<(PathBuf, OwnedFd), PlaceError> {
+    let now = Surroundings::now();
+    let mut unfit = Vec::new();
+    for candidate in now.candidates() {
+        match prepare(&candidate, now.user) {
+            Ok(found) => return Ok(found),
+            Err(why) if candidate.chosen && !why.allows_another() => return Err(why),
+            Err(why) => unfit.push(why),
+        }
+    }
+    Err(PlaceError::NoneFits(unfit))
 }
 
 /// Directories in which runs of this user may be found now.
@@ -304,16 +340,8 @@ impl RunDir {
     /// Makes it in the first candidate that is fit. Errors: the user's own choice is not safe, or
     /// no candidate is fit.
     pub(super) fn create() -> Result<RunDir, PlaceError> {
-        let now = Surroundings::now();
-        let mut unfit = Vec::new();
-        for candidate in now.candidates() {
-            match prepare(&candidate, now.user) {
-                Ok((path, base)) => return RunDir::create_in(&path, base),
-                Err(why) if candidate.chosen && !why.allows_another() => return Err(why),
-                Err(why) => unfit.push(why),
-            }
-        }
-        Err(PlaceError::NoneFits(unfit))
+        let (path, base) = directory()?;
+        RunDir::create_in(&path, base)
     }
 
     fn create_in(path: &Path, base: OwnedFd) -> Result<RunDir, PlaceError> {

@@ -44,7 +44,7 @@ pub fn snapshots() -> Vec<Snapshot> {
 /// The status of one run. `None`: it gives none in time, or one that is none.
 ///
 /// * `patience`: for the connection, and once more for the whole answer.
-fn status_of(socket: &Path, patience: Duration) -> Option<Snapshot> {
+pub(super) fn status_of(socket: &Path, patience: Duration) -> Option<Snapshot> {
     serde_json::from_slice(&exchange(socket, &[], patience)?).ok()
 }
 
@@ -52,9 +52,13 @@ fn status_of(socket: &Path, patience: Duration) -> Option<Snapshot> {
 pub fn ask(pid: u32, what: Ask) -> Option<Answered> {
     let is_it =
         |socket: &PathBuf| status_of(socket, PATIENCE).is_some_and(|status| status.pid == pid);
-    let socket = sockets().find(is_it)?;
+    ask_at(&sockets().find(is_it)?, what)
+}
+
+/// The same of the run with this socket.
+pub(super) fn ask_at(socket: &Path, what: Ask) -> Option<Answered> {
     let question = serde_json::to_vec(&what).ok()?;
-    (0..TRIES).find_map(|_| serde_json::from_slice(&exchange(&socket, &question, PATIENCE)?).ok())
+    (0..TRIES).find_map(|_| serde_json::from_slice(&exchange(socket, &question, PATIENCE)?).ok())
 }
 
 /// Sends a question, and returns the answer.
@@ -68,7 +72,7 @@ fn exchange(socket: &Path, question: &[u8], patience: Duration) -> Option<Vec<u8
 
 /// Connects. A manager that takes no calls leaves the kernel's queue full, and a connect then waits
 /// as long as a send may.
-fn call(socket: &Path, patience: Duration) -> Option<UnixStream> {
+pub(super) fn call(socket: &Path, patience: Duration) -> Option<UnixStream> {
     let address = SocketAddrUnix::new(socket).ok()?;
     let flags = SocketFlags::CLOEXEC;
     let ours = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;

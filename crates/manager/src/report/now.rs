@@ -29,6 +29,9 @@ pub struct Snapshot {
     pub command: Vec<String>,
     /// Since the program started.
     pub uptime_seconds: f64,
+    /// The class in which the daemon gives it memory; null when no daemon does.
+    #[serde(default)]
+    pub class: Option<String>,
     /// The limit; null when there is none.
     pub memory_max_bytes: Option<u64>,
     /// Resident managed pages now.

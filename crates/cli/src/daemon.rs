@@ -1,0 +1,197 @@
+//! `undercroft daemon`: divides memory among runs, checks its configuration, or shows who has what.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use undercroft_base::Bytes;
+use undercroft_daemon::{Config, ServeError};
+use undercroft_manager::grant::{DaemonStatus, MemberStatus};
+use undercroft_manager::keeper::held;
+
+use crate::args::{DaemonArgs, DaemonCommand};
+use crate::failure::{Failure, status};
+use crate::{serve, show, values};
+
+/// Serves until SIGINT or SIGTERM, or does what the subcommand says.
+pub(crate) fn daemon(args: DaemonArgs) -> Result<u8, Failure> {
+    match args.command {
+        None => serve_runs(&args.config),
+        Some(DaemonCommand::Check { config }) => check(&config),
+        Some(DaemonCommand::Status(args)) => show_status(args.json),
+    }
+}
+
+fn read(path: &Path) -> Result<Config, Failure> {
+    Config::read(path, values::physical_memory()?).map_err(|error| {
+        Failure::new(
+            status::CONFIGURATION,
+            "the configuration is refused",
+            error.to_string(),
+            "mend it; `undercroft daemon --help` shows one, and `undercroft daemon check` tries it",
+        )
+    })
+}
+
+fn serve_runs(path: &Path) -> Result<u8, Failure> {
+    let config = read(path)?;
+    let failed = |why: String| {
+        Failure::new(
+            status::FAILED,
+            "the daemon does not start",
+            why,
+            "`undercroft daemon status` shows one that runs; UNDERCROFT_DIR names another directory",
+        )
+    };
+    // Before anything else: a signal then finds its handler.
+    let ended = serve::signals().map_err(|error| failed(error.to_string()))?;
+    let memory = config.memory;
+    let ready = |socket: &Path| {
+        // A closed standard output is no reason to fail.
+        let _ = writeln!(io::stdout(), "Dividing {memory} at {}", socket.display());
+    };
+    undercroft_daemon::serve(config, &ended, ready)
+        .map_err(|error: ServeError| failed(error.to_string()))?;
+    Ok(0)
+}
+
+fn check(path: &Path) -> Result<u8, Failure> {
+    let config = read(path)?;
+    show::line(&format!("{} is right.", path.display()))?;
+    show::line(&format!("memory {}", config.memory))?;
+    for budget in &config.tiers {
+        show::line(&match budget.sizes {
+            Some((whole, each)) => format!(
+                "tier {}: {} clients of {each}",
+                budget.spec,
+                whole.0 / each.0
+            ),
+            None => format!("tier {}", budget.spec),
+        })?;
+    }
+    for (name, class) in &config.classes {
+        let bound = class.latency.as_ref();
+        let bound = bound.map_or(String::new(), |bound| format!(", {bound}"));
+        show::line(&format!(
+            "class {name}: weight {}, {} to {}{bound}",
+            class.weight, class.memory_min, class.memory_max
+        ))?;
+    }
+    Ok(0)
+}
+
+fn show_status(json: bool) -> Result<u8, Failure> {
+    let found = held::daemon_status().ok_or_else(|| {
+        Failure::new(
+            status::DAEMON_AWAY,
+            "no daemon answers",
+            "none of this user runs, or it has another UNDERCROFT_DIR",
+            "start `undercroft daemon --config FILE`",
+        )
+    })?;
+    if json {
+        let text = serde_json::to_string_pretty(&found).map_err(|error| {
+            Failure::new(status::FAILED, "no JSON", error.to_string(), "report this")
+        })?;
+        show::line(&text)?;
+    } else {
+        show::line(table(&found).trim_end())?;
+    }
+    Ok(0)
+}
+
+/// The status for people.
+fn table(found: &DaemonStatus) -> String {
+    let mut text = format!(
+        "daemon {}: {} of {} given, {} free; {} clients, {} wait, {} refused, {} limits changed\n",
+        found.pid,
+        Bytes(found.held_bytes),
+        Bytes(found.memory_bytes),
+        Bytes(found.free_bytes),
+        found.clients.len(),
+        found.waiting,
+        found.refused,
+        found.moves,
+    );
+    for tier in &found.tiers {
+        text.push_str(&format!(
+            "tier {}: {} of {} given\n",
+            tier.spec,
+            Bytes(tier.granted_bytes),
+            Bytes(tier.size_bytes)
+        ));
+    }
+    if found.clients.is_empty() {
+        return text;
+    }
+    let header = [
+        "pid", "class", "weight", "limit", "target", "uses", "stall", "command",
+    ];
+    let mut rows = vec![header.map(str::to_owned)];
+    rows.extend(found.clients.iter().map(cells));
+    let last = header.len() - 1;
+    for row in &rows {
+        for (at, cell) in row[..last].iter().enumerate() {
+            let width = rows.iter().map(|row| row[at].len()).max().unwrap_or(0);
+            text.push_str(&format!("{cell:>width$}  "));
+        }
+        text.push_str(&row[last]);
+        text.push('\n');
+    }
+    text
+}
+
+fn cells(client: &MemberStatus) -> [String; 8] {
+    [
+        client.pid.to_string(),
+        client.class.clone(),
+        client.weight.to_string(),
+        Bytes(client.limit_bytes).to_string(),
+        Bytes(client.target_bytes).to_string(),
+        Bytes(client.dram_bytes).to_string(),
+        format!("{:.1} s", client.stall_seconds),
+        client.command.clone(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_line_for_each_client_under_its_header() {
+        let client = MemberStatus {
+            pid: 4711,
+            command: "redis-server --port 7001".to_owned(),
+            class: "web".to_owned(),
+            weight: 4,
+            memory_min_bytes: 0,
+            limit_bytes: 3 << 29,
+            target_bytes: 1 << 30,
+            dram_bytes: 1 << 29,
+            has_curve: true,
+            stall_seconds: 1.25,
+            swap_ins: 7,
+            claimed: false,
+        };
+        let found = DaemonStatus {
+            schema_version: 1,
+            pid: 9,
+            uptime_seconds: 1.0,
+            memory_bytes: 8 << 30,
+            held_bytes: 3 << 29,
+            free_bytes: 13 << 29,
+            tiers: Vec::new(),
+            clients: vec![client],
+            waiting: 0,
+            refused: 2,
+            moves: 5,
+        };
+        let text = table(&found);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].contains("1.5 GiB of 8.0 GiB given"), "{text}");
+        assert_eq!(lines.len(), 3);
+        let at = |line: &str, part: &str| line.find(part).map(|at| at + part.len());
+        assert_eq!(at(lines[1], "class"), at(lines[2], "web"), "{text}");
+        assert!(lines[2].ends_with("redis-server --port 7001"));
+    }
+}

@@ -1,0 +1,19 @@
+//! The daemon: admits runs, grants them memory and storage, and moves memory to where it saves the
+//! most waiting. docs/design/0027.
+//!
+//! It is a control plane. The keeper of a run stays in `undercroft run`, with the program's
+//! terminal, signals and descriptors, and no page passes through the daemon. So its death harms no
+//! program: a run goes on with what it has, and claims that from the next daemon.
+//!
+//! - `config.rs`: the configuration file and its drop-ins.
+//! - `members.rs`: who has what, and what is to be said to whom. It sees messages and times, and
+//!   does no I/O.
+//! - `server.rs`: the socket, and the loop around `members.rs`.
+#![forbid(unsafe_code)]
+
+pub mod config;
+mod members;
+mod server;
+
+pub use config::Config;
+pub use server::{ServeError, serve};

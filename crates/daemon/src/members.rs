@@ -1,0 +1,649 @@
+//! Who has how much, and what is to be said to whom. No I/O: it sees messages and the time.
+//!
+//! Memory is never given twice. A client counts for the largest of: the limit that it keeps to, the
+//! one that it was asked to keep to, and what it still uses after its limit was lowered. What is
+//! left is given to clients that wait to be admitted, then to those that shall have more.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use undercroft_base::Bytes;
+use undercroft_manager::grant::{
+    BudgetStatus, COMMAND_BYTES_MAX, Claim, DaemonStatus, Figures, Grant, Hello, MemberStatus,
+    Refusal, ToKeeper, VERSION,
+};
+use undercroft_qos::shares::{self, Waits, Want};
+
+use crate::config::{Class, Config, DEFAULT_CLASS, Divide, GRANT_MIN};
+
+/// How often a client is asked for its figures: while memory moves, while it faults, and while it
+/// does not.
+const TELL: [Duration; 3] = [
+    Duration::from_millis(100),
+    Duration::from_secs(1),
+    Duration::from_secs(4),
+];
+
+/// Time between two divisions of memory by curves.
+const BALANCE: Duration = Duration::from_secs(6);
+
+/// A curve that was counted for less says little.
+const CURVE_SECONDS_MIN: f64 = 5.0;
+
+/// Memory moves by curves only if that saves this part of the waiting, and some of it.
+const GAIN_MIN: f64 = 0.05;
+const STALL_MIN: f64 = 0.01;
+
+/// A client that has waited this long is given what there is, if it is enough.
+const PATIENCE: Duration = Duration::from_millis(700);
+/// And is refused after this.
+const PATIENCE_MAX: Duration = Duration::from_secs(8);
+
+/// How long the clients of an earlier daemon have to come back before new ones are admitted.
+const CLAIMS: Duration = Duration::from_secs(4);
+
+/// A client that has refused a limit is asked again after this.
+const REFUSED: Duration = Duration::from_secs(10);
+
+/// Smallest change of a limit.
+const STEP_MIN: u64 = 1 << 20;
+
+/// More memory than any machine has. Sums of such sizes do not overflow.
+const BYTES_MAX: u64 = 1 << 46;
+
+/// Clients that wait at once, and most points of a curve.
+const WAITING_MAX: usize = 256;
+const POINTS_MAX: usize = 64;
+
+/// What is said to a client, or done with its connection.
+#[derive(Debug)]
+pub(crate) enum Said {
+    /// A message.
+    Message(ToKeeper),
+    /// A message, and then the end of the connection.
+    Last(ToKeeper),
+    /// It broke the rules.
+    End(&'static str),
+}
+
+/// A client that was admitted.
+struct Member {
+    pid: u32,
+    command: String,
+    class_name: String,
+    class: Class,
+    /// The most that it may ever have.
+    most: Bytes,
+    /// It keeps to this.
+    limit: Bytes,
+    /// It was asked to keep to this, and has not answered.
+    asked: Option<Bytes>,
+    /// What it may still use: an earlier limit.
+    ceiling: Bytes,
+    /// When it was asked for figures; `None`: it has answered.
+    told: Option<Duration>,
+    next_tell: Duration,
+    figures: Figures,
+    /// The last curve that says something.
+    curve: Vec<Waits>,
+    refused_until: Duration,
+    target: Bytes,
+    storage: Vec<u64>,
+    claimed: bool,
+}
+
+impl Member {
+    /// Memory that counts as its own.
+    fn held(&self) -> u64 {
+        let uses = self.figures.dram.min(self.ceiling.0);
+        self.limit
+            .0
+            .max(self.asked.map_or(0, |asked| asked.0))
+            .max(uses)
+    }
+
+    fn is_settled(&self) -> bool {
+        self.asked.is_none() && self.held() == self.limit.0
+    }
+
+    fn want(&self, divide: Divide, now: Duration) -> Want {
+        let least = if now < self.refused_until {
+            self.limit
+        } else {
+            self.class.memory_min.min(self.most)
+        };
+        // A client that has not swapped uses what it uses, and some more.
+        let dram = self.figures.dram.min(BYTES_MAX);
+        let uses = Bytes(dram + dram / 8 + (8 << 20));
+        let blind = divide == Divide::Weights || self.figures.dram == 0;
+        Want {
+            weight: self.class.weight,
+            least,
+            most: self.most,
+            enough: if blind { self.most } else { uses },
+            curve: match divide {
+                Divide::Auto => self.curve.clone(),
+                Divide::Weights => Vec::new(),
+            },
+        }
+    }
+}
+
+/// A client that waits to be admitted.
+struct Waiting {
+    id: u64,
+    pid: u32,
+    hello: Hello,
+    class: Class,
+    most: Bytes,
+    since: Duration,
+    target: Option<Bytes>,
+}
+
+/// All clients. `id` is the number of a connection.
+pub(crate) struct Members {
+    config: Config,
+    now: Duration,
+    members: BTreeMap<u64, Member>,
+    waiting: VecDeque<Waiting>,
+    /// Keepers that an earlier daemon had admitted, and that have not come back.
+    expected: BTreeSet<u32>,
+    refused: u64,
+    moves: u64,
+    /// Clients have come or gone since memory was divided.
+    stirred: bool,
+    balanced_at: Duration,
+    said: Vec<(u64, Said)>,
+}
+
+impl Members {
+    /// * `expected`: keepers that an earlier daemon had admitted.
+    pub(crate) fn new(config: Config, expected: BTreeSet<u32>) -> Members {
+        Members {
+            config,
+            now: Duration::ZERO,
+            members: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            expected,
+            refused: 0,
+            moves: 0,
+            stirred: false,
+            balanced_at: Duration::ZERO,
+            said: Vec::new(),
+        }
+    }
+
+    /// What is to be said since the last call.
+    pub(crate) fn said(&mut self) -> Vec<(u64, Said)> {
+        std::mem::take(&mut self.said)
+    }
+
+    fn say(&mut self, id: u64, message: ToKeeper) {
+        self.said.push((id, Said::Message(message)));
+    }
+
+    /// Ends a connection, and forgets its client.
+    fn end(&mut self, id: u64, why: &'static str) {
+        self.said.push((id, Said::End(why)));
+        self.gone(id);
+    }
+
+    fn refuse(&mut self, id: u64, why: String, could: Option<u64>) {
+        self.refused += 1;
+        let refusal = Refusal { why, could };
+        self.said.push((id, Said::Last(ToKeeper::Refused(refusal))));
+    }
+
+    /// Whether memory is on its way from one client to another.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.waiting.is_empty() || !self.members.values().all(Member::is_settled)
+    }
+
+    fn held(&self) -> u64 {
+        self.members.values().map(Member::held).sum()
+    }
+
+    fn free(&self) -> u64 {
+        self.config.memory.0.saturating_sub(self.held())
+    }
+
+    /// A keeper's first message.
+    ///
+    /// * `pid`: its process, as the kernel gives it.
+    pub(crate) fn hello(&mut self, id: u64, pid: u32, hello: Hello) {
+        if self.members.contains_key(&id) || self.waiting.iter().any(|it| it.id == id) {
+            return self.end(id, "it says hello twice");
+        }
+        if hello.version != VERSION {
+            let why = format!(
+                "it speaks version {} of the messages, and this daemon version {VERSION}: \
+                 start the daemon of the same undercroft",
+                hello.version
+            );
+            return self.refuse(id, why, None);
+        }
+        if hello.command.len() > COMMAND_BYTES_MAX {
+            return self.end(id, "its command line is not cut");
+        }
+        let found = self.config.classes.get(&hello.class).cloned();
+        if let Some(claim) = hello.claim.clone() {
+            let class = found.unwrap_or_else(|| self.config.classes[DEFAULT_CLASS].clone());
+            return self.claim(id, pid, hello, &claim, class);
+        }
+        let Some(class) = found else {
+            let names: Vec<&str> = self.config.classes.keys().map(String::as_str).collect();
+            let why = format!(
+                "no class is named {}; there are {}",
+                hello.class,
+                names.join(", ")
+            );
+            return self.refuse(id, why, None);
+        };
+        if let Some((why, could)) = self.storage_is_short() {
+            return self.refuse(id, why, Some(could));
+        }
+        if self.waiting.len() >= WAITING_MAX {
+            return self.refuse(id, "too many runs wait already; try again".to_owned(), None);
+        }
+        let most = most(&class, &hello);
+        if most < GRANT_MIN {
+            let why = format!("{most} is too little; give --memory-max {GRANT_MIN} at least");
+            return self.refuse(id, why, None);
+        }
+        let since = self.now;
+        self.waiting.push_back(Waiting {
+            id,
+            pid,
+            hello,
+            class,
+            most,
+            since,
+            target: None,
+        });
+        self.stirred = true;
+    }
+
+    /// A client of an earlier daemon keeps what it has, whatever the configuration says now.
+    fn claim(&mut self, id: u64, pid: u32, hello: Hello, claim: &Claim, class: Class) {
+        self.expected.remove(&pid);
+        let budgets = self.config.tiers.len();
+        let storage = claim.storage.iter().copied().take(budgets).collect();
+        let most = most(&class, &hello).max(GRANT_MIN);
+        let limit = Bytes(claim.memory.min(BYTES_MAX));
+        let member = Member {
+            pid,
+            command: hello.command,
+            class_name: hello.class,
+            class,
+            most,
+            limit,
+            asked: None,
+            ceiling: limit,
+            told: None,
+            next_tell: self.now,
+            figures: Figures::default(),
+            curve: Vec::new(),
+            refused_until: Duration::ZERO,
+            target: limit,
+            storage,
+            claimed: true,
+        };
+        self.say(id, ToKeeper::Granted(self.grant(&member)));
+        self.members.insert(id, member);
+        self.stirred = true;
+    }
+
+    /// Why there is no storage for one more client, and how much is left of what is short.
+    fn storage_is_short(&self) -> Option<(String, u64)> {
+        let budgets = self
+            .config
+            .tiers
+            .iter()
+            .filter(|budget| budget.sizes.is_some());
+        for (at, budget) in budgets.enumerate() {
+            let (whole, each) = budget.sizes?;
+            let left = whole.0.saturating_sub(self.granted(at));
+            if left < each.0 {
+                let why = format!(
+                    "the tier {} has no room for one more file of {each}: {} of {whole} is left",
+                    budget.spec,
+                    Bytes(left)
+                );
+                return Some((why, left));
+            }
+        }
+        None
+    }
+
+    /// Bytes of the budget `at` that clients have.
+    fn granted(&self, at: usize) -> u64 {
+        let each = self.members.values();
+        each.map(|it| it.storage.get(at).copied().unwrap_or(0))
+            .fold(0, u64::saturating_add)
+    }
+
+    fn grant(&self, member: &Member) -> Grant {
+        Grant {
+            class: member.class_name.clone(),
+            memory: member.limit.0,
+            memory_most: member.most.0,
+            tiers: self
+                .config
+                .tiers
+                .iter()
+                .map(|it| it.spec.to_string())
+                .collect(),
+            storage: member.storage.clone(),
+            latency: member.class.latency.as_ref().map(ToString::to_string),
+        }
+    }
+
+    /// A client's figures.
+    pub(crate) fn figures(&mut self, id: u64, figures: Figures) {
+        let now = self.now;
+        let Some(member) = self.members.get_mut(&id) else {
+            return self.end(id, "it has figures and was not admitted");
+        };
+        if member.told.take().is_none() {
+            return self.end(id, "it was not asked for figures");
+        }
+        let is_still = figures.swap_ins == member.figures.swap_ins;
+        if let Some(curve) = &figures.curve
+            && curve.points.len() <= POINTS_MAX
+            && curve.seconds >= CURVE_SECONDS_MIN
+        {
+            let waits = |(limit, stall): &(u64, f64)| Waits {
+                limit: Bytes(*limit),
+                stall: *stall,
+            };
+            member.curve = curve.points.iter().map(waits).collect();
+        }
+        member.figures = figures;
+        if member.asked.is_none() {
+            // Its user may have set another one.
+            let limit = member.figures.limit.unwrap_or(u64::MAX);
+            let limit = Bytes(limit.min(BYTES_MAX));
+            if limit != member.limit {
+                (member.limit, member.ceiling) = (limit, member.ceiling.max(limit));
+                self.stirred = true;
+            }
+        }
+        if member.asked.is_none() {
+            // Above its limit, a client only gets smaller.
+            let uses = member.ceiling.min(Bytes(member.figures.dram));
+            member.ceiling = member.limit.max(uses);
+        }
+        let pause = match (member.is_settled(), is_still) {
+            (false, _) => TELL[0],
+            (true, false) => TELL[1],
+            (true, true) => TELL[2],
+        };
+        member.next_tell = now + pause;
+    }
+
+    /// A client's answer to `Keep`.
+    pub(crate) fn kept(&mut self, id: u64, memory: u64, refused: Option<&str>) {
+        let now = self.now;
+        let Some(member) = self.members.get_mut(&id) else {
+            return self.end(id, "it keeps to a limit and was not admitted");
+        };
+        if member.asked != Some(Bytes(memory)) {
+            return self.end(id, "it was not asked to keep to this limit");
+        }
+        member.asked = None;
+        if refused.is_some() {
+            // Its figures say which limit is in force.
+            member.limit = member.limit.max(Bytes(memory));
+            member.refused_until = now + REFUSED;
+            self.stirred = true;
+        } else {
+            self.moves += 1;
+            if memory < member.limit.0 {
+                // Its figures are older than this. It may have come up to its limit since.
+                let uses = member.ceiling.0.min(member.figures.dram);
+                member.figures.dram = member.limit.0.max(uses);
+                member.ceiling = Bytes(member.figures.dram);
+            }
+            member.limit = Bytes(memory);
+        }
+        member.ceiling = member.ceiling.max(member.limit);
+        member.next_tell = now;
+    }
+
+    /// A connection has ended.
+    pub(crate) fn gone(&mut self, id: u64) {
+        let was = self.members.remove(&id).is_some();
+        self.waiting.retain(|waiting| waiting.id != id);
+        self.stirred |= was;
+    }
+
+    /// What is due at this time since the daemon's start.
+    pub(crate) fn tick(&mut self, now: Duration) {
+        self.now = now;
+        self.ask_for_figures();
+        self.plan();
+        self.shrink();
+        self.admit();
+        self.grow();
+    }
+
+    fn ask_for_figures(&mut self) {
+        let now = self.now;
+        for (id, member) in &mut self.members {
+            if member.told.is_none() && now >= member.next_tell {
+                member.told = Some(now);
+                self.said.push((*id, Said::Message(ToKeeper::Tell)));
+            }
+        }
+    }
+
+    /// Divides memory anew, if clients have come or gone, or curves say that it pays.
+    fn plan(&mut self) {
+        let by_curves = self.now >= self.balanced_at + BALANCE;
+        if !self.stirred && !by_curves {
+            return;
+        }
+        let stirred = std::mem::take(&mut self.stirred);
+        self.balanced_at = self.now;
+        let (divide, now, memory) = (self.config.divide, self.now, self.config.memory);
+        let members = self.members.values();
+        let mut wants: Vec<Want> = members.map(|it| it.want(divide, now)).collect();
+        let count = wants.len();
+        wants.extend(self.waiting.front().map(|it| Want {
+            weight: it.class.weight,
+            least: it.class.memory_min.min(it.most),
+            most: it.most,
+            enough: it.most,
+            curve: Vec::new(),
+        }));
+        let mut targets = shares::divide(memory, &wants);
+        if targets.is_err() && wants.len() > count {
+            self.refuse_first(&wants[..count]);
+            wants.truncate(count);
+            targets = shares::divide(memory, &wants);
+        }
+        // Clients of an earlier daemon may have been promised more than there is.
+        let targets = targets.unwrap_or_else(|_| {
+            wants.iter_mut().for_each(|want| want.least = Bytes(0));
+            shares::divide(memory, &wants).unwrap_or_default()
+        });
+        if !stirred {
+            let limits: Vec<Bytes> = self.members.values().map(|it| it.limit).collect();
+            let (now, then) = (
+                shares::stall(&wants, &limits),
+                shares::stall(&wants, &targets),
+            );
+            if now < STALL_MIN || then > now * (1.0 - GAIN_MIN) {
+                return;
+            }
+        }
+        for (member, target) in self.members.values_mut().zip(&targets) {
+            // By curves, a client gives a quarter at a time: they are estimates.
+            let least = member.limit.0 - member.limit.0 / 4;
+            let floor = if stirred { Bytes(0) } else { Bytes(least) };
+            member.target = (*target).max(floor);
+        }
+        if let Some(first) = self.waiting.front_mut() {
+            first.target = targets.last().copied();
+        }
+    }
+
+    /// The protection of the first that waits does not fit.
+    fn refuse_first(&mut self, others: &[Want]) {
+        let Some(first) = self.waiting.pop_front() else {
+            return;
+        };
+        let protected: u64 = others.iter().map(|want| want.least.0).sum();
+        let memory = self.config.memory;
+        let why = format!(
+            "class {} protects {} for each client, and other clients have {} of {memory} protected",
+            first.hello.class,
+            first.class.memory_min,
+            Bytes(protected)
+        );
+        self.refuse(first.id, why, Some(memory.0.saturating_sub(protected)));
+        self.stirred = true;
+    }
+
+    /// Asks clients that shall have less. What they leave is given once they have left it.
+    fn shrink(&mut self) {
+        let now = self.now;
+        for (id, member) in &mut self.members {
+            let less = member.limit.0.saturating_sub(member.target.0);
+            let is_open = member.asked.is_none() && now >= member.refused_until;
+            if is_open && less >= STEP_MIN.max(member.limit.0 / 64).min(1 << 40) {
+                member.asked = Some(member.target);
+                let memory = member.target.0;
+                self.said
+                    .push((*id, Said::Message(ToKeeper::Keep { memory })));
+            }
+        }
+    }
+
+    /// Admits clients that wait, in their order.
+    fn admit(&mut self) {
+        if !self.expected.is_empty() && self.now < CLAIMS {
+            return;
+        }
+        let free = Bytes(self.free());
+        let Some(first) = self.waiting.front() else {
+            return;
+        };
+        let waited = self.now.saturating_sub(first.since);
+        let least = first.class.memory_min.min(first.most).max(GRANT_MIN);
+        let target = first.target.unwrap_or(first.most).max(least);
+        let memory = match () {
+            () if free >= target => target,
+            () if waited >= PATIENCE && free >= least => free.min(target),
+            () if waited >= PATIENCE_MAX => {
+                let (id, why) = (
+                    first.id,
+                    format!(
+                        "no memory is free: other clients hold {} of {}",
+                        Bytes(self.held()),
+                        self.config.memory
+                    ),
+                );
+                self.waiting.pop_front();
+                self.stirred = true;
+                return self.refuse(id, why, Some(free.0));
+            }
+            () => return,
+        };
+        let Some(first) = self.waiting.pop_front() else {
+            return;
+        };
+        let sizes = self.config.tiers.iter().filter_map(|budget| budget.sizes);
+        let member = Member {
+            pid: first.pid,
+            command: first.hello.command,
+            class_name: first.hello.class,
+            class: first.class,
+            most: first.most,
+            limit: memory,
+            asked: None,
+            ceiling: memory,
+            told: None,
+            next_tell: self.now + TELL[1],
+            figures: Figures::default(),
+            curve: Vec::new(),
+            refused_until: Duration::ZERO,
+            target,
+            storage: sizes.map(|(_, each)| each.0).collect(),
+            claimed: false,
+        };
+        self.say(first.id, ToKeeper::Granted(self.grant(&member)));
+        self.members.insert(first.id, member);
+        self.stirred = true;
+    }
+
+    /// Gives what is free to clients that shall have more. Those that wait come first.
+    fn grow(&mut self) {
+        if !self.waiting.is_empty() {
+            return;
+        }
+        let mut free = self.free();
+        for (id, member) in &mut self.members {
+            let more = member.target.0.saturating_sub(member.limit.0).min(free);
+            if member.asked.is_none() && self.now >= member.refused_until && more >= STEP_MIN {
+                let memory = member.limit.0 + more;
+                free -= more;
+                member.asked = Some(Bytes(memory));
+                self.said
+                    .push((*id, Said::Message(ToKeeper::Keep { memory })));
+            }
+        }
+    }
+
+    /// For a user. `pid` is that of the daemon.
+    pub(crate) fn status(&self, pid: u32) -> DaemonStatus {
+        let budgets = self.config.tiers.iter().filter(|it| it.sizes.is_some());
+        let budget = |(at, budget): (usize, &crate::config::Budget)| BudgetStatus {
+            spec: budget.spec.to_string(),
+            size_bytes: budget.sizes.map_or(0, |(whole, _)| whole.0),
+            granted_bytes: self.granted(at),
+        };
+        DaemonStatus {
+            schema_version: 1,
+            pid,
+            uptime_seconds: self.now.as_secs_f64(),
+            memory_bytes: self.config.memory.0,
+            held_bytes: self.held(),
+            free_bytes: self.free(),
+            tiers: budgets.enumerate().map(budget).collect(),
+            clients: self.members.values().map(member_status).collect(),
+            waiting: self.waiting.len(),
+            refused: self.refused,
+            moves: self.moves,
+        }
+    }
+}
+
+/// The most that a client may ever have.
+fn most(class: &Class, hello: &Hello) -> Bytes {
+    class
+        .memory_max
+        .min(Bytes(hello.memory_max.unwrap_or(u64::MAX)))
+}
+
+fn member_status(member: &Member) -> MemberStatus {
+    let finite = |seconds: f64| if seconds.is_finite() { seconds } else { 0.0 };
+    MemberStatus {
+        pid: member.pid,
+        command: member.command.clone(),
+        class: member.class_name.clone(),
+        weight: member.class.weight,
+        memory_min_bytes: member.class.memory_min.0,
+        limit_bytes: member.limit.0,
+        target_bytes: member.target.0,
+        dram_bytes: member.figures.dram,
+        has_curve: !member.curve.is_empty(),
+        stall_seconds: finite(member.figures.stall_seconds),
+        swap_ins: member.figures.swap_ins,
+        claimed: member.claimed,
+    }
+}
+
+#[cfg(test)]
+#[path = "members_tests.rs"]
+mod tests;

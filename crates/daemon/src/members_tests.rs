@@ -1,0 +1,383 @@
+//! Clients that come, obey slowly, refuse, lie and go, beside an oracle of the memory in use.
+
+use undercroft_manager::grant::CurveFigures;
+use undercroft_seeded::Random;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn class(weight: u32, least: u64, most: u64) -> Class {
+    Class {
+        weight,
+        memory_min: Bytes(least * MIB),
+        memory_max: Bytes(most * MIB),
+        latency: None,
+    }
+}
+
+fn config(memory: u64) -> Config {
+    let classes = [
+        (DEFAULT_CLASS, class(1, 4, memory)),
+        ("web", class(3, 32, memory)),
+        ("small", class(1, 4, 24)),
+    ];
+    let classes = classes.map(|(name, class)| (name.to_owned(), class));
+    Config {
+        memory: Bytes(memory * MIB),
+        divide: Divide::Auto,
+        tiers: Vec::new(),
+        classes: classes.into_iter().collect(),
+    }
+}
+
+fn hello(class: &str) -> Hello {
+    Hello {
+        version: VERSION,
+        class: class.to_owned(),
+        command: "program".to_owned(),
+        memory_max: None,
+        claim: None,
+    }
+}
+
+/// A run, as far as the daemon sees one.
+#[derive(Default)]
+struct Fake {
+    limit: Option<u64>,
+    dram: u64,
+    /// The faults that it would have with no memory, in seconds a second.
+    appetite: f64,
+    inbox: VecDeque<ToKeeper>,
+    refusal: Option<Refusal>,
+    is_over: bool,
+}
+
+impl Fake {
+    /// What it uses and may use.
+    fn uses(&self) -> u64 {
+        self.limit.unwrap_or(0).max(self.dram)
+    }
+
+    fn figures(&self) -> Figures {
+        let points = (1..=16).map(|at| {
+            let limit = at * 16 * MIB;
+            (limit, self.appetite * (1.0 - at as f64 / 16.0))
+        });
+        Figures {
+            dram: self.dram,
+            limit: self.limit,
+            stall_seconds: 0.0,
+            swap_ins: 0,
+            curve: (self.appetite > 0.0).then(|| CurveFigures {
+                seconds: 10.0,
+                points: points.collect(),
+            }),
+        }
+    }
+}
+
+struct World {
+    members: Members,
+    fakes: BTreeMap<u64, Fake>,
+    next: u64,
+    now: Duration,
+}
+
+impl World {
+    fn new(memory: u64) -> World {
+        World {
+            members: Members::new(config(memory), BTreeSet::new()),
+            fakes: BTreeMap::new(),
+            next: 0,
+            now: Duration::ZERO,
+        }
+    }
+
+    fn join(&mut self, hello: Hello) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.fakes.insert(id, Fake::default());
+        self.members.hello(id, id as u32, hello);
+        id
+    }
+
+    fn leave(&mut self, id: u64) {
+        self.fakes.remove(&id);
+        self.members.gone(id);
+    }
+
+    fn tick(&mut self, by: u64) {
+        self.now += Duration::from_millis(by);
+        self.members.tick(self.now);
+        for (id, said) in self.members.said() {
+            let Some(fake) = self.fakes.get_mut(&id) else {
+                continue;
+            };
+            match said {
+                Said::Message(message) => fake.inbox.push_back(message),
+                Said::Last(ToKeeper::Refused(refusal)) => fake.refusal = Some(refusal),
+                Said::Last(other) => panic!("{other:?}"),
+                Said::End(why) => {
+                    println!("{id}: {why}");
+                    fake.is_over = true;
+                }
+            }
+        }
+        self.fakes.retain(|_, fake| !fake.is_over);
+    }
+
+    /// Client `id` does what it was told first.
+    ///
+    /// * `obeys`: or refuses.
+    fn act(&mut self, id: u64, obeys: bool) {
+        let Some(fake) = self.fakes.get_mut(&id) else {
+            return;
+        };
+        match fake.inbox.pop_front() {
+            Some(ToKeeper::Granted(grant)) => {
+                assert!(grant.memory <= grant.memory_most);
+                fake.limit = Some(grant.memory);
+            }
+            Some(ToKeeper::Tell) => self.members.figures(id, fake.figures()),
+            Some(ToKeeper::Keep { memory }) if obeys => {
+                fake.limit = Some(memory);
+                self.members.kept(id, memory, None);
+            }
+            Some(ToKeeper::Keep { memory }) => self.members.kept(id, memory, Some("no")),
+            Some(other) => panic!("{other:?}"),
+            None => {
+                // Pages leave, or are touched.
+                let limit = fake.limit.unwrap_or(0);
+                fake.dram = if fake.dram > limit {
+                    limit.max(fake.dram.saturating_sub(5 * MIB))
+                } else {
+                    limit.min(fake.dram + 3 * MIB)
+                };
+            }
+        }
+    }
+
+    fn used(&self) -> u64 {
+        self.fakes.values().map(Fake::uses).sum()
+    }
+
+    /// All clients obey at once, for this long.
+    fn calm(&mut self, seconds: u64) {
+        for _ in 0..seconds * 50 {
+            self.tick(20);
+            let ids: Vec<u64> = self.fakes.keys().copied().collect();
+            ids.iter().for_each(|id| self.act(*id, true));
+            ids.iter().for_each(|id| self.act(*id, true));
+            assert!(self.used() <= self.members.config.memory.0);
+        }
+    }
+
+    fn limit(&self, id: u64) -> u64 {
+        self.fakes[&id].limit.expect("it was admitted") / MIB
+    }
+}
+
+#[test]
+fn memory_is_never_given_twice_whatever_clients_do() {
+    let mut random = Random::new(4);
+    let (mut admitted, mut refused) = (0, 0);
+    for _ in 0..60 {
+        let mut world = World::new(64 + random.below(400));
+        for _ in 0..600 {
+            match random.below(20) {
+                0 => {
+                    let name = ["default", "web", "small"][random.index(3)];
+                    let mut hello = hello(name);
+                    let cap = (random.below(3) == 0).then(|| random.below(100) * MIB);
+                    hello.memory_max = cap;
+                    let id = world.join(hello);
+                    if let Some(fake) = world.fakes.get_mut(&id) {
+                        fake.appetite = [0.0, 0.1, 0.9][random.index(3)];
+                    }
+                }
+                1 if world.fakes.len() > 2 => {
+                    let ids: Vec<u64> = world.fakes.keys().copied().collect();
+                    world.leave(ids[random.index(ids.len())]);
+                }
+                2..5 => {
+                    let longest = [200, 200, 200, 4000][random.index(4)];
+                    world.tick(1 + random.below(longest));
+                }
+                _ if !world.fakes.is_empty() => {
+                    let ids: Vec<u64> = world.fakes.keys().copied().collect();
+                    world.act(ids[random.index(ids.len())], random.below(8) != 0);
+                }
+                _ => {}
+            }
+            let memory = world.members.config.memory.0;
+            assert!(world.used() <= memory, "{} of {memory}", world.used());
+            let held = world.members.held();
+            // A grant that was not taken yet is not used yet.
+            assert!(held >= world.used() && held <= memory, "{held} of {memory}");
+        }
+        world.calm(20);
+        assert_eq!(world.members.waiting.len(), 0, "each has an answer");
+        admitted += world.fakes.values().filter(|it| it.limit.is_some()).count();
+        refused += world
+            .fakes
+            .values()
+            .filter(|it| it.refusal.is_some())
+            .count();
+    }
+    assert!(admitted > 50 && refused > 50, "{admitted}, {refused}");
+}
+
+#[test]
+fn a_new_client_has_its_share_within_a_second_and_protection_holds() {
+    let mut world = World::new(256);
+    let first = world.join(hello("default"));
+    world.calm(5);
+    assert_eq!(world.limit(first), 256, "all of it is its own");
+    let web = world.join(hello("web"));
+    world.calm(1);
+    assert!(world.fakes[&web].limit.is_some(), "a second is enough");
+    world.calm(5);
+    let (a, b) = (world.limit(first), world.limit(web));
+    // 4 and 32 are protected, and of the 220 that are left the second gets three parts of four.
+    assert_eq!((a, b), (59, 197));
+    // Seven more protect 32 MiB each: with the first one's 4 MiB that is all but 28.
+    let more: Vec<u64> = (0..7).map(|_| world.join(hello("web"))).collect();
+    world.calm(60);
+    let refused: Vec<&Fake> = more.iter().map(|id| &world.fakes[id]).collect();
+    let refused: Vec<_> = refused
+        .iter()
+        .filter_map(|fake| fake.refusal.as_ref())
+        .collect();
+    assert_eq!(refused.len(), 1);
+    assert_eq!(refused[0].could, Some((256 - 7 * 32 - 4) * MIB));
+    assert!(
+        refused[0].why.contains("protects 32.0 MiB"),
+        "{}",
+        refused[0].why
+    );
+    world.leave(web);
+    for id in more {
+        let is_refused = world.fakes[&id].refusal.is_some();
+        assert!(is_refused || world.limit(id) >= 32);
+        world.leave(id);
+    }
+    world.calm(5);
+    assert_eq!(world.limit(first), 256, "what others leave comes back");
+}
+
+#[test]
+fn memory_moves_to_the_client_that_waits_less_with_it() {
+    let mut world = World::new(256);
+    let ids = [world.join(hello("default")), world.join(hello("default"))];
+    world.calm(3);
+    for (id, appetite) in ids.iter().zip([0.05, 0.9]) {
+        world.fakes.get_mut(id).expect("a client").appetite = appetite;
+    }
+    world.calm(120);
+    let limits = ids.map(|id| world.limit(id));
+    assert!(limits[1] > 200 && limits[0] >= 4, "{limits:?}");
+    let moves = world.members.moves;
+    world.calm(60);
+    assert_eq!(world.members.moves, moves, "and then it rests");
+}
+
+#[test]
+fn clients_of_an_earlier_daemon_keep_what_they_have_before_others_come() {
+    let expected = BTreeSet::from([0, 1]);
+    let mut world = World::new(100);
+    world.members = Members::new(config(100), expected);
+    let claim = |memory: u64| Hello {
+        claim: Some(Claim {
+            memory: memory * MIB,
+            storage: vec![1, 2, 3],
+        }),
+        ..hello("no such class")
+    };
+    let first = world.join(claim(70));
+    let new = world.join(hello("default"));
+    world.tick(20);
+    world.act(first, true);
+    assert_eq!(world.limit(first), 70);
+    for _ in 0..20 {
+        world.tick(20);
+    }
+    assert!(world.fakes[&new].inbox.is_empty(), "one has not come back");
+    let second = world.join(claim(60));
+    world.tick(20);
+    world.act(second, true);
+    // 130 of 100: both give, and then the new one is admitted.
+    for _ in 0..500 {
+        world.tick(20);
+        for id in [first, second, new] {
+            world.act(id, true);
+            world.act(id, true);
+        }
+    }
+    assert!(world.used() <= 100 * MIB, "{}", world.used());
+    assert!(world.limit(new) >= 20);
+}
+
+#[test]
+fn what_a_client_may_not_say_ends_it_and_harms_none() {
+    let mut world = World::new(100);
+    let good = world.join(hello("default"));
+    world.calm(1);
+    type Lie = fn(&mut Members, u64);
+    let lies: [Lie; 5] = [
+        |members, id| members.figures(id, Figures::default()),
+        |members, id| members.kept(id, 1 << 40, None),
+        |members, id| members.hello(id, 7, hello("default")),
+        |members, id| {
+            let mut long = hello("default");
+            long.command = "x".repeat(COMMAND_BYTES_MAX + 1);
+            members.gone(id);
+            members.hello(id, 7, long);
+        },
+        |members, id| {
+            let mut old = hello("default");
+            old.version = 99;
+            members.gone(id);
+            members.hello(id, 7, old);
+        },
+    ];
+    for (at, lie) in lies.into_iter().enumerate() {
+        let id = world.join(hello("default"));
+        lie(&mut world.members, id);
+        world.tick(20);
+        let ended = world
+            .fakes
+            .get(&id)
+            .is_none_or(|fake| fake.refusal.is_some());
+        assert!(ended, "lie {at}");
+        world.leave(id);
+    }
+    let unknown = world.join(hello("wbe"));
+    world.tick(20);
+    let refusal = world.fakes[&unknown].refusal.as_ref().expect("a refusal");
+    assert!(
+        refusal.why.contains("default, small, web"),
+        "{}",
+        refusal.why
+    );
+    world.leave(unknown);
+    // Figures that cannot be: memory stays with those that have it.
+    let liar = world.join(hello("default"));
+    world.calm(2);
+    world.members.members.get_mut(&liar).expect("a client").told = Some(Duration::ZERO);
+    let curve = CurveFigures {
+        seconds: f64::NAN,
+        points: vec![(0, f64::NAN); 1000],
+    };
+    let figures = Figures {
+        dram: u64::MAX,
+        limit: Some(u64::MAX),
+        stall_seconds: f64::INFINITY,
+        swap_ins: 1,
+        curve: Some(curve),
+    };
+    world.members.figures(liar, figures);
+    world.tick(20);
+    assert!(serde_json::to_string(&world.members.status(1)).is_ok());
+    assert!(world.fakes[&good].limit.is_some());
+}

@@ -1,0 +1,318 @@
+//! The daemon's socket, and the loop around [`Members`]: one thread, no wait that a client can
+//! prolong.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, flock, openat};
+use rustix::net::sockopt::socket_peercred;
+use sd_notify::NotifyState;
+use undercroft_manager::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
+use undercroft_manager::keeper::place::{PlaceError, directory};
+use undercroft_manager::keeper::status;
+
+use crate::config::Config;
+use crate::members::{Members, Said};
+
+/// The file whose lock says that a daemon runs.
+const LOCK: &str = "daemon.lock";
+
+/// Connections at once.
+const PEERS_MAX: usize = 1024;
+
+/// A connection on which nothing was said for this long is ended, unless it is a client's.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Bytes that wait to be sent to one peer. A peer that reads nothing is ended.
+const OUT_BYTES_MAX: usize = 1 << 20;
+
+/// Time between two ticks: while memory moves, and while it does not.
+const TICKS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+
+/// Why the daemon does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// There is no directory for its socket.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// Another daemon has it.
+    #[error("process {pid} is the daemon of {} already", .directory.display())]
+    Taken {
+        /// The directory.
+        directory: PathBuf,
+        /// Its process, or a question mark.
+        pid: String,
+    },
+    /// A system call failed.
+    #[error("cannot serve: {0}")]
+    System(#[from] io::Error),
+}
+
+/// Serves until `ended` has something to read.
+///
+/// * `ready`: called with the socket's path once clients can connect.
+pub fn serve(config: Config, ended: &impl AsFd, ready: impl Fn(&Path)) -> Result<(), ServeError> {
+    let (place, base) = directory()?;
+    let _lock = lock(&place, &base)?;
+    // The runs of this user that a daemon gave memory to: they come back.
+    let runs = status::snapshots().into_iter();
+    let expected = runs.filter(|run| run.class.is_some()).map(|run| run.pid);
+    let path = place.join(SOCKET);
+    // It was left behind: this process has the lock.
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    listener.set_nonblocking(true)?;
+    let mut server = Server {
+        members: Members::new(config, expected.collect()),
+        peers: BTreeMap::new(),
+        next: 0,
+        begun: Instant::now(),
+        user: rustix::process::geteuid().as_raw(),
+    };
+    ready(&path);
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
+    let outcome = server.run(&listener, ended);
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    let _ = std::fs::remove_file(&path);
+    Ok(outcome?)
+}
+
+/// Locks the directory for one daemon.
+fn lock(place: &Path, base: &OwnedFd) -> Result<OwnedFd, ServeError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let lock = openat(base, LOCK, flags, Mode::from_raw_mode(0o600)).map_err(io::Error::from)?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let pid = std::fs::read_to_string(place.join(LOCK)).unwrap_or_default();
+        let is_number = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
+        return Err(ServeError::Taken {
+            directory: place.to_owned(),
+            pid: if is_number { pid } else { "?".to_owned() },
+        });
+    }
+    rustix::fs::ftruncate(&lock, 0).map_err(io::Error::from)?;
+    let pid = std::process::id().to_string();
+    rustix::io::write(&lock, pid.as_bytes()).map_err(io::Error::from)?;
+    Ok(lock)
+}
+
+/// One connection.
+struct Peer {
+    stream: UnixStream,
+    lines: Lines,
+    out: Vec<u8>,
+    pid: u32,
+    since: Instant,
+    /// It has said who it is.
+    is_client: bool,
+    /// It is ended once everything is sent.
+    is_last: bool,
+}
+
+struct Server {
+    members: Members,
+    peers: BTreeMap<u64, Peer>,
+    next: u64,
+    begun: Instant,
+    user: u32,
+}
+
+impl Server {
+    fn run(&mut self, listener: &UnixListener, ended: &impl AsFd) -> io::Result<()> {
+        let watchdog = sd_notify::watchdog_enabled().map(|time| time / 3);
+        loop {
+            let tick = TICKS[usize::from(!self.members.is_busy())];
+            let tick = watchdog.map_or(tick, |time| tick.min(time));
+            let (stop, calls, ready) = self.wait(listener, ended, tick)?;
+            if stop {
+                return Ok(());
+            }
+            for id in ready {
+                self.hear(id);
+            }
+            if calls {
+                self.answer_calls(listener);
+            }
+            self.members.tick(self.begun.elapsed());
+            self.speak();
+            self.end_silent();
+            if watchdog.is_some() {
+                let _ = sd_notify::notify(&[NotifyState::Watchdog]);
+            }
+        }
+    }
+
+    /// Waits for something to do. Returns whether to stop, whether someone calls, and the peers
+    /// that have said something or can be told more.
+    fn wait(
+        &self,
+        listener: &UnixListener,
+        ended: &impl AsFd,
+        tick: Duration,
+    ) -> io::Result<(bool, bool, Vec<u64>)> {
+        let mut fds = vec![
+            PollFd::new(ended, PollFlags::IN),
+            PollFd::new(listener, PollFlags::IN),
+        ];
+        for peer in self.peers.values() {
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, !peer.out.is_empty());
+            fds.push(PollFd::new(&peer.stream, flags));
+        }
+        let tick = Timespec {
+            tv_sec: tick.as_secs() as i64,
+            tv_nsec: i64::from(tick.subsec_nanos()),
+        };
+        match poll(&mut fds, Some(&tick)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let ready: Vec<bool> = ready.collect();
+        let peers = self.peers.keys().zip(&ready[2..]);
+        let peers = peers.filter(|(_, ready)| **ready).map(|(id, _)| *id);
+        Ok((ready[0], ready[1], peers.collect()))
+    }
+
+    fn answer_calls(&mut self, listener: &UnixListener) {
+        while let Ok((stream, _)) = listener.accept() {
+            let Ok(peer) = socket_peercred(&stream) else {
+                continue;
+            };
+            let uid = peer.uid.as_raw();
+            let is_ours = uid == self.user || uid == 0;
+            if !is_ours || self.peers.len() >= PEERS_MAX || stream.set_nonblocking(true).is_err() {
+                continue; // the connection ends here
+            }
+            let peer = Peer {
+                stream,
+                lines: Lines::default(),
+                out: Vec::new(),
+                pid: peer.pid.as_raw_nonzero().get() as u32,
+                since: Instant::now(),
+                is_client: false,
+                is_last: false,
+            };
+            self.peers.insert(self.next, peer);
+            self.next += 1;
+        }
+    }
+
+    /// Reads what a peer has said, and does it.
+    fn hear(&mut self, id: u64) {
+        let mut bytes = [0; 1 << 14];
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return;
+        };
+        match peer.stream.read(&mut bytes) {
+            Ok(0) => return self.drop_peer(id, ""),
+            Ok(got) => {
+                if peer.lines.take(&bytes[..got]).is_err() {
+                    return self.drop_peer(id, "its message is too long");
+                }
+            }
+            Err(error) if is_later(&error) => {}
+            Err(_) => return self.drop_peer(id, ""),
+        }
+        while let Some(peer) = self.peers.get_mut(&id) {
+            let Some(line) = peer.lines.next_line() else {
+                return;
+            };
+            match serde_json::from_slice(&line) {
+                Ok(message) => self.take(id, message),
+                Err(_) => return self.drop_peer(id, "it sends what is no message"),
+            }
+        }
+    }
+
+    fn take(&mut self, id: u64, message: ToDaemon) {
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return;
+        };
+        match message {
+            ToDaemon::Hello(hello) => {
+                peer.is_client = true;
+                let pid = peer.pid;
+                self.members.hello(id, pid, hello);
+            }
+            ToDaemon::Figures(figures) => self.members.figures(id, figures),
+            ToDaemon::Kept { memory, refused } => {
+                self.members.kept(id, memory, refused.as_deref());
+            }
+            ToDaemon::Status => {
+                let status = Box::new(self.members.status(std::process::id()));
+                peer.out.extend(line(&ToKeeper::Status(status)));
+                peer.is_last = !peer.is_client;
+            }
+        }
+    }
+
+    /// Sends what is to be said.
+    fn speak(&mut self) {
+        for (id, said) in self.members.said() {
+            let Some(peer) = self.peers.get_mut(&id) else {
+                continue;
+            };
+            match said {
+                Said::Message(message) => peer.out.extend(line(&message)),
+                Said::Last(message) => {
+                    peer.out.extend(line(&message));
+                    peer.is_last = true;
+                }
+                Said::End(why) => self.drop_peer(id, why),
+            }
+        }
+        let mut over = Vec::new();
+        for (id, peer) in &mut self.peers {
+            if peer.out.is_empty() {
+                continue;
+            }
+            match (&peer.stream).write(&peer.out) {
+                Ok(sent) => drop(peer.out.drain(..sent)),
+                Err(error) if is_later(&error) => {}
+                Err(_) => over.push(*id),
+            }
+            if peer.out.len() > OUT_BYTES_MAX || (peer.is_last && peer.out.is_empty()) {
+                over.push(*id);
+            }
+        }
+        over.into_iter().for_each(|id| self.drop_peer(id, ""));
+    }
+
+    fn end_silent(&mut self) {
+        let is_silent = |peer: &Peer| !peer.is_client && peer.since.elapsed() > SILENCE;
+        let silent = self.peers.iter().filter(|(_, peer)| is_silent(peer));
+        let silent: Vec<u64> = silent.map(|(id, _)| *id).collect();
+        silent.into_iter().for_each(|id| self.drop_peer(id, ""));
+    }
+
+    /// Ends a connection.
+    ///
+    /// * `why`: what the peer did wrong; empty = nothing.
+    fn drop_peer(&mut self, id: u64, why: &str) {
+        if let Some(peer) = self.peers.remove(&id)
+            && !why.is_empty()
+        {
+            // A closed standard error is no reason to fail.
+            let _ = writeln!(
+                io::stderr(),
+                "undercroft: process {} is not served any more: {why}",
+                peer.pid
+            );
+        }
+        self.members.gone(id);
+    }
+}
+
+fn is_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}

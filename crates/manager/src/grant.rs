@@ -1,0 +1,278 @@
+//! The messages between a keeper and the daemon, which grants memory and storage: one JSON value a
+//! line, each at most [`LINE_BYTES_MAX`] long. docs/design/0027.
+//!
+//! A keeper says `Hello`, and is granted or refused. From then on the daemon asks (`Tell`, `Keep`),
+//! at most one question of a kind at a time, and the keeper answers. The grant lasts as long as the
+//! connection. A keeper whose daemon has gone says `Hello` with a claim to the next one.
+
+use serde::{Deserialize, Serialize};
+
+/// The daemon's socket, in the directory of the runs.
+pub const SOCKET: &str = "daemon.sock";
+
+/// Version of these messages. Others are refused.
+pub const VERSION: u32 = 1;
+
+/// Longest message.
+pub const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// Most bytes of a command line that are sent.
+pub const COMMAND_BYTES_MAX: usize = 200;
+
+/// What a keeper, or a user, says to the daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToDaemon {
+    /// The first message of a keeper.
+    Hello(Hello),
+    /// The answer to `Tell`.
+    Figures(Figures),
+    /// The answer to `Keep`.
+    Kept {
+        /// The limit that was asked for.
+        memory: u64,
+        /// Why it is not in force; null = it is.
+        refused: Option<String>,
+    },
+    /// What is the state of everything?
+    Status,
+}
+
+/// Who asks for a grant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Name of the class.
+    pub class: String,
+    /// The command line, cut.
+    pub command: String,
+    /// The user's own limit; null = none.
+    pub memory_max: Option<u64>,
+    /// What an earlier daemon granted; null = nothing yet.
+    pub claim: Option<Claim>,
+}
+
+/// What a keeper holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The limit in force, in bytes.
+    pub memory: u64,
+    /// Bytes of each tier that has a budget.
+    pub storage: Vec<u64>,
+}
+
+/// How a client does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// DRAM in use, in bytes.
+    pub dram: u64,
+    /// The limit that it keeps to, in bytes; null = none.
+    pub limit: Option<u64>,
+    /// Seconds that its threads have waited for pages since the start.
+    pub stall_seconds: f64,
+    /// Faults that read a tier since the start.
+    pub swap_ins: u64,
+    /// Its miss-ratio curve; null = not known.
+    pub curve: Option<CurveFigures>,
+}
+
+/// A miss-ratio curve.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CurveFigures {
+    /// How long it was counted.
+    pub seconds: f64,
+    /// Limits in bytes, and the seconds of stall in a second that each would mean. Smallest first.
+    pub points: Vec<(u64, f64)>,
+}
+
+/// What the daemon says to a keeper, or to a user.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToKeeper {
+    /// The answer to `Hello`.
+    Granted(Grant),
+    /// The answer to `Hello`, or to what is no message.
+    Refused(Refusal),
+    /// How does the client do?
+    Tell,
+    /// Keep to this limit from now on.
+    Keep {
+        /// In bytes.
+        memory: u64,
+    },
+    /// The answer to `Status`.
+    Status(Box<DaemonStatus>),
+}
+
+/// What a client is granted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Its class.
+    pub class: String,
+    /// The limit now, in bytes.
+    pub memory: u64,
+    /// The largest limit that it may ever have.
+    pub memory_most: u64,
+    /// Its tiers, as `--tier` has them; empty = the run chooses.
+    pub tiers: Vec<String>,
+    /// Bytes of each tier that has a budget.
+    pub storage: Vec<u64>,
+    /// The latency bound of its class; null = none.
+    pub latency: Option<String>,
+}
+
+/// Why there is no grant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// What the user is told, with the fix.
+    pub why: String,
+    /// What could be granted now, in bytes, of what was short; null = that is not the reason.
+    pub could: Option<u64>,
+}
+
+/// What `undercroft daemon status` gives.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// 1.
+    pub schema_version: u32,
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// Since it started.
+    pub uptime_seconds: f64,
+    /// DRAM that it divides.
+    pub memory_bytes: u64,
+    /// Of it: held by clients,
+    pub held_bytes: u64,
+    /// and not held.
+    pub free_bytes: u64,
+    /// Tiers with a budget.
+    pub tiers: Vec<BudgetStatus>,
+    /// Clients, in order of their admission.
+    pub clients: Vec<MemberStatus>,
+    /// Clients that wait to be admitted.
+    pub waiting: usize,
+    /// Clients that were refused since the start.
+    pub refused: u64,
+    /// Limits that were changed since the start.
+    pub moves: u64,
+}
+
+/// The budget of one tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BudgetStatus {
+    /// As configured.
+    pub spec: String,
+    /// What may be granted in all.
+    pub size_bytes: u64,
+    /// What is granted.
+    pub granted_bytes: u64,
+}
+
+/// One client of the daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    /// Process id of the keeper, as the kernel gives it.
+    pub pid: u32,
+    /// Command line, cut.
+    pub command: String,
+    /// Its class.
+    pub class: String,
+    /// Its weight.
+    pub weight: u32,
+    /// Its protection.
+    pub memory_min_bytes: u64,
+    /// Its limit now.
+    pub limit_bytes: u64,
+    /// What it should have, by the last division.
+    pub target_bytes: u64,
+    /// DRAM that it uses, as it says.
+    pub dram_bytes: u64,
+    /// Whether its miss-ratio curve is known.
+    pub has_curve: bool,
+    /// Stall since its start, as it says.
+    pub stall_seconds: f64,
+    /// Faults that read a tier since its start, as it says.
+    pub swap_ins: u64,
+    /// It claimed what an earlier daemon had granted.
+    pub claimed: bool,
+}
+
+/// A line for a message, with its end.
+pub fn line(message: &impl Serialize) -> Vec<u8> {
+    // These types have no map with other keys than texts, and nothing else fails.
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+/// Bytes that have arrived, cut into lines.
+#[derive(Debug, Default)]
+pub struct Lines {
+    bytes: Vec<u8>,
+}
+
+/// A peer sent a line that is too long, or ended one in the middle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLong;
+
+impl Lines {
+    /// Takes what has arrived. Errors: a line is longer than [`LINE_BYTES_MAX`].
+    pub fn take(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
+        self.bytes.extend_from_slice(bytes);
+        let last = self.bytes.iter().rposition(|byte| *byte == b'\n');
+        let unfinished = self.bytes.len() - last.map_or(0, |at| at + 1);
+        if unfinished > LINE_BYTES_MAX {
+            return Err(TooLong);
+        }
+        Ok(())
+    }
+
+    /// The next whole line, without its end.
+    pub fn next_line(&mut self) -> Option<Vec<u8>> {
+        let end = self.bytes.iter().position(|byte| *byte == b'\n')?;
+        let mut line: Vec<u8> = self.bytes.drain(..=end).collect();
+        line.pop();
+        Some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_whole_and_are_bounded() {
+        let mut lines = Lines::default();
+        assert_eq!(lines.take(b"\"Sta"), Ok(()));
+        assert_eq!(lines.next_line(), None);
+        assert_eq!(lines.take(b"tus\"\n\"Tell\"\n{"), Ok(()));
+        let line = lines.next_line().expect("a line");
+        assert_eq!(
+            serde_json::from_slice::<ToDaemon>(&line).ok(),
+            Some(ToDaemon::Status)
+        );
+        let line = lines.next_line().expect("a line");
+        assert_eq!(
+            serde_json::from_slice::<ToKeeper>(&line).ok(),
+            Some(ToKeeper::Tell)
+        );
+        assert_eq!(lines.next_line(), None);
+        assert_eq!(lines.take(&vec![b'x'; LINE_BYTES_MAX]), Err(TooLong));
+    }
+
+    #[test]
+    fn message_is_the_same_on_the_other_side() {
+        let hello = ToDaemon::Hello(Hello {
+            version: VERSION,
+            class: "batch".to_owned(),
+            command: "a\nb".to_owned(),
+            memory_max: None,
+            claim: Some(Claim {
+                memory: 1 << 40,
+                storage: vec![7],
+            }),
+        });
+        let sent = line(&hello);
+        assert_eq!(sent.iter().filter(|byte| **byte == b'\n').count(), 1);
+        assert_eq!(serde_json::from_slice::<ToDaemon>(&sent).ok(), Some(hello));
+    }
+}

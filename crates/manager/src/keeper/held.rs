@@ -1,0 +1,294 @@
+//! What the daemon granted to this run: asks for it, holds it for the run's life, and claims it
+//! again from the next daemon when one dies.
+//!
+//! A thread of its own (`uc-grant`) answers the daemon. It asks the manager over the run's status
+//! socket, as `undercroft status` and `undercroft set` do. Without a daemon the run goes on with
+//! what it has.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use undercroft_base::Bytes;
+
+use super::place::bases;
+use super::status;
+use crate::control::{Answered, Ask};
+use crate::grant::{
+    COMMAND_BYTES_MAX, Claim, CurveFigures, DaemonStatus, Figures, Grant, Hello, Lines, Refusal,
+    SOCKET, ToDaemon, ToKeeper, VERSION, line,
+};
+use crate::options::RunOptions;
+use crate::report::{MissRatioCurve, Snapshot};
+
+/// How long the daemon may take to answer `Hello`: it may wait for claims, and for other clients to
+/// make room.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// How long a message may take to be sent, and the manager to answer.
+const SENDING: Duration = Duration::from_secs(5);
+
+/// Pauses between two attempts to find a daemon: the first, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// Why the daemon gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum HeldError {
+    /// There is none.
+    #[error(
+        "no daemon answers{0}\n  fix: start `undercroft daemon --config FILE`, or leave --daemon out"
+    )]
+    Away(String),
+    /// It refuses.
+    #[error("the daemon refuses this run: {}{}", .0.why, could(.0))]
+    Refused(Refusal),
+    /// A grant that cannot be used.
+    #[error("the daemon's grant cannot be used: {0}")]
+    Unusable(String),
+}
+
+/// The figure of a refusal.
+fn could(refusal: &Refusal) -> String {
+    let figure = refusal.could.map(Bytes);
+    figure.map_or(String::new(), |bytes| {
+        format!(" ({bytes} could be granted)")
+    })
+}
+
+/// What is held, and the connection by which it is.
+pub(super) struct Held {
+    stream: UnixStream,
+    lines: Lines,
+    hello: Hello,
+    grant: Grant,
+}
+
+impl Held {
+    /// Asks the daemon for a grant.
+    ///
+    pub(super) fn ask(class: &str, options: &RunOptions) -> Result<Held, HeldError> {
+        let words = options.command.iter().map(|word| word.to_string_lossy());
+        let mut command = words.collect::<Vec<_>>().join(" ");
+        let end = (0..=COMMAND_BYTES_MAX.min(command.len()))
+            .rev()
+            .find(|at| command.is_char_boundary(*at));
+        command.truncate(end.unwrap_or(0));
+        let limit = options.client.memory_max;
+        let hello = Hello {
+            version: VERSION,
+            class: class.to_owned(),
+            command,
+            memory_max: (limit != Bytes(u64::MAX)).then_some(limit.0),
+            claim: None,
+        };
+        Held::greet(hello)
+    }
+
+    fn greet(hello: Hello) -> Result<Held, HeldError> {
+        let away = |error: io::Error| HeldError::Away(format!(": {error}"));
+        let stream = connect().ok_or_else(|| HeldError::Away(String::new()))?;
+        let mut lines = Lines::default();
+        send(&stream, &ToDaemon::Hello(hello.clone())).map_err(away)?;
+        let deadline = Instant::now() + ANSWER;
+        match receive(&stream, &mut lines, Some(deadline)).map_err(away)? {
+            ToKeeper::Granted(grant) => Ok(Held {
+                stream,
+                lines,
+                hello,
+                grant,
+            }),
+            ToKeeper::Refused(refusal) => Err(HeldError::Refused(refusal)),
+            _ => Err(HeldError::Unusable("its answer is no grant".to_owned())),
+        }
+    }
+
+    /// The options of the run with what was granted. The limit is the largest that it may ever
+    /// have, because the size of a pool's memory is chosen by it. [`Held::keep`] sets the one in
+    /// force.
+    pub(super) fn options(&self, options: &RunOptions) -> Result<RunOptions, HeldError> {
+        let mut granted = options.clone();
+        let client = &mut granted.client;
+        let wrong = |what: &str, why: String| HeldError::Unusable(format!("{what}: {why}"));
+        client.memory_max = Bytes(self.grant.memory_most);
+        if !self.grant.tiers.is_empty() {
+            let tiers = self.grant.tiers.iter().map(|spec| {
+                let parsed = spec.parse();
+                parsed.map_err(|why| wrong(spec, format!("{why}")))
+            });
+            client.tiers = tiers.collect::<Result<_, _>>()?;
+        }
+        if let (None, Some(bound)) = (&client.latency, &self.grant.latency) {
+            client.latency = Some(
+                bound
+                    .parse()
+                    .map_err(|why| wrong(bound, format!("{why}")))?,
+            );
+        }
+        client.class = Some(self.grant.class.clone());
+        Ok(granted)
+    }
+
+    /// Has the manager keep to the grant, and holds it until this process ends. Call it after
+    /// signals are blocked: the thread inherits the mask.
+    ///
+    /// * `socket`: the run's status socket.
+    pub(super) fn keep(mut self, socket: PathBuf) -> Result<(), HeldError> {
+        match status::ask_at(&socket, Ask::MemoryMax(self.grant.memory)) {
+            Some(Answered::Yes) => {}
+            Some(Answered::Refused(why)) => return Err(HeldError::Unusable(why)),
+            None => {
+                return Err(HeldError::Unusable(
+                    "the manager does not answer".to_owned(),
+                ));
+            }
+        }
+        let hold = move || {
+            loop {
+                // It ends when the daemon goes, or says what it must not say.
+                let _ = self.serve(&socket);
+                self.find_again();
+            }
+        };
+        let thread = std::thread::Builder::new().name("uc-grant".into());
+        match thread.spawn(hold) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(HeldError::Unusable(error.to_string())),
+        }
+    }
+
+    /// Answers the daemon until the connection ends.
+    fn serve(&mut self, socket: &Path) -> io::Result<()> {
+        loop {
+            let answer = match receive(&self.stream, &mut self.lines, None)? {
+                ToKeeper::Tell => ToDaemon::Figures(match status::status_of(socket, SENDING) {
+                    Some(snapshot) => figures(&snapshot),
+                    // It is busy. What it uses is not known, so it is all that it may use.
+                    None => Figures {
+                        dram: self.grant.memory,
+                        limit: Some(self.grant.memory),
+                        ..Figures::default()
+                    },
+                }),
+                ToKeeper::Keep { memory } => self.change(socket, memory),
+                ToKeeper::Granted(_) | ToKeeper::Status(_) => continue,
+                ToKeeper::Refused(_) => return Err(io::ErrorKind::ConnectionRefused.into()),
+            };
+            send(&self.stream, &answer)?;
+        }
+    }
+
+    fn change(&mut self, socket: &Path, memory: u64) -> ToDaemon {
+        let refused = match status::ask_at(socket, Ask::MemoryMax(memory)) {
+            Some(Answered::Yes) => {
+                self.grant.memory = memory;
+                None
+            }
+            Some(Answered::Refused(why)) => Some(why),
+            None => {
+                // It may be in force. A claim has the larger of both.
+                self.grant.memory = self.grant.memory.max(memory);
+                Some("the manager does not answer".to_owned())
+            }
+        };
+        ToDaemon::Kept { memory, refused }
+    }
+
+    /// Looks for a daemon until one takes the claim.
+    fn find_again(&mut self) {
+        let (mut pause, longest) = PAUSE;
+        loop {
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(longest);
+            let claim = Claim {
+                memory: self.grant.memory,
+                storage: self.grant.storage.clone(),
+            };
+            let hello = Hello {
+                class: self.grant.class.clone(),
+                claim: Some(claim),
+                ..self.hello.clone()
+            };
+            if let Ok(found) = Held::greet(hello) {
+                *self = found;
+                return;
+            }
+        }
+    }
+}
+
+/// The daemon's socket in the first directory of this user that has one that answers.
+fn connect() -> Option<UnixStream> {
+    let sockets = bases().into_iter().map(|base| base.join(SOCKET));
+    sockets
+        .into_iter()
+        .find_map(|socket| status::call(&socket, SENDING))
+}
+
+fn send(mut stream: &UnixStream, message: &ToDaemon) -> io::Result<()> {
+    stream.write_all(&line(message))
+}
+
+/// The next message. Errors: the connection ended, `deadline` has passed, or it is no message.
+fn receive(
+    mut stream: &UnixStream,
+    lines: &mut Lines,
+    deadline: Option<Instant>,
+) -> io::Result<ToKeeper> {
+    let mut bytes = [0; 4096];
+    loop {
+        if let Some(line) = lines.next_line() {
+            return Ok(serde_json::from_slice(&line)?);
+        }
+        let left = deadline.map(|deadline| {
+            // A timeout of zero means none.
+            let left = deadline.saturating_duration_since(Instant::now());
+            left.max(Duration::from_millis(1))
+        });
+        stream.set_read_timeout(left)?;
+        let got = match stream.read(&mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            got => got?,
+        };
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if lines.take(&bytes[..got]).is_err() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+}
+
+/// What the daemon is told.
+fn figures(snapshot: &Snapshot) -> Figures {
+    Figures {
+        dram: snapshot.dram_bytes,
+        limit: snapshot.memory_max_bytes,
+        stall_seconds: snapshot.stall_seconds,
+        swap_ins: snapshot.faults.swap_in,
+        curve: (snapshot.mrc.as_ref()).map(|curve| curve_figures(curve, snapshot.uptime_seconds)),
+    }
+}
+
+fn curve_figures(curve: &MissRatioCurve, uptime: f64) -> CurveFigures {
+    let seconds = (uptime - curve.since_seconds).max(0.0);
+    let stall = |faults: f64| faults * curve.fault_seconds / seconds.max(1e-3);
+    let points = curve.limits.iter();
+    CurveFigures {
+        seconds,
+        points: points
+            .map(|point| (point.memory_max_bytes, stall(point.swap_in)))
+            .collect(),
+    }
+}
+
+/// Asks the daemon of this user for its status. `None`: there is none, or it does not answer.
+pub fn daemon_status() -> Option<DaemonStatus> {
+    let stream = connect()?;
+    send(&stream, &ToDaemon::Status).ok()?;
+    let deadline = Instant::now() + SENDING;
+    match receive(&stream, &mut Lines::default(), Some(deadline)).ok()? {
+        ToKeeper::Status(status) => Some(*status),
+        _ => None,
+    }
+}

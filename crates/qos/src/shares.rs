@@ -1,0 +1,338 @@
+//! How DRAM is divided among clients: protection first, then where one more page saves the most
+//! waiting.
+//!
+//! A client whose miss-ratio curve is known says how much it would wait at each limit. Memory goes
+//! to the steepest part of the curves' lower convex hulls, times the client's weight, as long as
+//! there is some (the rule of marginal worth: Stone, Turek, Wolf, *Optimal Partitioning of Cache
+//! Memory*, IEEE ToC 1992). A client without a curve gets its share by weight, or as much as it can
+//! use. What is left goes to all, by weight.
+
+use undercroft_base::{Bytes, PAGE_BYTES};
+
+/// What one client may have, and what memory is worth to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Want {
+    /// Its weight, 1 at least.
+    pub weight: u32,
+    /// It always gets this much: its protection.
+    pub least: Bytes,
+    /// It never gets more than this.
+    pub most: Bytes,
+    /// More than this is of no use to it now, as far as is known.
+    pub enough: Bytes,
+    /// Its curve; empty = unknown.
+    pub curve: Vec<Waits>,
+}
+
+/// A point of a curve: at this limit, a client waits for this part of the time, summed over its
+/// threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Waits {
+    /// The limit.
+    pub limit: Bytes,
+    /// Seconds a second.
+    pub stall: f64,
+}
+
+/// The protections do not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the protected memory of all clients is {needed}, and there is {memory}")]
+pub struct Short {
+    /// Sum of the protections.
+    pub needed: Bytes,
+    /// Memory to divide.
+    pub memory: Bytes,
+}
+
+/// Divides `memory`. Shares are whole pages, and never more than `memory` in all. O(n * points *
+/// log).
+///
+/// Errors: the protections alone are more than `memory`.
+pub fn divide(memory: Bytes, wants: &[Want]) -> Result<Vec<Bytes>, Short> {
+    let wants: Vec<Want> = wants.iter().map(sane).collect();
+    let needed: u64 = wants.iter().map(|want| want.least.0).sum();
+    if needed > memory.0 {
+        let needed = Bytes(needed);
+        return Err(Short { needed, memory });
+    }
+    let mut shares: Vec<u64> = wants.iter().map(|want| want.least.0).collect();
+    fill(memory.0 - needed, &mut shares, &wants, |want| want.most.0);
+    let fair = shares.clone();
+    for ((share, want), fair) in shares.iter_mut().zip(&wants).zip(fair) {
+        // Nothing is known of limits below the first point.
+        let known = want.curve.first().map_or(want.enough, |first| first.limit);
+        *share = fair.min(known.0).max(want.least.0);
+    }
+    let mut left = memory.0 - shares.iter().sum::<u64>();
+    for slope in slopes(&wants, &shares) {
+        let take = slope.bytes.min(left);
+        shares[slope.client] += take;
+        left -= take;
+    }
+    fill(left, &mut shares, &wants, |want| want.most.0);
+    let pages = |share: &u64| Bytes(share / PAGE_BYTES as u64 * PAGE_BYTES as u64);
+    Ok(shares.iter().map(pages).collect())
+}
+
+/// What all clients with a curve would wait, weighted, with these shares.
+pub fn stall(wants: &[Want], shares: &[Bytes]) -> f64 {
+    let each = wants.iter().zip(shares);
+    each.map(|(want, share)| {
+        let want = sane(want);
+        f64::from(want.weight) * at(&hull(&want.curve), share.0)
+    })
+    .sum()
+}
+
+/// A want that cannot mislead: a weight of 1 at least, protection within the maximum, a curve of
+/// finite points in order.
+fn sane(want: &Want) -> Want {
+    let least = want.least.min(want.most);
+    let mut curve: Vec<Waits> = want.curve.clone();
+    curve.retain(|point| point.stall.is_finite() && point.stall >= 0.0);
+    curve.sort_by_key(|point| point.limit);
+    curve.dedup_by_key(|point| point.limit);
+    Want {
+        weight: want.weight.max(1),
+        least,
+        most: want.most,
+        enough: want.enough.clamp(least, want.most),
+        curve,
+    }
+}
+
+/// Gives `left` bytes to clients by their weights, each up to `most`. A client that has enough
+/// leaves the rest to the others.
+fn fill(mut left: u64, shares: &mut [u64], wants: &[Want], most: impl Fn(&Want) -> u64) {
+    loop {
+        let open: Vec<usize> = (0..wants.len())
+            .filter(|at| shares[*at] < most(&wants[*at]))
+            .collect();
+        let weights: u64 = open.iter().map(|at| u64::from(wants[*at].weight)).sum();
+        if left == 0 || open.is_empty() {
+            return;
+        }
+        let before = left;
+        for at in &open {
+            let part = u128::from(before) * u128::from(wants[*at].weight) / u128::from(weights);
+            let take = (part as u64).min(most(&wants[*at]) - shares[*at]).min(left);
+            shares[*at] += take;
+            left -= take;
+        }
+        if left == before {
+            return; // less than a byte each
+        }
+    }
+}
+
+/// A part of a client's hull.
+struct Slope {
+    client: usize,
+    bytes: u64,
+    /// Weighted seconds a second that each byte saves.
+    worth: f64,
+}
+
+/// The parts of all hulls above the shares, the steepest first.
+fn slopes(wants: &[Want], shares: &[u64]) -> Vec<Slope> {
+    let mut found = Vec::new();
+    for (client, (want, share)) in wants.iter().zip(shares).enumerate() {
+        for pair in hull(&want.curve).windows(2) {
+            let from = pair[0].limit.0.max(*share);
+            let to = pair[1].limit.0.min(want.most.0);
+            let width = (pair[1].limit.0 - pair[0].limit.0) as f64;
+            let worth = (pair[0].stall - pair[1].stall) / width * f64::from(want.weight);
+            if to > from && worth > 0.0 {
+                let bytes = to - from;
+                found.push(Slope {
+                    client,
+                    bytes,
+                    worth,
+                });
+            }
+        }
+    }
+    // Stable: parts of one client that are equally steep stay in order.
+    found.sort_by(|a, b| b.worth.total_cmp(&a.worth));
+    found
+}
+
+/// The lower convex hull of a curve in order of its limits.
+fn hull(curve: &[Waits]) -> Vec<Waits> {
+    let mut found: Vec<Waits> = Vec::new();
+    for point in curve {
+        while let [.., first, second] = found[..] {
+            let (x1, x2) = (
+                (second.limit.0 - first.limit.0) as f64,
+                (point.limit.0 - first.limit.0) as f64,
+            );
+            let is_above = (second.stall - first.stall) * x2 >= (point.stall - first.stall) * x1;
+            if !is_above {
+                break;
+            }
+            found.pop();
+        }
+        found.push(*point);
+    }
+    found
+}
+
+/// The value of a hull at a limit; the nearest end outside of it.
+fn at(hull: &[Waits], limit: u64) -> f64 {
+    let (Some(first), Some(last)) = (hull.first(), hull.last()) else {
+        return 0.0;
+    };
+    let next = hull.partition_point(|point| point.limit.0 <= limit);
+    if next == 0 {
+        return first.stall;
+    }
+    let Some(above) = hull.get(next) else {
+        return last.stall;
+    };
+    let below = hull[next - 1];
+    let part = (limit - below.limit.0) as f64 / (above.limit.0 - below.limit.0) as f64;
+    below.stall + part * (above.stall - below.stall)
+}
+
+#[cfg(test)]
+mod tests {
+    use undercroft_seeded::Random;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn blind(weight: u32, least: u64, most: u64) -> Want {
+        Want {
+            weight,
+            least: Bytes(least * MIB),
+            most: Bytes(most * MIB),
+            enough: Bytes(most * MIB),
+            curve: Vec::new(),
+        }
+    }
+
+    fn with_curve(points: &[(u64, f64)]) -> Want {
+        let point = |(limit, stall): &(u64, f64)| Waits {
+            limit: Bytes(limit * MIB),
+            stall: *stall,
+        };
+        Want {
+            curve: points.iter().map(point).collect(),
+            ..blind(1, 0, 10_000)
+        }
+    }
+
+    fn mib(shares: &[Bytes]) -> Vec<u64> {
+        shares.iter().map(|share| share.0 / MIB).collect()
+    }
+
+    fn divided(memory: u64, wants: &[Want]) -> Vec<u64> {
+        mib(&divide(Bytes(memory * MIB), wants).expect("it fits"))
+    }
+
+    #[test]
+    fn without_curves_weights_decide_within_protection_and_maximum() {
+        assert_eq!(
+            divided(90, &[blind(1, 0, 1000), blind(2, 0, 1000)]),
+            [30, 60]
+        );
+        let protected = [blind(1, 50, 1000), blind(1, 0, 1000)];
+        assert_eq!(divided(90, &protected), [70, 20], "protection comes first");
+        assert_eq!(divided(90, &[blind(1, 0, 10), blind(1, 0, 1000)]), [10, 80]);
+        assert_eq!(divided(90, &[blind(1, 0, 10), blind(1, 0, 20)]), [10, 20]);
+        assert_eq!(divided(90, &[]), [0; 0]);
+        let short = divide(Bytes(90 * MIB), &[blind(1, 50, 60), blind(1, 50, 60)]);
+        assert_eq!(short.map_err(|short| short.needed.0 / MIB), Err(100));
+    }
+
+    #[test]
+    fn a_client_that_cannot_use_its_share_leaves_it_to_one_whose_curve_falls() {
+        let mut idle = blind(1, 0, 1000);
+        idle.enough = Bytes(10 * MIB);
+        let steep = with_curve(&[(20, 0.9), (80, 0.0)]);
+        assert_eq!(divided(90, &[idle, steep]), [10, 80]);
+    }
+
+    #[test]
+    fn memory_goes_where_it_saves_most_and_a_weight_counts() {
+        let (flat, steep) = ([(20, 0.4), (60, 0.3)], [(20, 0.9), (60, 0.1)]);
+        let mut wants = [with_curve(&flat), with_curve(&steep)];
+        assert_eq!(divided(80, &wants), [20, 60]);
+        wants[0].weight = 100;
+        assert_eq!(divided(80, &wants), [60, 20]);
+        // A cliff behind a plateau is worth its mean slope: the hull sees past the plateau.
+        let cliff = with_curve(&[(20, 0.8), (50, 0.8), (60, 0.0)]);
+        assert_eq!(divided(80, &[with_curve(&flat), cliff]), [20, 60]);
+    }
+
+    #[test]
+    fn shares_keep_every_promise_whatever_clients_say() {
+        let mut random = Random::new(77);
+        for _ in 0..3000 {
+            let memory = Bytes(random.below(1 << 34));
+            let wants: Vec<Want> = (0..random.index(7))
+                .map(|_| {
+                    let point = |_| Waits {
+                        limit: Bytes(random.below(1 << 33)),
+                        stall: [0.5, f64::NAN, -1.0, f64::INFINITY, 1e300][random.index(5)],
+                    };
+                    let curve = (0..3).map(point).collect();
+                    Want {
+                        weight: random.below(5) as u32,
+                        least: Bytes(random.below(1 << 32)),
+                        most: Bytes(random.below(1 << 34)),
+                        enough: Bytes(random.below(1 << 34)),
+                        curve,
+                    }
+                })
+                .collect();
+            let Ok(shares) = divide(memory, &wants) else {
+                continue;
+            };
+            let sum: u64 = shares.iter().map(|share| share.0).sum();
+            assert!(sum <= memory.0);
+            let page = PAGE_BYTES as u64;
+            for (want, share) in wants.iter().zip(&shares) {
+                assert!(share.0 <= want.most.0);
+                assert!(share.0 + page > want.least.min(want.most).0);
+            }
+            let room = wants.iter().zip(&shares);
+            let room: u64 = room.map(|(want, share)| want.most.0 - share.0).sum();
+            let slack = (wants.len() as u64 + 1) * page;
+            assert!(sum + slack > memory.0 || room <= slack, "memory lies idle");
+        }
+    }
+
+    /// Convex curves of whole MiB: every division is tried.
+    #[test]
+    fn shares_are_as_good_as_the_best_of_all_divisions() {
+        let mut random = Random::new(78);
+        for round in 0..200 {
+            let wants: Vec<Want> = (0..3)
+                .map(|_| {
+                    let mut falls: Vec<f64> = (0..8).map(|_| random.below(100) as f64).collect();
+                    falls.sort_by(|a, b| b.total_cmp(a));
+                    let total: f64 = falls.iter().sum();
+                    let mut points = vec![(0, total)];
+                    let mut stall = total;
+                    for (at, fall) in falls.iter().enumerate() {
+                        stall -= fall;
+                        points.push((at as u64 + 1, stall));
+                    }
+                    with_curve(&points)
+                })
+                .collect();
+            let shares = divide(Bytes(9 * MIB), &wants).expect("it fits");
+            let mut best = f64::MAX;
+            for a in 0..=9u64 {
+                for b in 0..=9 - a {
+                    let tried = [a, b, 9 - a - b].map(|mib| Bytes(mib * MIB));
+                    best = best.min(stall(&wants, &tried));
+                }
+            }
+            let got = stall(&wants, &shares);
+            assert!(got <= best + 1e-6, "round {round}: {got} against {best}");
+        }
+    }
+}

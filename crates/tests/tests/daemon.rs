@@ -1,0 +1,226 @@
+//! The daemon: real programs share its memory, and every byte stays right while limits move and the
+//! daemon dies.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use undercroft_tests::{
+    Job, MIB, Running, build, one_at_a_time, plain_only, say, skip, undercroft,
+};
+
+const MEMORY: u64 = 64 * MIB;
+
+struct Daemon {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Daemon {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let text = format!(
+            "memory = \"64M\"\n[[tier]]\nspec = \"ram\"\n[[tier]]\nspec = \"file:{},size=600M\"\n\
+             grant = \"200M\"\n[class.web]\nweight = 3\nmemory_min = \"16M\"\n",
+            folder.path().display()
+        );
+        std::fs::write(folder.path().join("u.toml"), text).expect("a file");
+        let child = Daemon::spawn(folder.path());
+        let daemon = Daemon { child, folder };
+        daemon.until_it_answers();
+        daemon
+    }
+
+    fn spawn(folder: &Path) -> Child {
+        Command::new(undercroft())
+            .arg("daemon")
+            .arg("--config")
+            .arg(folder.join("u.toml"))
+            .env("UNDERCROFT_DIR", folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a daemon")
+    }
+
+    fn until_it_answers(&self) {
+        let begun = Instant::now();
+        while self.status().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "no daemon");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills it, and starts another one at once.
+    fn die_and_come_back(&mut self) {
+        self.child.kill().expect("our child");
+        self.child.wait().expect("our child");
+        self.child = Daemon::spawn(self.folder.path());
+        self.until_it_answers();
+    }
+
+    fn ask(&self, words: &[&str]) -> undercroft_tests::Outcome {
+        let job = Job::new(undercroft()).args(words);
+        job.env("UNDERCROFT_DIR", self.folder.path()).run()
+    }
+
+    fn status(&self) -> Option<serde_json::Value> {
+        serde_json::from_str(&self.ask(&["daemon", "status", "--json"]).text()).ok()
+    }
+
+    /// What clients keep to or use, in all: never more than there is.
+    fn check(&self) -> serde_json::Value {
+        let status = self.status().expect("a status");
+        let clients = status["clients"].as_array().expect("clients");
+        let number = |client: &serde_json::Value, name: &str| client[name].as_u64().unwrap_or(0);
+        let used = |client| number(client, "limit_bytes").max(number(client, "dram_bytes"));
+        let sum: u64 = clients.iter().map(used).sum();
+        assert!(sum <= MEMORY, "{sum} of {MEMORY}: {status:#}");
+        status
+    }
+
+    fn limit_of(&self, run: &Running) -> Option<u64> {
+        let status = self.check();
+        let clients = status["clients"].as_array()?.clone();
+        let mine = clients.into_iter().find(|it| it["pid"] == run.pid())?;
+        mine["limit_bytes"].as_u64()
+    }
+
+    fn program(&self, class: &str, seconds: u64) -> Running {
+        let evidence = self.folder.path().join("evidence");
+        Job::new(build("holdcheck"))
+            .args(["48", &evidence.display().to_string(), &seconds.to_string()])
+            .options(["--daemon", "--class", class])
+            .env("UNDERCROFT_DIR", self.folder.path())
+            .timeout(60)
+            .start()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two programs of 48 MiB in 64: the second has its share soon, the daemon dies twice, and what one
+/// leaves goes to the other.
+#[test]
+fn programs_share_memory_and_outlive_the_daemon() {
+    let name = "programs_share_memory_and_outlive_the_daemon";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no daemon");
+    }
+    let mut daemon = Daemon::start();
+    let mut first = daemon.program("default", 9);
+    first.until("first grant", 20, |run| {
+        daemon.limit_of(run).filter(|it| *it == MEMORY)
+    });
+    let begun = Instant::now();
+    let mut second = daemon.program("web", 5);
+    let share = second.until("second grant", 20, |run| daemon.limit_of(run));
+    let took = begun.elapsed();
+    assert!(share >= 16 * MIB, "{share} is less than its protection");
+    for _ in 0..2 {
+        daemon.die_and_come_back();
+        let both = |_: &Running| {
+            let status = daemon.check();
+            (status["clients"].as_array()?.len() == 2).then_some(())
+        };
+        first.until("claim of both", 20, both);
+        assert!(second.is_alive(), "{}", second.errors());
+    }
+    second.wait().expect(0);
+    first.until("rest of the memory", 20, |run| {
+        daemon.limit_of(run).filter(|it| *it == MEMORY)
+    });
+    let outcome = first.wait().expect(0).expect_swapping(1000.0);
+    assert!(
+        !daemon.folder.path().join("evidence").exists(),
+        "a wrong byte"
+    );
+    let begun = Instant::now();
+    while daemon.check()["clients"]
+        .as_array()
+        .is_some_and(|all| !all.is_empty())
+    {
+        assert!(begun.elapsed() < Duration::from_secs(5), "a client is left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    say(&format!(
+        "{name}: {} MiB granted {took:.0?} after the start; {:?} pages came back",
+        share / MIB,
+        outcome.number("pages.swapped_in"),
+    ));
+}
+
+/// Whatever a peer sends, it is refused or ended, and the next one is served.
+#[test]
+fn hostile_peers_and_impossible_wishes_are_refused() {
+    let name = "hostile_peers_and_impossible_wishes_are_refused";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no daemon");
+    }
+    let daemon = Daemon::start();
+    let config = daemon.folder.path().join("u.toml").display().to_string();
+    let second = daemon.ask(&["daemon", "--config", &config]);
+    assert_eq!(second.code(), Some(1));
+    let pid = daemon.child.id().to_string();
+    assert!(second.errors.contains(&pid), "{}", second.errors);
+
+    let connect = || {
+        let socket = daemon.folder.path().join("daemon.sock");
+        UnixStream::connect(socket).expect("the daemon's socket")
+    };
+    let mut held = Vec::new();
+    for bytes in [
+        &b"nothing\n"[..],
+        b"{\"Hello\":{}}\n",
+        b"{\"Kept\":{\"memory\":1,\"refused\":null}}\n",
+        b"{\"Figures\":{\"dram\":1,\"limit\":1,\"stall_seconds\":0,\"swap_ins\":0,\"curve\":null}}\n",
+        b"{\"Hello\":{\"version\":1,",
+        &[b'['; 200_000],
+        &[0; 70_000],
+    ] {
+        let mut stream = connect();
+        let _ = stream.write_all(bytes); // it may be ended already
+        held.push(stream);
+    }
+    let mut program = Job::new("true").options(["--daemon", "--class", "wbe"]);
+    program = program.env("UNDERCROFT_DIR", daemon.folder.path());
+    let refused = program.run();
+    assert_eq!(refused.code(), Some(125));
+    assert!(
+        refused.errors.contains("default, web"),
+        "{}",
+        refused.errors
+    );
+    // Storage for three.
+    let runs: Vec<Running> = (0..3).map(|_| daemon.program("default", 4)).collect();
+    let begun = Instant::now();
+    while daemon.check()["clients"].as_array().map(Vec::len) != Some(3) {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "three clients fit"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let fourth = daemon.program("default", 1).wait();
+    assert_eq!(fourth.code(), Some(125));
+    assert!(
+        fourth.errors.contains("no room for one more"),
+        "{}",
+        fourth.errors
+    );
+    runs.into_iter().for_each(|run| drop(run.wait().expect(0)));
+    assert!(
+        !daemon.folder.path().join("evidence").exists(),
+        "a wrong byte"
+    );
+    drop(held);
+}
