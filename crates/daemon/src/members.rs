@@ -30,6 +30,12 @@ const BALANCE: Duration = Duration::from_secs(6);
 /// A curve that was counted for less says little.
 const CURVE_SECONDS_MIN: f64 = 5.0;
 
+/// Curves of one client that count. The work of a program changes, and one curve is of one limit.
+const CURVES: usize = 4;
+
+/// Two curves that began within this time are one.
+const CURVE_SLACK: Duration = Duration::from_secs(1);
+
 /// Memory moves by curves only if that saves this part of the waiting, and some of it.
 const GAIN_MIN: f64 = 0.05;
 const STALL_MIN: f64 = 0.01;
@@ -84,8 +90,13 @@ struct Member {
     told: Option<Duration>,
     next_tell: Duration,
     figures: Figures,
-    /// The last curve that says something.
-    curve: Vec<Waits>,
+    /// When they came.
+    heard: Duration,
+    /// It waited for more than [`STALL_MIN`] of the time before that.
+    waits: bool,
+    /// The last curves that say something, the newest last, and when it began.
+    curves: VecDeque<Vec<Waits>>,
+    curve_since: Duration,
     refused_until: Duration,
     target: Bytes,
     storage: Vec<u64>,
@@ -121,8 +132,9 @@ impl Member {
             least,
             most: self.most,
             enough: if blind { self.most } else { uses },
+            waits: self.waits,
             curve: match divide {
-                Divide::Auto => self.curve.clone(),
+                Divide::Auto => shares::mean(self.curves.as_slices().0),
                 Divide::Weights => Vec::new(),
             },
         }
@@ -282,7 +294,10 @@ impl Members {
             told: None,
             next_tell: self.now,
             figures: Figures::default(),
-            curve: Vec::new(),
+            heard: self.now,
+            waits: false,
+            curves: VecDeque::new(),
+            curve_since: Duration::ZERO,
             refused_until: Duration::ZERO,
             target: limit,
             storage,
@@ -356,8 +371,28 @@ impl Members {
                 limit: Bytes(*limit),
                 stall: *stall,
             };
-            member.curve = curve.points.iter().map(waits).collect();
+            let mut points: Vec<Waits> = curve.points.iter().map(waits).collect();
+            points.retain(|point| point.stall.is_finite());
+            points.sort_by_key(|point| point.limit);
+            // A curve that began with the last one goes on: it takes its place.
+            let since = now.saturating_sub(Duration::from_secs_f64(curve.seconds.min(1e6)));
+            let goes_on = since < member.curve_since + CURVE_SLACK;
+            if goes_on || member.curves.len() == CURVES {
+                let at = if goes_on {
+                    member.curves.len().saturating_sub(1)
+                } else {
+                    0
+                };
+                member.curves.remove(at);
+            }
+            member.curves.push_back(points);
+            member.curves.make_contiguous();
+            member.curve_since = since;
         }
+        let waited = figures.stall_seconds - member.figures.stall_seconds;
+        let passed = now.saturating_sub(member.heard).as_secs_f64();
+        member.waits = waited > passed * STALL_MIN;
+        member.heard = now;
         member.figures = figures;
         if member.asked.is_none() {
             // Its user may have set another one.
@@ -454,6 +489,7 @@ impl Members {
             least: it.class.memory_min.min(it.most),
             most: it.most,
             enough: it.most,
+            waits: false,
             curve: Vec::new(),
         }));
         let mut targets = shares::divide(memory, &wants);
@@ -566,7 +602,10 @@ impl Members {
             told: None,
             next_tell: self.now + TELL[1],
             figures: Figures::default(),
-            curve: Vec::new(),
+            heard: self.now,
+            waits: false,
+            curves: VecDeque::new(),
+            curve_since: Duration::ZERO,
             refused_until: Duration::ZERO,
             target,
             storage: sizes.map(|(_, each)| each.0).collect(),
@@ -637,7 +676,7 @@ fn member_status(member: &Member) -> MemberStatus {
         limit_bytes: member.limit.0,
         target_bytes: member.target.0,
         dram_bytes: member.figures.dram,
-        has_curve: !member.curve.is_empty(),
+        has_curve: !member.curves.is_empty(),
         stall_seconds: finite(member.figures.stall_seconds),
         swap_ins: member.figures.swap_ins,
         claimed: member.claimed,

@@ -20,6 +20,8 @@ pub struct Want {
     pub most: Bytes,
     /// More than this is of no use to it now, as far as is known.
     pub enough: Bytes,
+    /// It waits for its pages now.
+    pub waits: bool,
     /// Its curve; empty = unknown.
     pub curve: Vec<Waits>,
 }
@@ -61,7 +63,10 @@ pub fn divide(memory: Bytes, wants: &[Want]) -> Result<Vec<Bytes>, Short> {
     for ((share, want), fair) in shares.iter_mut().zip(&wants).zip(fair) {
         // Nothing is known of limits below the first point.
         let known = want.curve.first().map_or(want.enough, |first| first.limit);
-        *share = fair.min(known.0).max(want.least.0);
+        // A curve tells little of limits far from the present one. So a client that waits keeps
+        // half of its share by weight, however flat its curve is.
+        let kept = if want.waits { fair / 2 } else { 0 };
+        *share = fair.min(known.0.max(kept)).max(want.least.0);
     }
     let mut left = memory.0 - shares.iter().sum::<u64>();
     for slope in slopes(&wants, &shares) {
@@ -84,6 +89,27 @@ pub fn stall(wants: &[Want], shares: &[Bytes]) -> f64 {
     .sum()
 }
 
+/// The mean of several curves of one client, at the limits of the last one. A curve counts where it
+/// has points on both sides.
+pub fn mean(curves: &[Vec<Waits>]) -> Vec<Waits> {
+    let Some(last) = curves.last() else {
+        return Vec::new();
+    };
+    let covers = |curve: &&Vec<Waits>, limit: Bytes| {
+        let (first, last) = (curve.first(), curve.last());
+        first.is_some_and(|it| it.limit <= limit) && last.is_some_and(|it| it.limit >= limit)
+    };
+    let mean_at = |point: &Waits| {
+        let known = curves.iter().filter(|curve| covers(curve, point.limit));
+        let stalls: Vec<f64> = known.map(|curve| at(curve, point.limit.0)).collect();
+        Waits {
+            limit: point.limit,
+            stall: stalls.iter().sum::<f64>() / stalls.len().max(1) as f64,
+        }
+    };
+    last.iter().map(mean_at).collect()
+}
+
 /// A want that cannot mislead: a weight of 1 at least, protection within the maximum, a curve of
 /// finite points in order.
 fn sane(want: &Want) -> Want {
@@ -97,6 +123,7 @@ fn sane(want: &Want) -> Want {
         least,
         most: want.most,
         enough: want.enough.clamp(least, want.most),
+        waits: want.waits,
         curve,
     }
 }
@@ -177,7 +204,7 @@ fn hull(curve: &[Waits]) -> Vec<Waits> {
     found
 }
 
-/// The value of a hull at a limit; the nearest end outside of it.
+/// The value of a curve in order of its limits at one of them; the nearest end outside of it.
 fn at(hull: &[Waits], limit: u64) -> f64 {
     let (Some(first), Some(last)) = (hull.first(), hull.last()) else {
         return 0.0;
@@ -208,6 +235,7 @@ mod tests {
             least: Bytes(least * MIB),
             most: Bytes(most * MIB),
             enough: Bytes(most * MIB),
+            waits: false,
             curve: Vec::new(),
         }
     }
@@ -261,9 +289,28 @@ mod tests {
         assert_eq!(divided(80, &wants), [20, 60]);
         wants[0].weight = 100;
         assert_eq!(divided(80, &wants), [60, 20]);
+        // What waits keeps half of its share by weight.
+        let mut waits = [with_curve(&[(5, 0.1), (10, 0.1)]), with_curve(&steep)];
+        assert_eq!(divided(60, &waits)[0], 5);
+        waits[0].waits = true;
+        assert_eq!(divided(60, &waits)[0], 15);
         // A cliff behind a plateau is worth its mean slope: the hull sees past the plateau.
         let cliff = with_curve(&[(20, 0.8), (50, 0.8), (60, 0.0)]);
         assert_eq!(divided(80, &[with_curve(&flat), cliff]), [20, 60]);
+    }
+
+    #[test]
+    fn the_mean_of_curves_counts_each_where_it_is_known() {
+        let curve = |points: &[(u64, f64)]| with_curve(points).curve;
+        let curves = [
+            curve(&[(10, 0.8), (20, 0.4)]),
+            curve(&[(15, 0.2), (25, 0.0)]),
+        ];
+        let mean = mean(&curves);
+        assert_eq!(mean.len(), 2);
+        assert!((mean[0].stall - 0.4).abs() < 1e-9, "0.6 and 0.2: {mean:?}");
+        assert_eq!(mean[1].stall, 0.0, "only the second");
+        assert_eq!(super::mean(&[]), []);
     }
 
     #[test]
@@ -283,6 +330,7 @@ mod tests {
                         least: Bytes(random.below(1 << 32)),
                         most: Bytes(random.below(1 << 34)),
                         enough: Bytes(random.below(1 << 34)),
+                        waits: random.below(2) == 0,
                         curve,
                     }
                 })
