@@ -76,8 +76,8 @@ impl Bound {
         }
         Some(format!(
             "the stall bound {bound} cannot be kept: the program waits for {:.0}% of the time, and \
-             hardly any page goes to the last tier any more. Give more memory, a faster tier above it, \
-             or a higher bound",
+             pages go to the last tier only where there is no room above it. Give more memory, a larger \
+             or faster tier above it, or a higher bound",
             self.ratio * 100.0
         ))
     }
@@ -103,7 +103,7 @@ impl Control {
         }
         bound.window_since = Instant::now();
         let told = bound.end_window(now, waited);
-        let shift = bound.control.shift();
+        let shift = bound.control.asked();
         self.shared.books.engine().migrations().set_shift(shift);
         if let Some(told) = told {
             warn(&told);
@@ -132,7 +132,7 @@ impl Control {
             warned: false,
             ratio: 0.0,
         });
-        let shift = (self.stall.bound.as_ref()).map_or(1.0, |bound| bound.control.shift());
+        let shift = (self.stall.bound.as_ref()).map_or(1.0, |bound| bound.control.asked());
         self.shared.books.engine().migrations().set_shift(shift);
     }
 }
