@@ -41,6 +41,11 @@ struct Bound {
 }
 
 impl Stall {
+    /// Whether there is a bound.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.bound.is_some()
+    }
+
     /// As the kernel's pressure files give it.
     pub(super) fn pressure(&self) -> PressureReport {
         PressureReport::of(&self.pressure)
@@ -112,10 +117,16 @@ impl Control {
 
     /// Sets another stall bound while the program runs. What it waited before does not count.
     pub(super) fn change_stall(&mut self, bound: Option<StallMax>) -> Answered {
-        if bound.is_some()
-            && let Err(why) = self.shared.options.can_bound_stall()
-        {
-            return Answered::Refused(why.to_owned());
+        let options = &self.shared.options;
+        if bound.is_some() {
+            let both = if self.has_latency_bound() {
+                options.can_bound_both()
+            } else {
+                Ok(())
+            };
+            if let Err(why) = options.can_bound_stall().and(both) {
+                return Answered::Refused(why.to_owned());
+            }
         }
         self.set_stall(bound);
         Answered::Yes
