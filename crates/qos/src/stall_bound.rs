@@ -131,7 +131,7 @@ impl StallControl {
         self.windows
     }
 
-    /// Whether nothing is left to do about a bound that is missed: no page is divided off to the disk.
+    /// Whether nothing is left to do about a bound that is missed: nothing is sent to the disk.
     pub fn is_exhausted(&self) -> bool {
         self.shift >= SHIFT_MAX
     }

@@ -35,8 +35,8 @@ impl FaultLatency {
         }
     }
 
-    /// Adds one fault that took `nanos`, after it had waited for room, and ended at `end`, since the
-    /// start of the run.
+    /// Adds one fault that took `nanos`, after it had waited for room, and ended at `end`, since
+    /// the start of the run.
     pub(crate) fn note(&mut self, nanos: u64, for_room: Nanos, end: Nanos) {
         self.histogram.saturating_record(nanos);
         self.served.0 += nanos;

@@ -1,4 +1,4 @@
-//! Threads that found no room for their page, and since when. Fault threads alone read and write it.
+//! Threads that found no room for their page, and since when. Only fault threads use it.
 //!
 //! Cost on the fault path: one look at memory, no lock, no system call.
 
