@@ -238,6 +238,9 @@ fn the_page_allows_its_own_script_alone_and_names_nothing_outside() {
     assert_ne!(policy, second.security_policy.expect("a policy"));
     let text = String::from_utf8(first.body).expect("UTF-8");
     assert!(!text.contains("NONCE") && !text.contains("innerHTML"));
+    for bound in ["c.latency_bound", "c.stall_bound"] {
+        assert!(text.contains(bound), "{bound} is not shown");
+    }
     for (at, _) in text.match_indices("http") {
         assert!(
             text[at..].starts_with("http://www.w3.org/2000/svg"),

@@ -72,7 +72,8 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         takeovers_max: args.takeovers_max,
         class: None,
     };
-    if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall()) {
+    let both = client.latency.map_or(Ok(()), |_| client.can_bound_both());
+    if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall().and(both)) {
         return Err(Failure::new(
             status::USAGE,
             format!("nothing can be done to keep --stall-max {bound}"),

@@ -101,6 +101,11 @@ fn a_stall_bound_that_nothing_can_keep_is_refused() {
         ],
         "an SSD and a disk",
     );
+    let tiers = |ssd, disk| ["--placement", "locality", "-t", ssd, "-t", disk];
+    let (ssd, disk) = ("file:/a,shape=nvme", "file:/b,shape=hdd-7200");
+    run(&tiers(ssd, "file:/b,shape=nvme"), "not slower");
+    let both = [&tiers(ssd, disk)[..], &["--latency", "p99=90ms"]].concat();
+    run(&both, "leave one out");
     refused(
         &["run", "--stall-max", "300%", "--", "true"],
         2,

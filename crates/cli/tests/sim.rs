@@ -227,6 +227,18 @@ fn what_cannot_be_simulated_is_refused_with_the_options_name() {
             2,
             "--prefetch",
         ),
+        (
+            &[
+                "--trace",
+                TRACE,
+                "--latency",
+                "p99=1ms",
+                "--stall-max",
+                "30%",
+            ],
+            2,
+            "--stall-max",
+        ),
         (&["--trace", TRACE, "--tier", "floppy"], 2, "hdd-7200"),
         (&["--trace", TRACE, "--tier", ""], 2, "--tier"),
         (&["--trace", TRACE, "--tier", "pcm,size=8K"], 1, "--tier"),

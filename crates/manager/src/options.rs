@@ -1,7 +1,8 @@
 //! The options of a run. The command line parses them, and the keeper hands them to the manager
 //! unchanged.
 
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
 use undercroft_qos::{LatencyBound, StallMax};
+use undercroft_tier::shape::read_time;
 use undercroft_tier::spec::TierSpec;
 
 /// What the manager does when every tier is full and the limit is reached.
@@ -78,20 +80,66 @@ pub struct ClientOptions {
 
 impl ClientOptions {
     /// Whether something can be done to keep a stall bound. Error: why not, with the fix.
+    ///
+    /// The last tier need not be a disk, but slower than the first below memory. It is refused
+    /// where it is known that it is not: by the shapes, or because both are on one device.
     pub fn can_bound_stall(&self) -> Result<(), &'static str> {
         if self.placement.to_string() != "locality" {
             return Err("only --placement locality shifts pages between an SSD and a disk");
         }
         let in_memory = |tier: &&TierSpec| matches!(tier, TierSpec::Ram(_));
-        let below = self.tiers.len() - self.tiers.iter().filter(in_memory).count();
-        if below < 2 {
+        let mut below = self.tiers.iter().filter(|tier| !in_memory(tier));
+        let (Some(ssd), Some(disk)) = (below.next(), below.next_back()) else {
             return Err(
                 "there is nothing to shift: give an SSD and a disk, such as \
                         --tier file:SSD,size=SIZE --tier file:DISK,size=SIZE",
             );
+        };
+        let is_slower = match (ssd.shape(), disk.shape()) {
+            (Some(ssd), Some(disk)) => read_time(disk) > read_time(ssd),
+            (None, None) => device(ssd).is_none_or(|of_ssd| device(disk) != Some(of_ssd)),
+            _ => true, // not known
+        };
+        if is_slower {
+            Ok(())
+        } else {
+            Err(
+                "the last tier is not slower than the first one below memory, so a shift changes \
+                 nothing: give an SSD, and a disk as the last tier",
+            )
         }
-        Ok(())
     }
+
+    /// Whether the run may have a stall bound and a latency bound at a time. Error: why not, with
+    /// the fix.
+    pub fn can_bound_both(&self) -> Result<(), &'static str> {
+        if self.latency_control {
+            Err(
+                "a latency bound and a stall bound would both decide which pages go to the last tier: \
+                 leave one out, or only measure the latency (--latency-measure-only)",
+            )
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// The device that a tier is on: of a file, that of its file system. `None`: it has no path, or one
+/// that is not there.
+fn device(tier: &TierSpec) -> Option<u64> {
+    let path = match tier {
+        TierSpec::Nvm(nvm) => &nvm.path,
+        TierSpec::File(file) => &file.path,
+        TierSpec::Ram(_) | TierSpec::Remote(_) => return None,
+    };
+    let there = path.metadata().or_else(|_| match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.metadata(),
+        _ => Path::new(".").metadata(),
+    });
+    let there = there.ok()?;
+    let kind = there.file_type();
+    let is_device = kind.is_block_device() || kind.is_char_device();
+    Some(if is_device { there.rdev() } else { there.dev() })
 }
 
 /// One `undercroft run`.
@@ -194,12 +242,10 @@ mod as_text {
 mod tests {
     use super::*;
 
-    #[test]
-    fn options_are_the_same_on_the_other_side() {
-        let texts = ["ram,zstd,max=12.5%", "file:/a:b,size=20G"];
-        let options = ClientOptions {
+    fn options(texts: &[&str]) -> ClientOptions {
+        ClientOptions {
             memory_max: Bytes(u64::MAX),
-            tiers: texts.map(|text| text.parse().expect("a tier")).to_vec(),
+            tiers: (texts.iter().map(|text| text.parse().expect("a tier"))).collect(),
             reclaim: "clock".parse().expect("a policy"),
             prefetch: "window:5".parse().expect("a policy"),
             placement: "worth".parse().expect("a policy"),
@@ -212,7 +258,45 @@ mod tests {
             stall_max: Some("30%".parse().expect("a bound")),
             takeovers_max: 7,
             class: Some("web".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_stall_bound_needs_a_last_tier_that_is_slower() {
+        let with = |tiers: &[&str]| ClientOptions {
+            placement: "locality".parse().expect("a policy"),
+            ..options(tiers)
         };
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |name: &str| format!("file:{},size=1G", folder.path().join(name).display());
+        let (one, two) = (file("one"), file("two"));
+        for (tiers, word) in [
+            (vec!["ram", one.as_str()], "nothing to shift"),
+            (vec![&one, &two], "not slower"),
+            (
+                vec!["file:/a,shape=nvme", "file:/b,shape=nvme"],
+                "not slower",
+            ),
+            (
+                vec!["file:/a,shape=hdd-7200", "file:/b,shape=nvme"],
+                "not slower",
+            ),
+        ] {
+            let why = with(&tiers).can_bound_stall().expect_err("refused");
+            assert!(why.contains(word), "{tiers:?}: {why}");
+        }
+        for tiers in [
+            ["file:/a,shape=nvme", "file:/b,shape=hdd-7200"],
+            ["file:/a,shape=nvme", one.as_str()], // not known
+            [&one, "file:/proc,size=1G"],         // another device
+        ] {
+            assert_eq!(with(&tiers).can_bound_stall(), Ok(()), "{tiers:?}");
+        }
+    }
+
+    #[test]
+    fn options_are_the_same_on_the_other_side() {
+        let options = options(&["ram,zstd,max=12.5%", "file:/a:b,size=20G"]);
         let sent = serde_json::to_string(&options).expect("JSON");
         let got: ClientOptions = serde_json::from_str(&sent).expect("options");
         assert_eq!(

@@ -83,7 +83,7 @@ impl StallControl {
         }
     }
 
-    /// Ends a window. Returns the shift from now on.
+    /// Ends a window. Returns [`StallControl::asked`] from now on.
     ///
     /// * `ratio`: the part of its time that the client has waited, since it began.
     /// * `lately`: in this window alone. The part since the beginning tells late that a program has
@@ -94,7 +94,7 @@ impl StallControl {
             self.windows.1 += 1;
             self.below = 0;
             self.shift = (self.shift * relation).min(SHIFT_MAX);
-            return self.shift;
+            return self.asked();
         }
         self.windows.0 += 1;
         let worse = relation.max(lately / self.bound.0);
@@ -103,7 +103,17 @@ impl StallControl {
             self.below = 0;
             self.shift = (self.shift * worse.max(SHRINK)).max(1.0);
         }
-        self.shift
+        self.asked()
+    }
+
+    /// What placement is asked for: the shift, or infinity for the largest. 64 times a default that
+    /// is shorter than a page is no whole sequence.
+    pub fn asked(&self) -> f64 {
+        if self.is_exhausted() {
+            f64::INFINITY
+        } else {
+            self.shift
+        }
     }
 
     /// The bound.
@@ -121,7 +131,7 @@ impl StallControl {
         self.windows
     }
 
-    /// Whether nothing is left to do about a bound that is missed: the shift is at its largest.
+    /// Whether nothing is left to do about a bound that is missed: nothing is sent to the disk.
     pub fn is_exhausted(&self) -> bool {
         self.shift >= SHIFT_MAX
     }
@@ -176,13 +186,14 @@ mod tests {
     fn a_bound_that_the_ssd_misses_has_no_page_on_the_disk() {
         let (control, _) = plant(0.2, 0.9, 0.5, &[0.0; 50]);
         assert!(control.is_exhausted());
+        assert_eq!(control.asked(), f64::INFINITY);
         assert_eq!(control.windows(), (0, 50));
     }
 
     #[test]
     fn a_bound_that_the_disk_keeps_shifts_nothing() {
         let (control, _) = plant(0.9, 0.5, 0.2, &[0.0; 100]);
-        assert_eq!(control.shift(), 1.0);
+        assert_eq!((control.shift(), control.asked()), (1.0, 1.0));
     }
 
     proptest! {

@@ -528,6 +528,17 @@ impl Setup {
                 "use smaller pages, or more --memory",
             ));
         }
+        let stall = self.stall.iter().flatten().next();
+        if let (Some(bound), false) = (stall, self.latency.bounds.is_empty())
+            && self.latency.control
+        {
+            return Err(SetupError::option(
+                "--stall-max",
+                &bound.to_string(),
+                "it and --latency would both decide which pages go to the last tier",
+                "leave one of them out",
+            ));
+        }
         if self.latency.window.0 < WINDOW_MIN.0 {
             return Err(SetupError::option(
                 "--latency-window",

@@ -89,7 +89,7 @@ fn runs(frame: &mut Frame<'_>, area: Rect, list: &List) {
         Constraint::Length(9),
         Constraint::Length(8),
         Constraint::Length(8),
-        Constraint::Length(6),
+        Constraint::Length(8),
         Constraint::Length(9),
         Constraint::Length(10),
         Constraint::Min(10),
@@ -108,7 +108,10 @@ fn row(run: &Run) -> Row<'static> {
         .map_or("-".to_owned(), |max| Bytes(max).to_string());
     let out: u64 = now.tiers.iter().map(|tier| tier.logical_bytes).sum();
     let p99 = now.fault_latency_seconds.as_ref();
-    let bound = now.latency_bound.as_ref();
+    let latency = now.latency_bound.as_ref();
+    let latency = latency.map(|bound| (bound.windows_kept, bound.windows_missed));
+    let stall = now.stall_bound.as_ref();
+    let windows = latency.or(stall.map(|bound| (bound.windows_kept, bound.windows_missed)));
     Row::new([
         now.pid.to_string(),
         Bytes(now.dram_bytes).to_string(),
@@ -117,11 +120,13 @@ fn row(run: &Run) -> Row<'static> {
         format!("{:.0}", rate.faults),
         format!("{:.0}", rate.pages_in),
         format!("{:.0}", rate.pages_out),
-        format!("{:.0} %", rate.stall * 100.0),
+        match stall {
+            Some(of) => format!("{:.0}/{}", rate.stall * 100.0, of.bound),
+            None => format!("{:.0} %", rate.stall * 100.0),
+        },
         p99.map_or("-".to_owned(), |of| time(of.p99)),
-        bound.map_or("-".to_owned(), |bound| {
-            let kept = bound.windows_kept;
-            format!("{kept}/{}", kept + bound.windows_missed)
+        windows.map_or("-".to_owned(), |(kept, missed)| {
+            format!("{kept}/{}", kept + missed)
         }),
         now.command.join(" "),
     ])
@@ -162,7 +167,10 @@ fn selected(frame: &mut Frame<'_>, area: Rect, run: &Run) {
         ),
         (
             stall,
-            format!("stall  {:.1} %", rate.stall * 100.0),
+            match &now.stall_bound {
+                Some(of) => format!("stall  {:.1} % of {}", rate.stall * 100.0, of.bound),
+                None => format!("stall  {:.1} %", rate.stall * 100.0),
+            },
             graph(run, stall.width, 1e4, |run, at| run.rates[at].stall),
         ),
     ];
@@ -196,6 +204,9 @@ fn facts(now: &Snapshot) -> Vec<Line<'static>> {
     if let Some(bound) = &now.latency_bound {
         lines.push(Line::from(format!("bound {}", bound_summary(bound))));
     }
+    if let Some(bound) = &now.stall_bound {
+        lines.push(Line::from(format!("bound {bound}")));
+    }
     lines
 }
 
@@ -207,6 +218,7 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
+    use undercroft_manager::report::StallBoundReport;
 
     /// A run as `status --json` gives it. `at`: seconds since its start.
     fn snapshot(pid: u32, at: f64, faults: u64, stall: f64) -> Snapshot {
@@ -276,6 +288,34 @@ mod tests {
         assert_eq!(list.selected_at(), Some(1));
         list.select(5);
         assert_eq!(list.selected_at(), Some(1), "there is no more");
+    }
+
+    #[test]
+    fn a_stall_bound_is_shown_beside_the_stall() {
+        let mut list = two_looks();
+        let with_bound = |at: f64, stall: f64| Snapshot {
+            latency_bound: None,
+            stall_bound: Some(StallBoundReport {
+                bound: "30%".to_owned(),
+                ratio: 0.248,
+                windows_kept: 5,
+                windows_missed: 2,
+                shift: 3.5,
+            }),
+            ..snapshot(200, at, 20, stall)
+        };
+        let now = Instant::now();
+        list.update(now, vec![with_bound(9.0, 3.0)]);
+        list.update(now, vec![with_bound(11.0, 4.0)]);
+        let text = screen(&mut list);
+        for part in [
+            "50/30%",
+            "5/7",
+            "stall  50.0 % of 30%",
+            "stall 30%: waits 24.8% of the time; kept in 5 of 7 windows",
+        ] {
+            assert!(text.contains(part), "no `{part}` in\n{text}");
+        }
     }
 
     #[test]

@@ -208,8 +208,18 @@ impl Control {
         if let Some(Err(refused)) = bound.map(|bound| self.admits(bound)) {
             return Answered::Refused(refused.to_string());
         }
+        if bound.is_some()
+            && self.stall.is_bounded()
+            && let Err(why) = self.shared.options.can_bound_both()
+        {
+            return Answered::Refused(why.to_owned());
+        }
         self.set_bound(bound);
         Answered::Yes
+    }
+
+    pub(super) fn has_latency_bound(&self) -> bool {
+        self.bound.is_some()
     }
 
     /// Sets the latency bound; `None` ends it. Page-ins count for it from now on.

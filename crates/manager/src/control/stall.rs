@@ -41,6 +41,11 @@ struct Bound {
 }
 
 impl Stall {
+    /// Whether there is a bound.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.bound.is_some()
+    }
+
     /// As the kernel's pressure files give it.
     pub(super) fn pressure(&self) -> PressureReport {
         PressureReport::of(&self.pressure)
@@ -76,8 +81,8 @@ impl Bound {
         }
         Some(format!(
             "the stall bound {bound} cannot be kept: the program waits for {:.0}% of the time, and \
-             hardly any page goes to the last tier any more. Give more memory, a faster tier above it, \
-             or a higher bound",
+             pages go to the last tier only where there is no room above it. Give more memory, a larger \
+             or faster tier above it, or a higher bound",
             self.ratio * 100.0
         ))
     }
@@ -103,7 +108,7 @@ impl Control {
         }
         bound.window_since = Instant::now();
         let told = bound.end_window(now, waited);
-        let shift = bound.control.shift();
+        let shift = bound.control.asked();
         self.shared.books.engine().migrations().set_shift(shift);
         if let Some(told) = told {
             warn(&told);
@@ -112,10 +117,16 @@ impl Control {
 
     /// Sets another stall bound while the program runs. What it waited before does not count.
     pub(super) fn change_stall(&mut self, bound: Option<StallMax>) -> Answered {
-        if bound.is_some()
-            && let Err(why) = self.shared.options.can_bound_stall()
-        {
-            return Answered::Refused(why.to_owned());
+        let options = &self.shared.options;
+        if bound.is_some() {
+            let both = if self.has_latency_bound() {
+                options.can_bound_both()
+            } else {
+                Ok(())
+            };
+            if let Err(why) = options.can_bound_stall().and(both) {
+                return Answered::Refused(why.to_owned());
+            }
         }
         self.set_stall(bound);
         Answered::Yes
@@ -132,7 +143,7 @@ impl Control {
             warned: false,
             ratio: 0.0,
         });
-        let shift = (self.stall.bound.as_ref()).map_or(1.0, |bound| bound.control.shift());
+        let shift = (self.stall.bound.as_ref()).map_or(1.0, |bound| bound.control.asked());
         self.shared.books.engine().migrations().set_shift(shift);
     }
 }

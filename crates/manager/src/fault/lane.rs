@@ -360,7 +360,7 @@ impl FaultThread {
                 .installed
                 .saturating_duration_since(self.shared.started);
             let end = Nanos(end.as_nanos() as u64);
-            lock(&self.shared.gauges.fault_latency).note(took, end);
+            lock(&self.shared.gauges.fault_latency).note(took, this.waited, end);
             self.note_page_in(lane, took);
         }
         // Last, and with no lock held: the woken thread runs on this CPU, and may replace this

@@ -19,7 +19,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use undercroft_base::{PAGE_BYTES, ThreadId, TierId, VirtPage, VirtRange};
+use undercroft_base::{Nanos, PAGE_BYTES, ThreadId, TierId, VirtPage, VirtRange};
 use undercroft_engine::limits::LOAD_PAGES_MAX;
 use undercroft_engine::{Engine, Fault, FaultAnswer, Missing};
 use undercroft_sys::mapping::ZeroPages;
@@ -39,6 +39,7 @@ use crate::space::port::Wake;
 use crate::space::process::{EXCLUDE_MAX, Process};
 use crate::space::processes::Change;
 use crate::space::shared::Shared;
+use crate::sync::lock;
 use lane::Lane;
 
 /// Plans of a thread that may wait for storage at once.
@@ -542,17 +543,19 @@ impl FaultThread {
             }
             answer
         };
-        let no_room = answer == FaultAnswer::NoRoom;
-        let waited = self.shared.gauges.page_ins.get().map(|page_ins| {
-            let now = self.shared.elapsed_at(read);
-            page_ins.answered(&fault, no_room, now)
-        });
+        let (no_room, now) = (answer == FaultAnswer::NoRoom, self.shared.elapsed_at(read));
+        let gauges = &self.shared.gauges;
+        let waited = gauges.room_waits.answered(&fault, no_room, now);
         if answer == FaultAnswer::Load {
             let times = [arrived, read, Instant::now()];
-            self.lanes[lane].waited = waited.unwrap_or_default();
+            self.lanes[lane].waited = waited;
             return self.carry_out(lane, process, times);
         }
         self.idle.push(lane);
+        if waited > Nanos(0) {
+            // Its page came by another way while it waited.
+            lock(&gauges.fault_latency).note_wait(waited, Nanos(now.as_nanos() as u64));
+        }
         let page = VirtRange::one(fault.page);
         if answer == FaultAnswer::Wait && fault.urgent {
             // The agent waits for a page of its own batch, which was removed without an event. It

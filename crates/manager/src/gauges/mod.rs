@@ -4,6 +4,7 @@ pub(crate) mod knobs;
 pub(crate) mod latency;
 pub(crate) mod limit;
 pub(crate) mod page_ins;
+pub(crate) mod room;
 pub(crate) mod scale;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +18,7 @@ use self::knobs::Knobs;
 use self::latency::{Breakdown, FaultLatency};
 use self::limit::Exceeded;
 use self::page_ins::PageIns;
+use self::room::RoomWaits;
 use self::scale::{Longest, Shortages};
 use crate::sync::lock;
 
@@ -25,6 +27,7 @@ pub(crate) struct Gauges {
     pub fault_latency: Mutex<FaultLatency>,
     /// The page-ins, from when the run has a latency bound.
     pub page_ins: OnceLock<Box<PageIns>>,
+    pub room_waits: RoomWaits,
     /// What latency control decided last.
     pub knobs: Knobs,
     /// Bytes of DRAM that the user asks to keep to.
@@ -79,6 +82,7 @@ impl Gauges {
             memory_max: AtomicU64::new(memory_max.0),
             fault_latency: Mutex::new(FaultLatency::new()),
             page_ins: bound.map_or_else(OnceLock::new, |bound| PageIns::boxed(bound).into()),
+            room_waits: RoomWaits::default(),
             knobs: Knobs::default(),
             breakdown: Breakdown::default(),
             exceeded: Mutex::default(),

@@ -8,19 +8,10 @@
 //! Cost on the fault path: two or three additions to memory, no lock, no system call.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use undercroft_base::Nanos;
-use undercroft_engine::Fault;
 use undercroft_qos::LatencyBound;
 use undercroft_qos::tail::{BUCKETS, bucket};
-
-/// Threads that are known to wait for room. Two threads of one place may forget a wait of each
-/// other.
-const WAITS: usize = 64;
-
-/// A word of a wait: the thread above these bits, the time in microseconds below.
-const TIME_BITS: u32 = 42;
 
 /// The latencies of one kind of page-in, by bucket of `undercroft_qos::tail`. They only grow, and
 /// begin again at 0 after 2^32.
@@ -35,14 +26,6 @@ pub(crate) struct PageIns {
     /// Those from a device.
     pub device: Counts,
     over: AtomicU64,
-    waits: [Wait; WAITS],
-}
-
-/// A thread that waits for room. Zero: none.
-#[derive(Default)]
-struct Wait {
-    thread_and_time: AtomicU64,
-    page: AtomicU64,
 }
 
 impl Counts {
@@ -69,7 +52,6 @@ impl PageIns {
             all: Counts::new(),
             device: Counts::new(),
             over: AtomicU64::new(0),
-            waits: std::array::from_fn(|_| Wait::default()),
         }
     }
 
@@ -100,54 +82,15 @@ impl PageIns {
     pub(crate) fn over(&self) -> u64 {
         self.over.load(Ordering::Acquire)
     }
-
-    /// Notes how a fault was answered at `now`. Returns how long it has waited for room before; it
-    /// does not wait any more then.
-    pub(crate) fn answered(&self, fault: &Fault, no_room: bool, now: Duration) -> Nanos {
-        let thread = u64::from(fault.thread.0);
-        let wait = &self.waits[thread as usize % WAITS];
-        let found = wait.thread_and_time.load(Ordering::Relaxed);
-        let is_ours = found >> TIME_BITS == thread
-            && thread != 0
-            && wait.page.load(Ordering::Relaxed) == fault.page.0;
-        let micros = now.as_micros() as u64;
-        if no_room && !is_ours {
-            wait.page.store(fault.page.0, Ordering::Relaxed);
-            let word = thread << TIME_BITS | (micros & ((1 << TIME_BITS) - 1));
-            wait.thread_and_time.store(word, Ordering::Relaxed);
-        }
-        if no_room || !is_ours {
-            return Nanos(0);
-        }
-        wait.thread_and_time.store(0, Ordering::Relaxed);
-        let since = found & ((1 << TIME_BITS) - 1);
-        Nanos(micros.saturating_sub(since) * 1000)
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use undercroft_base::{SpaceId, ThreadId, VirtPage};
-
     use super::*;
-
-    fn page_ins() -> PageIns {
-        PageIns::new("p99=200us".parse().expect("a bound"))
-    }
-
-    fn fault(thread: u32, page: u64) -> Fault {
-        Fault {
-            space: SpaceId(1),
-            page: VirtPage(page),
-            write: false,
-            thread: ThreadId(thread),
-            urgent: false,
-        }
-    }
 
     #[test]
     fn counts_are_read_once_and_by_kind() {
-        let of = page_ins();
+        let of = PageIns::new("p99=200us".parse().expect("a bound"));
         of.add(Nanos(5_000), false);
         of.add(Nanos(200_000), true);
         of.add(Nanos(200_001), true);
@@ -177,28 +120,5 @@ mod tests {
         let mut found = Vec::new();
         counts.news(&mut seen, |at, count| found.push((at, count)));
         assert_eq!(found, [(7, 3)]);
-    }
-
-    #[test]
-    fn a_wait_for_room_counts_from_the_first_fault_and_once() {
-        let of = page_ins();
-        let at = Duration::from_millis;
-        assert_eq!(of.answered(&fault(70, 9), false, at(1)), Nanos(0));
-        assert_eq!(of.answered(&fault(70, 9), true, at(10)), Nanos(0));
-        assert_eq!(of.answered(&fault(70, 9), true, at(11)), Nanos(0));
-        // Another page of the same thread, and another thread of the same page.
-        assert_eq!(of.answered(&fault(70, 8), false, at(12)), Nanos(0));
-        assert_eq!(of.answered(&fault(71, 9), false, at(12)), Nanos(0));
-        assert_eq!(of.answered(&fault(70, 9), false, at(13)), Nanos(3_000_000));
-        assert_eq!(of.answered(&fault(70, 9), false, at(14)), Nanos(0));
-    }
-
-    #[test]
-    fn a_fault_of_no_thread_never_waits() {
-        let of = page_ins();
-        for no_room in [true, false] {
-            let now = Duration::from_secs(1);
-            assert_eq!(of.answered(&fault(0, 0), no_room, now), Nanos(0));
-        }
     }
 }

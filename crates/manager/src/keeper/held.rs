@@ -126,6 +126,11 @@ impl Held {
             );
         }
         client.class = Some(self.grant.class.clone());
+        if client.stall_max.is_some() {
+            // The daemon's tiers and bound may not go with it.
+            let can = client.can_bound_stall();
+            can.map_err(|why| wrong("--stall-max", why.to_string()))?;
+        }
         Ok(granted)
     }
 

@@ -307,7 +307,7 @@ impl Accesses {
             let books = engine.books();
             (books.stats().pages_swapped_out, books.resident().0)
         };
-        let waited = lock(&self.shared.gauges.fault_latency).waited();
+        let waited = lock(&self.shared.gauges.fault_latency).served();
         let since = Since {
             left: left - self.left,
             resident,

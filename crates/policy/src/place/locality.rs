@@ -83,7 +83,8 @@ pub struct Locality {
     to_disk: Vec<PageNo>,
     /// Kept for its memory.
     strong: Vec<(u32, u32, PageNo)>,
-    /// By how much SSD segments are longer than the latency of the disk needs.
+    /// By how much SSD segments are longer than the latency of the disk needs. Infinite: nothing
+    /// goes to the disk.
     shift: f64,
 }
 
@@ -253,7 +254,7 @@ impl Place for Locality {
         let Some((_, disk)) = devices(tiers) else {
             return;
         };
-        if self.compute == 0.0 || !self.is_sequence() {
+        if self.shift.is_infinite() || self.compute == 0.0 || !self.is_sequence() {
             return;
         }
         let latency = match tiers[disk].load_ns {
@@ -395,6 +396,21 @@ mod tests {
         let mut place = after(&pages, &pages);
         place.compute = 100_000.0;
         assert_eq!(on_disk(&mut place, &pages, false), [0; 0]);
+    }
+
+    /// A disk that hides behind a tenth of a page: 64 times that are 7 pages.
+    #[test]
+    fn a_shift_makes_the_ssd_segment_longer_and_an_infinite_one_has_nothing_on_the_disk() {
+        let pages: Vec<u32> = (0..40).collect();
+        let shifted = |compute: f64, shift: f64| {
+            let mut place = after(&pages, &pages);
+            place.compute = compute;
+            place.set_shift(shift);
+            on_disk(&mut place, &pages, false)
+        };
+        assert_eq!(shifted(1e6, 2.0), pages[20..]);
+        assert_eq!(shifted(1e8, 64.0), pages[7..]);
+        assert_eq!(shifted(1e8, f64::INFINITY), [0; 0]);
     }
 
     #[test]

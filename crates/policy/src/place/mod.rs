@@ -275,7 +275,7 @@ pub trait Place: Send {
     }
 
     /// Pages are to go to faster tiers than it would choose: `shift` times as many of those that
-    /// it would divide between two tiers; 1 = none (HybridSwap §4.4). O(1).
+    /// it would divide between two tiers; 1 = no more, infinity = all (HybridSwap §4.4). O(1).
     fn set_shift(&mut self, _shift: f64) {}
 
     /// What it decided about DRAM; `None` if it decides nothing, or has not yet.

@@ -437,7 +437,7 @@ impl<'a> Client<'a> {
     /// Gives it a stall bound. Before time begins.
     pub(super) fn bound_stall(&mut self, bound: StallMax) {
         let control = StallControl::new(bound);
-        self.engine.migrations().set_shift(control.shift());
+        self.engine.migrations().set_shift(control.asked());
         self.stall = Some(Stall {
             control,
             began: Time::default(),
