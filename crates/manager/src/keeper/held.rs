@@ -130,6 +130,10 @@ impl Held {
             // The daemon's tiers and bound may not go with it.
             let can = client.can_bound_stall();
             can.map_err(|why| wrong("--stall-max", why.to_string()))?;
+            if client.latency.is_some() && client.latency_control {
+                let why = "the class has a latency bound, and both would decide where pages go";
+                return Err(wrong("--stall-max", why.to_owned()));
+            }
         }
         Ok(granted)
     }
