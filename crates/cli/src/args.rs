@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_api::Listen;
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Price};
 use undercroft_manager::options::{AccessScan, WhenFull};
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
@@ -116,6 +116,12 @@ pub(crate) struct RunArgs {
     /// Default: ram, then a file in $UNDERCROFT_DIR or the temporary directory
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = values::tier)]
     pub tiers: Vec<TierSpec>,
+
+    /// What a GiB of DRAM costs, in dollars. With it, and price= of each tier that is not DRAM, the
+    /// report and `undercroft status` say what the run costs at its peak, and what it would cost
+    /// all in DRAM. No price is assumed
+    #[arg(long, value_name = "DOLLARS")]
+    pub memory_price: Option<Price>,
 
     /// Size of the managed pages; only 4K is available
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::page_size)]

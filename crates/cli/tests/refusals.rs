@@ -151,6 +151,11 @@ fn unknown_names_are_answered_with_the_known_ones() {
         &["tape", "ram"],
     );
     refused(
+        &["run", "--memory-price", "-1", "--", "true"],
+        2,
+        &["dollars a GiB"],
+    );
+    refused(
         &["run", "--tier", "ram,colour=blue", "--", "true"],
         2,
         &["colour", "max=SIZE"],

@@ -72,6 +72,7 @@ fn options(tier: &str) -> ClientOptions {
         latency_control: true,
         stall_max: None,
         takeovers_max: 0,
+        memory_price: None,
     }
 }
 
