@@ -426,6 +426,8 @@ pub(crate) enum LabCommand {
     List(JsonArgs),
     /// Run one experiment, or all, beside kernel swap (needs root)
     Run(LabRunArgs),
+    /// Set performance against cost: what each run costs at its peak, and what it does for that
+    Cost(LabCostArgs),
     /// Draw the plots of existing results again
     Plot {
         /// results.json of a run.
@@ -435,6 +437,30 @@ pub(crate) enum LabCommand {
         out: PathBuf,
     },
 }
+
+/// `undercroft lab cost`.
+#[derive(Debug, Args)]
+#[command(after_help = LAB_COST_EXAMPLES)]
+pub(crate) struct LabCostArgs {
+    /// Reports of runs with prices (`run --report`). The first is what the others are compared
+    /// with: give a run that has all in DRAM. No report: a small set of simulated runs
+    #[arg(value_name = "REPORT")]
+    pub reports: Vec<PathBuf>,
+
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+const LAB_COST_EXAMPLES: &str = "Examples:
+  undercroft lab cost
+  undercroft run -m max --memory-price 4.5 --report all.json -- python3 job.py
+  undercroft run -m 1G --memory-price 4.5 -t file:/ssd,size=9G,price=0.1,tbw=600T --report ssd.json -- python3 job.py
+  undercroft lab cost all.json ssd.json
+
+Without reports everything is simulated, with the prices of the simulator's models: round ones of 2021.
+Cost: peak use of DRAM and of each tier, times its price (RapidSwap, section 4.3). Performance a cost:
+section 4.4. The performance of a report is 1 / its run time, so all must be of the same work.";
 
 /// `undercroft lab run`.
 #[derive(Debug, Args)]
