@@ -151,7 +151,7 @@ fn unknown_names_are_answered_with_the_known_ones() {
         &["tape", "ram"],
     );
     refused(
-        &["run", "--memory-price", "-1", "--", "true"],
+        &["run", "--memory-price=-1", "--", "true"],
         2,
         &["dollars a GiB"],
     );
