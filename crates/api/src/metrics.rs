@@ -147,6 +147,18 @@ const CLIENT: &[OfClient] = &[
                 .map(|bound| bound.windows_missed as f64)
         },
     ),
+    (
+        "undercroft_cost_dollars",
+        "gauge",
+        "DRAM and tiers at their peaks; absent without prices.",
+        |of| of.cost.map(|cost| cost.total_dollars),
+    ),
+    (
+        "undercroft_all_in_dram_dollars",
+        "gauge",
+        "The same pages, all in DRAM.",
+        |of| of.cost.map(|cost| cost.all_in_dram_dollars),
+    ),
 ];
 
 const TIER: &[OfTier] = &[
@@ -191,6 +203,24 @@ const TIER: &[OfTier] = &[
         "counter",
         "Pages written.",
         |of| Some(of.writes as f64),
+    ),
+    (
+        "undercroft_tier_written_bytes_total",
+        "counter",
+        "Bytes written to the memory or device below.",
+        |of| Some(of.written_bytes as f64),
+    ),
+    (
+        "undercroft_tier_cost_dollars",
+        "gauge",
+        "The tier at its peak; absent without a price.",
+        |of| of.cost.map(|cost| cost.dollars_at_peak),
+    ),
+    (
+        "undercroft_tier_tbw_bytes",
+        "gauge",
+        "Bytes that the device is rated to take in all; absent if it is not given.",
+        |of| of.wear.map(|wear| wear.tbw_bytes),
     ),
 ];
 

@@ -1,10 +1,12 @@
-//! The types that all other crates use: units, page identities, the page entry, the Tier port.
+//! The types that all other crates use: units, prices, page identities, the page entry, the Tier
+//! port.
 //!
 //! Level 0: depends on no other crate of the workspace, does no I/O, reads no clock, has no
 //! `unsafe`.
 
 mod entry;
 mod ids;
+mod price;
 mod tier;
 mod units;
 
@@ -12,6 +14,7 @@ pub use entry::{Entry, Flags, PageState};
 pub use ids::{
     CHUNK_PAGES, ChunkNo, PageNo, Slot, SpaceId, Stamp, ThreadId, TierId, VirtPage, VirtRange,
 };
+pub use price::{Price, PriceError, WriteBudget};
 pub use tier::{
     FailKind, Fetched, Inbox, LoadError, Loaded, Store, StoreError, Tier, TierInfo, TierKind,
     TierUsage,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use undercroft_api::Listen;
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Price};
 use undercroft_manager::options::{AccessScan, WhenFull};
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
@@ -118,6 +118,12 @@ pub(crate) struct RunArgs {
     /// Default: ram, then a file in $UNDERCROFT_DIR or the temporary directory
     #[arg(long = "tier", short = 't', value_name = "SPEC", value_parser = values::tier)]
     pub tiers: Vec<TierSpec>,
+
+    /// What a GiB of DRAM costs, in dollars. With it, and price= of each tier that is not DRAM, the
+    /// report and `undercroft status` say what the run costs at its peak, and what it would cost
+    /// all in DRAM. No price is assumed
+    #[arg(long, value_name = "DOLLARS")]
+    pub memory_price: Option<Price>,
 
     /// Size of the managed pages; only 4K is available
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = values::page_size)]
@@ -483,6 +489,8 @@ pub(crate) enum LabCommand {
     List(JsonArgs),
     /// Run one experiment, or all, beside kernel swap (needs root)
     Run(LabRunArgs),
+    /// Set performance against cost: what each run costs at its peak, and what it does for that
+    Cost(LabCostArgs),
     /// Draw the plots of existing results again
     Plot {
         /// results.json of a run.
@@ -492,6 +500,30 @@ pub(crate) enum LabCommand {
         out: PathBuf,
     },
 }
+
+/// `undercroft lab cost`.
+#[derive(Debug, Args)]
+#[command(after_help = LAB_COST_EXAMPLES)]
+pub(crate) struct LabCostArgs {
+    /// Reports of runs with prices (`run --report`). The first is what the others are compared
+    /// with: give a run that has all in DRAM. No report: a small set of simulated runs
+    #[arg(value_name = "REPORT")]
+    pub reports: Vec<PathBuf>,
+
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+const LAB_COST_EXAMPLES: &str = "Examples:
+  undercroft lab cost
+  undercroft run -m max --memory-price 4.5 --report all.json -- python3 job.py
+  undercroft run -m 1G --memory-price 4.5 -t file:/ssd,size=9G,price=0.1,tbw=600T --report ssd.json -- python3 job.py
+  undercroft lab cost all.json ssd.json
+
+Without reports everything is simulated, with the prices of the simulator's models: round ones of 2021.
+Cost: peak use of DRAM and of each tier, times its price (RapidSwap, section 4.3). Performance a cost:
+section 4.4. The performance of a report is 1 / its run time, so all must be of the same work.";
 
 /// `undercroft lab run`.
 #[derive(Debug, Args)]

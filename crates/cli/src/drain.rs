@@ -145,6 +145,9 @@ mod tests {
             ratio: None,
             reads: 0,
             writes: 0,
+            written_bytes: 0,
+            cost: None,
+            wear: None,
             remote: None,
             drain: None,
         };

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use serde::Serialize;
 
-use crate::args::{LabCommand, LabRunArgs};
+use crate::args::{LabCommand, LabCostArgs, LabRunArgs};
 use crate::failure::{Failure, status};
 use crate::show;
 
@@ -16,6 +16,7 @@ pub(crate) fn lab(command: LabCommand) -> Result<u8, Failure> {
     match command {
         LabCommand::List(args) => list(args.json)?,
         LabCommand::Run(args) => run(args)?,
+        LabCommand::Cost(args) => cost(&args)?,
         LabCommand::Plot { results, out } => undercroft_lab::plot(&results, &out).map_err(|error| {
             Failure::new(
                 status::FAILED,
@@ -57,6 +58,26 @@ fn list(as_json: bool) -> Result<(), Failure> {
         show::line(&format!("{:<16} {}", info.name, info.about))?;
     }
     Ok(())
+}
+
+fn cost(args: &LabCostArgs) -> Result<(), Failure> {
+    let table = if args.reports.is_empty() {
+        undercroft_lab::cost::simulated(false)
+    } else {
+        undercroft_lab::cost::of_reports(&args.reports)
+    };
+    let table = table.map_err(|error| {
+        Failure::new(
+            status::FAILED,
+            "cannot set performance against cost",
+            format!("{error:#}"),
+            "give reports of runs of the same work, all with --memory-price and a price= of each tier",
+        )
+    })?;
+    if args.json {
+        return show::json(&table);
+    }
+    show::line(table.to_string().trim_end())
 }
 
 fn run(args: LabRunArgs) -> Result<(), Failure> {

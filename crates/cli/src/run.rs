@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use undercroft_base::{Bytes, TierId};
 use undercroft_manager::options::{ClientOptions, RunOptions};
-use undercroft_tier::spec::{FileSpec, RamSpec, TierSpec};
+use undercroft_tier::spec::{FileSpec, RamSpec, Rated, TierSpec};
 
 use crate::args::RunArgs;
 use crate::failure::{Failure, status};
@@ -71,6 +71,7 @@ pub(crate) fn options(args: RunArgs) -> Result<RunOptions, Failure> {
         stall_max: args.stall_max,
         takeovers_max: args.takeovers_max,
         class: None,
+        memory_price: args.memory_price,
     };
     let both = client.latency.map_or(Ok(()), |_| client.can_bound_both());
     if let (Some(bound), Err(why)) = (client.stall_max, client.can_bound_stall().and(both)) {
@@ -149,6 +150,7 @@ fn default_tiers() -> Result<Vec<TierSpec>, Failure> {
                 path: directory,
                 size: None,
                 shape: None,
+                rated: Rated::default(),
             }),
         ]),
         _ => Err(Failure::new(

@@ -27,17 +27,30 @@ pub(crate) struct TierKindHelp {
     options: &'static [TierOption],
 }
 
-/// The option that every kind has.
+/// An option of every kind but `redis`.
 const SHAPE: TierOption = TierOption {
     name: "shape=DEVICE",
     default: "none",
     meaning: "times of another device, for experiments; reports then say `emulated`",
 };
 
+/// What kinds other than DRAM cost.
+const PRICE: TierOption = TierOption {
+    name: "price=DOLLARS",
+    default: "none",
+    meaning: "price of a GiB, such as 0.1: report and status then say what it costs",
+};
+
+const TBW: TierOption = TierOption {
+    name: "tbw=SIZE",
+    default: "none",
+    meaning: "writes in all that the data sheet promises, base 1000, such as 600T",
+};
+
 const TIER_KINDS: &[TierKindHelp] = &[
     TierKindHelp {
         kind: "ram",
-        syntax: "ram[,lz4|zstd][,max=SIZE|PERCENT][,shape=DEVICE]",
+        syntax: "ram[,lz4|zstd][,max=SIZE|PERCENT][,shape=DEVICE][,price=DOLLARS]",
         example: "ram,zstd,max=64M",
         meaning: "Compressed memory. It counts towards --memory-max. Pages of one repeated word cost nothing.",
         options: &[
@@ -52,11 +65,16 @@ const TIER_KINDS: &[TierKindHelp] = &[
                 meaning: "most memory it may hold; a percentage is of --memory-max",
             },
             SHAPE,
+            TierOption {
+                name: "price=DOLLARS",
+                default: "what --memory-price says",
+                meaning: "price of a GiB, if it stands for memory that is not DRAM",
+            },
         ],
     },
     TierKindHelp {
         kind: "nvm",
-        syntax: "nvm:PATH,size=SIZE[,shape=DEVICE]",
+        syntax: "nvm:PATH,size=SIZE[,shape=DEVICE][,price=DOLLARS][,tbw=SIZE]",
         example: "nvm:/mnt/pmem,size=8G",
         meaning: "Mapped memory that is not DRAM: a DAX device, a new file, or a directory to make a \
                   nameless file in. A file that is not on a DAX file system only stands for it, and \
@@ -68,11 +86,13 @@ const TIER_KINDS: &[TierKindHelp] = &[
                 meaning: "bytes it takes, all of them at the start",
             },
             SHAPE,
+            PRICE,
+            TBW,
         ],
     },
     TierKindHelp {
         kind: "file",
-        syntax: "file:PATH[,size=SIZE][,shape=DEVICE]",
+        syntax: "file:PATH[,size=SIZE][,shape=DEVICE][,price=DOLLARS][,tbw=SIZE]",
         example: "file:/var/swap,size=20G",
         meaning: "A new file, a block device, or a directory to make a nameless file in. Nothing of \
                   it outlives the run.",
@@ -83,12 +103,14 @@ const TIER_KINDS: &[TierKindHelp] = &[
                 meaning: "most bytes it may take",
             },
             SHAPE,
+            PRICE,
+            TBW,
         ],
     },
     TierKindHelp {
         kind: "redis",
         syntax: "redis:HOST:PORT[,HOST:PORT]...[,size=SIZE][,prefix=NAME][,user=NAME]\
-                 [,password-file=PATH][,tls=PATH|system][,cert=PATH,key=PATH][,leftover=discard]",
+                 [,password-file=PATH][,tls=PATH|system][,cert=PATH,key=PATH][,leftover=discard][,price=DOLLARS]",
         example: "redis:10.0.0.1:6379,10.0.0.2:6379,size=20G",
         meaning: "A Redis or Valkey cluster: each page compressed, on two masters. Its machines see \
                   the program's memory in clear. Nothing of it outlives the run.",
@@ -128,6 +150,7 @@ const TIER_KINDS: &[TierKindHelp] = &[
                 default: "refuse",
                 meaning: "deletes what a run left that was not heard of for a minute",
             },
+            PRICE,
         ],
     },
 ];
@@ -250,6 +273,9 @@ fn client(snapshot: &Snapshot) -> String {
         if let Some(drain) = &tier.drain {
             text.push_str(&format!("    {}\n", crate::drain::progress(drain)));
         }
+    }
+    if let Some(cost) = &snapshot.cost {
+        text.push_str(&format!("  cost {cost}\n"));
     }
     if let Some(bound) = &snapshot.latency_bound {
         text.push_str(&format!("  bound {}\n", bound_summary(bound)));

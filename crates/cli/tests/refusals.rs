@@ -156,6 +156,16 @@ fn unknown_names_are_answered_with_the_known_ones() {
         &["tape", "ram"],
     );
     refused(
+        &["run", "--memory-price=-1", "--", "true"],
+        2,
+        &["dollars a GiB"],
+    );
+    refused(
+        &["lab", "cost", "/nonexistent.json"],
+        1,
+        &["/nonexistent.json", "--memory-price"],
+    );
+    refused(
         &["run", "--tier", "ram,colour=blue", "--", "true"],
         2,
         &["colour", "max=SIZE"],

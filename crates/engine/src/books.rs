@@ -137,6 +137,11 @@ impl<'e, L: Ledger> BooksView<'e, L> {
             "resident count differs from the ledger: {census:?}"
         );
         assert_eq!(
+            self.engine.table.stored(),
+            of(PageState::Stored),
+            "count of stored pages differs from the ledger: {census:?}"
+        );
+        assert_eq!(
             self.engine.reclaim.len().0 + self.kept_pages().0,
             resident,
             "policy length differs from the ledger"

@@ -341,6 +341,8 @@ impl<L: Ledger> Engine<L> {
     fn count(&mut self) {
         self.resident += 1;
         self.stats.resident_peak = self.stats.resident_peak.max(PageCount(self.resident));
+        let pages = PageCount(self.resident + self.table.stored());
+        self.stats.pages_peak = self.stats.pages_peak.max(pages);
         let dram = self.books().dram_used();
         self.stats.dram_peak = self.stats.dram_peak.max(dram);
     }

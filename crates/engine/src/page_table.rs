@@ -34,6 +34,8 @@ pub(crate) struct PageTable<L> {
     /// Chunks from this one on were never used.
     fresh: u32,
     next_space: u32,
+    /// Pages in the state `Stored`.
+    stored: u64,
     /// Chunks that were found lately, by position. A chunk's head in the ledger is compared,
     /// because the chunk may be at another position by now.
     found: [Cell<ChunkNo>; FOUND],
@@ -149,6 +151,7 @@ impl<L: Ledger> PageTable<L> {
             free: Vec::new(),
             fresh: 0,
             next_space: 1,
+            stored: 0,
             found: [const { Cell::new(ChunkNo(0)) }; FOUND],
         }
     }
@@ -186,7 +189,7 @@ impl<L: Ledger> PageTable<L> {
                 None => {
                     for offset in 0..CHUNK_PAGES {
                         if table.entry(chunk.page(offset)) != Entry::UNTOUCHED {
-                            table.set(chunk.page(offset), Entry::UNTOUCHED);
+                            table.ledger.set_entry(chunk.page(offset), Entry::UNTOUCHED);
                         }
                     }
                     table.ledger.set_head(chunk, None);
@@ -194,6 +197,7 @@ impl<L: Ledger> PageTable<L> {
                 }
             }
         }
+        table.stored = table.count(PageState::Stored);
         Ok(table)
     }
 
@@ -301,13 +305,27 @@ impl<L: Ledger> PageTable<L> {
 
     #[inline]
     pub(crate) fn set(&mut self, page: PageNo, entry: Entry) {
+        self.note_state(page, entry.state);
         self.ledger.set_entry(page, entry);
     }
 
     /// Changes the state alone.
     #[inline]
     pub(crate) fn set_state(&mut self, page: PageNo, state: PageState) {
+        self.note_state(page, state);
         self.ledger.set_state(page, state);
+    }
+
+    #[inline]
+    fn note_state(&mut self, page: PageNo, state: PageState) {
+        let was = self.entry(page).state;
+        self.stored += u64::from(state == PageState::Stored);
+        self.stored -= u64::from(was == PageState::Stored);
+    }
+
+    /// Pages that are out of memory, in a tier or as a repeated word.
+    pub(crate) fn stored(&self) -> u64 {
+        self.stored
     }
 
     /// Where a page is mapped; `None` if its chunk is free.
@@ -475,6 +493,10 @@ impl<L: Ledger> PageTable<L> {
             }
         }
         counts
+    }
+
+    fn count(&self, state: PageState) -> u64 {
+        self.census().get(&(state as u8)).copied().unwrap_or(0)
     }
 
     /// Pages in frames that are charged to a fork relative, for audits. O(all entries).

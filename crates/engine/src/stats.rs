@@ -49,6 +49,9 @@ pub struct Stats {
     pub over_limit: u64,
     /// Peak of resident managed pages.
     pub resident_peak: PageCount,
+    /// Peak of the pages that the client has, in memory and out of it: what it would take without
+    /// tiers. A stored page that fork relatives share counts for each.
+    pub pages_peak: PageCount,
     /// Peak of DRAM: resident managed pages plus what tiers hold in memory.
     pub dram_peak: Bytes,
 }

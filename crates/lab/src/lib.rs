@@ -1,12 +1,13 @@
 //! The benchmarks: workloads, rigs (plain, kernel swap, undercroft), experiments, results and
 //! plots.
 //!
-//! `undercroft lab list|run NAME --out DIR` and `undercroft lab plot` are thin wrappers around
-//! [`list`], [`run`], [`plot()`]. Walk: experiment -> for each round, for each rig: `Rig::set_up`
-//! -> `Stage::spawn` -> workload -> `Running::finish` -> samples -> ratios of medians ->
-//! `results.json`, `results.md`, SVG.
+//! `undercroft lab list|run NAME --out DIR`, `undercroft lab plot` and `undercroft lab cost` are
+//! thin wrappers around [`list`], [`run`], [`plot()`] and [`cost`]. Walk: experiment -> for each
+//! round, for each rig: `Rig::set_up` -> `Stage::spawn` -> workload -> `Running::finish` -> samples
+//! -> ratios of medians -> `results.json`, `results.md`, SVG.
 #![forbid(unsafe_code)]
 
+pub mod cost;
 mod experiments;
 mod interrupt;
 mod plot;

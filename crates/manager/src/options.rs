@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use undercroft_base::Bytes;
+use undercroft_base::{Bytes, Price};
 use undercroft_policy::place::PlacementName;
 use undercroft_policy::prefetch::PrefetchName;
 use undercroft_policy::reclaim::ReclaimName;
@@ -76,6 +76,9 @@ pub struct ClientOptions {
     pub takeovers_max: u32,
     /// The class in which a daemon gives memory; `None` = no daemon does.
     pub class: Option<String>,
+    /// What a GiB of DRAM costs; `None` = the report has no cost of the whole.
+    #[serde(with = "as_bound")]
+    pub memory_price: Option<Price>,
 }
 
 impl ClientOptions {
@@ -191,7 +194,7 @@ mod as_name {
     }
 }
 
-/// A bound in JSON: its text, or null.
+/// A bound or a price in JSON: its text, or null.
 pub(crate) mod as_bound {
     use std::fmt::Display;
     use std::str::FromStr;
@@ -258,6 +261,7 @@ mod tests {
             stall_max: Some("30%".parse().expect("a bound")),
             takeovers_max: 7,
             class: Some("web".to_owned()),
+            memory_price: Some("4.5".parse().expect("a price")),
         }
     }
 
@@ -296,7 +300,10 @@ mod tests {
 
     #[test]
     fn options_are_the_same_on_the_other_side() {
-        let options = options(&["ram,zstd,max=12.5%", "file:/a:b,size=20G"]);
+        let options = options(&[
+            "ram,zstd,max=12.5%",
+            "file:/a:b,size=20G,price=0.1,tbw=600T",
+        ]);
         let sent = serde_json::to_string(&options).expect("JSON");
         let got: ClientOptions = serde_json::from_str(&sent).expect("options");
         assert_eq!(
@@ -308,11 +315,14 @@ mod tests {
                 options.latency
             )
         );
+        assert_eq!(got.memory_price, options.memory_price);
         for (right, wrong) in [
             ("ram,zstd", "rum,zstd"),
             ("window:5", "window:500"),
             ("p99.9=", "p100="),
             ("30%", "130%"),
+            ("4.5", "-4.5"),
+            ("600T", "600"),
         ] {
             let wrong = sent.replace(right, wrong);
             assert!(serde_json::from_str::<ClientOptions>(&wrong).is_err());

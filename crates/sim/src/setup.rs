@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use undercroft_base::{Bytes, Nanos, TierId};
+use undercroft_base::{Bytes, Nanos, Price, PriceError, TierId, WriteBudget};
 use undercroft_device::{Attach, Law, Profile, Time, profiles};
 use undercroft_policy::place::{LatencyClass, PlacementName};
 use undercroft_qos::{LatencyBound, StallMax};
@@ -239,8 +239,8 @@ impl SimTier {
         match self.kind {
             TierModel::Pool { .. } => "keys of ram: ratio=3, max=50%, size=64M".to_owned(),
             TierModel::Device { .. } => {
-                "keys: size=1G, layout=home|log, write=wait|behind, queue=PAGES, channels=N, endurance=1e7, \
-                 price=DOLLARS, read=ACCESS_NS+NS_PER_BYTE, write_time=ACCESS_NS+NS_PER_BYTE"
+                "keys: size=1G, layout=home|log, write=wait|behind, queue=PAGES, channels=N, endurance=1e7 or \
+                 tbw=600T, price=DOLLARS, read=ACCESS_NS+NS_PER_BYTE, write_time=ACCESS_NS+NS_PER_BYTE"
                     .to_owned()
             }
         }
@@ -288,7 +288,16 @@ impl SimTier {
             (TierModel::Device { profile, .. }, key) => match key {
                 "channels" => profile.channels = number(1.0)? as u32,
                 "endurance" => profile.endurance_writes = Some(number(1.0)?),
-                "price" => profile.dollars_per_gib = number(0.0)?,
+                "price" => {
+                    let price: Price = value.parse().map_err(|e: PriceError| e.to_string())?;
+                    profile.dollars_per_gib = price.dollars_per_gib();
+                }
+                "tbw" => {
+                    let budget: WriteBudget =
+                        value.parse().map_err(|e: PriceError| e.to_string())?;
+                    let each = budget.bytes() / profile.capacity_bytes as f64;
+                    profile.endurance_writes = Some(each);
+                }
                 "read" => profile.read = law(value)?,
                 "write_time" => profile.write = law(value)?,
                 _ => return Err("unknown key".to_owned()),
@@ -632,11 +641,19 @@ mod tests {
         );
         assert_eq!(profile.read.time(100), Time::from_ns(60.0));
         assert_eq!((spec.size, spec.queue), (Some(Bytes(1 << 20)), Some(9)));
+        let rated: SimTier = "nvme,price=0.25,tbw=3.84P".parse().expect("valid");
+        let TierModel::Device { profile, .. } = &rated.kind else {
+            panic!("a device");
+        };
+        assert_eq!(profile.dollars_per_gib, 0.25);
+        assert_eq!(profile.endurance_writes, Some(1000.0));
         for (text, part) in [
             ("floppy", "hdd-7200"),
             ("pcm,colour=red", "colour=red"),
             ("pcm,read=fast", "55+0.86"),
             ("ram,ratio=0.5", "at least"),
+            ("pcm,price=-1", "dollars a GiB"),
+            ("pcm,tbw=600", "600T"),
             ("ram,layout=log", "unknown key"),
             ("", "no device"),
         ] {

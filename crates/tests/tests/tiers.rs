@@ -23,6 +23,24 @@ fn tier(outcome: &Outcome, at: usize) -> &serde_json::Value {
     &outcome.report.as_ref().expect("a report")["tiers"][at]
 }
 
+/// The report has the cost at the peaks of a tier at $0.5 and of DRAM at $4, against 96 MiB in
+/// DRAM.
+fn is_paid_for(outcome: &Outcome, tier: &serde_json::Value) {
+    let of = |name: &str| outcome.number(name).expect(name);
+    let gib = f64::from(1 << 30);
+    let held = tier["held_bytes_peak"].as_f64().expect("a size");
+    let parts = (of("dram_bytes_peak") * 4.0 + held * 0.5) / gib;
+    assert!((of("cost.total_dollars") - parts).abs() < 1e-9, "{outcome}");
+    let all = of("cost.all_in_dram_bytes") / f64::from(1 << 20);
+    assert!((96.0..112.0).contains(&all), "{all}: {outcome}");
+    assert!(of("cost.part_of_all_in_dram") < 0.6, "{outcome}");
+    let written = tier["writes"].as_f64().expect("a count") * 4096.0;
+    assert_eq!(tier["written_bytes"].as_f64(), Some(written), "{outcome}");
+    let part = tier["wear"]["tbw_part"].as_f64().expect("a part");
+    assert!((part - written / 600e12).abs() < 1e-12, "{outcome}");
+    assert!(tier["wear"]["tbw_years"].as_f64() > Some(0.0), "{outcome}");
+}
+
 /// On a disk and in tmpfs, which stand for such memory: the report says that they do.
 #[test]
 fn nvm_alone_keeps_every_byte_and_is_reported_as_emulated() {
@@ -34,8 +52,10 @@ fn nvm_alone_keeps_every_byte_and_is_reported_as_emulated() {
     for place in ["/var/tmp", "/dev/shm"] {
         let folder = tempfile::tempdir_in(place).expect("a scratch folder");
         let path = folder.path().join("nvm");
-        let outcome = loop_over(&[&format!("nvm:{},size=160M", path.display())], &[]);
+        let rated = format!("nvm:{},size=160M,price=0.5,tbw=600T", path.display());
+        let outcome = loop_over(&[&rated], &["--memory-price", "4"]);
         let tier = tier(&outcome, 0);
+        is_paid_for(&outcome, tier);
         assert_eq!(tier["kind"], "nvm", "{outcome}");
         assert_eq!(tier["emulated"], true, "{outcome}");
         assert_eq!(tier["mapping"], "shared", "{outcome}");

@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
-use undercroft_base::{Bytes, LoadError, Loaded, Nanos, Slot, Stamp, Tier, TierKind, TierUsage};
+use undercroft_base::{
+    Bytes, LoadError, Loaded, Nanos, PageCount, Slot, Stamp, Tier, TierKind, TierUsage,
+};
 use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileMeter;
 use undercroft_tier::nvm::NvmTier;
 use undercroft_tier::remote::{RemoteMeter, RemoteTier};
 use undercroft_tier::shape::{ShapeName, Shaped, read_time};
+use undercroft_tier::spec::Rated;
 
 use crate::gauges::latency::new_histogram;
 use crate::sync::lock;
@@ -46,6 +49,8 @@ pub(crate) struct MeteredTier {
     pub remote: Option<RemoteMeter>,
     /// The device whose times it is given.
     pub shape: Option<ShapeName>,
+    /// What the user says that it costs.
+    pub rated: Rated,
     /// It answers from memory, but takes long enough to measure.
     measures: bool,
     /// How it is mapped; none if it is not.
@@ -71,6 +76,7 @@ impl MeteredTier {
             remote: None,
             measures: false,
             shape: None,
+            rated: Rated::default(),
             mapped_as: None,
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
@@ -118,6 +124,21 @@ impl MeteredTier {
         let more = shape.map_or(0, |name| read_time(name).0);
         self.load_ns.fetch_add(more, Ordering::Relaxed);
         self
+    }
+
+    /// It costs this.
+    pub(crate) fn rated(mut self, rated: Rated) -> MeteredTier {
+        self.rated = rated;
+        self
+    }
+
+    /// Bytes written to what is below, as its budget of writes counts them: of a file, what was
+    /// written, and not the pages that were freed before. Of other kinds, all pages stored.
+    pub(crate) fn bytes_written(&self) -> Bytes {
+        match &self.file {
+            Some(file) => Bytes(file.read().bytes_written),
+            None => PageCount(self.writes.load(Ordering::Relaxed)).bytes(),
+        }
     }
 
     /// Notes that a read of the device took `nanos`.

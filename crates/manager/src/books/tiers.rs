@@ -148,7 +148,7 @@ fn made(
                 MeteredTier::new(Box::new(tier), Some(meter))
             }
         };
-        tiers.push(metered.slowed(shape));
+        tiers.push(metered.slowed(shape).rated(spec.rated()));
     }
     Ok((tiers, slots))
 }

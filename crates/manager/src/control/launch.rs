@@ -150,10 +150,10 @@ mod tests {
     use super::*;
 
     const LAUNCH: &str = r#"{"options":{"memory_max":16777216,"tiers":["ram,lz4,max=12.5%",
-        "file:/a:b,size=20G"],"reclaim":"clock","prefetch":"readahead:8","placement":"worth",
+        "file:/a:b,size=20G,tbw=600T"],"reclaim":"clock","prefetch":"readahead:8","placement":"worth",
         "when_full":"kill","quiet":true,"trace":null,"access_scan":{"every":{"secs":1,
         "nanos":500}},"latency":"p99=200us","latency_control":true,"stall_max":"30%",
-        "takeovers_max":7,"class":"web"},
+        "takeovers_max":7,"class":"web","memory_price":"4.5"},
         "command":["sort","-n"],"keeper":7,"shim":["/a/shim","/a/socket"],
         "listener":3,"link":4,"status":5,"ledger":6,"ledger_chunks":512,
         "tiers":[{"memory":7,"backing":null},{"memory":8,"backing":[9,"/a:b",1048576]}],

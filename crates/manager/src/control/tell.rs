@@ -18,8 +18,8 @@ use crate::books::metered::MeteredTier;
 use crate::migrate::Migrator;
 use crate::options::AccessScan;
 use crate::report::{
-    AccessScans, BoundReport, Drain, MissRatioCurve, Policies, PolicyChoice, Rates, RemoteReport,
-    Report, ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot,
+    AccessScans, BoundReport, CostReport, Drain, MissRatioCurve, Policies, PolicyChoice, Rates,
+    RemoteReport, Report, ReportInputs, Scale, Snapshot, TierInputs, TierSnapshot, TierUse, peaks,
 };
 use crate::sync::lock;
 
@@ -42,11 +42,23 @@ fn inputs_of<'a>(
         at_logical_peak,
         reads: metered.reads.load(Ordering::Relaxed),
         writes: metered.writes.load(Ordering::Relaxed),
+        written: metered.bytes_written(),
+        rated: metered.rated,
         errors: metered.errors.load(Ordering::Relaxed),
         read_latency,
         file: metered.file.as_ref().map(FileMeter::read),
         remote: metered.remote.as_ref().map(RemoteMeter::read),
         drain,
+    }
+}
+
+/// What is known of a tier's cost.
+fn use_of(metered: &MeteredTier) -> TierUse {
+    TierUse {
+        kind: metered.tier.info().kind,
+        rated: metered.rated,
+        held_peak: metered.note_usage().0.held,
+        written: metered.bytes_written(),
     }
 }
 
@@ -179,11 +191,16 @@ impl Control {
             &stats,
             self.last_snapshot.0.elapsed().as_secs_f64(),
         );
+        let uptime = shared.elapsed();
+        let in_use: Vec<TierUse> = shared.books.tiers.iter().map(use_of).collect();
         let tier = |(at, metered): (usize, &MeteredTier)| {
             let reads = metered.reads.load(Ordering::Relaxed);
             let writes = metered.writes.load(Ordering::Relaxed);
             TierSnapshot {
                 drain: shared.books.drain_of(at),
+                written_bytes: in_use[at].written.0,
+                cost: in_use[at].cost(),
+                wear: in_use[at].wear(uptime.as_secs_f64()),
                 remote: (metered.remote.as_ref()).map(|remote| RemoteReport::of(remote.read())),
                 ..TierSnapshot::of(metered.tier.info(), metered.tier.usage(), reads, writes)
             }
@@ -203,7 +220,7 @@ impl Control {
             client_pid: client.unwrap_or(0),
             manager_pid: own,
             command: self.launch.command.clone(),
-            uptime_seconds: shared.elapsed().as_secs_f64(),
+            uptime_seconds: uptime.as_secs_f64(),
             class: shared.options.class.clone(),
             memory_max_bytes: crate::report::limit(shared.gauges.memory_max().0),
             resident_bytes: resident.0,
@@ -222,6 +239,7 @@ impl Control {
             policies: self.policies(),
             counters: (&stats).into(),
             mrc,
+            cost: CostReport::of(self.launch.options.memory_price, peaks(&stats), &in_use),
         };
         self.last_snapshot = (Instant::now(), stats);
         snapshot
@@ -281,6 +299,7 @@ impl Control {
             policies: self.policies(),
             access_scans: self.access_scans(),
             mrc: self.curve(&stats, Nanos(wall_ns)),
+            memory_price: self.launch.options.memory_price,
         })
     }
 }

@@ -73,6 +73,7 @@ fn options(tier: &str) -> ClientOptions {
         stall_max: None,
         class: None,
         takeovers_max: 0,
+        memory_price: None,
     }
 }
 

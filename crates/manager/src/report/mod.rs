@@ -5,6 +5,7 @@
 //! test compares them. A new field keeps `schema_version`; a field that is renamed or removed
 //! raises it.
 
+mod cost;
 mod curve;
 mod now;
 mod remote;
@@ -14,14 +15,16 @@ mod tests;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use undercroft_base::{Bytes, Nanos, TierInfo, TierKind, TierUsage};
+use undercroft_base::{Bytes, Nanos, Price, TierInfo, TierKind, TierUsage};
 use undercroft_engine::Stats;
 use undercroft_qos::Monitor;
 use undercroft_sys::nvm::MappedAs;
 use undercroft_tier::file::FileCounts;
 use undercroft_tier::remote::RemoteCounts;
 use undercroft_tier::shape::ShapeName;
+use undercroft_tier::spec::Rated;
 
+pub use cost::{CostReport, TierCost, TierUse, TierWear};
 pub use curve::{LimitPoint, MissRatioCurve};
 pub use now::{PressureReport, Rates, Snapshot, StallBoundReport, TierSnapshot};
 pub use remote::RemoteReport;
@@ -92,6 +95,10 @@ pub struct Report {
     /// What other limits would have cost. Null without a limit, or if no page left memory.
     #[serde(default)]
     pub mrc: Option<MissRatioCurve>,
+    /// What DRAM and tiers cost at their peaks. Null if DRAM, or a tier that was used, has no
+    /// price, and while the program is so far below its limit that no page is counted.
+    #[serde(default)]
+    pub cost: Option<CostReport>,
     /// Managers that took over from one that died. All other counts are those of the last manager.
     #[serde(default)]
     pub takeovers: Takeovers,
@@ -263,6 +270,16 @@ pub struct TierReport {
     pub reads: u64,
     /// Pages written.
     pub writes: u64,
+    /// Bytes written to the memory or device below; for `ram` and `redis` those of the pages,
+    /// before compression.
+    #[serde(default)]
+    pub written_bytes: u64,
+    /// What it costs; null without a price.
+    #[serde(default)]
+    pub cost: Option<TierCost>,
+    /// How far it is worn; null without a budget of writes.
+    #[serde(default)]
+    pub wear: Option<TierWear>,
     /// Reads that failed or did not verify, and writes the device refused.
     pub errors: u64,
     /// Time of one read; null when there was none.
@@ -513,6 +530,8 @@ pub struct ReportInputs<'a> {
     pub access_scans: Option<AccessScans>,
     /// What other limits would have cost.
     pub mrc: Option<MissRatioCurve>,
+    /// What a GiB of DRAM costs.
+    pub memory_price: Option<Price>,
 }
 
 /// Plain inputs of one tier.
@@ -531,6 +550,10 @@ pub struct TierInputs<'a> {
     pub reads: u64,
     /// Pages written.
     pub writes: u64,
+    /// Bytes written to what is below.
+    pub written: Bytes,
+    /// What the user says that it costs.
+    pub rated: Rated,
     /// Failed reads and writes.
     pub errors: u64,
     /// Read latency in nanoseconds.
@@ -599,8 +622,20 @@ impl From<&Stats> for Counters {
     }
 }
 
+impl TierInputs<'_> {
+    fn in_use(&self) -> TierUse {
+        TierUse {
+            kind: self.info.kind,
+            rated: self.rated,
+            held_peak: self.peak.held,
+            written: self.written,
+        }
+    }
+}
+
 impl TierReport {
-    fn of(inputs: &TierInputs<'_>) -> TierReport {
+    fn of(inputs: &TierInputs<'_>, wall: Nanos) -> TierReport {
+        let in_use = inputs.in_use();
         TierReport {
             name: inputs.info.name.clone(),
             kind: kind_name(inputs.info.kind).to_owned(),
@@ -614,6 +649,9 @@ impl TierReport {
             ratio: ratio(inputs.at_logical_peak),
             reads: inputs.reads,
             writes: inputs.writes,
+            written_bytes: inputs.written.0,
+            cost: in_use.cost(),
+            wear: in_use.wear(wall.seconds()),
             errors: inputs.errors,
             read_latency_seconds: Quantiles::of(inputs.read_latency),
             file: inputs.file.map(FileReport::of),
@@ -647,7 +685,9 @@ impl Report {
             stall_some_seconds: inputs.stall_some.seconds(),
             stall_bound: inputs.stall_bound.clone(),
             pages: Pages::from(stats),
-            tiers: inputs.tiers.iter().map(TierReport::of).collect(),
+            tiers: (inputs.tiers.iter())
+                .map(|tier| TierReport::of(tier, inputs.wall))
+                .collect(),
             limit_exceeded: inputs.limit_exceeded,
             manager: ManagerCost {
                 cpu_seconds: inputs.manager_cpu.seconds(),
@@ -666,9 +706,25 @@ impl Report {
             counters: Counters::from(stats),
             access_scans: inputs.access_scans,
             mrc: inputs.mrc.clone(),
+            cost: CostReport::of(
+                inputs.memory_price,
+                peaks(stats),
+                &(inputs.tiers.iter())
+                    .map(TierInputs::in_use)
+                    .collect::<Vec<_>>(),
+            ),
             takeovers: Takeovers::default(), // the keeper knows
         }
     }
+}
+
+/// Peaks of resident pages, of DRAM, and of all pages.
+pub(crate) fn peaks(stats: &Stats) -> [Bytes; 3] {
+    [
+        stats.resident_peak.bytes(),
+        stats.dram_peak,
+        stats.pages_peak.bytes(),
+    ]
 }
 
 /// The limit as reports give it: `None` for "no limit".

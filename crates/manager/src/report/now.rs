@@ -8,8 +8,8 @@ use undercroft_engine::Stats;
 use undercroft_qos::pressure::Pressure;
 
 use super::{
-    BoundReport, Counters, Drain, Faults, LimitExceeded, MissRatioCurve, Pages, Policies,
-    Quantiles, RemoteReport, kind_name, ratio,
+    BoundReport, CostReport, Counters, Drain, Faults, LimitExceeded, MissRatioCurve, Pages,
+    Policies, Quantiles, RemoteReport, TierCost, TierWear, kind_name, ratio,
 };
 
 /// One running client, as `status --json` gives it.
@@ -73,6 +73,10 @@ pub struct Snapshot {
     /// memory.
     #[serde(default)]
     pub mrc: Option<MissRatioCurve>,
+    /// What DRAM and tiers cost at their peaks so far. Null if DRAM, or a tier that was used, has
+    /// no price, and while the program is so far below its limit that no page is counted.
+    #[serde(default)]
+    pub cost: Option<CostReport>,
 }
 
 impl Snapshot {
@@ -164,6 +168,16 @@ pub struct TierSnapshot {
     pub reads: u64,
     /// Pages written since the start.
     pub writes: u64,
+    /// Bytes written to the memory or device below since the start; for `ram` and `redis` those of
+    /// the pages, before compression.
+    #[serde(default)]
+    pub written_bytes: u64,
+    /// What it costs at its peak so far; null without a price.
+    #[serde(default)]
+    pub cost: Option<TierCost>,
+    /// How far it is worn by this run; null without a budget of writes.
+    #[serde(default)]
+    pub wear: Option<TierWear>,
     /// What happens in the cluster; null for other kinds.
     #[serde(default)]
     pub remote: Option<RemoteReport>,
@@ -214,6 +228,9 @@ impl TierSnapshot {
             ratio: ratio(usage),
             reads,
             writes,
+            written_bytes: 0,
+            cost: None,
+            wear: None,
             remote: None,
             drain: None,
         }

@@ -50,6 +50,9 @@ pub fn human_summary(report: &Report, color: bool) -> String {
     for tier in &report.tiers {
         line("tier", self::tier(tier));
     }
+    if let Some(cost) = &report.cost {
+        line("cost", cost.to_string());
+    }
     line(
         "manager",
         format!(

@@ -36,6 +36,13 @@ fn usage(logical: u64, stored: u64, held: u64) -> TierUsage {
     }
 }
 
+fn rated() -> Rated {
+    Rated {
+        price: Some("2".parse().expect("a price")),
+        budget: Some("600T".parse().expect("a budget")),
+    }
+}
+
 fn sample() -> Report {
     let stats = Stats {
         faults: 10,
@@ -48,6 +55,7 @@ fn sample() -> Report {
         same_filled: 25,
         prefetched: 94,
         resident_peak: PageCount(1024),
+        pages_peak: PageCount(3072),
         dram_peak: Bytes(6 << 20),
         ..Stats::default()
     };
@@ -73,6 +81,8 @@ fn sample() -> Report {
             at_logical_peak: usage(8 << 20, 2 << 20, 3 << 20),
             reads: 100,
             writes: 125,
+            written: Bytes(1 << 30),
+            rated: rated(),
             errors: 0,
             read_latency: &histogram([]),
             drain: None,
@@ -96,12 +106,9 @@ fn sample() -> Report {
         mappings_peak: 40,
         fault_breakdown: Some(breakdown()),
         policies: policies(),
-        access_scans: Some(AccessScans {
-            count: 10,
-            seconds: 0.01,
-            pages_used: 1000,
-        }),
+        access_scans: Some(access_scans()),
         mrc,
+        memory_price: Some("4".parse().expect("a price")),
     })
 }
 
@@ -162,6 +169,14 @@ fn breakdown() -> FaultBreakdown {
         decide: 2e-6,
         load: 3e-6,
         install: 4e-6,
+    }
+}
+
+fn access_scans() -> AccessScans {
+    AccessScans {
+        count: 10,
+        seconds: 0.01,
+        pages_used: 1000,
     }
 }
 
@@ -285,7 +300,11 @@ fn summary_shows_logical_stored_and_ratio_side_by_side() {
     assert!(text.contains("p50 5.0 us, p99 20.0 us"), "{text}");
     assert!(!text.contains("warning"), "nothing went wrong: {text}");
     assert!(text.contains("p90=100us: kept in 3 of 3 windows, worst 90.1 us"));
-    assert!(text.lines().count() <= 10, "{text}");
+    assert!(
+        text.contains("$0.0215 at peak (DRAM $0.0156, tiers $0.0059), 46 % of all in DRAM"),
+        "{text}"
+    );
+    assert!(text.lines().count() <= 11, "{text}");
     assert!(human_summary(&sample(), true).contains('\x1b'));
 }
 
@@ -319,7 +338,7 @@ fn summary_keeps_a_long_command_on_one_line() {
     let mut report = sample();
     report.command = vec!["sh".into(), "-c".into(), "echo é\n".repeat(100)];
     let text = human_summary(&report, false);
-    assert!(text.lines().count() <= 10, "{text}");
+    assert!(text.lines().count() <= 11, "{text}");
     assert!(
         text.lines()
             .next()

@@ -102,6 +102,8 @@ pub struct FileCounts {
     pub discards_failed: u64,
     /// Write operations.
     pub writes: u64,
+    /// Bytes that they wrote.
+    pub bytes_written: u64,
 }
 
 #[derive(Debug, Default)]
@@ -112,6 +114,7 @@ struct Counters {
     slabs_discarded: AtomicU64,
     discards_failed: AtomicU64,
     writes: AtomicU64,
+    bytes_written: AtomicU64,
 }
 
 /// Reads the counts of a tier, which is behind its port by then.
@@ -129,6 +132,7 @@ impl FileMeter {
             slabs_discarded: counters.slabs_discarded.load(Relaxed),
             discards_failed: counters.discards_failed.load(Relaxed),
             writes: counters.writes.load(Relaxed),
+            bytes_written: counters.bytes_written.load(Relaxed),
         }
     }
 }
@@ -475,7 +479,11 @@ impl FileTier {
                 let bytes = &writer.pages[from..run.end * PAGE_BYTES];
                 self.counters.writes.fetch_add(1, Relaxed);
                 match rustix::io::pwrite(self.backing.file(), bytes, offset) {
-                    Ok(written) => run.done += written / PAGE_BYTES,
+                    Ok(written) => {
+                        let bytes = &self.counters.bytes_written;
+                        bytes.fetch_add(written as u64, Relaxed);
+                        run.done += written / PAGE_BYTES;
+                    }
                     Err(Errno::INTR | Errno::AGAIN) => {}
                     Err(errno) => run.failed = Some(fail_kind(errno)),
                 }

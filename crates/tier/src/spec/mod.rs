@@ -7,7 +7,9 @@
 //! file:/var/swap,size=20G    file:/dev/nvme0n1
 //! redis:10.0.0.1:6379,10.0.0.2:6379,size=20G    (its settings: `remote.rs`)
 //! ```
+//! Each takes `price=DOLLARS` a GiB, and those that wear out `tbw=SIZE` (`rated.rs`).
 
+mod rated;
 pub mod remote;
 
 use std::fmt;
@@ -18,6 +20,8 @@ use undercroft_base::{Bytes, PAGE_BYTES, ParseUnitError};
 
 use crate::ram::Compressor;
 use crate::shape::ShapeName;
+pub use rated::Rated;
+use rated::Wears;
 use remote::RemoteSpec;
 
 /// One tier as the user described it.
@@ -33,7 +37,7 @@ pub enum TierSpec {
     Remote(RemoteSpec),
 }
 
-/// `ram[,lz4|zstd][,max=SIZE|PERCENT][,shape=DEVICE]`
+/// `ram[,lz4|zstd][,max=SIZE|PERCENT][,shape=DEVICE][,price=DOLLARS]`
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RamSpec {
     /// How pages are compressed.
@@ -42,9 +46,11 @@ pub struct RamSpec {
     pub max: Option<Limit>,
     /// The device whose times it is given.
     pub shape: Option<ShapeName>,
+    /// What it costs.
+    pub rated: Rated,
 }
 
-/// `nvm:PATH[,size=SIZE][,shape=DEVICE]`
+/// `nvm:PATH[,size=SIZE][,shape=DEVICE][,price=DOLLARS][,tbw=SIZE]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct NvmSpec {
     /// A file to create, an existing directory for a nameless file, or a DAX device.
@@ -54,9 +60,11 @@ pub struct NvmSpec {
     pub size: Option<Bytes>,
     /// The device whose times it is given.
     pub shape: Option<ShapeName>,
+    /// What it costs.
+    pub rated: Rated,
 }
 
-/// `file:PATH[,size=SIZE][,shape=DEVICE]`
+/// `file:PATH[,size=SIZE][,shape=DEVICE][,price=DOLLARS][,tbw=SIZE]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileSpec {
     /// A file to create, an existing directory for a nameless file, or a block device.
@@ -65,6 +73,8 @@ pub struct FileSpec {
     pub size: Option<Bytes>,
     /// The device whose times it is given.
     pub shape: Option<ShapeName>,
+    /// What it costs.
+    pub rated: Rated,
 }
 
 /// An amount of memory.
@@ -127,8 +137,9 @@ pub enum SpecError {
     },
 }
 
-const RAM_KEYS: &str = "lz4, zstd, max=SIZE, max=PERCENT (of --memory-max), shape=DEVICE";
-const PATH_KEYS: &str = "size=SIZE, shape=DEVICE";
+const RAM_KEYS: &str =
+    "lz4, zstd, max=SIZE, max=PERCENT (of --memory-max), shape=DEVICE, price=DOLLARS (a GiB)";
+const PATH_KEYS: &str = "size=SIZE, shape=DEVICE, price=DOLLARS (a GiB), tbw=SIZE";
 /// The smallest useful sizes: a file or mapping of 1 MiB, a pool of a few blocks.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 const RAM_BYTES_MIN: u64 = 64 * PAGE_BYTES as u64;
@@ -155,12 +166,22 @@ impl FromStr for TierSpec {
                 None => parse_ram(&settings).map(TierSpec::Ram),
             },
             "nvm" => {
-                let (path, size, shape) = parse_path("nvm", path, &settings)?;
-                Ok(TierSpec::Nvm(NvmSpec { path, size, shape }))
+                let (path, size, shape, rated) = parse_path("nvm", path, &settings)?;
+                Ok(TierSpec::Nvm(NvmSpec {
+                    path,
+                    size,
+                    shape,
+                    rated,
+                }))
             }
             "file" => {
-                let (path, size, shape) = parse_path("file", path, &settings)?;
-                Ok(TierSpec::File(FileSpec { path, size, shape }))
+                let (path, size, shape, rated) = parse_path("file", path, &settings)?;
+                Ok(TierSpec::File(FileSpec {
+                    path,
+                    size,
+                    shape,
+                    rated,
+                }))
             }
             "redis" => remote::parse(path, &settings).map(TierSpec::Remote),
             "disk" => Err(SpecError::KindNotYet(kind.to_owned())),
@@ -171,7 +192,11 @@ impl FromStr for TierSpec {
 
 fn parse_ram(settings: &[(&str, Option<&str>)]) -> Result<RamSpec, SpecError> {
     let (mut compressor, mut max, mut shape) = (None, None, None);
+    let mut rated = Rated::default();
     for &(key, value) in settings {
+        if rated.set("ram", Wears::No, key, value)? {
+            continue;
+        }
         let twice = || SpecError::Twice {
             kind: "ram",
             key: key.to_owned(),
@@ -199,6 +224,7 @@ fn parse_ram(settings: &[(&str, Option<&str>)]) -> Result<RamSpec, SpecError> {
         compressor: compressor.unwrap_or_default(),
         max,
         shape,
+        rated,
     })
 }
 
@@ -207,12 +233,16 @@ fn parse_path(
     kind: &'static str,
     path: Option<&str>,
     settings: &[(&str, Option<&str>)],
-) -> Result<(PathBuf, Option<Bytes>, Option<ShapeName>), SpecError> {
+) -> Result<(PathBuf, Option<Bytes>, Option<ShapeName>, Rated), SpecError> {
     let Some(path) = path.filter(|path| !path.is_empty()) else {
         return Err(SpecError::PathMissing(kind));
     };
     let (mut size, mut shape) = (None, None);
+    let mut rated = Rated::default();
     for &(key, value) in settings {
+        if rated.set(kind, Wears::Yes, key, value)? {
+            continue;
+        }
         if key == "shape" {
             set_shape(kind, &mut shape, value)?;
             continue;
@@ -228,7 +258,7 @@ fn parse_path(
             });
         }
     }
-    Ok((PathBuf::from(path), size, shape))
+    Ok((PathBuf::from(path), size, shape, rated))
 }
 
 fn set_shape(
@@ -331,18 +361,19 @@ impl fmt::Display for TierSpec {
             TierSpec::Ram(ram) => {
                 write!(f, "ram,{}", ram.compressor)?;
                 ram.max.map_or(Ok(()), |max| write!(f, ",max={max}"))?;
-                with_shape(f, ram.shape)
+                with_shape(f, ram.shape)?;
             }
-            TierSpec::Nvm(NvmSpec { path, size, shape }) => {
-                with_path(f, "nvm", path, *size)?;
-                with_shape(f, *shape)
+            TierSpec::Nvm(nvm) => {
+                with_path(f, "nvm", &nvm.path, nvm.size)?;
+                with_shape(f, nvm.shape)?;
             }
-            TierSpec::File(FileSpec { path, size, shape }) => {
-                with_path(f, "file", path, *size)?;
-                with_shape(f, *shape)
+            TierSpec::File(file) => {
+                with_path(f, "file", &file.path, file.size)?;
+                with_shape(f, file.shape)?;
             }
-            TierSpec::Remote(remote) => remote.fmt(f),
+            TierSpec::Remote(remote) => remote.fmt(f)?,
         }
+        self.rated().fmt(f)
     }
 }
 
@@ -399,6 +430,16 @@ impl TierSpec {
             TierSpec::Remote(_) => None,
         }
     }
+
+    /// What the user says that it costs.
+    pub fn rated(&self) -> Rated {
+        match self {
+            TierSpec::Ram(ram) => ram.rated,
+            TierSpec::Nvm(nvm) => nvm.rated,
+            TierSpec::File(file) => file.rated,
+            TierSpec::Remote(remote) => remote.rated,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -420,6 +461,13 @@ mod tests {
             ("ram,shape=cxl-dram,max=1M", "ram,lz4,max=1M,shape=cxl-dram"),
             ("nvm:/x,shape=pcm,size=1M", "nvm:/x,size=1M,shape=pcm"),
             ("file:/x,shape=hdd-7200", "file:/x,shape=hdd-7200"),
+            ("ram,price=4.50,max=1M", "ram,lz4,max=1M,price=4.5"),
+            (
+                "file:/x, tbw = 1.2P ,price=0.1,size=1G",
+                "file:/x,size=1G,price=0.1,tbw=1200T",
+            ),
+            ("nvm:/x,price=0,tbw=292P", "nvm:/x,price=0,tbw=292P"),
+            ("redis:h:1,price=3", "redis:h:1,size=4G,prefix=uc,price=3"),
         ] {
             let spec: TierSpec = text
                 .parse()
@@ -460,6 +508,17 @@ mod tests {
             ("nvm:/x,size=4K", "`4K`", "the least is"),
             ("nvm:/x,size=1G,size=1G", "`size`", "twice"),
             ("nvm:/x,max=1G", "`max`", "size=SIZE"),
+            ("file:/x,price=", "`price`", "example: 4.5"),
+            ("file:/x,price", "`price`", "example: 4.5"),
+            ("file:/x,price=-1", "`-1`", "dollars a GiB"),
+            ("file:/x,price=nan", "`nan`", "dollars a GiB"),
+            ("nvm:/x,price=1,price=1", "`price`", "twice"),
+            ("nvm:/x,tbw=600", "`600`", "600T"),
+            ("file:/x,tbw=0T", "`0T`", "data sheet"),
+            ("file:/x,tbw=1T,tbw=1T", "`tbw`", "twice"),
+            ("ram,tbw=1T", "`tbw`", "does not wear out"),
+            ("redis:h:1,tbw=1T", "`tbw`", "does not wear out"),
+            ("redis:h:1,price=x", "`x`", "example: 4.5"),
         ] {
             let error = text.parse::<TierSpec>().expect_err(text).to_string();
             assert!(error.contains(named), "{text}: {error}");

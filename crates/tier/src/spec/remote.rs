@@ -11,12 +11,13 @@ use std::str::FromStr;
 
 use undercroft_base::Bytes;
 
+use super::rated::{Rated, Wears};
 use super::{Exact, SpecError, parse_size, unknown_key};
 
 const KIND: &str = "redis";
 const KEYS: &str = "HOST:PORT, size=SIZE, prefix=NAME, user=NAME, password-file=PATH, \
                     tls=PATH (of the authorities) or tls=system, cert=PATH, key=PATH, \
-                    leftover=discard";
+                    leftover=discard, price=DOLLARS (a GiB)";
 
 /// What it holds at most, both copies counted, if the user does not say.
 const SIZE_DEFAULT: Bytes = Bytes(4 << 30);
@@ -61,6 +62,8 @@ pub struct RemoteSpec {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// Keys that a run left behind which has not been heard of for a minute are deleted.
     pub discard: bool,
+    /// What a GiB costs there; both copies count.
+    pub rated: Rated,
 }
 
 impl Node {
@@ -109,6 +112,11 @@ fn value_error(key: &'static str, why: impl Into<String>) -> SpecError {
     SpecError::Value { key, why }
 }
 
+fn node(text: &str) -> Result<Node, SpecError> {
+    let node = text.trim().parse();
+    node.map_err(|why: String| value_error("node", why))
+}
+
 /// Reads the part after `redis:` up to the first comma, and the settings.
 pub(crate) fn parse(
     first: Option<&str>,
@@ -116,11 +124,6 @@ pub(crate) fn parse(
 ) -> Result<RemoteSpec, SpecError> {
     let first = first.filter(|first| !first.trim().is_empty());
     let first = first.ok_or(SpecError::NodeMissing)?;
-    let node = |text: &str| {
-        text.trim()
-            .parse()
-            .map_err(|why: String| value_error("node", why))
-    };
     let mut nodes = vec![node(first)?];
     let mut seen: Vec<&str> = Vec::new();
     let (mut cert, mut key_file) = (None, None);
@@ -133,6 +136,7 @@ pub(crate) fn parse(
         tls: None,
         identity: None,
         discard: false,
+        rated: Rated::default(),
     };
     for &(key, value) in settings {
         let Some(value) = value else {
@@ -146,6 +150,9 @@ pub(crate) fn parse(
         seen.push(key);
         if value.is_empty() {
             return Err(value_error("redis", format!("`{key}=` needs a value")));
+        }
+        if spec.rated.set(KIND, Wears::No, key, Some(value))? {
+            continue;
         }
         match key {
             "size" => spec.size = parse_size("size", value, SIZE_MIN)?,

@@ -197,7 +197,7 @@ pub(super) const MANAGER_ORDER: &[(&str, &[&str])] = &[
     ("migrate", &["copies"]),
     ("placement", &["pin", "guard"]),
     ("record", &["known", "writer"]),
-    ("report", &["curve", "remote", "now", "summary"]),
+    ("report", &["cost", "curve", "remote", "now", "summary"]),
     (
         "space",
         &[
