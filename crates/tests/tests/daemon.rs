@@ -116,12 +116,12 @@ fn programs_share_memory_and_outlive_the_daemon() {
         return skip(name, "a plain run has no daemon");
     }
     let mut daemon = Daemon::start();
-    let mut first = daemon.program("default", 9);
+    let mut first = daemon.program("default", 7);
     first.until("first grant", 20, |run| {
         daemon.limit_of(run).filter(|it| *it == MEMORY)
     });
     let begun = Instant::now();
-    let mut second = daemon.program("web", 5);
+    let mut second = daemon.program("web", 3);
     let share = second.until("second grant", 20, |run| daemon.limit_of(run));
     let took = begun.elapsed();
     assert!(share >= 16 * MIB, "{share} is less than its protection");
@@ -156,6 +156,50 @@ fn programs_share_memory_and_outlive_the_daemon() {
         share / MIB,
         outcome.number("pages.swapped_in"),
     ));
+}
+
+/// A run in namespaces of its own, as a container has them, reaches the daemon by its socket.
+#[test]
+fn a_program_in_a_container_is_a_client_like_others() {
+    let name = "a_program_in_a_container_is_a_client_like_others";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no daemon");
+    }
+    let own = [
+        "--pid",
+        "--mount",
+        "--ipc",
+        "--uts",
+        "--net",
+        "--fork",
+        "--mount-proc",
+    ];
+    let possible = Command::new("unshare").args(own).arg("true").status();
+    if !possible.is_ok_and(|status| status.success()) {
+        return skip(name, "no namespaces can be made here");
+    }
+    let daemon = Daemon::start();
+    let evidence = daemon.folder.path().join("evidence").display().to_string();
+    let mut run = Job::new(build("holdcheck"))
+        .args(["96", &evidence, "2"])
+        .before(["unshare"].into_iter().chain(own))
+        .options(["--daemon", "--class", "web"])
+        .env("UNDERCROFT_DIR", daemon.folder.path())
+        .timeout(60)
+        .start();
+    let client = run.until("client", 20, |_| {
+        let status = daemon.check();
+        let clients = status["clients"].as_array()?.clone();
+        clients.into_iter().next()
+    });
+    assert_eq!(client["class"], "web");
+    assert_eq!(client["limit_bytes"], MEMORY);
+    run.wait().expect(0).expect_swapping(1000.0);
+    assert!(
+        !daemon.folder.path().join("evidence").exists(),
+        "a wrong byte"
+    );
 }
 
 /// Whatever a peer sends, it is refused or ended, and the next one is served.
@@ -201,7 +245,7 @@ fn hostile_peers_and_impossible_wishes_are_refused() {
         refused.errors
     );
     // Storage for three.
-    let runs: Vec<Running> = (0..3).map(|_| daemon.program("default", 4)).collect();
+    let runs: Vec<Running> = (0..3).map(|_| daemon.program("default", 2)).collect();
     let begun = Instant::now();
     while daemon.check()["clients"].as_array().map(Vec::len) != Some(3) {
         assert!(

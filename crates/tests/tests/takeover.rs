@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use undercroft_tests::{
     Client, Job, MIB, Memcached, Outcome, Process, Reply, Running, build, find, free_port, mix,
-    one_at_a_time, plain_only, processes, say, setting, skip, target_folder, value_of,
+    one_at_a_time, plain_only, processes, say, setting, skip, target_folder, undercroft, value_of,
 };
 
 /// Takeover is off unless it is asked for.
@@ -162,8 +162,21 @@ fn memory_is_right_whenever_the_manager_is_killed() {
             said.is_ok_and(|said| said.contains("ready")).then_some(())
         });
         let pid = run.pid();
+        let limit = if tiers.len() == 1 { 24 } else { 20 };
+        if limit != 24 {
+            for change in ["memory-max=20M", "latency=p99=50ms"] {
+                let set = Job::new(undercroft()).args(["set", &pid.to_string(), change]);
+                set.run().expect(0);
+            }
+        }
         let killed = under_kills(&run, seed, most, || wait_for_end(pid, most));
         let outcome = run.wait();
+        // What a user has set holds under each successor.
+        if let Some(report) = &outcome.report {
+            let bound = &report["latency_bound"]["bound"];
+            assert_eq!(report["memory_max_bytes"], limit * MIB, "{outcome}");
+            assert_eq!(bound.is_null(), limit == 24, "{outcome}");
+        }
         let seen = std::fs::read_to_string(&evidence).unwrap_or_default();
         assert!(seen.is_empty(), "{seen}\n{outcome}");
         let outcome = outcome.expect(0);

@@ -466,7 +466,8 @@ impl Control {
                 return true;
             }
             match procfs::status_number(at, "PPid") {
-                Some(parent) if parent > 1 => at = parent as u32,
+                // In a pid namespace of its own, the keeper may be process 1.
+                Some(parent) if parent > 0 => at = parent as u32,
                 _ => return false,
             }
         }

@@ -239,6 +239,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
     control.begin_bounds()?;
     if let Some(settled) = settled {
         control.go_on(settled);
+        control.obey_again();
     }
     control.notify(&Notice::Ready)?;
     control.run_to_the_end(&mark);

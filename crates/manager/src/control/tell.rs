@@ -15,6 +15,8 @@ use super::Control;
 use super::handshake::HANDSHAKE;
 use super::launch::{Answered, Ask};
 use crate::books::metered::MeteredTier;
+use crate::legacy::ASKS;
+use crate::log;
 use crate::migrate::Migrator;
 use crate::options::AccessScan;
 use crate::report::{
@@ -62,6 +64,19 @@ fn use_of(metered: &MeteredTier) -> TierUse {
     }
 }
 
+/// The kind of a request in the legacy: of each kind the last counts. Drains come first, because a
+/// limit may need a tier's pages elsewhere.
+fn kind_of(ask: Ask) -> usize {
+    match ask {
+        Ask::Drain(tier) => usize::from(tier).min(TierId::MAX),
+        Ask::Latency { .. } => TierId::MAX + 1,
+        Ask::Stall { .. } => TierId::MAX + 2,
+        Ask::MemoryMax(_) => TierId::MAX + 3,
+    }
+}
+
+const _: () = assert!(TierId::MAX + 3 < ASKS);
+
 impl Control {
     /// Answers one request for the status, or does what it asks. Waits for the peer for [`ASKING`]
     /// and [`HANDSHAKE`] at most.
@@ -86,7 +101,30 @@ impl Control {
         }
     }
 
+    /// Does what a user asks, and keeps it for a successor.
     fn obey(&mut self, ask: Ask) -> Answered {
+        let answered = self.carry_out(ask);
+        if answered == Answered::Yes
+            && let Ok(text) = serde_json::to_vec(&ask)
+        {
+            self.shared.books.legacy.asked(kind_of(ask), &text);
+        }
+        answered
+    }
+
+    /// Does what users asked of managers that have died.
+    pub(super) fn obey_again(&mut self) {
+        for text in self.shared.books.legacy.asks() {
+            let Ok(ask) = serde_json::from_slice(&text) else {
+                continue;
+            };
+            if let Answered::Refused(why) = self.carry_out(ask) {
+                log::warn(&format!("after a takeover, {ask:?} is not in force: {why}"));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, ask: Ask) -> Answered {
         let tier = match ask {
             Ask::Drain(tier) => tier,
             Ask::Latency { bound } => return self.change_bound(bound),

@@ -41,7 +41,7 @@ pub(super) fn is_inside(pid: u32, root: u32) -> bool {
     for _ in 0..256 {
         match procfs::status_number(at, "PPid") {
             Some(parent) if parent as u32 == root => return true,
-            Some(parent) if parent > 1 => at = parent as u32,
+            Some(parent) if parent > 0 => at = parent as u32,
             _ => return false,
         }
     }

@@ -33,7 +33,7 @@ use crate::sync::lock;
 const THREADS_MAX: usize = 8;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"uclegacy");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 const MAGIC_WORD: usize = 0;
 const VERSION_WORD: usize = 1;
@@ -45,10 +45,20 @@ const SERVED_WORD: usize = 4;
 /// The page that each fault thread serves; 0: none.
 const SERVING_WORD: usize = 8;
 
+/// For each kind of request: where the last one is, and its length. 0: none.
+const ASKED_WORD: usize = 16;
+/// Their texts, in two places each: the one that is not true is written.
+const TEXT_WORD: usize = 32;
+const TEXT_WORDS: usize = 16;
+/// Kinds of requests.
+pub(crate) const ASKS: usize = 11;
+
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 const HEADER_WORDS: usize = PAGE_WORDS;
 
-const _: () = assert!(SERVING_WORD + THREADS_MAX <= HEADER_WORDS);
+const _: () = assert!(SERVING_WORD + THREADS_MAX <= ASKED_WORD);
+const _: () = assert!(ASKED_WORD + ASKS <= TEXT_WORD);
+const _: () = assert!(TEXT_WORD + ASKS * 2 * TEXT_WORDS <= HEADER_WORDS);
 
 /// Why the legacy of a dead manager cannot be used. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -223,6 +233,48 @@ impl Legacy {
         words.filter(|word| *word != 0).collect()
     }
 
+    /// A user has asked for something that a successor has to do as well. The last request of each
+    /// kind counts. A longer text than there is room for is not kept.
+    ///
+    /// * `kind`: below [`ASKS`].
+    pub(crate) fn asked(&self, kind: usize, text: &[u8]) {
+        if text.len() > TEXT_WORDS * 8 {
+            return;
+        }
+        let place = 1 - (self.load(ASKED_WORD + kind) & 1);
+        let first = Legacy::text_word(kind, place);
+        for (at, part) in text.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            let word = u64::from_le_bytes(word);
+            self.word(first + at).store(word, Ordering::Relaxed);
+        }
+        // One store makes it true: the manager may die before and after.
+        let found = (text.len() as u64) << 1 | place;
+        self.word(ASKED_WORD + kind).store(found, Ordering::Release);
+    }
+
+    /// The last request of each kind, in order of the kinds.
+    pub(crate) fn asks(&self) -> Vec<Vec<u8>> {
+        let of = |kind: usize| {
+            let found = self.load(ASKED_WORD + kind);
+            let length = (found >> 1) as usize;
+            if length == 0 || length > TEXT_WORDS * 8 {
+                return None;
+            }
+            let first = Legacy::text_word(kind, found & 1);
+            let words = (first..first + TEXT_WORDS).map(|at| self.load(at).to_le_bytes());
+            let mut text: Vec<u8> = words.flatten().collect();
+            text.truncate(length);
+            Some(text)
+        };
+        (0..ASKS).filter_map(of).collect()
+    }
+
+    fn text_word(kind: usize, place: u64) -> usize {
+        TEXT_WORD + (2 * kind + place as usize) * TEXT_WORDS
+    }
+
     /// The managed ranges of a space have changed.
     pub(crate) fn regions_changed(&self, space: SpaceId, regions: &[VirtRange]) {
         let at = lock(&self.rows).of.get(&space).copied();
@@ -271,6 +323,20 @@ mod tests {
             Legacy::open(short),
             Err(LegacyError::TooShort(PAGE_BYTES))
         ));
+    }
+
+    #[test]
+    fn the_last_request_of_each_kind_is_kept() {
+        let legacy = Legacy::for_tests();
+        assert!(legacy.asks().is_empty());
+        legacy.asked(ASKS - 1, b"last kind");
+        legacy.asked(0, &[b'x'; 128]);
+        legacy.asked(0, &[b'y'; 129]);
+        assert_eq!(legacy.asks(), [vec![b'x'; 128], b"last kind".to_vec()]);
+        legacy.asked(0, b"1");
+        legacy.asked(0, b"22");
+        legacy.begin_generation();
+        assert_eq!(legacy.asks(), [b"22".to_vec(), b"last kind".to_vec()]);
     }
 
     #[test]
