@@ -104,6 +104,37 @@ struct Member {
 }
 
 impl Member {
+    /// It has no storage, and nothing is known of what it does.
+    fn new(
+        pid: u32,
+        hello: Hello,
+        class: Class,
+        (limit, most): (Bytes, Bytes),
+        now: Duration,
+    ) -> Member {
+        Member {
+            pid,
+            command: hello.command,
+            class_name: hello.class,
+            class,
+            most,
+            limit,
+            asked: None,
+            ceiling: limit,
+            told: None,
+            next_tell: now,
+            figures: Figures::default(),
+            heard: now,
+            waits: false,
+            curves: VecDeque::new(),
+            curve_since: Duration::ZERO,
+            refused_until: Duration::ZERO,
+            target: limit,
+            storage: Vec::new(),
+            claimed: false,
+        }
+    }
+
     /// Memory that counts as its own.
     fn held(&self) -> u64 {
         let uses = self.figures.dram.min(self.ceiling.0);
@@ -283,25 +314,9 @@ impl Members {
         let most = most(&class, &hello).max(GRANT_MIN);
         let limit = Bytes(claim.memory.min(BYTES_MAX));
         let member = Member {
-            pid,
-            command: hello.command,
-            class_name: hello.class,
-            class,
-            most,
-            limit,
-            asked: None,
-            ceiling: limit,
-            told: None,
-            next_tell: self.now,
-            figures: Figures::default(),
-            heard: self.now,
-            waits: false,
-            curves: VecDeque::new(),
-            curve_since: Duration::ZERO,
-            refused_until: Duration::ZERO,
-            target: limit,
             storage,
             claimed: true,
+            ..Member::new(pid, hello, class, (limit, most), self.now)
         };
         self.say(id, ToKeeper::Granted(self.grant(&member)));
         self.members.insert(id, member);
@@ -568,51 +583,37 @@ impl Members {
         let waited = self.now.saturating_sub(first.since);
         let least = first.class.memory_min.min(first.most).max(GRANT_MIN);
         let target = first.target.unwrap_or(first.most).max(least);
-        let memory = match () {
-            () if free >= target => target,
-            () if waited >= PATIENCE && free >= least => free.min(target),
-            () if waited >= PATIENCE_MAX => {
-                let (id, why) = (
-                    first.id,
-                    format!(
-                        "no memory is free: other clients hold {} of {}",
-                        Bytes(self.held()),
-                        self.config.memory
-                    ),
-                );
-                self.waiting.pop_front();
-                self.stirred = true;
-                return self.refuse(id, why, Some(free.0));
+        if free < target && !(waited >= PATIENCE && free >= least) {
+            if waited >= PATIENCE_MAX {
+                self.refuse_for_memory(free);
             }
-            () => return,
-        };
+            return;
+        }
+        let memory = free.min(target);
         let Some(first) = self.waiting.pop_front() else {
             return;
         };
         let sizes = self.config.tiers.iter().filter_map(|budget| budget.sizes);
+        let (pid, class) = (first.pid, first.class);
         let member = Member {
-            pid: first.pid,
-            command: first.hello.command,
-            class_name: first.hello.class,
-            class: first.class,
-            most: first.most,
-            limit: memory,
-            asked: None,
-            ceiling: memory,
-            told: None,
             next_tell: self.now + TELL[1],
-            figures: Figures::default(),
-            heard: self.now,
-            waits: false,
-            curves: VecDeque::new(),
-            curve_since: Duration::ZERO,
-            refused_until: Duration::ZERO,
             target,
             storage: sizes.map(|(_, each)| each.0).collect(),
-            claimed: false,
+            ..Member::new(pid, first.hello, class, (memory, first.most), self.now)
         };
         self.say(first.id, ToKeeper::Granted(self.grant(&member)));
         self.members.insert(first.id, member);
+        self.stirred = true;
+    }
+
+    /// The first that waits has waited too long.
+    fn refuse_for_memory(&mut self, free: Bytes) {
+        let Some(first) = self.waiting.pop_front() else {
+            return;
+        };
+        let (held, memory) = (Bytes(self.held()), self.config.memory);
+        let why = format!("no memory is free: other clients hold {held} of {memory}");
+        self.refuse(first.id, why, Some(free.0));
         self.stirred = true;
     }
 

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, flock, openat};
-use rustix::net::sockopt::socket_peercred;
 use sd_notify::NotifyState;
 use undercroft_manager::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
 use undercroft_manager::keeper::place::{PlaceError, directory};
 use undercroft_manager::keeper::status;
+use undercroft_sys::fdpass;
 
 use crate::config::Config;
 use crate::members::{Members, Said};
@@ -182,11 +182,10 @@ impl Server {
 
     fn answer_calls(&mut self, listener: &UnixListener) {
         while let Ok((stream, _)) = listener.accept() {
-            let Ok(peer) = socket_peercred(&stream) else {
-                continue;
+            let Ok(peer) = fdpass::peer(&stream) else {
+                continue; // it has ended
             };
-            let uid = peer.uid.as_raw();
-            let is_ours = uid == self.user || uid == 0;
+            let is_ours = peer.uid == self.user || peer.uid == 0;
             if !is_ours || self.peers.len() >= PEERS_MAX || stream.set_nonblocking(true).is_err() {
                 continue; // the connection ends here
             }
@@ -194,7 +193,10 @@ impl Server {
                 stream,
                 lines: Lines::default(),
                 out: Vec::new(),
-                pid: peer.pid.as_raw_nonzero().get() as u32,
+                // 0: it is outside of this pid namespace.
+                pid: (peer.pidfd.numbers().ok())
+                    .and_then(|numbers| numbers.first().copied())
+                    .unwrap_or(0),
                 since: Instant::now(),
                 is_client: false,
                 is_last: false,

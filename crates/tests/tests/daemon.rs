@@ -20,6 +20,11 @@ struct Daemon {
 
 impl Daemon {
     fn start() -> Daemon {
+        Daemon::start_by(&[])
+    }
+
+    /// * `before`: words before its command line.
+    fn start_by(before: &[&str]) -> Daemon {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let text = format!(
             "memory = \"64M\"\n[[tier]]\nspec = \"ram\"\n[[tier]]\nspec = \"file:{},size=600M\"\n\
@@ -27,15 +32,19 @@ impl Daemon {
             folder.path().display()
         );
         std::fs::write(folder.path().join("u.toml"), text).expect("a file");
-        let child = Daemon::spawn(folder.path());
+        let child = Daemon::spawn(before, folder.path());
         let daemon = Daemon { child, folder };
         daemon.until_it_answers();
         daemon
     }
 
-    fn spawn(folder: &Path) -> Child {
-        Command::new(undercroft())
-            .arg("daemon")
+    fn spawn(before: &[&str], folder: &Path) -> Child {
+        let binary = undercroft().display().to_string();
+        let words: Vec<&str> = (before.iter().copied())
+            .chain([binary.as_str(), "daemon"])
+            .collect();
+        Command::new(words[0])
+            .args(&words[1..])
             .arg("--config")
             .arg(folder.join("u.toml"))
             .env("UNDERCROFT_DIR", folder)
@@ -57,7 +66,7 @@ impl Daemon {
     fn die_and_come_back(&mut self) {
         self.child.kill().expect("our child");
         self.child.wait().expect("our child");
-        self.child = Daemon::spawn(self.folder.path());
+        self.child = Daemon::spawn(&[], self.folder.path());
         self.until_it_answers();
     }
 
@@ -196,6 +205,36 @@ fn a_program_in_a_container_is_a_client_like_others() {
     assert_eq!(client["class"], "web");
     assert_eq!(client["limit_bytes"], MEMORY);
     run.wait().expect(0).expect_swapping(1000.0);
+    assert!(
+        !daemon.folder.path().join("evidence").exists(),
+        "a wrong byte"
+    );
+}
+
+/// A daemon in a pid namespace of its own sees no process id of its clients, and serves them.
+#[test]
+fn a_daemon_in_a_container_serves_programs_outside() {
+    let name = "a_daemon_in_a_container_serves_programs_outside";
+    let _turn = one_at_a_time();
+    if plain_only() {
+        return skip(name, "a plain run has no daemon");
+    }
+    let own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    let possible = Command::new(own[0]).args(&own[1..]).arg("true").status();
+    if !possible.is_ok_and(|status| status.success()) {
+        return skip(name, "no namespaces can be made here");
+    }
+    let daemon = Daemon::start_by(&own);
+    let mut run = daemon.program("web", 1);
+    let client = run.until("client", 20, |_| {
+        let status = daemon.check();
+        status["clients"].as_array()?.first().cloned()
+    });
+    assert_eq!(
+        (&client["pid"], &client["class"]),
+        (&0.into(), &"web".into())
+    );
+    run.wait().expect(0);
     assert!(
         !daemon.folder.path().join("evidence").exists(),
         "a wrong byte"

@@ -65,8 +65,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Asks the daemon for a grant.
-    ///
+    /// Asks the daemon for a grant of this class.
     pub(super) fn ask(class: &str, options: &RunOptions) -> Result<Held, HeldError> {
         let words = options.command.iter().map(|word| word.to_string_lossy());
         let mut command = words.collect::<Vec<_>>().join(" ");

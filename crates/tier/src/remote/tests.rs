@@ -262,13 +262,17 @@ fn lost_copies_are_made_anew_and_pages_without_any_are_lost(cluster: &mut Cluste
 /// A damaged value is not taken for the page; the other copy is, and the damaged one is replaced.
 fn damaged_values_are_never_returned(cluster: &Cluster) {
     let tier = opened(&spec(cluster, ",size=64M")).expect("a tier");
-    let pages = stored(&tier, &mut Pages::new(8), 3);
+    let pages = stored(&tier, &mut Pages::new(8), 4);
     let damage = |slot: &Slot, which| {
         let place = tier.shared.table.row(slot.0).expect("in use").place;
         let key = tier.shared.keys.of(place, which);
         let set = |port| cluster.call(port, &["SETRANGE", &key, "40", "damage"]).ok();
-        let done = |reply: &Option<Reply>| matches!(reply, Some(Reply::Number(_)));
-        assert!(cluster.masters().into_iter().map(set).any(|it| done(&it)));
+        let done = |port: &u16| matches!(set(*port), Some(Reply::Number(_)));
+        cluster
+            .masters()
+            .into_iter()
+            .find(done)
+            .expect("its master")
     };
     damage(&pages[0].0, 0);
     damage(&pages[1].0, 1);
@@ -286,6 +290,19 @@ fn damaged_values_are_never_returned(cluster: &Cluster) {
     assert_eq!(got.err(), Some(LoadError::Corrupt));
     until("the damaged copy is replaced", 5, || {
         tier.meter().read().mended >= 1
+    });
+    // The master of the damaged copy is so late that the other one is asked and answers first.
+    let (slot, page, stamp) = &pages[3];
+    let late = damage(slot, 0);
+    let place = |slot: &Slot| tier.shared.table.row(slot.0).expect("in use").place;
+    let before = place(slot);
+    let pause = cluster.call(late, &["CLIENT", "PAUSE", "40", "ALL"]);
+    assert_eq!(pause.expect("an answer"), Reply::Status("OK".into()));
+    let hedged = tier.meter().read().hedged;
+    read_right(&tier, *slot, *stamp, page);
+    assert!(tier.meter().read().hedged > hedged, "the other was asked");
+    until("the copy that came second is replaced", 5, || {
+        place(slot) != before
     });
 }
 
