@@ -14,6 +14,7 @@ pub use zipf::Zipf;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Mixes 64 bits, one to one, so that each bit depends on all. 0 gives 0.
+#[inline]
 pub fn finish(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -21,6 +22,7 @@ pub fn finish(mut z: u64) -> u64 {
 }
 
 /// The first number of the sequence that begins at `z`: a good hash of 64 bits. Cost: 1 ns.
+#[inline]
 pub fn mix(z: u64) -> u64 {
     finish(z.wrapping_add(STEP))
 }
@@ -36,12 +38,14 @@ impl Random {
     }
 
     /// The next 64 bits.
+    #[inline]
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         finish(self.0)
     }
 
     /// A number below `limit`, by the remainder; 0 when `limit` is 0.
+    #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         match limit {
             0 => 0,
@@ -54,6 +58,7 @@ impl Random {
     /// `below` it: either would change what follows from a seed.
     ///
     /// [`below`]: Random::below
+    #[inline]
     pub fn scaled(&mut self, limit: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
     }

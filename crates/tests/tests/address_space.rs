@@ -387,7 +387,7 @@ fn address_space_survives_on_one_cpu() {
         &[],
         Case {
             seed: 7,
-            ops: ops(5_000),
+            ops: ops(3_000),
             threads: 2,
             tiers: WIDE,
             percent: 25,

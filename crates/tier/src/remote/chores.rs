@@ -55,6 +55,8 @@ struct Mends {
     queue: VecDeque<u64>,
     /// Slots of the queue.
     queued: HashSet<u64>,
+    /// Slots that were taken from the queue, and are not done.
+    taken: u64,
 }
 
 impl Chores {
@@ -94,7 +96,8 @@ impl Chores {
 
     /// Slots that are known to lack a copy.
     pub(super) fn to_mend(&self) -> u64 {
-        self.mends().queue.len() as u64
+        let mends = self.mends();
+        mends.queue.len() as u64 + mends.taken
     }
 
     fn take_mends(&self) -> Vec<u64> {
@@ -102,6 +105,7 @@ impl Chores {
         let count = mends.queue.len().min(MENDS_AT_ONCE);
         let taken: Vec<u64> = mends.queue.drain(..count).collect();
         taken.iter().for_each(|slot| _ = mends.queued.remove(slot));
+        mends.taken = taken.len() as u64;
         taken
     }
 }
