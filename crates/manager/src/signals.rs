@@ -51,6 +51,8 @@ pub(crate) struct Signals {
     evictor_sleeps: AtomicBool,
     /// Eventfd of the control thread: books are waiting to be forgotten.
     control_kick: OwnedFd,
+    /// The control thread checks seldom, because nothing happens.
+    calm: AtomicBool,
     /// Records of new mappings were lost. The control thread reads all mappings again.
     pub discover_again: AtomicBool,
     /// Why the client must be ended, if it must.
@@ -73,6 +75,7 @@ impl Signals {
             evict_kick: AtomicU32::new(0),
             evictor_sleeps: AtomicBool::new(false),
             control_kick: new_eventfd()?,
+            calm: AtomicBool::new(false),
             discover_again: AtomicBool::new(false),
             doom: Mutex::default(),
             stop: AtomicBool::new(false),
@@ -133,6 +136,24 @@ impl Signals {
     /// Wakes the control thread: books are waiting to be forgotten.
     pub(crate) fn kick_control(&self) {
         let _ = rustix::io::write(&self.control_kick, &1u64.to_ne_bytes());
+    }
+
+    /// Something changes: the control thread checks soon, and as often as it does while the client
+    /// is busy. Cost if it does so already: one load.
+    pub(crate) fn stir(&self) {
+        if self.is_calm() && self.calm.swap(false, Ordering::Relaxed) {
+            self.kick_control();
+        }
+    }
+
+    /// The control thread checks seldom from now on, until something stirs.
+    pub(crate) fn set_calm(&self) {
+        self.calm.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing has happened for long.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.calm.load(Ordering::Relaxed)
     }
 
     /// The eventfd that the control thread polls.

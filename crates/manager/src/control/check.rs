@@ -22,10 +22,18 @@ const TICK_MAX: Duration = Duration::from_millis(100);
 const TICK_BUSY: Duration = Duration::from_millis(5);
 const TICK_MIN: Duration = Duration::from_micros(500);
 
+/// The same after [`CALM_AFTER`] without a fault, an event or growth, until something stirs.
+const TICK_CALM: Duration = Duration::from_millis(400);
+const CALM_AFTER: Duration = Duration::from_secs(5);
+
+/// A client that has not grown for this long is managed, if checks for its growth would be
+/// frequent: its faults are reported from then on.
+const STILL_AFTER: Duration = Duration::from_secs(10);
+
 const _: () = assert!(TICK_MIN.as_nanos() < TICK_BUSY.as_nanos());
 const _: () = assert!(TICK_BUSY.as_nanos() < TICK_MAX.as_nanos());
 // The wait of the control thread is given in nanoseconds below a second.
-const _: () = assert!(TICK_MAX.as_secs() == 0);
+const _: () = assert!(TICK_CALM.as_secs() == 0);
 
 /// Longest rest after a check that took long.
 const REST_MAX: Duration = Duration::from_millis(250);
@@ -47,6 +55,34 @@ struct Pressure {
     faults: u64,
     /// Time until the next check, while nothing is managed.
     wait: Duration,
+}
+
+/// Since when nothing happens.
+pub(super) struct Quiet {
+    /// When a check last saw something happen in a managed client.
+    busy_at: Instant,
+    /// Since when the client has not grown, and what it used then, in bytes.
+    still_since: Instant,
+    used: u64,
+}
+
+impl Quiet {
+    pub(super) fn new(now: Instant) -> Quiet {
+        Quiet {
+            busy_at: now,
+            still_since: now,
+            used: 0,
+        }
+    }
+
+    /// How long the client has not grown by more than 1/64 of its limit.
+    /// * `used`, `limit`: bytes now.
+    fn still(&mut self, now: Instant, used: u64, limit: u64) -> Duration {
+        if used > self.used + limit / 64 {
+            (self.still_since, self.used) = (now, used);
+        }
+        now - self.still_since
+    }
 }
 
 impl Control {
@@ -81,7 +117,11 @@ impl Control {
     /// Time until the next check; below a second.
     pub(super) fn until_check(&self) -> Duration {
         let wait = self.check_at.saturating_duration_since(Instant::now());
-        wait.min(TICK_MAX)
+        wait.min(if self.shared.signals.is_calm() {
+            TICK_CALM
+        } else {
+            TICK_MAX
+        })
     }
 
     /// Brings the next check forward, because something has changed.
@@ -159,14 +199,15 @@ impl Control {
         self.shared.gauges.note_memory(dram);
         let used = unmanaged + dram.0;
         let threshold = limit - (limit / SLACK_PART).max(SLACK_MIN.min(limit / 4));
-        let begins = !self.managing && used >= threshold;
+        let headroom = threshold.saturating_sub(used) as f64;
+        let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
+        let still = self.quiet.still(Instant::now(), used, limit) >= STILL_AFTER && wait < TICK_MAX;
+        let begins = !self.managing && (used >= threshold || still);
         if begins {
             self.managing = true;
             // Resident pages count before they are discovered: faults are served meanwhile.
             self.expect(&to_find);
         }
-        let headroom = threshold.saturating_sub(used) as f64;
-        let wait = Duration::from_secs_f64((headroom / GROWTH).min(1.0));
         Pressure {
             begins,
             faults,
@@ -257,7 +298,10 @@ impl Control {
         }
         let busy = growing || forked || faults != self.last_faults;
         self.last_faults = faults;
-        self.tick = if busy {
+        self.rest_if_calm(busy);
+        self.tick = if self.shared.signals.is_calm() {
+            TICK_CALM
+        } else if busy {
             // This takes a twentieth of the time at most.
             TICK_BUSY.max(checking * 20).min(TICK_MAX)
         } else {
@@ -267,6 +311,24 @@ impl Control {
         self.tick
     }
 
+    /// Notes whether something happens. A bound is looked after at all times.
+    fn rest_if_calm(&mut self, busy: bool) {
+        if busy || self.has_latency_bound() || self.stall.is_bounded() {
+            self.quiet.busy_at = Instant::now();
+        } else if self.quiet.busy_at.elapsed() >= CALM_AFTER {
+            self.shared.signals.set_calm();
+        }
+    }
+
+    /// Checks soon if something has stirred in a calm client.
+    pub(super) fn check_if_stirred(&mut self) {
+        if self.tick == TICK_CALM && !self.shared.signals.is_calm() {
+            self.quiet.busy_at = Instant::now();
+            self.tick = TICK_BUSY;
+            self.check_soon();
+        }
+    }
+
     fn note_peaks(&self) {
         let managed = self.shared.books.engine().books().managed_pages().0;
         let peak = &self.shared.gauges.managed_pages_peak;
@@ -274,5 +336,23 @@ impl Control {
         for tier in &self.shared.books.tiers {
             tier.note_usage();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_still_until_it_grows_by_a_64th_of_its_limit() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut quiet = Quiet::new(begun);
+        let mut still = |seconds, used| quiet.still(at(seconds), used, 6400).as_secs();
+        assert_eq!(still(1, 1000), 0);
+        assert_eq!(still(5, 1100), 4, "small growth");
+        assert_eq!(still(6, 900), 5, "it gave memory back");
+        assert_eq!(still(7, 1101), 0);
+        assert_eq!(still(17, 1101), 10);
     }
 }

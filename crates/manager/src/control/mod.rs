@@ -83,6 +83,7 @@ struct Control {
     /// Time between two checks while the client is managed.
     tick: Duration,
     check_at: Instant,
+    quiet: check::Quiet,
     /// The keeper has stopped with this program.
     paused: Option<u32>,
     /// There are books of address spaces that are gone, to be forgotten.
@@ -250,6 +251,7 @@ impl Control {
         if kicked {
             let mut word = [0u8; 8];
             let _ = rustix::io::read(self.shared.signals.control(), &mut word);
+            self.check_if_stirred();
         }
         self.forgets = !parts::forget_some(&self.shared);
     }

@@ -22,6 +22,7 @@ use undercroft_tier::open::OpenError;
 
 use super::Control;
 use super::beside::Presence;
+use super::check::Quiet;
 use super::ending::{self, Mark};
 use super::handshake::Greetings;
 use super::launch::{Launch, Notice, tell};
@@ -214,6 +215,7 @@ fn serve_over(launch: Launch, link: OwnedFd) -> Result<(), StartError> {
         last_faults: 0,
         tick: Duration::ZERO,
         check_at: Instant::now(),
+        quiet: Quiet::new(Instant::now()),
         paused: None,
         forgets: false,
         ends: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?,

@@ -57,6 +57,10 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Longest sleep: threads may be waiting for room that the program itself makes.
 const NAP: Duration = Duration::from_millis(100);
 
+/// The same after [`NAPS`] naps in a row: nothing happens. Tiers have tidied up by then.
+const LONG_NAP: Duration = Duration::from_secs(1);
+const NAPS: u32 = 50;
+
 // One command takes a whole batch, and a set of its pages is one word.
 const _: () = assert!(EVICT_PAGES_MAX == STAGING_PAGES && EVICT_PAGES_MAX <= 64);
 const _: () = assert!(COMPRESS_PAGES <= EVICT_PAGES_MAX && WRITE_PAGES <= EVICT_PAGES_MAX);
@@ -140,6 +144,7 @@ impl Evictor {
 
     fn sleep_until_wanted(&mut self) {
         let shared = self.shared.clone();
+        let mut naps = 0;
         loop {
             let kick = shared.signals.evictor_rests();
             let wanted = shared.books.engine().books().reclaim_wanted();
@@ -151,12 +156,16 @@ impl Evictor {
             self.admit_waiters();
             self.revisit();
             shared.books.follow_pages();
-            let nap = if self.aside.is_empty() {
-                NAP
-            } else {
-                self.revisit_at.saturating_sub(shared.elapsed()).min(NAP)
+            let nap = match self.aside.is_empty() {
+                true if naps >= NAPS => LONG_NAP,
+                true => NAP,
+                false => self.revisit_at.saturating_sub(shared.elapsed()).min(NAP),
             };
-            if !shared.signals.evictor_sleep(kick, nap) {
+            naps += 1;
+            if shared.signals.evictor_sleep(kick, nap) {
+                naps = 0;
+                shared.signals.stir();
+            } else {
                 shared
                     .books
                     .tiers

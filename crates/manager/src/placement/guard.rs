@@ -27,12 +27,15 @@ const TICK: Duration = Duration::from_millis(10);
 /// us, and an idle run should cost next to nothing.
 const CALM_TICK: Duration = Duration::from_millis(100);
 
+/// The same once the control thread has seen nothing happen for long.
+const LONG_TICK: Duration = Duration::from_millis(400);
+
 /// A thread that waited for a CPU for this long is moved. Where many programs share a CPU, ordinary
 /// waits are shorter.
 const WAIT_MAX: Duration = Duration::from_millis(15);
 
 // While faults are served, one is delayed by a tick, the wait and a tick. That must be 50 ms at
-// most. The first fault after a calm time may take a calm tick more.
+// most. The first fault after a calm time may take a calm or a long tick more.
 const _: () = assert!(TICK.as_millis() + WAIT_MAX.as_millis() + TICK.as_millis() <= 50);
 
 /// How long a CPU is left to the thread that has it. Twice as long each time that it is still taken
@@ -107,7 +110,11 @@ pub(crate) fn run(placement: &Placement, signals: &Signals) {
         let busy = guard.move_starved(now);
         guard.return_some(now);
         guard.free_bound(now);
-        std::thread::sleep(if busy { TICK } else { CALM_TICK });
+        std::thread::sleep(match busy {
+            _ if signals.is_calm() => LONG_TICK,
+            true => TICK,
+            false => CALM_TICK,
+        });
     }
 }
 

@@ -76,6 +76,7 @@ fn apply_all(shared: &Shared, process: &Process, late_ones_come: bool) {
 /// * `freed`: a move, and what was at its new place before is out of the books.
 fn apply(shared: &Shared, process: &Process, event: Message, receipt: &Receipt, freed: bool) {
     let space = process.space;
+    shared.signals.stir();
     if let Message::Fork { child } = event {
         return fork(shared, process, child);
     }

@@ -169,6 +169,7 @@ fn arrived(shared: &Shared, pid: u32, range: VirtRange, done: &mut Option<(Space
     {
         discover::register_early(&process, wide);
     }
+    shared.signals.stir();
     if let Err(new) = shared.arrivals.add(Arrival { process, range }) {
         discover::manage_new(shared, &new.process, new.range);
     }
