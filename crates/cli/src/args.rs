@@ -331,6 +331,7 @@ const DAEMON_EXAMPLES: &str = "Examples:
   undercroft daemon --config undercroft.toml
   undercroft run --daemon --class web -- redis-server
   undercroft daemon status
+  systemctl reload undercroft           # SIGHUP: reads the configuration again
 
 A configuration:
   memory = \"8G\"                        # DRAM to divide; or a share of the machine's, \"50%\"

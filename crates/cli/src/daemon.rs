@@ -1,7 +1,11 @@
 //! `undercroft daemon`: divides memory among runs, checks its configuration, or shows who has what.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use signal_hook::consts::SIGHUP;
 
 use undercroft_base::Bytes;
 use undercroft_daemon::{Config, ServeError};
@@ -43,15 +47,50 @@ fn serve_runs(path: &Path) -> Result<u8, Failure> {
         )
     };
     // Before anything else: a signal then finds its handler.
-    let ended = serve::signals().map_err(|error| failed(error.to_string()))?;
-    let memory = config.memory;
-    let ready = |socket: &Path| {
+    let (ended, signal) = serve::signals().map_err(|error| failed(error.to_string()))?;
+    let new = Arc::new(Mutex::new(None));
+    on_hangup(path, signal, new.clone()).map_err(|error| failed(error.to_string()))?;
+    let ready = |socket: &Path, memory: Bytes| {
         // A closed standard output is no reason to fail.
         let _ = writeln!(io::stdout(), "Dividing {memory} at {}", socket.display());
     };
-    undercroft_daemon::serve(config, &ended, ready)
+    let next = || {
+        let new = take(&new)?;
+        (&ended).read_exact(&mut [0]).ok()?;
+        Some(new)
+    };
+    undercroft_daemon::serve(config, &ended, next, ready)
         .map_err(|error: ServeError| failed(error.to_string()))?;
     Ok(0)
+}
+
+fn take(new: &Mutex<Option<Config>>) -> Option<Config> {
+    new.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Starts a thread that reads the configuration again at each SIGHUP. One that is right is left in
+/// `new`, and `signal` gets a byte; of another one it says why, and nothing changes.
+fn on_hangup(path: &Path, signal: UnixStream, new: Arc<Mutex<Option<Config>>>) -> io::Result<()> {
+    let (mut heard, told) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(SIGHUP, told)?;
+    let path = path.to_owned();
+    let body = move || {
+        while heard.read_exact(&mut [0]).is_ok() {
+            match read(&path) {
+                Ok(config) => {
+                    let mut new = new.lock().unwrap_or_else(PoisonError::into_inner);
+                    // A byte is under way for one that was not taken yet.
+                    if new.replace(config).is_none() {
+                        let _ = (&signal).write_all(&[1]);
+                    }
+                }
+                // A closed standard error is no reason to end.
+                Err(failure) => _ = writeln!(io::stderr(), "{failure}"),
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("uc-config".into());
+    thread.spawn(body).map(|_| ())
 }
 
 fn check(path: &Path) -> Result<u8, Failure> {

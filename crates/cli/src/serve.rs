@@ -15,7 +15,7 @@ use crate::show;
 pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     let rights = check(args)?;
     // Before the first thread starts: a signal then finds its handler.
-    let mut ended = signals().map_err(|error| failed(args, &error))?;
+    let (mut ended, _signal) = signals().map_err(|error| failed(args, &error))?;
     let server = Server::start(&args.listen, Box::new(Live), rights);
     let server = server.map_err(|error| failed(args, &error))?;
     if !args.listen.is_local() {
@@ -30,12 +30,12 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Gets a byte at SIGINT and at SIGTERM.
-pub(crate) fn signals() -> io::Result<UnixStream> {
+/// The first gets a byte at SIGINT, at SIGTERM, and for each byte that is written to the second.
+pub(crate) fn signals() -> io::Result<(UnixStream, UnixStream)> {
     let (ended, signal) = UnixStream::pair()?;
     pipe::register(SIGINT, signal.try_clone()?)?;
-    pipe::register(SIGTERM, signal)?;
-    Ok(ended)
+    pipe::register(SIGTERM, signal.try_clone()?)?;
+    Ok((ended, signal))
 }
 
 /// What callers may do. Errors: options that do not go together.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, flock, openat};
 use sd_notify::NotifyState;
+use undercroft_base::Bytes;
 use undercroft_manager::grant::{Lines, SOCKET, ToDaemon, ToKeeper, line};
 use undercroft_manager::keeper::place::{PlaceError, directory};
 use undercroft_manager::keeper::status;
@@ -54,31 +55,35 @@ pub enum ServeError {
     System(#[from] io::Error),
 }
 
-/// Serves until `ended` has something to read.
+/// Serves until `ended` has something to read and `next` has no configuration to go on with.
 ///
-/// * `ready`: called with the socket's path once clients can connect.
-pub fn serve(config: Config, ended: &impl AsFd, ready: impl Fn(&Path)) -> Result<(), ServeError> {
+/// Another configuration is as another daemon: clients connect again and claim what they have.
+///
+/// * `next`: takes what was written to `ended`, and gives the configuration from then on.
+/// * `ready`: called with the socket's path and the memory once clients can connect.
+pub fn serve(
+    config: Config,
+    ended: &impl AsFd,
+    mut next: impl FnMut() -> Option<Config>,
+    ready: impl Fn(&Path, Bytes),
+) -> Result<(), ServeError> {
     let (place, base) = directory()?;
     let _lock = lock(&place, &base)?;
-    // The runs of this user that a daemon gave memory to: they come back.
-    let runs = status::snapshots().into_iter();
-    let expected = runs.filter(|run| run.class.is_some()).map(|run| run.pid);
     let path = place.join(SOCKET);
     // It was left behind: this process has the lock.
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
-    let mut server = Server {
-        members: Members::new(config, expected.collect()),
-        peers: BTreeMap::new(),
-        next: 0,
-        begun: Instant::now(),
-        user: rustix::process::geteuid().as_raw(),
-    };
-    ready(&path);
-    let _ = sd_notify::notify(&[NotifyState::Ready]);
-    let outcome = server.run(&listener, ended);
+    let mut outcome = Ok(());
+    let mut config = Some(config);
+    while let Some(now) = config.take() {
+        ready(&path, now.memory);
+        let mut server = Server::new(now);
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
+        outcome = server.run(&listener, ended);
+        config = next();
+    }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     let _ = std::fs::remove_file(&path);
     Ok(outcome?)
@@ -124,6 +129,19 @@ struct Server {
 }
 
 impl Server {
+    fn new(config: Config) -> Server {
+        // The runs of this user that a daemon gave memory to: they come back.
+        let runs = status::snapshots().into_iter();
+        let expected = runs.filter(|run| run.class.is_some()).map(|run| run.pid);
+        Server {
+            members: Members::new(config, expected.collect()),
+            peers: BTreeMap::new(),
+            next: 0,
+            begun: Instant::now(),
+            user: rustix::process::geteuid().as_raw(),
+        }
+    }
+
     fn run(&mut self, listener: &UnixListener, ended: &impl AsFd) -> io::Result<()> {
         let watchdog = sd_notify::watchdog_enabled().map(|time| time / 3);
         loop {

@@ -54,6 +54,16 @@ impl Daemon {
             .expect("a daemon")
     }
 
+    /// Changes its configuration while it runs.
+    fn reload(&self, old: &str, new: &str) {
+        let file = self.folder.path().join("u.toml");
+        let text = std::fs::read_to_string(&file).expect("the configuration");
+        assert!(text.contains(old), "{text}");
+        std::fs::write(&file, text.replace(old, new)).expect("a file");
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("our child");
+    }
+
     fn until_it_answers(&self) {
         let begun = Instant::now();
         while self.status().is_none() {
@@ -143,7 +153,18 @@ fn programs_share_memory_and_outlive_the_daemon() {
         first.until("claim of both", 20, both);
         assert!(second.is_alive(), "{}", second.errors());
     }
+    daemon.reload("weight = 3", "weight = none");
+    daemon.reload("weight = none", "weight = 5");
+    let weighs_more = |_: &Running| {
+        let status = daemon.check();
+        let clients = status["clients"].as_array()?;
+        let web = clients.iter().find(|it| it["class"] == "web")?;
+        (clients.len() == 2 && web["weight"] == 5).then_some(())
+    };
+    second.until("other weight", 20, weighs_more);
+    daemon.reload("weight = 5", "weight = none");
     second.wait().expect(0);
+    assert_eq!(daemon.check()["memory_bytes"], MEMORY);
     first.until("rest of the memory", 20, |run| {
         daemon.limit_of(run).filter(|it| *it == MEMORY)
     });
