@@ -137,8 +137,8 @@ pub enum Loaded {
 ///
 /// Six methods make a tier. Five more have a default. Only a tier that puts work off needs its own
 /// [`Tier::dram`], for pages that wait in memory, and [`Tier::tidy`], for the work. Only one whose
-/// speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`] and
-/// [`Tier::close`].
+/// speed is emulated needs [`Tier::reading`]. Only a remote one needs [`Tier::fetch`]. One that
+/// uses a file or a cluster needs [`Tier::close`].
 ///
 /// A slot may be loaded any number of times, by several threads, until it is freed. The engine
 /// frees a slot only when no load of it is in progress. A demotion may still *read* a slot that is
@@ -187,8 +187,8 @@ pub trait Tier: Send + Sync {
         });
     }
 
-    /// The run has ended, and no method is called after this one: gives back what would outlive the
-    /// process. Takes a few seconds at most.
+    /// The run has ended, or the tier is empty and used no more: gives its space back. Only
+    /// [`Tier::info`] and [`Tier::usage`] are called after this one. Takes a few seconds at most.
     fn close(&self) {}
 
     /// The checksum kept for `slot`. A `Loaded::Read` page must have it, and so must a resident

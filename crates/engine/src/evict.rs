@@ -290,7 +290,7 @@ impl<L: Ledger> Engine<L> {
                 unused: self.table.entry(item.no).flags.has(Flags::PREFETCHED),
             })
             .collect();
-        self.place.leaving(&leaving, &self.tiers);
+        self.place.leaving(&leaving, &self.ranked);
     }
 
     #[inline(never)]

@@ -180,6 +180,10 @@ impl<T: Tier> Tier for Shaped<T> {
         self.tier.checksum(slot, stamp)
     }
 
+    fn close(&self) {
+        self.tier.close();
+    }
+
     fn free(&self, slots: &[Slot]) {
         self.tier.free(slots);
     }

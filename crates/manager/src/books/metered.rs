@@ -1,7 +1,7 @@
 //! One tier with its counters and latencies.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
@@ -17,6 +17,7 @@ use undercroft_tier::shape::{ShapeName, Shaped, read_time};
 use undercroft_tier::spec::Rated;
 
 use crate::gauges::latency::new_histogram;
+use crate::report::Drain;
 use crate::sync::lock;
 
 /// Nanoseconds to decompress a page. Not measured: two readings of the clock would cost a tenth.
@@ -60,6 +61,8 @@ pub(crate) struct MeteredTier {
     /// Bytes that it may hold, if its own capacity is more: the limit was lowered.
     ceiling: AtomicU64,
     peaks: Mutex<(TierUsage, TierUsage)>,
+    /// How it was emptied, if it is used no more.
+    pub removed: OnceLock<Drain>,
 }
 
 impl MeteredTier {
@@ -86,6 +89,7 @@ impl MeteredTier {
             load_ns: AtomicU64::new(load_ns),
             ceiling: AtomicU64::new(u64::MAX),
             peaks: Mutex::default(),
+            removed: OnceLock::new(),
         }
     }
 
@@ -123,6 +127,12 @@ impl MeteredTier {
         self.shape = shape;
         let more = shape.map_or(0, |name| read_time(name).0);
         self.load_ns.fetch_add(more, Ordering::Relaxed);
+        self
+    }
+
+    /// A load was measured to take this long.
+    pub(crate) fn measured(self, load: Nanos) -> MeteredTier {
+        self.load_ns.store(load.0, Ordering::Relaxed);
         self
     }
 

@@ -307,6 +307,16 @@ pub struct Drain {
     pub seconds_left: Option<f64>,
     /// What is left cannot be moved at the moment: no tier has room, or it cannot be read.
     pub stuck: bool,
+    /// Pages that cannot be read, if all others have left: a touch of one ends the program. They
+    /// stay where they are.
+    #[serde(default)]
+    pub pages_unreadable: u64,
+    /// It is to be removed once it is empty.
+    #[serde(default)]
+    pub removes: bool,
+    /// It was removed (`undercroft tiers remove`): its space was given back.
+    #[serde(default)]
+    pub removed: bool,
 }
 
 /// What the file or device of a tier was asked for, and what it refused.

@@ -216,6 +216,11 @@ impl Tier for NvmTier {
         is_taken(self.bitmap(), slot.0).then(|| self.checksum_of(slot.0).load(Relaxed))
     }
 
+    fn close(&self) {
+        backing::give_back(self.mapped.file());
+        let _ = self.table.punch(0, self.table.len()); // a refusal leaves the memory in use
+    }
+
     fn free(&self, freed: &[Slot]) {
         let mut slots = self.lock_slots();
         for slot in freed {
