@@ -304,6 +304,7 @@ mod tests {
             reads: 0,
             writes: 0,
             written_bytes: 0,
+            updates: 0,
             cost: None,
             wear: None,
             remote: None,

@@ -48,7 +48,7 @@ const THREADS: usize = 2;
 const REPLAYS_MAX: u32 = 4000;
 
 /// Cases that the default run must have met; otherwise it proves nothing about them.
-const MUST_SEE: [&str; 91] = [
+const MUST_SEE: [&str; 93] = [
     "EIO of a load",
     "EIO of a store",
     "ENOSPC",
@@ -138,6 +138,8 @@ const MUST_SEE: [&str; 91] = [
     "takeover: pages in hand",
     "tier hangs",
     "torn write",
+    "update in place failed",
+    "updated in place",
     "waits for room to copy",
     "wake-up late and out of order",
 ];

@@ -34,8 +34,11 @@ fn is_paid_for(outcome: &Outcome, tier: &serde_json::Value) {
     let all = of("cost.all_in_dram_bytes") / f64::from(1 << 20);
     assert!((96.0..112.0).contains(&all), "{all}: {outcome}");
     assert!(of("cost.part_of_all_in_dram") < 0.6, "{outcome}");
-    let written = tier["writes"].as_f64().expect("a count") * 4096.0;
-    assert_eq!(tier["written_bytes"].as_f64(), Some(written), "{outcome}");
+    // Most copies are changed in place, and the program changes every word.
+    let stored = tier["writes"].as_f64().expect("a count") * 4096.0;
+    let written = tier["written_bytes"].as_f64().expect("a size");
+    assert!(written > 0.5 * stored && written <= stored, "{outcome}");
+    assert!(tier["updates"].as_f64() > Some(1000.0), "{outcome}");
     let part = tier["wear"]["tbw_part"].as_f64().expect("a part");
     assert!((part - written / 600e12).abs() < 1e-12, "{outcome}");
     assert!(tier["wear"]["tbw_years"].as_f64() > Some(0.0), "{outcome}");

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use undercroft_base::{
-    Bytes, LoadError, Loaded, Nanos, PageCount, Slot, Stamp, Tier, TierKind, TierUsage,
+    Bytes, LoadError, Loaded, Nanos, PAGE_BYTES, PageCount, Slot, Stamp, Store, Tier, TierKind,
+    TierUsage,
 };
 use undercroft_policy::place::{LatencyClass, TierState};
 use undercroft_sys::nvm::MappedAs;
@@ -41,6 +42,10 @@ pub(crate) struct MeteredTier {
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub errors: AtomicU64,
+    /// Of `writes`, the pages whose older copy was changed in place.
+    pub updates: AtomicU64,
+    /// Bytes of these pages that were as before, and not written.
+    unwritten: AtomicU64,
     /// Reads of its device that faults wait for now.
     pub page_ins: AtomicU32,
     pub read_latency: Mutex<Histogram<u64>>,
@@ -84,6 +89,8 @@ impl MeteredTier {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             errors: AtomicU64::new(0),
+            updates: AtomicU64::new(0),
+            unwritten: AtomicU64::new(0),
             page_ins: AtomicU32::new(0),
             read_latency: Mutex::new(new_histogram()),
             load_ns: AtomicU64::new(load_ns),
@@ -143,11 +150,40 @@ impl MeteredTier {
     }
 
     /// Bytes written to what is below, as its budget of writes counts them: of a file, what was
-    /// written, and not the pages that were freed before. Of other kinds, all pages stored.
+    /// written, and not the pages that were freed before. Of other kinds, all pages stored, without
+    /// what was as before.
     pub(crate) fn bytes_written(&self) -> Bytes {
         match &self.file {
             Some(file) => Bytes(file.read().bytes_written),
-            None => PageCount(self.writes.load(Ordering::Relaxed)).bytes(),
+            None => {
+                let unwritten = self.unwritten.load(Ordering::Relaxed);
+                let stored = PageCount(self.writes.load(Ordering::Relaxed)).bytes();
+                Bytes(stored.0.saturating_sub(unwritten))
+            }
+        }
+    }
+
+    /// Whether the copies that it has can be changed in place.
+    pub(crate) fn updates_copies(&self) -> bool {
+        self.tier.info().kind == TierKind::Nvm
+    }
+
+    /// Has the copy in `slot` changed in place, and counts. False: it is gone, and the caller frees
+    /// the slot.
+    pub(crate) fn update(&self, slot: Slot, item: &Store<'_>) -> bool {
+        match self.tier.update(slot, item) {
+            Some(Ok(written)) => {
+                let unwritten = (PAGE_BYTES as u64).saturating_sub(written.0);
+                self.unwritten.fetch_add(unwritten, Ordering::Relaxed);
+                self.writes.fetch_add(1, Ordering::Relaxed);
+                self.updates.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Some(Err(_)) => {
+                self.errors.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+            None => false,
         }
     }
 

@@ -178,6 +178,10 @@ pub struct TierSnapshot {
     /// the pages, before compression.
     #[serde(default)]
     pub written_bytes: u64,
+    /// Of `writes`, the pages whose older copy was changed in place: only the parts of 512 bytes
+    /// that differ were written.
+    #[serde(default)]
+    pub updates: u64,
     /// What it costs at its peak so far; null without a price.
     #[serde(default)]
     pub cost: Option<TierCost>,
@@ -237,6 +241,7 @@ impl TierSnapshot {
             reads,
             writes,
             written_bytes: 0,
+            updates: 0,
             cost: None,
             wear: None,
             remote: None,

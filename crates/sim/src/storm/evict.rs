@@ -297,10 +297,43 @@ impl World {
         self.update_pool();
         let sum = page_checksum(&bytes, item.stamp);
         let mut order = self.engine.evictions().tiers_for(item.at).iter();
-        match order.find_map(|tier| self.store_in(tier, &bytes, item.stamp, sum)) {
+        let placed = order.find_map(|tier| {
+            let updated = self.update_in(tier, item, &bytes, sum);
+            updated.or_else(|| self.store_in(tier, &bytes, item.stamp, sum))
+        });
+        match placed {
             Some((tier, slot)) => Outcome::Stored(tier, slot),
             None => Outcome::PutBack,
         }
+    }
+
+    /// Changes the copy that a tier keeps of the page in place, if it can.
+    fn update_in(
+        &mut self,
+        to: TierId,
+        item: EvictItem,
+        bytes: &[u8],
+        checksum: u64,
+    ) -> Option<(TierId, Slot)> {
+        let keeps = item.retained.is_some_and(|(of, ..)| of == to);
+        let tier = &self.tiers[usize::from(to.0)];
+        if !keeps || tier.info().kind != TierKind::Nvm {
+            return None;
+        }
+        let (_, slot) = self.engine.evictions().take_retained(item.at)?;
+        let store = Store {
+            page: bytes,
+            stamp: item.stamp,
+            checksum,
+            result: Err(StoreError::Full),
+        };
+        if matches!(tier.update(slot, &store), Some(Ok(_))) {
+            self.saw("updated in place");
+            return Some((to, slot));
+        }
+        tier.free(&[slot]);
+        self.saw("update in place failed");
+        None
     }
 
     fn store_in(
